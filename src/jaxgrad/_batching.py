@@ -1,0 +1,62 @@
+"""`vmap` of a kernel call: the mapped axis is folded into the batch, or looped over where the weights are mapped too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+BatchAxis = int | None
+
+
+def fold_or_loop(
+    call: Callable[..., Any], in_axes: Sequence[BatchAxis], out_axes: Sequence[BatchAxis], *, foldable: bool = True
+) -> Callable[..., Any]:
+    """Gives `call` a batching rule.
+
+    Args:
+      call: takes arrays or None, and returns a tuple of arrays or None.
+      in_axes: for each operand, the axis that holds the batch, or None for an operand that all rows share.
+      out_axes: for each result, likewise; None for a result without rows (it has no elements, or all rows add to it).
+      foldable: False where a result adds over the rows, so that folded examples could not be told apart.
+    """
+    mapped = custom_vmap(call)
+
+    def fold(size: int, is_mapped: Sequence[bool | None], args: Sequence[Any]) -> Any:
+        def fold_operand(arg: Any, axis: BatchAxis, mapped_here: bool | None) -> Any:
+            if arg is None or axis is None:
+                return arg
+            if not mapped_here:
+                arg = jnp.broadcast_to(arg, (size, *arg.shape))
+            arg = jnp.moveaxis(arg, 0, axis)  # the mapped axis stands right before the batch
+            return arg.reshape(*arg.shape[:axis], size * arg.shape[axis + 1], *arg.shape[axis + 2 :])
+
+        def unfold_result(result: Any, axis: BatchAxis) -> Any:
+            if result is None or axis is None:
+                return result
+            shape = (*result.shape[:axis], size, result.shape[axis] // size, *result.shape[axis + 1 :])
+            return jnp.moveaxis(result.reshape(shape), axis, 0)
+
+        results = mapped(*map(fold_operand, args, in_axes, is_mapped))
+        unfolded = [unfold_result(r, axis) for r, axis in zip(results, out_axes, strict=True)]
+        batched = [None if r is None else axis is not None for r, axis in zip(results, out_axes, strict=True)]
+        rebuild = type(results)._make if hasattr(type(results), "_make") else tuple
+        return rebuild(unfolded), rebuild(batched)
+
+    def loop(size: int, is_mapped: Sequence[bool | None], args: Sequence[Any]) -> Any:
+        def one(i: jax.Array) -> Any:
+            return mapped(*(arg[i] if here else arg for arg, here in zip(args, is_mapped, strict=True)))
+
+        results = lax.map(one, jnp.arange(size))
+        return results, jax.tree.map(lambda _: True, results)
+
+    @mapped.def_vmap
+    def rule(axis_size: int, is_mapped: Sequence[bool | None], *args: Any) -> Any:
+        weights_mapped = any(here for here, axis in zip(is_mapped, in_axes, strict=True) if axis is None)
+        return (loop if weights_mapped or not foldable else fold)(axis_size, is_mapped, args)
+
+    return mapped

@@ -1,0 +1,296 @@
+"""The gated recurrent unit: the public op, its checks and its differentiation rules.
+
+The path of a call: `gru` checks its arguments, `_gru` is the `jax.custom_vjp`, `_units` wraps one kernel call for
+`jit` and `vmap`, `_ffi` calls the handler in ffi/cpu/gru_ffi.cc, which runs ffi/cpu/gru.cc.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgrad import _checks, _ffi, _gru_xla
+from jaxgrad._batching import fold_or_loop
+from jaxgrad._dispatch import IMPLEMENTATIONS, by_platform
+from jaxgrad._gru_xla import Gradients
+
+_OP = "jaxgrad.gru"
+_DIRECTIONS = ("forward", "reverse", "bidirectional")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Spec:
+    """The static arguments of one call."""
+
+    direction: str
+    linear_before_reset: bool
+    clip: float | None
+    implementation: str | None
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {"direction": self.direction, "linear_before_reset": self.linear_before_reset, "clip": self.clip}
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    """Which of (x, w, r, b, initial_h) are differentiated: a residual known while tracing."""
+
+    flags: tuple[bool, bool, bool, bool, bool]
+
+
+def gru(
+    x: jax.typing.ArrayLike,
+    w: jax.typing.ArrayLike,
+    r: jax.typing.ArrayLike,
+    b: jax.typing.ArrayLike | None = None,
+    sequence_lens: jax.typing.ArrayLike | None = None,
+    initial_h: jax.typing.ArrayLike | None = None,
+    *,
+    direction: str = "forward",
+    linear_before_reset: bool = False,
+    clip: float | None = None,
+    implementation: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """A layer of gated recurrent units over whole sequences, with the names, gate order and shapes of ONNX's GRU.
+
+    With s the logistic function, at each step, for each direction:
+
+      z = s(x Wz' + h Rz' + Wbz + Rbz)                           update gate
+      r = s(x Wr' + h Rr' + Wbr + Rbr)                           reset gate
+      n = tanh(x Wh' + (r * h) Rh' + Rbh + Wbh)                  linear_before_reset=False
+      n = tanh(x Wh' + r * (h Rh' + Rbh) + Wbh)                  linear_before_reset=True (cuDNN, PyTorch, Keras)
+      h = (1 - z) * n + z * h
+
+    T is the number of time steps, B of rows in the batch, I of inputs, H of hidden units, D of directions (2 if
+    `direction="bidirectional"`, otherwise 1).
+
+    Args:
+      x: [T, B, I], the inputs: float32, float64, bfloat16 or float16. The other float arrays have the same dtype. The
+        16-bit types are storage: arithmetic and the carried state are float32.
+      w: [D, 3H, I], the input weights, gates in the order z, r, h.
+      r: [D, 3H, H], the recurrent weights, gates in the order z, r, h.
+      b: [D, 6H], the biases Wbz, Wbr, Wbh, Rbz, Rbr, Rbh, or None for zeros.
+      sequence_lens: [B], integers in [0, T], each row's own length, or None where every row has T steps. Past its
+        length a row's state is carried on unchanged and its output is zero. What x holds there is never used.
+      initial_h: [D, B, H], the state before the first step, or None for zeros.
+      direction: "forward", "reverse" (each row reversed within its own length) or "bidirectional".
+      linear_before_reset: applies the reset gate after the recurrent product instead of before it.
+      clip: bounds the input of each activation to [-clip, clip], with a gradient of zero at and beyond the bounds; a
+        positive Python number, or None for no bound.
+      implementation: None for the fastest known, "cpu" for the CPU kernels, "xla" for a scan on plain XLA.
+        `jaxgrad.explain` tells what None comes to.
+
+    Returns:
+      y: [T, D, B, H], the state after each step.
+      y_h: [D, B, H], the state after each row's last step.
+
+    Raises:
+      TypeError: an array's dtype is not a supported float or differs from that of x, sequence_lens is not of integers,
+        linear_before_reset is not a bool, or clip is not a number.
+      ValueError: a rank or a dimension does not fit, direction or implementation is unknown, clip is not positive, or
+        sequence_lens holds a value outside [0, T]. Lengths whose values are not known while tracing are checked by the
+        CPU kernels when they run, which raises `jax.errors.JaxRuntimeError`; the XLA implementation takes the nearest
+        length in [0, T].
+      RuntimeError: `implementation="cpu"` where the compiled module cannot be loaded.
+
+    Reverse-mode differentiation works to any order; the first uses the kernels, those above it XLA. The formula and the
+    shapes are those of the operator GRU (version 22) of the ONNX specification.
+
+    Example:
+      >>> T, B, I, H = 10, 4, 3, 5
+      >>> keys = jax.random.split(jax.random.key(0), 3)
+      >>> x = jax.random.normal(keys[0], (T, B, I))
+      >>> w = jax.random.normal(keys[1], (1, 3 * H, I)) / I**0.5
+      >>> r = jax.random.normal(keys[2], (1, 3 * H, H)) / H**0.5
+      >>> y, y_h = jaxgrad.gru(x, w, r)
+      >>> y.shape, y_h.shape
+      ((10, 1, 4, 5), (1, 4, 5))
+    """
+    _checks.check_choice(_OP, "direction", direction, _DIRECTIONS)
+    _checks.check_choice(_OP, "implementation", implementation, IMPLEMENTATIONS)
+    linear_before_reset = _checks.check_flag(_OP, "linear_before_reset", linear_before_reset)
+    clip = _check_clip(clip)
+    arrays = _check_arrays(x, w, r, b, sequence_lens, initial_h, 2 if direction == "bidirectional" else 1)
+    return _gru(_Spec(direction, linear_before_reset, clip, implementation), *arrays)
+
+
+def _check_clip(clip: Any) -> float | None:
+    if clip is None:
+        return None
+    if isinstance(clip, bool) or not isinstance(clip, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{_OP}: clip must be a Python number or None, got {type(clip).__name__}")
+    if not clip > 0:
+        raise ValueError(f"{_OP}: clip must be positive, got {clip}")
+    return None if math.isinf(clip) else float(clip)
+
+
+def _check_arrays(x: Any, w: Any, r: Any, b: Any, sequence_lens: Any, initial_h: Any, D: int) -> tuple[Any, ...]:
+    x, w, r = (_checks.as_array(_OP, name, a) for name, a in (("x", x), ("w", w), ("r", r)))
+    _checks.check_floating(_OP, "x", x)
+    _checks.check_rank(_OP, "x", x, ("T", "B", "I"))
+    _checks.check_rank(_OP, "r", r, ("D", "3H", "H"))
+    T, B, I = x.shape  # noqa: E741
+    H = r.shape[2]
+    if H == 0 or I == 0:
+        name, array = ("r", r) if H == 0 else ("x", x)
+        raise ValueError(f"{_OP}: the last dimension of {name} must be positive, got the shape {array.shape}")
+    _checks.check_shape(_OP, "r", r, ("D", "3H", "H"), (D, 3 * H, H))
+    _checks.check_shape(_OP, "w", w, ("D", "3H", "I"), (D, 3 * H, I))
+    if b is not None:
+        b = _checks.as_array(_OP, "b", b)
+        _checks.check_shape(_OP, "b", b, ("D", "6H"), (D, 6 * H))
+    if initial_h is not None:
+        initial_h = _checks.as_array(_OP, "initial_h", initial_h)
+        _checks.check_shape(_OP, "initial_h", initial_h, ("D", "B", "H"), (D, B, H))
+    for name, array in (("w", w), ("r", r), ("b", b), ("initial_h", initial_h)):
+        if array is not None:
+            _checks.check_same_dtype(_OP, name, array, "x", x)
+    return x, w, r, b, _check_lengths(sequence_lens, T, B), initial_h
+
+
+def _check_lengths(sequence_lens: Any, T: int, B: int) -> jax.Array | None:
+    if sequence_lens is None:
+        return None
+    if not isinstance(sequence_lens, jax.Array):
+        # Values that the host holds are checked now. A jax.Array is left alone: reading it would wait for the device.
+        values = np.asarray(sequence_lens)
+        if values.size and values.dtype.kind in "iu" and (values.min() < 0 or values.max() > T):
+            wrong = values[(values < 0) | (values > T)][0]
+            raise ValueError(f"{_OP}: sequence_lens must lie in [0, T] = [0, {T}], got {wrong}")
+    lengths = _checks.as_array(_OP, "sequence_lens", sequence_lens)
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise TypeError(f"{_OP}: sequence_lens must be of integers, got {lengths.dtype.name}")
+    _checks.check_shape(_OP, "sequence_lens", lengths, ("B",), (B,))
+    info = np.iinfo(np.int32)
+    return lengths if lengths.dtype == np.int32 else jnp.clip(lengths, max(info.min, jnp.iinfo(lengths.dtype).min),
+                                                              min(info.max, jnp.iinfo(lengths.dtype).max)).astype(np.int32)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gru(spec, x, w, r, b, sequence_lens, initial_h):
+    """`(y, y_h)`; without differentiation no residuals are kept."""
+    y, y_h, _ = _forward_unit(spec, False)(x, w, r, b, sequence_lens, initial_h)
+    return y, y_h
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gru_training(spec, x, w, r, b, sequence_lens, initial_h):
+    """`(y, y_h, gates)`. Nothing differentiates the gates: they are a function of the inputs, which the rules follow."""
+    return _forward_unit(spec, True)(x, w, r, b, sequence_lens, initial_h)
+
+
+def _training_fwd(spec, x, w, r, b, sequence_lens, initial_h):
+    primals = (x, w, r, b, sequence_lens, initial_h)
+    values = tuple(None if p is None else p.value for p in primals)
+    wanted = _Wanted(tuple(p is not None and p.perturbed for p in (x, w, r, b, initial_h)))
+    y, y_h, gates = _gru_training(spec, *values)
+    return (y, y_h, gates), (values, y, gates, wanted)
+
+
+def _gru_fwd(spec, *primals):
+    (y, y_h, _), residuals = _training_fwd(spec, *primals)
+    return (y, y_h), residuals
+
+
+def _gru_bwd(spec, residuals, cotangents):
+    (x, w, r, b, sequence_lens, initial_h), y, gates, wanted = residuals
+    dy, dy_h = (None if isinstance(c, jax.custom_derivatives.SymbolicZero) else c for c in cotangents[:2])
+    gradients = _gru_backward(spec, wanted.flags, x, w, r, b, sequence_lens, initial_h, y, gates, dy, dy_h)
+    return gradients.x, gradients.w, gradients.r, gradients.b, None, gradients.initial_h
+
+
+_gru.defvjp(_gru_fwd, _gru_bwd, symbolic_zeros=True)
+_gru_training.defvjp(_training_fwd, _gru_bwd, symbolic_zeros=True)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _gru_backward(spec, wanted, x, w, r, b, sequence_lens, initial_h, y, gates, dy, dy_h):
+    return _backward_unit(spec, wanted)(x, w, r, sequence_lens, initial_h, y, gates, dy, dy_h)
+
+
+def _gru_backward_fwd(spec, wanted, *args):
+    return _gru_backward(spec, wanted, *args), args
+
+
+def _gru_backward_bwd(spec, wanted, args, cotangents):
+    """Gradients of gradients, by differentiating XLA's backward pass through its forward scan.
+
+    y and gates get none: they are functions of the inputs, and the scan that is differentiated here computes them anew.
+    """
+    x, w, r, b, sequence_lens, initial_h, _, _, dy, dy_h = args
+
+    def gradients(inputs, dy, dy_h):
+        def outputs(inputs):
+            x, w, r, b, initial_h = inputs
+            return _gru_xla.forward(x, w, r, b, sequence_lens, initial_h, **spec.attributes, training=False)[:2]
+
+        (y, y_h), pullback = jax.vjp(outputs, inputs)
+        (found,) = pullback((jnp.zeros_like(y) if dy is None else dy, jnp.zeros_like(y_h) if dy_h is None else dy_h))
+        return Gradients(*(g if want else None for g, want in zip(found, wanted, strict=True)))
+
+    _, pullback = jax.vjp(gradients, (x, w, r, b, initial_h), dy, dy_h)
+    (x, w, r, b, initial_h), dy, dy_h = pullback(cotangents)
+    return x, w, r, b, None, initial_h, None, None, dy, dy_h
+
+
+_gru_backward.defvjp(_gru_backward_fwd, _gru_backward_bwd)
+
+
+def _sizes(x: jax.Array, r: jax.Array) -> _ffi.GruSizes:
+    return _ffi.GruSizes(*x.shape, H=r.shape[2], D=r.shape[0])
+
+
+# Where each operand and result carries the batch, so that a mapped axis can be folded into it; None where it does not.
+_BATCH_AXIS_X, _BATCH_AXIS_LENS, _BATCH_AXIS_H, _BATCH_AXIS_Y = 1, 0, 1, 2
+
+
+@cache
+def _forward_unit(spec: _Spec, training: bool):
+    """(x, w, r, b, sequence_lens, initial_h) -> (y, y_h, gates), jitted and mapped by a rule of our own."""
+
+    def kernel(x, w, r, b, sequence_lens, initial_h):
+        return _ffi.gru_forward(
+            x, w, r, b, sequence_lens, initial_h, sizes=_sizes(x, r), **spec.attributes, training=training
+        )
+
+    xla = partial(_gru_xla.forward, **spec.attributes, training=training)
+    return jax.jit(
+        fold_or_loop(
+            lambda *args: by_platform(spec.implementation, kernel, xla, *args),
+            (_BATCH_AXIS_X, None, None, None, _BATCH_AXIS_LENS, _BATCH_AXIS_H),
+            (_BATCH_AXIS_Y, _BATCH_AXIS_H, _BATCH_AXIS_Y if training else None),
+        )
+    )
+
+
+@cache
+def _backward_unit(spec: _Spec, wanted: tuple[bool, bool, bool, bool, bool]):
+    """(x, w, r, sequence_lens, initial_h, y, gates, dy, dy_h) -> Gradients, jitted and mapped by a rule of our own."""
+
+    def only_wanted(gradients):
+        return Gradients(*(g if want else None for g, want in zip(gradients, wanted, strict=True)))
+
+    def kernel(x, w, r, *rest):
+        return only_wanted(
+            _ffi.gru_backward(x, w, r, *rest, sizes=_sizes(x, r), **spec.attributes, wanted=wanted)
+        )
+
+    xla = partial(_gru_xla.backward, **spec.attributes, wanted=wanted)
+    weights = None  # each example's own weight gradient: not a sum over a folded batch
+    return jax.jit(
+        fold_or_loop(
+            lambda *args: by_platform(spec.implementation, kernel, xla, *args),
+            (_BATCH_AXIS_X, None, None, _BATCH_AXIS_LENS, _BATCH_AXIS_H, _BATCH_AXIS_Y, _BATCH_AXIS_Y, _BATCH_AXIS_Y,
+             _BATCH_AXIS_H),
+            Gradients(_BATCH_AXIS_X, weights, weights, weights, _BATCH_AXIS_H),
+            foldable=not any(wanted[1:4]),
+        )
+    )
