@@ -101,8 +101,8 @@ void multiply_panel(int64_t rows, int64_t K, const T* a, int64_t stride, const T
   if (i < rows) tile<T, 1, kVectors, false>(K, a + i * kBlock, stride, b, i, column, epilogue);
 }
 
-// epilogue(row, column, vector) for all of C[rows, N]. `a` is blocked with `block_rows` rows in each block and points at
-// its first row to read; `b` is packed [K, N].
+// epilogue(row, column, vector) for all of C[rows, N]. `a` is blocked with `block_rows` rows in each block and points
+// at its first row to read; `b` is packed [K, N].
 template <class T, class Epilogue>
 void multiply(int64_t rows, int64_t K, const T* a, int64_t block_rows, const T* b, int64_t N, Epilogue epilogue) {
   const Panels<T> panels(N);

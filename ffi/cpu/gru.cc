@@ -6,12 +6,12 @@
 namespace jaxgrad {
 
 // One copy of the kernels for each instruction set: gru_kernels.cc.
-#define JAXGRAD_DECLARE(isa)                                \
-  namespace isa {                                           \
-  template <class S>                                        \
-  void gru_forward(const GruForward<S>&, Parallel&);        \
-  template <class S>                                        \
-  void gru_backward(const GruBackward<S>&, Parallel&);      \
+#define JAXGRAD_DECLARE(isa)                           \
+  namespace isa {                                      \
+  template <class S>                                   \
+  void gru_forward(const GruForward<S>&, Parallel&);   \
+  template <class S>                                   \
+  void gru_backward(const GruBackward<S>&, Parallel&); \
   }
 JAXGRAD_DECLARE(avx512)
 JAXGRAD_DECLARE(avx2)
@@ -87,8 +87,8 @@ void gru_backward(const GruBackward<S>& call, Parallel& parallel) {
   }
 }
 
-#define JAXGRAD_INSTANTIATE(S)                                     \
-  template void gru_forward<S>(const GruForward<S>&, Parallel&);   \
+#define JAXGRAD_INSTANTIATE(S)                                   \
+  template void gru_forward<S>(const GruForward<S>&, Parallel&); \
   template void gru_backward<S>(const GruBackward<S>&, Parallel&);
 JAXGRAD_INSTANTIATE(float)
 JAXGRAD_INSTANTIATE(double)

@@ -105,7 +105,8 @@ class BackwardPass {
     // The steps write whole vectors; what pads a gate beyond them must be zero too, for it is summed over.
     for (int64_t gate = 0; gate < shape_.D * shape_.saved_gates(); ++gate)
       for (int64_t j = round_up(H, kLanes<T>); j < padded_; j += kLanes<T>)
-        for (int64_t row = 0; row < scratch_.rows; ++row) store_blocked(dgates(0, gate), scratch_.rows, row, j, Vector<T>{});
+        for (int64_t row = 0; row < scratch_.rows; ++row)
+          store_blocked(dgates(0, gate), scratch_.rows, row, j, Vector<T>{});
     if (shape_.T == 0 || shape_.B == 0) {  // no chunk will begin the sums
       if (call_.dw != nullptr) clear(sum_of_dw(0), shape_.D * 3 * H * shape_.I);
       if (call_.dr != nullptr) clear(sum_of_dr(0), shape_.D * 3 * H * H);
@@ -121,9 +122,8 @@ class BackwardPass {
 
   void run_chunk(Parallel& parallel, int64_t step, int64_t steps) {
     const RowSplit split(shape_.D, shape_.B, parallel.threads());
-    parallel_for(parallel, split.tasks, [&](int64_t task) {
-      Rows(*this, split[task], chunk(split[task].direction, step, steps)).run();
-    });
+    parallel_for(parallel, split.tasks,
+                 [&](int64_t task) { Rows(*this, split[task], chunk(split[task].direction, step, steps)).run(); });
     Products products(*this, step, steps, parallel.threads());
     parallel_for(parallel, products.tasks(), [&](int64_t task) { products.run(task); });
     if (shape_.D == 2 && call_.dx != nullptr)
@@ -252,8 +252,7 @@ class BackwardPass {
       T* product = dreset_h_;
       const int64_t width = padded_;
       multiply(rows_, padded_, dgates(kN) + first_row(t) * kBlock, pass_.scratch_.rows, pass_.packed_n(chunk_.d),
-               padded_,
-               [=](int64_t row, int64_t column, Vector<T> v) { store(product + row * width + column, v); });
+               padded_, [=](int64_t row, int64_t column, Vector<T> v) { store(product + row * width + column, v); });
       for (int64_t i = 0; i < rows_; ++i) {
         if (!pass_.within(t, begin_ + i)) continue;
         T* dh = dh_ + i * padded_;
@@ -339,8 +338,7 @@ class BackwardPass {
       S* dx = call_.dx + (c.first * shape_.B + first) * I;
       const bool add = shape_.D == 2;
       multiply(left < kInputRows ? left : kInputRows, 3 * padded_, pass_.dgates(d, kZ) + first * kBlock,
-               pass_.scratch_.rows, pass_.packed_w(d), pass_.scratch_.I,
-               [=](int64_t row, int64_t column, Vector<T> v) {
+               pass_.scratch_.rows, pass_.packed_w(d), pass_.scratch_.I, [=](int64_t row, int64_t column, Vector<T> v) {
                  if (column >= I) return;
                  S* p = dx + row * I + column;
                  if (I - column >= kLanes<T>) {
@@ -412,18 +410,17 @@ class BackwardPass {
           const T* a = pass_.dgates(d, product.gate + g) + first * kBlock;
           T* to = out + (product.row + g) * H * N;
           for (int64_t m = 0; m < H; m += kTileRows)
-            tile<T, kTileRows, kVectors, true>(
-                K, a + m / kBlock * block + m % kBlock, 0, panel, m, column,
-                [=](int64_t row, int64_t at, Vector<T> v) {
-                  if (row >= H || at >= N) return;
-                  T* p = to + row * N + at;
-                  if (N - at >= kLanes<T>) {
-                    store(p, begins ? v : load(p) + v);
-                  } else {
-                    const int lanes = static_cast<int>(N - at);
-                    store(p, begins ? v : load(p, lanes) + v, lanes);
-                  }
-                });
+            tile<T, kTileRows, kVectors, true>(K, a + m / kBlock * block + m % kBlock, 0, panel, m, column,
+                                               [=](int64_t row, int64_t at, Vector<T> v) {
+                                                 if (row >= H || at >= N) return;
+                                                 T* p = to + row * N + at;
+                                                 if (N - at >= kLanes<T>) {
+                                                   store(p, begins ? v : load(p) + v);
+                                                 } else {
+                                                   const int lanes = static_cast<int>(N - at);
+                                                   store(p, begins ? v : load(p, lanes) + v, lanes);
+                                                 }
+                                               });
         }
       }
     }
@@ -435,8 +432,8 @@ class BackwardPass {
       const int64_t t = c.first + k / shape_.B, row = k % shape_.B;
       const S* source = nullptr;
       if (k < all && pass_.within(t, row))
-        source = operand == Operand::kInput ? call_.x + (t * shape_.B + row) * shape_.I
-                                            : pass_.state_before(t, c.d, row);
+        source =
+            operand == Operand::kInput ? call_.x + (t * shape_.B + row) * shape_.I : pass_.state_before(t, c.d, row);
       pack_row(source, operand == Operand::kInput ? shape_.I : shape_.H, column, kVectors, to);
       if (operand != Operand::kResetState || source == nullptr) return;
       const S* reset = pass_.saved_gates(t, c.d, row) + shape_.H;

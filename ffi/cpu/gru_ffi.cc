@@ -38,9 +38,9 @@ const int32_t* lengths_of(Checks& checks, const GruShape& shape, const Arg& lens
   const int32_t* values = static_cast<const int32_t*>(lens.untyped_data());
   bool all_full = true;
   for (int64_t i = 0; i < shape.B; ++i) {
-    checks.that(values[i] >= 0 && values[i] <= shape.T, "sequence_lens must lie in [0, T] = [0, " +
-                                                            std::to_string(shape.T) + "], got " +
-                                                            std::to_string(values[i]) + " for row " + std::to_string(i));
+    checks.that(values[i] >= 0 && values[i] <= shape.T,
+                "sequence_lens must lie in [0, T] = [0, " + std::to_string(shape.T) + "], got " +
+                    std::to_string(values[i]) + " for row " + std::to_string(i));
     all_full = all_full && values[i] == shape.T;
   }
   return all_full ? nullptr : values;
@@ -63,8 +63,8 @@ ffi::Error with_storage(ffi::DataType dtype, Run run) {
   }
 }
 
-ffi::Error forward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg b, Arg lens, Arg initial_h, Ret y, Ret y_h,
-                   Ret gates, Bytes workspace, int64_t direction, bool linear_before_reset, double clip) {
+ffi::Error forward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg b, Arg lens, Arg initial_h, Ret y, Ret y_h, Ret gates,
+                   Bytes workspace, int64_t direction, bool linear_before_reset, double clip) {
   Checks checks("jaxgrad_gru_forward");
   const GruShape s = shape_of(checks, x, r, linear_before_reset);
   const GruOptions options = options_of(checks, s, direction, clip);
@@ -84,12 +84,12 @@ ffi::Error forward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg b, Arg lens, A
                 "the workspace is too small");
     if (checks.failed()) return checks.error();
     XlaParallel parallel(pool);
-    gru_forward(GruForward<S>{s, options, static_cast<const S*>(x.untyped_data()),
-                              static_cast<const S*>(w.untyped_data()), static_cast<const S*>(r.untyped_data()),
-                              data_or_null<S>(b), lengths, data_or_null<S>(initial_h),
-                              static_cast<S*>(y->untyped_data()), static_cast<S*>(y_h->untyped_data()),
-                              data_or_null<S>(*gates), reinterpret_cast<std::byte*>(workspace->typed_data())},
-                parallel);
+    gru_forward(
+        GruForward<S>{s, options, static_cast<const S*>(x.untyped_data()), static_cast<const S*>(w.untyped_data()),
+                      static_cast<const S*>(r.untyped_data()), data_or_null<S>(b), lengths, data_or_null<S>(initial_h),
+                      static_cast<S*>(y->untyped_data()), static_cast<S*>(y_h->untyped_data()), data_or_null<S>(*gates),
+                      reinterpret_cast<std::byte*>(workspace->typed_data())},
+        parallel);
     return ffi::Error::Success();
   });
 }
@@ -124,10 +124,9 @@ ffi::Error backward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg lens, Arg ini
     gru_backward(GruBackward<S>{s, options, static_cast<const S*>(x.untyped_data()),
                                 static_cast<const S*>(w.untyped_data()), static_cast<const S*>(r.untyped_data()),
                                 lengths, data_or_null<S>(initial_h), static_cast<const S*>(y.untyped_data()),
-                                static_cast<const S*>(gates.untyped_data()), data_or_null<S>(dy),
-                                data_or_null<S>(dy_h), data_or_null<S>(*dx), data_or_null<S>(*dw),
-                                data_or_null<S>(*dr), data_or_null<S>(*db), data_or_null<S>(*dh0),
-                                reinterpret_cast<std::byte*>(workspace->typed_data())},
+                                static_cast<const S*>(gates.untyped_data()), data_or_null<S>(dy), data_or_null<S>(dy_h),
+                                data_or_null<S>(*dx), data_or_null<S>(*dw), data_or_null<S>(*dr), data_or_null<S>(*db),
+                                data_or_null<S>(*dh0), reinterpret_cast<std::byte*>(workspace->typed_data())},
                  parallel);
     return ffi::Error::Success();
   });
@@ -138,40 +137,40 @@ ffi::Error backward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg lens, Arg ini
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_gru_forward, forward,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()          // x          [T, B, I]
-                                  .Arg<ffi::AnyBuffer>()          // w          [D, 3H, I]
-                                  .Arg<ffi::AnyBuffer>()          // r          [D, 3H, H]
-                                  .Arg<ffi::AnyBuffer>()          // b          [D, 6H] or none
-                                  .Arg<ffi::AnyBuffer>()          // lens       [B] of int32, or none
-                                  .Arg<ffi::AnyBuffer>()          // initial_h  [D, B, H] or none
-                                  .Ret<ffi::AnyBuffer>()          // y          [T, D, B, H]
-                                  .Ret<ffi::AnyBuffer>()          // y_h        [D, B, H]
-                                  .Ret<ffi::AnyBuffer>()          // gates      [T, D, B, G H] or none
-                                  .Ret<ffi::Buffer<ffi::U8>>()    // workspace
-                                  .Attr<int64_t>("direction")     // GruDirection
+                                  .Arg<ffi::AnyBuffer>()        // x          [T, B, I]
+                                  .Arg<ffi::AnyBuffer>()        // w          [D, 3H, I]
+                                  .Arg<ffi::AnyBuffer>()        // r          [D, 3H, H]
+                                  .Arg<ffi::AnyBuffer>()        // b          [D, 6H] or none
+                                  .Arg<ffi::AnyBuffer>()        // lens       [B] of int32, or none
+                                  .Arg<ffi::AnyBuffer>()        // initial_h  [D, B, H] or none
+                                  .Ret<ffi::AnyBuffer>()        // y          [T, D, B, H]
+                                  .Ret<ffi::AnyBuffer>()        // y_h        [D, B, H]
+                                  .Ret<ffi::AnyBuffer>()        // gates      [T, D, B, G H] or none
+                                  .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                                  .Attr<int64_t>("direction")   // GruDirection
                                   .Attr<bool>("linear_before_reset")
-                                  .Attr<double>("clip"));         // infinity: none
+                                  .Attr<double>("clip"));  // infinity: none
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_gru_backward, backward,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()          // x          [T, B, I]
-                                  .Arg<ffi::AnyBuffer>()          // w          [D, 3H, I]
-                                  .Arg<ffi::AnyBuffer>()          // r          [D, 3H, H]
-                                  .Arg<ffi::AnyBuffer>()          // lens       [B] of int32, or none
-                                  .Arg<ffi::AnyBuffer>()          // initial_h  [D, B, H] or none
-                                  .Arg<ffi::AnyBuffer>()          // y          [T, D, B, H]
-                                  .Arg<ffi::AnyBuffer>()          // gates      [T, D, B, G H]
-                                  .Arg<ffi::AnyBuffer>()          // dy         [T, D, B, H] or none
-                                  .Arg<ffi::AnyBuffer>()          // dy_h       [D, B, H] or none
-                                  .Ret<ffi::AnyBuffer>()          // dx         [T, B, I] or none
-                                  .Ret<ffi::AnyBuffer>()          // dw         [D, 3H, I] or none
-                                  .Ret<ffi::AnyBuffer>()          // dr         [D, 3H, H] or none
-                                  .Ret<ffi::AnyBuffer>()          // db         [D, 6H] or none
-                                  .Ret<ffi::AnyBuffer>()          // dh0        [D, B, H] or none
-                                  .Ret<ffi::Buffer<ffi::U8>>()    // workspace
-                                  .Attr<int64_t>("direction")     // GruDirection
+                                  .Arg<ffi::AnyBuffer>()        // x          [T, B, I]
+                                  .Arg<ffi::AnyBuffer>()        // w          [D, 3H, I]
+                                  .Arg<ffi::AnyBuffer>()        // r          [D, 3H, H]
+                                  .Arg<ffi::AnyBuffer>()        // lens       [B] of int32, or none
+                                  .Arg<ffi::AnyBuffer>()        // initial_h  [D, B, H] or none
+                                  .Arg<ffi::AnyBuffer>()        // y          [T, D, B, H]
+                                  .Arg<ffi::AnyBuffer>()        // gates      [T, D, B, G H]
+                                  .Arg<ffi::AnyBuffer>()        // dy         [T, D, B, H] or none
+                                  .Arg<ffi::AnyBuffer>()        // dy_h       [D, B, H] or none
+                                  .Ret<ffi::AnyBuffer>()        // dx         [T, B, I] or none
+                                  .Ret<ffi::AnyBuffer>()        // dw         [D, 3H, I] or none
+                                  .Ret<ffi::AnyBuffer>()        // dr         [D, 3H, H] or none
+                                  .Ret<ffi::AnyBuffer>()        // db         [D, 6H] or none
+                                  .Ret<ffi::AnyBuffer>()        // dh0        [D, B, H] or none
+                                  .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                                  .Attr<int64_t>("direction")   // GruDirection
                                   .Attr<bool>("linear_before_reset")
-                                  .Attr<double>("clip"));         // infinity: none
+                                  .Attr<double>("clip"));  // infinity: none
 
 }  // namespace jaxgrad

@@ -130,9 +130,8 @@ class ForwardPass {
       for (int64_t s = 0; s < steps; ++s)
         for (int64_t i = 0; i < rows_; ++i) {
           const S* x = call_.x + (time(step + s) * shape_.B + begin_ + i) * I;
-          for_vectors<T>(I, [&](int64_t j, auto lanes) {
-            store_blocked(inputs_, rows, s * rows_ + i, j, load(x + j, lanes));
-          });
+          for_vectors<T>(
+              I, [&](int64_t j, auto lanes) { store_blocked(inputs_, rows, s * rows_ + i, j, load(x + j, lanes)); });
           for (int64_t j = round_up(I, kLanes<T>); j < pass_.input_K(); j += kLanes<T>)
             store_blocked(inputs_, rows, s * rows_ + i, j, Vector<T>{});
         }
@@ -147,11 +146,10 @@ class ForwardPass {
 
     // to[row, column] += h R'
     void add_recurrent_product(const T* state, const T* weights, int64_t columns, T* to, int64_t width) {
-      multiply(rows_, pass_.state_K(), state, rows_, weights, columns,
-               [=](int64_t row, int64_t column, Vector<T> v) {
-                 T* p = to + row * width + column;
-                 store(p, load(p) + v);
-               });
+      multiply(rows_, pass_.state_K(), state, rows_, weights, columns, [=](int64_t row, int64_t column, Vector<T> v) {
+        T* p = to + row * width + column;
+        store(p, load(p) + v);
+      });
     }
 
     void advance_reset_before(int64_t t, T* pre) {

@@ -14,8 +14,8 @@ void gru_backward(const GruBackward<S>& call, Parallel& parallel) {
   BackwardPass<S>(call).run(parallel);
 }
 
-#define JAXGRAD_INSTANTIATE(S)                                           \
-  template void gru_forward<S>(const GruForward<S>&, Parallel&);   \
+#define JAXGRAD_INSTANTIATE(S)                                   \
+  template void gru_forward<S>(const GruForward<S>&, Parallel&); \
   template void gru_backward<S>(const GruBackward<S>&, Parallel&);
 JAXGRAD_INSTANTIATE(float)
 JAXGRAD_INSTANTIATE(double)

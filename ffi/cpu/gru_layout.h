@@ -56,15 +56,15 @@ struct GruForwardScratch {
     return steps < 1 ? 1 : (steps > s.T ? (s.T > 0 ? s.T : 1) : steps);
   }
 
-  int64_t H, I;    // padded
-  int64_t steps;   // in a chunk
-  T* w;            // [D] packed [I, 3H]
-  T* r;            // [D] packed [H, 2H] of z and r, then packed [H, H] of n
-  T* bias;         // [D, 4H]: what joins the input product of z, r, n, and Rbh where it stands alone
-  T* inputs;       // [D, B] rows of a chunk of x, blocked
-  T* pre;          // [D, B] rows of a chunk of pre-activations, [steps, rows, 3H]
-  T* h;            // [D, B] rows of the state, blocked
-  T* recurrent;    // [D, B] rows of r * h, blocked, or of h Rh' + Rbh
+  int64_t H, I;   // padded
+  int64_t steps;  // in a chunk
+  T* w;           // [D] packed [I, 3H]
+  T* r;           // [D] packed [H, 2H] of z and r, then packed [H, H] of n
+  T* bias;        // [D, 4H]: what joins the input product of z, r, n, and Rbh where it stands alone
+  T* inputs;      // [D, B] rows of a chunk of x, blocked
+  T* pre;         // [D, B] rows of a chunk of pre-activations, [steps, rows, 3H]
+  T* h;           // [D, B] rows of the state, blocked
+  T* recurrent;   // [D, B] rows of r * h, blocked, or of h Rh' + Rbh
 };
 
 template <class T>
@@ -95,17 +95,17 @@ struct GruBackwardScratch {
     return steps < 1 ? 1 : (steps > s.T ? (s.T > 0 ? s.T : 1) : steps);
   }
 
-  int64_t H, I;    // padded
-  int64_t steps;   // in a chunk
-  int64_t rows;    // in a chunk: steps * B, padded
-  T* w;            // [D] packed [3H, I]
-  T* r;            // [D] packed [2H, H] of z and r, then packed [H, H] of n
-  T* dgates;       // [D] gradients of the pre-activations of a chunk: [rows, G H], blocked
-  T* dh;           // [D, B, H]
-  T* dreset_h;     // [D, B, H], without linear_before_reset
-  T* db;           // [D, G H]
-  T* dw;           // [D, 3H, I] and [D, 3H, H] of the call's own sizes: sums of weight gradients whose arrays are
-  T* dr;           // of a 16-bit type
+  int64_t H, I;   // padded
+  int64_t steps;  // in a chunk
+  int64_t rows;   // in a chunk: steps * B, padded
+  T* w;           // [D] packed [3H, I]
+  T* r;           // [D] packed [2H, H] of z and r, then packed [H, H] of n
+  T* dgates;      // [D] gradients of the pre-activations of a chunk: [rows, G H], blocked
+  T* dh;          // [D, B, H]
+  T* dreset_h;    // [D, B, H], without linear_before_reset
+  T* db;          // [D, G H]
+  T* dw;          // [D, 3H, I] and [D, 3H, H] of the call's own sizes: sums of weight gradients whose arrays are
+  T* dr;          // of a 16-bit type
 };
 
 }  // namespace jaxgrad

@@ -1,4 +1,4 @@
-"""`vmap` of a kernel call: the mapped axis is folded into the batch, or looped over where the weights are mapped too."""
+"""`vmap` of a kernel call: folds the mapped axis into the batch, or loops over it where the weights are mapped too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BatchAxis = int | None
 
 
 def fold_or_loop(
-    call: Callable[..., Any], in_axes: Sequence[BatchAxis], out_axes: Sequence[BatchAxis], *, foldable: bool = True
+    call: Callable[..., Any], in_axes: tuple[BatchAxis, ...], out_axes: tuple[BatchAxis, ...], *, foldable: bool = True
 ) -> Callable[..., Any]:
     """Gives `call` a batching rule.
 
@@ -44,8 +44,7 @@ def fold_or_loop(
         results = mapped(*map(fold_operand, args, in_axes, is_mapped))
         unfolded = [unfold_result(r, axis) for r, axis in zip(results, out_axes, strict=True)]
         batched = [None if r is None else axis is not None for r, axis in zip(results, out_axes, strict=True)]
-        rebuild = type(results)._make if hasattr(type(results), "_make") else tuple
-        return rebuild(unfolded), rebuild(batched)
+        return tuple(unfolded), tuple(batched)
 
     def loop(size: int, is_mapped: Sequence[bool | None], args: Sequence[Any]) -> Any:
         def one(i: jax.Array) -> Any:

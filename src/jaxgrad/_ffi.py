@@ -117,7 +117,7 @@ def gru_backward(
     direction: str,
     linear_before_reset: bool,
     clip: float | None,
-    wanted: tuple[bool, bool, bool, bool, bool],
+    wanted: tuple[bool, ...],
 ) -> tuple[jax.Array, ...]:
     """`(dx, dw, dr, db, dh0)`; a gradient that is not `wanted` has no elements."""
     _, B, _, H, D = sizes

@@ -14,6 +14,8 @@ Arithmetic is float32, float64 where the arrays are float64.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -48,6 +50,11 @@ def _valid(sequence_lens: jax.Array | None, T: int) -> jax.Array | None:
     return None if sequence_lens is None else (jnp.arange(T)[:, None] < sequence_lens[None, :])[..., None]
 
 
+def _keep(valid: jax.Array | None, array: jax.Array) -> jax.Array:
+    """Zeros where a step lies past its row's length, NaN or not."""
+    return array if valid is None else jnp.where(valid, array, 0)
+
+
 def _clip(gate: jax.Array, clip: float | None) -> jax.Array:
     return gate if clip is None else jnp.clip(gate, -clip, clip)
 
@@ -58,7 +65,12 @@ def _mark_clipped(gate: jax.Array, before: jax.Array, clip: float | None) -> jax
     return jnp.where(before >= clip, CLIPPED, jnp.where(before <= -clip, -CLIPPED, gate))
 
 
-def _unmark(gates: jax.Array, clip: float | None, activation, slope) -> tuple[jax.Array, jax.Array]:
+def _unmark(
+    gates: jax.Array,
+    clip: float | None,
+    activation: Callable[[jax.Array], jax.Array],
+    slope: Callable[[jax.Array], jax.Array],
+) -> tuple[jax.Array, jax.Array]:
     """A stored gate and the slope of its activation there."""
     if clip is None:
         return gates, slope(gates)
@@ -99,7 +111,7 @@ def forward(
     valid = _valid(sequence_lens, T)
 
     def one_direction(d: int, reverse: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
-        wb, rb = (jnp.zeros((2, 3 * H), dtype) if b is None else b[d].astype(dtype).reshape(2, 3 * H))
+        wb, rb = jnp.zeros((2, 3 * H), dtype) if b is None else b[d].astype(dtype).reshape(2, 3 * H)
         h0 = jnp.zeros((B, H), dtype) if initial_h is None else initial_h[d].astype(dtype)
         rt = r[d].T
         # Every bias that is added outside the reset gate's product joins the input product.
@@ -152,7 +164,7 @@ def backward(
     direction: str,
     linear_before_reset: bool,
     clip: float | None,
-    wanted: tuple[bool, bool, bool, bool, bool],
+    wanted: tuple[bool, ...],
 ) -> Gradients:
     """The gradients from the residuals, only those `wanted` of (x, w, r, b, initial_h).
 
@@ -162,84 +174,112 @@ def backward(
       linear_before_reset=1: dr = dn (h Rh' + Rbh) sigmoid',  dh += z dh + [dz, dr, r dn] R
     """
     T, B, _ = x.shape
-    H = r.shape[2]
     dtype = _compute_dtype(x)
     valid = _valid(sequence_lens, T)
-    want_x, want_w, want_r, want_b, want_h0 = wanted
-
-    def one_direction(d: int, reverse: bool) -> Gradients:
-        h0 = jnp.zeros((B, H), y.dtype) if initial_h is None else initial_h[d]
-        states = y[:, d]
-        before = [states[1:], h0[None]] if reverse else [h0[None], states[:-1]]
-        previous = jnp.concatenate(before) if T else states
-        if valid is not None and reverse:  # the state before a row's first step, at its last index, is h0
-            starts = jnp.concatenate([valid[1:], jnp.zeros_like(valid[:1])])
-            previous = jnp.where(starts, previous, h0)
-
-        def step(dh, t):
-            gates_t, h, valid_t, dy_t = t
-            out = dh if dy_t is None else dh + dy_t.astype(dtype)
-            gates_t, h = gates_t.astype(dtype), h.astype(dtype)
-            zr, zr_slope = _unmark(gates_t[:, : 2 * H], clip, jax.nn.sigmoid, _sigmoid_slope)
-            n, n_slope = _unmark(gates_t[:, 2 * H : 3 * H], clip, jnp.tanh, _tanh_slope)
-            z, reset = jnp.split(zr, 2, axis=1)
-            dn = out * (1 - z) * n_slope
-            dz = out * (h - n) * zr_slope[:, :H]
-            if valid_t is not None:
-                dn, dz = jnp.where(valid_t, dn, 0), jnp.where(valid_t, dz, 0)
-            if linear_before_reset:
-                dr = dn * gates_t[:, 3 * H :] * zr_slope[:, H:]
-                if valid_t is not None:
-                    dr = jnp.where(valid_t, dr, 0)
-                dgates = jnp.concatenate([dz, dr, dn], 1)
-                dh_new = z * out + _dot(jnp.concatenate([dz, dr, dn * reset], 1), r[d], dtype)
-            else:
-                dreset_h = _dot(dn, r[d, 2 * H :], dtype)
-                dr = dreset_h * h * zr_slope[:, H:]
-                if valid_t is not None:
-                    dr = jnp.where(valid_t, dr, 0)
-                dgates = jnp.concatenate([dz, dr, dn], 1)
-                dh_new = z * out + dreset_h * reset + _dot(dgates[:, : 2 * H], r[d, : 2 * H], dtype)
-            if valid_t is not None:
-                dh_new = jnp.where(valid_t, dh_new, dh)
-            return dh_new, dgates
-
-        dh_last = jnp.zeros((B, H), dtype) if dy_h is None else dy_h[d].astype(dtype)
+    settings = {"linear_before_reset": linear_before_reset, "clip": clip}
+    found = []
+    for d, reverse in enumerate(_scans_in_reverse(direction)):
+        h0 = jnp.zeros((B, r.shape[2]), y.dtype) if initial_h is None else initial_h[d]
+        previous = _previous_states(y[:, d], h0, valid, reverse)
+        dh_last = jnp.zeros(h0.shape, dtype) if dy_h is None else dy_h[d].astype(dtype)
         dy_d = None if dy is None else dy[:, d]
-        dh0, dgates = lax.scan(
-            step,
-            dh_last,
-            (gates[:, d], previous, valid, dy_d),
-            reverse=not reverse,
-            unroll=min(_UNROLL, max(T, 1)),
-        )
+        dh0, dgates = _backward_scan(dh_last, gates[:, d], previous, valid, dy_d, r[d], reverse=reverse, **settings)
+        dw, dr, db = _weight_gradients(dgates, gates[:, d], previous, x, valid, wanted, **settings)
+        dx = _dot(dgates, w[d], dtype) if wanted[0] else None
+        found.append(Gradients(dx, dw, dr, db, dh0 if wanted[4] else None))
 
-        def weight_gradient(dgate: jax.Array, operand: jax.Array) -> jax.Array:
-            if valid is not None:  # padding may hold anything, NaN too, and must not meet the zeros of dgate
-                operand = jnp.where(valid, operand, 0)
-            product = lax.dot_general(
-                dgate.astype(x.dtype), operand.astype(x.dtype), (((0, 1), (0, 1)), ((), ())), preferred_element_type=dtype
-            )
-            return product
+    def join(name: str) -> jax.Array | None:
+        parts = [getattr(gradients, name) for gradients in found]
+        if parts[0] is None:
+            return None
+        joined = functools.reduce(jnp.add, parts) if name == "x" else jnp.stack(parts)
+        return joined.astype(x.dtype)
 
-        reset = _unmark(gates[:, d, :, H : 2 * H].astype(dtype), clip, jax.nn.sigmoid, _sigmoid_slope)[0]
-        dn = dgates[..., 2 * H :]
-        dn_recurrent, operand_n = (dn * reset, previous) if linear_before_reset else (dn, reset * previous.astype(dtype))
-        dx = dw = dr = db = None
-        if want_x:
-            dx = _dot(dgates, w[d], dtype)
-        if want_w:
-            dw = weight_gradient(dgates, x).astype(x.dtype)
-        if want_r:
-            dzr = weight_gradient(dgates[..., : 2 * H], previous)
-            dr = jnp.concatenate([dzr, weight_gradient(dn_recurrent, operand_n)]).astype(x.dtype)
-        if want_b:
-            db_zr, db_n = dgates[..., : 2 * H].sum((0, 1)), dn.sum((0, 1))
-            db_rn = jnp.where(valid, dn_recurrent, 0).sum((0, 1)) if valid is not None else dn_recurrent.sum((0, 1))
-            db = jnp.concatenate([db_zr, db_n, db_zr, db_rn]).astype(x.dtype)
-        return Gradients(dx, dw, dr, db, dh0.astype(x.dtype) if want_h0 else None)
+    return Gradients(*map(join, Gradients._fields))
 
-    per_direction = [one_direction(d, rev) for d, rev in enumerate(_scans_in_reverse(direction))]
-    dx = sum(g.x for g in per_direction).astype(x.dtype) if want_x else None
-    stacked = [jnp.stack(g) if want else None for g, want in zip(zip(*(p[1:] for p in per_direction)), wanted[1:])]
-    return Gradients(dx, *stacked)
+
+def _previous_states(states: jax.Array, h0: jax.Array, valid: jax.Array | None, reverse: bool) -> jax.Array:
+    """[T, B, H]: the state that each step began with."""
+    if states.shape[0] == 0:
+        return states
+    if not reverse:
+        return jnp.concatenate([h0[None], states[:-1]])
+    previous = jnp.concatenate([states[1:], h0[None]])
+    if valid is None:
+        return previous
+    # A row's first step is the one at its last index: the step after it in memory is padding, and it began with h0.
+    follows = jnp.concatenate([valid[1:], jnp.zeros_like(valid[:1])])
+    return jnp.where(follows, previous, h0)
+
+
+def _backward_scan(
+    dh_last: jax.Array,
+    gates: jax.Array,
+    previous: jax.Array,
+    valid: jax.Array | None,
+    dy: jax.Array | None,
+    r: jax.Array,
+    *,
+    reverse: bool,
+    linear_before_reset: bool,
+    clip: float | None,
+) -> tuple[jax.Array, jax.Array]:
+    """One direction's recurrence: `(dh0 [B, H], dgates [T, B, 3H])`, dgates those of the pre-activations z, r, n."""
+    T, _, H = previous.shape
+    dtype = dh_last.dtype
+
+    def step(dh, t):
+        gates_t, h, valid_t, dy_t = t
+        out = dh if dy_t is None else dh + dy_t.astype(dtype)
+        gates_t, h = gates_t.astype(dtype), h.astype(dtype)
+        zr, zr_slope = _unmark(gates_t[:, : 2 * H], clip, jax.nn.sigmoid, _sigmoid_slope)
+        n, n_slope = _unmark(gates_t[:, 2 * H : 3 * H], clip, jnp.tanh, _tanh_slope)
+        z, reset = jnp.split(zr, 2, axis=1)
+        dn = out * (1 - z) * n_slope
+        dz = out * (h - n) * zr_slope[:, :H]
+        if linear_before_reset:
+            dr = dn * gates_t[:, 3 * H :] * zr_slope[:, H:]
+            dgates = _keep(valid_t, jnp.concatenate([dz, dr, dn], 1))
+            recurrent = jnp.concatenate([dgates[:, : 2 * H], dgates[:, 2 * H :] * reset], 1)
+            new_dh = z * out + _dot(recurrent, r, dtype)
+        else:
+            dreset_h = _dot(dn, r[2 * H :], dtype)
+            dr = dreset_h * h * zr_slope[:, H:]
+            dgates = _keep(valid_t, jnp.concatenate([dz, dr, dn], 1))
+            new_dh = z * out + dreset_h * reset + _dot(dgates[:, : 2 * H], r[: 2 * H], dtype)
+        return (new_dh if valid_t is None else jnp.where(valid_t, new_dh, dh)), dgates
+
+    steps = (gates, previous, valid, dy)
+    return lax.scan(step, dh_last, steps, reverse=not reverse, unroll=min(_UNROLL, max(T, 1)))
+
+
+def _weight_gradients(
+    dgates: jax.Array,
+    gates: jax.Array,
+    previous: jax.Array,
+    x: jax.Array,
+    valid: jax.Array | None,
+    wanted: tuple[bool, ...],
+    *,
+    linear_before_reset: bool,
+    clip: float | None,
+) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None]:
+    """One direction's `(dw [3H, I], dr [3H, H], db [6H])`: products over all steps at once."""
+    _, want_w, want_r, want_b, _ = wanted
+    dtype, H = dgates.dtype, previous.shape[2]
+
+    def product(dgate: jax.Array, operand: jax.Array) -> jax.Array:
+        operand = _keep(valid, operand)  # padding may hold anything, NaN too, and must not meet the zeros of dgate
+        dims = (((0, 1), (0, 1)), ((), ()))
+        return lax.dot_general(dgate.astype(x.dtype), operand.astype(x.dtype), dims, preferred_element_type=dtype)
+
+    dzr, dn = dgates[..., : 2 * H], dgates[..., 2 * H :]
+    reset = _unmark(gates[..., H : 2 * H].astype(dtype), clip, jax.nn.sigmoid, _sigmoid_slope)[0]
+    if linear_before_reset:
+        dn_recurrent, state_n = _keep(valid, dn * reset), previous
+    else:
+        dn_recurrent, state_n = dn, reset * previous.astype(dtype)
+    dw = product(dgates, x) if want_w else None
+    dr = jnp.concatenate([product(dzr, previous), product(dn_recurrent, state_n)]) if want_r else None
+    db = jnp.concatenate([g.sum((0, 1)) for g in (dgates, dzr, dn_recurrent)]) if want_b else None
+    return dw, dr, db

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -43,7 +44,7 @@ class _Spec:
 class _Wanted:
     """Which of (x, w, r, b, initial_h) are differentiated: a residual known while tracing."""
 
-    flags: tuple[bool, bool, bool, bool, bool]
+    flags: tuple[bool, ...]
 
 
 def gru(
@@ -119,7 +120,8 @@ def gru(
     linear_before_reset = _checks.check_flag(_OP, "linear_before_reset", linear_before_reset)
     clip = _check_clip(clip)
     arrays = _check_arrays(x, w, r, b, sequence_lens, initial_h, 2 if direction == "bidirectional" else 1)
-    return _gru(_Spec(direction, linear_before_reset, clip, implementation), *arrays)
+    y, y_h = _gru(_Spec(direction, linear_before_reset, clip, implementation), *arrays)
+    return y, y_h
 
 
 def _check_clip(clip: Any) -> float | None:
@@ -169,9 +171,14 @@ def _check_lengths(sequence_lens: Any, T: int, B: int) -> jax.Array | None:
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise TypeError(f"{_OP}: sequence_lens must be of integers, got {lengths.dtype.name}")
     _checks.check_shape(_OP, "sequence_lens", lengths, ("B",), (B,))
-    info = np.iinfo(np.int32)
-    return lengths if lengths.dtype == np.int32 else jnp.clip(lengths, max(info.min, jnp.iinfo(lengths.dtype).min),
-                                                              min(info.max, jnp.iinfo(lengths.dtype).max)).astype(np.int32)
+    if lengths.dtype == np.int32:
+        return lengths
+    if lengths.dtype.itemsize >= 4:  # bounded before it is narrowed, so that a wrong length stays wrong
+        integer = lengths.dtype.type
+        lengths = jnp.minimum(lengths, integer(T + 1))
+        if jnp.issubdtype(lengths.dtype, jnp.signedinteger):
+            lengths = jnp.maximum(lengths, integer(-1))
+    return lengths.astype(np.int32)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -183,7 +190,7 @@ def _gru(spec, x, w, r, b, sequence_lens, initial_h):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gru_training(spec, x, w, r, b, sequence_lens, initial_h):
-    """`(y, y_h, gates)`. Nothing differentiates the gates: they are a function of the inputs, which the rules follow."""
+    """`(y, y_h, gates)`. Nothing differentiates the gates: they are a function of the inputs, and the rules follow those."""
     return _forward_unit(spec, True)(x, w, r, b, sequence_lens, initial_h)
 
 
@@ -213,7 +220,7 @@ _gru_training.defvjp(_training_fwd, _gru_bwd, symbolic_zeros=True)
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _gru_backward(spec, wanted, x, w, r, b, sequence_lens, initial_h, y, gates, dy, dy_h):
-    return _backward_unit(spec, wanted)(x, w, r, sequence_lens, initial_h, y, gates, dy, dy_h)
+    return Gradients(*_backward_unit(spec, wanted)(x, w, r, sequence_lens, initial_h, y, gates, dy, dy_h))
 
 
 def _gru_backward_fwd(spec, wanted, *args):
@@ -245,52 +252,56 @@ _gru_backward.defvjp(_gru_backward_fwd, _gru_backward_bwd)
 
 
 def _sizes(x: jax.Array, r: jax.Array) -> _ffi.GruSizes:
-    return _ffi.GruSizes(*x.shape, H=r.shape[2], D=r.shape[0])
+    T, B, I = x.shape  # noqa: E741
+    return _ffi.GruSizes(T, B, I, H=r.shape[2], D=r.shape[0])
 
 
-# Where each operand and result carries the batch, so that a mapped axis can be folded into it; None where it does not.
-_BATCH_AXIS_X, _BATCH_AXIS_LENS, _BATCH_AXIS_H, _BATCH_AXIS_Y = 1, 0, 1, 2
+# The axis that holds the batch, by operand and result: what a mapped axis can be folded into.
+_AXIS = {"x": 1, "sequence_lens": 0, "initial_h": 1, "y": 2, "y_h": 1, "gates": 2}
 
 
 @cache
-def _forward_unit(spec: _Spec, training: bool):
-    """(x, w, r, b, sequence_lens, initial_h) -> (y, y_h, gates), jitted and mapped by a rule of our own."""
+def _forward_unit(spec: _Spec, training: bool) -> Callable[..., Any]:
+    """(x, w, r, b, sequence_lens, initial_h) -> (y, y_h, gates), jitted, with a batching rule of our own."""
 
     def kernel(x, w, r, b, sequence_lens, initial_h):
-        return _ffi.gru_forward(
-            x, w, r, b, sequence_lens, initial_h, sizes=_sizes(x, r), **spec.attributes, training=training
-        )
+        arrays = (x, w, r, b, sequence_lens, initial_h)
+        return _ffi.gru_forward(*arrays, sizes=_sizes(x, r), **spec.attributes, training=training)
 
     xla = partial(_gru_xla.forward, **spec.attributes, training=training)
-    return jax.jit(
-        fold_or_loop(
-            lambda *args: by_platform(spec.implementation, kernel, xla, *args),
-            (_BATCH_AXIS_X, None, None, None, _BATCH_AXIS_LENS, _BATCH_AXIS_H),
-            (_BATCH_AXIS_Y, _BATCH_AXIS_H, _BATCH_AXIS_Y if training else None),
-        )
+    unit = fold_or_loop(
+        lambda *arrays: by_platform(spec.implementation, kernel, xla, *arrays),
+        in_axes=(_AXIS["x"], None, None, None, _AXIS["sequence_lens"], _AXIS["initial_h"]),
+        out_axes=(_AXIS["y"], _AXIS["y_h"], _AXIS["gates"] if training else None),
     )
+    return jax.jit(unit)
 
 
 @cache
-def _backward_unit(spec: _Spec, wanted: tuple[bool, bool, bool, bool, bool]):
-    """(x, w, r, sequence_lens, initial_h, y, gates, dy, dy_h) -> Gradients, jitted and mapped by a rule of our own."""
-
-    def only_wanted(gradients):
-        return Gradients(*(g if want else None for g, want in zip(gradients, wanted, strict=True)))
+def _backward_unit(spec: _Spec, wanted: tuple[bool, ...]) -> Callable[..., Any]:
+    """(x, w, r, sequence_lens, initial_h, y, gates, dy, dy_h) -> (dx, dw, dr, db, dh0), None where not wanted."""
 
     def kernel(x, w, r, *rest):
-        return only_wanted(
-            _ffi.gru_backward(x, w, r, *rest, sizes=_sizes(x, r), **spec.attributes, wanted=wanted)
-        )
+        gradients = _ffi.gru_backward(x, w, r, *rest, sizes=_sizes(x, r), **spec.attributes, wanted=wanted)
+        return tuple(g if want else None for g, want in zip(gradients, wanted, strict=True))
 
-    xla = partial(_gru_xla.backward, **spec.attributes, wanted=wanted)
-    weights = None  # each example's own weight gradient: not a sum over a folded batch
-    return jax.jit(
-        fold_or_loop(
-            lambda *args: by_platform(spec.implementation, kernel, xla, *args),
-            (_BATCH_AXIS_X, None, None, _BATCH_AXIS_LENS, _BATCH_AXIS_H, _BATCH_AXIS_Y, _BATCH_AXIS_Y, _BATCH_AXIS_Y,
-             _BATCH_AXIS_H),
-            Gradients(_BATCH_AXIS_X, weights, weights, weights, _BATCH_AXIS_H),
-            foldable=not any(wanted[1:4]),
-        )
+    def xla(*arrays):
+        return tuple(_gru_xla.backward(*arrays, **spec.attributes, wanted=wanted))
+
+    unit = fold_or_loop(
+        lambda *arrays: by_platform(spec.implementation, kernel, xla, *arrays),
+        in_axes=(
+            _AXIS["x"],
+            None,
+            None,
+            _AXIS["sequence_lens"],
+            _AXIS["initial_h"],
+            _AXIS["y"],
+            _AXIS["gates"],
+            _AXIS["y"],
+            _AXIS["y_h"],
+        ),
+        out_axes=(_AXIS["x"], None, None, None, _AXIS["initial_h"]),
+        foldable=not any(wanted[1:4]),  # the gradients of w, r and b add up over the batch
     )
+    return jax.jit(unit)

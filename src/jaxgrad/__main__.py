@@ -1,0 +1,72 @@
+"""`python -m jaxgrad` prints what a bug report needs: versions, handlers, devices, and what each op would run on."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+
+import jax
+import numpy as np
+
+import jaxgrad
+from jaxgrad import _dispatch, _ffi
+
+
+def _runtime_ffi_api() -> str:
+    """The FFI API version of the installed jaxlib, read from the header that it carries."""
+    header = f"{jax.ffi.include_dir()}/xla/ffi/api/c_api.h"
+    found = {}
+    try:
+        with open(header, encoding="utf-8") as lines:
+            for line in lines:
+                words = line.split()
+                if len(words) == 3 and words[0] == "#define" and words[1].startswith("XLA_FFI_API_M"):
+                    found[words[1]] = words[2]
+    except OSError as error:
+        return f"unknown ({error})"
+    return f"{found.get('XLA_FFI_API_MAJOR', '?')}.{found.get('XLA_FFI_API_MINOR', '?')}"
+
+
+def _devices() -> Iterator[str]:
+    try:
+        for device in jax.devices():
+            yield f"{device.platform}:{device.id} {device.device_kind}"
+    except RuntimeError as error:
+        yield f"none: {error}"
+
+
+def report() -> Iterator[tuple[str, str]]:
+    """The lines of the diagnosis, as (label, text)."""
+    yield "jaxgrad", f"{jaxgrad.__version__} from {jaxgrad.__path__[0]}"
+    yield "python", f"{platform.python_version()} on {platform.platform()}"
+    yield "jax", jax.__version__
+    yield "jaxlib", f"{version('jaxlib')}, FFI API {_runtime_ffi_api()}"
+    yield "numpy", np.__version__
+    for device in _devices():
+        yield "device", device
+    problem = _ffi.cpu_problem()
+    if problem:
+        yield "CPU kernels", f"missing: {problem}"
+    else:
+        build = _ffi.cpu_build()
+        yield (
+            "CPU kernels",
+            (f"built for FFI API {build['ffi_api']} with {build['compiler']}, using {build['instruction_set']}"),
+        )
+        yield "CPU handlers", ", ".join(_ffi.cpu_targets())
+    platforms = dict.fromkeys(["cpu", jax.default_backend()])
+    for op in _dispatch.OPS:
+        for name in platforms:
+            yield "op", str(_dispatch.choose(op, name))
+
+
+def main() -> int:
+    for label, text in report():
+        print(f"{label:<13} {text}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
