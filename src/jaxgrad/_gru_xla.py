@@ -176,15 +176,16 @@ def backward(
     T, B, _ = x.shape
     dtype = _compute_dtype(x)
     valid = _valid(sequence_lens, T)
-    settings = {"linear_before_reset": linear_before_reset, "clip": clip}
     found = []
     for d, reverse in enumerate(_scans_in_reverse(direction)):
         h0 = jnp.zeros((B, r.shape[2]), y.dtype) if initial_h is None else initial_h[d]
         previous = _previous_states(y[:, d], h0, valid, reverse)
         dh_last = jnp.zeros(h0.shape, dtype) if dy_h is None else dy_h[d].astype(dtype)
         dy_d = None if dy is None else dy[:, d]
-        dh0, dgates = _backward_scan(dh_last, gates[:, d], previous, valid, dy_d, r[d], reverse=reverse, **settings)
-        dw, dr, db = _weight_gradients(dgates, gates[:, d], previous, x, valid, wanted, **settings)
+        dh0, dgates = _backward_scan(
+            dh_last, gates[:, d], previous, valid, dy_d, r[d], reverse, linear_before_reset, clip
+        )
+        dw, dr, db = _weight_gradients(dgates, gates[:, d], previous, x, valid, wanted, linear_before_reset, clip)
         dx = _dot(dgates, w[d], dtype) if wanted[0] else None
         found.append(Gradients(dx, dw, dr, db, dh0 if wanted[4] else None))
 
@@ -219,7 +220,6 @@ def _backward_scan(
     valid: jax.Array | None,
     dy: jax.Array | None,
     r: jax.Array,
-    *,
     reverse: bool,
     linear_before_reset: bool,
     clip: float | None,
@@ -260,7 +260,6 @@ def _weight_gradients(
     x: jax.Array,
     valid: jax.Array | None,
     wanted: tuple[bool, ...],
-    *,
     linear_before_reset: bool,
     clip: float | None,
 ) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None]:

@@ -190,7 +190,7 @@ def _gru(spec, x, w, r, b, sequence_lens, initial_h):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gru_training(spec, x, w, r, b, sequence_lens, initial_h):
-    """`(y, y_h, gates)`. Nothing differentiates the gates: they are a function of the inputs, and the rules follow those."""
+    """`(y, y_h, gates)`; the rules never differentiate the gates, for they follow the inputs, which the gates depend on."""
     return _forward_unit(spec, True)(x, w, r, b, sequence_lens, initial_h)
 
 
