@@ -1,0 +1,70 @@
+"""What every test shares: 64-bit types, and the implementations that each test of the op runs on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import pytest
+from targets import CPU_KERNEL, XLA, XLA_ON_GPU, Target
+
+jax.config.update("jax_enable_x64", True)
+# On a GPU, products of float32 would otherwise be rounded to TF32, which no float32 tolerance allows.
+jax.config.update("jax_default_matmul_precision", "highest")
+
+
+def _sees_gpu() -> bool:
+    try:
+        return bool(jax.devices("gpu"))
+    except RuntimeError:
+        return False
+
+
+if not _sees_gpu():
+    # Compiling scans is most of what the suite costs. running.py compiles some of its programs as users' are.
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture(scope="module", params=[CPU_KERNEL, XLA, pytest.param(XLA_ON_GPU, marks=pytest.mark.gpu)], ids=str)
+def target(request: pytest.FixtureRequest) -> Target:
+    """Each implementation in turn. Without the compiled module the kernel's tests fail: they are not skipped."""
+    return request.param
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_programs() -> Iterator[None]:
+    """Drops the compiled programs of each module: together they would take gigabytes."""
+    yield
+    jax.clear_caches()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu and not _sees_gpu():
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason="JAX sees no GPU"))
+
+
+@pytest.fixture(scope="session")
+def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a script in a fresh interpreter which imports jaxgrad and the tests' modules as this one does."""
+
+    def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        if done.returncode != 0:
+            pytest.fail(f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}", pytrace=False)
+        return done
+
+    return run

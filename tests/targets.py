@@ -1,0 +1,38 @@
+"""The implementations that the op's tests run on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+
+import jaxgrad
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """One implementation on one platform."""
+
+    implementation: str
+    platform: str
+
+    @property
+    def device(self) -> jax.Device:
+        return jax.devices(self.platform)[0]
+
+    @property
+    def gru(self) -> Callable[..., tuple[jax.Array, jax.Array]]:
+        return partial(jaxgrad.gru, implementation=self.implementation)
+
+    def put(self, arrays: Any) -> Any:
+        """The arrays of a tree on the target's device, where every computation on them then runs."""
+        return jax.device_put(arrays, self.device)
+
+    def __str__(self) -> str:
+        return f"{self.implementation}_on_{self.platform}"
+
+
+CPU_KERNEL, XLA, XLA_ON_GPU = Target("cpu", "cpu"), Target("xla", "cpu"), Target("xla", "gpu")

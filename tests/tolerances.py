@@ -1,0 +1,56 @@
+"""How far a result may lie from the float64 reference, which is computed from the same, already rounded, inputs.
+
+An error is measured against the largest value of its array, since sums of many terms of either sign leave small values
+with the absolute error of large ones. Every input is drawn so that values and gradients come out near 1, or above it
+where they add over many steps; so a tolerance of a few eps of the largest value is far below what a zeroed gradient, a
+swapped gate or a lost bias brings about, which is of the order of the largest value itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from cases import DTYPES
+
+EPS = {name: float(np.finfo(dtype).eps) if dtype.kind == "f" else 2.0**-7 for name, dtype in DTYPES.items()}
+
+# dtype: (a, s); the tolerance is (a + s * sqrt(terms)) * eps, where `terms` is the length of the longest sum.
+_FACTORS = {
+    # Arithmetic in the type itself. The recurrence and the activations make a few roundings a step, of which the gates
+    # forget the older ones: 8. The rounding errors of a sum grow like the root of its length. Measured: up to 6.5 eps.
+    "float32": (8.0, 1.0),
+    "float64": (8.0, 1.0),
+    # Storage only, arithmetic in float32: half an eps for rounding the result, and as much again in each product that
+    # reads a rounded state or a rounded gradient of a gate; these do not grow with the length. Measured: up to 0.9 eps.
+    "bfloat16": (2.0, 0.0),
+    "float16": (2.0, 0.0),
+}
+
+_SMALLEST_SCALE = 0.25  # where an array has few elements, all may be small by cancellation; their terms are not
+
+
+def tolerance(dtype: str, expected: np.ndarray, terms: int) -> float:
+    """The absolute error allowed in every element."""
+    a, s = _FACTORS[dtype]
+    finite = np.abs(expected[np.isfinite(expected)])
+    return (a + s * terms**0.5) * EPS[dtype] * max(finite.max(initial=0.0), _SMALLEST_SCALE)
+
+
+def assert_close(actual: Any, expected: Any, *, dtype: str, terms: int, name: str = "") -> None:
+    """NaN matches NaN, and infinity infinity of the same sign."""
+    actual, expected = np.asarray(actual), np.asarray(expected).astype(np.float64)
+    assert actual.dtype == DTYPES[dtype], f"{name} has the dtype {actual.dtype}"
+    assert actual.shape == expected.shape, f"{name} has the shape {actual.shape}, not {expected.shape}"
+    atol = tolerance(dtype, expected, terms)
+    np.testing.assert_allclose(actual.astype(np.float64), expected, rtol=0, atol=atol, err_msg=name)
+
+
+def assert_results_close(actual: tuple, expected: tuple, *, dtype: str, terms: int) -> None:
+    """Compares `(y, y_h, gradients)`, leaving out the gradients that `actual` does not have."""
+    assert_close(actual[0], expected[0], dtype=dtype, terms=terms, name="y")
+    assert_close(actual[1], expected[1], dtype=dtype, terms=terms, name="y_h")
+    for name, gradient in actual[2]._asdict().items():
+        if gradient is not None:
+            found = getattr(expected[2], name)
+            assert_close(gradient, found, dtype=dtype, terms=terms, name=f"the gradient of {name}")
