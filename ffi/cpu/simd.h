@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "gru.h"
+#include "storage.h"
 
 #ifndef JAXGRAD_ISA
 #error "compile with -DJAXGRAD_ISA=<a name for the instruction set>"
@@ -29,18 +29,6 @@ constexpr int kRegisters = 16;
 constexpr int kVectorBytes = 16;
 constexpr int kRegisters = 16;
 #endif
-
-// The type that arithmetic on a stored type is done in.
-template <class Storage>
-struct ComputeOf {
-  using type = float;
-};
-template <>
-struct ComputeOf<double> {
-  using type = double;
-};
-template <class Storage>
-using Compute = typename ComputeOf<Storage>::type;
 
 template <class T>
 constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
@@ -175,6 +163,17 @@ JAXGRAD_INLINE void store(S* p, Vector<Compute<S>> v, int lanes) {
   S buffer[kLanes<Compute<S>>];
   store(buffer, v);
   for (int i = 0; i < lanes; ++i) p[i] = buffer[i];
+}
+
+// The first lanes of a vector, zeros after them.
+template <class T>
+JAXGRAD_INLINE Vector<T> keep(Vector<T> v, AllLanes<T>) {
+  return v;
+}
+template <class T>
+JAXGRAD_INLINE Vector<T> keep(Vector<T> v, int lanes) {
+  for (int i = lanes; i < kLanes<T>; ++i) v[i] = 0;
+  return v;
 }
 
 // Calls body(j, lanes) for the vectors that cover [0, n).
