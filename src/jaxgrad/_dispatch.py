@@ -71,7 +71,7 @@ def by_platform(implementation: str | None, kernel: Callable[..., Any], xla: Cal
     """
     problem = _ffi.cpu_problem()
     if implementation == "xla" or (implementation is None and problem):
-        if implementation is None and problem:
+        if implementation is None and jax.default_backend() == "cpu":
             _warn_once(problem)
         return xla(*args)
     if implementation == "cpu":

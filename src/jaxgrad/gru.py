@@ -190,7 +190,7 @@ def _gru(spec, x, w, r, b, sequence_lens, initial_h):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gru_training(spec, x, w, r, b, sequence_lens, initial_h):
-    """`(y, y_h, gates)`; the rules never differentiate the gates, for they follow the inputs, which the gates depend on."""
+    """`(y, y_h, gates)`. The gates are a function of the inputs, which the rules follow: they get no gradient."""
     return _forward_unit(spec, True)(x, w, r, b, sequence_lens, initial_h)
 
 

@@ -1,0 +1,48 @@
+"""Where the results come from: versions, hardware and the settings that change times."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+_PACKAGES = ("jaxgrad", "jax", "jaxlib", "numpy", "torch")
+_VARIABLES = ("XLA_FLAGS", "OMP_NUM_THREADS", "JAX_DEFAULT_MATMUL_PRECISION", "NVIDIA_TF32_OVERRIDE")
+
+
+def describe() -> dict[str, Any]:
+    device = jax.devices()[0]
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "platform": jax.default_backend(),
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "runtime": " ".join(device.client.platform_version.split()),
+        "cpu": _cpu_model(),
+        "cpu_cores": os.cpu_count(),
+        "gpu": device.device_kind if jax.default_backend() == "gpu" else None,
+        "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+    }
+
+
+def hardware(environment: dict[str, Any]) -> str:
+    """The hardware of `describe`'s answer, in words."""
+    return environment["gpu"] or f"{environment['cpu']}, {environment['cpu_cores']} cores"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

@@ -1,0 +1,186 @@
+"""The GRU: forward, and forward with the gradients of x, w, r, b and initial_h."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jaxgrad
+from benchmarks import environment
+from benchmarks.compare import Work, compare
+from benchmarks.report import OURS
+from benchmarks.scan_gru import scan_gru
+from benchmarks.timing import Contender, Effort, jax_contender, torch_contender
+
+BASELINE = "jax.grad of lax.scan"
+OURS_ON_XLA = "jaxgrad on XLA"
+TORCH = "torch.nn.GRU"
+NOTES = (
+    "Cases are T,B,I,H; lbr is linear_before_reset.",
+    "forward is a call without gradients; forward+backward is a call with the gradients of x, w, r, b and initial_h.",
+    "torch.nn.GRU computes lbr=1 only.",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """T steps of B rows, I inputs, H hidden units."""
+
+    T: int
+    B: int
+    I: int  # noqa: E741
+    H: int
+    dtype: str = "float32"
+    bidirectional: bool = False
+    extra: bool = False
+
+    @property
+    def label(self) -> str:
+        kind = {"float32": "", "bfloat16": " bf16"}[self.dtype] + (" bidirectional" if self.bidirectional else "")
+        return f"{self.T},{self.B},{self.I},{self.H}{kind}"
+
+    @property
+    def D(self) -> int:  # noqa: N802
+        return 1 + self.bidirectional
+
+    @property
+    def forward_flops(self) -> int:
+        """Of the matrix products alone; the backward pass has twice as many."""
+        return 2 * self.T * self.B * self.D * 3 * self.H * (self.I + self.H)
+
+
+CASES = {
+    "cpu": (
+        Case(100, 32, 64, 128),
+        Case(200, 1, 64, 64),
+        Case(50, 64, 256, 512),
+        Case(500, 16, 32, 64),
+        Case(100, 32, 64, 128, bidirectional=True, extra=True),
+        Case(100, 32, 64, 128, dtype="bfloat16", extra=True),
+    ),
+    "gpu": (
+        Case(100, 32, 128, 256),
+        Case(200, 64, 512, 512),
+        Case(500, 16, 64, 128),
+        Case(100, 128, 1024, 1024),
+        Case(200, 64, 512, 512, dtype="bfloat16"),
+    ),
+}
+QUICK_CASES = (Case(20, 8, 16, 32), Case(20, 1, 16, 32, bidirectional=True))
+
+
+def parse_case(text: str) -> Case:
+    """T,B,I,H or T,B,I,H,dtype, of float32 or bfloat16"""
+    sizes, dtype = text.split(",")[:4], text.split(",")[4:] or ["float32"]
+    valid = len(sizes) == 4 and all(size.isdecimal() and int(size) > 0 for size in sizes)
+    if not valid or dtype not in (["float32"], ["bfloat16"]):
+        raise argparse.ArgumentTypeError(f"must be {parse_case.__doc__}, got {text!r}")
+    return Case(*map(int, sizes), dtype=dtype[0])
+
+
+def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
+    """The report, as report.py wants it."""
+    platform = jax.default_backend()
+    choice = jaxgrad.explain(jaxgrad.gru)
+    left_out = {}
+    if choice.implementation == "xla":
+        left_out[OURS_ON_XLA] = "jaxgrad has no kernel here and takes XLA itself"
+    if (reason := _why_not_torch(platform)) is not None:
+        left_out[TORCH] = reason
+    for contender, reason in left_out.items():
+        print(f"left out: {contender} ({reason})")
+    rows = []
+    for case in cases:
+        for linear_before_reset in (False, True):
+            print(f"{case.label} linear_before_reset={linear_before_reset}", flush=True)
+            rows += _rows(case, linear_before_reset, set(left_out), effort)
+    return {
+        "op": "gru",
+        "environment": environment.describe(),
+        "implementation": str(choice),
+        "left_out": left_out,
+        "notes": NOTES,
+        "rows": rows,
+    }
+
+
+def _why_not_torch(platform: str) -> str | None:
+    if find_spec("torch") is None:
+        return "torch is not installed"
+    import torch
+
+    return "torch sees no GPU" if platform == "gpu" and not torch.cuda.is_available() else None
+
+
+def _rows(case: Case, linear_before_reset: bool, left_out: set[str], effort: Effort) -> list[dict[str, Any]]:
+    inputs, cotangents = _arrays(case)
+    ours = partial(
+        jaxgrad.gru,
+        direction="bidirectional" if case.bidirectional else "forward",
+        linear_before_reset=linear_before_reset,
+    )
+
+    def ours_on(implementation: str | None) -> Callable[..., Any]:
+        return lambda x, w, r, b, initial_h: ours(x, w, r, b, None, initial_h, implementation=implementation)
+
+    layers: dict[str, Callable[..., Any]] = {
+        OURS: ours_on(None),
+        OURS_ON_XLA: ours_on("xla"),
+        BASELINE: partial(scan_gru, bidirectional=case.bidirectional, linear_before_reset=linear_before_reset),
+    }
+    contenders: dict[str, list[Contender]] = {"forward": [], "forward+backward": []}
+    for name, layer in layers.items():
+        if name not in left_out:
+            contenders["forward"].append(jax_contender(name, layer, *inputs))
+            contenders["forward+backward"].append(jax_contender(name, _gradients(layer), inputs, cotangents))
+    if linear_before_reset and TORCH not in left_out:
+        from benchmarks import torch_gru
+
+        on_gpu = jax.default_backend() == "gpu"
+        peers = torch_gru.passes(inputs, cotangents, bidirectional=case.bidirectional, on_gpu=on_gpu)
+        for which, (function, outputs) in peers.items():
+            contenders[which].append(torch_contender(TORCH, function, outputs, on_gpu))
+    return [compare(_work(case, linear_before_reset, which), those, effort) for which, those in contenders.items()]
+
+
+def _work(case: Case, linear_before_reset: bool, which: str) -> Work:
+    return Work(
+        label=f"{case.label} lbr={int(linear_before_reset)}",
+        measure=which,
+        settings={**dataclasses.asdict(case), "linear_before_reset": linear_before_reset},
+        dtype=case.dtype,
+        flops=case.forward_flops * (1 if which == "forward" else 3),
+        array_bytes={"[T, B, 3H]": math.prod((case.T, case.B, case.D, 3, case.H)) * jnp.dtype(case.dtype).itemsize},
+        extra=case.extra,
+    )
+
+
+def _arrays(case: Case) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    """Inputs (x, w, r, b, initial_h) whose gates do not saturate, and cotangents (dy, dy_h)."""
+    T, B, I, H, D = case.T, case.B, case.I, case.H, case.D  # noqa: E741
+    shapes = ((T, B, I), (D, 3 * H, I), (D, 3 * H, H), (D, 6 * H), (D, B, H), (T, D, B, H), (D, B, H))
+    scales = (1, I**-0.5, H**-0.5, 0.1, 0.5, 1, 1)
+    keys = jax.random.split(jax.random.key(0), len(shapes))
+    x, w, r, b, initial_h, dy, dy_h = (
+        (scale * jax.random.normal(key, shape)).astype(case.dtype)
+        for key, shape, scale in zip(keys, shapes, scales, strict=True)
+    )
+    return (x, w, r, b, initial_h), (dy, dy_h)
+
+
+def _gradients(layer: Callable[..., Any]) -> Callable[..., Any]:
+    """Those of sum(y dy) + sum(y_h dy_h) with respect to the inputs."""
+
+    def run(inputs: tuple[jax.Array, ...], cotangents: tuple[jax.Array, ...]) -> Any:
+        _, pullback = jax.vjp(layer, *inputs)
+        return pullback(cotangents)
+
+    return run

@@ -1,0 +1,106 @@
+"""The results of one op on one platform: a table, a JSON file and a bar plot.
+
+A report is what its JSON file holds: `op`, `environment` (environment.py), `implementation` (what jaxgrad took),
+`left_out` (the contenders that are missing, each with the reason), `notes`, and `rows` (compare.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from benchmarks.environment import hardware
+
+OURS = "jaxgrad"
+
+
+def name(report: dict[str, Any]) -> str:
+    return f"{report['op']}-{report['environment']['platform']}"
+
+
+def contenders(report: dict[str, Any]) -> list[str]:
+    """The names of all contenders, jaxgrad's first."""
+    return list(dict.fromkeys(name for row in report["rows"] for name in row["times_ms"]))
+
+
+def cells(report: dict[str, Any], row: dict[str, Any]) -> list[str]:
+    """A row of the table below `header`."""
+    found = [row["label"], row["measure"]]
+    for contender in contenders(report):
+        times, ratio = row["times_ms"].get(contender), row["times_slower_than_jaxgrad"].get(contender)
+        found.append("" if times is None else _digits(times["median"]) + (f" ({_digits(ratio)}x)" if ratio else ""))
+    found.append(f"{_digits(row['floor_ms'])} ({_digits(row['jaxgrad_over_floor'])})")
+    return [*found, " / ".join(_digits(size / 1e6) for size in _sizes(row).values())]
+
+
+def header(report: dict[str, Any]) -> list[str]:
+    return ["case", "pass", *(f"{c}, ms" for c in contenders(report)), "floor, ms (ours / floor)", "memory, MB"]
+
+
+def _sizes(row: dict[str, Any]) -> dict[str, int]:
+    """Bytes of every contender's temporary memory, then of the arrays to hold them against."""
+    return {**row["temporary_bytes"], **row["array_bytes"]}
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, and every digit before the point."""
+    return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}" if value > 0 else "0"
+
+
+def explanation(report: dict[str, Any]) -> list[str]:
+    """What a reader of the table must know, in lines."""
+    environment = report["environment"]
+    versions = ", ".join(f"{k} {v}" for k, v in environment["versions"].items() if v and k != "python")
+    return [
+        f"{hardware(environment)}; {versions}; {environment['date']}. {report['implementation']}.",
+        "Times are medians; in brackets, how many times jaxgrad's time. The floor is the time of as many "
+        "operations in large matrix products.",
+        f"Memory is what a call takes beyond its operands and results: {' / '.join(_sizes(report['rows'][0]))}.",
+        *report["notes"],
+        *(f"Left out: {name} ({reason})." for name, reason in report["left_out"].items()),
+    ]
+
+
+def print_table(report: dict[str, Any]) -> None:
+    lines = [header(report), *(cells(report, row) for row in report["rows"])]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    print("", *explanation(report), "", sep="\n")
+    for case, measure, *numbers in lines:
+        right = (cell.rjust(width) for cell, width in zip(numbers, widths[2:], strict=True))
+        print("  ".join([case.ljust(widths[0]), measure.ljust(widths[1]), *right]))
+
+
+def save(report: dict[str, Any], folder: Path, baseline: str) -> None:
+    """Writes `<op>-<platform>.json` and `.png`; the plot's bars are speed-ups over the contender `baseline`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name(report)}.json").write_text(json.dumps(report, indent=1) + "\n")
+    plot(report, baseline).savefig(folder / f"{name(report)}.png", dpi=120)
+
+
+def plot(report: dict[str, Any], baseline: str) -> Figure:
+    """One panel a pass, one group of bars a case."""
+    measures = list(dict.fromkeys(row["measure"] for row in report["rows"]))
+    names = [name for name in contenders(report) if name != baseline]
+    width = 0.8 / len(names)
+    cases = len(report["rows"]) / len(measures)
+    figure = Figure(figsize=(3 + 0.9 * cases, 3.2 * len(measures)), layout="constrained")
+    for panel, measure in zip(figure.subplots(len(measures), 1, squeeze=False)[:, 0], measures, strict=True):
+        rows = [row for row in report["rows"] if row["measure"] == measure]
+        for i, contender in enumerate(names):
+            at = [(k, row) for k, row in enumerate(rows) if contender in row["times_ms"]]
+            speedups = [r["times_ms"][baseline]["median"] / r["times_ms"][contender]["median"] for _, r in at]
+            bars = panel.bar([k + (i - (len(names) - 1) / 2) * width for k, _ in at], speedups, width, label=contender)
+            panel.bar_label(bars, fmt="%.1f", fontsize=7)
+        panel.axhline(1, color="black", linewidth=0.8, zorder=0)
+        panel.set_xticks(range(len(rows)), [row["label"].replace(" ", "\n", 1) for row in rows], fontsize=7)
+        panel.set(title=measure, ylabel=f"speed-up over {baseline}")
+        panel.margins(x=0.01, y=0.12)
+    figure.axes[0].legend(fontsize=8)
+    figure.suptitle(
+        f"{report['op']}: {hardware(report['environment'])}, jax {report['environment']['versions']['jax']}"
+    )
+    return figure

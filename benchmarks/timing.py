@@ -1,0 +1,149 @@
+"""Contenders and their times: each is called in turn, so that what else the machine does hits all of them alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+_SETTLE_SECONDS = 0.005  # of untimed calls before each timed one: worker threads of the contender before fall asleep
+_GPU_SAMPLE_SECONDS = 0.02  # of calls in one timed run on a GPU
+_GPU_MAX_CALLS = 500
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """Something to time.
+
+    Attributes:
+      name: what the tables call it.
+      sample: runs the contender and returns the seconds of one call.
+      outputs: what it computes, for the comparison with the others: float32 arrays in an order that all share.
+      temporary_bytes: the memory that the compiled call takes beyond its operands and results, where that is known.
+    """
+
+    name: str
+    sample: Callable[[], float]
+    outputs: list[np.ndarray]
+    temporary_bytes: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """Milliseconds of one call: the median and two deciles of `samples` timed runs."""
+
+    median: float
+    p10: float
+    p90: float
+    samples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """How long to measure: at least `rounds` rounds, and more until `seconds` have passed."""
+
+    rounds: int
+    seconds: float
+
+
+def interleaved(contenders: Sequence[Contender], effort: Effort) -> dict[str, Times]:
+    """Samples the contenders round-robin; the first of a round changes from round to round."""
+    seconds: dict[str, list[float]] = {c.name: [] for c in contenders}
+    start, rounds = time.perf_counter(), 0
+    while rounds < effort.rounds or time.perf_counter() - start < effort.seconds:
+        first = rounds % len(contenders)
+        for contender in (*contenders[first:], *contenders[:first]):
+            settled = time.perf_counter() + _SETTLE_SECONDS
+            contender.sample()
+            while time.perf_counter() < settled:
+                contender.sample()
+            seconds[contender.name].append(contender.sample())
+        rounds += 1
+    return {name: _times(samples) for name, samples in seconds.items()}
+
+
+def _times(seconds: list[float]) -> Times:
+    p10, median, p90 = (round(float(ms), 5) for ms in np.percentile(1e3 * np.array(seconds), (10, 50, 90)))
+    return Times(median, p10, p90, len(seconds))
+
+
+def jax_contender(name: str, function: Callable[..., Any], *args: Any) -> Contender:
+    """`jax.jit(function)(*args)`: on a CPU one call a sample, on a GPU many in one program, free of the dispatch."""
+    compiled = jax.jit(function).lower(*args).compile()
+    outputs = [np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(compiled(*args))]
+    memory = compiled.memory_analysis().temp_size_in_bytes
+    run, calls = compiled, 1
+    if jax.default_backend() == "gpu":
+        calls = _calls_per_sample(lambda: jax.block_until_ready(compiled(*args)))
+        run = jax.jit(_looped(function, calls)).lower(*args).compile()
+
+    def sample() -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(run(*args))
+        return (time.perf_counter() - start) / calls
+
+    return Contender(name, sample, outputs, memory)
+
+
+def torch_contender(name: str, function: Callable[[], Any], outputs: list[np.ndarray], on_gpu: bool) -> Contender:
+    """`function()` of PyTorch: wall time of one call on a CPU; on a GPU the device's own time of many."""
+    import torch
+
+    if not on_gpu:
+        torch.set_num_threads(os.cpu_count() or 1)
+
+        def sample() -> float:
+            start = time.perf_counter()
+            function()
+            return time.perf_counter() - start
+
+        return Contender(name, sample, outputs)
+
+    def finished() -> None:
+        function()
+        torch.cuda.synchronize()
+
+    calls = _calls_per_sample(finished)
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def sample_gpu() -> float:
+        before.record()
+        for _ in range(calls):
+            function()
+        after.record()
+        after.synchronize()
+        return before.elapsed_time(after) / 1e3 / calls
+
+    return Contender(name, sample_gpu, outputs)
+
+
+def _calls_per_sample(call: Callable[[], Any]) -> int:
+    """How many calls fill a timed run on a GPU, from the second of two calls: the first may still set things up."""
+    call()
+    start = time.perf_counter()
+    call()
+    return int(np.clip(_GPU_SAMPLE_SECONDS / (time.perf_counter() - start), 1, _GPU_MAX_CALLS))
+
+
+def _looped(function: Callable[..., Any], calls: int) -> Callable[..., Any]:
+    """A program that calls `function(*args)` one time after the other and returns the outputs of the last call.
+
+    The barrier makes each call's arguments depend on the outputs before, so that XLA cannot move a part of the call
+    out of the loop; the outputs travel with the loop, so that none is left uncomputed.
+    """
+
+    def run(*args: Any) -> Any:
+        def call(_: Any, carry: Any) -> Any:
+            return lax.optimization_barrier((carry[0], function(*carry[0])))
+
+        outputs = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, *args))
+        return lax.fori_loop(0, calls, call, (args, outputs))[1]
+
+    return run
