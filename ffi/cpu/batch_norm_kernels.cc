@@ -43,7 +43,10 @@ struct Pass {
     fill(kMean, [&](int64_t c) { return call.mean[c]; });
     fill(kSlope, [&](int64_t c) { return slope(call, c); });
     if (call.bias == nullptr) return;
-    fill(kShift, [&](int64_t c) { return static_cast<double>(call.bias[c]) - low(call, c) * slope(call, c); });
+    fill(kShift, [&](int64_t c) {
+      const double correction = low(call, c) * slope(call, c);  // 0 * infinity, where scale is infinite
+      return static_cast<double>(call.bias[c]) - (correction - correction == 0 ? correction : 0);
+    });
   }
   template <class Call>
   static double slope(const Call& call, int64_t c) {

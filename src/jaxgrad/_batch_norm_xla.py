@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 
@@ -34,8 +35,9 @@ class Gradients(NamedTuple):
     residual: jax.Array | None
 
 
-def compute_dtype(x: jax.Array) -> jnp.dtype:
-    return jnp.promote_types(x.dtype, jnp.float32)
+def compute_dtype(x: jax.Array) -> np.dtype:
+    """That of the arithmetic and of the arrays of [C]."""
+    return np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
 
 
 def _other_axes(x: jax.Array, feature_axis: int) -> tuple[int, ...]:
@@ -60,6 +62,15 @@ def _affine(
     return deviation * slope + _spread(bias, deviation, feature_axis)
 
 
+def _uncontracted(mean: jax.Array) -> jax.Array:
+    """`mean` to one bit less, so that it has the same value wherever it is used.
+
+    Where XLA computes it anew for a use, its last product may be contracted with an addition there, and not rounded.
+    """
+    info = jnp.finfo(mean.dtype)
+    return lax.reduce_precision(mean, info.nexp, info.nmant - 1)
+
+
 def statistics(x: jax.Array, *, feature_axis: int, epsilon: float) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """`(mean, mean_low, var, rstd)`, var biased.
 
@@ -67,9 +78,9 @@ def statistics(x: jax.Array, *, feature_axis: int, epsilon: float) -> tuple[jax.
     """
     axes = _other_axes(x, feature_axis)
     x = x.astype(compute_dtype(x))
-    mean = jnp.mean(x, axes)
+    mean = _uncontracted(jnp.mean(x, axes))
     deviation = x - _spread(mean, x, feature_axis)
-    rest = jnp.mean(deviation, axes)
+    rest = _uncontracted(jnp.mean(deviation, axes))
     var = jnp.maximum(jnp.mean(deviation * deviation, axes) - rest * rest, 0)
     corrected = mean + rest
     finite = jnp.isfinite(corrected)  # where infinities meet, the mean is what summing x as it is gives

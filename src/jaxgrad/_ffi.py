@@ -151,7 +151,7 @@ def gru_backward(
 
 def _channels(x: jax.Array, feature_axis: int) -> jax.ShapeDtypeStruct:
     """An array of one element for each channel, of the type of the arithmetic."""
-    return jax.ShapeDtypeStruct((x.shape[feature_axis],), jnp.promote_types(x.dtype, np.float32))
+    return jax.ShapeDtypeStruct((x.shape[feature_axis],), np.float64 if x.dtype == np.float64 else np.float32)
 
 
 def _batch_norm_workspace(x: jax.Array, feature_axis: int) -> jax.ShapeDtypeStruct:

@@ -205,7 +205,7 @@ def _check_channel_dtype(op: str, name: str, dtype: Any, x: jax.Array) -> None:
 
 def _check_statistics_dtype(dtype: Any, x: jax.Array) -> np.dtype:
     if dtype is None:
-        return np.dtype(compute_dtype(x))
+        return compute_dtype(x)
     try:
         dtype = jnp.dtype(dtype)
     except TypeError as error:
