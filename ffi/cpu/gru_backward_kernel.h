@@ -206,6 +206,8 @@ class BackwardPass {
       const int64_t width = padded_;
       multiply(rows_, K, dgates(gate) + first_row(t) * kBlock, pass_.scratch_.rows, weights, padded_,
                [=](int64_t row, int64_t column, Vector<T> v) {
+                 if (!pass_.within(t, begin_ + row)) return;  // not even 0 * NaN is added there
+                 if (!pass_.within(t, begin_ + row)) return;  // not even 0 * NaN is added there
                  T* p = to + row * width + column;
                  store(p, load(p) + v);
                });
@@ -340,6 +342,10 @@ class BackwardPass {
       multiply(left < kInputRows ? left : kInputRows, 3 * padded_, pass_.dgates(d, kZ) + first * kBlock,
                pass_.scratch_.rows, pass_.packed_w(d), pass_.scratch_.I, [=](int64_t row, int64_t column, Vector<T> v) {
                  if (column >= I) return;
+                 if (call_.lens != nullptr) {  // past a row's length dx is zero, not 0 * NaN
+                   const int64_t at = first + row;
+                   if (!pass_.within(c.first + at / shape_.B, at % shape_.B)) v = Vector<T>{};
+                 }
                  S* p = dx + row * I + column;
                  if (I - column >= kLanes<T>) {
                    store(p, add ? load(p) + v : v);

@@ -109,6 +109,7 @@ def forward(
     H = r.shape[2]
     dtype = _compute_dtype(x)
     valid = _valid(sequence_lens, T)
+    x = _keep(valid, x)  # what the padding holds must not reach derivatives of this either
 
     def one_direction(d: int, reverse: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
         wb, rb = jnp.zeros((2, 3 * H), dtype) if b is None else b[d].astype(dtype).reshape(2, 3 * H)
@@ -186,7 +187,7 @@ def backward(
             dh_last, gates[:, d], previous, valid, dy_d, r[d], reverse, linear_before_reset, clip
         )
         dw, dr, db = _weight_gradients(dgates, gates[:, d], previous, x, valid, wanted, linear_before_reset, clip)
-        dx = _dot(dgates, w[d], dtype) if wanted[0] else None
+        dx = _keep(valid, _dot(dgates, w[d], dtype)) if wanted[0] else None
         found.append(Gradients(dx, dw, dr, db, dh0 if wanted[4] else None))
 
     def join(name: str) -> jax.Array | None:
