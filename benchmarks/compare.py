@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.floor import floor_ms, matmul_gflops
+from benchmarks.floor import floor_ms, matmul_gflops, memory_gbps
 from benchmarks.timing import Contender, Effort, interleaved
 
 # Of ||a - b|| / ||b||. Sums in another order, and TF32 on a GPU; 8 bits of mantissa carried through every step.
@@ -25,6 +25,7 @@ class Work:
       settings: the same, in full, for the JSON.
       dtype: of the arrays.
       flops: floating-point operations of one call.
+      bytes_moved: the fewest bytes that one call must read and write, where that and not the arithmetic is the floor.
       array_bytes: sizes to hold the temporary memory against, by name.
       extra: left out of the README's table.
     """
@@ -36,6 +37,7 @@ class Work:
     flops: int
     array_bytes: dict[str, int]
     extra: bool = False
+    bytes_moved: int = 0
 
 
 def compare(work: Work, contenders: Sequence[Contender], effort: Effort) -> dict[str, Any]:
@@ -44,12 +46,16 @@ def compare(work: Work, contenders: Sequence[Contender], effort: Effort) -> dict
         _check_agreement(work, contenders[0], contender)
     times = interleaved(contenders, effort)
     ours = times[contenders[0].name].median
-    floor = floor_ms(work.flops, work.dtype)
+    floor = floor_ms(work.flops, work.dtype, work.bytes_moved)
     return {
         **dataclasses.asdict(work),
         "times_ms": {name: dataclasses.asdict(t) for name, t in times.items()},
         "times_slower_than_jaxgrad": {c.name: round(times[c.name].median / ours, 3) for c in contenders[1:]},
-        "matmul_gflops": round(matmul_gflops(work.dtype), 1),
+        **(
+            {"memory_gbps": round(memory_gbps(), 1)}
+            if work.bytes_moved
+            else {"matmul_gflops": round(matmul_gflops(work.dtype), 1)}
+        ),
         "floor_ms": round(floor, 6),
         "jaxgrad_over_floor": round(ours / floor, 3),
         "temporary_bytes": {c.name: c.temporary_bytes for c in contenders if c.temporary_bytes is not None},

@@ -1,4 +1,4 @@
-"""The arithmetic floor: how long the same floating-point operations take as plain large matrix products."""
+"""The floor: how long as many operations take in large matrix products, or as many bytes in a large addition."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from benchmarks.timing import Effort, interleaved, jax_contender
 
 _SIZE = {"cpu": 2048, "gpu": 8192}  # of the square matrices
+_SUM_ELEMENTS = 1 << 25
 _EFFORT = Effort(rounds=5, seconds=1)
 
 
@@ -31,5 +32,14 @@ def matmul_gflops(dtype: str) -> float:
     return max(rate, matmul_gflops("float32")) if jnp.dtype(dtype).itemsize == 2 else rate
 
 
-def floor_ms(flops: int, dtype: str) -> float:
-    return flops / matmul_gflops(dtype) / 1e6
+@cache
+def memory_gbps() -> float:
+    """The rate at which X + Y is read and written, of float32 arrays that no cache holds."""
+    a = jnp.ones((_SUM_ELEMENTS,), jnp.float32)
+    times = interleaved([jax_contender("X + Y", jnp.add, a, a + 1)], _EFFORT)
+    return 3 * a.nbytes / times["X + Y"].p10 / 1e6
+
+
+def floor_ms(flops: int, dtype: str, bytes_moved: int = 0) -> float:
+    """That of the memory, where a number of bytes is given; otherwise that of the arithmetic."""
+    return bytes_moved / memory_gbps() / 1e6 if bytes_moved else flops / matmul_gflops(dtype) / 1e6

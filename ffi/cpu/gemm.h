@@ -7,6 +7,7 @@
 #pragma once
 
 #include "gru_layout.h"
+#include "parallel_for.h"
 #include "simd.h"
 
 namespace jaxgrad::JAXGRAD_ISA {
@@ -203,12 +204,7 @@ void pack_gates(const S* source, int64_t gates, int64_t gate, int64_t padded_gat
     }
 }
 
-// --- loops --------------------------------------------------------------------------------------------------------
-
-template <class Body>
-void parallel_for(Parallel& parallel, int64_t tasks, Body body) {
-  parallel.run(tasks, &body, [](void* context, int64_t task) { (*static_cast<Body*>(context))(task); });
-}
+// --- rows ---------------------------------------------------------------------------------------------------------
 
 // Rows [begin, end) of one direction: what one task carries through time, alone.
 struct RowRange {

@@ -1,5 +1,6 @@
 #include "gru.h"
 
+#include "../common/one_thread.h"
 #include "gru_layout.h"
 #include "isa.h"
 
@@ -21,14 +22,6 @@ namespace {
 
 // Below this many multiplications, waking another thread costs more than it saves.
 constexpr double kWorthSharing = 1e5;
-
-class OneThread final : public Parallel {
- public:
-  int64_t threads() const override { return 1; }
-  void run(int64_t tasks, void* context, Body body) override {
-    for (int64_t i = 0; i < tasks; ++i) body(context, i);
-  }
-};
 
 bool worth_sharing(const GruShape& s) {
   return static_cast<double>(s.D) * s.T * s.B * 3 * s.H * (s.I + s.H) >= kWorthSharing;

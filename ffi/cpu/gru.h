@@ -8,15 +8,9 @@
 #include <cstdint>
 
 #include "../common/parallel.h"
+#include "storage.h"
 
 namespace jaxgrad {
-
-struct BFloat16 {
-  uint16_t bits;
-};
-struct Float16 {
-  uint16_t bits;
-};
 
 enum class GruDirection : int64_t { kForward = 0, kReverse = 1, kBidirectional = 2 };
 

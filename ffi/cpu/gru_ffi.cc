@@ -5,6 +5,7 @@
 #include "../common/checks.h"
 #include "../common/xla_parallel.h"
 #include "gru.h"
+#include "storage_ffi.h"
 
 namespace jaxgrad {
 namespace ffi = xla::ffi;
@@ -46,23 +47,6 @@ const int32_t* lengths_of(Checks& checks, const GruShape& shape, const Arg& lens
   return all_full ? nullptr : values;
 }
 
-// Calls run(S{}) with the C++ type of the arrays' elements.
-template <class Run>
-ffi::Error with_storage(ffi::DataType dtype, Run run) {
-  switch (dtype) {
-    case ffi::DataType::F32:
-      return run(float{});
-    case ffi::DataType::F64:
-      return run(double{});
-    case ffi::DataType::BF16:
-      return run(BFloat16{});
-    case ffi::DataType::F16:
-      return run(Float16{});
-    default:
-      return ffi::Error::InvalidArgument("jaxgrad_gru: x must be of f32, f64, bf16 or f16");
-  }
-}
-
 ffi::Error forward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg b, Arg lens, Arg initial_h, Ret y, Ret y_h, Ret gates,
                    Bytes workspace, int64_t direction, bool linear_before_reset, double clip) {
   Checks checks("jaxgrad_gru_forward");
@@ -78,7 +62,7 @@ ffi::Error forward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg b, Arg lens, A
   checks.array("y_h", *y_h, dtype, {s.D, s.B, s.H});
   checks.optional_array("gates", *gates, dtype, {s.T, s.D, s.B, s.saved_gates() * s.H});
   const int32_t* lengths = lengths_of(checks, s, lens);
-  return with_storage(dtype, [&](auto element) {
+  return with_storage(checks, dtype, [&](auto element) {
     using S = decltype(element);
     checks.that(workspace->element_count() >= static_cast<size_t>(gru_forward_workspace(s, sizeof(S))),
                 "the workspace is too small");
@@ -115,7 +99,7 @@ ffi::Error backward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg lens, Arg ini
   checks.optional_array("db", *db, dtype, {s.D, 6 * s.H});
   checks.optional_array("dh0", *dh0, dtype, {s.D, s.B, s.H});
   const int32_t* lengths = lengths_of(checks, s, lens);
-  return with_storage(dtype, [&](auto element) {
+  return with_storage(checks, dtype, [&](auto element) {
     using S = decltype(element);
     checks.that(workspace->element_count() >= static_cast<size_t>(gru_backward_workspace(s, sizeof(S))),
                 "the workspace is too small");

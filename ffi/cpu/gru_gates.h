@@ -1,6 +1,7 @@
 // The gates of one step, on vectors, and how the forward pass saves them for the backward pass.
 #pragma once
 
+#include "gru.h"
 #include "simd.h"
 
 namespace jaxgrad::JAXGRAD_ISA {
@@ -61,16 +62,5 @@ class Gates {
   bool clips_;
   T clip_;
 };
-
-// The first lanes of a vector, zeros after them: what stands in an array's padding must stay zero.
-template <class T>
-JAXGRAD_INLINE Vector<T> keep(Vector<T> v, AllLanes<T>) {
-  return v;
-}
-template <class T>
-JAXGRAD_INLINE Vector<T> keep(Vector<T> v, int lanes) {
-  for (int i = lanes; i < kLanes<T>; ++i) v[i] = 0;
-  return v;
-}
 
 }  // namespace jaxgrad::JAXGRAD_ISA

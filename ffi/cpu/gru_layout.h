@@ -2,9 +2,9 @@
 // and its pointers, so the two cannot disagree. Nothing here depends on the instruction set or the number of threads.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
+#include "arena.h"
 #include "gru.h"
 
 namespace jaxgrad {
@@ -13,28 +13,6 @@ namespace jaxgrad {
 constexpr int64_t kPad = 16;
 // Operands that stand on the left of a product are stored in blocks of this many columns (see gemm.h).
 constexpr int64_t kBlock = 8;
-
-constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
-
-// Hands out 64-byte aligned pieces of one buffer, or only counts them when there is no buffer yet.
-class Arena {
- public:
-  explicit Arena(std::byte* base) : base_(base) {}
-
-  template <class T>
-  T* take(int64_t elements) {
-    const int64_t at = round_up(reinterpret_cast<intptr_t>(base_) + used_, 64) - reinterpret_cast<intptr_t>(base_);
-    used_ = at + elements * static_cast<int64_t>(sizeof(T));
-    return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + at);
-  }
-
-  // What a buffer must have, wherever it begins.
-  int64_t bytes() const { return used_ + 64; }
-
- private:
-  std::byte* base_;
-  int64_t used_ = 0;
-};
 
 template <class T>
 struct GruForwardScratch {

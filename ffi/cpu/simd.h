@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "gru.h"
+#include "storage.h"
 
 #ifndef JAXGRAD_ISA
 #error "compile with -DJAXGRAD_ISA=<a name for the instruction set>"
@@ -29,18 +29,6 @@ constexpr int kRegisters = 16;
 constexpr int kVectorBytes = 16;
 constexpr int kRegisters = 16;
 #endif
-
-// The type that arithmetic on a stored type is done in.
-template <class Storage>
-struct ComputeOf {
-  using type = float;
-};
-template <>
-struct ComputeOf<double> {
-  using type = double;
-};
-template <class Storage>
-using Compute = typename ComputeOf<Storage>::type;
 
 template <class T>
 constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
@@ -164,6 +152,36 @@ template <class S>
 JAXGRAD_INLINE void store(S* p, Vector<Compute<S>> v, AllLanes<Compute<S>>) {
   store(p, v);
 }
+#if defined(__AVX512F__)
+JAXGRAD_INLINE uint32_t lane_mask(int lanes) { return (uint32_t{1} << lanes) - 1; }
+JAXGRAD_INLINE __mmask8 lane_mask8(int lanes) { return static_cast<__mmask8>(lane_mask(lanes)); }
+JAXGRAD_INLINE __mmask16 lane_mask16(int lanes) { return static_cast<__mmask16>(lane_mask(lanes)); }
+
+JAXGRAD_INLINE Vector<float> load(const float* p, int lanes) {
+  return (Vector<float>)_mm512_maskz_loadu_ps(lane_mask16(lanes), p);
+}
+JAXGRAD_INLINE Vector<double> load(const double* p, int lanes) {
+  return (Vector<double>)_mm512_maskz_loadu_pd(lane_mask8(lanes), p);
+}
+JAXGRAD_INLINE Vector<float> load(const BFloat16* p, int lanes) {
+  return widen_bfloat16((Halves)_mm256_maskz_loadu_epi16(lane_mask16(lanes), p));
+}
+JAXGRAD_INLINE Vector<float> load(const Float16* p, int lanes) {
+  return widen_float16((Halves)_mm256_maskz_loadu_epi16(lane_mask16(lanes), p));
+}
+JAXGRAD_INLINE void store(float* p, Vector<float> v, int lanes) {
+  _mm512_mask_storeu_ps(p, lane_mask16(lanes), (__m512)v);
+}
+JAXGRAD_INLINE void store(double* p, Vector<double> v, int lanes) {
+  _mm512_mask_storeu_pd(p, lane_mask8(lanes), (__m512d)v);
+}
+JAXGRAD_INLINE void store(BFloat16* p, Vector<float> v, int lanes) {
+  _mm256_mask_storeu_epi16(p, lane_mask16(lanes), (__m256i)narrow_bfloat16(v));
+}
+JAXGRAD_INLINE void store(Float16* p, Vector<float> v, int lanes) {
+  _mm256_mask_storeu_epi16(p, lane_mask16(lanes), (__m256i)narrow_float16(v));
+}
+#else
 template <class S>
 JAXGRAD_INLINE Vector<Compute<S>> load(const S* p, int lanes) {
   S buffer[kLanes<Compute<S>>] = {};
@@ -175,6 +193,20 @@ JAXGRAD_INLINE void store(S* p, Vector<Compute<S>> v, int lanes) {
   S buffer[kLanes<Compute<S>>];
   store(buffer, v);
   for (int i = 0; i < lanes; ++i) p[i] = buffer[i];
+}
+#endif
+
+// The first lanes of a vector, zeros after them.
+template <class T>
+JAXGRAD_INLINE Vector<T> keep(Vector<T> v, AllLanes<T>) {
+  return v;
+}
+template <class T>
+JAXGRAD_INLINE Vector<T> keep(Vector<T> v, int lanes) {
+  Bits<T> lane;
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes<T>; ++i) lane[i] = i;
+  return lane < lanes ? v : Vector<T>{};
 }
 
 // Calls body(j, lanes) for the vectors that cover [0, n).

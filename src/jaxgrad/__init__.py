@@ -3,6 +3,8 @@
 from jaxgrad._dispatch import Choice as Choice
 from jaxgrad._dispatch import explain as explain
 from jaxgrad._version import __version__ as __version__
+from jaxgrad.batch_norm import batch_norm_inference as batch_norm_inference
+from jaxgrad.batch_norm import batch_norm_training as batch_norm_training
 from jaxgrad.gru import gru as gru
 
-__all__ = ["Choice", "__version__", "explain", "gru"]
+__all__ = ["Choice", "__version__", "batch_norm_inference", "batch_norm_training", "explain", "gru"]

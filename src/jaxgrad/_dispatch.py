@@ -109,4 +109,4 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
     return choose(name, platform or jax.default_backend(), kwargs.get("implementation"))
 
 
-OPS = ("gru",)
+OPS = ("batch_norm_training", "batch_norm_inference", "gru")

@@ -1,0 +1,188 @@
+"""Batch normalisation on plain XLA: stable statistics and a hand-written backward pass.
+
+It runs wherever no kernel does, and `plain` is what gradients of gradients are taken of. Arithmetic is float32, float64
+where x is float64; that is the dtype of every array of [C] here. Both this and the kernels keep the same residuals, so
+that either backward can follow either forward.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+class Statistics(NamedTuple):
+    """What a batch is normalised with: each [C].
+
+    `mean_low` is what rounding took from `mean`. It is None where the mean is given rather than computed.
+    """
+
+    mean: jax.Array
+    mean_low: jax.Array | None
+    rstd: jax.Array  # 1 / sqrt(var + epsilon)
+
+
+class Gradients(NamedTuple):
+    """The gradients of the inputs; None where not wanted."""
+
+    x: jax.Array | None
+    scale: jax.Array | None
+    bias: jax.Array | None
+    residual: jax.Array | None
+
+
+def compute_dtype(x: jax.Array) -> np.dtype:
+    """That of the arithmetic and of the arrays of [C]."""
+    return np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
+
+
+def _other_axes(x: jax.Array, feature_axis: int) -> tuple[int, ...]:
+    return tuple(axis for axis in range(x.ndim) if axis != feature_axis)
+
+
+def _spread(array: jax.Array, x: jax.Array, feature_axis: int) -> jax.Array:
+    """[C] in a shape that broadcasts with x."""
+    return lax.expand_dims(array, _other_axes(x, feature_axis))
+
+
+def _deviation(x: jax.Array, statistics: Statistics, feature_axis: int) -> jax.Array:
+    """x - mean in the compute dtype: exactly where the two are close, then less what rounding took from the mean."""
+    deviation = x.astype(compute_dtype(x)) - _spread(statistics.mean, x, feature_axis)
+    return deviation if statistics.mean_low is None else deviation - _spread(statistics.mean_low, x, feature_axis)
+
+
+def _affine(
+    deviation: jax.Array, scale: jax.Array, bias: jax.Array, statistics: Statistics, feature_axis: int
+) -> jax.Array:
+    slope = _spread(scale * statistics.rstd, deviation, feature_axis)
+    return deviation * slope + _spread(bias, deviation, feature_axis)
+
+
+def _uncontracted(mean: jax.Array) -> jax.Array:
+    """`mean` to one bit less, so that it has the same value wherever it is used.
+
+    Where XLA computes it anew for a use, its last product may be contracted with an addition there, and not rounded.
+    """
+    info = jnp.finfo(mean.dtype)
+    return lax.reduce_precision(mean, info.nexp, info.nmant - 1)
+
+
+def statistics(x: jax.Array, *, feature_axis: int, epsilon: float) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """`(mean, mean_low, var, rstd)`, var biased.
+
+    Two passes, and what the deviations from the rounded mean still add up to corrects both results.
+    """
+    axes = _other_axes(x, feature_axis)
+    x = x.astype(compute_dtype(x))
+    mean = _uncontracted(jnp.mean(x, axes))
+    deviation = x - _spread(mean, x, feature_axis)
+    rest = _uncontracted(jnp.mean(deviation, axes))
+    var = jnp.maximum(jnp.mean(deviation * deviation, axes) - rest * rest, 0)
+    corrected = mean + rest
+    finite = jnp.isfinite(corrected)  # where infinities meet, the mean is what summing x as it is gives
+    mean_low = jnp.where(finite, rest - (corrected - mean), 0)
+    return jnp.where(finite, corrected, mean), mean_low, var, lax.rsqrt(var + epsilon)
+
+
+def normalise(
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    statistics: Statistics,
+    residual: jax.Array | None,
+    *,
+    feature_axis: int,
+    relu: bool,
+) -> jax.Array:
+    """act(scale * (x - mean) * rstd + bias + residual)"""
+    y = _affine(_deviation(x, statistics, feature_axis), scale, bias, statistics, feature_axis)
+    if residual is not None:
+        y = y + residual.astype(y.dtype)
+    return (jax.nn.relu(y) if relu else y).astype(x.dtype)
+
+
+def passed(
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array | None,
+    statistics: Statistics,
+    y: jax.Array | None,
+    *,
+    feature_axis: int,
+) -> jax.Array:
+    """Where relu passed its argument on: where it is positive, computed anew unless y is given."""
+    if y is not None:
+        return y > 0
+    assert bias is not None
+    return _affine(_deviation(x, statistics, feature_axis), scale, bias, statistics, feature_axis) > 0
+
+
+def backward(
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array | None,
+    statistics: Statistics,
+    y: jax.Array | None,
+    dy: jax.Array | None,
+    dmean: jax.Array | None,
+    dvar: jax.Array | None,
+    *,
+    feature_axis: int,
+    frozen: bool,
+    relu: bool,
+    wanted: tuple[bool, ...],
+) -> Gradients:
+    """The gradients from the residuals, only those `wanted` of (x, scale, bias, residual).
+
+    The formula is the backward pass of Ioffe and Szegedy (2015), and what comes through the returned statistics:
+
+      g = dy where relu passed its argument on, xhat = (x - mean) rstd
+      dbias = sum g, dscale = sum g xhat
+      dx = scale rstd (g - dbias / n - xhat dscale / n) + dmean / n + 2 dvar (x - mean) / n
+
+    Where the statistics are `frozen` they do not depend on x: dx = scale rstd g.
+    """
+    dtype, axes = compute_dtype(x), _other_axes(x, feature_axis)
+    g = jnp.zeros(x.shape, dtype) if dy is None else dy.astype(dtype)
+    if relu:
+        g = jnp.where(passed(x, scale, bias, statistics, y, feature_axis=feature_axis), g, 0)
+    deviation = _deviation(x, statistics, feature_axis)
+    dbias, dscale = g.sum(axes), (g * (deviation * _spread(statistics.rstd, x, feature_axis))).sum(axes)
+    slope = scale * statistics.rstd
+    dx = g * _spread(slope, x, feature_axis)
+    if not frozen:
+        n = max(x.size // max(x.shape[feature_axis], 1), 1)
+        tilt = ((0 if dvar is None else 2 * dvar) - slope * statistics.rstd * dscale) / n
+        level = ((0 if dmean is None else dmean) - slope * dbias) / n
+        dx = dx + deviation * _spread(tilt, x, feature_axis) + _spread(level, x, feature_axis)
+    found = Gradients(dx.astype(x.dtype), dscale, dbias, g.astype(x.dtype))
+    return Gradients(*(gradient if want else None for gradient, want in zip(found, wanted, strict=True)))
+
+
+def plain(
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    statistics: tuple[jax.Array, jax.Array] | None,
+    *,
+    feature_axis: int,
+    epsilon: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`(y, mean, var)` in the compute dtype by the textbook's formula, with the `statistics` given or x's own.
+
+    It is what gradients of gradients differentiate: every step is one that JAX has a rule for.
+    """
+    axes = _other_axes(x, feature_axis)
+    x = x.astype(compute_dtype(x))
+    if statistics is None:
+        mean = jnp.mean(x, axes)
+        var = jnp.mean(lax.square(x - _spread(mean, x, feature_axis)), axes)
+    else:
+        mean, var = (s.astype(x.dtype) for s in statistics)
+    slope = scale.astype(x.dtype) * lax.rsqrt(var + epsilon)
+    y = (x - _spread(mean, x, feature_axis)) * _spread(slope, x, feature_axis)
+    return y + _spread(bias.astype(x.dtype), x, feature_axis), mean, var

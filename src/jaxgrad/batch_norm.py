@@ -1,0 +1,387 @@
+"""Batch normalisation: the public ops, their checks and their differentiation rules.
+
+The path of a call: `batch_norm_training` checks its arguments, `_training` is the `jax.custom_vjp`, `units` wraps each
+kernel call for `jit` and `vmap`, `_ffi` calls the handlers in ffi/cpu/batch_norm_ffi.cc, which run
+ffi/cpu/batch_norm.cc. The statistics and the normalised array are two calls, so that a program which reads only the
+gradients, or only the statistics, does not compute y.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxgrad import _batch_norm_units as units
+from jaxgrad import _batch_norm_xla, _checks
+from jaxgrad._batch_norm_units import Spec
+from jaxgrad._batch_norm_xla import Gradients, Statistics, compute_dtype
+from jaxgrad._dispatch import IMPLEMENTATIONS
+
+_TRAINING, _INFERENCE = "jaxgrad.batch_norm_training", "jaxgrad.batch_norm_inference"
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    """Which inputs are differentiated: a residual known while tracing."""
+
+    flags: tuple[bool, ...]
+
+
+def batch_norm_training(
+    x: jax.typing.ArrayLike,
+    scale: jax.typing.ArrayLike,
+    bias: jax.typing.ArrayLike,
+    *,
+    feature_axis: int = -1,
+    epsilon: float = 1e-5,
+    residual: jax.typing.ArrayLike | None = None,
+    activation: str | None = None,
+    statistics_dtype: jax.typing.DTypeLike | None = None,
+    implementation: str | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Normalises each channel of a batch by its own mean and variance.
+
+    With the mean and the variance of each channel taken over all other axes,
+
+      y = act(scale * (x - mean) / sqrt(var + epsilon) + bias + residual)
+
+    C is the number of channels, x.shape[feature_axis].
+
+    The variance is that of two passes, so it stays accurate where the mean is large beside the deviation, as
+    E[x^2] - E[x]^2 does not; inside, the mean has twice its digits, so that y and the gradients stay accurate too.
+    The CPU kernel merges blocks whose size and order are fixed: its results do not depend on the number of threads.
+
+    Args:
+      x: of rank 2 or more: float32, float64, bfloat16 or float16. The 16-bit types are storage: statistics and
+        arithmetic are float32.
+      scale: [C], of x's dtype or, where that has 16 bits, float32.
+      bias: [C], of scale's dtype.
+      feature_axis: the axis of the channels; negative ones count from the end.
+      epsilon: what is added to the variance: a Python number, not negative.
+      residual: added before the activation: of x's shape and dtype, or None.
+      activation: "relu", or None for none. Its gradient at zero is zero, as that of `jax.nn.relu` is.
+      statistics_dtype: the dtype of the mean and variance returned: x's own or, where that has 16 bits, float32. None
+        is float32, for x of float64 float64. What is computed inside does not depend on it.
+      implementation: None for the fastest known, "cpu" for the CPU kernels, "xla" for plain XLA.
+        `jaxgrad.explain` tells what None comes to.
+
+    Returns:
+      y: like x.
+      mean: [C], the mean of each channel.
+      var: [C], the biased variance of each channel: the mean square of x - mean.
+
+    Raises:
+      TypeError: an array's dtype is none of those above, or feature_axis or epsilon is not a number of the right kind.
+      ValueError: a rank or a dimension does not fit, feature_axis is out of range, epsilon is negative or NaN, or
+        activation or implementation is unknown.
+      RuntimeError: `implementation="cpu"` where the compiled module cannot be loaded.
+
+    Reverse-mode differentiation works to any order and through all three results; the first uses the kernels, those
+    above it XLA. Kept for it are x, scale, the mean and the inverse standard deviation, and with an activation the
+    bias, or y if there is a residual too. Where a channel has no elements its mean and variance are NaN. The formulas
+    are those of Ioffe and Szegedy, "Batch Normalization" (2015).
+
+    Example:
+      >>> x = jax.random.normal(jax.random.key(0), (8, 32, 32, 16))
+      >>> y, mean, var = jaxgrad.batch_norm_training(x, jnp.ones(16), jnp.zeros(16), activation="relu")
+      >>> y.shape, mean.shape, var.shape
+      ((8, 32, 32, 16), (16,), (16,))
+    """
+    _checks.check_choice(_TRAINING, "activation", activation, (None, "relu"))
+    _checks.check_choice(_TRAINING, "implementation", implementation, IMPLEMENTATIONS)
+    epsilon = _check_epsilon(_TRAINING, epsilon)
+    x, feature_axis, (scale, bias) = _check_arrays(_TRAINING, x, feature_axis, {"scale": scale, "bias": bias})
+    if residual is not None:
+        residual = _checks.as_array(_TRAINING, "residual", residual)
+        if residual.shape != x.shape:
+            raise ValueError(f"{_TRAINING}: residual must have the shape of x, {x.shape}, got {residual.shape}")
+        _checks.check_same_dtype(_TRAINING, "residual", residual, "x", x)
+    dtype = _check_statistics_dtype(statistics_dtype, x)
+    spec = Spec(feature_axis, epsilon, activation == "relu", dtype, implementation)
+    y, mean, var = _training(spec, x, scale, bias, residual)
+    return y, mean, var
+
+
+def batch_norm_inference(
+    x: jax.typing.ArrayLike,
+    scale: jax.typing.ArrayLike,
+    bias: jax.typing.ArrayLike,
+    mean: jax.typing.ArrayLike,
+    var: jax.typing.ArrayLike,
+    *,
+    feature_axis: int = -1,
+    epsilon: float = 1e-5,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Normalises each channel by a given mean and variance: y = scale * (x - mean) / sqrt(var + epsilon) + bias.
+
+    C is the number of channels, x.shape[feature_axis].
+
+    Args:
+      x: of rank 2 or more: float32, float64, bfloat16 or float16. The 16-bit types are storage: arithmetic is float32.
+      scale: [C], of x's dtype or, where that has 16 bits, float32.
+      bias: [C], of scale's dtype.
+      mean: [C], of x's dtype or, where that has 16 bits, float32.
+      var: [C], of mean's dtype.
+      feature_axis: the axis of the channels; negative ones count from the end.
+      epsilon: what is added to the variance: a Python number, not negative.
+      implementation: None for the fastest known, "cpu" for the CPU kernels, "xla" for plain XLA.
+        `jaxgrad.explain` tells what None comes to.
+
+    Returns:
+      y: like x.
+
+    Raises:
+      TypeError: an array's dtype is none of those above, or feature_axis or epsilon is not a number of the right kind.
+      ValueError: a rank or a dimension does not fit, feature_axis is out of range, epsilon is negative or NaN, or
+        implementation is unknown.
+      RuntimeError: `implementation="cpu"` where the compiled module cannot be loaded.
+
+    Reverse-mode differentiation works to any order, for all five arrays; the statistics are constants of x, as where a
+    network is fine-tuned with frozen statistics. The formulas are those of Ioffe and Szegedy (2015).
+
+    Example:
+      >>> x = jax.random.normal(jax.random.key(0), (8, 32, 32, 16))
+      >>> mean, var = jnp.zeros(16), jnp.ones(16)
+      >>> y = jaxgrad.batch_norm_inference(x, jnp.ones(16), jnp.zeros(16), mean, var)
+      >>> y.shape
+      (8, 32, 32, 16)
+    """
+    _checks.check_choice(_INFERENCE, "implementation", implementation, IMPLEMENTATIONS)
+    epsilon = _check_epsilon(_INFERENCE, epsilon)
+    channels = {"scale": scale, "bias": bias, "mean": mean, "var": var}
+    x, feature_axis, arrays = _check_arrays(_INFERENCE, x, feature_axis, channels)
+    return _inference(Spec(feature_axis, epsilon, False, None, implementation), x, *arrays)
+
+
+def _check_epsilon(op: str, epsilon: Any) -> float:
+    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{op}: epsilon must be a Python number, got {type(epsilon).__name__}")
+    if not 0 <= epsilon < math.inf:
+        raise ValueError(f"{op}: epsilon must be finite and not negative, got {epsilon}")
+    return float(epsilon)
+
+
+def _check_arrays(
+    op: str, x: Any, feature_axis: Any, channels: dict[str, Any]
+) -> tuple[jax.Array, int, tuple[jax.Array, ...]]:
+    """x, the axis counted from the start, and the arrays of [C]: pairs of which the second has the first's dtype."""
+    x = _checks.as_array(op, "x", x)
+    _checks.check_floating(op, "x", x)
+    if x.ndim < 2:
+        raise ValueError(f"{op}: x must have rank 2 or more, got rank {x.ndim}, {x.shape}")
+    if isinstance(feature_axis, bool) or not isinstance(feature_axis, (int, np.integer)):
+        raise TypeError(f"{op}: feature_axis must be an int, got {type(feature_axis).__name__}")
+    if not -x.ndim <= feature_axis < x.ndim:
+        raise ValueError(
+            f"{op}: feature_axis must lie in [{-x.ndim}, {x.ndim}), as x has rank {x.ndim}, got {feature_axis}"
+        )
+    feature_axis = int(feature_axis) % x.ndim
+    arrays = {name: _checks.as_array(op, name, value) for name, value in channels.items()}
+    for name, array in arrays.items():
+        _checks.check_shape(op, name, array, ("C",), (x.shape[feature_axis],))
+    names = list(arrays)
+    for first, second in zip(names[::2], names[1::2], strict=True):
+        _check_channel_dtype(op, first, arrays[first].dtype, x)
+        _checks.check_same_dtype(op, second, arrays[second], first, arrays[first])
+    return x, feature_axis, tuple(arrays.values())
+
+
+def _check_channel_dtype(op: str, name: str, dtype: Any, x: jax.Array) -> None:
+    allowed = list(dict.fromkeys([x.dtype.name, compute_dtype(x).name]))
+    if dtype.name not in allowed:
+        raise TypeError(
+            f"{op}: {name} must have the dtype {' or '.join(allowed)}, as x has {x.dtype.name}, got {dtype.name}"
+        )
+
+
+def _check_statistics_dtype(dtype: Any, x: jax.Array) -> np.dtype:
+    if dtype is None:
+        return compute_dtype(x)
+    try:
+        dtype = jnp.dtype(dtype)
+    except TypeError as error:
+        raise TypeError(f"{_TRAINING}: statistics_dtype must be a dtype or None, got {dtype!r}") from error
+    _check_channel_dtype(_TRAINING, "statistics_dtype", dtype, x)
+    return dtype
+
+
+# --- batch statistics ---------------------------------------------------------------------------------------------
+
+
+def _forward(spec, x, scale, bias, residual):
+    """`((y, mean, var), statistics)`"""
+    dtype = compute_dtype(x)
+    mean, mean_low, var, rstd = units.statistics(spec)(x)
+    channels = (scale.astype(dtype), bias.astype(dtype), mean, mean_low, rstd)
+    (y,) = units.normalise(spec)(x, *channels, residual)
+    results = (y, mean.astype(spec.statistics_dtype), var.astype(spec.statistics_dtype))
+    return results, Statistics(mean, mean_low, rstd)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _training(spec, x, scale, bias, residual):
+    """`(y, mean, var)`"""
+    return _forward(spec, x, scale, bias, residual)[0]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _training_with_residuals(spec, x, scale, bias, residual):
+    """`((y, mean, var), statistics)`; the rules never differentiate the statistics that the backward pass reads, for
+    it follows the inputs, which they depend on."""
+    return _forward(spec, x, scale, bias, residual)
+
+
+def _with_residuals_fwd(spec, x, scale, bias, residual):
+    wanted = _Wanted(tuple(p is not None and p.perturbed for p in (x, scale, bias, residual)))
+    x, scale, bias, residual = (None if p is None else p.value for p in (x, scale, bias, residual))
+    results, statistics = _training_with_residuals(spec, x, scale, bias, residual)
+    # relu's argument is computed anew from the bias, or read off the sign of y where a residual went into it.
+    saved_y = results[0] if spec.relu and residual is not None else None
+    saved_bias = bias if spec.relu and residual is None else None
+    return (results, statistics), (x, scale, saved_bias, statistics, saved_y, wanted)
+
+
+def _training_fwd(spec, *primals):
+    (results, _), residuals = _with_residuals_fwd(spec, *primals)
+    return results, residuals
+
+
+def _training_bwd(spec, residuals, cotangents):
+    x, scale, bias, statistics, y, wanted = residuals
+    dtype = compute_dtype(x)
+    dy, dmean, dvar = (None if isinstance(c, jax.custom_derivatives.SymbolicZero) else c for c in cotangents)
+    dmean, dvar = (None if c is None else c.astype(dtype) for c in (dmean, dvar))
+    # Without an activation the residual's gradient is dy itself.
+    flags = (*wanted.flags[:3], wanted.flags[3] and spec.relu)
+    wide_bias = None if bias is None else bias.astype(dtype)
+    found = _training_backward(spec, flags, x, scale.astype(dtype), wide_bias, statistics, y, dy, dmean, dvar)
+    dscale, dbias = (None if g is None else g.astype(scale.dtype) for g in (found.scale, found.bias))
+    return found.x, dscale, dbias, (found.residual if spec.relu else dy) if wanted.flags[3] else None
+
+
+def _with_residuals_bwd(spec, residuals, cotangents):
+    return _training_bwd(spec, residuals, cotangents[0])
+
+
+_training.defvjp(_training_fwd, _training_bwd, symbolic_zeros=True)
+_training_with_residuals.defvjp(_with_residuals_fwd, _with_residuals_bwd, symbolic_zeros=True)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _training_backward(spec, wanted, x, scale, bias, statistics, y, dy, dmean, dvar):
+    """The arrays of [C] are of the compute dtype here, and so are their gradients."""
+    return Gradients(*units.backward(spec, False, wanted)(x, scale, bias, *statistics, y, dy, dmean, dvar))
+
+
+def _training_backward_fwd(spec, wanted, *args):
+    return _training_backward(spec, wanted, *args), args
+
+
+def _training_backward_bwd(spec, wanted, args, cotangents):
+    """Gradients of gradients, by differentiating XLA's own backward pass.
+
+    Where relu passed its argument on is constant almost everywhere, and the bias shifts y alone. The statistics and y
+    get no gradient: they are functions of the inputs, and what is differentiated here computes them anew.
+    """
+    x, scale, bias, statistics, y, dy, dmean, dvar = args
+    passed = None
+    if spec.relu:
+        passed = _batch_norm_xla.passed(x, scale, bias, statistics, y, feature_axis=spec.feature_axis)
+    plain = partial(_batch_norm_xla.plain, statistics=None, feature_axis=spec.feature_axis, epsilon=spec.epsilon)
+
+    def gradients(x, scale, dy, dmean, dvar):
+        results, pullback = jax.vjp(plain, x, scale, jnp.zeros_like(scale))
+        g, dmean, dvar = (
+            jnp.zeros_like(r) if c is None else c.astype(r.dtype)
+            for r, c in zip(results, (dy, dmean, dvar), strict=True)
+        )
+        g = g if passed is None else jnp.where(passed, g, 0)
+        found = (*pullback((g, dmean, dvar)), g.astype(x.dtype))
+        return Gradients(*(gradient if want else None for gradient, want in zip(found, wanted, strict=True)))
+
+    _, pullback = jax.vjp(gradients, x, scale, dy, dmean, dvar)
+    x, scale, dy, dmean, dvar = pullback(cotangents)
+    return x, scale, None, None, None, dy, dmean, dvar
+
+
+_training_backward.defvjp(_training_backward_fwd, _training_backward_bwd)
+
+
+# --- frozen statistics --------------------------------------------------------------------------------------------
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _inference(spec, x, scale, bias, mean, var):
+    dtype = compute_dtype(x)
+    scale, bias, mean, var = (a.astype(dtype) for a in (scale, bias, mean, var))
+    (y,) = units.normalise(spec)(x, scale, bias, mean, None, lax.rsqrt(var + spec.epsilon), None)
+    return y
+
+
+def _inference_fwd(spec, *primals):
+    x, scale, bias, mean, var = (p.value for p in primals)
+    wanted = _Wanted(tuple(p.perturbed for p in primals))
+    return _inference(spec, x, scale, bias, mean, var), (x, scale, mean, var, wanted)
+
+
+def _inference_bwd(spec, residuals, dy):
+    x, scale, mean, var, wanted = residuals
+    if isinstance(dy, jax.custom_derivatives.SymbolicZero):
+        return (None,) * 5
+    return _inference_backward(spec, wanted.flags, x, scale, mean, var, dy)
+
+
+_inference.defvjp(_inference_fwd, _inference_bwd, symbolic_zeros=True)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _inference_backward(spec, wanted, x, scale, mean, var, dy):
+    """The gradients of (x, scale, bias, mean, var), None where not wanted.
+
+    With r = 1 / sqrt(var + epsilon): dmean = -scale r dbias and dvar = -scale r^2 dscale / 2.
+    """
+    dtype = compute_dtype(x)
+    want_x, want_scale, want_bias, want_mean, want_var = wanted
+    wide_scale, wide_mean, wide_var = (a.astype(dtype) for a in (scale, mean, var))
+    rstd = lax.rsqrt(wide_var + spec.epsilon)
+    unit = units.backward(spec, True, (want_x, want_scale or want_var, want_bias or want_mean, False))
+    dx, dscale, dbias, _ = unit(x, wide_scale, None, wide_mean, None, rstd, None, dy, None, None)
+    return (
+        dx,
+        dscale.astype(scale.dtype) if want_scale else None,
+        dbias.astype(scale.dtype) if want_bias else None,
+        (-wide_scale * rstd * dbias).astype(mean.dtype) if want_mean else None,
+        (-wide_scale * rstd * rstd * dscale / 2).astype(var.dtype) if want_var else None,
+    )
+
+
+def _inference_backward_fwd(spec, wanted, *args):
+    return _inference_backward(spec, wanted, *args), args
+
+
+def _inference_backward_bwd(spec, wanted, args, cotangents):
+    """Gradients of gradients, by differentiating XLA's own backward pass."""
+
+    def gradients(x, scale, mean, var, dy):
+        def y(x, scale, bias, mean, var):
+            settings = {"feature_axis": spec.feature_axis, "epsilon": spec.epsilon}
+            return _batch_norm_xla.plain(x, scale, bias, (mean, var), **settings)[0]
+
+        _, pullback = jax.vjp(y, x, scale, jnp.zeros_like(scale), mean, var)
+        found = pullback(dy.astype(compute_dtype(x)))
+        return tuple(gradient if want else None for gradient, want in zip(found, wanted, strict=True))
+
+    _, pullback = jax.vjp(gradients, *args)
+    return pullback(cotangents)
+
+
+_inference_backward.defvjp(_inference_backward_fwd, _inference_backward_bwd)

@@ -1,0 +1,172 @@
+"""Batch normalisation by another route than the library's: the textbook's formula in float64, differentiated by JAX.
+
+Inputs are random and lopsided, with a mean that is not zero; they are rounded to the dtypes under test before the
+reference reads them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from cases import DTYPES
+from tolerances import assert_close
+
+import jaxgrad
+
+EPSILON = 3e-3  # large enough that leaving it out shows
+
+
+class Inputs(NamedTuple):
+    x: Any
+    scale: Any
+    bias: Any
+    residual: Any
+
+
+class Results(NamedTuple):
+    y: Any
+    mean: Any
+    var: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One call: its shape and settings, and the dtypes of x, of scale and bias, and of the statistics."""
+
+    shape: tuple[int, ...] = (5, 3, 4, 6)
+    feature_axis: int = -1
+    residual: bool = False
+    activation: str | None = None
+    dtypes: tuple[str, str, str] = ("float32", "float32", "float32")
+    seed: int = 0
+
+    @property
+    def C(self) -> int:  # noqa: N802
+        return self.shape[self.feature_axis]
+
+    @property
+    def terms(self) -> int:
+        return math.prod(self.shape) // max(self.C, 1)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"feature_axis": self.feature_axis, "epsilon": EPSILON, "activation": self.activation}
+
+    def replace(self, **changes: Any) -> Case:
+        return dataclasses.replace(self, **changes)
+
+    def __str__(self) -> str:
+        extra = [self.activation or "", "residual" if self.residual else "", *dict.fromkeys(self.dtypes)]
+        return f"{'x'.join(map(str, self.shape))}-axis{self.feature_axis}-" + "-".join(filter(None, extra))
+
+
+def make_inputs(case: Case) -> tuple[Inputs, Results]:
+    """The inputs, and cotangents of (y, mean, var). The statistics' are as large as to matter beside that of y."""
+    rng = np.random.default_rng([case.seed, *case.shape])
+    x_dtype, scale_dtype, statistics_dtype = (DTYPES[name] for name in case.dtypes)
+
+    def normal(mean: float, deviation: float, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        return (mean + deviation * rng.standard_normal(shape)).astype(dtype)
+
+    x, residual = normal(0.7, 1.4, case.shape, x_dtype), normal(0.2, 1, case.shape, x_dtype)
+    scale, bias = normal(1.2, 0.5, (case.C,), scale_dtype), normal(0.1, 0.6, (case.C,), scale_dtype)
+    cotangents = Results(
+        normal(0.2, 1, case.shape, x_dtype),
+        normal(0, case.terms, (case.C,), statistics_dtype),
+        normal(0, case.terms, (case.C,), statistics_dtype),
+    )
+    return Inputs(x, scale, bias, residual if case.residual else None), cotangents
+
+
+def spread(array: Any, ndim: int, axis: int) -> Any:
+    shape = [1] * ndim
+    shape[axis] = -1
+    return array.reshape(shape)
+
+
+def plain_training(x, scale, bias, residual=None, *, feature_axis, epsilon=1e-5, activation=None) -> Results:
+    axes = tuple(np.delete(np.arange(x.ndim), feature_axis).tolist())
+    mean = jnp.mean(x, axes)
+    var = jnp.mean((x - spread(mean, x.ndim, feature_axis)) ** 2, axes)
+    y = plain_inference(x, scale, bias, mean, var, feature_axis=feature_axis, epsilon=epsilon)
+    if residual is not None:
+        y = y + residual
+    return Results(jax.nn.relu(y) if activation == "relu" else y, mean, var)
+
+
+def plain_inference(x, scale, bias, mean, var, *, feature_axis, epsilon=1e-5):
+    scale, bias, mean, var = (spread(a, x.ndim, feature_axis) for a in (scale, bias, mean, var))
+    return scale * (x - mean) / jnp.sqrt(var + epsilon) + bias
+
+
+def in_float64(tree: Any) -> Any:
+    return jax.tree.map(lambda a: jnp.asarray(np.asarray(a).astype(np.float64)), tree)
+
+
+def training(target: Any) -> Callable[..., Results]:
+    def call(*args: Any, **kwargs: Any) -> Results:
+        return Results(*jaxgrad.batch_norm_training(*args, **kwargs, implementation=target.implementation))
+
+    return call
+
+
+def inference(target: Any) -> Callable[..., Any]:
+    return partial(jaxgrad.batch_norm_inference, implementation=target.implementation)
+
+
+def values_and_gradients(
+    function: Callable[..., Any], inputs: Any, cotangents: Any, wanted: Any = None
+) -> tuple[Any, Any]:
+    """`(results, gradients)` of function(*inputs), jitted; None is a gradient not `wanted` and a cotangent not given.
+
+    `wanted` are the positions of the inputs that are differentiated; where nothing is said, all that are there.
+    """
+    if wanted is None:
+        wanted = [i for i, value in enumerate(inputs) if value is not None]
+
+    @jax.jit
+    def run(inputs, cotangents):
+        def outputs(values):
+            given = list(inputs)
+            for i, value in zip(wanted, values, strict=True):
+                given[i] = value
+            results = function(*given)
+            used = [r for r, c in zip(jax.tree.leaves(results), cotangents, strict=True) if c is not None]
+            return used, results
+
+        _, pullback, results = jax.vjp(outputs, [inputs[i] for i in wanted], has_aux=True)
+        (gradients,) = pullback([c for c in cotangents if c is not None])
+        return results, gradients
+
+    results, found = run(tuple(inputs), tuple(cotangents))
+    gradients: list[Any] = [None] * len(inputs)
+    for i, gradient in zip(wanted, found, strict=True):
+        gradients[i] = gradient
+    return results, tuple(gradients)
+
+
+def check_training(target: Any, case: Case) -> None:
+    """Values and all gradients of a case against the reference."""
+    inputs, cotangents = make_inputs(case)
+    x_dtype, scale_dtype, statistics_dtype = case.dtypes
+    call = partial(training(target), **case.settings, statistics_dtype=statistics_dtype)
+
+    def ours(x, scale, bias, residual):
+        return call(x, scale, bias, residual=residual)
+
+    results, gradients = values_and_gradients(ours, *target.put((inputs, cotangents)))
+    reference = partial(plain_training, **case.settings)
+    expected, expected_gradients = values_and_gradients(reference, *in_float64((inputs, cotangents)))
+    names = ("y", "mean", "var", *(f"the gradient of {name}" for name in Inputs._fields))
+    dtypes = (x_dtype, statistics_dtype, statistics_dtype, x_dtype, scale_dtype, scale_dtype, x_dtype)
+    pairs = zip(names, dtypes, (*results, *gradients), (*expected, *expected_gradients), strict=True)
+    for name, dtype, actual, wanted in pairs:
+        if wanted is not None:
+            assert_close(actual, wanted, dtype=dtype, terms=case.terms, name=name)
