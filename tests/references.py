@@ -139,45 +139,70 @@ def _one_direction_vjp(inputs, order, cotangents, clip, *, linear_before_reset):
     return results, pullback(tuple(cotangents))
 
 
+# One size for all small calls, so that they share one compilation: T, B, I, H.
+_SHARED_SIZES = (10, 24, 64, 66)
+
+
+def _embed(array, shape: tuple[int, ...]) -> np.ndarray:
+    """A float64 array of `shape`, zero but for `array` in its first corner."""
+    embedded = np.zeros(shape)
+    embedded[tuple(map(slice, np.shape(array)))] = np.asarray(array).astype(np.float64)
+    return embedded
+
+
 def values_and_gradients(
-    inputs: Inputs, cotangents: Cotangents, *, direction: str, linear_before_reset: bool, clip: float | None
+    inputs: Inputs,
+    cotangents: Cotangents,
+    *,
+    direction: str,
+    linear_before_reset: bool,
+    clip: float | None,
+    exact_sizes: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, Inputs]:
     """`(y, y_h, gradients)`, NumPy in float64; an absent cotangent counts as zeros, an absent input has no gradient.
 
-    Each direction is differentiated by itself, so that calls which differ in direction, lengths, clip or absent arrays
-    share one compilation. A NaN may spread from one step of a row to the padding of that row; see `row_by_row`.
+    Each direction is differentiated by itself, and unless `exact_sizes` is set a small call is embedded in a larger one
+    with weights, states and lengths of zero, which change nothing as long as all is finite.
     """
     x, w, r, b, sequence_lens, initial_h = _filled(inputs)
-    T, B, _ = x.shape
+    T, B, I = sizes = x.shape  # noqa: E741
     D, _, H = r.shape
+    sizes = (*sizes, H)
+    fits = all(n <= shared for n, shared in zip(sizes, _SHARED_SIZES, strict=True))
+    T2, B2, I2, H2 = sizes if exact_sizes or not fits else _SHARED_SIZES
     dy = np.zeros((T, D, B, H)) if cotangents.y is None else cotangents.y
     dy_h = np.zeros((D, B, H)) if cotangents.y_h is None else cotangents.y_h
+    bound = np.float64(np.inf if clip is None else clip)
 
-    def wide(a):
-        return np.asarray(a).astype(np.float64)
-
-    ys, y_hs, gradients = [], [], []
+    results = []
     with jax.default_device(jax.devices("cpu")[0]):
         for d, is_reversed in enumerate(_REVERSED[direction]):
-            one = Inputs(wide(x), wide(w[d]), wide(r[d]), wide(b[d]), np.asarray(sequence_lens), wide(initial_h[d]))
-            order = _order(T, jnp.asarray(one.sequence_lens), is_reversed)
-            back = wide(dy[:, d]), wide(dy_h[d])
-            bound = wide(np.inf if clip is None else clip)
-            (y, y_h), found = _one_direction_vjp(one, order, back, bound, linear_before_reset=linear_before_reset)
-            ys.append(np.asarray(y))
-            y_hs.append(np.asarray(y_h))
-            gradients.append([np.asarray(g) for g in found])
-    dx, (dw, dr, db, dh0) = sum(g[0] for g in gradients), (np.stack(g) for g in list(zip(*gradients, strict=True))[1:])
-    found = Inputs(
-        dx, dw, dr, db if inputs.b is not None else None, None, dh0 if inputs.initial_h is not None else None
-    )
-    return np.stack(ys, 1), np.stack(y_hs), found
+            one = Inputs(
+                _embed(x, (T2, B2, I2)),
+                _embed(w[d].reshape(3, H, I), (3, H2, I2)).reshape(3 * H2, I2),
+                _embed(r[d].reshape(3, H, H), (3, H2, H2)).reshape(3 * H2, H2),
+                _embed(b[d].reshape(6, H), (6, H2)).reshape(6 * H2),
+                _embed(sequence_lens, (B2,)).astype(np.int32),
+                _embed(initial_h[d], (B2, H2)),
+            )
+            back = _embed(dy[:, d], (T2, B2, H2)), _embed(dy_h[d], (B2, H2))
+            order = _order(T2, jnp.asarray(one.sequence_lens), is_reversed)
+            values, gradients = _one_direction_vjp(one, order, back, bound, linear_before_reset=linear_before_reset)
+            results.append(jax.tree.map(np.asarray, (*values, *gradients)))
+
+    y, y_h, dx, dw, dr, db, dh0 = (np.stack(parts) for parts in zip(*results, strict=True))
+    dw = dw.reshape(D, 3, H2, I2)[:, :, :H, :I].reshape(D, 3 * H, I)
+    dr = dr.reshape(D, 3, H2, H2)[:, :, :H, :H].reshape(D, 3 * H, H)
+    db = db.reshape(D, 6, H2)[:, :, :H].reshape(D, 6 * H) if inputs.b is not None else None
+    dh0 = dh0[:, :B, :H] if inputs.initial_h is not None else None
+    gradients = Inputs(dx.sum(0)[:T, :B, :I], dw, dr, db, None, dh0)
+    return np.moveaxis(y, 0, 1)[:T, :, :B, :H], y_h[:, :B, :H], gradients
 
 
 def row_by_row(
     inputs: Inputs, cotangents: Cotangents, *, direction: str, linear_before_reset: bool, clip: float | None
 ) -> tuple[np.ndarray, np.ndarray, Inputs]:
-    """`values_and_gradients`, with each row cut to its length: no padding is computed and then masked away."""
+    """`values_and_gradients` for what is not finite: each row is cut to its length, and nothing is added."""
     x, w, r, b, sequence_lens, initial_h = _filled(inputs)
     T, B, I = x.shape  # noqa: E741
     D, _, H = r.shape
@@ -191,7 +216,7 @@ def row_by_row(
         cut = Inputs(x[:length, here], w, r, b, None, initial_h[:, here])
         back = Cotangents(cotangents.y[:length, :, here], cotangents.y_h[:, here])
         settings = {"direction": direction, "linear_before_reset": linear_before_reset, "clip": clip}
-        y[:length, :, here], y_h[:, here], gradients = values_and_gradients(cut, back, **settings)
+        y[:length, :, here], y_h[:, here], gradients = values_and_gradients(cut, back, **settings, exact_sizes=True)
         dx[:length, here], dh0[:, here] = gradients.x, gradients.initial_h
         for total, gradient in ((dw, gradients.w), (dr, gradients.r), (db, gradients.b)):
             total += gradient

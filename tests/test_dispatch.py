@@ -61,7 +61,7 @@ def test_explain_refuses_the_kernel_on_another_platform():
 
 @pytest.mark.parametrize("op", [np.sin, jax.lax.scan, None, "gru"], ids=["numpy", "jax", "none", "text"])
 def test_explain_refuses_what_is_no_op(op):
-    with pytest.raises(ValueError, match=r"jaxgrad.explain: op must be one of jaxgrad's ops \(gru\), got"):
+    with pytest.raises(ValueError, match=r"jaxgrad.explain: op must be one of jaxgrad's ops \(.*gru.*\), got"):
         jaxgrad.explain(op)
 
 
@@ -154,9 +154,8 @@ def test_importing_jaxgrad_starts_no_backend(run_python):
 
 
 def test_the_public_names():
-    assert sorted(jaxgrad.__all__) == ["Choice", "__version__", "explain", "gru"]
-    assert jaxgrad.gru.__doc__
-    assert jaxgrad.explain.__doc__
+    assert {"Choice", "__version__", "explain", "gru"} <= set(jaxgrad.__all__)
+    assert all(getattr(jaxgrad, name).__doc__ for name in jaxgrad.__all__ if name != "__version__")
 
 
 def test_every_device_of_the_host_runs_the_kernel(run_python):

@@ -1,9 +1,9 @@
 """How far a result may lie from the float64 reference, which is computed from the same, already rounded, inputs.
 
-An error is measured against the largest value of its array, since sums of many terms of either sign leave small values
-with the absolute error of large ones. Every input is drawn so that values and gradients come out near 1, or above it
-where they add over many steps; so a tolerance of a few eps of the largest value is far below what a zeroed gradient, a
-swapped gate or a lost bias brings about, which is of the order of the largest value itself.
+An error is measured against the largest value of its array, or against 1, since sums of many terms of either sign leave
+small values with the absolute error of large ones. Every input is drawn so that values and gradients come out near 1, or
+above it where they add over many steps; so a tolerance of a few eps is far below what a zeroed gradient, a swapped gate
+or a lost bias brings about, which is of the order of the largest value itself.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ EPS = {name: float(np.finfo(dtype).eps) if dtype.kind == "f" else 2.0**-7 for na
 # dtype: (a, s); the tolerance is (a + s * sqrt(terms)) * eps, where `terms` is the length of the longest sum.
 _FACTORS = {
     # Arithmetic in the type itself. The recurrence and the activations make a few roundings a step, of which the gates
-    # forget the older ones: 8. The rounding errors of a sum grow like the root of its length. Measured: up to 6.5 eps.
+    # forget the older ones; a slope such as 1 - n * n loses a few more where n is near 1: 8. The rounding errors of a
+    # sum grow like the root of its length. Measured in 400 random calls of the GRU: up to 0.6 of this.
     "float32": (8.0, 1.0),
     "float64": (8.0, 1.0),
     # Storage only, arithmetic in float32: half an eps for rounding the result, and as much again in each product that
-    # reads a rounded state or a rounded gradient of a gate; these do not grow with the length. Measured: up to 0.9 eps.
+    # reads a rounded state or a rounded gradient of a gate; these do not grow with the length. Measured: up to 0.9.
     "bfloat16": (2.0, 0.0),
     "float16": (2.0, 0.0),
 }
 
-_SMALLEST_SCALE = 0.25  # where an array has few elements, all may be small by cancellation; their terms are not
+_SMALLEST_SCALE = 1.0  # where an array has few elements, all may be small by cancellation; their terms are not
 
 
 def tolerance(dtype: str, expected: np.ndarray, terms: int) -> float:
