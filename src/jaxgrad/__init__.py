@@ -3,6 +3,8 @@
 from jaxgrad._dispatch import Choice as Choice
 from jaxgrad._dispatch import explain as explain
 from jaxgrad._version import __version__ as __version__
+from jaxgrad.conv import conv_general_dilated as conv_general_dilated
+from jaxgrad.conv_transpose import conv_transpose as conv_transpose
 from jaxgrad.gru import gru as gru
 
-__all__ = ["Choice", "__version__", "explain", "gru"]
+__all__ = ["Choice", "__version__", "conv_general_dilated", "conv_transpose", "explain", "gru"]

@@ -59,7 +59,7 @@ def report() -> Iterator[tuple[str, str]]:
     platforms = dict.fromkeys(["cpu", jax.default_backend()])
     for op in _dispatch.OPS:
         for name in platforms:
-            yield "op", str(_dispatch.choose(op, name))
+            yield "op", str(_dispatch.explain(getattr(jaxgrad, op), platform=name))
 
 
 def main() -> int:
