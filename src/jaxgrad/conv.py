@@ -165,7 +165,10 @@ def _triangle_call(
     crop = tuple((min(0, low), min(0, high)) for low, high in pads)
     kept = tuple((max(0, low), max(0, high)) for low, high in pads)
     cropped = tuple(size + sum(pair) for size, pair in zip(sizes, crop, strict=True))
-    return _ForwardCall(Geometry(*map(tuple, dn), strides, kept, rhs_dilation, groups, cropped, tuple(window)), crop)
+    lhs_spec, rhs_spec, out_spec = map(tuple, dn)
+    return _ForwardCall(
+        Geometry(lhs_spec, rhs_spec, out_spec, strides, kept, rhs_dilation, groups, cropped, tuple(window)), crop
+    )
 
 
 @dataclasses.dataclass(frozen=True)
