@@ -8,6 +8,7 @@ group.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ _MOST_TAPS_UNROLLED = 64
 
 def forward(geometry: Geometry, precision: Any, x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
     y = _convolve(geometry, precision, x, w)
-    return y if bias is None else y + along_features(bias, geometry.out_spec)
+    return y if bias is None else add_bias(y, bias, geometry.out_spec)
 
 
 def _convolve(geometry: Geometry, precision: Any, x: jax.Array, w: jax.Array) -> jax.Array:
@@ -37,9 +38,14 @@ def _convolve(geometry: Geometry, precision: Any, x: jax.Array, w: jax.Array) ->
     )
 
 
-def along_features(bias: jax.Array, spec: tuple[int, ...]) -> jax.Array:
-    """bias [C] in a shape that broadcasts along the feature axis of an array laid out by `spec`."""
-    return lax.expand_dims(bias, [axis for axis in range(len(spec)) if axis != spec[1]])
+def add_bias(y: jax.Array, bias: jax.Array, spec: Sequence[int]) -> jax.Array:
+    """y + bias [C] along the feature axis of y, laid out by `spec`.
+
+    16-bit types are added in float32: then their gradient, a sum over all of y, is summed in float32 too.
+    """
+    wide = jnp.dtype(jnp.float32) if y.dtype.itemsize == 2 else y.dtype
+    spread = lax.expand_dims(bias.astype(wide), [axis for axis in range(y.ndim) if axis != spec[1]])
+    return (y.astype(wide) + spread).astype(y.dtype)
 
 
 def backward_input(geometry: Geometry, precision: Any, dy: jax.Array, w: jax.Array) -> jax.Array:

@@ -47,6 +47,12 @@ class Obstacle:
     slower: bool = False  # they can take it, but XLA is faster
 
 
+def symbolic_obstacle(*arrays: jax.Array | None) -> Obstacle | None:
+    """Sizes that are symbols, as in shape-polymorphic export: no workspace can be planned for them."""
+    symbolic = any(not isinstance(size, int) for array in arrays if array is not None for size in array.shape)
+    return Obstacle("sizes that are known only later are XLA's") if symbolic else None
+
+
 @dataclasses.dataclass(frozen=True)
 class Decision:
     """What one call comes to, on every platform."""

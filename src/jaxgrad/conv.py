@@ -17,7 +17,7 @@ from jax import lax
 
 from jaxgrad import _checks, _conv_triangle, _conv_xla, _ffi
 from jaxgrad._conv_geometry import Geometry, Pairs, dilated_size, transposed
-from jaxgrad._dispatch import IMPLEMENTATIONS, Obstacle, Op, Route
+from jaxgrad._dispatch import IMPLEMENTATIONS, Obstacle, Op, Route, symbolic_obstacle
 
 _OP = "conv_general_dilated"
 _DISPATCH = Op(_OP, "oneDNN", _ffi.onednn_problem)
@@ -76,14 +76,14 @@ def conv_general_dilated(
       (8, 16, 16, 16)
     """
     settings = {
-        "window_strides": window_strides,
+        "window_strides": tuple(window_strides),
         "padding": padding,
-        "lhs_dilation": lhs_dilation,
-        "rhs_dilation": rhs_dilation,
+        "lhs_dilation": None if lhs_dilation is None else tuple(lhs_dilation),
+        "rhs_dilation": None if rhs_dilation is None else tuple(rhs_dilation),
         "dimension_numbers": dimension_numbers,
         "feature_group_count": feature_group_count,
         "batch_group_count": batch_group_count,
-        "precision": precision,
+        "precision": tuple(precision) if isinstance(precision, list) else precision,
         "preferred_element_type": preferred_element_type,
     }
     return convolve(_DISPATCH, lhs, rhs, bias, implementation, settings)
@@ -102,14 +102,17 @@ def convolve(op: Op, lhs: Any, rhs: Any, bias: Any, implementation: str | None, 
     if reason := _outside_triangle(lhs, rhs, result, settings):
         obstacle: Obstacle | None = Obstacle(reason)
     else:
-        lhs, rhs = lhs.astype(result.dtype), rhs.astype(result.dtype)
         call = _triangle_call(lhs.shape, rhs.shape, dn, settings)
-        obstacle = call.obstacle(lhs, rhs, bias is not None)
+        if min(call.geometry.x_spatial) <= 0:
+            call, obstacle = None, Obstacle("a window that meets nothing but padding is XLA's")
+        else:
+            lhs, rhs = lhs.astype(result.dtype), rhs.astype(result.dtype)
+            obstacle = call.obstacle(lhs, rhs, bias is not None)
     route = op.decide(implementation, obstacle).route
     # XLA itself is at its best without the triangle around it, but for the weight gradients of groups.
     if call is None or (route == "xla" and settings["feature_group_count"] == 1):
         y = plain(lhs, rhs)
-        return y if bias is None else y + _conv_xla.along_features(bias, tuple(dn.out_spec))
+        return y if bias is None else _conv_xla.add_bias(y, bias, dn.out_spec)
     return call.run(lhs, rhs, bias, settings["precision"], route)
 
 
@@ -129,11 +132,8 @@ def _outside_triangle(lhs: jax.Array, rhs: jax.Array, result: jax.ShapeDtypeStru
     spread = any(d > 1 for d in settings["lhs_dilation"] or ())
     if not jnp.issubdtype(lhs.dtype, jnp.floating):
         return f"the dtype {lhs.dtype.name} is XLA's"
-    if (
-        lhs.dtype != rhs.dtype
-        or result.dtype.itemsize < lhs.dtype.itemsize
-        or result.dtype.name not in _checks.FLOATING
-    ):
+    exact = result.dtype == lhs.dtype or result.dtype.itemsize > lhs.dtype.itemsize  # every operand is one of result's
+    if lhs.dtype != rhs.dtype or not exact or result.dtype.name not in _checks.FLOATING:
         return f"operands of {lhs.dtype.name} and {rhs.dtype.name} with a result of {result.dtype.name} are XLA's"
     if not 1 <= n <= 3:
         return f"{n} spatial axes are XLA's; the kernels take 1 to 3"
@@ -141,6 +141,10 @@ def _outside_triangle(lhs: jax.Array, rhs: jax.Array, result: jax.ShapeDtypeStru
         return "batch_group_count above 1 is XLA's"
     if spread and any(s > 1 for s in settings["window_strides"]):
         return "lhs_dilation and window_strides both above 1 are XLA's"
+    if symbolic := symbolic_obstacle(lhs, rhs):
+        return symbolic.reason
+    if min(*settings["window_strides"], *(settings["lhs_dilation"] or (1,)), *(settings["rhs_dilation"] or (1,))) < 1:
+        return "a stride or dilation below 1 is for XLA to refuse"
     if 0 in (*lhs.shape, *rhs.shape, *result.shape):
         return "an array without elements is XLA's"
     return ""
@@ -197,8 +201,6 @@ class _TransposedCall:
 
     def obstacle(self, lhs: jax.Array, rhs: jax.Array, has_bias: bool) -> Obstacle | None:
         g = self.geometry
-        if any(size <= 0 for size in g.x_spatial):
-            return Obstacle("a result that is all padding is XLA's")
         features = rhs.shape[_output_axis(g)]
         return _kernel_obstacle(g, (lhs.shape[g.out_spec[0]], features, lhs.shape[g.out_spec[1]]), lhs.dtype, False)
 
@@ -209,7 +211,7 @@ class _TransposedCall:
             w = swap_features(w, g.rhs_spec, g.feature_group_count)
         y = _conv_triangle.backward_input(_conv_triangle.Spec(g, precision, route), lhs, w)
         y = _pad(y, g.lhs_spec, self.pad)
-        return y if bias is None else y + _conv_xla.along_features(bias, g.lhs_spec)
+        return y if bias is None else _conv_xla.add_bias(y, bias, g.lhs_spec)
 
 
 def _output_axis(g: Geometry) -> int:

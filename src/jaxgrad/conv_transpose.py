@@ -81,9 +81,12 @@ def conv_transpose(
         layout, window_layout = _DEFAULT_LAYOUTS[lhs.ndim].split()
         dimension_numbers = (layout, window_layout, layout)
     dn = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
+    _check_groups(feature_group_count, rhs.shape[dn.rhs_spec[0]])
     strides = _sizes("strides", strides, n)
     dilation = _sizes("rhs_dilation", (1,) * n if rhs_dilation is None else rhs_dilation, n)
     extents = [dilated_size(rhs.shape[axis], d) for axis, d in zip(dn.rhs_spec[2:], dilation, strict=True)]
+    if padding == "SAME_LOWER" and max(strides, default=1) == 1:  # a plain convolution, as in jax.lax
+        padding = lax.padtype_to_pads([lhs.shape[axis] for axis in dn.lhs_spec[2:]], extents, strides, padding)
     pads = _padding(padding, use_consistent_padding, extents, strides)
     added = _output_padding(output_padding, strides, dilation)
     if transpose_kernel:
@@ -100,6 +103,14 @@ def conv_transpose(
         "preferred_element_type": preferred_element_type,
     }
     return convolve(_DISPATCH, lhs, rhs, bias, implementation, settings)
+
+
+def _check_groups(feature_group_count: int, output_features: int) -> None:
+    if feature_group_count < 1 or output_features % feature_group_count:
+        raise ValueError(
+            f"{_OP}: feature_group_count must be positive and divide the output axis of rhs, {output_features}, "
+            f"got {feature_group_count}"
+        )
 
 
 def _sizes(name: str, value: Sequence[int], n: int) -> tuple[int, ...]:

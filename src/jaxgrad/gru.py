@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxgrad import _checks, _ffi, _gru_xla
 from jaxgrad._batching import fold_or_loop
-from jaxgrad._dispatch import IMPLEMENTATIONS, Op, Route, by_platform
+from jaxgrad._dispatch import IMPLEMENTATIONS, Op, Route, by_platform, symbolic_obstacle
 from jaxgrad._gru_xla import Gradients
 
 _OP = "jaxgrad.gru"
@@ -121,7 +121,7 @@ def gru(
     linear_before_reset = _checks.check_flag(_OP, "linear_before_reset", linear_before_reset)
     clip = _check_clip(clip)
     arrays = _check_arrays(x, w, r, b, sequence_lens, initial_h, 2 if direction == "bidirectional" else 1)
-    route = _DISPATCH.decide(implementation).route
+    route = _DISPATCH.decide(implementation, symbolic_obstacle(*arrays)).route
     y, y_h = _gru(_Spec(direction, linear_before_reset, clip, route), *arrays)
     return y, y_h
 
