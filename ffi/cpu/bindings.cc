@@ -1,14 +1,19 @@
 // The Python module jaxgrad._cpu: the handlers to register, and what Python must know while it lowers a call.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <string>
 
 #include "batch_norm.h"
 #include "batch_norm_ffi.h"
+#include "conv.h"
+#include "conv_ffi.h"
 #include "gru.h"
 #include "gru_ffi.h"
 #include "isa.h"
+#include "onednn.h"
 
 namespace nb = nanobind;
 
@@ -26,6 +31,9 @@ nb::dict registrations() {
   targets["jaxgrad_batch_norm_statistics"] = handler(jaxgrad_batch_norm_statistics);
   targets["jaxgrad_batch_norm_normalise"] = handler(jaxgrad_batch_norm_normalise);
   targets["jaxgrad_batch_norm_backward"] = handler(jaxgrad_batch_norm_backward);
+  targets["jaxgrad_conv_forward"] = handler(jaxgrad_conv_forward);
+  targets["jaxgrad_conv_backward_input"] = handler(jaxgrad_conv_backward_input);
+  targets["jaxgrad_conv_backward_filter"] = handler(jaxgrad_conv_backward_filter);
   return targets;
 }
 
@@ -35,6 +43,7 @@ nb::dict build_info() {
   info["ffi_api"] = ffi_api.c_str();
   info["compiler"] = __VERSION__;
   info["instruction_set"] = isa_name();
+  info["onednn"] = onednn::version().c_str();
   return info;
 }
 
@@ -48,11 +57,52 @@ int64_t batch_norm_scratch(int64_t outer, int64_t C, int64_t inner, int64_t stor
   return batch_norm_workspace(BatchNormShape{outer, C, inner}, storage_bytes);
 }
 
+// (workspace bytes, oneDNN's name of the kernel), or None where it has none. Builds the plan that the call will run.
+nb::object plan_of(int64_t kind, bool bfloat16, bool has_bias, const std::vector<int64_t>& x,
+                   const std::vector<int64_t>& w, const std::vector<int64_t>& y, const std::vector<int64_t>& lhs_spec,
+                   const std::vector<int64_t>& rhs_spec, const std::vector<int64_t>& out_spec,
+                   const std::vector<int64_t>& window_strides, const std::vector<int64_t>& padding,
+                   const std::vector<int64_t>& rhs_dilation, int64_t feature_group_count) {
+  std::string problem;
+  const ConvKey key =
+      conv_key(ConvCall{static_cast<ConvKind>(kind), bfloat16 ? ConvType::kBFloat16 : ConvType::kFloat32, has_bias, x,
+                        w, y, lhs_spec, rhs_spec, out_spec, window_strides, padding, rhs_dilation, feature_group_count},
+               problem);
+  if (!problem.empty()) throw nb::value_error(problem.c_str());
+  try {
+    std::shared_ptr<const ConvPlan> plan;
+    {
+      const nb::gil_scoped_release release;
+      plan = conv_plan(key);
+    }
+    return nb::make_tuple(plan->workspace_bytes(), plan->implementation());
+  } catch (const onednn::Error& error) {
+    if (error.status == dnnl_unimplemented) return nb::none();
+    throw;
+  }
+}
+
+nb::dict plan_cache_info() {
+  const ConvPlanCacheInfo found = conv_plan_cache_info();
+  nb::dict info;
+  info["hits"] = found.hits;
+  info["misses"] = found.misses;
+  info["size"] = found.size;
+  info["capacity"] = found.capacity;
+  return info;
+}
+
 }  // namespace
 
 NB_MODULE(_cpu, module) {
   module.def("registrations", &registrations, "The XLA FFI handlers, by target name.");
   module.def("build_info", &build_info, "FFI API version, compiler, and the instruction set in use here.");
+  module.def("load_onednn", &onednn::load, nb::arg("path"), "Opens oneDNN; raises RuntimeError where it cannot serve.");
+  module.def("conv_plan", &plan_of, nb::arg("kind"), nb::arg("bfloat16"), nb::arg("has_bias"), nb::arg("x"),
+             nb::arg("w"), nb::arg("y"), nb::arg("lhs_spec"), nb::arg("rhs_spec"), nb::arg("out_spec"),
+             nb::arg("window_strides"), nb::arg("padding"), nb::arg("rhs_dilation"), nb::arg("feature_group_count"),
+             "(bytes of scratch, name of the kernel) of a convolution's plan, or None.");
+  module.def("conv_plan_cache_info", &plan_cache_info, "Hits, misses, size and capacity of the cache of plans.");
   module.def("gru_forward_workspace", &workspace<gru_forward_workspace>, "Bytes of scratch of one forward call.");
   module.def("gru_backward_workspace", &workspace<gru_backward_workspace>, "Bytes of scratch of one backward call.");
   module.def("batch_norm_workspace", &batch_norm_scratch, "Bytes of scratch of one call, of either direction.");

@@ -51,7 +51,7 @@ struct GruBackwardScratch {
       : H(round_up(s.H, kPad)),
         I(round_up(s.I, kPad)),
         steps(chunk_steps(s)),
-        rows(round_up(steps * s.B, kBlock)),
+        rows(odd_blocks(steps * s.B)),
         w(arena.take<T>(s.D * 3 * H * I)),
         r(arena.take<T>(s.D * 3 * H * H)),
         dgates(arena.take<T>(s.D * s.saved_gates() * H * rows)),
@@ -60,6 +60,10 @@ struct GruBackwardScratch {
         db(arena.take<T>(s.D * s.saved_gates() * H)),
         dw(arena.take<T>(sums_in_scratch ? s.D * 3 * s.H * s.I : 0)),
         dr(arena.take<T>(sums_in_scratch ? s.D * 3 * s.H * s.H : 0)) {}
+
+  // Whole blocks of rows, an odd number of them: then the blocks of columns, which stand that far apart, do not all
+  // fall into the same few sets of the first-level cache.
+  static int64_t odd_blocks(int64_t rows) { return ((rows + kBlock - 1) / kBlock | 1) * kBlock; }
 
   // Steps whose gate gradients are kept before they go into the weight gradients: about a megabyte of them, and, with
   // the packed weights, no more than one [T, B, 3H] array where that leaves enough rows for a fast product.

@@ -5,6 +5,17 @@ from jaxgrad._dispatch import explain as explain
 from jaxgrad._version import __version__ as __version__
 from jaxgrad.batch_norm import batch_norm_inference as batch_norm_inference
 from jaxgrad.batch_norm import batch_norm_training as batch_norm_training
+from jaxgrad.conv import conv_general_dilated as conv_general_dilated
+from jaxgrad.conv_transpose import conv_transpose as conv_transpose
 from jaxgrad.gru import gru as gru
 
-__all__ = ["Choice", "__version__", "batch_norm_inference", "batch_norm_training", "explain", "gru"]
+__all__ = [
+    "Choice",
+    "__version__",
+    "batch_norm_inference",
+    "batch_norm_training",
+    "conv_general_dilated",
+    "conv_transpose",
+    "explain",
+    "gru",
+]

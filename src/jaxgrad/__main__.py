@@ -55,11 +55,12 @@ def report() -> Iterator[tuple[str, str]]:
             "CPU kernels",
             (f"built for FFI API {build['ffi_api']} with {build['compiler']}, using {build['instruction_set']}"),
         )
+        yield "oneDNN", build["onednn"] or f"missing: {_ffi.onednn_problem()}"
         yield "CPU handlers", ", ".join(_ffi.cpu_targets())
     platforms = dict.fromkeys(["cpu", jax.default_backend()])
     for op in _dispatch.OPS:
         for name in platforms:
-            yield "op", str(_dispatch.choose(op, name))
+            yield "op", str(_dispatch.explain(getattr(jaxgrad, op), platform=name))
 
 
 def main() -> int:

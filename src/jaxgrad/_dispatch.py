@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from jax import lax
 
-from jaxgrad import _ffi
-
 IMPLEMENTATIONS = (None, "xla", "cpu")
+
+Route = Literal["by platform", "kernel", "xla"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Choice:
     Attributes:
       op: the op's public name.
       platform: the JAX platform, `"cpu"` or `"gpu"`.
-      implementation: `"cpu"` (our kernel) or `"xla"`.
+      implementation: `"cpu"` (the kernels of jaxgrad or oneDNN) or `"xla"`.
       reason: why, in one sentence.
     """
 
@@ -36,55 +38,130 @@ class Choice:
         return f"{self.op} on {self.platform}: {self.implementation!r} ({self.reason})"
 
 
-def choose(op: str, platform: str, implementation: str | None = None) -> Choice:
-    """The choice for `op` on `platform`; raises where a forced implementation cannot run there."""
-    if implementation == "xla":
-        return Choice(op, platform, "xla", "forced by implementation='xla'")
-    problem = _ffi.cpu_problem()
-    if implementation == "cpu":
-        if problem:
-            raise RuntimeError(f"jaxgrad.{op}: implementation='cpu' cannot run: {problem}")
+@dataclasses.dataclass(frozen=True)
+class Obstacle:
+    """Why the CPU kernels cannot, or should not, take a call."""
+
+    reason: str
+    missing: bool = False  # a library is missing: the user should hear of it
+    slower: bool = False  # they can take it, but XLA is faster
+
+
+def symbolic_obstacle(*arrays: jax.Array | None) -> Obstacle | None:
+    """Sizes that are symbols, as in shape-polymorphic export: no workspace can be planned for them."""
+    symbolic = any(not isinstance(size, int) for array in arrays if array is not None for size in array.shape)
+    return Obstacle("sizes that are known only later are XLA's") if symbolic else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What one call comes to, on every platform."""
+
+    op: str
+    implementation: str | None
+    obstacle: Obstacle | None
+    kernel: str  # what the CPU kernel is, for the explanation
+
+    @property
+    def route(self) -> Route:
+        if self.implementation == "xla":
+            return "xla"
+        if self.implementation == "cpu":
+            return "kernel"
+        return "xla" if self.obstacle else "by platform"
+
+    def choice(self, platform: str) -> Choice:
+        """Raises where a forced implementation cannot run on `platform`."""
+        if self.implementation == "xla":
+            return Choice(self.op, platform, "xla", "forced by implementation='xla'")
+        if self.implementation == "cpu":
+            if platform != "cpu":
+                raise ValueError(
+                    f"jaxgrad.{self.op}: implementation='cpu' runs on the platform 'cpu' only, got {platform!r}"
+                )
+            return Choice(self.op, platform, "cpu", "forced by implementation='cpu'")
         if platform != "cpu":
-            raise ValueError(f"jaxgrad.{op}: implementation='cpu' runs on the platform 'cpu' only, got {platform!r}")
-        return Choice(op, platform, "cpu", "forced by implementation='cpu'")
-    if platform != "cpu":
-        return Choice(op, platform, "xla", f"jaxgrad has no {op} kernel for the platform {platform!r}")
-    if problem:
-        return Choice(op, platform, "xla", f"the CPU kernels are missing: {problem}")
-    return Choice(op, platform, "cpu", "the CPU kernel takes every dtype and shape of this op")
+            return Choice(self.op, platform, "xla", f"jaxgrad has no {self.op} kernel for the platform {platform!r}")
+        if self.obstacle:
+            return Choice(self.op, platform, "xla", self.obstacle.reason)
+        return Choice(self.op, platform, "cpu", self.kernel)
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """A public op, as the dispatch knows it.
+
+    Attributes:
+      name: its public name.
+      kernel: what its CPU kernel is, for the explanation.
+      problem: says why the CPU kernels cannot be used at all; empty when they can.
+    """
+
+    name: str
+    kernel: str
+    problem: Callable[[], str]
+
+    def __post_init__(self) -> None:
+        OPS[self.name] = self
+
+    def decide(self, implementation: str | None, obstacle: Obstacle | None = None) -> Decision:
+        """The decision for a call that meets `obstacle`; raises where `implementation="cpu"` does."""
+        if problem := self.problem():
+            obstacle = Obstacle(f"the CPU kernels are missing: {problem}", missing=True)
+        if implementation == "cpu" and obstacle is not None and not obstacle.slower:
+            error = RuntimeError if obstacle.missing else ValueError
+            raise error(f"jaxgrad.{self.name}: implementation='cpu' cannot run: {obstacle.reason}")
+        decision = Decision(self.name, implementation, obstacle, self.kernel)
+        _note(decision)
+        return decision
+
+
+OPS: dict[str, Op] = {}
+_explaining = threading.local()
+
+
+def _note(decision: Decision) -> None:
+    implementation, obstacle = decision.implementation, decision.obstacle
+    if (recorded := getattr(_explaining, "decisions", None)) is not None:
+        recorded.append(decision)
+    elif implementation is None and obstacle is not None and obstacle.missing and jax.default_backend() == "cpu":
+        _warn_once(obstacle.reason)
 
 
 @cache
 def _warn_once(problem: str) -> None:
     warnings.warn(
-        f"jaxgrad runs on plain XLA, without its CPU kernels: {problem}. 'python -m jaxgrad' tells more.",
+        f"jaxgrad runs on plain XLA: {problem}. 'python -m jaxgrad' tells more.",
         RuntimeWarning,
         stacklevel=2,
     )
 
 
-def by_platform(implementation: str | None, kernel: Callable[..., Any], xla: Callable[..., Any], *args: Any) -> Any:
+def by_platform(route: Route, kernel: Callable[..., Any], xla: Callable[..., Any], *args: Any) -> Any:
     """Calls `kernel` where the CPU kernel is chosen and `xla` elsewhere.
 
     The platform is that of the computation, known when it is lowered, and not that of JAX's default device: a
     program lowered for a GPU from a machine without one takes the GPU's branch.
     """
-    problem = _ffi.cpu_problem()
-    if implementation == "xla" or (implementation is None and problem):
-        if implementation is None and jax.default_backend() == "cpu":
-            _warn_once(problem)
-        return xla(*args)
-    if implementation == "cpu":
-        choose("op", "cpu", "cpu")
-        return kernel(*args)
-    return lax.platform_dependent(*args, cpu=kernel, default=xla)
+    if route == "by platform":
+        return lax.platform_dependent(*args, cpu=kernel, default=xla)
+    return (kernel if route == "kernel" else xla)(*args)
+
+
+@contextlib.contextmanager
+def _recording() -> Iterator[list[Decision]]:
+    _explaining.decisions = []
+    try:
+        yield _explaining.decisions
+    finally:
+        _explaining.decisions = None
 
 
 def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **kwargs: Any) -> Choice:
     """Says which implementation a call takes, without running it.
 
     Args:
-      op: a public op, such as `jaxgrad.gru`.
+      op: a public op, such as `jaxgrad.conv_general_dilated`.
       *args: the call's arguments; arrays may be `jax.ShapeDtypeStruct`. With none given, the usual case is told.
       platform: the platform to ask about; by default that of JAX's default device.
       **kwargs: the call's keyword arguments, `implementation` among them.
@@ -102,11 +179,19 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
     name = getattr(op, "__name__", "")
     if name not in OPS:
         raise ValueError(f"jaxgrad.explain: op must be one of jaxgrad's ops ({', '.join(OPS)}), got {op!r}")
-    if args:
-        arrays = {key: value for key, value in kwargs.items() if hasattr(value, "shape")}
-        settings = {key: value for key, value in kwargs.items() if key not in arrays}
-        jax.eval_shape(lambda args, arrays: op(*args, **arrays, **settings), args, arrays)
-    return choose(name, platform or jax.default_backend(), kwargs.get("implementation"))
+    platform = platform or jax.default_backend()
+    if not args:
+        with _recording():
+            return OPS[name].decide(kwargs.get("implementation")).choice(platform)
+    arrays: dict[Any, Any] = {}
+    settings: dict[Any, Any] = {}
+    for key, value in (*enumerate(args), *kwargs.items()):
+        (arrays if hasattr(value, "shape") else settings)[key] = value
 
+    def call(arrays: dict[Any, Any]) -> Any:
+        both = {**settings, **arrays}
+        return op(*(both[i] for i in range(len(args))), **{key: both[key] for key in kwargs})
 
-OPS = ("batch_norm_training", "batch_norm_inference", "gru")
+    with _recording() as decisions:
+        jax.eval_shape(call, arrays)
+    return decisions[0].choice(platform)

@@ -37,7 +37,7 @@ class Gradients(NamedTuple):
 
 
 def _compute_dtype(array: jax.Array) -> jnp.dtype:
-    return jnp.promote_types(array.dtype, jnp.float32)
+    return jnp.dtype(jnp.float32) if array.dtype.itemsize == 2 else array.dtype
 
 
 def _dot(a: jax.Array, b: jax.Array, dtype: jnp.dtype) -> jax.Array:
@@ -47,7 +47,11 @@ def _dot(a: jax.Array, b: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 def _valid(sequence_lens: jax.Array | None, T: int) -> jax.Array | None:
     """[T, B, 1]: which steps lie within their row's length. Lengths out of [0, T] are taken as the nearest in it."""
-    return None if sequence_lens is None else (jnp.arange(T)[:, None] < sequence_lens[None, :])[..., None]
+    return (
+        None
+        if sequence_lens is None
+        else (jnp.arange(T, dtype=sequence_lens.dtype)[:, None] < sequence_lens[None, :])[..., None]
+    )
 
 
 def _keep(valid: jax.Array | None, array: jax.Array) -> jax.Array:

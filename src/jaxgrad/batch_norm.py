@@ -19,12 +19,15 @@ import numpy as np
 from jax import lax
 
 from jaxgrad import _batch_norm_units as units
-from jaxgrad import _batch_norm_xla, _checks
+from jaxgrad import _batch_norm_xla, _checks, _ffi
 from jaxgrad._batch_norm_units import Spec
 from jaxgrad._batch_norm_xla import Gradients, Statistics, compute_dtype
-from jaxgrad._dispatch import IMPLEMENTATIONS
+from jaxgrad._dispatch import IMPLEMENTATIONS, Op, symbolic_obstacle
 
 _TRAINING, _INFERENCE = "jaxgrad.batch_norm_training", "jaxgrad.batch_norm_inference"
+_KERNEL = "the CPU kernel takes every dtype and shape of this op"
+_DISPATCH_TRAINING = Op("batch_norm_training", _KERNEL, _ffi.cpu_problem)
+_DISPATCH_INFERENCE = Op("batch_norm_inference", _KERNEL, _ffi.cpu_problem)
 
 
 @jax.tree_util.register_static
@@ -105,7 +108,8 @@ def batch_norm_training(
             raise ValueError(f"{_TRAINING}: residual must have the shape of x, {x.shape}, got {residual.shape}")
         _checks.check_same_dtype(_TRAINING, "residual", residual, "x", x)
     dtype = _check_statistics_dtype(statistics_dtype, x)
-    spec = Spec(feature_axis, epsilon, activation == "relu", dtype, implementation)
+    route = _DISPATCH_TRAINING.decide(implementation, symbolic_obstacle(x)).route
+    spec = Spec(feature_axis, epsilon, activation == "relu", dtype, route)
     y, mean, var = _training(spec, x, scale, bias, residual)
     return y, mean, var
 
@@ -159,7 +163,8 @@ def batch_norm_inference(
     epsilon = _check_epsilon(_INFERENCE, epsilon)
     channels = {"scale": scale, "bias": bias, "mean": mean, "var": var}
     x, feature_axis, arrays = _check_arrays(_INFERENCE, x, feature_axis, channels)
-    return _inference(Spec(feature_axis, epsilon, False, None, implementation), x, *arrays)
+    route = _DISPATCH_INFERENCE.decide(implementation, symbolic_obstacle(x)).route
+    return _inference(Spec(feature_axis, epsilon, False, None, route), x, *arrays)
 
 
 def _check_epsilon(op: str, epsilon: Any) -> float:

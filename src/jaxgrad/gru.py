@@ -18,10 +18,11 @@ import numpy as np
 
 from jaxgrad import _checks, _ffi, _gru_xla
 from jaxgrad._batching import fold_or_loop
-from jaxgrad._dispatch import IMPLEMENTATIONS, by_platform
+from jaxgrad._dispatch import IMPLEMENTATIONS, Op, Route, by_platform, symbolic_obstacle
 from jaxgrad._gru_xla import Gradients
 
 _OP = "jaxgrad.gru"
+_DISPATCH = Op("gru", "the CPU kernel takes every dtype and shape of this op", _ffi.cpu_problem)
 _DIRECTIONS = ("forward", "reverse", "bidirectional")
 
 
@@ -32,7 +33,7 @@ class _Spec:
     direction: str
     linear_before_reset: bool
     clip: float | None
-    implementation: str | None
+    route: Route
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -120,7 +121,8 @@ def gru(
     linear_before_reset = _checks.check_flag(_OP, "linear_before_reset", linear_before_reset)
     clip = _check_clip(clip)
     arrays = _check_arrays(x, w, r, b, sequence_lens, initial_h, 2 if direction == "bidirectional" else 1)
-    y, y_h = _gru(_Spec(direction, linear_before_reset, clip, implementation), *arrays)
+    route = _DISPATCH.decide(implementation, symbolic_obstacle(*arrays)).route
+    y, y_h = _gru(_Spec(direction, linear_before_reset, clip, route), *arrays)
     return y, y_h
 
 
@@ -270,7 +272,7 @@ def _forward_unit(spec: _Spec, training: bool) -> Callable[..., Any]:
 
     xla = partial(_gru_xla.forward, **spec.attributes, training=training)
     unit = fold_or_loop(
-        lambda *arrays: by_platform(spec.implementation, kernel, xla, *arrays),
+        lambda *arrays: by_platform(spec.route, kernel, xla, *arrays),
         in_axes=(_AXIS["x"], None, None, None, _AXIS["sequence_lens"], _AXIS["initial_h"]),
         out_axes=(_AXIS["y"], _AXIS["y_h"], _AXIS["gates"] if training else None),
     )
@@ -289,7 +291,7 @@ def _backward_unit(spec: _Spec, wanted: tuple[bool, ...]) -> Callable[..., Any]:
         return tuple(_gru_xla.backward(*arrays, **spec.attributes, wanted=wanted))
 
     unit = fold_or_loop(
-        lambda *arrays: by_platform(spec.implementation, kernel, xla, *arrays),
+        lambda *arrays: by_platform(spec.route, kernel, xla, *arrays),
         in_axes=(
             _AXIS["x"],
             None,

@@ -1,0 +1,68 @@
+// The convolution triangle on the CPU, by oneDNN: y = conv(x, w) and its two transposes, dx from (dy, w), dw from (x,
+// dy).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace jaxgrad {
+
+constexpr int kMaxSpatial = 3;
+
+enum class ConvKind : int64_t { kForward = 0, kBackwardInput = 1, kBackwardFilter = 2 };
+enum class ConvType : int64_t { kFloat32 = 0, kBFloat16 = 1 };
+
+// An operand as it lies in memory: the sizes and strides (in elements) of its logical axes.
+// Activations: batch, feature, spatial. Filters: output feature, input feature of a group, spatial.
+struct ConvOperand {
+  std::array<int64_t, kMaxSpatial + 2> sizes{};
+  std::array<int64_t, kMaxSpatial + 2> strides{};
+
+  bool operator==(const ConvOperand& other) const { return sizes == other.sizes && strides == other.strides; }
+};
+
+// Everything that a plan bakes in; what plans are cached under.
+struct ConvKey {
+  ConvKind kind;
+  ConvType type;         // of the operands
+  ConvType result_type;  // of the result
+  bool has_bias;         // forward: a bias is added; backward filter: its gradient is wanted
+  int spatial;           // 1 to kMaxSpatial
+  int64_t groups;
+  ConvOperand x, w, y;  // of the forward convolution, whatever the kind
+  std::array<int64_t, kMaxSpatial> window_strides{}, rhs_dilation{}, padding_low{}, padding_high{};
+  int threads;  // the threads that oneDNN will use: its blocking and its scratch memory depend on it
+
+  bool operator==(const ConvKey& other) const;
+};
+
+struct ConvKeyHash {
+  size_t operator()(const ConvKey& key) const;
+};
+
+// A primitive with the reorders around it. Immutable: any number of threads may run it at once, each on its own
+// buffers.
+class ConvPlan {
+ public:
+  virtual ~ConvPlan() = default;
+
+  virtual int64_t workspace_bytes() const = 0;
+  virtual std::string implementation() const = 0;  // oneDNN's name of the kernel
+  // first, second: (x, w), (dy, w) or (x, dy). bias: the bias to add, or the bias gradient's result; null without one.
+  virtual void run(const void* first, const void* second, void* bias, void* result, std::byte* workspace) const = 0;
+};
+
+// The plan of a key: built at its first use, then kept. Throws onednn::Error, with status dnnl_unimplemented where
+// oneDNN has no kernel. Thread-safe.
+std::shared_ptr<const ConvPlan> conv_plan(const ConvKey& key);
+
+struct ConvPlanCacheInfo {
+  int64_t hits, misses, size, capacity;
+};
+ConvPlanCacheInfo conv_plan_cache_info();
+
+}  // namespace jaxgrad

@@ -1,0 +1,227 @@
+"""The convolution triangle: three bilinear units, each the `jax.custom_vjp` of the other two.
+
+  forward(x, w, bias)    y  = conv(x, w) + bias
+  backward_input(dy, w)  dx, the transpose of conv in x
+  backward_filter(x, dy) dw and db, the transpose of conv in w and bias
+
+Since each unit's derivatives are the other two, gradients of gradients run on the same kernels to any order, and a
+transposed convolution is backward_input read as an op of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+
+from jaxgrad import _conv_xla, _ffi
+from jaxgrad._conv_geometry import Geometry
+from jaxgrad._dispatch import Route, by_platform
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """The static arguments of a unit."""
+
+    geometry: Geometry
+    precision: Any
+    route: Route
+
+    def with_groups(self, feature_group_count: int) -> Spec:
+        return dataclasses.replace(self, geometry=self.geometry.with_groups(feature_group_count))
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    """Which operands are differentiated: a residual known while tracing."""
+
+    flags: tuple[bool, ...]
+
+
+def _values_and_wanted(*primals: Any) -> tuple[tuple[Any, ...], _Wanted]:
+    values = tuple(None if p is None else p.value for p in primals)
+    return values, _Wanted(tuple(p is not None and p.perturbed for p in primals))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def forward(spec, x, w, bias):
+    """y, in the layout of the geometry's out_spec; bias [output features] or None."""
+    return _forward_unit(spec)(x, w, bias)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def backward_input(spec, dy, w):
+    """dx, in the layout of the geometry's lhs_spec."""
+    return _backward_input_unit(spec)(dy, w)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def backward_filter(spec, want_bias, x, dy):
+    """(dw, db), dw in the layout of the geometry's rhs_spec, db [output features] or None if not wanted."""
+    return _backward_filter_unit(spec, want_bias)(x, dy)
+
+
+def _forward_fwd(spec, x, w, bias):
+    (x, w, bias), wanted = _values_and_wanted(x, w, bias)
+    return forward(spec, x, w, bias), (x, w, wanted)
+
+
+def _forward_bwd(spec, residuals, dy):
+    x, w, wanted = residuals
+    want_x, want_w, want_bias = wanted.flags
+    dx = backward_input(spec, dy, w) if want_x else None
+    dw = db = None
+    if want_w:
+        dw, db = backward_filter(spec, want_bias, x, dy)
+    elif want_bias:
+        db = _conv_xla.bias_gradient(spec.geometry, dy)
+    return dx, dw, db
+
+
+def _backward_input_fwd(spec, dy, w):
+    (dy, w), wanted = _values_and_wanted(dy, w)
+    return backward_input(spec, dy, w), (dy, w, wanted)
+
+
+def _backward_input_bwd(spec, residuals, dx):
+    dy, w, wanted = residuals
+    want_dy, want_w = wanted.flags
+    return (
+        forward(spec, dx, w, None) if want_dy else None,
+        backward_filter(spec, False, dx, dy)[0] if want_w else None,
+    )
+
+
+def _backward_filter_fwd(spec, want_bias, x, dy):
+    (x, dy), wanted = _values_and_wanted(x, dy)
+    return backward_filter(spec, want_bias, x, dy), (x, dy, wanted)
+
+
+def _backward_filter_bwd(spec, want_bias, residuals, cotangents):
+    x, dy, wanted = residuals
+    want_x, want_dy = wanted.flags
+    dw, db = (jnp.zeros(c.shape, c.dtype) if _is_symbolic_zero(c) else c for c in (*cotangents,))
+    return (
+        backward_input(spec, dy, dw) if want_x else None,
+        forward(spec, x, dw, db) if want_dy else None,
+    )
+
+
+def _is_symbolic_zero(cotangent: Any) -> bool:
+    return isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
+
+
+forward.defvjp(_forward_fwd, _forward_bwd, symbolic_zeros=True)
+backward_input.defvjp(_backward_input_fwd, _backward_input_bwd, symbolic_zeros=True)
+backward_filter.defvjp(_backward_filter_fwd, _backward_filter_bwd, symbolic_zeros=True)
+
+
+# --- one call each, jitted, with a batching rule ------------------------------------------------------------------
+
+
+@cache
+def _forward_unit(spec: Spec) -> Callable[..., Any]:
+    def call(x, w, bias):
+        kernel = partial(_ffi.conv_forward, spec.geometry)
+        return by_platform(spec.route, kernel, partial(_conv_xla.forward, spec.geometry, spec.precision), x, w, bias)
+
+    unit = custom_vmap(call)
+
+    @unit.def_vmap
+    def rule(size, is_mapped, x, w, bias):
+        if size == 0:
+            return _no_examples(unit, is_mapped, x, w, bias)
+        g = spec.geometry
+        x_mapped, w_mapped, bias_mapped = is_mapped
+        if not w_mapped and not bias_mapped:  # more rows of the same batch
+            y = unit(_fold(x, g.lhs_spec[0]), w, bias)
+            return _unfold(y, g.out_spec[0], size), True
+        if not x_mapped and g.feature_group_count == 1:  # more output features
+            y = unit(x, _fold(_mapped(w, w_mapped, size), g.rhs_spec[0]), _fold_bias(bias, bias_mapped, size))
+            return _unfold(y, g.out_spec[1], size), True
+        many = _forward_unit(spec.with_groups(g.feature_group_count * size))  # more groups
+        x, w = _mapped(x, x_mapped, size), _mapped(w, w_mapped, size)
+        y = many(_fold(x, g.lhs_spec[1]), _fold(w, g.rhs_spec[0]), _fold_bias(bias, bias_mapped, size))
+        return _unfold(y, g.out_spec[1], size), True
+
+    return jax.jit(unit)
+
+
+@cache
+def _backward_input_unit(spec: Spec) -> Callable[..., Any]:
+    def call(dy, w):
+        kernel = partial(_ffi.conv_backward_input, spec.geometry)
+        return by_platform(spec.route, kernel, partial(_conv_xla.backward_input, spec.geometry, spec.precision), dy, w)
+
+    unit = custom_vmap(call)
+
+    @unit.def_vmap
+    def rule(size, is_mapped, dy, w):
+        if size == 0:
+            return _no_examples(unit, is_mapped, dy, w)
+        g = spec.geometry
+        dy_mapped, w_mapped = is_mapped
+        if not w_mapped:
+            return _unfold(unit(_fold(dy, g.out_spec[0]), w), g.lhs_spec[0], size), True
+        many = _backward_input_unit(spec.with_groups(g.feature_group_count * size))
+        dx = many(_fold(_mapped(dy, dy_mapped, size), g.out_spec[1]), _fold(w, g.rhs_spec[0]))
+        return _unfold(dx, g.lhs_spec[1], size), True
+
+    return jax.jit(unit)
+
+
+@cache
+def _backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
+    def call(x, dy):
+        kernel = partial(_ffi.conv_backward_filter, spec.geometry, want_bias)
+        xla = partial(_conv_xla.backward_filter, spec.geometry, spec.precision, want_bias)
+        return by_platform(spec.route, kernel, xla, x, dy)
+
+    unit = custom_vmap(call)
+
+    @unit.def_vmap
+    def rule(size, is_mapped, x, dy):
+        if size == 0:
+            return _no_examples(unit, is_mapped, x, dy)
+        g = spec.geometry
+        many = _backward_filter_unit(spec.with_groups(g.feature_group_count * size), want_bias)
+        x, dy = (_mapped(a, here, size) for a, here in zip((x, dy), is_mapped, strict=True))
+        dw, db = many(_fold(x, g.lhs_spec[1]), _fold(dy, g.out_spec[1]))
+        unfolded = (_unfold(dw, g.rhs_spec[0], size), None if db is None else _unfold(db, 0, size))
+        return unfolded, (True, None if db is None else True)
+
+    return jax.jit(unit)
+
+
+def _no_examples(unit: Callable[..., Any], is_mapped: Any, *args: Any) -> tuple[Any, Any]:
+    """The results of a map over nothing."""
+    one = [
+        jax.ShapeDtypeStruct(a.shape[1:], a.dtype) if mapped else a for a, mapped in zip(args, is_mapped, strict=True)
+    ]
+    results = jax.tree.map(lambda r: jnp.zeros((0, *r.shape), r.dtype), jax.eval_shape(unit, *one))
+    return results, jax.tree.map(lambda _: True, results)
+
+
+def _mapped(array: jax.Array, is_mapped: bool, size: int) -> jax.Array:
+    return array if is_mapped else jnp.broadcast_to(array, (size, *array.shape))
+
+
+def _fold(array: jax.Array, axis: int) -> jax.Array:
+    """Merges the mapped axis, the first, into `axis` of the rest, as its slower part."""
+    array = jnp.moveaxis(array, 0, axis)
+    return array.reshape(*array.shape[:axis], array.shape[axis] * array.shape[axis + 1], *array.shape[axis + 2 :])
+
+
+def _unfold(array: jax.Array, axis: int, size: int) -> jax.Array:
+    array = array.reshape(*array.shape[:axis], size, array.shape[axis] // size, *array.shape[axis + 1 :])
+    return jnp.moveaxis(array, axis, 0)
+
+
+def _fold_bias(bias: jax.Array | None, is_mapped: bool | None, size: int) -> jax.Array | None:
+    return None if bias is None else _fold(_mapped(bias, bool(is_mapped), size), 0)

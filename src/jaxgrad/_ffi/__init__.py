@@ -1,0 +1,22 @@
+"""The only place that calls `jax.ffi`: registers the compiled handlers and spells out each call's attributes.
+
+An absent operand is passed, and an unwanted result asked for, as an array without elements.
+"""
+
+from jaxgrad._ffi.batch_norm import batch_norm_backward as batch_norm_backward
+from jaxgrad._ffi.batch_norm import batch_norm_normalise as batch_norm_normalise
+from jaxgrad._ffi.batch_norm import batch_norm_statistics as batch_norm_statistics
+from jaxgrad._ffi.conv import CONV_KINDS as CONV_KINDS
+from jaxgrad._ffi.conv import conv_backward_filter as conv_backward_filter
+from jaxgrad._ffi.conv import conv_backward_input as conv_backward_input
+from jaxgrad._ffi.conv import conv_forward as conv_forward
+from jaxgrad._ffi.conv import conv_plan as conv_plan
+from jaxgrad._ffi.conv import conv_plan_cache_info as conv_plan_cache_info
+from jaxgrad._ffi.conv import onednn_has_bfloat16 as onednn_has_bfloat16
+from jaxgrad._ffi.gru import GruSizes as GruSizes
+from jaxgrad._ffi.gru import gru_backward as gru_backward
+from jaxgrad._ffi.gru import gru_forward as gru_forward
+from jaxgrad._ffi.registration import cpu_build as cpu_build
+from jaxgrad._ffi.registration import cpu_problem as cpu_problem
+from jaxgrad._ffi.registration import cpu_targets as cpu_targets
+from jaxgrad._ffi.registration import onednn_problem as onednn_problem

@@ -1,0 +1,121 @@
+"""The calls of ffi/cpu/conv_ffi.cc, and the plans behind them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgrad._conv_geometry import Geometry, shape_of
+from jaxgrad._ffi.registration import cpu, or_empty
+
+CONV_KINDS = ("forward", "backward_input", "backward_filter")
+
+
+def _conv_layout(geometry: Geometry) -> dict[str, Any]:
+    return {
+        "lhs_spec": np.array(geometry.lhs_spec, np.int64),
+        "rhs_spec": np.array(geometry.rhs_spec, np.int64),
+        "out_spec": np.array(geometry.out_spec, np.int64),
+        "window_strides": np.array(geometry.window_strides, np.int64),
+        "padding": np.array(geometry.padding, np.int64).reshape(-1),
+        "rhs_dilation": np.array(geometry.rhs_dilation, np.int64),
+        "feature_group_count": np.int64(geometry.feature_group_count),
+    }
+
+
+def _conv_shapes(geometry: Geometry, batch: int, features: int, out_features: int) -> tuple[tuple[int, ...], ...]:
+    """The shapes of x, w and y."""
+    g = geometry
+    return (
+        shape_of(g.lhs_spec, batch, features, g.x_spatial),
+        shape_of(g.rhs_spec, out_features, features // g.feature_group_count, g.w_spatial),
+        shape_of(g.out_spec, batch, out_features, g.y_spatial),
+    )
+
+
+class ConvPlan(NamedTuple):
+    """What the compiled module says of one call: the bytes of scratch, and oneDNN's name of the kernel."""
+
+    workspace: int
+    implementation: str
+
+
+@cache
+def conv_plan(
+    kind: str, geometry: Geometry, batch: int, features: int, out_features: int, dtype: str, has_bias: bool
+) -> ConvPlan | None:
+    """The plan of a call, built while it is lowered and kept for the call itself; None where oneDNN has none."""
+    shapes = _conv_shapes(geometry, batch, features, out_features)
+    layout: dict[str, Any] = {
+        name: np.asarray(value).reshape(-1).tolist() for name, value in _conv_layout(geometry).items()
+    }
+    layout["feature_group_count"] = geometry.feature_group_count
+    found = cpu.conv_plan(CONV_KINDS.index(kind), dtype == "bfloat16", has_bias, *map(list, shapes), **layout)
+    return None if found is None else ConvPlan(*found)
+
+
+def _conv_compute(array: jax.Array) -> jax.Array:
+    """float16 is computed in float32, and so is bfloat16 where oneDNN has no real kernels for it on this processor."""
+    narrow = array.dtype == jnp.float16 or (array.dtype == jnp.bfloat16 and not onednn_has_bfloat16())
+    return array.astype(jnp.float32) if narrow else array
+
+
+@cache
+def onednn_has_bfloat16() -> bool:
+    """Whether oneDNN has real kernels for bfloat16 on this processor."""
+    g = Geometry((0, 1, 2), (0, 1, 2), (0, 1, 2), (1,), ((0, 0),), (1,), 1, (32,), (3,))
+    plan = conv_plan("forward", g, 1, 64, 64, "bfloat16", False)
+    return plan is not None and "ref" not in plan.implementation
+
+
+def _conv_call(
+    kind: str, geometry: Geometry, sizes: tuple[int, int, int], operands: tuple[jax.Array, ...], has_bias: bool
+) -> tuple[jax.Array, ...]:
+    dtype = operands[0].dtype
+    operands = tuple(map(_conv_compute, operands))
+    compute = operands[0].dtype
+    x, w, y = _conv_shapes(geometry, *sizes)
+    plan = conv_plan(kind, geometry, *sizes, compute.name, has_bias)
+    if plan is None:  # the dispatch asked for the call itself; this is one that vmap made of it
+        raise NotImplementedError(
+            f"oneDNN has no kernel for the unit {kind} of {geometry} under vmap; implementation='xla' runs it"
+        )
+    results = {"forward": [y], "backward_input": [x], "backward_filter": [w, (sizes[2],) if has_bias else (0,)]}[kind]
+    call = jax.ffi.ffi_call(
+        f"jaxgrad_conv_{kind}",
+        (*(jax.ShapeDtypeStruct(s, compute) for s in results), jax.ShapeDtypeStruct((plan.workspace,), np.uint8)),
+    )
+    *found, _ = call(*operands, **_conv_layout(geometry))
+    return tuple(result.astype(dtype) for result in found)
+
+
+def conv_forward(geometry: Geometry, x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """y"""
+    sizes = (x.shape[geometry.lhs_spec[0]], x.shape[geometry.lhs_spec[1]], w.shape[geometry.rhs_spec[0]])
+    operands = (x, w, or_empty(bias, x.dtype))
+    return _conv_call("forward", geometry, sizes, operands, bias is not None)[0]
+
+
+def conv_backward_input(geometry: Geometry, dy: jax.Array, w: jax.Array) -> jax.Array:
+    """dx"""
+    features = w.shape[geometry.rhs_spec[1]] * geometry.feature_group_count
+    sizes = (dy.shape[geometry.out_spec[0]], features, dy.shape[geometry.out_spec[1]])
+    return _conv_call("backward_input", geometry, sizes, (dy, w), False)[0]
+
+
+def conv_backward_filter(
+    geometry: Geometry, want_bias: bool, x: jax.Array, dy: jax.Array
+) -> tuple[jax.Array, jax.Array | None]:
+    """(dw, db)"""
+    sizes = (x.shape[geometry.lhs_spec[0]], x.shape[geometry.lhs_spec[1]], dy.shape[geometry.out_spec[1]])
+    dw, db = _conv_call("backward_filter", geometry, sizes, (x, dy), want_bias)
+    return dw, db if want_bias else None
+
+
+def conv_plan_cache_info() -> dict[str, int]:
+    """Hits, misses, size and capacity of the cache of oneDNN's plans."""
+    return dict(cpu.conv_plan_cache_info()) if cpu is not None else {}

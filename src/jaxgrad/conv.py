@@ -1,0 +1,252 @@
+"""Convolution: the public op, its checks and which of the triangle's units it is.
+
+The path of a call: `conv_general_dilated` has jax.lax check its arguments, `_conv_triangle` holds the three units and
+their rules, `_ffi` calls the handlers in ffi/cpu/conv_ffi.cc, which run ffi/cpu/conv.cc on oneDNN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxgrad import _checks, _conv_triangle, _conv_xla, _ffi
+from jaxgrad._conv_geometry import Geometry, Pairs, dilated_size, transposed
+from jaxgrad._dispatch import IMPLEMENTATIONS, Obstacle, Op, Route, symbolic_obstacle
+
+_OP = "conv_general_dilated"
+_DISPATCH = Op(_OP, "oneDNN", _ffi.onednn_problem)
+_KERNEL_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def conv_general_dilated(
+    lhs: jax.typing.ArrayLike,
+    rhs: jax.typing.ArrayLike,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: Any = None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    *,
+    bias: jax.typing.ArrayLike | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """`jax.lax.conv_general_dilated`, argument for argument, with fast gradients.
+
+    Args:
+      lhs: the input, of rank n + 2 for n spatial axes.
+      rhs: the window's weights, of rank n + 2.
+      window_strides: n strides.
+      padding: "SAME", "SAME_LOWER", "VALID", or n pairs (low, high), which may be negative.
+      lhs_dilation: n factors by which the input is spread, or None for ones.
+      rhs_dilation: n factors by which the window is spread, or None for ones.
+      dimension_numbers: None (NCHW, OIHW, NCHW), three strings such as ("NHWC", "HWIO", "NHWC"), or
+        `jax.lax.ConvDimensionNumbers`.
+      feature_group_count: the number of groups that the features fall into.
+      batch_group_count: the number of groups that the batch falls into.
+      precision, preferred_element_type: as in `jax.lax`.
+      bias: [output features], added to the result and of its dtype, or None.
+      implementation: None for the fastest known, "cpu" for oneDNN's kernels, "xla" for plain XLA. `jaxgrad.explain`
+        tells what None comes to for a call, and why.
+
+    Returns:
+      The result, with the shape and dtype of `jax.lax.conv_general_dilated`'s.
+
+    Raises:
+      TypeError, ValueError: what `jax.lax.conv_general_dilated` raises; bias of another shape or dtype; an unknown
+        implementation; or `implementation="cpu"` for a call that oneDNN has no kernel for, with the reason.
+      RuntimeError: `implementation="cpu"` where oneDNN or the compiled module cannot be loaded.
+
+    oneDNN takes 1 to 3 spatial axes in any layout, groups, window dilation, asymmetric and negative padding, in
+    float32, bfloat16 and float16 (computed in float32), and input dilation where the window strides are 1. All else,
+    float64 among it, runs on XLA. Reverse-mode differentiation works to any order on the same kernels.
+
+    Example:
+      >>> x, w = jnp.ones((8, 32, 32, 3)), jnp.ones((3, 3, 3, 16))
+      >>> jaxgrad.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")).shape
+      (8, 16, 16, 16)
+    """
+    settings = {
+        "window_strides": tuple(window_strides),
+        "padding": padding,
+        "lhs_dilation": None if lhs_dilation is None else tuple(lhs_dilation),
+        "rhs_dilation": None if rhs_dilation is None else tuple(rhs_dilation),
+        "dimension_numbers": dimension_numbers,
+        "feature_group_count": feature_group_count,
+        "batch_group_count": batch_group_count,
+        "precision": tuple(precision) if isinstance(precision, list) else precision,
+        "preferred_element_type": preferred_element_type,
+    }
+    return convolve(_DISPATCH, lhs, rhs, bias, implementation, settings)
+
+
+def convolve(op: Op, lhs: Any, rhs: Any, bias: Any, implementation: str | None, settings: dict[str, Any]) -> jax.Array:
+    """The convolution that `settings`, arguments of `jax.lax.conv_general_dilated`, describe."""
+    name = f"jaxgrad.{op.name}"
+    _checks.check_choice(name, "implementation", implementation, IMPLEMENTATIONS)
+    lhs, rhs = _checks.as_array(name, "lhs", lhs), _checks.as_array(name, "rhs", rhs)
+    plain: Callable[..., jax.Array] = partial(lax.conv_general_dilated, **settings)
+    result = jax.eval_shape(plain, lhs, rhs)  # jax.lax's own checks of shapes and dtypes
+    dn = lax.conv_dimension_numbers(lhs.shape, rhs.shape, settings["dimension_numbers"])
+    bias = _check_bias(name, bias, result, dn)
+    call: _ForwardCall | _TransposedCall | None = None
+    if reason := _outside_triangle(lhs, rhs, result, settings):
+        obstacle: Obstacle | None = Obstacle(reason)
+    else:
+        call = _triangle_call(lhs.shape, rhs.shape, dn, settings)
+        if min(call.geometry.x_spatial) <= 0:
+            call, obstacle = None, Obstacle("a window that meets nothing but padding is XLA's")
+        else:
+            lhs, rhs = lhs.astype(result.dtype), rhs.astype(result.dtype)
+            obstacle = call.obstacle(lhs, rhs, bias is not None)
+    route = op.decide(implementation, obstacle).route
+    # XLA itself is at its best without the triangle around it, but for the weight gradients of groups.
+    if call is None or (route == "xla" and settings["feature_group_count"] == 1):
+        y = plain(lhs, rhs)
+        return y if bias is None else _conv_xla.add_bias(y, bias, dn.out_spec)
+    return call.run(lhs, rhs, bias, settings["precision"], route)
+
+
+def _check_bias(name: str, bias: Any, result: jax.ShapeDtypeStruct, dn: lax.ConvDimensionNumbers) -> jax.Array | None:
+    if bias is None:
+        return None
+    bias = _checks.as_array(name, "bias", bias)
+    _checks.check_shape(name, "bias", bias, ("output features",), (result.shape[dn.out_spec[1]],))
+    if bias.dtype != result.dtype:
+        raise TypeError(f"{name}: bias must have the dtype of the result, {result.dtype.name}, got {bias.dtype.name}")
+    return bias
+
+
+def _outside_triangle(lhs: jax.Array, rhs: jax.Array, result: jax.ShapeDtypeStruct, settings: dict[str, Any]) -> str:
+    """Why a call is none of the triangle's units; empty when it is one."""
+    n = lhs.ndim - 2
+    spread = any(d > 1 for d in settings["lhs_dilation"] or ())
+    if not jnp.issubdtype(lhs.dtype, jnp.floating):
+        return f"the dtype {lhs.dtype.name} is XLA's"
+    exact = result.dtype == lhs.dtype or result.dtype.itemsize > lhs.dtype.itemsize  # every operand is one of result's
+    if lhs.dtype != rhs.dtype or not exact or result.dtype.name not in _checks.FLOATING:
+        return f"operands of {lhs.dtype.name} and {rhs.dtype.name} with a result of {result.dtype.name} are XLA's"
+    if not 1 <= n <= 3:
+        return f"{n} spatial axes are XLA's; the kernels take 1 to 3"
+    if settings["batch_group_count"] > 1:
+        return "batch_group_count above 1 is XLA's"
+    if spread and any(s > 1 for s in settings["window_strides"]):
+        return "lhs_dilation and window_strides both above 1 are XLA's"
+    if symbolic := symbolic_obstacle(lhs, rhs):
+        return symbolic.reason
+    if min(*settings["window_strides"], *(settings["lhs_dilation"] or (1,)), *(settings["rhs_dilation"] or (1,))) < 1:
+        return "a stride or dilation below 1 is for XLA to refuse"
+    if 0 in (*lhs.shape, *rhs.shape, *result.shape):
+        return "an array without elements is XLA's"
+    return ""
+
+
+def _triangle_call(
+    lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dn: lax.ConvDimensionNumbers, settings: dict[str, Any]
+) -> _ForwardCall | _TransposedCall:
+    n, groups = len(lhs_shape) - 2, settings["feature_group_count"]
+    strides = tuple(map(int, settings["window_strides"]))
+    lhs_dilation = tuple(map(int, settings["lhs_dilation"] or (1,) * n))
+    rhs_dilation = tuple(map(int, settings["rhs_dilation"] or (1,) * n))
+    sizes = [lhs_shape[axis] for axis in dn.lhs_spec[2:]]
+    window = [rhs_shape[axis] for axis in dn.rhs_spec[2:]]
+    padding = settings["padding"]
+    if isinstance(padding, str):
+        extents = [dilated_size(k, d) for k, d in zip(window, rhs_dilation, strict=True)]
+        padding = lax.padtype_to_pads(sizes, extents, strides, padding)
+    pads: Pairs = tuple((int(low), int(high)) for low, high in padding)
+    if any(d > 1 for d in lhs_dilation):
+        return _TransposedCall(*transposed(lhs_shape, rhs_shape, dn, lhs_dilation, pads, rhs_dilation, groups))
+    crop = tuple((min(0, low), min(0, high)) for low, high in pads)
+    kept = tuple((max(0, low), max(0, high)) for low, high in pads)
+    cropped = tuple(size + sum(pair) for size, pair in zip(sizes, crop, strict=True))
+    lhs_spec, rhs_spec, out_spec = map(tuple, dn)
+    return _ForwardCall(
+        Geometry(lhs_spec, rhs_spec, out_spec, strides, kept, rhs_dilation, groups, cropped, tuple(window)), crop
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _ForwardCall:
+    """The triangle's forward unit, after x is cropped where the padding is negative."""
+
+    geometry: Geometry
+    crop: Pairs
+
+    def obstacle(self, lhs: jax.Array, rhs: jax.Array, has_bias: bool) -> Obstacle | None:
+        g = self.geometry
+        sizes = (lhs.shape[g.lhs_spec[0]], lhs.shape[g.lhs_spec[1]], rhs.shape[g.rhs_spec[0]])
+        return _kernel_obstacle(g, sizes, lhs.dtype, has_bias)
+
+    def run(self, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, precision: Any, route: Route) -> jax.Array:
+        x = _pad(lhs, self.geometry.lhs_spec, self.crop)
+        return _conv_triangle.forward(_conv_triangle.Spec(self.geometry, precision, route), x, rhs, bias)
+
+
+@dataclasses.dataclass(frozen=True)
+class _TransposedCall:
+    """The triangle's backward_input unit, its result padded where the window reaches beyond all of x."""
+
+    geometry: Geometry
+    pad: Pairs
+
+    def obstacle(self, lhs: jax.Array, rhs: jax.Array, has_bias: bool) -> Obstacle | None:
+        g = self.geometry
+        features = rhs.shape[_output_axis(g)]
+        return _kernel_obstacle(g, (lhs.shape[g.out_spec[0]], features, lhs.shape[g.out_spec[1]]), lhs.dtype, False)
+
+    def run(self, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, precision: Any, route: Route) -> jax.Array:
+        g = self.geometry
+        w = lax.rev(rhs, g.rhs_spec[2:])
+        if g.feature_group_count > 1:
+            w = swap_features(w, g.rhs_spec, g.feature_group_count)
+        y = _conv_triangle.backward_input(_conv_triangle.Spec(g, precision, route), lhs, w)
+        y = _pad(y, g.lhs_spec, self.pad)
+        return y if bias is None else _conv_xla.add_bias(y, bias, g.lhs_spec)
+
+
+def _output_axis(g: Geometry) -> int:
+    """The axis of the call's own rhs that holds its output features, which are the geometry's input features."""
+    return g.rhs_spec[0] if g.feature_group_count > 1 else g.rhs_spec[1]
+
+
+def swap_features(w: jax.Array, rhs_spec: Sequence[int], groups: int) -> jax.Array:
+    """Swaps input and output features within each group: [G O, I, ...] becomes [G I, O, ...], in w's own layout."""
+    canonical = jnp.transpose(w, rhs_spec)
+    out, inn, *window = canonical.shape
+    grouped = canonical.reshape(groups, out // groups, inn, *window)
+    swapped = jnp.swapaxes(grouped, 1, 2).reshape(groups * inn, out // groups, *window)
+    return jnp.transpose(swapped, [tuple(rhs_spec).index(axis) for axis in range(w.ndim)])
+
+
+def _pad(array: jax.Array, spec: Sequence[int], pairs: Pairs) -> jax.Array:
+    """Pads the spatial axes with zeros, or crops them."""
+    if not any(map(any, pairs)):
+        return array
+    config = [(0, 0, 0)] * array.ndim
+    for axis, (low, high) in zip(spec[2:], pairs, strict=True):
+        config[axis] = (low, high, 0)
+    return lax.pad(array, jnp.zeros((), array.dtype), config)
+
+
+def _kernel_obstacle(g: Geometry, sizes: tuple[int, int, int], dtype: Any, has_bias: bool) -> Obstacle | None:
+    """Why oneDNN cannot, or should not, take a call of batch, features and output features `sizes`."""
+    if dtype.name not in _KERNEL_DTYPES:
+        return Obstacle(f"oneDNN has no {dtype.name}")
+    if _ffi.onednn_problem():
+        return None  # which the dispatch tells by itself
+    compute = "bfloat16" if dtype == jnp.bfloat16 and _ffi.onednn_has_bfloat16() else "float32"
+    for kind in _ffi.CONV_KINDS:
+        plan = _ffi.conv_plan(kind, g, *sizes, compute, has_bias and kind != "backward_input")
+        if plan is None or plan.implementation.startswith("ref"):
+            return Obstacle(f"oneDNN has no fast kernel for the unit {kind} of this shape")
+    return None

@@ -1,0 +1,78 @@
+"""Runs a convolution and its gradients in one compiled call, compares, and reads the compiled program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from conv_cases import FIELDS, ConvInputs
+from targets import Target
+from tolerances import assert_close
+
+import jaxgrad
+
+KINDS = ("forward", "backward_input", "backward_filter")
+
+
+class Result(NamedTuple):
+    """A result and the gradients; None for one that is not wanted or has no operand."""
+
+    y: Any
+    lhs: Any
+    rhs: Any
+    bias: Any
+
+
+def conv(target: Target, **settings: Any) -> Callable[..., jax.Array]:
+    return partial(_call, jaxgrad.conv_general_dilated, {**settings, "implementation": target.implementation})
+
+
+def conv_transpose(target: Target, **settings: Any) -> Callable[..., jax.Array]:
+    return partial(_call, jaxgrad.conv_transpose, {**settings, "implementation": target.implementation})
+
+
+def _call(op, settings, lhs, rhs, bias=None):
+    return op(lhs, rhs, bias=bias, **settings)
+
+
+def run(op: Callable[..., Any], inputs: ConvInputs, dy: Any, wanted: Sequence[str] = FIELDS) -> Result:
+    """`op(lhs, rhs, bias)` and the gradients of <op, dy>, as NumPy arrays."""
+    wanted = [name for name in wanted if getattr(inputs, name) is not None]
+
+    def both(inputs, dy):
+        def values(differentiated):
+            return op(*inputs._replace(**differentiated))
+
+        y, pullback = jax.vjp(values, {name: getattr(inputs, name) for name in wanted})
+        return y, pullback(dy)[0]
+
+    # Compiling is most of what the suite costs, and the arrays are small.
+    y, gradients = jax.jit(both, compiler_options={"xla_backend_optimization_level": 0})(inputs, dy)
+    return Result(np.asarray(y), *(None if name not in wanted else np.asarray(gradients[name]) for name in FIELDS))
+
+
+def terms(inputs: ConvInputs, y: Any) -> int:
+    """More than the length of the longest sum behind any result, for the tolerances."""
+    return max(inputs.rhs.size, y.size // min(y.shape))
+
+
+def assert_same(actual: Result, expected: Result, *, dtype: str, terms: int, message: str = "") -> None:
+    """Compares what `actual` has."""
+    for name, found, wanted in zip(Result._fields, actual, expected, strict=True):
+        if found is not None:
+            assert_close(found, wanted, dtype=dtype, terms=terms, name=f"{name} of {message}")
+
+
+def calls(hlo: str) -> dict[str, int]:
+    """How often the compiled program, or a lowered one, calls each of the kernels."""
+    lines = [line for line in hlo.splitlines() if "custom_call" in line or "custom-call" in line]
+    return {kind: sum(f"jaxgrad_conv_{kind}" in line for line in lines) for kind in KINDS}
+
+
+def compiled_calls(function: Callable[..., Any], *args: Any) -> tuple[int, int, int]:
+    """The kernels' calls in a compiled function: forward, backward input, backward filter."""
+    found = calls(jax.jit(function).lower(*args).compile().as_text())
+    return tuple(found[kind] for kind in KINDS)
