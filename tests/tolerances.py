@@ -1,9 +1,9 @@
 """How far a result may lie from the float64 reference, which is computed from the same, already rounded, inputs.
 
 An error is measured against the largest value of its array, or against 1, since sums of many terms of either sign leave
-small values with the absolute error of large ones. Every input is drawn so that values and gradients come out near 1, or
-above it where they add over many steps; so a tolerance of a few eps is far below what a zeroed gradient, a swapped gate
-or a lost bias brings about, which is of the order of the largest value itself.
+small values with the absolute error of large ones. Every input is drawn so that values and gradients come out near 1,
+or above it where they add over many steps; so a tolerance of a few eps is far below what a zeroed gradient, a swapped
+gate or a lost bias brings about, which is of the order of the largest value itself.
 """
 
 from __future__ import annotations

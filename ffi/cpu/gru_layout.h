@@ -28,9 +28,13 @@ struct GruForwardScratch {
         h(arena.take<T>(s.D * s.B * H)),
         recurrent(arena.take<T>(s.D * s.B * H)) {}
 
-  // Steps whose input product is formed at once: enough rows to use each column of the weights many times.
+  // Steps whose input product is formed at once: enough rows to use each column of the weights many times, but, with
+  // the packed weights, no more than one [T, B, 3H] array where that leaves enough of them.
   static int64_t chunk_steps(const GruShape& s) {
-    const int64_t steps = s.B > 0 ? 128 / s.B : 1;
+    const int64_t budget = 3 * s.H * (s.T * s.B - (s.H + s.I));
+    int64_t rows = budget / (3 * s.H + s.I);
+    rows = rows < 16 ? 16 : (rows > 128 ? 128 : rows);
+    const int64_t steps = s.B > 0 ? rows / s.B : 1;
     return steps < 1 ? 1 : (steps > s.T ? (s.T > 0 ? s.T : 1) : steps);
   }
 
