@@ -37,6 +37,13 @@ def _devices() -> Iterator[str]:
         yield f"none: {error}"
 
 
+def _platforms() -> list[str]:
+    try:
+        return list(dict.fromkeys(["cpu", jax.default_backend()]))
+    except RuntimeError:  # JAX has no device to work on
+        return ["cpu"]
+
+
 def report() -> Iterator[tuple[str, str]]:
     """The lines of the diagnosis, as (label, text)."""
     yield "jaxgrad", f"{jaxgrad.__version__} from {jaxgrad.__path__[0]}"
@@ -57,9 +64,8 @@ def report() -> Iterator[tuple[str, str]]:
         )
         yield "oneDNN", build["onednn"] or f"missing: {_ffi.onednn_problem()}"
         yield "CPU handlers", ", ".join(_ffi.cpu_targets())
-    platforms = dict.fromkeys(["cpu", jax.default_backend()])
     for op in _dispatch.OPS:
-        for name in platforms:
+        for name in _platforms():
             yield "op", str(_dispatch.explain(getattr(jaxgrad, op), platform=name))
 
 

@@ -55,7 +55,20 @@ def fold_or_loop(
 
     @mapped.def_vmap
     def rule(axis_size: int, is_mapped: Sequence[bool | None], *args: Any) -> Any:
+        if axis_size == 0:
+            return no_examples(mapped, is_mapped, args)
         weights_mapped = any(here for here, axis in zip(is_mapped, in_axes, strict=True) if axis is None)
         return (loop if weights_mapped or not foldable else fold)(axis_size, is_mapped, args)
 
     return mapped
+
+
+def no_examples(call: Callable[..., Any], is_mapped: Sequence[bool | None], args: Sequence[Any]) -> tuple[Any, Any]:
+    """The results of a map over nothing, for a batching rule to return."""
+
+    def one(arg: Any, mapped: bool | None) -> Any:
+        return jax.ShapeDtypeStruct(arg.shape[1:], arg.dtype) if mapped else arg
+
+    results = jax.eval_shape(call, *map(one, args, is_mapped))
+    empty = jax.tree.map(lambda r: jnp.zeros((0, *r.shape), r.dtype), results)
+    return empty, jax.tree.map(lambda _: True, results)

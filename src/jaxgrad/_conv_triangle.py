@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from jaxgrad import _conv_xla, _ffi
+from jaxgrad._batching import no_examples
 from jaxgrad._conv_geometry import Geometry
 from jaxgrad._dispatch import Route, by_platform
 
@@ -136,7 +137,7 @@ def _forward_unit(spec: Spec) -> Callable[..., Any]:
     @unit.def_vmap
     def rule(size, is_mapped, x, w, bias):
         if size == 0:
-            return _no_examples(unit, is_mapped, x, w, bias)
+            return no_examples(unit, is_mapped, (x, w, bias))
         g = spec.geometry
         x_mapped, w_mapped, bias_mapped = is_mapped
         if not w_mapped and not bias_mapped:  # more rows of the same batch
@@ -164,7 +165,7 @@ def _backward_input_unit(spec: Spec) -> Callable[..., Any]:
     @unit.def_vmap
     def rule(size, is_mapped, dy, w):
         if size == 0:
-            return _no_examples(unit, is_mapped, dy, w)
+            return no_examples(unit, is_mapped, (dy, w))
         g = spec.geometry
         dy_mapped, w_mapped = is_mapped
         if not w_mapped:
@@ -188,7 +189,7 @@ def _backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
     @unit.def_vmap
     def rule(size, is_mapped, x, dy):
         if size == 0:
-            return _no_examples(unit, is_mapped, x, dy)
+            return no_examples(unit, is_mapped, (x, dy))
         g = spec.geometry
         many = _backward_filter_unit(spec.with_groups(g.feature_group_count * size), want_bias)
         x, dy = (_mapped(a, here, size) for a, here in zip((x, dy), is_mapped, strict=True))
@@ -197,15 +198,6 @@ def _backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
         return unfolded, (True, None if db is None else True)
 
     return jax.jit(unit)
-
-
-def _no_examples(unit: Callable[..., Any], is_mapped: Any, *args: Any) -> tuple[Any, Any]:
-    """The results of a map over nothing."""
-    one = [
-        jax.ShapeDtypeStruct(a.shape[1:], a.dtype) if mapped else a for a, mapped in zip(args, is_mapped, strict=True)
-    ]
-    results = jax.tree.map(lambda r: jnp.zeros((0, *r.shape), r.dtype), jax.eval_shape(unit, *one))
-    return results, jax.tree.map(lambda _: True, results)
 
 
 def _mapped(array: jax.Array, is_mapped: bool, size: int) -> jax.Array:

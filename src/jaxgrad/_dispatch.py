@@ -13,6 +13,8 @@ from typing import Any, Literal
 import jax
 from jax import lax
 
+from jaxgrad import _checks
+
 IMPLEMENTATIONS = (None, "xla", "cpu")
 
 Route = Literal["by platform", "kernel", "xla"]
@@ -43,7 +45,7 @@ class Obstacle:
     """Why the CPU kernels cannot, or should not, take a call."""
 
     reason: str
-    missing: bool = False  # a library is missing: the user should hear of it
+    missing: str = ""  # what is missing, where the kernels could run but for that: the user should hear of it
     slower: bool = False  # they can take it, but XLA is faster
 
 
@@ -107,7 +109,7 @@ class Op:
     def decide(self, implementation: str | None, obstacle: Obstacle | None = None) -> Decision:
         """The decision for a call that meets `obstacle`; raises where `implementation="cpu"` does."""
         if problem := self.problem():
-            obstacle = Obstacle(f"the CPU kernels are missing: {problem}", missing=True)
+            obstacle = Obstacle(f"the CPU kernels are missing: {problem}", missing=problem)
         if implementation == "cpu" and obstacle is not None and not obstacle.slower:
             error = RuntimeError if obstacle.missing else ValueError
             raise error(f"jaxgrad.{self.name}: implementation='cpu' cannot run: {obstacle.reason}")
@@ -125,13 +127,13 @@ def _note(decision: Decision) -> None:
     if (recorded := getattr(_explaining, "decisions", None)) is not None:
         recorded.append(decision)
     elif implementation is None and obstacle is not None and obstacle.missing and jax.default_backend() == "cpu":
-        _warn_once(obstacle.reason)
+        _warn_once(obstacle.missing)
 
 
 @cache
 def _warn_once(problem: str) -> None:
     warnings.warn(
-        f"jaxgrad runs on plain XLA: {problem}. 'python -m jaxgrad' tells more.",
+        f"jaxgrad runs on plain XLA, without its CPU kernels: {problem}. 'python -m jaxgrad' tells more.",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -180,18 +182,19 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
     if name not in OPS:
         raise ValueError(f"jaxgrad.explain: op must be one of jaxgrad's ops ({', '.join(OPS)}), got {op!r}")
     platform = platform or jax.default_backend()
-    if not args:
+    if not args and not any(hasattr(value, "ndim") and value.ndim > 0 for value in kwargs.values()):
+        implementation = kwargs.get("implementation")
+        _checks.check_choice(f"jaxgrad.{name}", "implementation", implementation, IMPLEMENTATIONS)
         with _recording():
-            return OPS[name].decide(kwargs.get("implementation")).choice(platform)
-    arrays: dict[Any, Any] = {}
-    settings: dict[Any, Any] = {}
-    for key, value in (*enumerate(args), *kwargs.items()):
-        (arrays if hasattr(value, "shape") else settings)[key] = value
+            return OPS[name].decide(implementation).choice(platform)
+    # Only arrays without values are traced: the call checks the values of the others as it always does.
+    given: dict[str, Any] = {**{str(i): value for i, value in enumerate(args)}, **kwargs}
+    specs = {key: value for key, value in given.items() if isinstance(value, jax.ShapeDtypeStruct)}
 
-    def call(arrays: dict[Any, Any]) -> Any:
-        both = {**settings, **arrays}
-        return op(*(both[i] for i in range(len(args))), **{key: both[key] for key in kwargs})
+    def call(arrays: dict[str, Any]) -> Any:
+        both = {**given, **arrays}
+        return op(*(both[str(i)] for i in range(len(args))), **{key: both[key] for key in kwargs})
 
     with _recording() as decisions:
-        jax.eval_shape(call, arrays)
+        jax.eval_shape(call, specs)
     return decisions[0].choice(platform)

@@ -121,13 +121,13 @@ def forward(
         rt = r[d].T
         # Every bias that is added outside the reset gate's product joins the input product.
         bias = wb.at[: 2 * H].add(rb[: 2 * H]) if linear_before_reset else wb + rb
-        inputs = _dot(x, w[d].T, dtype) + bias
+        inputs = _dot(x, w[d].T, dtype) + bias[None, None]
 
         def step(h, t):
             input_t, valid_t = t
             if linear_before_reset:
                 product = _dot(h, rt, dtype)
-                recurrent = product[:, 2 * H :] + rb[2 * H :]
+                recurrent = product[:, 2 * H :] + rb[None, 2 * H :]
             else:
                 product = _dot(h, rt[:, : 2 * H], dtype)
             zr = input_t[:, : 2 * H] + product[:, : 2 * H]
@@ -215,7 +215,7 @@ def _previous_states(states: jax.Array, h0: jax.Array, valid: jax.Array | None, 
         return previous
     # A row's first step is the one at its last index: the step after it in memory is padding, and it began with h0.
     follows = jnp.concatenate([valid[1:], jnp.zeros_like(valid[:1])])
-    return jnp.where(follows, previous, h0)
+    return jnp.where(follows, previous, h0[None])
 
 
 def _backward_scan(

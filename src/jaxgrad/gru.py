@@ -165,7 +165,10 @@ def _check_lengths(sequence_lens: Any, T: int, B: int) -> jax.Array | None:
         return None
     if not isinstance(sequence_lens, jax.Array):
         # Values that the host holds are checked now. A jax.Array is left alone: reading it would wait for the device.
-        values = np.asarray(sequence_lens)
+        try:
+            values = np.asarray(sequence_lens)
+        except ValueError as error:  # lists within lists, of several lengths
+            raise TypeError(f"{_OP}: sequence_lens must be an array, got {type(sequence_lens).__name__}") from error
         if values.size and values.dtype.kind in "iu" and (values.min() < 0 or values.max() > T):
             wrong = values[(values < 0) | (values > T)][0]
             raise ValueError(f"{_OP}: sequence_lens must lie in [0, T] = [0, {T}], got {wrong}")
