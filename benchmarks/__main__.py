@@ -7,10 +7,10 @@ from pathlib import Path
 
 import jax
 
-from benchmarks import batch_norm, gru, readme, report
+from benchmarks import batch_norm, conv, gru, readme, report
 from benchmarks.timing import Effort
 
-_OPS = {"gru": gru, "batch_norm": batch_norm}
+_OPS = {"gru": gru, "conv": conv, "batch_norm": batch_norm}
 _RESULTS = Path(__file__).parent / "results"
 _README = Path(__file__).parents[1] / "README.md"
 

@@ -25,7 +25,7 @@ class Work:
       settings: the same, in full, for the JSON.
       dtype: of the arrays.
       flops: floating-point operations of one call.
-      bytes_moved: the fewest bytes that one call must read and write, where that and not the arithmetic is the floor.
+      bytes_moved: the fewest bytes that one call must read and write, where that can be the floor.
       array_bytes: sizes to hold the temporary memory against, by name.
       extra: left out of the README's table.
     """
@@ -51,11 +51,8 @@ def compare(work: Work, contenders: Sequence[Contender], effort: Effort) -> dict
         **dataclasses.asdict(work),
         "times_ms": {name: dataclasses.asdict(t) for name, t in times.items()},
         "times_slower_than_jaxgrad": {c.name: round(times[c.name].median / ours, 3) for c in contenders[1:]},
-        **(
-            {"memory_gbps": round(memory_gbps(), 1)}
-            if work.bytes_moved
-            else {"matmul_gflops": round(matmul_gflops(work.dtype), 1)}
-        ),
+        **({"memory_gbps": round(memory_gbps(), 1)} if work.bytes_moved else {}),
+        **({"matmul_gflops": round(matmul_gflops(work.dtype), 1)} if work.flops else {}),
         "floor_ms": round(floor, 6),
         "jaxgrad_over_floor": round(ours / floor, 3),
         "temporary_bytes": {c.name: c.temporary_bytes for c in contenders if c.temporary_bytes is not None},

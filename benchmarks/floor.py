@@ -41,5 +41,6 @@ def memory_gbps() -> float:
 
 
 def floor_ms(flops: int, dtype: str, bytes_moved: int = 0) -> float:
-    """That of the memory, where a number of bytes is given; otherwise that of the arithmetic."""
-    return bytes_moved / memory_gbps() / 1e6 if bytes_moved else flops / matmul_gflops(dtype) / 1e6
+    """The larger of the times of the arithmetic and of the memory; what is 0 does not count."""
+    arithmetic = flops / matmul_gflops(dtype) / 1e6 if flops else 0.0
+    return max(arithmetic, bytes_moved / memory_gbps() / 1e6 if bytes_moved else 0.0)

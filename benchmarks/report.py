@@ -51,22 +51,13 @@ def _digits(value: float) -> str:
     return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}" if value > 0 else "0"
 
 
-def _is_bound_by_memory(report: dict[str, Any]) -> bool:
-    return any(row.get("bytes_moved") for row in report["rows"])
-
-
 def explanation(report: dict[str, Any]) -> list[str]:
     """What a reader of the table must know, in lines."""
     environment = report["environment"]
     versions = ", ".join(f"{k} {v}" for k, v in environment["versions"].items() if v and k != "python")
     return [
         f"{hardware(environment)}; {versions}; {environment['date']}. {report['implementation']}.",
-        "Times are medians; in brackets, how many times jaxgrad's time."
-        + (
-            ""
-            if _is_bound_by_memory(report)
-            else " The floor is the time of as many operations in large matrix products."
-        ),
+        "Times are medians; in brackets, how many times jaxgrad's time.",
         f"Memory is what a call takes beyond its operands and results: {' / '.join(_sizes(report['rows'][0]))}.",
         *report["notes"],
         *(f"Left out: {name} ({reason})." for name, reason in report["left_out"].items()),

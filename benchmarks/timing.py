@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 _SETTLE_SECONDS = 0.005  # of untimed calls before each timed one: worker threads of the contender before fall asleep
+_FEW_SAMPLES, _MANY_SECONDS = 3, 3.0
 _GPU_SAMPLE_SECONDS = 0.02  # of calls in one timed run on a GPU
 _GPU_MAX_CALLS = 500
 
@@ -54,17 +55,22 @@ class Effort:
 
 
 def interleaved(contenders: Sequence[Contender], effort: Effort) -> dict[str, Times]:
-    """Samples the contenders round-robin; the first of a round changes from round to round."""
+    """Samples the contenders round-robin; the first of a round changes from round to round.
+
+    A contender that has had many seconds and a few samples sits the other rounds out.
+    """
     seconds: dict[str, list[float]] = {c.name: [] for c in contenders}
     start, rounds = time.perf_counter(), 0
     while rounds < effort.rounds or time.perf_counter() - start < effort.seconds:
         first = rounds % len(contenders)
         for contender in (*contenders[first:], *contenders[:first]):
+            taken = seconds[contender.name]
+            if len(taken) >= _FEW_SAMPLES and sum(taken) > _MANY_SECONDS:
+                continue
             settled = time.perf_counter() + _SETTLE_SECONDS
-            contender.sample()
             while time.perf_counter() < settled:
                 contender.sample()
-            seconds[contender.name].append(contender.sample())
+            taken.append(contender.sample())
         rounds += 1
     return {name: _times(samples) for name, samples in seconds.items()}
 

@@ -180,3 +180,28 @@ for target in (CPU_KERNEL, XLA):
 
 def test_without_64_bit_types(run_python):
     run_python(_WITHOUT_X64, JAX_ENABLE_X64="0")
+
+
+_NARROW = """
+import itertools
+import jax, jax.numpy as jnp, numpy as np
+import jaxgrad
+
+for width, stride, groups in itertools.product((1, 2, 3), (1, 2, 3, 4), (1, 2)):
+    x = np.random.default_rng(width).standard_normal((3, 5, width, 8 * groups))
+    settings = dict(window_strides=(1, stride), padding=((1, 1), (2, 2)), feature_group_count=groups,
+                    dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def gradient(implementation, dtype):
+        loss = lambda w: jnp.sum(jaxgrad.conv_general_dilated(
+            jnp.asarray(x, dtype), w, **settings, implementation=implementation).astype(jnp.float32))
+        return np.asarray(jax.jit(jax.grad(loss))(jnp.ones((3, 3, 8, 4 * groups), dtype)), np.float32)
+
+    expected = gradient("xla", "float32")
+    np.testing.assert_allclose(gradient("cpu", "bfloat16"), expected, rtol=0, atol=0.02 * np.abs(expected).max())
+"""
+
+
+def test_narrow_bfloat16_weight_gradients_read_nothing_unwritten(run_python):
+    """With memory full of huge numbers wherever it is allocated: some of oneDNN's kernels read what they never wrote."""
+    run_python(_NARROW, MALLOC_PERTURB_="128")

@@ -140,7 +140,7 @@ def _loss(op, others, rhs, lhs):
 @pytest.mark.parametrize("implementation", ["cpu", None])
 def test_per_example_gradients_are_one_call_of_each_kernel(kind, implementation):
     """`vmap(grad)` with the examples on lhs alone: a weight gradient for each, from one call with a group for each."""
-    case = CASES[kind].replace(batch=5)
+    case = CASES[kind].replace(batch=5, spatial=(15, 16))  # enough work for oneDNN to be chosen
     op, make = _op_and_draw(Target(implementation, "cpu"), case)
     inputs = make(case)
     per_example = jax.vmap(jax.grad(partial(_loss, op, (inputs.bias,))), in_axes=(None, 0))

@@ -18,9 +18,9 @@ enum class ConvType : int64_t { kFloat32 = 0, kBFloat16 = 1 };
 
 // An operand as it lies in memory: the sizes and strides (in elements) of its logical axes.
 // Activations: batch, feature, spatial. Filters: output feature, input feature of a group, spatial.
+using ConvAxes = std::array<int64_t, kMaxSpatial + 2>;
 struct ConvOperand {
-  std::array<int64_t, kMaxSpatial + 2> sizes{};
-  std::array<int64_t, kMaxSpatial + 2> strides{};
+  ConvAxes sizes{}, strides{};
 
   bool operator==(const ConvOperand& other) const { return sizes == other.sizes && strides == other.strides; }
 };
@@ -28,14 +28,13 @@ struct ConvOperand {
 // Everything that a plan bakes in; what plans are cached under.
 struct ConvKey {
   ConvKind kind;
-  ConvType type;         // of the operands
-  ConvType result_type;  // of the result
-  bool has_bias;         // forward: a bias is added; backward filter: its gradient is wanted
-  int spatial;           // 1 to kMaxSpatial
+  ConvType type;
+  bool has_bias;  // forward: a bias is added; backward filter: its gradient is wanted
+  int spatial;    // 1 to kMaxSpatial
   int64_t groups;
   ConvOperand x, w, y;  // of the forward convolution, whatever the kind
   std::array<int64_t, kMaxSpatial> window_strides{}, rhs_dilation{}, padding_low{}, padding_high{};
-  int threads;  // the threads that oneDNN will use: its blocking and its scratch memory depend on it
+  int threads;  // that the call runs with: the blocking and the scratch memory depend on it
 
   bool operator==(const ConvKey& other) const;
 };

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <exception>
-#include <mutex>
 #include <string>
 
 #include "../common/checks.h"
+#include "onednn_threads.h"
 
 namespace jaxgrad {
 namespace ffi = xla::ffi;
@@ -69,11 +69,14 @@ std::string check_sizes(const ConvKey& key) {
   return "";
 }
 
-// oneDNN brings threads of its own. One call at a time has all of them: two at once, each with as many threads as there
-// are cores, would wait for one another at every barrier.
-std::mutex& one_at_a_time() {
-  static std::mutex mutex;
-  return mutex;
+// Below this many multiplications, waking other threads costs more than it gains.
+constexpr double kWorthATeam = 1 << 22;
+
+int threads_for(const ConvKey& key) {
+  double multiplications = static_cast<double>(key.y.sizes[0]);
+  for (int axis = 1; axis < key.spatial + 2; ++axis)
+    multiplications *= static_cast<double>(key.w.sizes[axis]) * static_cast<double>(key.y.sizes[axis]);
+  return multiplications < kWorthATeam ? 1 : onednn::team_size();
 }
 
 ffi::Error run(ConvKind kind, const Arg& first, const Arg& second, const Arg* bias, const Arg& result, Bytes& workspace,
@@ -96,7 +99,6 @@ ffi::Error run(ConvKind kind, const Arg& first, const Arg& second, const Arg* bi
     checks.that(static_cast<int64_t>(workspace->element_count()) >= plan->workspace_bytes(),
                 "the workspace is too small: was the program compiled for another processor?");
     if (checks.failed()) return checks.error();
-    const std::lock_guard<std::mutex> lock(one_at_a_time());
     plan->run(first.untyped_data(), second.untyped_data(), call.has_bias ? bias->untyped_data() : nullptr,
               result.untyped_data(), reinterpret_cast<std::byte*>(workspace->typed_data()));
   } catch (const std::exception& error) {
@@ -163,7 +165,7 @@ ConvKey conv_key(const ConvCall& call, std::string& problem) {
       return key;
     }
   key.kind = call.kind;
-  key.type = key.result_type = call.type;
+  key.type = call.type;
   key.has_bias = call.has_bias;
   key.spatial = static_cast<int>(n);
   key.groups = call.feature_group_count;
@@ -175,6 +177,7 @@ ConvKey conv_key(const ConvCall& call, std::string& problem) {
   assign(key.padding_low, call.padding, 0, 2);
   assign(key.padding_high, call.padding, 1, 2);
   problem = check_sizes(key);
+  if (problem.empty()) key.threads = threads_for(key);
   return key;
 }
 

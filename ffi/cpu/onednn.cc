@@ -54,6 +54,10 @@ void load(const std::string& path) {
 #define JAXGRAD_ONEDNN_FIND(name) functions.name = reinterpret_cast<decltype(functions.name)>(find(#name));
   JAXGRAD_ONEDNN_FUNCTIONS(JAXGRAD_ONEDNN_FIND)
 #undef JAXGRAD_ONEDNN_FIND
+  functions.omp_get_max_threads =
+      reinterpret_cast<decltype(functions.omp_get_max_threads)>(find("omp_get_max_threads"));
+  functions.omp_set_num_threads =
+      reinterpret_cast<decltype(functions.omp_set_num_threads)>(find("omp_set_num_threads"));
   ready = true;
 }
 

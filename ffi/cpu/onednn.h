@@ -43,6 +43,9 @@ struct Api {
 #define JAXGRAD_ONEDNN_MEMBER(name) decltype(&::name) name;
   JAXGRAD_ONEDNN_FUNCTIONS(JAXGRAD_ONEDNN_MEMBER)
 #undef JAXGRAD_ONEDNN_MEMBER
+  // Of the OpenMP runtime that the library is linked to.
+  int (*omp_get_max_threads)();
+  void (*omp_set_num_threads)(int);
 };
 
 // Opens the library at `path`, once for the process. Throws std::runtime_error that says what is wrong with it.

@@ -7,6 +7,7 @@ their rules, `_ffi` calls the handlers in ffi/cpu/conv_ffi.cc, which run ffi/cpu
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from jaxgrad._dispatch import IMPLEMENTATIONS, Obstacle, Op, Route, symbolic_obs
 
 _OP = "conv_general_dilated"
 _DISPATCH = Op(_OP, "oneDNN", _ffi.onednn_problem)
+_FEW_MULTIPLICATIONS = 2000  # below, a call costs its dispatch and no more: 7 us on XLA, 8 us on oneDNN
 _KERNEL_DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -244,8 +246,12 @@ def _kernel_obstacle(g: Geometry, sizes: tuple[int, int, int], dtype: Any, has_b
         return Obstacle(f"oneDNN has no {dtype.name}")
     if _ffi.onednn_problem():
         return None  # which the dispatch tells by itself
-    compute = "bfloat16" if dtype == jnp.bfloat16 and _ffi.onednn_has_bfloat16() else "float32"
+    batch, features, out_features = sizes
+    multiplications = math.prod((batch, features, out_features, *g.w_spatial, *g.y_spatial)) // g.feature_group_count
+    if multiplications < _FEW_MULTIPLICATIONS and g.feature_group_count == 1:
+        return Obstacle(f"XLA is faster for as few as {multiplications} multiplications", slower=True)
     for kind in _ffi.CONV_KINDS:
+        compute = _ffi.conv_compute_dtype(kind, g, dtype)
         plan = _ffi.conv_plan(kind, g, *sizes, compute, has_bias and kind != "backward_input")
         if plan is None or plan.implementation.startswith("ref"):
             return Obstacle(f"oneDNN has no fast kernel for the unit {kind} of this shape")

@@ -9,10 +9,10 @@ from jaxgrad._ffi.batch_norm import batch_norm_statistics as batch_norm_statisti
 from jaxgrad._ffi.conv import CONV_KINDS as CONV_KINDS
 from jaxgrad._ffi.conv import conv_backward_filter as conv_backward_filter
 from jaxgrad._ffi.conv import conv_backward_input as conv_backward_input
+from jaxgrad._ffi.conv import conv_compute_dtype as conv_compute_dtype
 from jaxgrad._ffi.conv import conv_forward as conv_forward
 from jaxgrad._ffi.conv import conv_plan as conv_plan
 from jaxgrad._ffi.conv import conv_plan_cache_info as conv_plan_cache_info
-from jaxgrad._ffi.conv import onednn_has_bfloat16 as onednn_has_bfloat16
 from jaxgrad._ffi.gru import GruSizes as GruSizes
 from jaxgrad._ffi.gru import gru_backward as gru_backward
 from jaxgrad._ffi.gru import gru_forward as gru_forward

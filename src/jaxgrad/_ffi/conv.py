@@ -58,10 +58,17 @@ def conv_plan(
     return None if found is None else ConvPlan(*found)
 
 
-def _conv_compute(array: jax.Array) -> jax.Array:
-    """float16 is computed in float32, and so is bfloat16 where oneDNN has no real kernels for it on this processor."""
-    narrow = array.dtype == jnp.float16 or (array.dtype == jnp.bfloat16 and not onednn_has_bfloat16())
-    return array.astype(jnp.float32) if narrow else array
+def conv_compute_dtype(kind: str, geometry: Geometry, dtype: Any) -> str:
+    """The dtype that oneDNN computes a unit in: float16 in float32, and bfloat16 where its kernels for that will not do."""
+    if dtype == jnp.bfloat16 and onednn_has_bfloat16() and not _reads_unwritten_memory(kind, geometry):
+        return "bfloat16"
+    return "float32"
+
+
+def _reads_unwritten_memory(kind: str, geometry: Geometry) -> bool:
+    """oneDNN 3.2's bfloat16 weight gradient reads scratch memory that it never wrote where the last axis is shorter than
+    its stride, and gives NaN when one lies there."""
+    return kind == "backward_filter" and geometry.x_spatial[-1] < geometry.window_strides[-1]
 
 
 @cache
@@ -76,10 +83,10 @@ def _conv_call(
     kind: str, geometry: Geometry, sizes: tuple[int, int, int], operands: tuple[jax.Array, ...], has_bias: bool
 ) -> tuple[jax.Array, ...]:
     dtype = operands[0].dtype
-    operands = tuple(map(_conv_compute, operands))
-    compute = operands[0].dtype
+    compute = conv_compute_dtype(kind, geometry, dtype)
+    operands = tuple(operand.astype(compute) for operand in operands)
     x, w, y = _conv_shapes(geometry, *sizes)
-    plan = conv_plan(kind, geometry, *sizes, compute.name, has_bias)
+    plan = conv_plan(kind, geometry, *sizes, compute, has_bias)
     if plan is None:  # the dispatch asked for the call itself; this is one that vmap made of it
         raise NotImplementedError(
             f"oneDNN has no kernel for the unit {kind} of {geometry} under vmap; implementation='xla' runs it"

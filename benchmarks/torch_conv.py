@@ -1,0 +1,83 @@
+"""The peer from PyTorch: aten's convolution and its backward, on arrays laid out in memory as ours are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from benchmarks.conv import Case
+
+
+def passes(
+    case: Case, x: jax.Array, w: jax.Array, dy: jax.Array, *, on_gpu: bool
+) -> dict[str, tuple[Callable[[], Any], list[np.ndarray]]]:
+    """Of "forward", "dX" and "dW": the function to time, and its output in jaxgrad's layout."""
+    n = len(case.spatial)
+    to_numpy, to_torch = _activations(case.channels_last)
+    weights_to_numpy, weights_to_torch = _weights(case)
+    device = "cuda" if on_gpu else "cpu"
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = True
+
+    def tensor(array: jax.Array, arrange: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        found = arrange(torch.tensor(np.array(array, np.float32))).to(device, getattr(torch, case.dtype))
+        return found if case.channels_last else found.contiguous()
+
+    x_t, dy_t, w_t = tensor(x, to_torch), tensor(dy, to_torch), tensor(w, weights_to_torch)
+    if case.channels_last and n > 1:
+        w_t = w_t.contiguous(memory_format=torch.channels_last if n == 2 else torch.channels_last_3d)
+    settings = (
+        (case.stride,) * n,
+        (case.padding,) * n,
+        (case.dilation,) * n,
+        case.transposed,
+        (0,) * n,
+        case.groups,
+    )
+
+    def backward(which: int) -> torch.Tensor:
+        wanted = [which == i for i in range(3)]
+        return torch.ops.aten.convolution_backward(dy_t, x_t, w_t, None, *settings, wanted)[which]
+
+    def numpy(t: torch.Tensor, arrange: Callable[[torch.Tensor], torch.Tensor]) -> list[np.ndarray]:
+        return [arrange(t.detach().float().cpu()).numpy()]
+
+    functions: dict[str, tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
+        "forward": (lambda: torch.convolution(x_t, w_t, None, *settings), to_numpy),
+        "dX": (lambda: backward(0), to_numpy),
+        "dW": (lambda: backward(1), weights_to_numpy),
+    }
+    with torch.no_grad():
+        return {which: (f, numpy(f(), arrange)) for which, (f, arrange) in functions.items()}
+
+
+_Arrange = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _activations(channels_last: bool) -> tuple[_Arrange, _Arrange]:
+    """From torch's order of axes to ours, and back: views."""
+    if not channels_last:
+        return (lambda t: t), (lambda t: t)
+    return (lambda t: t.movedim(1, -1)), (lambda t: t.movedim(-1, 1))
+
+
+def _weights(case: Case) -> tuple[_Arrange, _Arrange]:
+    """The same for weights: torch has O, I, window, and I, O and the window reversed where it is transposed."""
+    window = tuple(range(2, len(case.spatial) + 2))
+
+    def ours(t: torch.Tensor) -> torch.Tensor:
+        if case.transposed:
+            t = t.transpose(0, 1).flip(window)
+        return t.permute(*window, 1, 0) if case.channels_last else t
+
+    def theirs(t: torch.Tensor) -> torch.Tensor:
+        if case.channels_last:
+            t = t.movedim((-1, -2), (0, 1))
+        return t.flip(window).transpose(0, 1) if case.transposed else t
+
+    return ours, theirs
