@@ -7,10 +7,10 @@ from pathlib import Path
 
 import jax
 
-from benchmarks import batch_norm, conv, gru, readme, report
+from benchmarks import batch_norm, conv, gru, readme, report, steps
 from benchmarks.timing import Effort
 
-_OPS = {"gru": gru, "conv": conv, "batch_norm": batch_norm}
+_OPS = {"gru": gru, "conv": conv, "batch_norm": batch_norm, "steps": steps}
 _RESULTS = Path(__file__).parent / "results"
 _README = Path(__file__).parents[1] / "README.md"
 
@@ -42,6 +42,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _measure(args: argparse.Namespace) -> None:
     op, platform = _OPS[args.command], jax.default_backend()
+    if platform not in op.CASES:
+        raise SystemExit(f"{args.command} has no cases for the platform {platform!r}; set JAX_PLATFORMS=cpu")
     effort = Effort(args.repeats, 0) if args.repeats else Effort(3, 0) if args.quick else Effort(12, 1)
     results = op.measure(args.cases or (op.QUICK_CASES if args.quick else op.CASES[platform]), effort)
     report.print_table(results)

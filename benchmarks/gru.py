@@ -27,6 +27,7 @@ NOTES = (
     "Cases are T,B,I,H; lbr is linear_before_reset.",
     "forward is a call without gradients; forward+backward is a call with the gradients of x, w, r, b and initial_h.",
     "torch.nn.GRU computes lbr=1 only.",
+    "The floor is the time of as many operations in large matrix products.",
 )
 
 

@@ -203,5 +203,5 @@ for width, stride, groups in itertools.product((1, 2, 3), (1, 2, 3, 4), (1, 2)):
 
 
 def test_narrow_bfloat16_weight_gradients_read_nothing_unwritten(run_python):
-    """With memory full of huge numbers wherever it is allocated: some of oneDNN's kernels read what they never wrote."""
+    """With all memory full of huge numbers when it is allocated: a kernel of oneDNN reads what it never wrote."""
     run_python(_NARROW, MALLOC_PERTURB_="128")

@@ -1,4 +1,4 @@
-"""Calls large enough for oneDNN's team of threads: right, from many threads at once, and never a team to each thread."""
+"""Calls large enough for a team of oneDNN's threads: right, from many threads, and never a team to each of them."""
 
 from __future__ import annotations
 

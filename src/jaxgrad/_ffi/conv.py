@@ -59,15 +59,17 @@ def conv_plan(
 
 
 def conv_compute_dtype(kind: str, geometry: Geometry, dtype: Any) -> str:
-    """The dtype that oneDNN computes a unit in: float16 in float32, and bfloat16 where its kernels for that will not do."""
+    """The dtype that oneDNN computes a unit in: float32 for float16, and for bfloat16 where its kernels will not do."""
     if dtype == jnp.bfloat16 and onednn_has_bfloat16() and not _reads_unwritten_memory(kind, geometry):
         return "bfloat16"
     return "float32"
 
 
 def _reads_unwritten_memory(kind: str, geometry: Geometry) -> bool:
-    """oneDNN 3.2's bfloat16 weight gradient reads scratch memory that it never wrote where the last axis is shorter than
-    its stride, and gives NaN when one lies there."""
+    """Whether the bfloat16 kernel reads scratch memory that it never wrote, and may give NaN.
+
+    oneDNN 3.2's weight gradient does where the last spatial axis is shorter than its stride.
+    """
     return kind == "backward_filter" and geometry.x_spatial[-1] < geometry.window_strides[-1]
 
 
