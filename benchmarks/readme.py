@@ -32,8 +32,28 @@ def update(readme: Path, results: Path) -> list[str]:
 
 def markdown(results: dict[str, Any]) -> str:
     """The table without the extra rows, and below it what a reader must know."""
-    header = report.header(results)
-    lines = [header, [":--", ":--", *["--:"] * (len(header) - 2)]]
-    lines += [report.cells(results, row) for row in results["rows"] if not row["extra"]]
-    table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
-    return f"\n{table}\n{' '.join(report.explanation(results))}\n\n"
+    lines = _by_case(results) if results.get("one_line_a_case") else _by_row(results)
+    header, *rows = lines
+    table = [header, [":--" if name in ("case", "pass") else "--:" for name in header], *rows]
+    text = "".join("| " + " | ".join(line) + " |\n" for line in table)
+    return f"\n{text}\n{' '.join(report.explanation(results))}\n\n"
+
+
+def _by_row(results: dict[str, Any]) -> list[list[str]]:
+    return [report.header(results), *(report.cells(results, row) for row in results["rows"] if not row["extra"])]
+
+
+def _by_case(results: dict[str, Any]) -> list[list[str]]:
+    """One line a case: for each pass jaxgrad's time and, in brackets, the ratios of the others."""
+    rows = [row for row in results["rows"] if not row["extra"]]
+    passes = list(dict.fromkeys(row["measure"] for row in rows))
+    found = {(row["label"], row["measure"]): row for row in rows}
+    peers = ", ".join(report.contenders(results)[1:])
+    header = ["case", *(f"{name}, ms ({peers})" for name in passes)]
+    labels = dict.fromkeys(row["label"] for row in rows)
+    return [header, *([label, *(_times(found[label, name]) for name in passes)] for label in labels)]
+
+
+def _times(row: dict[str, Any]) -> str:
+    ours = report.digits(row["times_ms"][report.OURS]["median"])
+    return f"{ours} ({', '.join(report.digits(ratio) + 'x' for ratio in row['times_slower_than_jaxgrad'].values())})"

@@ -32,9 +32,9 @@ def cells(report: dict[str, Any], row: dict[str, Any]) -> list[str]:
     found = [row["label"], row["measure"]]
     for contender in contenders(report):
         times, ratio = row["times_ms"].get(contender), row["times_slower_than_jaxgrad"].get(contender)
-        found.append("" if times is None else _digits(times["median"]) + (f" ({_digits(ratio)}x)" if ratio else ""))
-    found.append(f"{_digits(row['floor_ms'])} ({_digits(row['jaxgrad_over_floor'])})")
-    return [*found, " / ".join(_digits(size / 1e6) for size in _sizes(row).values())]
+        found.append("" if times is None else digits(times["median"]) + (f" ({digits(ratio)}x)" if ratio else ""))
+    found.append(f"{digits(row['floor_ms'])} ({digits(row['jaxgrad_over_floor'])})")
+    return [*found, " / ".join(digits(size / 1e6) for size in _sizes(row).values())]
 
 
 def header(report: dict[str, Any]) -> list[str]:
@@ -46,7 +46,7 @@ def _sizes(row: dict[str, Any]) -> dict[str, int]:
     return {**row["temporary_bytes"], **row["array_bytes"]}
 
 
-def _digits(value: float) -> str:
+def digits(value: float) -> str:
     """Three significant digits, and every digit before the point."""
     return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}" if value > 0 else "0"
 
@@ -58,10 +58,14 @@ def explanation(report: dict[str, Any]) -> list[str]:
     return [
         f"{hardware(environment)}; {versions}; {environment['date']}. {report['implementation']}.",
         "Times are medians; in brackets, how many times jaxgrad's time.",
-        f"Memory is what a call takes beyond its operands and results: {' / '.join(_sizes(report['rows'][0]))}.",
+        *([] if report.get("one_line_a_case") else [_memory(report)]),
         *report["notes"],
         *(f"Left out: {name} ({reason})." for name, reason in report["left_out"].items()),
     ]
+
+
+def _memory(report: dict[str, Any]) -> str:
+    return f"Memory is what a call takes beyond its operands and results: {' / '.join(_sizes(report['rows'][0]))}."
 
 
 def print_table(report: dict[str, Any]) -> None:

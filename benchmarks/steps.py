@@ -20,14 +20,15 @@ import jaxgrad
 from benchmarks import environment, models
 from benchmarks.compare import Work, compare
 from benchmarks.report import OURS
-from benchmarks.timing import Contender, Effort, jax_contender, torch_contender
+from benchmarks.timing import Contender, Effort, jax_loop_contender, torch_contender
 
 BASELINE = "jax.lax"
 TORCH = "torch"
 LEARNING_RATE, MOMENTUM, STATISTICS_MOMENTUM = 0.01, 0.9, 0.9
 NOTES = (
     "Cases are a network, its batch and the height and width of its images; benchmarks/models.py says what they are.",
-    "A step is the loss, all gradients, SGD with momentum and the running statistics of batch normalisation.",
+    "A step is the loss, all gradients, SGD with momentum and the running statistics of batch normalisation, in the "
+    "memory of the step before.",
     "jax.lax is the same step on jax.lax.conv_general_dilated and batch normalisation in jax.numpy, by jax.grad.",
     "Both take the maximum of slices for max pooling, because XLA's gradient of lax.reduce_window is slow here.",
 )
@@ -97,7 +98,7 @@ def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
 def _contenders(case: Case, left_out: dict[str, str]) -> list[Contender]:
     network, (state, images, labels) = models.NETWORKS[case.network], _arguments(case)
     found = [
-        jax_contender(name, partial(training_step, library, network), state, images, labels)
+        jax_loop_contender(name, partial(training_step, library, network), state, images, labels)
         for name, library in {OURS: _JAXGRAD, BASELINE: _LAX}.items()
     ]
     if TORCH not in left_out:

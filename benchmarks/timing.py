@@ -98,6 +98,21 @@ def jax_contender(name: str, function: Callable[..., Any], *args: Any) -> Conten
     return Contender(name, sample, outputs, memory)
 
 
+def jax_loop_contender(name: str, step: Callable[..., tuple[Any, Any]], state: Any, *args: Any) -> Contender:
+    """One call of `state, _ = jax.jit(step)(state, *args)` after the other on a CPU, each in the memory of the last."""
+    compiled = jax.jit(step, donate_argnums=0).lower(state, *args).compile()
+    state, rest = compiled(jax.tree.map(jnp.copy, state), *args)
+    outputs = [np.array(leaf, np.float32) for leaf in jax.tree.leaves((state, rest))]
+
+    def sample() -> float:
+        nonlocal state
+        start = time.perf_counter()
+        state, _ = jax.block_until_ready(compiled(state, *args))
+        return time.perf_counter() - start
+
+    return Contender(name, sample, outputs, compiled.memory_analysis().temp_size_in_bytes)
+
+
 def torch_contender(name: str, function: Callable[[], Any], outputs: list[np.ndarray], on_gpu: bool) -> Contender:
     """`function()` of PyTorch: wall time of one call on a CPU; on a GPU the device's own time of many."""
     import torch
