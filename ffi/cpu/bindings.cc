@@ -63,11 +63,11 @@ nb::object plan_of(int64_t kind, bool bfloat16, bool has_bias, const std::vector
                    const std::vector<int64_t>& rhs_spec, const std::vector<int64_t>& out_spec,
                    const std::vector<int64_t>& window_strides, const std::vector<int64_t>& padding,
                    const std::vector<int64_t>& rhs_dilation, int64_t feature_group_count) {
+  const ConvCall call{
+      x, w, y, lhs_spec, rhs_spec, out_spec, window_strides, padding, rhs_dilation, feature_group_count};
+  const ConvType type = bfloat16 ? ConvType::kBFloat16 : ConvType::kFloat32;
   std::string problem;
-  const ConvKey key =
-      conv_key(ConvCall{static_cast<ConvKind>(kind), bfloat16 ? ConvType::kBFloat16 : ConvType::kFloat32, has_bias, x,
-                        w, y, lhs_spec, rhs_spec, out_spec, window_strides, padding, rhs_dilation, feature_group_count},
-               problem);
+  const ConvKey key = conv_key(static_cast<ConvKind>(kind), type, has_bias, call, problem);
   if (!problem.empty()) throw nb::value_error(problem.c_str());
   try {
     std::shared_ptr<const ConvPlan> plan;
@@ -83,7 +83,7 @@ nb::object plan_of(int64_t kind, bool bfloat16, bool has_bias, const std::vector
 }
 
 nb::dict plan_cache_info() {
-  const ConvPlanCacheInfo found = conv_plan_cache_info();
+  const PlanCacheInfo found = conv_plan_cache_info();
   nb::dict info;
   info["hits"] = found.hits;
   info["misses"] = found.misses;

@@ -2,39 +2,23 @@
 // dy).
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 
+#include "../common/conv_shape.h"
+#include "../common/plan_cache.h"
+
 namespace jaxgrad {
 
-constexpr int kMaxSpatial = 3;
-
-enum class ConvKind : int64_t { kForward = 0, kBackwardInput = 1, kBackwardFilter = 2 };
 enum class ConvType : int64_t { kFloat32 = 0, kBFloat16 = 1 };
 
-// An operand as it lies in memory: the sizes and strides (in elements) of its logical axes.
-// Activations: batch, feature, spatial. Filters: output feature, input feature of a group, spatial.
-using ConvAxes = std::array<int64_t, kMaxSpatial + 2>;
-struct ConvOperand {
-  ConvAxes sizes{}, strides{};
-
-  bool operator==(const ConvOperand& other) const { return sizes == other.sizes && strides == other.strides; }
-};
-
 // Everything that a plan bakes in; what plans are cached under.
-struct ConvKey {
-  ConvKind kind;
+struct ConvKey : ConvShape {
   ConvType type;
   bool has_bias;  // forward: a bias is added; backward filter: its gradient is wanted
-  int spatial;    // 1 to kMaxSpatial
-  int64_t groups;
-  ConvOperand x, w, y;  // of the forward convolution, whatever the kind
-  std::array<int64_t, kMaxSpatial> window_strides{}, rhs_dilation{}, padding_low{}, padding_high{};
-  int threads;  // that the call runs with: the blocking and the scratch memory depend on it
+  int threads;    // that the call runs with: the blocking and the scratch memory depend on it
 
   bool operator==(const ConvKey& other) const;
 };
@@ -59,9 +43,6 @@ class ConvPlan {
 // oneDNN has no kernel. Thread-safe.
 std::shared_ptr<const ConvPlan> conv_plan(const ConvKey& key);
 
-struct ConvPlanCacheInfo {
-  int64_t hits, misses, size, capacity;
-};
-ConvPlanCacheInfo conv_plan_cache_info();
+PlanCacheInfo conv_plan_cache_info();
 
 }  // namespace jaxgrad

@@ -1,0 +1,39 @@
+// The attributes that the convolution handlers of every platform share.
+#pragma once
+
+#include "conv_shape.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxgrad {
+
+using Axes = xla::ffi::Span<const int64_t>;
+
+inline std::vector<int64_t> to_vector(Axes axes) { return {axes.begin(), axes.end()}; }
+
+inline std::vector<int64_t> shape_of(const xla::ffi::AnyBuffer& buffer) { return to_vector(buffer.dimensions()); }
+
+// What the attributes say of a call; the shapes of x, w and y are still to be filled in.
+inline ConvCall conv_layout(Axes lhs_spec, Axes rhs_spec, Axes out_spec, Axes window_strides, Axes padding,
+                            Axes rhs_dilation, int64_t groups) {
+  return {{},
+          {},
+          {},
+          to_vector(lhs_spec),
+          to_vector(rhs_spec),
+          to_vector(out_spec),
+          to_vector(window_strides),
+          to_vector(padding),
+          to_vector(rhs_dilation),
+          groups};
+}
+
+#define JAXGRAD_CONV_LAYOUT         \
+  .Attr<Axes>("lhs_spec")           \
+      .Attr<Axes>("rhs_spec")       \
+      .Attr<Axes>("out_spec")       \
+      .Attr<Axes>("window_strides") \
+      .Attr<Axes>("padding")        \
+      .Attr<Axes>("rhs_dilation")   \
+      .Attr<int64_t>("feature_group_count")
+
+}  // namespace jaxgrad
