@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from targets import CPU_KERNEL, XLA, XLA_ON_GPU, Target
+from targets import EVERY_OP, Target
 
 jax.config.update("jax_enable_x64", True)
 # On a GPU, products of float32 would otherwise be rounded to TF32, which no float32 tolerance allows.
@@ -29,10 +29,18 @@ if not _sees_gpu():
     jax.config.update("jax_disable_most_optimizations", True)
 
 
-@pytest.fixture(scope="module", params=[CPU_KERNEL, XLA, pytest.param(XLA_ON_GPU, marks=pytest.mark.gpu)], ids=str)
+@pytest.fixture(scope="module")
 def target(request: pytest.FixtureRequest) -> Target:
     """Each implementation in turn. Without the compiled module the kernel's tests fail: they are not skipped."""
     return request.param
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    own = any("target" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "target" in metafunc.fixturenames and not own:
+        targets = getattr(metafunc.module, "TARGETS", EVERY_OP)
+        params = [pytest.param(t, marks=pytest.mark.gpu if t.platform == "gpu" else ()) for t in targets]
+        metafunc.parametrize("target", params, indirect=True, scope="module", ids=str)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -36,3 +36,8 @@ class Target:
 
 
 CPU_KERNEL, XLA, XLA_ON_GPU = Target("cpu", "cpu"), Target("xla", "cpu"), Target("xla", "gpu")
+CUDNN = Target("cudnn", "gpu")
+
+# What the tests of each op run on: a test module names its own as TARGETS.
+EVERY_OP = (CPU_KERNEL, XLA, XLA_ON_GPU)
+CONVOLUTION = (*EVERY_OP, CUDNN)

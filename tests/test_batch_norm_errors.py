@@ -103,7 +103,12 @@ def test_unknown_choices():
         expected = f"activation must be one of None, 'relu', got {activation!r}"
         _raises("training", ValueError, expected, activation=activation)
     for op in OPS:
-        _raises(op, ValueError, "implementation must be one of None, 'xla', 'cpu', got 'cuda'", implementation="cuda")
+        _raises(
+            op,
+            ValueError,
+            "implementation must be one of None, 'xla', 'cpu', 'cudnn', got 'cuda'",
+            implementation="cuda",
+        )
 
 
 def test_statistics_dtype():

@@ -13,7 +13,9 @@ from conv_references import lax_conv
 from conv_running import compiled_calls, conv, conv_transpose
 from conv_transpose_cases import TransposeCase, lax_conv_transpose, make_transpose_inputs
 from jax.test_util import check_grads
-from targets import CPU_KERNEL
+from targets import CONVOLUTION, CPU_KERNEL
+
+TARGETS = CONVOLUTION
 
 SMALL = {"spatial": (4, 5), "window": (2, 3), "features": 2, "out_features": 3}
 CASES = [

@@ -14,10 +14,12 @@ from conv_references import in_float64, lax_conv
 from conv_running import assert_same, conv, conv_transpose, run, terms
 from conv_transpose_cases import TransposeCase, lax_conv_transpose, make_transpose_inputs
 from jax import lax
-from targets import CPU_KERNEL, Target
+from targets import CONVOLUTION, CPU_KERNEL, Target
 from tolerances import assert_close
 
 import jaxgrad
+
+TARGETS = CONVOLUTION
 
 CASE = ConvCase(spatial=(9, 7), window=(3, 2), features=8, out_features=16, strides=(2, 1), padding=((1, 2), (0, 1)))
 TRANSPOSED = TransposeCase(features=8, out_features=16, strides=(2, 1))

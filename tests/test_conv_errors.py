@@ -68,7 +68,11 @@ def test_the_same_error_as_lax(name, implementation):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"implementation": "cuda"}, ValueError, "implementation must be one of None, 'xla', 'cpu', got 'cuda'"),
+        (
+            {"implementation": "cuda"},
+            ValueError,
+            "implementation must be one of None, 'xla', 'cpu', 'cudnn', got 'cuda'",
+        ),
         ({"implementation": True}, ValueError, "implementation must be one of"),
         ({"bias": np.ones(7, np.float32)}, ValueError, r"bias must have the shape .*\(8,\), got \(7,\)"),
         ({"bias": np.ones((1, 8), np.float32)}, ValueError, r"bias must have rank 1.*got rank 2"),

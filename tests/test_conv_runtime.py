@@ -14,10 +14,12 @@ from conv_references import in_float64, lax_conv
 from conv_running import KINDS, assert_same, conv, conv_transpose, run, terms
 from conv_transpose_cases import TransposeCase, make_transpose_inputs
 from jax import export
-from targets import CPU_KERNEL, Target
+from targets import CONVOLUTION, CPU_KERNEL, XLA_ON_GPU, Target
 
-from jaxgrad import _cpu, _ffi
+from jaxgrad import _cpu, _ffi, config
 from jaxgrad._conv_geometry import Geometry
+
+TARGETS = CONVOLUTION
 
 CASE = ConvCase(strides=(2, 1), padding=((1, 0), (0, 2)), groups=2)
 
@@ -70,12 +72,15 @@ def test_the_same_program_from_many_threads(target):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_same_call_gives_the_same_bits(target, dtype):
+    if target == XLA_ON_GPU:
+        pytest.skip("XLA promises that on a GPU only with xla_gpu_deterministic_ops")
     case = ConvCase(spatial=(28, 26), batch=4, features=16, out_features=32, padding="SAME")
     inputs = make_conv_inputs(case, dtype)
     op = conv(target, **case.settings)
     dy = cotangent((4, 32, 28, 26), dtype)
     gradients = jax.jit(lambda inputs, dy: jax.vjp(op, *inputs)[1](dy))
-    first, *others = (gradients(tuple(inputs), dy) for _ in range(5))
+    with config.override(deterministic=True):
+        first, *others = (gradients(tuple(inputs), dy) for _ in range(5))
     for other in others:
         jax.tree.map(np.testing.assert_array_equal, other, first)
 
@@ -113,8 +118,9 @@ def test_export_and_back(target, transposed, serialised, differentiated):
 
 
 def test_an_export_for_two_platforms_holds_a_path_for_each():
-    inputs = make_conv_inputs(CASE)
-    call = jax.jit(conv(Target(None, "cpu"), **CASE.settings))
+    case = ConvCase()  # one that is XLA's on a GPU, in every build
+    inputs = make_conv_inputs(case)
+    call = jax.jit(conv(Target(None, "cpu"), **case.settings))
 
     def module(*platforms):
         return export.export(call, disabled_checks=_checks_off(), platforms=platforms)(*inputs).mlir_module()
@@ -146,6 +152,7 @@ def test_nan_and_infinity_spread(target, value, operand, groups):
     """One bad element: bad wherever a sum meets it, and nowhere that `jax.lax` is good.
 
     `jax.lax` may multiply it by the zeros between the elements of a strided gradient, which makes more of them bad.
+    cuDNN does so with bad weights.
     """
     case = ConvCase(strides=(2, 1), padding=((0, 0), (0, 0)), groups=groups)
     drawn = make_conv_inputs(case)
@@ -161,6 +168,8 @@ def test_nan_and_infinity_spread(target, value, operand, groups):
         assert not np.isfinite(actual[met != 0]).any(), name
         good = np.isfinite(expected)
         assert not good[met != 0].any(), name
+        if target.implementation == "cudnn" and operand == 1 and name == "lhs":
+            good &= np.isfinite(actual)
         np.testing.assert_allclose(actual[good], expected[good], rtol=1e-5, err_msg=name)
         if np.isinf(value):
             np.testing.assert_array_equal(actual[met != 0], value)

@@ -10,9 +10,11 @@ from conv_cases import ConvCase, make_conv_inputs
 from conv_running import compiled_calls, conv, conv_transpose
 from conv_transpose_cases import TransposeCase, make_transpose_inputs
 from jax import lax
-from targets import CPU_KERNEL
+from targets import CONVOLUTION, CPU_KERNEL
 
 import jaxgrad
+
+TARGETS = CONVOLUTION
 
 # As many features out as in, so that layers stack; strides that "SAME" keeps the size for are 1.
 CASE = ConvCase(spatial=(6, 5), window=(3, 2), features=4, out_features=4, padding="SAME")

@@ -16,9 +16,11 @@ from conv_transpose_cases import (
     result_shape,
 )
 from jax import lax
-from targets import CPU_KERNEL, XLA, Target
+from targets import CONVOLUTION, CPU_KERNEL, XLA, Target
 
 import jaxgrad
+
+TARGETS = CONVOLUTION
 
 DEFAULT = Target(None, "cpu")
 DTYPE_OF_SEED = ["float32"] * 5 + ["bfloat16", "bfloat16", "float16", "float64", "float32"]

@@ -12,7 +12,9 @@ import pytest
 from conv_cases import FIELDS, ConvCase, ConvInputs, make_conv_inputs
 from conv_running import compiled_calls, conv, conv_transpose
 from conv_transpose_cases import TransposeCase, make_transpose_inputs
-from targets import CPU_KERNEL, Target
+from targets import CONVOLUTION, CPU_KERNEL, Target
+
+TARGETS = CONVOLUTION
 
 SUBSETS = [names for n in range(1, 4) for names in itertools.combinations(FIELDS, n)]
 N = 3  # examples

@@ -11,7 +11,9 @@ import pytest
 from conv_cases import FIELDS, ConvCase, cotangent, make_conv_inputs
 from conv_running import assert_same, compiled_calls, conv, conv_transpose, run, terms
 from conv_transpose_cases import TransposeCase, make_transpose_inputs
-from targets import CPU_KERNEL
+from targets import CONVOLUTION, CPU_KERNEL
+
+TARGETS = CONVOLUTION
 
 SUBSETS = [names for n in range(1, 4) for names in itertools.combinations(FIELDS, n)]
 CASE = ConvCase(strides=(2, 1), padding=((1, 0), (0, 2)))

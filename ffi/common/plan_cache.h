@@ -51,6 +51,12 @@ class PlanCache {
     }
   }
 
+  // Keeps `plan` for `key` where nothing is kept yet.
+  void add(const Key& key, Shared plan) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (index_.find(key) == index_.end()) insert(key, std::move(plan));
+  }
+
   PlanCacheInfo info() {
     const std::lock_guard<std::mutex> lock(mutex_);
     return {hits_, misses_, static_cast<int64_t>(order_.size()), static_cast<int64_t>(capacity_)};

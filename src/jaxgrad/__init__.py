@@ -1,7 +1,9 @@
 """jaxgrad: JAX ops whose gradients are hand-written kernels."""
 
+from jaxgrad import config as config
 from jaxgrad._dispatch import Choice as Choice
 from jaxgrad._dispatch import explain as explain
+from jaxgrad._ffi import plan_cache_info as plan_cache_info
 from jaxgrad._version import __version__ as __version__
 from jaxgrad.batch_norm import batch_norm_inference as batch_norm_inference
 from jaxgrad.batch_norm import batch_norm_training as batch_norm_training
@@ -14,8 +16,10 @@ __all__ = [
     "__version__",
     "batch_norm_inference",
     "batch_norm_training",
+    "config",
     "conv_general_dilated",
     "conv_transpose",
     "explain",
     "gru",
+    "plan_cache_info",
 ]

@@ -44,6 +44,21 @@ def _platforms() -> list[str]:
         return ["cpu"]
 
 
+def _cuda() -> Iterator[tuple[str, str]]:
+    """The CUDA module and cuDNN, which are there, or may be, without a GPU too."""
+    problem = _ffi.cudnn_problem()
+    build = _ffi.cuda_build()
+    if build:
+        yield (
+            "CUDA kernels",
+            f"built for FFI API {build['ffi_api']} with {build['compiler']}, headers of cuDNN {build['cudnn_headers']}",
+        )
+        yield "cuDNN", build["cudnn"] or f"missing: {problem}"
+        yield "CUDA handlers", ", ".join(_ffi.cuda_targets())
+    else:
+        yield "CUDA kernels", f"missing: {problem}"
+
+
 def report() -> Iterator[tuple[str, str]]:
     """The lines of the diagnosis, as (label, text)."""
     yield "jaxgrad", f"{jaxgrad.__version__} from {jaxgrad.__path__[0]}"
@@ -64,6 +79,7 @@ def report() -> Iterator[tuple[str, str]]:
         )
         yield "oneDNN", build["onednn"] or f"missing: {_ffi.onednn_problem()}"
         yield "CPU handlers", ", ".join(_ffi.cpu_targets())
+    yield from _cuda()
     for op in _dispatch.OPS:
         for name in _platforms():
             yield "op", str(_dispatch.explain(getattr(jaxgrad, op), platform=name))

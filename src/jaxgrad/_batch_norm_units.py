@@ -16,7 +16,7 @@ import jax
 from jaxgrad import _batch_norm_xla, _ffi
 from jaxgrad._batch_norm_xla import Statistics
 from jaxgrad._batching import fold_or_loop
-from jaxgrad._dispatch import Route, by_platform
+from jaxgrad._dispatch import XLA, Route, by_platform
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Spec:
 
 
 def _run(spec: Spec, has_work: bool, kernel: Callable[..., Any], xla: Callable[..., Any], *arrays: Any) -> Any:
-    return by_platform(spec.route if has_work else "xla", kernel, xla, *arrays)
+    return by_platform(spec.route if has_work else XLA, {"cpu": kernel}, xla, *arrays)
 
 
 @cache

@@ -19,10 +19,11 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from jaxgrad import _conv_xla, _ffi
+from jaxgrad import _conv_cudnn, _conv_xla, _ffi
 from jaxgrad._batching import no_examples
 from jaxgrad._conv_geometry import Geometry
 from jaxgrad._dispatch import Route, by_platform
+from jaxgrad.config import Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +32,17 @@ class Spec:
 
     geometry: Geometry
     precision: Any
-    route: Route
+    routes: tuple[tuple[str, Route], ...]  # by unit
+    settings: Settings
+
+    def route(self, kind: str, sizes: tuple[int, int, int], dtype: Any) -> Route:
+        """The route of a unit, for the call itself or for one of other sizes that vmap made of it."""
+        found = dict(self.routes)[kind]
+        if "cudnn" in found.kernels and not _conv_cudnn.has_plan(
+            kind, self.geometry, sizes, dtype, self.precision, self.settings
+        ):
+            return found.without("cudnn")
+        return found
 
     def with_groups(self, feature_group_count: int) -> Spec:
         return dataclasses.replace(self, geometry=self.geometry.with_groups(feature_group_count))
@@ -129,8 +140,14 @@ backward_filter.defvjp(_backward_filter_fwd, _backward_filter_bwd, symbolic_zero
 @cache
 def _forward_unit(spec: Spec) -> Callable[..., Any]:
     def call(x, w, bias):
-        kernel = partial(_ffi.conv_forward, spec.geometry)
-        return by_platform(spec.route, kernel, partial(_conv_xla.forward, spec.geometry, spec.precision), x, w, bias)
+        g = spec.geometry
+        sizes = (x.shape[g.lhs_spec[0]], x.shape[g.lhs_spec[1]], w.shape[g.rhs_spec[0]])
+        kernels = {
+            "cpu": partial(_ffi.conv_forward, g),
+            "cudnn": partial(_conv_cudnn.forward, g, spec.precision, spec.settings),
+        }
+        xla = partial(_conv_xla.forward, g, spec.precision)
+        return by_platform(spec.route("forward", sizes, x.dtype), kernels, xla, x, w, bias)
 
     unit = custom_vmap(call)
 
@@ -157,8 +174,15 @@ def _forward_unit(spec: Spec) -> Callable[..., Any]:
 @cache
 def _backward_input_unit(spec: Spec) -> Callable[..., Any]:
     def call(dy, w):
-        kernel = partial(_ffi.conv_backward_input, spec.geometry)
-        return by_platform(spec.route, kernel, partial(_conv_xla.backward_input, spec.geometry, spec.precision), dy, w)
+        g = spec.geometry
+        features = w.shape[g.rhs_spec[1]] * g.feature_group_count
+        sizes = (dy.shape[g.out_spec[0]], features, dy.shape[g.out_spec[1]])
+        kernels = {
+            "cpu": partial(_ffi.conv_backward_input, g),
+            "cudnn": partial(_ffi.cuda_conv_backward_input, g, spec.precision, spec.settings),
+        }
+        xla = partial(_conv_xla.backward_input, g, spec.precision)
+        return by_platform(spec.route("backward_input", sizes, dy.dtype), kernels, xla, dy, w)
 
     unit = custom_vmap(call)
 
@@ -180,9 +204,14 @@ def _backward_input_unit(spec: Spec) -> Callable[..., Any]:
 @cache
 def _backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
     def call(x, dy):
-        kernel = partial(_ffi.conv_backward_filter, spec.geometry, want_bias)
-        xla = partial(_conv_xla.backward_filter, spec.geometry, spec.precision, want_bias)
-        return by_platform(spec.route, kernel, xla, x, dy)
+        g = spec.geometry
+        sizes = (x.shape[g.lhs_spec[0]], x.shape[g.lhs_spec[1]], dy.shape[g.out_spec[1]])
+        kernels = {
+            "cpu": partial(_ffi.conv_backward_filter, g, want_bias),
+            "cudnn": partial(_conv_cudnn.backward_filter, g, spec.precision, spec.settings, want_bias),
+        }
+        xla = partial(_conv_xla.backward_filter, g, spec.precision, want_bias)
+        return by_platform(spec.route("backward_filter", sizes, x.dtype), kernels, xla, x, dy)
 
     unit = custom_vmap(call)
 

@@ -1,7 +1,7 @@
 """The convolution triangle on plain XLA, with a weight gradient of grouped convolutions that XLA does not make slow.
 
 XLA writes the weight gradient of a grouped convolution as one with `batch_group_count`, for which its CPU backend has
-no fast code. Here it is a product for each tap of the window: the elements of x that the tap meets, times dy, group by
+no fast code. There it is a product for each tap of the window: the elements of x that the tap meets, times dy, group by
 group.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -59,13 +60,20 @@ def backward_input(geometry: Geometry, precision: Any, dy: jax.Array, w: jax.Arr
 def backward_filter(
     geometry: Geometry, precision: Any, want_bias: bool, x: jax.Array, dy: jax.Array
 ) -> tuple[jax.Array, jax.Array | None]:
+    plain = partial(_weight_gradient, geometry, precision)
     if geometry.feature_group_count > 1:
-        dw = _grouped_weight_gradient(geometry, precision, x, dy)
+        by_taps = partial(_grouped_weight_gradient, geometry, precision)
+        dw = lax.platform_dependent(x, dy, cuda=plain, default=by_taps)  # on a GPU, XLA has kernels for groups
     else:
-        features = (dy.shape[geometry.out_spec[1]], x.shape[geometry.lhs_spec[1]])
-        w = jax.ShapeDtypeStruct(shape_of(geometry.rhs_spec, *features, geometry.w_spatial), x.dtype)
-        (dw,) = jax.linear_transpose(lambda w: _convolve(geometry, precision, x, w), w)(dy)
+        dw = plain(x, dy)
     return dw, bias_gradient(geometry, dy) if want_bias else None
+
+
+def _weight_gradient(geometry: Geometry, precision: Any, x: jax.Array, dy: jax.Array) -> jax.Array:
+    features = (dy.shape[geometry.out_spec[1]], x.shape[geometry.lhs_spec[1]] // geometry.feature_group_count)
+    w = jax.ShapeDtypeStruct(shape_of(geometry.rhs_spec, *features, geometry.w_spatial), x.dtype)
+    (dw,) = jax.linear_transpose(lambda w: _convolve(geometry, precision, x, w), w)(dy)
+    return dw
 
 
 def bias_gradient(geometry: Geometry, dy: jax.Array) -> jax.Array:

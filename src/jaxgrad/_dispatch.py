@@ -6,18 +6,54 @@ import contextlib
 import dataclasses
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import jax
 from jax import lax
 
 from jaxgrad import _checks
 
-IMPLEMENTATIONS = (None, "xla", "cpu")
+IMPLEMENTATIONS = (None, "xla", "cpu", "cudnn")
 
-Route = Literal["by platform", "kernel", "xla"]
+# The JAX platform that the kernels of an implementation run on, and its name where a program is lowered for it.
+PLATFORM = {"cpu": "cpu", "cudnn": "gpu"}
+_LOWERED_FOR = {"cpu": "cpu", "cudnn": "cuda"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """What one unit of a call may run on, known while it is traced.
+
+    Attributes:
+      kernels: the implementations whose kernels it takes, each on its own platform; XLA does the rest.
+      forced: there is one of them, and nothing may stand in for it.
+    """
+
+    kernels: tuple[str, ...] = ()
+    forced: bool = False
+
+    def without(self, implementation: str) -> Route:
+        """The route once it turns out that one of the kernels cannot take the call; a forced one must."""
+        if self.forced:
+            return self
+        return Route(tuple(name for name in self.kernels if name != implementation))
+
+
+XLA = Route()
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitChoice:
+    """The implementation that one unit of an op takes: its value or one of its gradients."""
+
+    unit: str
+    implementation: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.unit}: {self.implementation!r} ({self.reason})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,26 +63,34 @@ class Choice:
     Attributes:
       op: the op's public name.
       platform: the JAX platform, `"cpu"` or `"gpu"`.
-      implementation: `"cpu"` (the kernels of jaxgrad or oneDNN) or `"xla"`.
+      implementation: `"cpu"` (the kernels of jaxgrad or oneDNN), `"cudnn"` or `"xla"`: that of the op's value.
       reason: why, in one sentence.
+      units: the choice for the value and for each gradient, where they are not all the same.
     """
 
     op: str
     platform: str
     implementation: str
     reason: str
+    units: tuple[UnitChoice, ...] = ()
 
     def __str__(self) -> str:
+        if self.units:
+            return f"{self.op} on {self.platform}: {'; '.join(map(str, self.units))}"
         return f"{self.op} on {self.platform}: {self.implementation!r} ({self.reason})"
 
 
 @dataclasses.dataclass(frozen=True)
 class Obstacle:
-    """Why the CPU kernels cannot, or should not, take a call."""
+    """Why a kernel cannot, or should not, take a call."""
 
     reason: str
-    missing: str = ""  # what is missing, where the kernels could run but for that: the user should hear of it
-    slower: bool = False  # they can take it, but XLA is faster
+    missing: str = ""  # what is missing, where the kernel could run but for that: the user should hear of it
+    slower: bool = False  # it can take the call, but XLA is faster
+
+
+# What stands in the way of each implementation in each unit of one call.
+Obstacles = Mapping[tuple[str, str], Obstacle | None]
 
 
 def symbolic_obstacle(*arrays: jax.Array | None) -> Obstacle | None:
@@ -56,37 +100,75 @@ def symbolic_obstacle(*arrays: jax.Array | None) -> Obstacle | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Decision:
-    """What one call comes to, on every platform."""
+class Kernel:
+    """The kernels that an op has in one implementation.
 
-    op: str
+    Attributes:
+      implementation: "cpu" or "cudnn".
+      description: what they are, for the explanation.
+      problem: says why they cannot be used at all; empty when they can.
+      title: what they are called where they are missing.
+    """
+
+    implementation: str
+    description: str
+    problem: Callable[[], str]
+    title: str
+
+
+def cpu_kernel(description: str, problem: Callable[[], str]) -> Kernel:
+    return Kernel("cpu", description, problem, "CPU kernels")
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What one call comes to, on every platform and in each of its units."""
+
+    op: Op
     implementation: str | None
-    obstacle: Obstacle | None
-    kernel: str  # what the CPU kernel is, for the explanation
+    obstacles: Obstacles
 
     @property
     def route(self) -> Route:
+        """That of the op's value."""
+        return self.routes[self.op.units[0]]
+
+    @property
+    def routes(self) -> dict[str, Route]:
+        """By unit."""
+        return {unit: self._route(unit) for unit in self.op.units}
+
+    def _route(self, unit: str) -> Route:
         if self.implementation == "xla":
-            return "xla"
-        if self.implementation == "cpu":
-            return "kernel"
-        return "xla" if self.obstacle else "by platform"
+            return XLA
+        if self.implementation is not None:
+            return Route((self.implementation,), forced=True)
+        return Route(
+            tuple(k.implementation for k in self.op.kernels if self.obstacles.get((k.implementation, unit)) is None)
+        )
 
     def choice(self, platform: str) -> Choice:
         """Raises where a forced implementation cannot run on `platform`."""
-        if self.implementation == "xla":
-            return Choice(self.op, platform, "xla", "forced by implementation='xla'")
-        if self.implementation == "cpu":
-            if platform != "cpu":
+        platform = "gpu" if platform == "cuda" else platform
+        units = tuple(UnitChoice(unit, *self._unit_choice(unit, platform)) for unit in self.op.units)
+        alike = len({(unit.implementation, unit.reason) for unit in units}) == 1
+        return Choice(self.op.name, platform, units[0].implementation, units[0].reason, () if alike else units)
+
+    def _unit_choice(self, unit: str, platform: str) -> tuple[str, str]:
+        forced = self.implementation
+        if forced is not None:
+            if forced != "xla" and platform != PLATFORM[forced]:
                 raise ValueError(
-                    f"jaxgrad.{self.op}: implementation='cpu' runs on the platform 'cpu' only, got {platform!r}"
+                    f"jaxgrad.{self.op.name}: implementation={forced!r} runs on the platform {PLATFORM[forced]!r} "
+                    f"only, got {platform!r}"
                 )
-            return Choice(self.op, platform, "cpu", "forced by implementation='cpu'")
-        if platform != "cpu":
-            return Choice(self.op, platform, "xla", f"jaxgrad has no {self.op} kernel for the platform {platform!r}")
-        if self.obstacle:
-            return Choice(self.op, platform, "xla", self.obstacle.reason)
-        return Choice(self.op, platform, "cpu", self.kernel)
+            return forced, f"forced by implementation={forced!r}"
+        for kernel in self.op.kernels:
+            if PLATFORM[kernel.implementation] == platform:
+                if obstacle := self.obstacles.get((kernel.implementation, unit)):
+                    return "xla", obstacle.reason
+                return kernel.implementation, kernel.description
+        return "xla", f"jaxgrad has no {self.op.name} kernel for the platform {platform!r}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,27 +177,50 @@ class Op:
 
     Attributes:
       name: its public name.
-      kernel: what its CPU kernel is, for the explanation.
-      problem: says why the CPU kernels cannot be used at all; empty when they can.
+      kernels: the kernels that it has.
+      units: what a call and its gradients are made of, each routed by itself; the first computes the op's value.
+      usual: what stands in the way of single kernels in the usual case, which `explain` tells without arguments.
     """
 
     name: str
-    kernel: str
-    problem: Callable[[], str]
+    kernels: tuple[Kernel, ...]
+    units: tuple[str, ...] = ("call",)
+    usual: Obstacles = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         OPS[self.name] = self
 
-    def decide(self, implementation: str | None, obstacle: Obstacle | None = None) -> Decision:
-        """The decision for a call that meets `obstacle`; raises where `implementation="cpu"` does."""
-        if problem := self.problem():
-            obstacle = Obstacle(f"the CPU kernels are missing: {problem}", missing=problem)
-        if implementation == "cpu" and obstacle is not None and not obstacle.slower:
-            error = RuntimeError if obstacle.missing else ValueError
-            raise error(f"jaxgrad.{self.name}: implementation='cpu' cannot run: {obstacle.reason}")
-        decision = Decision(self.name, implementation, obstacle, self.kernel)
+    def decide(
+        self, implementation: str | None, obstacle: Obstacle | None = None, obstacles: Obstacles | None = None
+    ) -> Decision:
+        """The decision for a call; raises where a forced implementation cannot take it.
+
+        Args:
+          implementation: as the call has it.
+          obstacle: what stands in the way of every kernel, if anything.
+          obstacles: what stands in the way of single ones.
+        """
+        found: dict[tuple[str, str], Obstacle | None] = {}
+        for kernel in self.kernels:
+            problem = kernel.problem()
+            missing = Obstacle(f"the {kernel.title} are missing: {problem}", missing=problem) if problem else None
+            for unit in self.units:
+                key = (kernel.implementation, unit)
+                found[key] = missing or obstacle or (obstacles or {}).get(key)
+        if implementation not in (None, "xla"):
+            self._check_forced(implementation, found)
+        decision = Decision(self, implementation, found)
         _note(decision)
         return decision
+
+    def _check_forced(self, implementation: str, obstacles: Obstacles) -> None:
+        cannot = f"jaxgrad.{self.name}: implementation={implementation!r} cannot run:"
+        if all(kernel.implementation != implementation for kernel in self.kernels):
+            raise ValueError(f"{cannot} there are no such kernels of this op")
+        for unit in self.units:
+            obstacle = obstacles[implementation, unit]
+            if obstacle is not None and not obstacle.slower:
+                raise (RuntimeError if obstacle.missing else ValueError)(f"{cannot} {obstacle.reason}")
 
 
 OPS: dict[str, Op] = {}
@@ -123,31 +228,43 @@ _explaining = threading.local()
 
 
 def _note(decision: Decision) -> None:
-    implementation, obstacle = decision.implementation, decision.obstacle
     if (recorded := getattr(_explaining, "decisions", None)) is not None:
         recorded.append(decision)
-    elif implementation is None and obstacle is not None and obstacle.missing and jax.default_backend() == "cpu":
-        _warn_once(obstacle.missing)
+    elif decision.implementation is None:
+        for kernel in decision.op.kernels:
+            obstacle = decision.obstacles[kernel.implementation, decision.op.units[0]]
+            if obstacle is not None and obstacle.missing and jax.default_backend() == PLATFORM[kernel.implementation]:
+                _warn_once(kernel.title, obstacle.missing)
 
 
 @cache
-def _warn_once(problem: str) -> None:
+def _warn_once(title: str, problem: str) -> None:
     warnings.warn(
-        f"jaxgrad runs on plain XLA, without its CPU kernels: {problem}. 'python -m jaxgrad' tells more.",
+        f"jaxgrad runs on plain XLA, without its {title}: {problem}. 'python -m jaxgrad' tells more.",
         RuntimeWarning,
         stacklevel=2,
     )
 
 
-def by_platform(route: Route, kernel: Callable[..., Any], xla: Callable[..., Any], *args: Any) -> Any:
-    """Calls `kernel` where the CPU kernel is chosen and `xla` elsewhere.
+def by_platform(route: Route, kernels: Mapping[str, Callable[..., Any]], xla: Callable[..., Any], *args: Any) -> Any:
+    """Calls the kernel that the route takes on the platform of the computation, and `xla` where it takes none.
 
-    The platform is that of the computation, known when it is lowered, and not that of JAX's default device: a
-    program lowered for a GPU from a machine without one takes the GPU's branch.
+    The platform is known when the computation is lowered, and is not that of JAX's default device: a program lowered
+    for a GPU from a machine without one takes the GPU's branch.
+
+    Args:
+      route: of `Decision`.
+      kernels: by implementation, what to call; at least those that the route takes.
+      xla: what to call on every other platform.
+      *args: the operands, arrays or None.
     """
-    if route == "by platform":
-        return lax.platform_dependent(*args, cpu=kernel, default=xla)
-    return (kernel if route == "kernel" else xla)(*args)
+    taken = {_LOWERED_FOR[name]: kernels[name] for name in route.kernels}
+    if not taken:
+        return xla(*args)
+    if route.forced:
+        (kernel,) = taken.values()
+        return kernel(*args)
+    return lax.platform_dependent(*args, **taken, default=xla)
 
 
 @contextlib.contextmanager
@@ -186,7 +303,7 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
         implementation = kwargs.get("implementation")
         _checks.check_choice(f"jaxgrad.{name}", "implementation", implementation, IMPLEMENTATIONS)
         with _recording():
-            return OPS[name].decide(implementation).choice(platform)
+            return OPS[name].decide(implementation, obstacles=OPS[name].usual).choice(platform)
     # Only arrays without values are traced: the call checks the values of the others as it always does.
     given: dict[str, Any] = {**{str(i): value for i, value in enumerate(args)}, **kwargs}
     specs = {key: value for key, value in given.items() if isinstance(value, jax.ShapeDtypeStruct)}

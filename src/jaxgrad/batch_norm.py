@@ -22,12 +22,12 @@ from jaxgrad import _batch_norm_units as units
 from jaxgrad import _batch_norm_xla, _checks, _ffi
 from jaxgrad._batch_norm_units import Spec
 from jaxgrad._batch_norm_xla import Gradients, Statistics, compute_dtype
-from jaxgrad._dispatch import IMPLEMENTATIONS, Op, symbolic_obstacle
+from jaxgrad._dispatch import IMPLEMENTATIONS, Op, cpu_kernel, symbolic_obstacle
 
 _TRAINING, _INFERENCE = "jaxgrad.batch_norm_training", "jaxgrad.batch_norm_inference"
-_KERNEL = "the CPU kernel takes every dtype and shape of this op"
-_DISPATCH_TRAINING = Op("batch_norm_training", _KERNEL, _ffi.cpu_problem)
-_DISPATCH_INFERENCE = Op("batch_norm_inference", _KERNEL, _ffi.cpu_problem)
+_KERNELS = (cpu_kernel("the CPU kernel takes every dtype and shape of this op", _ffi.cpu_problem),)
+_DISPATCH_TRAINING = Op("batch_norm_training", _KERNELS)
+_DISPATCH_INFERENCE = Op("batch_norm_inference", _KERNELS)
 
 
 @jax.tree_util.register_static

@@ -10,18 +10,19 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxgrad import _checks, _conv_triangle, _conv_xla, _ffi
+from jaxgrad import _checks, _conv_cudnn, _conv_triangle, _conv_xla, _ffi, config
 from jaxgrad._conv_geometry import Geometry, Pairs, dilated_size, transposed
-from jaxgrad._dispatch import IMPLEMENTATIONS, Obstacle, Op, Route, symbolic_obstacle
+from jaxgrad._dispatch import IMPLEMENTATIONS, XLA, Obstacle, Obstacles, Op, cpu_kernel, symbolic_obstacle
 
 _OP = "conv_general_dilated"
-_DISPATCH = Op(_OP, "oneDNN", _ffi.onednn_problem)
+KERNELS = (cpu_kernel("oneDNN", _ffi.onednn_problem), _conv_cudnn.KERNEL)
+_DISPATCH = Op(_OP, KERNELS, _ffi.CONV_KINDS, _conv_cudnn.USUAL)
 _FEW_MULTIPLICATIONS = 2000  # below, a call costs its dispatch and no more: 7 us on XLA, 8 us on oneDNN
 _KERNEL_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -57,20 +58,22 @@ def conv_general_dilated(
       batch_group_count: the number of groups that the batch falls into.
       precision, preferred_element_type: as in `jax.lax`.
       bias: [output features], added to the result and of its dtype, or None.
-      implementation: None for the fastest known, "cpu" for oneDNN's kernels, "xla" for plain XLA. `jaxgrad.explain`
-        tells what None comes to for a call, and why.
+      implementation: None for the fastest known, "cpu" for oneDNN's kernels, "cudnn" for cuDNN's on an NVIDIA GPU,
+        "xla" for plain XLA. `jaxgrad.explain` tells what None comes to for a call and its gradients, and why.
 
     Returns:
       The result, with the shape and dtype of `jax.lax.conv_general_dilated`'s.
 
     Raises:
       TypeError, ValueError: what `jax.lax.conv_general_dilated` raises; bias of another shape or dtype; an unknown
-        implementation; or `implementation="cpu"` for a call that oneDNN has no kernel for, with the reason.
-      RuntimeError: `implementation="cpu"` where oneDNN or the compiled module cannot be loaded.
+        implementation; or a forced implementation that has no kernel for the call, with the reason.
+      RuntimeError: a forced implementation whose library or compiled module cannot be loaded.
 
     oneDNN takes 1 to 3 spatial axes in any layout, groups, window dilation, asymmetric and negative padding, in
-    float32, bfloat16 and float16 (computed in float32), and input dilation where the window strides are 1. All else,
-    float64 among it, runs on XLA. Reverse-mode differentiation works to any order on the same kernels.
+    float32, bfloat16 and float16 (computed in float32), and input dilation where the window strides are 1. cuDNN takes
+    the same and float64; `jaxgrad.config` says how its kernels are chosen, and float32 is rounded to TF32 unless
+    `precision` is the highest, as in XLA. All else runs on XLA. Reverse-mode differentiation works to any order on the
+    same kernels.
 
     Example:
       >>> x, w = jnp.ones((8, 32, 32, 3)), jnp.ones((3, 3, 3, 16))
@@ -101,21 +104,32 @@ def convolve(op: Op, lhs: Any, rhs: Any, bias: Any, implementation: str | None, 
     dn = lax.conv_dimension_numbers(lhs.shape, rhs.shape, settings["dimension_numbers"])
     bias = _check_bias(name, bias, result, dn)
     call: _ForwardCall | _TransposedCall | None = None
+    obstacle: Obstacle | None = None
+    obstacles: Obstacles = {}
     if reason := _outside_triangle(lhs, rhs, result, settings):
-        obstacle: Obstacle | None = Obstacle(reason)
+        obstacle = Obstacle(reason)
     else:
         call = _triangle_call(lhs.shape, rhs.shape, dn, settings)
         if min(call.geometry.x_spatial) <= 0:
             call, obstacle = None, Obstacle("a window that meets nothing but padding is XLA's")
         else:
             lhs, rhs = lhs.astype(result.dtype), rhs.astype(result.dtype)
-            obstacle = call.obstacle(lhs, rhs, bias is not None)
-    route = op.decide(implementation, obstacle).route
+            sizes = call.sizes(lhs, rhs)
+            on_cpu = _kernel_obstacle(call.geometry, sizes, lhs.dtype, not call.transposed and bias is not None)
+            obstacles = {
+                **{("cpu", kind): on_cpu for kind in _ffi.CONV_KINDS},
+                **_conv_cudnn.obstacles(
+                    call.geometry, sizes, lhs.dtype, settings["precision"], implementation, call.transposed
+                ),
+            }
+    routes = op.decide(implementation, obstacle, obstacles).routes
     # XLA itself is at its best without the triangle around it, but for the weight gradients of groups.
-    if call is None or (route == "xla" and settings["feature_group_count"] == 1):
+    plainly = all(route == XLA for route in routes.values()) and settings["feature_group_count"] == 1
+    if call is None or plainly:
         y = plain(lhs, rhs)
         return y if bias is None else _conv_xla.add_bias(y, bias, dn.out_spec)
-    return call.run(lhs, rhs, bias, settings["precision"], route)
+    spec = _conv_triangle.Spec(call.geometry, settings["precision"], tuple(routes.items()), config.current())
+    return call.run(lhs, rhs, bias, spec)
 
 
 def _check_bias(name: str, bias: Any, result: jax.ShapeDtypeStruct, dn: lax.ConvDimensionNumbers) -> jax.Array | None:
@@ -184,14 +198,15 @@ class _ForwardCall:
     geometry: Geometry
     crop: Pairs
 
-    def obstacle(self, lhs: jax.Array, rhs: jax.Array, has_bias: bool) -> Obstacle | None:
-        g = self.geometry
-        sizes = (lhs.shape[g.lhs_spec[0]], lhs.shape[g.lhs_spec[1]], rhs.shape[g.rhs_spec[0]])
-        return _kernel_obstacle(g, sizes, lhs.dtype, has_bias)
+    transposed: ClassVar[bool] = False
 
-    def run(self, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, precision: Any, route: Route) -> jax.Array:
-        x = _pad(lhs, self.geometry.lhs_spec, self.crop)
-        return _conv_triangle.forward(_conv_triangle.Spec(self.geometry, precision, route), x, rhs, bias)
+    def sizes(self, lhs: jax.Array, rhs: jax.Array) -> tuple[int, int, int]:
+        """Batch, features and output features of the geometry."""
+        g = self.geometry
+        return lhs.shape[g.lhs_spec[0]], lhs.shape[g.lhs_spec[1]], rhs.shape[g.rhs_spec[0]]
+
+    def run(self, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, spec: _conv_triangle.Spec) -> jax.Array:
+        return _conv_triangle.forward(spec, _pad(lhs, self.geometry.lhs_spec, self.crop), rhs, bias)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,17 +216,19 @@ class _TransposedCall:
     geometry: Geometry
     pad: Pairs
 
-    def obstacle(self, lhs: jax.Array, rhs: jax.Array, has_bias: bool) -> Obstacle | None:
-        g = self.geometry
-        features = rhs.shape[_output_axis(g)]
-        return _kernel_obstacle(g, (lhs.shape[g.out_spec[0]], features, lhs.shape[g.out_spec[1]]), lhs.dtype, False)
+    transposed: ClassVar[bool] = True
 
-    def run(self, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, precision: Any, route: Route) -> jax.Array:
+    def sizes(self, lhs: jax.Array, rhs: jax.Array) -> tuple[int, int, int]:
+        """Batch, features and output features of the geometry."""
+        g = self.geometry
+        return lhs.shape[g.out_spec[0]], rhs.shape[_output_axis(g)], lhs.shape[g.out_spec[1]]
+
+    def run(self, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, spec: _conv_triangle.Spec) -> jax.Array:
         g = self.geometry
         w = lax.rev(rhs, g.rhs_spec[2:])
         if g.feature_group_count > 1:
             w = swap_features(w, g.rhs_spec, g.feature_group_count)
-        y = _conv_triangle.backward_input(_conv_triangle.Spec(g, precision, route), lhs, w)
+        y = _conv_triangle.backward_input(spec, lhs, w)
         y = _pad(y, g.lhs_spec, self.pad)
         return y if bias is None else _conv_xla.add_bias(y, bias, g.lhs_spec)
 

@@ -8,13 +8,15 @@ from typing import Any
 import jax
 from jax import lax
 
-from jaxgrad import _checks, _ffi
+from jaxgrad import _checks, _conv_cudnn
 from jaxgrad._conv_geometry import dilated_size, transpose_padding
 from jaxgrad._dispatch import Op
-from jaxgrad.conv import convolve, swap_features
+from jaxgrad.conv import KERNELS, convolve, swap_features
 
 _OP = "jaxgrad.conv_transpose"
-_DISPATCH = Op("conv_transpose", "oneDNN", _ffi.onednn_problem)
+_DISPATCH = Op(
+    "conv_transpose", KERNELS, ("backward_input", "forward", "backward_filter"), _conv_cudnn.USUAL_TRANSPOSED
+)
 _DEFAULT_LAYOUTS = {2: "NC IO", 3: "NHC HIO", 4: "NHWC HWIO", 5: "NHWDC HWDIO"}
 
 
@@ -63,7 +65,7 @@ def conv_transpose(
     Raises:
       TypeError, ValueError: what `jax.lax.conv_general_dilated` raises; padding, output_padding, bias or implementation
         out of what is said above.
-      RuntimeError: `implementation="cpu"` where oneDNN or the compiled module cannot be loaded.
+      RuntimeError: a forced implementation whose library or compiled module cannot be loaded.
 
     Example:
       >>> x, w = jnp.ones((8, 16, 16, 32)), jnp.ones((4, 4, 32, 16))

@@ -18,11 +18,11 @@ import numpy as np
 
 from jaxgrad import _checks, _ffi, _gru_xla
 from jaxgrad._batching import fold_or_loop
-from jaxgrad._dispatch import IMPLEMENTATIONS, Op, Route, by_platform, symbolic_obstacle
+from jaxgrad._dispatch import IMPLEMENTATIONS, Op, Route, by_platform, cpu_kernel, symbolic_obstacle
 from jaxgrad._gru_xla import Gradients
 
 _OP = "jaxgrad.gru"
-_DISPATCH = Op("gru", "the CPU kernel takes every dtype and shape of this op", _ffi.cpu_problem)
+_DISPATCH = Op("gru", (cpu_kernel("the CPU kernel takes every dtype and shape of this op", _ffi.cpu_problem),))
 _DIRECTIONS = ("forward", "reverse", "bidirectional")
 
 
@@ -275,7 +275,7 @@ def _forward_unit(spec: _Spec, training: bool) -> Callable[..., Any]:
 
     xla = partial(_gru_xla.forward, **spec.attributes, training=training)
     unit = fold_or_loop(
-        lambda *arrays: by_platform(spec.route, kernel, xla, *arrays),
+        lambda *arrays: by_platform(spec.route, {"cpu": kernel}, xla, *arrays),
         in_axes=(_AXIS["x"], None, None, None, _AXIS["sequence_lens"], _AXIS["initial_h"]),
         out_axes=(_AXIS["y"], _AXIS["y_h"], _AXIS["gates"] if training else None),
     )
@@ -294,7 +294,7 @@ def _backward_unit(spec: _Spec, wanted: tuple[bool, ...]) -> Callable[..., Any]:
         return tuple(_gru_xla.backward(*arrays, **spec.attributes, wanted=wanted))
 
     unit = fold_or_loop(
-        lambda *arrays: by_platform(spec.route, kernel, xla, *arrays),
+        lambda *arrays: by_platform(spec.route, {"cpu": kernel}, xla, *arrays),
         in_axes=(
             _AXIS["x"],
             None,

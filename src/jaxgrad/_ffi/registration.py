@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+from functools import cache
 from typing import Any
 
 import jax
@@ -18,6 +19,18 @@ else:
     _cpu_error = ""
     for _name, _capsule in cpu.registrations().items():
         jax.ffi.register_ffi_target(_name, _capsule, platform="cpu")
+
+
+cuda: Any
+try:
+    cuda = importlib.import_module("jaxgrad._cuda")
+except ImportError as error:
+    cuda = None
+    _cuda_error = f"this build of jaxgrad has no CUDA module, or it cannot be loaded ({error})"
+else:
+    _cuda_error = ""
+    for _name, _capsule in cuda.registrations().items():
+        jax.ffi.register_ffi_target(_name, _capsule, platform="CUDA")
 
 
 def cpu_problem() -> str:
@@ -60,6 +73,55 @@ _onednn_error = _load_onednn()
 def onednn_problem() -> str:
     """Why oneDNN's kernels cannot be used; empty when they can."""
     return _onednn_error
+
+
+def cuda_targets() -> tuple[str, ...]:
+    """The names of the registered CUDA handlers."""
+    return tuple(sorted(cuda.registrations())) if cuda is not None else ()
+
+
+def cuda_build() -> dict[str, str]:
+    """What the CUDA module says of itself: FFI API version, compiler, the cuDNN it was built for and the one in use."""
+    return dict(cuda.build_info()) if cuda is not None else {}
+
+
+@cache
+def gpu_ordinal() -> int | None:
+    """CUDA's number of the first GPU that JAX uses, or None where it uses none."""
+    try:
+        return int(jax.local_devices(backend="cuda")[0].local_hardware_id)
+    except (RuntimeError, IndexError):
+        return None
+
+
+def cuda_problem() -> str:
+    """Why a call cannot be lowered for cuDNN's kernels; empty when it can.
+
+    Where JAX uses no GPU this asks for the module alone: what is lowered here runs elsewhere.
+    """
+    return _cuda_error if cuda is None or gpu_ordinal() is None else cudnn_problem()
+
+
+@cache
+def cudnn_problem() -> str:
+    """Why cuDNN's kernels cannot run here; empty when they can. Opens cuDNN at its first call."""
+    if cuda is None:
+        return _cuda_error
+    paths = []
+    for package in _CUDNN_PACKAGES:
+        try:
+            files = importlib.metadata.files(package) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        paths += [str(file.locate()) for file in files if file.name == "libcudnn.so.9"]
+    try:
+        cuda.load_cudnn(paths)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+_CUDNN_PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")  # used where JAX has not opened a cuDNN yet
 
 
 def or_empty(array: jax.Array | None, dtype: Any) -> jax.Array:

@@ -1,0 +1,103 @@
+// The Python module jaxgrad._cuda: the handlers to register, and what Python must know while it lowers a call.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "conv.h"
+#include "conv_ffi.h"
+#include "cudnn.h"
+#include "driver.h"
+
+namespace nb = nanobind;
+
+namespace jaxgrad {
+namespace {
+
+nb::capsule handler(XLA_FFI_Error* (*symbol)(XLA_FFI_CallFrame*)) {
+  return nb::capsule(reinterpret_cast<void*>(symbol));
+}
+
+nb::dict registrations() {
+  nb::dict targets;
+  targets["jaxgrad_conv_forward"] = handler(jaxgrad_cuda_conv_forward);
+  targets["jaxgrad_conv_backward_input"] = handler(jaxgrad_cuda_conv_backward_input);
+  targets["jaxgrad_conv_backward_filter"] = handler(jaxgrad_cuda_conv_backward_filter);
+  return targets;
+}
+
+nb::dict build_info() {
+  nb::dict info;
+  const std::string ffi_api = std::to_string(XLA_FFI_API_MAJOR) + "." + std::to_string(XLA_FFI_API_MINOR);
+  info["ffi_api"] = ffi_api.c_str();
+  info["compiler"] = __VERSION__;
+  const std::string headers =
+      std::to_string(CUDNN_MAJOR) + "." + std::to_string(CUDNN_MINOR) + "." + std::to_string(CUDNN_PATCHLEVEL);
+  info["cudnn_headers"] = headers.c_str();
+  info["cudnn"] = cudnn::version().c_str();
+  return info;
+}
+
+// (workspace bytes, cuDNN's engine), or None where it has none. Builds, and times, the plan that the call will run.
+nb::object plan_of(int64_t device, int64_t kind, int64_t type, const std::vector<int64_t>& x,
+                   const std::vector<int64_t>& w, const std::vector<int64_t>& y, const std::vector<int64_t>& lhs_spec,
+                   const std::vector<int64_t>& rhs_spec, const std::vector<int64_t>& out_spec,
+                   const std::vector<int64_t>& window_strides, const std::vector<int64_t>& padding,
+                   const std::vector<int64_t>& rhs_dilation, int64_t feature_group_count, bool allow_tf32,
+                   bool deterministic, int64_t search, int64_t workspace_limit) {
+  const ConvCall call{
+      x, w, y, lhs_spec, rhs_spec, out_spec, window_strides, padding, rhs_dilation, feature_group_count};
+  std::string problem;
+  ConvKey key;
+  static_cast<ConvShape&>(key) = conv_shape(static_cast<ConvKind>(kind), call, problem);
+  if (!problem.empty()) throw nb::value_error(problem.c_str());
+  key.type = static_cast<ConvType>(type);
+  key.allow_tf32 = allow_tf32;
+  key.deterministic = deterministic;
+  key.search = static_cast<ConvSearch>(search);
+  key.workspace_limit = workspace_limit;
+  key.device = static_cast<int>(device);
+  try {
+    std::shared_ptr<const ConvPlan> plan;
+    {
+      const nb::gil_scoped_release release;
+      const driver::CurrentDevice current(key.device);
+      cudnn::Handle handle(key.device);
+      plan = conv_plan(key, handle, /*may_time=*/true);
+    }
+    return nb::make_tuple(plan->reserved_bytes, plan->name);
+  } catch (const NoPlan&) {
+    return nb::none();
+  }
+}
+
+nb::dict plan_cache_info() {
+  const PlanCacheInfo found = conv_plan_cache_info();
+  nb::dict info;
+  info["hits"] = found.hits;
+  info["misses"] = found.misses;
+  info["size"] = found.size;
+  info["capacity"] = found.capacity;
+  info["recorded"] = conv_plans_kept();
+  return info;
+}
+
+}  // namespace
+
+NB_MODULE(_cuda, module) {
+  module.doc() = "jaxgrad's CUDA kernels: cuDNN's, for XLA's FFI.";
+  module.def("registrations", &registrations, "The FFI handlers, by target name.");
+  module.def("build_info", &build_info, "How the module was built, and the cuDNN in use here.");
+  module.def("load_cudnn", &cudnn::load, nb::arg("paths"), "Opens cuDNN; raises RuntimeError where it cannot serve.");
+  module.def("conv_plan", &plan_of, nb::arg("device"), nb::arg("kind"), nb::arg("type"), nb::arg("x"), nb::arg("w"),
+             nb::arg("y"), nb::arg("lhs_spec"), nb::arg("rhs_spec"), nb::arg("out_spec"), nb::arg("window_strides"),
+             nb::arg("padding"), nb::arg("rhs_dilation"), nb::arg("feature_group_count"), nb::arg("allow_tf32"),
+             nb::arg("deterministic"), nb::arg("search"), nb::arg("workspace_limit"),
+             "(bytes of workspace, cuDNN's engine) of a convolution's plan, or None.");
+  module.def("conv_plan_cache_info", &plan_cache_info, "Hits, misses, size and capacity of the cache of plans.");
+}
+
+}  // namespace jaxgrad

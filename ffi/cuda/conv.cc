@@ -1,0 +1,246 @@
+#include "conv.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <unordered_set>
+#include <utility>
+
+#include "conv_graph.h"
+
+namespace jaxgrad {
+namespace {
+
+using cudnn::api;
+using cudnn::Descriptor;
+
+constexpr size_t kCapacity = 1024;
+constexpr size_t kTimed = 8;  // candidates that the exhaustive search times; building all 15 to 45 takes up to 24 s
+constexpr double kTimingSeconds = 0.8;
+constexpr int kTimedRuns = 3;
+constexpr uint32_t kPattern = 0x3c003c00;  // 1 in float16, 0.0078 in bfloat16 and float32
+
+int64_t bytes_of(const ConvKey& key, const ConvOperand& operand) {
+  int64_t bytes = key.type == ConvType::kFloat64 ? 8 : key.type == ConvType::kFloat32 ? 4 : 2;
+  for (int axis = 0; axis < key.spatial + 2; ++axis) bytes *= operand.sizes[axis];
+  return bytes;
+}
+
+Descriptor build(const ConvCandidate& candidate, const cudnn::Handle& handle) {
+  Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+  plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, handle.get())
+      .set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, candidate.config)
+      .finalise();
+  return plan;
+}
+
+// x, w and y, in the order of their ids, from the operands of a kind.
+std::array<void*, 3> in_order(ConvKind kind, const void* first, const void* second, void* result) {
+  void *a = const_cast<void*>(first), *b = const_cast<void*>(second);
+  switch (kind) {
+    case ConvKind::kForward:
+      return {a, b, result};
+    case ConvKind::kBackwardInput:
+      return {result, b, a};
+    default:
+      return {a, result, b};
+  }
+}
+
+void execute(const Descriptor& plan, const cudnn::Handle& handle, std::array<void*, 3> operands, void* workspace) {
+  constexpr std::array<int64_t, 3> ids = {kXId, kWId, kYId};
+  Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+  pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, ids.data(), 3)
+      .set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, operands.data(), 3)
+      .set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, &workspace, 1)
+      .finalise();
+  JAXGRAD_CUDNN(api().cudnnBackendExecute(handle.get(), plan.get(), pack.get()));
+}
+
+// The candidates that are to be tried, by their places in the list, and why the others are not.
+struct Tries {
+  std::vector<int> places;
+  std::map<int, Descriptor> built;  // by place: cuDNN does not always build a plan a second time
+  int64_t reserved_bytes = 0;
+  std::string refused;
+};
+
+Tries tries(const ConvKey& key, const std::vector<ConvCandidate>& candidates, const std::set<int>& failed) {
+  Tries found;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    const ConvCandidate& candidate = candidates[i];
+    if (failed.count(static_cast<int>(i)) > 0) continue;
+    if (candidate.workspace_bytes > key.workspace_limit) {
+      found.refused += "; " + candidate.name + " needs " + std::to_string(candidate.workspace_bytes) + " bytes";
+      continue;
+    }
+    found.places.push_back(static_cast<int>(i));
+    if (key.search == ConvSearch::kExhaustive && found.places.size() <= kTimed)
+      found.reserved_bytes = std::max(found.reserved_bytes, candidate.workspace_bytes);
+  }
+  return found;
+}
+
+// Moves the fastest of the first few to the front; leaves all as they are where the device has no memory to time in.
+void sort_by_time(const ConvKey& key, const std::vector<ConvCandidate>& candidates, cudnn::Handle& handle,
+                  Tries& tries) {
+  using Clock = std::chrono::steady_clock;
+  const size_t count = std::min(kTimed, tries.places.size());
+  if (count < 2) return;
+  std::vector<std::pair<float, int>> timed;
+  const auto start = Clock::now();
+  try {
+    driver::Stopwatch watch;
+    driver::Memory x(bytes_of(key, key.x)), w(bytes_of(key, key.w)), y(bytes_of(key, key.y)),
+        workspace(tries.reserved_bytes);
+    for (driver::Memory* memory : {&x, &w, &y, &workspace}) memory->fill(kPattern, watch.stream());
+    handle.set_stream(watch.stream());
+    for (size_t i = 0; i < count; ++i) {
+      if (!timed.empty() && std::chrono::duration<double>(Clock::now() - start).count() > kTimingSeconds) break;
+      try {
+        Descriptor plan = build(candidates[tries.places[i]], handle);
+        float best = 0;
+        for (int run = 0; run <= kTimedRuns; ++run) {  // the first warms up
+          watch.start();
+          execute(plan, handle, {x.data(), w.data(), y.data()}, workspace.data());
+          const float milliseconds = watch.stop_milliseconds();
+          if (run > 0) best = run == 1 ? milliseconds : std::min(best, milliseconds);
+        }
+        timed.emplace_back(best, tries.places[i]);
+        tries.built.emplace(tries.places[i], std::move(plan));
+      } catch (const cudnn::Error&) {  // one that does not build or run is no candidate for the fastest
+      }
+    }
+    handle.leave_stream();
+  } catch (const driver::Error& error) {
+    handle.leave_stream();
+    if (error.status != CUDA_ERROR_OUT_OF_MEMORY) throw;
+    return;
+  }
+  std::sort(timed.begin(), timed.end());
+  std::vector<int> sorted;
+  for (const auto& [milliseconds, place] : timed) sorted.push_back(place);
+  for (int place : tries.places)
+    if (std::find(sorted.begin(), sorted.end(), place) == sorted.end()) sorted.push_back(place);
+  tries.places = std::move(sorted);
+}
+
+std::shared_ptr<const ConvPlan> first_that_builds(const ConvKey& key, cudnn::Handle& handle, bool may_time,
+                                                  const std::set<int>& failed) {
+  const driver::RelaxedCapture relaxed;
+  ConvGraph graph = conv_graph(key, handle);
+  std::vector<ConvCandidate> candidates = conv_candidates(key, graph);
+  Tries found = tries(key, candidates, failed);
+  if (may_time && key.search == ConvSearch::kExhaustive) sort_by_time(key, candidates, handle, found);
+  for (const int place : found.places) {
+    ConvCandidate& candidate = candidates[place];
+    try {
+      auto made = std::make_shared<ConvPlan>();
+      const auto built = found.built.find(place);
+      made->plan = built == found.built.end() ? build(candidate, handle) : std::move(built->second);
+      made->workspace_bytes = made->plan.integer(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE);
+      if (made->workspace_bytes > key.workspace_limit) continue;
+      made->reserved_bytes = std::max(found.reserved_bytes, made->workspace_bytes);
+      made->name = candidate.name;
+      made->candidate = place;
+      made->failed = failed;
+      made->kind = key.kind;
+      made->parts = std::move(graph.parts);
+      made->parts.push_back(std::move(candidate.config));
+      return made;
+    } catch (const cudnn::Error& error) {
+      found.refused += "; " + candidate.name + ": " + error.what();
+    }
+  }
+  throw NoPlan("cuDNN has no plan for this convolution within " + std::to_string(key.workspace_limit) +
+               " bytes of workspace" + found.refused);
+}
+
+// What cuDNN refuses while the graph is described, it has no plan for; other failures stay what they are.
+std::shared_ptr<const ConvPlan> build_plan(const ConvKey& key, cudnn::Handle& handle, bool may_time,
+                                           const std::set<int>& failed) {
+  try {
+    return first_that_builds(key, handle, may_time, failed);
+  } catch (const cudnn::Error& error) {
+    const bool refused = CUDNN_STATUS_CATEGORY(error.status) == CUDNN_STATUS_NOT_SUPPORTED ||
+                         CUDNN_STATUS_CATEGORY(error.status) == CUDNN_STATUS_BAD_PARAM;
+    if (refused) throw NoPlan(error.what());
+    throw;
+  }
+}
+
+PlanCache<ConvKey, ConvPlan, ConvKeyHash>& cache() {
+  static auto& plans = *new PlanCache<ConvKey, ConvPlan, ConvKeyHash>(kCapacity);  // the driver may be gone at exit
+  return plans;
+}
+
+struct Kept {
+  std::mutex mutex;
+  std::unordered_set<std::shared_ptr<const ConvPlan>> plans;
+};
+
+Kept& kept_for_graphs() {
+  static auto& kept = *new Kept;
+  return kept;
+}
+
+}  // namespace
+
+bool ConvKey::operator==(const ConvKey& o) const {
+  return ConvShape::operator==(o) && type == o.type && allow_tf32 == o.allow_tf32 && deterministic == o.deterministic &&
+         search == o.search && workspace_limit == o.workspace_limit && device == o.device;
+}
+
+size_t ConvKeyHash::operator()(const ConvKey& key) const {
+  Hash hash;
+  hash.mix(static_cast<const ConvShape&>(key));
+  hash.mix(static_cast<int64_t>(key.type));
+  hash.mix(key.allow_tf32);
+  hash.mix(key.deterministic);
+  hash.mix(static_cast<int64_t>(key.search));
+  hash.mix(key.workspace_limit);
+  hash.mix(key.device);
+  return hash.value();
+}
+
+void ConvPlan::run(const cudnn::Handle& handle, const void* first, const void* second, void* result,
+                   void* workspace) const {
+  execute(plan, handle, in_order(kind, first, second, result), workspace);
+}
+
+std::shared_ptr<const ConvPlan> conv_plan(const ConvKey& key, cudnn::Handle& handle, bool may_time) {
+  return cache().get(key, [&] {
+    auto plan = build_plan(key, handle, may_time, {});
+    // A call that has just what the plan asks to be reserved has the same candidates, and so the same plan.
+    ConvKey as_called = key;
+    as_called.workspace_limit = plan->reserved_bytes;
+    if (!(as_called == key)) cache().add(as_called, plan);
+    return plan;
+  });
+}
+
+std::shared_ptr<const ConvPlan> conv_plan_after(const ConvKey& key, const ConvPlan& failed, cudnn::Handle& handle) {
+  std::set<int> all = failed.failed;
+  all.insert(failed.candidate);
+  auto plan = build_plan(key, handle, false, all);
+  cache().put(key, plan);
+  return plan;
+}
+
+void keep_for_graph(std::shared_ptr<const ConvPlan> plan) {
+  Kept& kept = kept_for_graphs();
+  const std::lock_guard<std::mutex> lock(kept.mutex);
+  kept.plans.insert(std::move(plan));
+}
+
+int64_t conv_plans_kept() {
+  Kept& kept = kept_for_graphs();
+  const std::lock_guard<std::mutex> lock(kept.mutex);
+  return static_cast<int64_t>(kept.plans.size());
+}
+
+PlanCacheInfo conv_plan_cache_info() { return cache().info(); }
+
+}  // namespace jaxgrad

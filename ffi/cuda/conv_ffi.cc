@@ -1,0 +1,150 @@
+#include "conv_ffi.h"
+
+#include <exception>
+#include <string>
+
+#include "../common/checks.h"
+#include "../common/conv_attributes.h"
+
+namespace jaxgrad {
+namespace ffi = xla::ffi;
+namespace {
+
+using Arg = ffi::AnyBuffer;
+using Ret = ffi::Result<ffi::AnyBuffer>;
+using Bytes = ffi::Result<ffi::Buffer<ffi::U8>>;
+
+ConvType conv_type(ffi::DataType dtype, Checks& checks) {
+  switch (dtype) {
+    case ffi::DataType::F32:
+      return ConvType::kFloat32;
+    case ffi::DataType::F64:
+      return ConvType::kFloat64;
+    case ffi::DataType::BF16:
+      return ConvType::kBFloat16;
+    case ffi::DataType::F16:
+      return ConvType::kFloat16;
+    default:
+      checks.that(false, "operands must be of f32, f64, bf16 or f16");
+      return ConvType::kFloat32;
+  }
+}
+
+// Runs the plan; where it fails, the next of cuDNN's list, until one runs or none is left.
+void run_plan(const ConvKey& key, CUstream stream, const Arg& first, const Arg& second, const Arg& result,
+              void* workspace) {
+  cudnn::Handle handle(key.device);
+  const bool capturing = driver::is_capturing(stream);
+  auto plan = conv_plan(key, handle, /*may_time=*/!capturing);
+  handle.set_stream(stream);
+  for (;;) {
+    try {
+      plan->run(handle, first.untyped_data(), second.untyped_data(), result.untyped_data(), workspace);
+      break;
+    } catch (const cudnn::Error& error) {
+      if (capturing) throw;  // a recording that an error has spoilt cannot be gone on with
+      try {
+        plan = conv_plan_after(key, *plan, handle);
+      } catch (const NoPlan& none) {
+        throw std::runtime_error(std::string(error.what()) + "; then " + none.what());
+      }
+      handle.set_stream(stream);
+    }
+  }
+  if (capturing) keep_for_graph(plan);
+}
+
+ffi::Error run(ConvKind kind, CUstream stream, const Arg& first, const Arg& second, const Arg& result, Bytes& workspace,
+               const ConvCall& call, bool allow_tf32, bool deterministic, int64_t search) {
+  Checks checks("jaxgrad_conv");
+  const ffi::DataType dtype = first.element_type();
+  checks.that(second.element_type() == dtype && result.element_type() == dtype, "all arrays must have one dtype");
+  checks.that(search >= 0 && search <= 2, "search must be 0, 1 or 2");
+  std::string problem;
+  ConvKey key;
+  static_cast<ConvShape&>(key) = conv_shape(kind, call, problem);
+  key.type = conv_type(dtype, checks);
+  key.allow_tf32 = allow_tf32;
+  key.deterministic = deterministic;
+  key.search = static_cast<ConvSearch>(search);
+  key.workspace_limit = static_cast<int64_t>(workspace->element_count());
+  checks.that(problem.empty(), problem);
+  if (checks.failed()) return checks.error();
+  try {
+    const driver::CurrentDevice current(stream);
+    key.device = current.device();
+    run_plan(key, stream, first, second, result, workspace->typed_data());
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(std::string("jaxgrad_conv: ") + error.what());
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error forward(CUstream stream, Arg x, Arg w, Ret y, Bytes workspace, Axes lhs_spec, Axes rhs_spec, Axes out_spec,
+                   Axes strides, Axes padding, Axes dilation, int64_t groups, bool allow_tf32, bool deterministic,
+                   int64_t search) {
+  ConvCall call = conv_layout(lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
+  call.x = shape_of(x);
+  call.w = shape_of(w);
+  call.y = shape_of(*y);
+  return run(ConvKind::kForward, stream, x, w, *y, workspace, call, allow_tf32, deterministic, search);
+}
+
+ffi::Error backward_input(CUstream stream, Arg dy, Arg w, Ret dx, Bytes workspace, Axes lhs_spec, Axes rhs_spec,
+                          Axes out_spec, Axes strides, Axes padding, Axes dilation, int64_t groups, bool allow_tf32,
+                          bool deterministic, int64_t search) {
+  ConvCall call = conv_layout(lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
+  call.x = shape_of(*dx);
+  call.w = shape_of(w);
+  call.y = shape_of(dy);
+  return run(ConvKind::kBackwardInput, stream, dy, w, *dx, workspace, call, allow_tf32, deterministic, search);
+}
+
+ffi::Error backward_filter(CUstream stream, Arg x, Arg dy, Ret dw, Bytes workspace, Axes lhs_spec, Axes rhs_spec,
+                           Axes out_spec, Axes strides, Axes padding, Axes dilation, int64_t groups, bool allow_tf32,
+                           bool deterministic, int64_t search) {
+  ConvCall call = conv_layout(lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
+  call.x = shape_of(x);
+  call.w = shape_of(*dw);
+  call.y = shape_of(dy);
+  return run(ConvKind::kBackwardFilter, stream, x, dy, *dw, workspace, call, allow_tf32, deterministic, search);
+}
+
+}  // namespace
+
+#define JAXGRAD_CONV_CHOICE \
+  .Attr<bool>("allow_tf32").Attr<bool>("deterministic").Attr<int64_t>("search") /* ConvSearch */
+
+// XLA may record these calls into a CUDA graph: all memory that they use is in their buffers, and what they launch is
+// fixed by their attributes and shapes.
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cuda_conv_forward, forward,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::PlatformStream<CUstream>>()
+                                  .Arg<ffi::AnyBuffer>()        // x     as lhs_spec says
+                                  .Arg<ffi::AnyBuffer>()        // w     as rhs_spec says
+                                  .Ret<ffi::AnyBuffer>()        // y     as out_spec says
+                                  .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                              JAXGRAD_CONV_LAYOUT JAXGRAD_CONV_CHOICE,
+                              {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cuda_conv_backward_input, backward_input,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::PlatformStream<CUstream>>()
+                                  .Arg<ffi::AnyBuffer>()        // dy    as out_spec says
+                                  .Arg<ffi::AnyBuffer>()        // w     as rhs_spec says
+                                  .Ret<ffi::AnyBuffer>()        // dx    as lhs_spec says
+                                  .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                              JAXGRAD_CONV_LAYOUT JAXGRAD_CONV_CHOICE,
+                              {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cuda_conv_backward_filter, backward_filter,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::PlatformStream<CUstream>>()
+                                  .Arg<ffi::AnyBuffer>()        // x     as lhs_spec says
+                                  .Arg<ffi::AnyBuffer>()        // dy    as out_spec says
+                                  .Ret<ffi::AnyBuffer>()        // dw    as rhs_spec says
+                                  .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                              JAXGRAD_CONV_LAYOUT JAXGRAD_CONV_CHOICE,
+                              {ffi::Traits::kCmdBufferCompatible});
+
+}  // namespace jaxgrad

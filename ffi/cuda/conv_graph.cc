@@ -1,0 +1,203 @@
+#include "conv_graph.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace jaxgrad {
+namespace {
+
+using cudnn::api;
+using cudnn::Descriptor;
+
+constexpr int64_t kAlignment = 16;  // bytes; XLA's buffers are aligned to more
+constexpr int64_t kMostNotes = CUDNN_NUMERICAL_NOTE_TYPE_COUNT;
+
+cudnnDataType_t data_type(ConvType type) {
+  switch (type) {
+    case ConvType::kFloat32:
+      return CUDNN_DATA_FLOAT;
+    case ConvType::kFloat64:
+      return CUDNN_DATA_DOUBLE;
+    case ConvType::kBFloat16:
+      return CUDNN_DATA_BFLOAT16;
+    case ConvType::kFloat16:
+      return CUDNN_DATA_HALF;
+  }
+  throw NoPlan("an unknown dtype");
+}
+
+// cuDNN's convolutions have two spatial axes or three: one axis becomes the second of two, after an axis of size 1.
+template <class Values>
+std::vector<int64_t> with_unit_axis(const ConvKey& key, const Values& values, size_t before, int64_t unit) {
+  std::vector<int64_t> all(values.begin(), values.begin() + static_cast<int64_t>(before) + key.spatial);
+  if (key.spatial == 1) all.insert(all.begin() + static_cast<int64_t>(before), unit);
+  return all;
+}
+
+Descriptor tensor(const ConvKey& key, const ConvOperand& operand, int64_t id) {
+  const std::vector<int64_t> sizes = with_unit_axis(key, operand.sizes, 2, 1);
+  const std::vector<int64_t> strides = with_unit_axis(key, operand.strides, 2, operand.sizes[2] * operand.strides[2]);
+  Descriptor made(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+  made.set(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, id)
+      .set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, data_type(key.type))
+      .set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, kAlignment)
+      .set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, sizes.data(), static_cast<int64_t>(sizes.size()))
+      .set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, strides.data(), static_cast<int64_t>(strides.size()))
+      .finalise();
+  return made;
+}
+
+Descriptor convolution(const ConvKey& key) {
+  const auto low = with_unit_axis(key, key.padding_low, 0, 0), high = with_unit_axis(key, key.padding_high, 0, 0);
+  const auto strides = with_unit_axis(key, key.window_strides, 0, 1);
+  const auto dilation = with_unit_axis(key, key.rhs_dilation, 0, 1);
+  const auto n = static_cast<int64_t>(low.size());
+  Descriptor made(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
+  made.set(CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE,
+           key.type == ConvType::kFloat64 ? CUDNN_DATA_DOUBLE : CUDNN_DATA_FLOAT)
+      .set(CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, CUDNN_CROSS_CORRELATION)
+      .set(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, n)
+      .set(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, low.data(), n)
+      .set(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, high.data(), n)
+      .set(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, strides.data(), n)
+      .set(CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, dilation.data(), n)
+      .finalise();
+  return made;
+}
+
+// The names of one kind's operation and of its attributes.
+struct OperationNames {
+  cudnnBackendDescriptorType_t operation;
+  cudnnBackendAttributeName_t x, w, y, convolution, alpha, beta;
+};
+
+OperationNames names_of(ConvKind kind) {
+  switch (kind) {
+    case ConvKind::kForward:
+      return {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA};
+    case ConvKind::kBackwardInput:
+      return {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA};
+    default:
+      return {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA};
+  }
+}
+
+// An engine's numerical notes and its number.
+std::pair<std::vector<cudnnBackendNumericalNote_t>, int64_t> describe_engine(const Descriptor& config) {
+  const Descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+  cudnnBackendDescriptor_t pointer = engine.get();
+  int64_t count = 0;
+  JAXGRAD_CUDNN(api().cudnnBackendGetAttribute(config.get(), CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                                               1, &count, &pointer));
+  return {
+      engine.list<cudnnBackendNumericalNote_t>(CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, kMostNotes),
+      engine.integer(CUDNN_ATTR_ENGINE_GLOBAL_INDEX)};
+}
+
+// Engines found to give wrong numbers where the padding is not the same on either side: as if it were, or NaN. All
+// engines of each unit were compared with float64, cuDNN 9.19 on an H200; the others are right.
+bool is_right(const ConvKey& key, int64_t engine) {
+  if (key.padding_low == key.padding_high) return true;
+  if (key.kind == ConvKind::kBackwardFilter) return engine != 1 && engine != 18 && engine != 20;
+  return key.kind != ConvKind::kBackwardInput || engine != 50;
+}
+
+bool arithmetic_fits(const ConvKey& key, const std::vector<cudnnBackendNumericalNote_t>& notes) {
+  const auto has = [&](cudnnBackendNumericalNote_t note) {
+    return std::find(notes.begin(), notes.end(), note) != notes.end();
+  };
+  if (has(CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION)) return false;
+  if (key.deterministic && has(CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC)) return false;
+  if (has(CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13)) return false;  // loses half of the digits
+  const bool exact = key.type == ConvType::kFloat64 || (key.type == ConvType::kFloat32 && !key.allow_tf32);
+  if (!exact) return true;
+  for (const auto note : {CUDNN_NUMERICAL_NOTE_TENSOR_CORE, CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS,
+                          CUDNN_NUMERICAL_NOTE_FFT, CUDNN_NUMERICAL_NOTE_WINOGRAD})
+    // float64 has tensor cores of its own, which round nothing.
+    if (has(note) && !(note == CUDNN_NUMERICAL_NOTE_TENSOR_CORE && key.type == ConvType::kFloat64)) return false;
+  return true;
+}
+
+// The engines that one of cuDNN's heuristics lists; none where that heuristic does not know the operation.
+std::vector<Descriptor> configs(const ConvGraph& graph, cudnnBackendHeurMode_t mode) {
+  std::vector<Descriptor> found;
+  Descriptor heuristic(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+  heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph.graph())
+      .set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, mode);
+  if (api().cudnnBackendFinalize(heuristic.get()) != CUDNN_STATUS_SUCCESS) return found;
+  int64_t count = 0;
+  JAXGRAD_CUDNN(api().cudnnBackendGetAttribute(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                               CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, &count, nullptr));
+  std::vector<cudnnBackendDescriptor_t> pointers;
+  for (int64_t i = 0; i < count; ++i) {
+    found.emplace_back(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+    pointers.push_back(found.back().get());
+  }
+  if (count == 0) return found;
+  int64_t filled = 0;
+  JAXGRAD_CUDNN(api().cudnnBackendGetAttribute(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                               CUDNN_TYPE_BACKEND_DESCRIPTOR, count, &filled, pointers.data()));
+  found.resize(static_cast<size_t>(std::min(filled, count)));
+  return found;
+}
+
+}  // namespace
+
+ConvGraph conv_graph(const ConvKey& key, const cudnn::Handle& handle) {
+  ConvGraph made;
+  auto& parts = made.parts;
+  parts.reserve(6);  // the references into it stay valid
+  const Descriptor& x = parts.emplace_back(tensor(key, key.x, kXId));
+  const Descriptor& w = parts.emplace_back(tensor(key, key.w, kWId));
+  const Descriptor& y = parts.emplace_back(tensor(key, key.y, kYId));
+  const Descriptor& conv = parts.emplace_back(convolution(key));
+  const OperationNames names = names_of(key.kind);
+  Descriptor& operation = parts.emplace_back(names.operation);
+  operation.set(names.x, x).set(names.w, w).set(names.y, y).set(names.convolution, conv);
+  if (key.type == ConvType::kFloat64) {
+    operation.set(names.alpha, CUDNN_TYPE_DOUBLE, 1.0).set(names.beta, CUDNN_TYPE_DOUBLE, 0.0);
+  } else {
+    operation.set(names.alpha, CUDNN_TYPE_FLOAT, 1.0f).set(names.beta, CUDNN_TYPE_FLOAT, 0.0f);
+  }
+  operation.finalise();
+  Descriptor& graph = parts.emplace_back(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+  graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, operation)
+      .set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, handle.get())
+      .finalise();
+  return made;
+}
+
+std::vector<ConvCandidate> conv_candidates(const ConvKey& key, const ConvGraph& graph) {
+  std::vector<ConvCandidate> candidates;
+  const auto add = [&](cudnnBackendHeurMode_t mode) {
+    for (Descriptor& config : configs(graph, mode)) {
+      const auto [notes, number] = describe_engine(config);
+      if (!is_right(key, number) || !arithmetic_fits(key, notes)) continue;
+      const int64_t workspace = config.integer(CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE);
+      candidates.push_back({std::move(config), workspace, "engine " + std::to_string(number)});
+    }
+  };
+  if (key.search != ConvSearch::kDefault) add(CUDNN_HEUR_MODE_A);
+  add(CUDNN_HEUR_MODE_FALLBACK);
+  return candidates;
+}
+
+}  // namespace jaxgrad

@@ -1,0 +1,31 @@
+// What cuDNN is asked: a convolution as an operation graph, and the engines that it offers for one.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "conv.h"
+
+namespace jaxgrad {
+
+constexpr int64_t kXId = 1, kWId = 2, kYId = 3;  // cuDNN's names of the three operands
+
+struct ConvGraph {
+  std::vector<cudnn::Descriptor> parts;  // the last is the graph, those before what it is made of
+
+  const cudnn::Descriptor& graph() const { return parts.back(); }
+};
+
+ConvGraph conv_graph(const ConvKey& key, const cudnn::Handle& handle);
+
+struct ConvCandidate {
+  cudnn::Descriptor config;
+  int64_t workspace_bytes;
+  std::string name;
+};
+
+// The engines whose arithmetic is what the key asks for, in the order in which the key's search tries them.
+std::vector<ConvCandidate> conv_candidates(const ConvKey& key, const ConvGraph& graph);
+
+}  // namespace jaxgrad

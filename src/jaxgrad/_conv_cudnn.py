@@ -1,0 +1,122 @@
+"""When a unit of the triangle runs on cuDNN: what cuDNN can take, and where XLA is known to be as fast.
+
+This is the one place that says so; `jaxgrad.explain` tells what it says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from jaxgrad import _conv_xla, _ffi, config
+from jaxgrad._conv_geometry import Geometry
+from jaxgrad._dispatch import Kernel, Obstacle, Obstacles
+
+KERNEL = Kernel("cudnn", "cuDNN", _ffi.cuda_problem, "cuDNN kernels")
+
+_LEVEL = "XLA runs this unit on cuDNN itself, as fast, and fuses what stands around it"
+_GROUPS = "XLA's kernels for groups are as fast, and cuDNN's first choice is at times much slower"
+
+
+def faster_on_xla(kind: str, geometry: Geometry, features: int, dtype: Any, transposed: bool) -> str:
+    """Why XLA is to be preferred for a unit; empty where cuDNN called from here is the faster.
+
+    XLA hands most convolutions to cuDNN as they are. It does not where the padding is not the same on either side, of
+    which it makes a padded copy; for weight gradients with stride or dilation, which it computes as plain convolutions
+    with huge windows; and for transposed convolutions, whose form it does not recognise. With three spatial axes its
+    choice of kernels is worse throughout. Measured on an H200, jax 0.11.2, cuDNN 9.19, in bfloat16 and float32; the
+    exceptions below are cases measured to be slower on cuDNN.
+
+    Args:
+      kind: the unit.
+      geometry: of the convolution.
+      features: its input features.
+      dtype: of its operands.
+      transposed: the convolution is the one that a transposed convolution transposes.
+    """
+    g = geometry
+    lopsided = any(low != high for low, high in g.padding)
+    volume = len(g.w_spatial) == 3
+    dilated, strided, grouped = max(g.rhs_dilation) > 1, max(g.window_strides) > 1, g.feature_group_count > 1
+    narrow = dtype.itemsize == 2
+    if kind == "backward_filter":
+        missed = strided or dilated or lopsided or (volume and not grouped)
+        return "" if missed else _GROUPS if grouped else _LEVEL
+    if kind == "forward":
+        if lopsided or (volume and not grouped):
+            return ""
+        return "XLA's choice of kernel is the better one in this dtype" if dilated and not narrow else _LEVEL
+    if grouped:
+        depthwise = features == g.feature_group_count
+        return "" if dilated or (lopsided and narrow and not depthwise) else _GROUPS
+    if transposed:
+        overlapping = any(k > s for k, s in zip(g.w_spatial, g.window_strides, strict=True))
+        if overlapping and not narrow and not volume:
+            return "XLA's choice of kernel is the better one in this dtype where windows overlap"
+        return ""
+    if features < _FEW_FEATURES:
+        return "XLA's choice of kernel is the better one for few input features"
+    return "" if lopsided or volume else _LEVEL
+
+
+_FEW_FEATURES = 8
+
+# What the usual case meets: a plain convolution, and a transposed one whose value alone is XLA's weakness too.
+USUAL: Obstacles = {("cudnn", kind): Obstacle(_LEVEL, slower=True) for kind in _ffi.CONV_KINDS}
+USUAL_TRANSPOSED: Obstacles = {("cudnn", "forward"): Obstacle(_LEVEL, slower=True)}
+
+
+def obstacles(
+    geometry: Geometry,
+    sizes: tuple[int, int, int],
+    dtype: Any,
+    precision: Any,
+    implementation: str | None,
+    transposed: bool,
+) -> Obstacles:
+    """What stands in the way of cuDNN in each unit of a call of batch, features and output features `sizes`."""
+    if implementation not in (None, "cudnn") or _ffi.cuda_problem():
+        return {}  # it is not asked for, or the dispatch tells by itself
+    found: dict[tuple[str, str], Obstacle | None] = {}
+    for kind in _ffi.CONV_KINDS:
+        obstacle = None
+        if implementation is None and (reason := faster_on_xla(kind, geometry, sizes[1], dtype, transposed)):
+            obstacle = Obstacle(reason, slower=True)
+        elif not has_plan(kind, geometry, sizes, dtype, precision, config.current()):
+            obstacle = Obstacle(f"cuDNN has no kernel for the unit {kind} of this shape")
+        found["cudnn", kind] = obstacle
+    return found
+
+
+def has_plan(
+    kind: str,
+    geometry: Geometry,
+    sizes: tuple[int, int, int],
+    dtype: Any,
+    precision: Any,
+    settings: config.Settings,
+) -> bool:
+    """Whether cuDNN has a kernel, as far as can be said here: without a GPU that is left to where the program runs."""
+    return _ffi.cuda_conv_plan(kind, geometry, sizes, dtype.name, _ffi.allows_tf32(precision), settings) is not None
+
+
+def forward(
+    geometry: Geometry,
+    precision: Any,
+    settings: config.Settings,
+    x: jax.Array,
+    w: jax.Array,
+    bias: jax.Array | None,
+) -> jax.Array:
+    """y; XLA adds the bias, and fuses that with what follows."""
+    y = _ffi.cuda_conv_forward(geometry, precision, settings, x, w)
+    return y if bias is None else _conv_xla.add_bias(y, bias, geometry.out_spec)
+
+
+def backward_filter(
+    geometry: Geometry, precision: Any, settings: config.Settings, want_bias: bool, x: jax.Array, dy: jax.Array
+) -> tuple[jax.Array, jax.Array | None]:
+    """(dw, db); XLA sums db."""
+    dw = _ffi.cuda_conv_backward_filter(geometry, precision, settings, x, dy)
+    return dw, _conv_xla.bias_gradient(geometry, dy) if want_bias else None

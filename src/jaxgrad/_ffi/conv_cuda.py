@@ -1,0 +1,173 @@
+"""The calls of ffi/cuda/conv_ffi.cc, and the plans behind them.
+
+cuDNN has fast kernels for channels-last operands and good ones for channels-first; operands of neither layout, and
+filters, are transposed before the call and results after it, in XLA, which can fuse that with what stands around.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxgrad._conv_geometry import Geometry
+from jaxgrad._ffi.conv import CONV_KINDS, _conv_layout, _conv_shapes, conv_plan_cache_info
+from jaxgrad._ffi.registration import cuda, gpu_ordinal
+from jaxgrad.config import SEARCHES, Settings
+
+_TYPES = ("float32", "float64", "bfloat16", "float16")
+_SMALLEST_RESERVE = 32 << 20  # bytes of workspace where no GPU says how much a call needs
+
+
+def allows_tf32(precision: Any) -> bool:
+    """Whether float32 operands may be rounded to TF32: unless the precision of one is the highest, as in XLA."""
+    if precision is None:
+        precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    given = precision if isinstance(precision, (tuple, list)) else (precision,)
+    return not any(map(_is_highest, given))
+
+
+def _is_highest(precision: Any) -> bool:
+    if isinstance(precision, str) and precision.upper() == "F32_F32_F32":
+        return True
+    try:
+        return lax.Precision(precision) == lax.Precision.HIGHEST
+    except ValueError:  # the name of an algorithm for dot products
+        return False
+
+
+class CudaConvCall(NamedTuple):
+    """How a call of one unit runs: the layout that its operands are brought to, and the bytes of its workspace."""
+
+    geometry: Geometry
+    workspace: int
+    engine: str  # cuDNN's, or empty where no GPU is here to ask
+
+
+@cache
+def cuda_conv_plan(
+    kind: str, geometry: Geometry, sizes: tuple[int, int, int], dtype: str, allow_tf32: bool, settings: Settings
+) -> CudaConvCall | None:
+    """The plan of a call of batch, features and output features `sizes`; None where cuDNN has none.
+
+    With a GPU here it is built, and by the exhaustive search timed, at once, and is there when the call runs. The bytes
+    of workspace depend on cuDNN's lists alone and not on times, so that every host lowers the same program. Without a
+    GPU they are a guess that leaves cuDNN a choice; the plan is then made where the program runs.
+    """
+    device = gpu_ordinal()
+    for laid_out in _layouts(geometry, dtype):
+        shapes = _conv_shapes(laid_out, *sizes)
+        if device is None:
+            operands = sum(map(math.prod, shapes)) * jnp.dtype(dtype).itemsize
+            return CudaConvCall(laid_out, min(settings.workspace_limit, max(_SMALLEST_RESERVE, 2 * operands)), "")
+        layout: dict[str, Any] = {
+            name: np.asarray(value).reshape(-1).tolist() for name, value in _conv_layout(laid_out).items()
+        }
+        layout["feature_group_count"] = laid_out.feature_group_count
+        found = cuda.conv_plan(
+            device,
+            CONV_KINDS.index(kind),
+            _TYPES.index(dtype),
+            *map(list, shapes),
+            **layout,
+            allow_tf32=allow_tf32,
+            deterministic=settings.deterministic,
+            search=SEARCHES.index(settings.search),
+            workspace_limit=settings.workspace_limit,
+        )
+        if found is not None:
+            return CudaConvCall(laid_out, *found)
+    return None
+
+
+def _layouts(geometry: Geometry, dtype: str) -> list[Geometry]:
+    """The layouts to try, the better one first."""
+    n = len(geometry.w_spatial)
+    first, last = tuple(range(n + 2)), (0, n + 1, *range(1, n + 1))
+    as_given = geometry.lhs_spec == first and geometry.out_spec == first
+    specs = [first, last] if as_given or dtype == "float64" else [last, first]
+    return [dataclasses.replace(geometry, lhs_spec=spec, rhs_spec=spec, out_spec=spec) for spec in specs]
+
+
+def _relaid(array: jax.Array, spec: Sequence[int], wanted: Sequence[int]) -> jax.Array:
+    """Transposes an array whose logical axes lie as `spec` says so that they lie as `wanted` says."""
+    if tuple(spec) == tuple(wanted):
+        return array
+    return jnp.transpose(array, [spec[wanted.index(axis)] for axis in range(array.ndim)])
+
+
+def _call(
+    kind: str,
+    geometry: Geometry,
+    sizes: tuple[int, int, int],
+    precision: Any,
+    settings: Settings,
+    operands: dict[str, jax.Array],
+) -> jax.Array:
+    """The result of a unit: x, w or y, whichever is not among the operands."""
+    dtype = next(iter(operands.values())).dtype
+    allow_tf32 = allows_tf32(precision)
+    plan = cuda_conv_plan(kind, geometry, sizes, dtype.name, allow_tf32, settings)
+    if plan is None:  # the dispatch asked for the call itself; this is one that vmap made of it
+        raise NotImplementedError(
+            f"cuDNN has no kernel for the unit {kind} of {geometry} under vmap; implementation='xla' runs it"
+        )
+    g = plan.geometry
+    given = {"x": geometry.lhs_spec, "w": geometry.rhs_spec, "y": geometry.out_spec}
+    taken = {"x": g.lhs_spec, "w": g.rhs_spec, "y": g.out_spec}
+    shapes = dict(zip("xwy", _conv_shapes(g, *sizes), strict=True))
+    (result,) = set("xwy") - set(operands)
+    call = jax.ffi.ffi_call(
+        f"jaxgrad_conv_{kind}",
+        (jax.ShapeDtypeStruct(shapes[result], dtype), jax.ShapeDtypeStruct((plan.workspace,), np.uint8)),
+    )
+    found, _ = call(
+        *(_relaid(array, given[name], taken[name]) for name, array in operands.items()),
+        **_conv_layout(g),
+        allow_tf32=np.bool_(allow_tf32),
+        deterministic=np.bool_(settings.deterministic),
+        search=np.int64(SEARCHES.index(settings.search)),
+    )
+    return _relaid(found, taken[result], given[result])
+
+
+def cuda_conv_forward(geometry: Geometry, precision: Any, settings: Settings, x: jax.Array, w: jax.Array) -> jax.Array:
+    """y"""
+    sizes = (x.shape[geometry.lhs_spec[0]], x.shape[geometry.lhs_spec[1]], w.shape[geometry.rhs_spec[0]])
+    return _call("forward", geometry, sizes, precision, settings, {"x": x, "w": w})
+
+
+def cuda_conv_backward_input(
+    geometry: Geometry, precision: Any, settings: Settings, dy: jax.Array, w: jax.Array
+) -> jax.Array:
+    """dx"""
+    features = w.shape[geometry.rhs_spec[1]] * geometry.feature_group_count
+    sizes = (dy.shape[geometry.out_spec[0]], features, dy.shape[geometry.out_spec[1]])
+    return _call("backward_input", geometry, sizes, precision, settings, {"y": dy, "w": w})
+
+
+def cuda_conv_backward_filter(
+    geometry: Geometry, precision: Any, settings: Settings, x: jax.Array, dy: jax.Array
+) -> jax.Array:
+    """dw"""
+    sizes = (x.shape[geometry.lhs_spec[0]], x.shape[geometry.lhs_spec[1]], dy.shape[geometry.out_spec[1]])
+    return _call("backward_filter", geometry, sizes, precision, settings, {"x": x, "y": dy})
+
+
+def plan_cache_info() -> dict[str, dict[str, int]]:
+    """The caches of plans that this process holds, by implementation: "cpu" and "cudnn", where they can be loaded.
+
+    Returns:
+      For each, "hits", "misses", "size" and "capacity". A plan is a kernel made ready for one shape; the one that was
+      not used for longest is dropped when the cache is full. For cuDNN "recorded" counts the plans that XLA recorded
+      into CUDA graphs, which are kept besides.
+    """
+    found = {"cpu": conv_plan_cache_info(), "cudnn": dict(cuda.conv_plan_cache_info()) if cuda is not None else {}}
+    return {name: info for name, info in found.items() if info}

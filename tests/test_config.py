@@ -1,0 +1,55 @@
+"""The process-wide settings: what they take, how far a change reaches."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from jaxgrad import config
+
+
+@pytest.fixture(autouse=True)
+def _defaults():
+    before = config.current()
+    yield
+    config.update(**vars(before))
+
+
+def test_the_defaults():
+    assert config.current() == config.Settings("heuristic", 1 << 30, False)
+
+
+def test_update_reaches_every_thread_and_override_its_own():
+    config.update(search="exhaustive")
+    with config.override(deterministic=True, search="default") as settings, ThreadPoolExecutor(1) as pool:
+        assert settings == config.current() == config.Settings("default", 1 << 30, True)
+        assert pool.submit(config.current).result() == config.Settings("exhaustive")
+        with config.override(workspace_limit=0):
+            assert config.current() == config.Settings("default", 0, True)
+    assert config.current() == config.Settings("exhaustive")
+
+
+def test_an_override_ends_with_an_error():
+    with pytest.raises(KeyError), config.override(deterministic=True):
+        raise KeyError
+    assert not config.current().deterministic
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"search": "fast"}, ValueError, "search must be one of 'heuristic', 'exhaustive', 'default', got 'fast'"),
+        ({"workspace_limit": -1}, ValueError, "workspace_limit must not be negative, got -1"),
+        ({"workspace_limit": 1.5}, TypeError, "workspace_limit must be an int, bytes, got float"),
+        ({"workspace_limit": True}, TypeError, "workspace_limit must be an int, bytes, got bool"),
+        ({"deterministic": 1}, TypeError, "deterministic must be a bool, got int"),
+        ({"speed": 1}, TypeError, "speed is none of the settings, search, workspace_limit, deterministic"),
+    ],
+)
+def test_what_is_refused(changes, error, message):
+    with pytest.raises(error, match=message):
+        config.update(**changes)
+    with pytest.raises(error, match=message), config.override(**changes):
+        pass
+    assert config.current() == config.Settings()

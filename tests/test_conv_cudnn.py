@@ -1,0 +1,262 @@
+"""The convolution triangle on cuDNN: random cases, arithmetic, search, workspace, plans, and recording by XLA."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conv_cases import ConvCase, cotangent, make_conv_inputs, random_case
+from conv_references import in_float64, lax_conv
+from conv_running import KINDS, assert_same, calls, conv, run, terms
+from jax import lax
+from targets import CUDNN, Target
+
+import jaxgrad
+from jaxgrad import config
+
+pytestmark = pytest.mark.gpu
+
+LAST = ("NHWC", "HWIO", "NHWC")
+CASE = ConvCase(spatial=(15, 14), features=8, out_features=16, strides=(2, 1), padding=((1, 0), (0, 2)), layout=LAST)
+DTYPES = ["float32", "bfloat16", "float16", "float64", "float32"]
+DEFAULT_ON_GPU = Target(None, "gpu")
+
+
+def _check(target, case, dtype):
+    inputs = make_conv_inputs(case, dtype)
+    plain = lax_conv(case)
+    y = jax.eval_shape(plain, *inputs)
+    dy = cotangent(y.shape, dtype, case.seed)
+    actual = run(conv(target, **case.settings), inputs, dy)
+    assert_same(
+        actual, in_float64(plain, inputs, dy), dtype=dtype, terms=terms(inputs, y), message=f"{target} {dtype} {case}"
+    )
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_values_and_gradients(seed):
+    case, dtype = random_case(seed), DTYPES[seed % 5]
+    if case.lhs_dilation is not None and case.strides is not None:
+        pytest.skip("none of the triangle's units")
+    try:
+        inputs = make_conv_inputs(case, dtype)
+        jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **case.settings, implementation="cudnn")
+    except ValueError as error:
+        if "nothing but padding" in str(error):
+            pytest.skip("XLA's")
+        raise
+    _check(CUDNN, case, dtype)
+    if seed % 4 == 0:
+        _check(DEFAULT_ON_GPU, case, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:4])
+@pytest.mark.parametrize("search", config.SEARCHES)
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_every_search(search, dtype, groups):
+    case = CASE.replace(groups=groups, features=8 // groups, out_features=16 // groups)
+    with config.override(search=search):
+        _check(CUDNN, case, dtype)
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 16, 1 << 24])
+def test_the_workspace_limit_holds(limit):
+    case = ConvCase(spatial=(28, 28), batch=8, features=64, out_features=64, padding="SAME", layout=LAST)
+    with config.override(workspace_limit=limit):
+        _check(CUDNN, case, "float32")
+        inputs = make_conv_inputs(case)
+        gradient = jax.grad(lambda *inputs: jnp.sum(conv(CUDNN, **case.settings)(*inputs)), argnums=(0, 1))
+        text = jax.jit(gradient).lower(*inputs).as_text()
+    sizes = [int(part.split("xui8")[0].split("tensor<")[-1]) for part in text.split(", ") if "xui8>" in part]
+    assert all(size <= limit for size in sizes), sizes
+
+
+def test_tf32_unless_the_precision_is_the_highest():
+    """TF32 keeps 10 bits: its errors are hundreds of times those of float32."""
+    case = ConvCase(spatial=(16, 16), features=64, out_features=64, padding="SAME", layout=LAST, bias=False)
+    inputs = make_conv_inputs(case)
+    expected = np.asarray(lax_conv(case)(*(np.asarray(a, np.float64) for a in inputs[:2]), None))
+
+    def error(precision):
+        y = jax.jit(conv(CUDNN, **case.settings, precision=precision))(*inputs[:2])
+        return np.abs(np.asarray(y, np.float64) - expected).max()
+
+    with jax.default_matmul_precision("default"):
+        assert error("highest") < 2e-5
+        assert error(None) > 1e-4
+        assert error((lax.Precision.DEFAULT, lax.Precision.HIGHEST)) < 2e-5
+    with jax.default_matmul_precision("highest"):
+        assert error(None) < 2e-5
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:4])
+def test_deterministic_kernels_repeat_their_bits(dtype):
+    case = ConvCase(spatial=(28, 26), batch=16, features=32, out_features=64, padding="SAME", layout=LAST)
+    inputs, dy = make_conv_inputs(case, dtype), cotangent((16, 28, 26, 64), dtype)
+    op = conv(CUDNN, **case.settings)
+    with config.override(deterministic=True):
+        gradients = jax.jit(lambda inputs, dy: jax.vjp(op, *inputs)[1](dy))
+        first, *others = (gradients(tuple(inputs), dy) for _ in range(10))
+    for other in others:
+        jax.tree.map(np.testing.assert_array_equal, other, first)
+
+
+@pytest.mark.parametrize("layout", [LAST, ("NCHW", "OIHW", "NCHW")], ids=["last", "first"])
+def test_activations_are_not_copied(layout):
+    """Of an operand laid out as cuDNN reads it, channels last or first, nothing is transposed but the filter."""
+    case = CASE.replace(layout=layout, bias=False)
+    inputs = make_conv_inputs(case)
+    gradient = jax.grad(lambda *inputs: jnp.sum(conv(CUDNN, **case.settings)(*inputs) ** 2), argnums=(0, 1))
+    text = jax.jit(gradient).lower(*inputs[:2]).as_text()
+    sizes = [line for line in text.splitlines() if "stablehlo.transpose" in line]
+    filters = {"x".join(map(str, shape)) for shape in ((3, 2, 8, 16), (16, 3, 2, 8))}
+    assert all(any(size in line for size in filters) for line in sizes), sizes
+    assert calls(text) == dict.fromkeys(KINDS, 1)
+
+
+@pytest.mark.parametrize("search", config.SEARCHES)
+def test_a_shape_is_planned_once(search):
+    case = CASE.replace(spatial=(17, 19), batch=3)
+    inputs = make_conv_inputs(case)
+    with config.override(search=search):
+        step = jax.jit(jax.grad(lambda *inputs: jnp.sum(conv(CUDNN, **case.settings)(*inputs)), argnums=(0, 1)))
+        jax.block_until_ready(step(*inputs))
+        before = jaxgrad.plan_cache_info()["cudnn"]
+        for _ in range(5):
+            jax.block_until_ready(step(*inputs))
+        jax.block_until_ready(jax.jit(lambda *inputs: step(*inputs))(*inputs))
+    after = jaxgrad.plan_cache_info()["cudnn"]
+    assert after["misses"] == before["misses"]
+    assert 0 < after["size"] <= after["capacity"]
+
+
+def test_every_part_of_the_key_counts():
+    """Calls that differ in one thing alone, one after the other, each right."""
+    base = ConvCase(spatial=(12, 13), window=(3, 3), features=4, out_features=4, padding=((1, 1), (1, 1)), layout=LAST)
+    changes = [
+        {},
+        {"strides": (1, 2)},
+        {"strides": (2, 1)},
+        {"padding": ((0, 2), (1, 1))},
+        {"padding": ((2, 0), (1, 1))},
+        {"rhs_dilation": (1, 2)},
+        {"batch": 3},
+        {"groups": 2, "features": 2, "out_features": 2},
+        {"layout": ("NCHW", "OIHW", "NCHW")},
+        {"spatial": (13, 12)},
+    ]
+    for change in changes:
+        for dtype in ("float32", "float16", "bfloat16"):
+            _check(CUDNN, base.replace(**change), dtype)
+
+
+def test_recorded_into_a_command_buffer():
+    """Twenty layers and their gradients in one program, run a hundred times on inputs that change."""
+    case = ConvCase(
+        spatial=(14, 14), window=(3, 3), features=16, out_features=16, padding="SAME", layout=LAST, bias=False
+    )
+    rhs = [make_conv_inputs(case.replace(seed=i)).rhs for i in range(20)]
+
+    def step(op, lhs, rhs):
+        def loss(rhs):
+            x = lhs
+            for w in rhs:
+                x = jnp.tanh(op(x, w))
+            return jnp.sum(x**2)
+
+        return jax.value_and_grad(loss)(rhs)
+
+    op = conv(CUDNN, **case.settings)
+    compiled = jax.jit(lambda lhs, rhs: step(op, lhs, rhs)).lower(np.zeros((2, 14, 14, 16), np.float32), rhs).compile()
+    plain = jax.jit(lambda lhs, rhs: step(lambda x, w: lax.conv_general_dilated(x, w, **case.settings), lhs, rhs))
+    rng = np.random.default_rng(0)
+    before = jaxgrad.plan_cache_info()["cudnn"]
+    for _ in range(100):
+        lhs = jax.device_put(rng.standard_normal((2, 14, 14, 16)).astype(np.float32))
+        found, expected = compiled(lhs, rhs), plain(lhs, rhs)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=2e-4 * max(1, float(jnp.abs(b).max()))),
+            found,
+            expected,
+        )
+    after = jaxgrad.plan_cache_info()["cudnn"]
+    assert after["recorded"] > before["recorded"]  # XLA did record the calls,
+    assert after["hits"] - before["hits"] < 100 * 40  # and then ran the recording in their place
+
+
+_PLANNED_AT_THE_FIRST_RUN = """
+import jax, jax.numpy as jnp, numpy as np
+from jax import export, lax
+from conv_running import KINDS
+import jaxgrad
+import jaxgrad._ffi.conv_cuda as calls
+from jaxgrad import _ffi, config
+
+assert not _ffi.cudnn_problem()
+calls.gpu_ordinal = lambda: None  # as on a machine without a GPU: the program is lowered without a plan
+jax.config.update("jax_default_matmul_precision", "highest")
+settings = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+checks = [export.DisabledSafetyCheck.custom_call(f"jaxgrad_conv_{kind}") for kind in KINDS]
+
+def step(op, x, w):
+    return jax.grad(lambda w: sum(jnp.sum(jnp.tanh(op(x, w[i]))**2) for i in range(8)))(w)
+
+def ours(x, w):
+    return step(lambda x, w: jaxgrad.conv_general_dilated(x, w, **settings, implementation="cudnn"), x, w)
+
+expected = jax.jit(lambda x, w: step(lambda x, w: lax.conv_general_dilated(x, w, **settings), x, w))
+shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in ((2, 9, 9, 8), (8, 3, 3, 8, 8))]
+rng = np.random.default_rng(0)
+for search in config.SEARCHES:
+    before = jaxgrad.plan_cache_info()["cudnn"]
+    jax.clear_caches()  # JAX keeps what it has traced, with the settings of then
+    with config.override(search=search):
+        exported = export.export(jax.jit(ours), disabled_checks=checks, platforms=["cuda"])(*shapes)
+    assert jaxgrad.plan_cache_info()["cudnn"] == before
+    call = jax.jit(exported.call)
+    for _ in range(20):
+        x, w = (rng.standard_normal(shape.shape).astype(np.float32) / 3 for shape in shapes)
+        np.testing.assert_allclose(call(x, w), expected(x, w), rtol=0, atol=2e-4)
+    assert jaxgrad.plan_cache_info()["cudnn"]["size"] > before["size"]
+    print(search, jaxgrad.plan_cache_info()["cudnn"])
+"""
+
+
+def test_a_program_lowered_without_a_gpu_runs(run_python):
+    """Its plans are made at its first run, which XLA may be recording; its workspace is a guess."""
+    run_python(_PLANNED_AT_THE_FIRST_RUN)
+
+
+def test_many_threads():
+    cases = [CASE.replace(spatial=(11 + i, 9)) for i in range(8)]
+
+    def work(case):
+        for dtype in ("float32", "bfloat16"):
+            _check(CUDNN, case, dtype)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, cases))
+
+
+def test_a_gradient_under_vmap_of_a_call_cudnn_takes():
+    """Examples of their own weights: one grouped call, right as each by itself."""
+    case = CASE.replace(bias=False)
+    inputs = [make_conv_inputs(case.replace(seed=i)) for i in range(3)]
+    lhs, rhs = (np.stack([getattr(a, name) for a in inputs]) for name in ("lhs", "rhs"))
+    op = conv(CUDNN, **case.settings)
+    gradient = jax.grad(lambda lhs, rhs: jnp.sum(jnp.sin(op(lhs, rhs))), argnums=(0, 1))
+    found = jax.jit(jax.vmap(gradient))(lhs, rhs)
+    for i in range(3):
+        jax.tree.map(
+            lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=0, atol=1e-4), found, gradient(lhs[i], rhs[i])
+        )
+
+
+def test_explain_tells_each_unit():
+    lhs, rhs = jax.ShapeDtypeStruct((8, 32, 32, 16), jnp.bfloat16), jax.ShapeDtypeStruct((3, 3, 16, 16), jnp.bfloat16)
+    settings = {"dimension_numbers": LAST, "rhs_dilation": (2, 2)}
+    choice = jaxgrad.explain(jaxgrad.conv_general_dilated, lhs, rhs, (1, 1), "SAME", **settings)
+    assert {unit.unit: unit.implementation for unit in choice.units}["backward_filter"] == "cudnn"
