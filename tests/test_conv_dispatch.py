@@ -162,3 +162,45 @@ def test_a_symbolic_batch_runs_on_xla():
     exported = jax.export.export(jax.jit(lambda x: jaxgrad.conv_general_dilated(x, rhs, (1, 1), "SAME")))(lhs)
     x = _random((3, 3, 5, 4))
     np.testing.assert_allclose(exported.call(x), lax.conv_general_dilated(x, rhs, (1, 1), "SAME"), rtol=0, atol=1e-5)
+
+
+def _units(*args, **kwargs):
+    choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *args, **kwargs, platform="cpu")
+    return {unit.unit: unit.implementation for unit in choice.units} or choice.implementation
+
+
+def test_where_xla_is_faster():
+    def shapes(*shapes):
+        return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+
+    tiny = shapes((1, 1, 8, 8), (1, 1, 3, 3))
+    assert _units(*tiny, (1, 1), "SAME") == "xla"
+    assert (
+        "as few as 576" in jaxgrad.explain(jaxgrad.conv_general_dilated, *tiny, (1, 1), "SAME", platform="cpu").reason
+    )
+    assert _units(*tiny, (1, 1), "SAME", implementation="cpu") == "cpu"
+    assert _units(*shapes((1, 8, 8, 8), (8, 1, 3, 3)), (1, 1), "SAME", feature_group_count=8) == "cpu"
+    dilated = shapes((2, 16, 64), (16, 16, 3))
+    expected = {"forward": "cpu", "backward_input": "cpu", "backward_filter": "xla"}
+    assert _units(*dilated, (1,), "SAME", rhs_dilation=(2,)) == expected
+    last = shapes((2, 64, 16), (3, 16, 16))
+    settings = {"dimension_numbers": ("NWC", "WIO", "NWC"), "rhs_dilation": (2,)}
+    assert _units(*last, (1,), "SAME", **settings) == "cpu"
+
+
+@pytest.mark.parametrize("implementation", [None, "cpu"])
+def test_a_shape_made_by_vmap_that_onednn_has_no_kernel_for(monkeypatch, implementation):
+    """The call alone has kernels, what vmap makes of it has none: XLA takes it, or a forced call says why it cannot."""
+    known = _ffi.conv_plan
+    monkeypatch.setattr(
+        _ffi.conv, "conv_plan", lambda kind, g, *rest: None if g.feature_group_count > 1 else known(kind, g, *rest)
+    )
+    monkeypatch.setattr(_ffi, "conv_plan", _ffi.conv.conv_plan)
+    lhs, rhs = _random((3, 2, 7, 9, 8)), _random((3, 4, 7, 3, 3))
+    mapped = jax.vmap(lambda a, b: jaxgrad.conv_general_dilated(a, b, (1, 1), "SAME", implementation=implementation))
+    if implementation == "cpu":
+        with pytest.raises(NotImplementedError, match="forward"):
+            mapped(lhs, rhs)
+    else:
+        plain = jax.vmap(lambda a, b: lax.conv_general_dilated(a, b, (1, 1), "SAME"))
+        np.testing.assert_allclose(mapped(lhs, rhs), plain(lhs, rhs), rtol=0, atol=1e-4)

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from jaxgrad import _conv_cudnn, _conv_xla, _ffi
+from jaxgrad import _conv_cudnn, _conv_onednn, _conv_xla, _ffi
 from jaxgrad._batching import no_examples
 from jaxgrad._conv_geometry import Geometry
 from jaxgrad._dispatch import Route, by_platform
 from jaxgrad.config import Settings
+
+_MOST_UNITS = 1024  # of each kind and of different shapes and settings, kept jitted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +37,11 @@ class Spec:
     routes: tuple[tuple[str, Route], ...]  # by unit
     settings: Settings
 
-    def route(self, kind: str, sizes: tuple[int, int, int], dtype: Any) -> Route:
+    def route(self, kind: str, sizes: tuple[int, int, int], dtype: Any, has_bias: bool = False) -> Route:
         """The route of a unit, for the call itself or for one of other sizes that vmap made of it."""
         found = dict(self.routes)[kind]
+        if "cpu" in found.kernels and not _conv_onednn.has_plan(kind, self.geometry, sizes, dtype, has_bias):
+            found = found.without("cpu")
         if "cudnn" in found.kernels and not _conv_cudnn.has_plan(
             kind, self.geometry, sizes, dtype, self.precision, self.settings
         ):
@@ -137,7 +141,7 @@ backward_filter.defvjp(_backward_filter_fwd, _backward_filter_bwd, symbolic_zero
 # --- one call each, jitted, with a batching rule ------------------------------------------------------------------
 
 
-@cache
+@lru_cache(_MOST_UNITS)
 def _forward_unit(spec: Spec) -> Callable[..., Any]:
     def call(x, w, bias):
         g = spec.geometry
@@ -147,7 +151,7 @@ def _forward_unit(spec: Spec) -> Callable[..., Any]:
             "cudnn": partial(_conv_cudnn.forward, g, spec.precision, spec.settings),
         }
         xla = partial(_conv_xla.forward, g, spec.precision)
-        return by_platform(spec.route("forward", sizes, x.dtype), kernels, xla, x, w, bias)
+        return by_platform(spec.route("forward", sizes, x.dtype, bias is not None), kernels, xla, x, w, bias)
 
     unit = custom_vmap(call)
 
@@ -171,7 +175,7 @@ def _forward_unit(spec: Spec) -> Callable[..., Any]:
     return jax.jit(unit)
 
 
-@cache
+@lru_cache(_MOST_UNITS)
 def _backward_input_unit(spec: Spec) -> Callable[..., Any]:
     def call(dy, w):
         g = spec.geometry
@@ -201,7 +205,7 @@ def _backward_input_unit(spec: Spec) -> Callable[..., Any]:
     return jax.jit(unit)
 
 
-@cache
+@lru_cache(_MOST_UNITS)
 def _backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
     def call(x, dy):
         g = spec.geometry
@@ -211,7 +215,7 @@ def _backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
             "cudnn": partial(_conv_cudnn.backward_filter, g, spec.precision, spec.settings, want_bias),
         }
         xla = partial(_conv_xla.backward_filter, g, spec.precision, want_bias)
-        return by_platform(spec.route("backward_filter", sizes, x.dtype), kernels, xla, x, dy)
+        return by_platform(spec.route("backward_filter", sizes, x.dtype, want_bias), kernels, xla, x, dy)
 
     unit = custom_vmap(call)
 

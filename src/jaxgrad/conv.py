@@ -1,13 +1,13 @@
 """Convolution: the public op, its checks and which of the triangle's units it is.
 
-The path of a call: `conv_general_dilated` has jax.lax check its arguments, `_conv_triangle` holds the three units and
-their rules, `_ffi` calls the handlers in ffi/cpu/conv_ffi.cc, which run ffi/cpu/conv.cc on oneDNN.
+The path of a call: `conv_general_dilated` has jax.lax check its arguments, `_conv_onednn` and `_conv_cudnn` say which
+units their kernels take, `_conv_triangle` holds the three units and their rules, `_ffi` calls the handlers: those of
+ffi/cpu/conv_ffi.cc, which run ffi/cpu/conv.cc on oneDNN, and of ffi/cuda/conv_ffi.cc, which run ffi/cuda/conv.cc.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -16,15 +16,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxgrad import _checks, _conv_cudnn, _conv_triangle, _conv_xla, _ffi, config
+from jaxgrad import _checks, _conv_cudnn, _conv_onednn, _conv_triangle, _conv_xla, _ffi, config
 from jaxgrad._conv_geometry import Geometry, Pairs, dilated_size, transposed
-from jaxgrad._dispatch import IMPLEMENTATIONS, XLA, Obstacle, Obstacles, Op, cpu_kernel, symbolic_obstacle
+from jaxgrad._dispatch import IMPLEMENTATIONS, XLA, Obstacle, Obstacles, Op, symbolic_obstacle
 
 _OP = "conv_general_dilated"
-KERNELS = (cpu_kernel("oneDNN", _ffi.onednn_problem), _conv_cudnn.KERNEL)
+KERNELS = (_conv_onednn.KERNEL, _conv_cudnn.KERNEL)
 _DISPATCH = Op(_OP, KERNELS, _ffi.CONV_KINDS, _conv_cudnn.USUAL)
-_FEW_MULTIPLICATIONS = 2000  # below, a call costs its dispatch and no more: 7 us on XLA, 8 us on oneDNN
-_KERNEL_DTYPES = ("float32", "bfloat16", "float16")
 
 
 def conv_general_dilated(
@@ -115,9 +113,8 @@ def convolve(op: Op, lhs: Any, rhs: Any, bias: Any, implementation: str | None, 
         else:
             lhs, rhs = lhs.astype(result.dtype), rhs.astype(result.dtype)
             sizes = call.sizes(lhs, rhs)
-            on_cpu = _kernel_obstacle(call.geometry, sizes, lhs.dtype, not call.transposed and bias is not None)
             obstacles = {
-                **{("cpu", kind): on_cpu for kind in _ffi.CONV_KINDS},
+                **_conv_onednn.obstacles(call.geometry, sizes, lhs.dtype, not call.transposed and bias is not None),
                 **_conv_cudnn.obstacles(
                     call.geometry, sizes, lhs.dtype, settings["precision"], implementation, call.transposed
                 ),
@@ -255,21 +252,3 @@ def _pad(array: jax.Array, spec: Sequence[int], pairs: Pairs) -> jax.Array:
     for axis, (low, high) in zip(spec[2:], pairs, strict=True):
         config[axis] = (low, high, 0)
     return lax.pad(array, jnp.zeros((), array.dtype), config)
-
-
-def _kernel_obstacle(g: Geometry, sizes: tuple[int, int, int], dtype: Any, has_bias: bool) -> Obstacle | None:
-    """Why oneDNN cannot, or should not, take a call of batch, features and output features `sizes`."""
-    if dtype.name not in _KERNEL_DTYPES:
-        return Obstacle(f"oneDNN has no {dtype.name}")
-    if _ffi.onednn_problem():
-        return None  # which the dispatch tells by itself
-    batch, features, out_features = sizes
-    multiplications = math.prod((batch, features, out_features, *g.w_spatial, *g.y_spatial)) // g.feature_group_count
-    if multiplications < _FEW_MULTIPLICATIONS and g.feature_group_count == 1:
-        return Obstacle(f"XLA is faster for as few as {multiplications} multiplications", slower=True)
-    for kind in _ffi.CONV_KINDS:
-        compute = _ffi.conv_compute_dtype(kind, g, dtype)
-        plan = _ffi.conv_plan(kind, g, *sizes, compute, has_bias and kind != "backward_input")
-        if plan is None or plan.implementation.startswith("ref"):
-            return Obstacle(f"oneDNN has no fast kernel for the unit {kind} of this shape")
-    return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -44,7 +44,7 @@ class ConvPlan(NamedTuple):
     implementation: str
 
 
-@cache
+@lru_cache(4096)
 def conv_plan(
     kind: str, geometry: Geometry, batch: int, features: int, out_features: int, dtype: str, has_bias: bool
 ) -> ConvPlan | None:

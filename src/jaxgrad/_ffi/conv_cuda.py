@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -51,7 +51,7 @@ class CudaConvCall(NamedTuple):
     engine: str  # cuDNN's, or empty where no GPU is here to ask
 
 
-@cache
+@lru_cache(4096)
 def cuda_conv_plan(
     kind: str, geometry: Geometry, sizes: tuple[int, int, int], dtype: str, allow_tf32: bool, settings: Settings
 ) -> CudaConvCall | None:
