@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-_SETTLE_SECONDS = 0.005  # of untimed calls before each timed one: worker threads of the contender before fall asleep
+_SETTLE_SECONDS = 0.02  # of untimed calls before each timed one: worker threads of the contender before fall asleep
 _FEW_SAMPLES, _MANY_SECONDS = 3, 3.0
 _GPU_SAMPLE_SECONDS = 0.02  # of calls in one timed run on a GPU
 _GPU_MAX_CALLS = 500
