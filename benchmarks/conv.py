@@ -7,7 +7,6 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ import jaxgrad
 from benchmarks import environment
 from benchmarks.compare import Work, compare
 from benchmarks.report import OURS
-from benchmarks.timing import Contender, Effort, jax_contender, torch_contender
+from benchmarks.timing import Contender, Effort, jax_contender, torch_contender, why_not_torch
 
 BASELINE = "jax.lax"
 TORCH = "torch"
@@ -192,7 +191,7 @@ def parse_case(text: str) -> Case:
 def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
     """The report, as report.py wants it."""
     left_out = {}
-    if (reason := _why_not_torch(jax.default_backend())) is not None:
+    if (reason := why_not_torch()) is not None:
         left_out[TORCH] = reason
         print(f"left out: {TORCH} ({reason})")
     rows = []
@@ -208,14 +207,6 @@ def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
         "one_line_a_case": True,
         "rows": rows,
     }
-
-
-def _why_not_torch(platform: str) -> str | None:
-    if find_spec("torch") is None:
-        return "torch is not installed"
-    import torch
-
-    return "torch sees no GPU" if platform == "gpu" and not torch.cuda.is_available() else None
 
 
 def _rows(case: Case, left_out: set[str], effort: Effort) -> list[dict[str, Any]]:

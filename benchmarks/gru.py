@@ -7,7 +7,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from benchmarks import environment
 from benchmarks.compare import Work, compare
 from benchmarks.report import OURS
 from benchmarks.scan_gru import scan_gru
-from benchmarks.timing import Contender, Effort, jax_contender, torch_contender
+from benchmarks.timing import Contender, Effort, jax_contender, torch_contender, why_not_torch
 
 BASELINE = "jax.grad of lax.scan"
 OURS_ON_XLA = "jaxgrad on XLA"
@@ -89,12 +88,11 @@ def parse_case(text: str) -> Case:
 
 def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
     """The report, as report.py wants it."""
-    platform = jax.default_backend()
     choice = jaxgrad.explain(jaxgrad.gru)
     left_out = {}
     if choice.implementation == "xla":
         left_out[OURS_ON_XLA] = "jaxgrad has no kernel here and takes XLA itself"
-    if (reason := _why_not_torch(platform)) is not None:
+    if (reason := why_not_torch()) is not None:
         left_out[TORCH] = reason
     for contender, reason in left_out.items():
         print(f"left out: {contender} ({reason})")
@@ -111,14 +109,6 @@ def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
         "notes": NOTES,
         "rows": rows,
     }
-
-
-def _why_not_torch(platform: str) -> str | None:
-    if find_spec("torch") is None:
-        return "torch is not installed"
-    import torch
-
-    return "torch sees no GPU" if platform == "gpu" and not torch.cuda.is_available() else None
 
 
 def _rows(case: Case, linear_before_reset: bool, left_out: set[str], effort: Effort) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +19,7 @@ import jaxgrad
 from benchmarks import environment, models
 from benchmarks.compare import Work, compare
 from benchmarks.report import OURS
-from benchmarks.timing import Contender, Effort, jax_loop_contender, torch_contender
+from benchmarks.timing import Contender, Effort, jax_loop_contender, torch_contender, why_not_torch
 
 BASELINE = "jax.lax"
 TORCH = "torch"
@@ -80,7 +79,7 @@ def parse_case(text: str) -> Case:
 def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
     """The report, as report.py wants it."""
     choices = [jaxgrad.explain(op) for op in (jaxgrad.conv_general_dilated, jaxgrad.batch_norm_training)]
-    left_out = {} if find_spec("torch") else {TORCH: "torch is not installed"}
+    left_out = {TORCH: reason} if (reason := why_not_torch()) is not None else {}
     rows = []
     for case in cases:
         print(case.label, flush=True)

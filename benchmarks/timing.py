@@ -6,6 +6,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -111,6 +112,16 @@ def jax_loop_contender(name: str, step: Callable[..., tuple[Any, Any]], state: A
         return time.perf_counter() - start
 
     return Contender(name, sample, outputs, compiled.memory_analysis().temp_size_in_bytes)
+
+
+def why_not_torch() -> str | None:
+    """Why PyTorch cannot be a contender here; None where it can."""
+    if find_spec("torch") is None:
+        return "torch is not installed"
+    import torch
+
+    on_gpu = jax.default_backend() == "gpu"
+    return "torch sees no GPU" if on_gpu and not torch.cuda.is_available() else None
 
 
 def torch_contender(name: str, function: Callable[[], Any], outputs: list[np.ndarray], on_gpu: bool) -> Contender:
