@@ -58,10 +58,23 @@ def explanation(report: dict[str, Any]) -> list[str]:
     return [
         f"{hardware(environment)}; {versions}; {environment['date']}. {report['implementation']}.",
         "Times are medians; in brackets, how many times jaxgrad's time.",
-        *([] if report.get("one_line_a_case") else [_memory(report)]),
+        *([_means(report)] if report.get("one_line_a_case") else [_memory(report)]),
         *report["notes"],
         *(f"Left out: {name} ({reason})." for name, reason in report["left_out"].items()),
     ]
+
+
+def _means(report: dict[str, Any]) -> str:
+    """Of all rows, those left out of the table too."""
+    found = []
+    for measure in dict.fromkeys(row["measure"] for row in report["rows"]):
+        rows = [row["times_slower_than_jaxgrad"] for row in report["rows"] if row["measure"] == measure]
+        means = []
+        for contender in contenders(report)[1:]:
+            ratios = [row[contender] for row in rows if contender in row]
+            means.append(f"{contender} {digits(math.exp(sum(map(math.log, ratios)) / len(ratios)))}x")
+        found.append(f"{measure} {', '.join(means)} ({len(rows)} rows)")
+    return f"Geometric means of these ratios over all cases in the JSON file: {'; '.join(found)}."
 
 
 def _memory(report: dict[str, Any]) -> str:

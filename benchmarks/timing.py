@@ -17,7 +17,7 @@ from jax import lax
 _SETTLE_SECONDS = 0.02  # of untimed calls before each timed one: worker threads of the contender before fall asleep
 _FEW_SAMPLES, _MANY_SECONDS = 3, 3.0
 _GPU_SAMPLE_SECONDS = 0.02  # of calls in one timed run on a GPU
-_GPU_MAX_CALLS = 500
+_GPU_PROGRAM_SECONDS, _GPU_MOST_IN_ONE = 0.002, 10  # of calls in one program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ def interleaved(contenders: Sequence[Contender], effort: Effort) -> dict[str, Ti
             taken = seconds[contender.name]
             if len(taken) >= _FEW_SAMPLES and sum(taken) > _MANY_SECONDS:
                 continue
-            settled = time.perf_counter() + _SETTLE_SECONDS
+            settled = time.perf_counter() + (_SETTLE_SECONDS if jax.default_backend() == "cpu" else 0)
             while time.perf_counter() < settled:
                 contender.sample()
             taken.append(contender.sample())
@@ -82,19 +82,23 @@ def _times(seconds: list[float]) -> Times:
 
 
 def jax_contender(name: str, function: Callable[..., Any], *args: Any) -> Contender:
-    """`jax.jit(function)(*args)`: on a CPU one call a sample, on a GPU many in one program, free of the dispatch."""
+    """`jax.jit(function)(*args)`: on a CPU one call a sample, on a GPU many, so that the device never waits for JAX."""
     compiled = jax.jit(function).lower(*args).compile()
     outputs = [np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(compiled(*args))]
     memory = compiled.memory_analysis().temp_size_in_bytes
-    run, calls = compiled, 1
+    run, in_one, programs = compiled, 1, 1
     if jax.default_backend() == "gpu":
-        calls = _calls_per_sample(lambda: jax.block_until_ready(compiled(*args)))
-        run = jax.jit(_looped(function, calls)).lower(*args).compile()
+        seconds = _seconds_of(lambda: jax.block_until_ready(compiled(*args)))
+        in_one = int(np.clip(_GPU_PROGRAM_SECONDS / seconds, 1, _GPU_MOST_IN_ONE))
+        programs = max(1, int(_GPU_SAMPLE_SECONDS / (in_one * seconds)))
+        run = jax.jit(_repeated(function, in_one)).lower(*args).compile()
 
     def sample() -> float:
         start = time.perf_counter()
-        jax.block_until_ready(run(*args))
-        return (time.perf_counter() - start) / calls
+        for _ in range(programs):
+            results = run(*args)
+        jax.block_until_ready(results)
+        return (time.perf_counter() - start) / (programs * in_one)
 
     return Contender(name, sample, outputs, memory)
 
@@ -142,7 +146,7 @@ def torch_contender(name: str, function: Callable[[], Any], outputs: list[np.nda
         function()
         torch.cuda.synchronize()
 
-    calls = _calls_per_sample(finished)
+    calls = max(1, int(_GPU_SAMPLE_SECONDS / _seconds_of(finished)))
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def sample_gpu() -> float:
@@ -156,26 +160,31 @@ def torch_contender(name: str, function: Callable[[], Any], outputs: list[np.nda
     return Contender(name, sample_gpu, outputs)
 
 
-def _calls_per_sample(call: Callable[[], Any]) -> int:
-    """How many calls fill a timed run on a GPU, from the second of two calls: the first may still set things up."""
+def _seconds_of(call: Callable[[], Any]) -> float:
+    """Of the second of two calls: the first may still set things up."""
     call()
     start = time.perf_counter()
     call()
-    return int(np.clip(_GPU_SAMPLE_SECONDS / (time.perf_counter() - start), 1, _GPU_MAX_CALLS))
+    return time.perf_counter() - start
 
 
-def _looped(function: Callable[..., Any], calls: int) -> Callable[..., Any]:
+def _repeated(function: Callable[..., Any], calls: int) -> Callable[..., Any]:
     """A program that calls `function(*args)` one time after the other and returns the outputs of the last call.
 
-    The barrier makes each call's arguments depend on the outputs before, so that XLA cannot move a part of the call
-    out of the loop; the outputs travel with the loop, so that none is left uncomputed.
+    One element of the smallest argument is taken from the outputs before, so that no two calls are alike: XLA would
+    merge them, whatever barriers stand between. That costs a kernel of some two microseconds a call. A loop would cost
+    more, for it carries the outputs and copies them.
     """
 
     def run(*args: Any) -> Any:
-        def call(_: Any, carry: Any) -> Any:
-            return lax.optimization_barrier((carry[0], function(*carry[0])))
-
-        outputs = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, *args))
-        return lax.fori_loop(0, calls, call, (args, outputs))[1]
+        outputs = function(*args)
+        leaves, structure = jax.tree.flatten(args)
+        smallest = min(range(len(leaves)), key=lambda i: leaves[i].size)
+        for _ in range(calls - 1):
+            output, changed = jax.tree.leaves(outputs)[0], leaves[smallest]
+            element = lax.slice(output, (0,) * output.ndim, (1,) * output.ndim).reshape((1,) * changed.ndim)
+            leaves[smallest] = lax.dynamic_update_slice(changed, element.astype(changed.dtype), (0,) * changed.ndim)
+            outputs = function(*jax.tree.unflatten(structure, leaves))
+        return outputs
 
     return run

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 import torch
+from torch.nn import functional
 
 if TYPE_CHECKING:
-    from benchmarks.conv import Case
+    from benchmarks.conv_cases import Case
 
 
 def passes(
@@ -31,6 +32,13 @@ def passes(
     x_t, dy_t, w_t = tensor(x, to_torch), tensor(dy, to_torch), tensor(w, weights_to_torch)
     if case.channels_last and n > 1:
         w_t = w_t.contiguous(memory_format=torch.channels_last if n == 2 else torch.channels_last_3d)
+    before = case.dilation * (case.window - 1) if case.causal else 0
+
+    def padded(t: torch.Tensor) -> torch.Tensor:
+        """PyTorch pads both ends alike; a causal convolution is one of a padded copy, which is kept for dW."""
+        return functional.pad(t, (before, 0) * n) if before else t
+
+    kept = padded(x_t)
     settings = (
         (case.stride,) * n,
         (case.padding,) * n,
@@ -42,14 +50,20 @@ def passes(
 
     def backward(which: int) -> torch.Tensor:
         wanted = [which == i for i in range(3)]
-        return torch.ops.aten.convolution_backward(dy_t, x_t, w_t, None, *settings, wanted)[which]
+        return torch.ops.aten.convolution_backward(dy_t, kept, w_t, None, *settings, wanted)[which]
+
+    def input_gradient() -> torch.Tensor:
+        found = backward(0)
+        for axis, size in enumerate(case.spatial, start=2):
+            found = found.narrow(axis, before, size)
+        return found
 
     def numpy(t: torch.Tensor, arrange: Callable[[torch.Tensor], torch.Tensor]) -> list[np.ndarray]:
         return [arrange(t.detach().float().cpu()).numpy()]
 
     functions: dict[str, tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
-        "forward": (lambda: torch.convolution(x_t, w_t, None, *settings), to_numpy),
-        "dX": (lambda: backward(0), to_numpy),
+        "forward": (lambda: torch.convolution(padded(x_t), w_t, None, *settings), to_numpy),
+        "dX": (input_gradient, to_numpy),
         "dW": (lambda: backward(1), weights_to_numpy),
     }
     with torch.no_grad():

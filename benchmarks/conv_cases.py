@@ -1,0 +1,243 @@
+"""The convolutions that are measured: one for each way to be slow on a CPU, on a GPU those of whole networks."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A convolution whose window, stride, dilation and padding are the same on every spatial axis."""
+
+    spatial: tuple[int, ...]
+    batch: int
+    features: int
+    out_features: int
+    window: int
+    stride: int = 1
+    dilation: int = 1
+    groups: int = 1
+    padding: int = 0
+    transposed: bool = False
+    channels_last: bool = True
+    dtype: str = "float32"
+    causal: bool = False  # all padding, of as much as the window reaches back, stands before the first element
+    extra: bool = False
+
+    def __post_init__(self) -> None:
+        if self.causal and (self.padding or self.transposed):
+            raise ValueError("a causal convolution has its own padding, and is not transposed")
+
+    @property
+    def layout(self) -> str:
+        axes = "DHW"[3 - len(self.spatial) :]
+        return f"N{axes}C" if self.channels_last else f"NC{axes}"
+
+    @property
+    def dimension_numbers(self) -> tuple[str, str, str]:
+        axes = "DHW"[3 - len(self.spatial) :]
+        return self.layout, f"{axes}IO" if self.channels_last else f"OI{axes}", self.layout
+
+    @property
+    def label(self) -> str:
+        optional = {"s": (self.stride, 1), "d": (self.dilation, 1), "g": (self.groups, 1), "p": (self.padding, 0)}
+        words = [
+            "x".join(map(str, (self.batch, *self.spatial))),
+            f"{self.features}->{self.out_features}",
+            f"k{self.window}",
+            *(f"{letter}{value}" for letter, (value, usual) in optional.items() if value != usual),
+            *(["causal"] if self.causal else []),
+            *(["T"] if self.transposed else []),
+            self.layout,
+        ]
+        return " ".join([*words, *(["bf16"] if self.dtype == "bfloat16" else [])])
+
+    def settings(self) -> dict[str, Any]:
+        """The keyword arguments of the convolution, past lhs and rhs."""
+        n = len(self.spatial)
+        # jax.lax counts the padding of the convolution that a transposed one is computed by, torch that of the one
+        # that it transposes: `padding` is the latter.
+        reach = self.dilation * (self.window - 1)
+        own = reach - self.padding if self.transposed else self.padding
+        common = {
+            "padding": [(reach, 0) if self.causal else (own, own)] * n,
+            "rhs_dilation": (self.dilation,) * n,
+            "dimension_numbers": self.dimension_numbers,
+        }
+        if self.transposed:
+            return {"strides": (self.stride,) * n, **common}
+        return {"window_strides": (self.stride,) * n, "feature_group_count": self.groups, **common}
+
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Those of x, w and y."""
+        reach = self.dilation * (self.window - 1)
+        padding = reach if self.causal else 2 * self.padding
+        out = [
+            (size - 1) * self.stride + 1 + reach - padding
+            if self.transposed
+            else (size + padding - reach - 1) // self.stride + 1
+            for size in self.spatial
+        ]
+        window = (self.window,) * len(self.spatial)
+        inner = self.features // self.groups
+
+        def activations(features: int, sizes: Sequence[int]) -> tuple[int, ...]:
+            return (self.batch, *sizes, features) if self.channels_last else (self.batch, features, *sizes)
+
+        w = (*window, inner, self.out_features) if self.channels_last else (self.out_features, inner, *window)
+        return activations(self.features, self.spatial), w, activations(self.out_features, out)
+
+    @property
+    def flops(self) -> int:
+        """Every element of the smaller picture meets the whole window, but for the padding."""
+        x, _, y = self.shapes()
+        places = math.prod(x) // self.features if self.transposed else math.prod(y) // self.out_features
+        taps = self.window ** len(self.spatial)
+        return 2 * places * taps * self.features * self.out_features // self.groups
+
+
+def _both_layouts(*cases: Case) -> tuple[Case, ...]:
+    return tuple(dataclasses.replace(case, channels_last=last) for case in cases for last in (True, False))
+
+
+_CPU_CASES = _both_layouts(
+    Case((56, 56), 8, 128, 128, 3, groups=32, padding=1),
+    Case((56, 56), 8, 96, 96, 7, groups=96, padding=3),
+    Case((56, 56), 8, 64, 64, 3, padding=1),
+    Case((56, 56), 8, 256, 64, 1),
+    Case((224, 224), 8, 3, 64, 7, stride=2, padding=3),
+    Case((56, 56), 8, 128, 128, 3, stride=2, padding=1),
+    Case((56, 56), 8, 64, 64, 3, dilation=4, padding=4),
+    Case((28, 28), 8, 1, 32, 3, padding=1),
+    Case((4096,), 8, 128, 128, 3, dilation=8, padding=8),
+    Case((16, 16, 16), 2, 32, 64, 3, padding=1),
+    Case((28, 28), 8, 64, 32, 2, stride=2, transposed=True),
+    Case((16, 16), 8, 64, 32, 4, stride=2, padding=1, transposed=True),
+    Case((8, 8), 1, 1, 1, 3, padding=1),
+    Case((8, 8), 1, 8, 8, 3, padding=1),
+)
+# Where XLA is known to be slow, or not; and the rest of the shapes that the networks named are made of.
+_GPU_KNOWN = (
+    Case((16384,), 8, 128, 128, 3, dilation=8, padding=8),
+    Case((64, 64), 16, 256, 256, 3, dilation=4, padding=4),
+    Case((64, 64), 16, 256, 128, 2, stride=2, transposed=True),
+    Case((8, 8), 128, 512, 256, 4, stride=2, padding=1, transposed=True),
+    Case((56, 56), 64, 96, 96, 7, groups=96, padding=3),
+    Case((7, 7), 64, 1024, 1024, 3, groups=32, padding=1),
+    Case((64, 64, 64), 2, 32, 64, 3, padding=1),
+    Case((56, 56), 64, 64, 64, 3, padding=1),
+    Case((56, 56), 64, 256, 64, 1),
+    Case((224, 224), 64, 3, 64, 7, stride=2, padding=3),
+    Case((56, 56), 64, 128, 128, 3, stride=2, padding=1),
+)
+_GPU_NETWORKS = {
+    "ResNet-50": (
+        Case((56, 56), 64, 64, 256, 1),
+        Case((56, 56), 64, 256, 512, 1, stride=2),
+        Case((28, 28), 64, 128, 512, 1),
+        Case((28, 28), 64, 128, 128, 3, padding=1),
+        Case((28, 28), 64, 256, 256, 3, stride=2, padding=1),
+        Case((14, 14), 64, 1024, 256, 1),
+        Case((14, 14), 64, 256, 256, 3, padding=1),
+        Case((14, 14), 64, 1024, 2048, 1, stride=2),
+        Case((7, 7), 64, 512, 512, 3, padding=1),
+        Case((7, 7), 64, 512, 2048, 1),
+    ),
+    "ResNeXt-50": (
+        Case((56, 56), 64, 128, 128, 3, groups=32, padding=1),
+        Case((56, 56), 64, 256, 256, 3, stride=2, groups=32, padding=1),
+        Case((28, 28), 64, 256, 256, 3, groups=32, padding=1),
+        Case((14, 14), 64, 512, 512, 3, groups=32, padding=1),
+    ),
+    "MobileNetV2": (
+        Case((224, 224), 64, 3, 32, 3, stride=2, padding=1),
+        Case((112, 112), 64, 96, 96, 3, stride=2, groups=96, padding=1),
+        Case((56, 56), 64, 144, 144, 3, groups=144, padding=1),
+        Case((14, 14), 64, 384, 384, 3, groups=384, padding=1),
+        Case((112, 112), 64, 16, 96, 1),
+        Case((7, 7), 64, 320, 1280, 1),
+    ),
+    "ConvNeXt-T": (
+        Case((224, 224), 64, 3, 96, 4, stride=4),
+        Case((56, 56), 64, 96, 192, 2, stride=2),
+        Case((14, 14), 64, 384, 384, 7, groups=384, padding=3),
+        Case((56, 56), 64, 96, 384, 1),
+    ),
+    "U-Net": (
+        Case((256, 256), 16, 64, 64, 3, padding=1),
+        Case((256, 256), 16, 128, 64, 3, padding=1),
+        Case((32, 32), 16, 512, 512, 3, padding=1),
+        Case((128, 128), 16, 128, 64, 2, stride=2, transposed=True),
+    ),
+    "3D U-Net": (
+        Case((64, 64, 64), 2, 1, 32, 3, padding=1),
+        Case((64, 64, 64), 2, 64, 32, 3, padding=1),
+        Case((16, 16, 16), 2, 128, 128, 3, padding=1),
+        Case((32, 32, 32), 2, 64, 32, 2, stride=2, transposed=True),
+    ),
+    "DCGAN": (
+        Case((1, 1), 128, 100, 1024, 4, transposed=True),
+        Case((32, 32), 128, 128, 3, 4, stride=2, padding=1, transposed=True),
+        Case((32, 32), 128, 128, 256, 4, stride=2, padding=1),
+    ),
+    "WaveNet": (
+        Case((16384,), 8, 128, 128, 2, dilation=512, causal=True),
+        Case((16384,), 8, 128, 128, 3, dilation=8, causal=True),
+        Case((16384,), 8, 128, 128, 1),
+    ),
+    "DeepLab": (
+        Case((32, 32), 8, 512, 512, 3, dilation=2, padding=2),
+        Case((32, 32), 8, 2048, 256, 3, dilation=12, padding=12),
+        Case((128, 128), 8, 304, 256, 3, padding=1),
+    ),
+}
+_GPU_CASES = tuple(
+    dataclasses.replace(case, dtype=dtype, extra=extra)
+    for dtype in ("bfloat16", "float32")
+    for cases, extra in ((_GPU_KNOWN, False), *((cases, True) for cases in _GPU_NETWORKS.values()))
+    for case in cases
+)
+CASES = {"cpu": _CPU_CASES, "gpu": _GPU_CASES}
+QUICK_CASES = _both_layouts(
+    Case((9, 9), 2, 8, 4, 3, stride=2, groups=2, padding=1),
+    Case((5,), 2, 4, 8, 3, stride=2, padding=1, transposed=True),
+)
+_NUMBERS = {"k": "window", "s": "stride", "d": "dilation", "g": "groups", "p": "padding"}
+_DTYPES = {"bf16": "bfloat16", "f32": "float32"}
+
+
+def parse_case(text: str) -> Case:
+    """sizes, features and settings as the tables label them, joined by commas: 8x56x56,128->128,k3,s2,g32,p1,T,NCHW"""
+    sizes, _, rest = text.partition(",")
+    features, *words = rest.split(",")
+    found = re.fullmatch(r"(\d+)->(\d+)", features)
+    values: dict[str, Any] = {}
+    valid = re.fullmatch(r"\d+(x\d+){1,3}", sizes) is not None and found is not None
+    for word in words:
+        if (number := re.fullmatch(r"([ksdgp])(\d+)", word)) is not None:
+            values[_NUMBERS[number[1]]] = int(number[2])
+        elif word == "T":
+            values["transposed"] = True
+        elif word == "causal":
+            values["causal"] = True
+        elif re.fullmatch(r"N(C[DHW]+|[DHW]+C)", word):
+            values["channels_last"] = word.endswith("C")
+        elif word in _DTYPES:
+            values["dtype"] = _DTYPES[word]
+        else:
+            valid = False
+    if not valid or "window" not in values:
+        raise argparse.ArgumentTypeError(f"must be {parse_case.__doc__}, got {text!r}")
+    assert found is not None
+    batch, *spatial = map(int, sizes.split("x"))
+    case = Case(tuple(spatial), batch, int(found[1]), int(found[2]), **values)
+    if case.groups < 1 or case.features % case.groups or case.out_features % case.groups:
+        raise argparse.ArgumentTypeError(f"the groups must divide the features, got {text!r}")
+    if case.transposed and case.groups > 1:
+        raise argparse.ArgumentTypeError(f"jax.lax has no transposed convolution with groups, got {text!r}")
+    return case
