@@ -18,6 +18,7 @@ using cudnn::Descriptor;
 
 constexpr size_t kCapacity = 1024;
 constexpr size_t kTimed = 8;  // candidates that the exhaustive search times; building all 15 to 45 takes up to 24 s
+constexpr int64_t kLeastLean = 64 << 20;
 constexpr double kTimingSeconds = 0.8;
 constexpr int kTimedRuns = 3;
 constexpr uint32_t kPattern = 0x3c003c00;  // 1 in float16, 0.0078 in bfloat16 and float32
@@ -59,9 +60,16 @@ void execute(const Descriptor& plan, const cudnn::Handle& handle, std::array<voi
   JAXGRAD_CUDNN(api().cudnnBackendExecute(handle.get(), plan.get(), pack.get()));
 }
 
+// What a candidate of the exhaustive search may ask for: as much as the operands and the result take, all of which a
+// call reserves, whether or not the fastest candidate needs it.
+int64_t lean_bytes(const ConvKey& key) {
+  return std::max(kLeastLean, bytes_of(key, key.x) + bytes_of(key, key.w) + bytes_of(key, key.y));
+}
+
 // The candidates that are to be tried, by their places in the list, and why the others are not.
 struct Tries {
   std::vector<int> places;
+  size_t timed = 0;                 // how many of the first ones are to be timed
   std::map<int, Descriptor> built;  // by place: cuDNN does not always build a plan a second time
   int64_t reserved_bytes = 0;
   std::string refused;
@@ -69,6 +77,7 @@ struct Tries {
 
 Tries tries(const ConvKey& key, const std::vector<ConvCandidate>& candidates, const std::set<int>& failed) {
   Tries found;
+  std::vector<int> large;
   for (size_t i = 0; i < candidates.size(); ++i) {
     const ConvCandidate& candidate = candidates[i];
     if (failed.count(static_cast<int>(i)) > 0) continue;
@@ -76,10 +85,15 @@ Tries tries(const ConvKey& key, const std::vector<ConvCandidate>& candidates, co
       found.refused += "; " + candidate.name + " needs " + std::to_string(candidate.workspace_bytes) + " bytes";
       continue;
     }
-    found.places.push_back(static_cast<int>(i));
-    if (key.search == ConvSearch::kExhaustive && found.places.size() <= kTimed)
-      found.reserved_bytes = std::max(found.reserved_bytes, candidate.workspace_bytes);
+    const bool lean = key.search != ConvSearch::kExhaustive || candidate.workspace_bytes <= lean_bytes(key);
+    (lean ? found.places : large).push_back(static_cast<int>(i));
   }
+  if (key.search == ConvSearch::kExhaustive) {
+    found.timed = std::min(kTimed, found.places.size());
+    for (size_t i = 0; i < found.timed; ++i)
+      found.reserved_bytes = std::max(found.reserved_bytes, candidates[found.places[i]].workspace_bytes);
+  }
+  found.places.insert(found.places.end(), large.begin(), large.end());
   return found;
 }
 
@@ -87,8 +101,7 @@ Tries tries(const ConvKey& key, const std::vector<ConvCandidate>& candidates, co
 void sort_by_time(const ConvKey& key, const std::vector<ConvCandidate>& candidates, cudnn::Handle& handle,
                   Tries& tries) {
   using Clock = std::chrono::steady_clock;
-  const size_t count = std::min(kTimed, tries.places.size());
-  if (count < 2) return;
+  if (tries.timed < 2) return;
   std::vector<std::pair<float, int>> timed;
   const auto start = Clock::now();
   try {
@@ -97,7 +110,7 @@ void sort_by_time(const ConvKey& key, const std::vector<ConvCandidate>& candidat
         workspace(tries.reserved_bytes);
     for (driver::Memory* memory : {&x, &w, &y, &workspace}) memory->fill(kPattern, watch.stream());
     handle.set_stream(watch.stream());
-    for (size_t i = 0; i < count; ++i) {
+    for (size_t i = 0; i < tries.timed; ++i) {
       if (!timed.empty() && std::chrono::duration<double>(Clock::now() - start).count() > kTimingSeconds) break;
       try {
         Descriptor plan = build(candidates[tries.places[i]], handle);
