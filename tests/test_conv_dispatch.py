@@ -122,7 +122,7 @@ def test_nothing_of_the_kernels_is_in_the_program(name):
 @pytest.mark.parametrize("op", ["conv_general_dilated", "conv_transpose"])
 def test_explain_the_usual_case(op, dtype):
     function = getattr(jaxgrad, op)
-    lhs, rhs = jax.ShapeDtypeStruct((8, 14, 14, 32), dtype), jax.ShapeDtypeStruct((3, 3, 32, 64), dtype)
+    lhs, rhs = jax.ShapeDtypeStruct((64, 56, 56, 32), dtype), jax.ShapeDtypeStruct((3, 3, 32, 64), dtype)
     settings = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
     choice = jaxgrad.explain(function, lhs, rhs, (1, 1), "SAME", **settings, platform="cpu")
     assert (choice.op, choice.implementation, choice.reason) == (op, "cpu", "oneDNN")
@@ -146,8 +146,7 @@ def test_transposed_convolutions_run_on_xla_too():
 
 def test_the_default_program_for_another_platform_is_plain_xla():
     """Lowered for a GPU from here, with no GPU present: no kernel in it where XLA is level with cuDNN."""
-    lhs, rhs = jnp.ones((2, 3, 5, 4)), jnp.ones((6, 3, 3, 3))
-    lhs, rhs = lhs.astype(jnp.float32), rhs.astype(jnp.float32)
+    lhs, rhs = jax.ShapeDtypeStruct((64, 64, 56, 56), jnp.float32), jax.ShapeDtypeStruct((64, 64, 3, 3), jnp.float32)
     gradient = jax.jit(jax.grad(lambda a, b: jnp.sum(jaxgrad.conv_general_dilated(a, b, (1, 1), "SAME") ** 2)))
     texts = {p: gradient.trace(lhs, rhs).lower(lowering_platforms=(p,)).as_text() for p in ("cpu", "cuda")}
     assert ["jaxgrad_conv" in text for text in texts.values()] == [True, False]

@@ -19,26 +19,27 @@ pytestmark = pytest.mark.skipif(
 
 LAST = ("NHWC", "HWIO", "NHWC")
 DEFAULT = Target(None, "gpu")
-PLAIN = ConvCase(spatial=(16, 16), window=(3, 3), features=8, out_features=16, padding="SAME", layout=LAST)
+PLAIN = ConvCase(spatial=(1024, 1024), window=(3, 3), features=8, out_features=16, padding="SAME", layout=LAST)
 VOLUME = ConvCase(spatial=(8, 8, 8), window=(3, 3, 3), features=8, padding="SAME", layout=("NDHWC", "DHWIO", "NDHWC"))
-UP = TransposeCase(spatial=(8, 8), window=(2, 2), strides=(2, 2), features=8, out_features=16, layout=LAST)
+UP = TransposeCase(spatial=(1024, 1024), window=(2, 2), strides=(2, 2), features=8, out_features=16, layout=LAST)
 
 
-def _op(target, case, **settings):
-    transposed = isinstance(case, TransposeCase)
-    make = make_transpose_inputs if transposed else make_conv_inputs
-    return (conv_transpose if transposed else conv)(target, **case.settings, **settings), make
+def _arrays(case, dtype):
+    return tuple(jax.ShapeDtypeStruct(shape, dtype) for shape in case.shapes)
 
 
 def _lowered(target, case, dtype="float32", platform="cuda"):
-    op, make = _op(target, case)
-    inputs = tuple(make(case, dtype))
+    op = (conv_transpose if isinstance(case, TransposeCase) else conv)(target, **case.settings)
+    inputs = _arrays(case, dtype)
     gradient = jax.grad(lambda *inputs: jnp.sum(op(*inputs).astype(jnp.float32) ** 2), argnums=(0, 1, 2))
     return jax.jit(gradient).trace(*inputs).lower(lowering_platforms=(platform,)).as_text()
 
 
 RULES = {
     "plain": (PLAIN, "bfloat16", ()),
+    "small": (PLAIN.replace(spatial=(64, 64)), "bfloat16", KINDS),
+    "small, without a window": (PLAIN.replace(spatial=(64, 64), window=(1, 1)), "bfloat16", ()),
+    "small groups": (PLAIN.replace(spatial=(64, 64), groups=4), "bfloat16", ()),
     "window dilation": (PLAIN.replace(rhs_dilation=(2, 2)), "bfloat16", ("backward_filter",)),
     "stride": (PLAIN.replace(strides=(2, 2), padding=((1, 1), (1, 1))), "float32", ("backward_filter",)),
     "lopsided padding": (PLAIN.replace(strides=(2, 2)), "bfloat16", KINDS),
@@ -61,7 +62,7 @@ RULES = {
     ),
     "volume": (VOLUME, "float32", KINDS),
     "few features": (
-        PLAIN.replace(features=3, strides=(2, 2)),
+        PLAIN.replace(features=3, out_features=32, strides=(2, 2)),
         "float32",
         ("forward", "backward_filter"),
     ),
@@ -79,9 +80,8 @@ RULES = {
 def test_the_rule_of_the_default(name):
     """The program holds cuDNN's call of just the units that `explain` names."""
     case, dtype, expected = RULES[name]
-    make = _op(DEFAULT, case)[1]
     public = jaxgrad.conv_transpose if isinstance(case, TransposeCase) else jaxgrad.conv_general_dilated
-    choice = jaxgrad.explain(public, *make(case, dtype)[:2], **case.settings, platform="gpu")
+    choice = jaxgrad.explain(public, *_arrays(case, dtype)[:2], **case.settings, platform="gpu")
     told = {unit.unit: unit.implementation for unit in choice.units} or dict.fromkeys(KINDS, choice.implementation)
     assert {unit for unit, implementation in told.items() if implementation == "cudnn"} == set(expected)
     if choice.units:

@@ -5,6 +5,7 @@ This is the one place that says so; `jaxgrad.explain` tells what it says.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -19,19 +20,20 @@ _LEVEL = "XLA runs this unit on cuDNN itself, as fast, and fuses what stands aro
 _GROUPS = "XLA's kernels for groups are as fast, and cuDNN's first choice is at times much slower"
 
 
-def faster_on_xla(kind: str, geometry: Geometry, features: int, dtype: Any, transposed: bool) -> str:
+def faster_on_xla(kind: str, geometry: Geometry, sizes: tuple[int, int, int], dtype: Any, transposed: bool) -> str:
     """Why XLA is to be preferred for a unit; empty where cuDNN called from here is the faster.
 
     XLA hands most convolutions to cuDNN as they are. It does not where the padding is not the same on either side, of
     which it makes a padded copy; for weight gradients with stride or dilation, which it computes as plain convolutions
     with huge windows; and for transposed convolutions, whose form it does not recognise. With three spatial axes its
-    choice of kernels is worse throughout. Measured on an H200, jax 0.11.2, cuDNN 9.19, in bfloat16 and float32; the
+    choice of kernels is worse throughout. Small convolutions cost it the launch of each, where calls from here are
+    recorded into a CUDA graph. Measured on an H200, jax 0.11.2, cuDNN 9.19, in bfloat16 and float32; the
     exceptions below are cases measured to be slower on cuDNN.
 
     Args:
       kind: the unit.
       geometry: of the convolution.
-      features: its input features.
+      sizes: its batch, features and output features.
       dtype: of its operands.
       transposed: the convolution is the one that a transposed convolution transposes.
     """
@@ -39,7 +41,10 @@ def faster_on_xla(kind: str, geometry: Geometry, features: int, dtype: Any, tran
     lopsided = any(low != high for low, high in g.padding)
     volume = len(g.w_spatial) == 3
     dilated, strided, grouped = max(g.rhs_dilation) > 1, max(g.window_strides) > 1, g.feature_group_count > 1
-    narrow = dtype.itemsize == 2
+    narrow, features = dtype.itemsize == 2, sizes[1]
+    window = math.prod(g.w_spatial) > 1  # what has none, XLA computes as a matrix product
+    if window and not grouped and g.multiplications(*sizes) <= _FEW_MULTIPLICATIONS:
+        return ""
     if kind == "backward_filter":
         missed = strided or dilated or lopsided or (volume and not grouped)
         return "" if missed else _GROUPS if grouped else _LEVEL
@@ -61,6 +66,7 @@ def faster_on_xla(kind: str, geometry: Geometry, features: int, dtype: Any, tran
 
 
 _FEW_FEATURES = 8
+_FEW_MULTIPLICATIONS = 1 << 28  # 8 x 28 x 28 pixels, 64 features to 64, a window of 3 x 3: some 10 us
 
 # What the usual case meets: a plain convolution, and a transposed one whose value alone is XLA's weakness too.
 USUAL: Obstacles = {("cudnn", kind): Obstacle(_LEVEL, slower=True) for kind in _ffi.CONV_KINDS}
@@ -81,7 +87,7 @@ def obstacles(
     found: dict[tuple[str, str], Obstacle | None] = {}
     for kind in _ffi.CONV_KINDS:
         obstacle = None
-        if implementation is None and (reason := faster_on_xla(kind, geometry, sizes[1], dtype, transposed)):
+        if implementation is None and (reason := faster_on_xla(kind, geometry, sizes, dtype, transposed)):
             obstacle = Obstacle(reason, slower=True)
         elif not has_plan(kind, geometry, sizes, dtype, precision, config.current()):
             obstacle = Obstacle(f"cuDNN has no kernel for the unit {kind} of this shape")

@@ -47,6 +47,11 @@ class Geometry:
             )
         )
 
+    def multiplications(self, batch: int, features: int, out_features: int) -> int:
+        """Of each of the three convolutions, those with padding included."""
+        places = batch * math.prod(self.y_spatial)
+        return places * math.prod(self.w_spatial) * features * out_features // self.feature_group_count
+
     def with_groups(self, feature_group_count: int) -> Geometry:
         return dataclasses.replace(self, feature_group_count=feature_group_count)
 

@@ -5,7 +5,6 @@ This is the one place that says so; `jaxgrad.explain` tells what it says.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from jaxgrad import _ffi
@@ -26,7 +25,7 @@ def faster_on_xla(kind: str, geometry: Geometry, sizes: tuple[int, int, int]) ->
     g = geometry
     if g.feature_group_count > 1:
         return ""
-    multiplications = math.prod((*sizes, *g.w_spatial, *g.y_spatial))
+    multiplications = g.multiplications(*sizes)
     if multiplications < _FEW_MULTIPLICATIONS:
         return f"XLA is faster for as few as {multiplications} multiplications"
     features_first = g.lhs_spec[1] != len(g.lhs_spec) - 1
