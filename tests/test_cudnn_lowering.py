@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from conv_cases import ConvCase, make_conv_inputs
 from conv_running import KINDS, calls, conv, conv_transpose
-from conv_transpose_cases import TransposeCase, make_transpose_inputs
+from conv_transpose_cases import TransposeCase
 from targets import CUDNN, Target
 
 import jaxgrad
