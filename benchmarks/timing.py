@@ -29,12 +29,14 @@ class Contender:
       sample: runs the contender and returns the seconds of one call.
       outputs: what it computes, for the comparison with the others: float32 arrays in an order that all share.
       temporary_bytes: the memory that the compiled call takes beyond its operands and results, where that is known.
+      peak_bytes: the most memory that a call takes, operands and results included, where that is known.
     """
 
     name: str
     sample: Callable[[], float]
     outputs: list[np.ndarray]
     temporary_bytes: int | None = None
+    peak_bytes: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,18 +102,35 @@ def jax_contender(name: str, function: Callable[..., Any], *args: Any) -> Conten
 
 
 def jax_loop_contender(name: str, step: Callable[..., tuple[Any, Any]], state: Any, *args: Any) -> Contender:
-    """One call of `state, _ = jax.jit(step)(state, *args)` after the other on a CPU, each in the memory of the last."""
+    """`state, _ = jax.jit(step)(state, *args)` again and again, each in the memory of the last.
+
+    On a CPU a sample is one call, on a GPU many, queued so that the device never waits for JAX.
+    """
     compiled = jax.jit(step, donate_argnums=0).lower(state, *args).compile()
     state, rest = compiled(jax.tree.map(jnp.copy, state), *args)
     outputs = [np.array(leaf, np.float32) for leaf in jax.tree.leaves((state, rest))]
 
-    def sample() -> float:
+    def run(calls: int) -> None:
         nonlocal state
-        start = time.perf_counter()
-        state, _ = jax.block_until_ready(compiled(state, *args))
-        return time.perf_counter() - start
+        for _ in range(calls):
+            state, _ = compiled(state, *args)
+        jax.block_until_ready(state)
 
-    return Contender(name, sample, outputs, compiled.memory_analysis().temp_size_in_bytes)
+    calls = _calls_per_sample(lambda: run(1)) if jax.default_backend() == "gpu" else 1
+
+    def sample() -> float:
+        start = time.perf_counter()
+        run(calls)
+        return (time.perf_counter() - start) / calls
+
+    memory = compiled.memory_analysis()
+    peak = (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes
+    )
+    return Contender(name, sample, outputs, memory.temp_size_in_bytes, peak)
 
 
 def why_not_torch() -> str | None:
