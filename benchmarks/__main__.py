@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import traceback
 from pathlib import Path
 
 import jax
@@ -34,6 +36,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--output", type=Path, help=f"folder of the JSON and the plot: {_RESULTS.name}/, and none with --quick"
         )
+        command.add_argument("--add", action="store_true", help="keep the other cases of the JSON that is there")
     command = commands.add_parser("readme", help="rewrite the tables in README.md", description=readme.__doc__)
     command.add_argument("--readme", type=Path, default=_README)
     command.add_argument("--results", type=Path, default=_RESULTS)
@@ -45,12 +48,27 @@ def _measure(args: argparse.Namespace) -> None:
     if platform not in op.CASES:
         raise SystemExit(f"{args.command} has no cases for the platform {platform!r}; set JAX_PLATFORMS=cpu")
     effort = Effort(args.repeats, 0) if args.repeats else Effort(3, 0) if args.quick else Effort(12, 1)
-    results = op.measure(args.cases or (op.QUICK_CASES if args.quick else op.CASES[platform]), effort)
-    report.print_table(results)
     folder = args.output or (None if args.quick else _RESULTS)
-    if folder is not None:
-        report.save(results, folder, op.BASELINE)
-        print(f"\n{folder / report.name(results)}.json and .png")
+    results, failed = None, []
+    if args.add and folder is not None and (found := folder / f"{args.command}-{platform}.json").exists():
+        results = json.loads(found.read_text())
+    for case in args.cases or (op.QUICK_CASES if args.quick else op.CASES[platform]):
+        try:
+            measured = op.measure([case], effort)
+        except Exception:  # one case must not cost the others their results
+            traceback.print_exc()
+            failed.append(case.label)
+            continue
+        results = measured if results is None else report.joined(results, measured)
+        if folder is not None:  # a run may be stopped before its last case
+            report.save(results, folder)
+    if results is not None:
+        report.print_table(results)
+        if folder is not None:
+            report.save_plot(results, folder, op.BASELINE)
+            print(f"\n{folder / report.name(results)}.json and .png")
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 def main() -> None:

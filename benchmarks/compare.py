@@ -13,6 +13,7 @@ from benchmarks.timing import Contender, Effort, interleaved
 
 # Of ||a - b|| / ||b||. Sums in another order, and TF32 on a GPU; 8 bits of mantissa carried through every step.
 _TOLERANCE = {"float32": 1e-2, "bfloat16": 1e-1}
+_MEMORY = ("temporary_bytes", "peak_bytes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +41,17 @@ class Work:
     bytes_moved: int = 0
 
 
-def compare(work: Work, contenders: Sequence[Contender], effort: Effort) -> dict[str, Any]:
-    """The row, ready for JSON. The first contender is jaxgrad, whose time the others are held against."""
+def compare(
+    work: Work, contenders: Sequence[Contender], effort: Effort, tolerances: Sequence[float] | None = None
+) -> dict[str, Any]:
+    """The row, ready for JSON. The first contender is jaxgrad, whose time the others are held against.
+
+    `tolerances` are those of each output, by default what suits one op of `work.dtype`.
+    """
+    if tolerances is None:
+        tolerances = [_TOLERANCE[work.dtype]] * len(contenders[0].outputs)
     for contender in contenders[1:]:
-        _check_agreement(work, contenders[0], contender)
+        _check_agreement(work, contenders[0], contender, tolerances)
     times = interleaved(contenders, effort)
     ours = times[contenders[0].name].median
     floor = floor_ms(work.flops, work.dtype, work.bytes_moved)
@@ -55,15 +63,15 @@ def compare(work: Work, contenders: Sequence[Contender], effort: Effort) -> dict
         **({"matmul_gflops": round(matmul_gflops(work.dtype), 1)} if work.flops else {}),
         "floor_ms": round(floor, 6),
         "jaxgrad_over_floor": round(ours / floor, 3),
-        "temporary_bytes": {c.name: c.temporary_bytes for c in contenders if c.temporary_bytes is not None},
+        **{name: {c.name: size for c in contenders if (size := getattr(c, name)) is not None} for name in _MEMORY},
     }
 
 
-def _check_agreement(work: Work, ours: Contender, other: Contender) -> None:
-    for i, (a, b) in enumerate(zip(ours.outputs, other.outputs, strict=True)):
+def _check_agreement(work: Work, ours: Contender, other: Contender, tolerances: Sequence[float]) -> None:
+    for i, (a, b, tolerance) in enumerate(zip(ours.outputs, other.outputs, tolerances, strict=True)):
         difference = np.linalg.norm(a - b) / np.linalg.norm(b)
-        if not difference <= _TOLERANCE[work.dtype]:
+        if not difference <= tolerance:
             raise RuntimeError(
                 f"{work.label}, {work.measure}: output {i} of {ours.name!r} differs from that of {other.name!r} "
-                f"by {difference:.1e} of its norm, more than {_TOLERANCE[work.dtype]:.0e}"
+                f"by {difference:.1e} of its norm, more than {tolerance:.0e}"
             )

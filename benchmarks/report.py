@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from benchmarks.environment import hardware
 
 OURS = "jaxgrad"
+_TEMPORARY = "what a call takes beyond its operands and results"
 
 
 def name(report: dict[str, Any]) -> str:
@@ -42,8 +43,8 @@ def header(report: dict[str, Any]) -> list[str]:
 
 
 def _sizes(row: dict[str, Any]) -> dict[str, int]:
-    """Bytes of every contender's temporary memory, then of the arrays to hold them against."""
-    return {**row["temporary_bytes"], **row["array_bytes"]}
+    """Bytes of every contender's memory, at its peak where that is known, then of the arrays to hold them against."""
+    return {**(row.get("peak_bytes") or row["temporary_bytes"]), **row["array_bytes"]}
 
 
 def digits(value: float) -> str:
@@ -78,7 +79,17 @@ def _means(report: dict[str, Any]) -> str:
 
 
 def _memory(report: dict[str, Any]) -> str:
-    return f"Memory is what a call takes beyond its operands and results: {' / '.join(_sizes(report['rows'][0]))}."
+    row = report["rows"][0]
+    what = (
+        "the most that a call holds" if row.get("peak_bytes") else "what a call takes beyond its operands and results"
+    )
+    return f"Memory is {what}: {' / '.join(_sizes(row))}."
+
+
+def joined(report: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """The later of two reports on one op and platform, with the rows of both, the later ones of the same name."""
+    rows = {(row["label"], row["measure"]): row for part in (report, later) for row in part["rows"]}
+    return {**later, "left_out": {**report["left_out"], **later["left_out"]}, "rows": list(rows.values())}
 
 
 def print_table(report: dict[str, Any]) -> None:
@@ -90,10 +101,14 @@ def print_table(report: dict[str, Any]) -> None:
         print("  ".join([case.ljust(widths[0]), measure.ljust(widths[1]), *right]))
 
 
-def save(report: dict[str, Any], folder: Path, baseline: str) -> None:
-    """Writes `<op>-<platform>.json` and `.png`; the plot's bars are speed-ups over the contender `baseline`."""
+def save(report: dict[str, Any], folder: Path) -> None:
+    """Writes `<op>-<platform>.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name(report)}.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+def save_plot(report: dict[str, Any], folder: Path, baseline: str) -> None:
+    """Writes `<op>-<platform>.png`, whose bars are speed-ups over the contender `baseline`."""
     plot(report, baseline).savefig(folder / f"{name(report)}.png", dpi=120)
 
 

@@ -4,217 +4,180 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
-import math
-from collections.abc import Callable, Sequence
-from functools import partial, reduce
-from typing import Any, NamedTuple
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 import jaxgrad
-from benchmarks import environment, models
+from benchmarks import environment
 from benchmarks.compare import Work, compare
+from benchmarks.networks import NETWORKS
+from benchmarks.networks.initial import describe
+from benchmarks.networks.jax_ops import JaxgradOps, LaxOps
+from benchmarks.networks.ops import Norm
 from benchmarks.report import OURS
 from benchmarks.timing import Contender, Effort, jax_loop_contender, torch_contender, why_not_torch
+from benchmarks.training import State, arguments, training_step
 
 BASELINE = "jax.lax"
 TORCH = "torch"
-LEARNING_RATE, MOMENTUM, STATISTICS_MOMENTUM = 0.01, 0.9, 0.9
 NOTES = (
-    "Cases are a network, its batch and the height and width of its images; benchmarks/models.py says what they are.",
+    "Cases are a network, its batch and the sizes of its input; benchmarks/networks says what they are.",
     "A step is the loss, all gradients, SGD with momentum and the running statistics of batch normalisation, in the "
     "memory of the step before.",
-    "jax.lax is the same step on jax.lax.conv_general_dilated and batch normalisation in jax.numpy, by jax.grad.",
-    "Both take the maximum of slices for max pooling, because XLA's gradient of lax.reduce_window is slow here.",
+    "jax.lax is the same step on jax.lax.conv_general_dilated, jax.lax.conv_transpose and batch normalisation in "
+    "jax.numpy, by jax.grad.",
+    "Both take the maximum of slices for max pooling, because XLA's gradient of lax.reduce_window is slow.",
 )
+# Of ||a - b|| / ||b||, by dtype and by what is compared. An activation that rounds to the other side of zero changes a
+# gradient by more than the rounding: with a share s of them on the other side, by about sqrt(s) of it in every layer it
+# goes through. Two right ResNet-50s in bfloat16 have gradients 0.3 apart, in TF32 about a third of that. A gradient
+# that is zero, or another layer's, is off by 1 or more.
+_TOLERANCES = {
+    "float32": {"loss": 3e-3, "params": 1e-2, "statistics": 1e-2, "gradients": 0.25},
+    "bfloat16": {"loss": 2e-2, "params": 2e-2, "statistics": 5e-2, "gradients": 0.6},
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
     network: str
     batch: int
-    size: int  # of the images, in pixels
+    size: int  # of every spatial axis of the input
+    dtype: str = "float32"
     extra: bool = False
 
     @property
     def label(self) -> str:
-        return f"{self.network} {self.batch}x{self.size}x{self.size}"
+        sizes = "x".join(map(str, self.x.shape[:-1]))
+        return f"{self.network} {sizes}" + (" bf16" if self.dtype == "bfloat16" else "")
 
     @property
-    def dtype(self) -> str:
-        return "float32"
+    def x(self) -> jax.ShapeDtypeStruct:
+        network = NETWORKS[self.network]
+        return jax.ShapeDtypeStruct((self.batch, *(self.size,) * network.spatial, network.features), self.dtype)
 
 
+# The first are those whose gradients XLA is slowest at: a run may have to end before the last.
+_GPU_CASES = tuple(
+    Case(network, batch, size, dtype)
+    for network, batch, size in (
+        ("unet3d", 2, 64),
+        ("unet", 16, 256),
+        ("wavenet", 8, 16384),
+        ("wavenet-causal", 8, 16384),
+        ("resnext-blocks", 64, 56),
+        ("convnext-blocks96", 64, 56),
+        ("convnext-blocks384", 64, 14),
+        ("resnet-blocks", 64, 56),
+        ("resnet50", 64, 224),
+        ("resnext50", 64, 224),
+        ("convnext-t", 64, 224),
+    )
+    for dtype in ("bfloat16", "float32")
+)
 CASES = {
     "cpu": (
         Case("resnext", 8, 32),
         Case("mobilenet", 8, 32),
         Case("resnet18-cifar", 8, 64),
         Case("resnet18", 4, 224),
-    )
+    ),
+    "gpu": _GPU_CASES,
 }
-QUICK_CASES = (Case("resnext", 2, 8),)
-
-
-class State(NamedTuple):
-    """What a training step takes and returns."""
-
-    params: models.Params
-    velocity: models.Params
-    statistics: list[tuple[Any, Any]]  # the running (mean, var) [C] of each batch normalisation
+QUICK_CASES = (Case("resnext", 2, 8), Case("unet3d", 1, 8), Case("wavenet-causal", 1, 32, "bfloat16"))
+_DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
 
 def parse_case(text: str) -> Case:
-    """network,batch,size of resnext, mobilenet, resnet18 or resnet18-cifar"""
+    """network,batch,size or network,batch,size,bf16; networks are those in benchmarks/networks/__init__.py"""
     network, *sizes = text.split(",")
-    if network not in models.NETWORKS or len(sizes) != 2 or not all(s.isdecimal() and int(s) > 0 for s in sizes):
-        raise argparse.ArgumentTypeError(f"must be {parse_case.__doc__}, got {text!r}")
-    return Case(network, *map(int, sizes))
+    dtype = _DTYPES.get(sizes.pop()) if len(sizes) == 3 else "float32"
+    valid = network in NETWORKS and dtype is not None and len(sizes) == 2
+    if dtype is None or not valid or not all(s.isdecimal() and int(s) > 0 for s in sizes):
+        raise argparse.ArgumentTypeError(f"must be {parse_case.__doc__}, got {text!r}; it has {', '.join(NETWORKS)}")
+    return Case(network, *map(int, sizes), dtype)
 
 
 def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
     """The report, as report.py wants it."""
-    choices = [jaxgrad.explain(op) for op in (jaxgrad.conv_general_dilated, jaxgrad.batch_norm_training)]
+    ops = (jaxgrad.conv_general_dilated, jaxgrad.conv_transpose, jaxgrad.batch_norm_training)
     left_out = {TORCH: reason} if (reason := why_not_torch()) is not None else {}
     rows = []
     for case in cases:
         print(case.label, flush=True)
-        rows.append(compare(_work(case), _contenders(case, left_out), effort))
+        rows.append(_row(case, left_out, effort))
+        gc.collect()  # what a case had on the device, before the next one's memory is looked at
     return {
         "op": "steps",
         "environment": environment.describe(),
-        "implementation": "; ".join(map(str, choices)),
+        "implementation": "; ".join(str(jaxgrad.explain(op)) for op in ops),
         "left_out": left_out,
         "notes": NOTES,
         "rows": rows,
     }
 
 
-def _contenders(case: Case, left_out: dict[str, str]) -> list[Contender]:
-    network, (state, images, labels) = models.NETWORKS[case.network], _arguments(case)
-    found = [
-        jax_loop_contender(name, partial(training_step, library, network), state, images, labels)
-        for name, library in {OURS: _JAXGRAD, BASELINE: _LAX}.items()
-    ]
+def _row(case: Case, left_out: dict[str, str], effort: Effort) -> dict[str, Any]:
+    network = NETWORKS[case.network]
+    described = describe(network.run, case.x)
+    args = arguments(network, described, case.x)
+    found, tolerances = [], [_TOLERANCES[case.dtype][kind] for kind, _ in _pieces(args[0], 0.0)]
+    for name, library in {OURS: JaxgradOps, BASELINE: LaxOps}.items():
+        step = partial(training_step, library, network)
+        found.append(_timed(f"{name}: ready", partial(jax_loop_contender, name, step, *args)))
     if TORCH not in left_out:
-        from benchmarks import torch_steps
-
-        function, outputs = torch_steps.training_step(network, state, images, labels)
-        found.append(torch_contender(TORCH, function, outputs, on_gpu=False))
-    return [_by_layer(contender, state) for contender in found]
-
-
-def _by_layer(contender: Contender, state: State) -> Contender:
-    """The contender with the numbers that belong to one layer compared as one vector.
-
-    A bias that the next layer's normalisation cancels has a gradient of nothing but rounding errors.
-    """
-    structure = jax.tree.structure((state, 0.0))
-    (params, velocity, statistics), loss = jax.tree.unflatten(structure, contender.outputs)
-    heads = [p._replace(layers=[]) for p in (params, velocity)]
-    groups = (*params.layers, *velocity.layers, *heads, *statistics, loss)
-    outputs = [np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(group)]) for group in groups]
-    return dataclasses.replace(contender, outputs=outputs)
-
-
-def _arguments(case: Case) -> tuple[State, jax.Array, jax.Array]:
-    """The first state, whose velocity is zero, so that the next state holds the gradients as they are; one batch."""
-    keys = jax.random.split(jax.random.key(0), 3)
-    params = models.initial_params(models.NETWORKS[case.network], keys[0])
-    velocity = jax.tree.map(jnp.zeros_like, params)
-    statistics = [(jnp.zeros_like(layer.scale), jnp.ones_like(layer.scale)) for layer in params.layers]
-    images = jax.random.normal(keys[1], (case.batch, case.size, case.size, 3))
-    return State(params, velocity, statistics), images, jax.random.randint(keys[2], (case.batch,), 0, models.CLASSES)
-
-
-def training_step(
-    library: models.Library, network: models.Network, state: State, images: jax.Array, labels: jax.Array
-) -> tuple[State, jax.Array]:
-    """The next state and the loss, the mean cross entropy."""
-
-    def loss_of(params: models.Params) -> tuple[jax.Array, Any]:
-        scores, batch = models.scores(library, network, params, images)
-        picked = jnp.take_along_axis(jax.nn.log_softmax(scores), labels[:, None], 1)
-        return -picked.mean(), batch
-
-    (loss, batch), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params)
-    velocity = jax.tree.map(lambda v, g: MOMENTUM * v + g, state.velocity, gradients)
-    params = jax.tree.map(lambda p, v: p - LEARNING_RATE * v, state.params, velocity)
-    kept = STATISTICS_MOMENTUM
-    statistics = jax.tree.map(lambda old, new: kept * old + (1 - kept) * new, state.statistics, batch)
-    return State(params, velocity, statistics), loss
-
-
-# --- the libraries ------------------------------------------------------------------------------------------------
-
-
-def _conv(op: Callable[..., jax.Array], x: jax.Array, w: jax.Array, conv: models.Conv) -> jax.Array:
-    pad = (conv.window // 2, conv.window // 2)
-    layout = ("NHWC", "HWIO", "NHWC")
-    settings = {"dimension_numbers": layout, "feature_group_count": conv.groups}
-    return op(x, w, (conv.stride, conv.stride), (pad, pad), **settings)
-
-
-def _batch_norm(
-    x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None, relu: bool
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    return jaxgrad.batch_norm_training(x, scale, bias, residual=residual, activation="relu" if relu else None)
-
-
-def _plain_batch_norm(
-    x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None, relu: bool
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """As one writes it in JAX, with XLA's fusions and `jax.grad` to make it fast."""
-    mean, var = x.mean((0, 1, 2)), x.var((0, 1, 2))
-    y = (x - mean) * (scale * lax.rsqrt(var + 1e-5)) + bias
-    y = y if residual is None else y + residual
-    return jax.nn.relu(y) if relu else y, mean, var
-
-
-def _max_pool(x: jax.Array) -> jax.Array:
-    """Of slices: the gradient of lax.reduce_window, no op of jaxgrad's, takes six times as long on the CPU."""
-    _, height, width, _ = x.shape
-    padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-jnp.inf)
-    windows = itertools.product(range(3), repeat=2)
-    return reduce(jnp.maximum, (padded[:, i : i + height : 2, j : j + width : 2] for i, j in windows))
-
-
-def _mean(x: jax.Array) -> jax.Array:
-    return x.mean((1, 2))
-
-
-_JAXGRAD = models.Library(partial(_conv, jaxgrad.conv_general_dilated), _batch_norm, _max_pool, _mean)
-_LAX = models.Library(partial(_conv, lax.conv_general_dilated), _plain_batch_norm, _max_pool, _mean)
-
-
-# --- the floor ----------------------------------------------------------------------------------------------------
-
-
-def _work(case: Case) -> Work:
-    state, images, _ = jax.eval_shape(partial(_arguments, case))
-    return Work(
+        found.append(_timed(f"{TORCH}: ready", partial(_torch_contender, case, *args)))
+    found = [_in_pieces(contender, args[0]) for contender in found]
+    work = Work(
         label=case.label,
         measure="training step",
         settings=dataclasses.asdict(case),
         dtype=case.dtype,
-        flops=_flops(case, state.params, images),
-        array_bytes={"parameters": sum(4 * leaf.size for leaf in jax.tree.leaves(state.params))},
+        flops=described.flops,
+        array_bytes={"parameters": sum(leaf.nbytes for leaf in jax.tree.leaves(args[0].params))},
         extra=case.extra,
     )
+    return _timed("measured", partial(compare, work, found, effort, tolerances))
 
 
-def _flops(case: Case, params: Any, images: Any) -> int:
-    """Of the convolutions alone: forward and two gradients for each, but no input gradient for the first."""
-    forward: list[int] = []
+def _timed(what: str, function: Callable[[], Any]) -> Any:
+    start = time.perf_counter()
+    found = function()
+    print(f"  {what} after {time.perf_counter() - start:.1f} s", flush=True)
+    return found
 
-    def counted(x: jax.Array, w: jax.Array, conv: models.Conv) -> jax.Array:
-        y = _LAX.conv(x, w, conv)
-        forward.append(2 * y.size * math.prod(w.shape[:3]))
-        return y
 
-    jax.eval_shape(partial(models.scores, _LAX._replace(conv=counted), models.NETWORKS[case.network]), params, images)
-    return 3 * sum(forward) - forward[0]
+def _torch_contender(case: Case, state: State, x: jax.Array, target: jax.Array) -> Contender:
+    from benchmarks import torch_steps
+
+    on_gpu = jax.default_backend() == "gpu"
+    step, (state, loss), peak_bytes = torch_steps.training_step(NETWORKS[case.network], state, x, target, on_gpu)
+    contender = torch_contender(TORCH, step, jax.tree.leaves((state, loss)), on_gpu)
+    return dataclasses.replace(contender, peak_bytes=peak_bytes)
+
+
+def _pieces(state: State, loss: Any) -> Iterator[tuple[str, Any]]:
+    """What a step returns, in the pieces that are compared, each with its key in `_TOLERANCES`.
+
+    The gradients of a normalisation's scale and bias are one piece: a bias that the next normalisation cancels has a
+    gradient of nothing but rounding errors.
+    """
+    yield "loss", loss
+    yield from (("params", layer) for layer in state.params)
+    for layer in state.velocity:
+        leaves = [layer] if isinstance(layer, Norm) else jax.tree.leaves(layer)
+        yield from (("gradients", leaf) for leaf in leaves)
+    for pair in state.statistics:
+        yield from (("statistics", array) for array in pair)
+
+
+def _in_pieces(contender: Contender, state: State) -> Contender:
+    pieces = _pieces(*jax.tree.unflatten(jax.tree.structure((state, 0.0)), contender.outputs))
+    outputs = [np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(piece)]) for _, piece in pieces]
+    return dataclasses.replace(contender, outputs=outputs)

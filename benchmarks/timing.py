@@ -29,12 +29,14 @@ class Contender:
       sample: runs the contender and returns the seconds of one call.
       outputs: what it computes, for the comparison with the others: float32 arrays in an order that all share.
       temporary_bytes: the memory that the compiled call takes beyond its operands and results, where that is known.
+      peak_bytes: the most memory that a call takes, operands and results included, where that is known.
     """
 
     name: str
     sample: Callable[[], float]
     outputs: list[np.ndarray]
     temporary_bytes: int | None = None
+    peak_bytes: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +92,7 @@ def jax_contender(name: str, function: Callable[..., Any], *args: Any) -> Conten
     if jax.default_backend() == "gpu":
         seconds = _seconds_of(lambda: jax.block_until_ready(compiled(*args)))
         in_one = int(np.clip(_GPU_PROGRAM_SECONDS / seconds, 1, _GPU_MOST_IN_ONE))
-        programs = max(1, int(_GPU_SAMPLE_SECONDS / (in_one * seconds)))
+        programs = _calls_per_sample(in_one * seconds)
         run = jax.jit(_repeated(function, in_one)).lower(*args).compile()
 
     def sample() -> float:
@@ -104,18 +106,35 @@ def jax_contender(name: str, function: Callable[..., Any], *args: Any) -> Conten
 
 
 def jax_loop_contender(name: str, step: Callable[..., tuple[Any, Any]], state: Any, *args: Any) -> Contender:
-    """One call of `state, _ = jax.jit(step)(state, *args)` after the other on a CPU, each in the memory of the last."""
+    """`state, _ = jax.jit(step)(state, *args)` again and again, each in the memory of the last.
+
+    On a CPU a sample is one call, on a GPU many, queued so that the device never waits for JAX.
+    """
     compiled = jax.jit(step, donate_argnums=0).lower(state, *args).compile()
     state, rest = compiled(jax.tree.map(jnp.copy, state), *args)
     outputs = [np.array(leaf, np.float32) for leaf in jax.tree.leaves((state, rest))]
 
-    def sample() -> float:
+    def run(calls: int) -> None:
         nonlocal state
-        start = time.perf_counter()
-        state, _ = jax.block_until_ready(compiled(state, *args))
-        return time.perf_counter() - start
+        for _ in range(calls):
+            state, _ = compiled(state, *args)
+        jax.block_until_ready(state)
 
-    return Contender(name, sample, outputs, compiled.memory_analysis().temp_size_in_bytes)
+    calls = _calls_per_sample(_seconds_of(lambda: run(1))) if jax.default_backend() == "gpu" else 1
+
+    def sample() -> float:
+        start = time.perf_counter()
+        run(calls)
+        return (time.perf_counter() - start) / calls
+
+    memory = compiled.memory_analysis()
+    peak = (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes
+    )
+    return Contender(name, sample, outputs, memory.temp_size_in_bytes, peak)
 
 
 def why_not_torch() -> str | None:
@@ -146,7 +165,7 @@ def torch_contender(name: str, function: Callable[[], Any], outputs: list[np.nda
         function()
         torch.cuda.synchronize()
 
-    calls = max(1, int(_GPU_SAMPLE_SECONDS / _seconds_of(finished)))
+    calls = _calls_per_sample(_seconds_of(finished))
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def sample_gpu() -> float:
@@ -166,6 +185,11 @@ def _seconds_of(call: Callable[[], Any]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
+
+
+def _calls_per_sample(seconds: float) -> int:
+    """On a GPU, of calls that take `seconds` each."""
+    return max(1, int(_GPU_SAMPLE_SECONDS / seconds))
 
 
 def _repeated(function: Callable[..., Any], calls: int) -> Callable[..., Any]:

@@ -1,0 +1,127 @@
+"""The operations in JAX: all of jax.lax and jax.numpy, or with those that jaxgrad has. Activations are [N, ..., C]."""
+
+from __future__ import annotations
+
+import itertools
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import jaxgrad
+from benchmarks.networks.ops import (
+    BATCH_NORM_EPSILON,
+    LAYER_NORM_EPSILON,
+    Conv,
+    ConvTranspose,
+    Dense,
+    Norm,
+    Ops,
+    Scale,
+    Window,
+)
+
+
+class LaxOps(Ops):
+    """As one writes them in JAX, with XLA's fusions and `jax.grad` to make them fast."""
+
+    def _conv(self, x: jax.Array, layer: Conv, window: Window) -> jax.Array:
+        y = lax.conv_general_dilated(x, layer.w, **_settings(x, window))
+        return y if layer.bias is None else y + layer.bias
+
+    def _conv_transpose(self, x: jax.Array, layer: ConvTranspose, stride: int) -> jax.Array:
+        strides = (stride,) * (x.ndim - 2)
+        return lax.conv_transpose(x, layer.w, strides, "VALID", dimension_numbers=_layouts(x)) + layer.bias
+
+    def _batch_norm(self, x: jax.Array, layer: Norm, residual: jax.Array | None, relu: bool) -> jax.Array:
+        """As Flax has it: in float32, and both moments in one pass."""
+        axes, wide = tuple(range(x.ndim - 1)), x.astype(jnp.float32)
+        mean = wide.mean(axes)
+        var = jnp.maximum(jnp.square(wide).mean(axes) - jnp.square(mean), 0)
+        self.statistics.append((mean, var))
+        y = (wide - mean) * (layer.scale * lax.rsqrt(var + BATCH_NORM_EPSILON)) + layer.bias
+        y = y.astype(x.dtype) if residual is None else (y + residual).astype(x.dtype)
+        return jax.nn.relu(y) if relu else y
+
+    def _layer_norm(self, x: jax.Array, layer: Norm) -> jax.Array:
+        wide = x.astype(jnp.float32)
+        mean = wide.mean(-1, keepdims=True)
+        var = jnp.square(wide - mean).mean(-1, keepdims=True)
+        y = (wide - mean) * lax.rsqrt(var + LAYER_NORM_EPSILON) * layer.scale + layer.bias
+        return y.astype(x.dtype)
+
+    def _dense(self, x: jax.Array, layer: Dense) -> jax.Array:
+        return x @ layer.w + layer.bias
+
+    def _scale(self, x: jax.Array, layer: Scale) -> jax.Array:
+        return x * layer.scale
+
+    def relu(self, x: jax.Array) -> jax.Array:
+        return jax.nn.relu(x)
+
+    def gelu(self, x: jax.Array) -> jax.Array:
+        return jax.nn.gelu(x, approximate=False)
+
+    def tanh(self, x: jax.Array) -> jax.Array:
+        return jnp.tanh(x)
+
+    def sigmoid(self, x: jax.Array) -> jax.Array:
+        return jax.nn.sigmoid(x)
+
+    def concatenate(self, *xs: jax.Array) -> jax.Array:
+        return jnp.concatenate(xs, -1)
+
+    def halves(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        first, second = jnp.split(x, 2, -1)
+        return first, second
+
+    def max_pool(self, x: jax.Array, size: int, stride: int, padding: int = 0) -> jax.Array:
+        """The maximum of slices: XLA's gradient of lax.reduce_window, no op of jaxgrad's, is slow."""
+        n = x.ndim - 2
+        padded = jnp.pad(x, ((0, 0), *((padding, padding),) * n, (0, 0)), constant_values=-jnp.inf)
+        lasts = [length - size for length in padded.shape[1:-1]]
+        slices = (
+            padded[(slice(None), *(slice(i, last + i + 1, stride) for i, last in zip(at, lasts, strict=True)))]
+            for at in itertools.product(range(size), repeat=n)
+        )
+        return reduce(jnp.maximum, slices)
+
+    def mean(self, x: jax.Array) -> jax.Array:
+        return x.mean(tuple(range(1, x.ndim - 1)))
+
+
+class JaxgradOps(LaxOps):
+    """jaxgrad's, where it has them."""
+
+    def _conv(self, x: jax.Array, layer: Conv, window: Window) -> jax.Array:
+        return jaxgrad.conv_general_dilated(x, layer.w, bias=layer.bias, **_settings(x, window))
+
+    def _conv_transpose(self, x: jax.Array, layer: ConvTranspose, stride: int) -> jax.Array:
+        settings: dict[str, Any] = {"dimension_numbers": _layouts(x), "bias": layer.bias}
+        return jaxgrad.conv_transpose(x, layer.w, (stride,) * (x.ndim - 2), "VALID", **settings)
+
+    def _batch_norm(self, x: jax.Array, layer: Norm, residual: jax.Array | None, relu: bool) -> jax.Array:
+        activation = "relu" if relu else None
+        y, *statistics = jaxgrad.batch_norm_training(
+            x, layer.scale, layer.bias, epsilon=BATCH_NORM_EPSILON, residual=residual, activation=activation
+        )
+        self.statistics.append(tuple(statistics))
+        return y
+
+
+def _settings(x: jax.Array, window: Window) -> dict[str, Any]:
+    n = x.ndim - 2
+    return {
+        "window_strides": (window.stride,) * n,
+        "padding": (window.pads,) * n,
+        "rhs_dilation": (window.dilation,) * n,
+        "dimension_numbers": _layouts(x),
+        "feature_group_count": window.groups,
+    }
+
+
+def _layouts(x: jax.Array) -> tuple[str, str, str]:
+    axes = "DHW"[5 - x.ndim :]
+    return f"N{axes}C", f"{axes}IO", f"N{axes}C"

@@ -1,0 +1,177 @@
+"""What networks are written with, said once for every library that runs them.
+
+A network is a function `network(ops, x)`. `ops` hands each layer its parameters, in the order in which the network asks
+for them. Arrays have whatever layout the library likes.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+BATCH_NORM_EPSILON, LAYER_NORM_EPSILON = 1e-5, 1e-6
+
+
+class Conv(NamedTuple):
+    w: Any  # [*window, inputs of a group, C]
+    bias: Any  # [C], or None
+
+
+class ConvTranspose(NamedTuple):
+    w: Any  # [*window, inputs, C], as jax.lax.conv_transpose takes it
+    bias: Any  # [C]
+
+
+class Norm(NamedTuple):
+    scale: Any  # [C]
+    bias: Any  # [C]
+
+
+class Dense(NamedTuple):
+    w: Any  # [inputs, C]
+    bias: Any  # [C]
+
+
+class Scale(NamedTuple):
+    scale: Any  # [C]
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """A convolution's window, the same on every spatial axis.
+
+    Attributes:
+      padding: "centred", so that an odd window and a stride of 1 keep the size; "causal", all of that before the first
+        element; or "none".
+    """
+
+    size: int
+    stride: int = 1
+    dilation: int = 1
+    groups: int = 1
+    padding: str = "centred"
+
+    @property
+    def pads(self) -> tuple[int, int]:
+        """Below and above, on every spatial axis."""
+        reach = self.dilation * (self.size - 1)
+        return {"centred": (reach // 2, reach // 2), "causal": (reach, 0), "none": (0, 0)}[self.padding]
+
+
+class Ops(abc.ABC):
+    """The operations of one library on the parameters of one network, for one run of it.
+
+    Attributes:
+      statistics: what the library has to say of each batch normalisation that ran.
+    """
+
+    def __init__(self, params: Iterable[Any]) -> None:
+        self._params = iter(params)
+        self.statistics: list[Any] = []
+
+    def _layer(self, initial: Callable[[np.random.Generator], Any]) -> Any:
+        """The next layer's parameters. Of `initial` only `initial.Initial` asks."""
+        return next(self._params)
+
+    # Layers: `x` is followed by the number of output features where the layer chooses it.
+
+    def conv(self, x: Any, features: int, size: int, *, bias: bool = True, gain: float = 2, **settings: Any) -> Any:
+        """A convolution with `Window(size, **settings)`, whose first result has `gain` times the mean square of x."""
+        window = Window(size, **settings)
+
+        def initial(rng: np.random.Generator) -> Conv:
+            shape = (size,) * (x.ndim - 2) + (x.shape[-1] // window.groups, features)
+            w = _normal(rng, shape, gain / np.prod(shape[:-1]))
+            return Conv(w.astype(x.dtype), np.zeros(features, x.dtype) if bias else None)
+
+        return self._conv(x, self._layer(initial), window)
+
+    def conv_transpose(self, x: Any, features: int, stride: int) -> Any:
+        """A transposed convolution whose window is its stride: every element becomes a window of its own."""
+
+        def initial(rng: np.random.Generator) -> ConvTranspose:
+            shape = (stride,) * (x.ndim - 2) + (x.shape[-1], features)
+            return ConvTranspose(_normal(rng, shape, 1 / x.shape[-1]).astype(x.dtype), np.zeros(features, x.dtype))
+
+        return self._conv_transpose(x, self._layer(initial), stride)
+
+    def batch_norm(self, x: Any, *, residual: Any = None, relu: bool = True, scale: float = 1) -> Any:
+        """Normalises by the batch's own statistics, which it appends to `statistics`; adds; relu or nothing."""
+        return self._batch_norm(x, self._layer(lambda rng: _norm(x, np.float32, scale)), residual, relu)
+
+    def layer_norm(self, x: Any) -> Any:
+        """Over the features."""
+        return self._layer_norm(x, self._layer(lambda rng: _norm(x, x.dtype)))
+
+    def dense(self, x: Any, features: int) -> Any:
+        """Of [N, inputs]."""
+
+        def initial(rng: np.random.Generator) -> Dense:
+            w = _normal(rng, (x.shape[-1], features), 1 / x.shape[-1])
+            return Dense(w.astype(x.dtype), np.zeros(features, x.dtype))
+
+        return self._dense(x, self._layer(initial))
+
+    def scale(self, x: Any, initial: float) -> Any:
+        """Each feature times a number of its own."""
+        return self._scale(x, self._layer(lambda rng: Scale(np.full(x.shape[-1], initial, x.dtype))))
+
+    # What a library brings.
+
+    @abc.abstractmethod
+    def _conv(self, x: Any, layer: Conv, window: Window) -> Any: ...
+
+    @abc.abstractmethod
+    def _conv_transpose(self, x: Any, layer: ConvTranspose, stride: int) -> Any: ...
+
+    @abc.abstractmethod
+    def _batch_norm(self, x: Any, layer: Norm, residual: Any, relu: bool) -> Any: ...
+
+    @abc.abstractmethod
+    def _layer_norm(self, x: Any, layer: Norm) -> Any: ...
+
+    @abc.abstractmethod
+    def _dense(self, x: Any, layer: Dense) -> Any: ...
+
+    @abc.abstractmethod
+    def _scale(self, x: Any, layer: Scale) -> Any: ...
+
+    @abc.abstractmethod
+    def relu(self, x: Any) -> Any: ...
+
+    @abc.abstractmethod
+    def gelu(self, x: Any) -> Any:
+        """With the error function, not its approximation."""
+
+    @abc.abstractmethod
+    def tanh(self, x: Any) -> Any: ...
+
+    @abc.abstractmethod
+    def sigmoid(self, x: Any) -> Any: ...
+
+    @abc.abstractmethod
+    def concatenate(self, *xs: Any) -> Any:
+        """Along the features."""
+
+    @abc.abstractmethod
+    def halves(self, x: Any) -> tuple[Any, Any]:
+        """Of the features."""
+
+    @abc.abstractmethod
+    def max_pool(self, x: Any, size: int, stride: int, padding: int = 0) -> Any: ...
+
+    @abc.abstractmethod
+    def mean(self, x: Any) -> Any:
+        """Over all places, [N, C]."""
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...], variance: float) -> np.ndarray:
+    return rng.standard_normal(shape, np.float32) * np.float32(variance**0.5)
+
+
+def _norm(x: Any, dtype: Any, scale: float = 1) -> Norm:
+    return Norm(np.full(x.shape[-1], scale, dtype), np.zeros(x.shape[-1], dtype))
