@@ -67,9 +67,7 @@ def explanation(report: dict[str, Any]) -> list[str]:
 
 def _memory(report: dict[str, Any]) -> str:
     row = report["rows"][0]
-    what = (
-        "the most that a call holds" if row.get("peak_bytes") else "what a call takes beyond its operands and results"
-    )
+    what = "the most that a step holds" if row.get("peak_bytes") else _TEMPORARY
     return f"Memory is {what}: {' / '.join(_sizes(row))}."
 
 

@@ -40,7 +40,7 @@ NOTES = (
 # that is zero, or another layer's, is off by 1 or more.
 _TOLERANCES = {
     "float32": {"loss": 3e-3, "params": 1e-2, "statistics": 1e-2, "gradients": 0.25},
-    "bfloat16": {"loss": 2e-2, "params": 2e-2, "statistics": 5e-2, "gradients": 0.6},
+    "bfloat16": {"loss": 2e-2, "params": 5e-2, "statistics": 5e-2, "gradients": 0.6},
 }
 
 
