@@ -80,9 +80,7 @@ def _means(report: dict[str, Any]) -> str:
 
 def _memory(report: dict[str, Any]) -> str:
     row = report["rows"][0]
-    what = (
-        "the most that a call holds" if row.get("peak_bytes") else "what a call takes beyond its operands and results"
-    )
+    what = "the most that a step holds" if row.get("peak_bytes") else _TEMPORARY
     return f"Memory is {what}: {' / '.join(_sizes(row))}."
 
 

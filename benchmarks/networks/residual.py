@@ -10,7 +10,7 @@ from benchmarks.networks.ops import Ops
 # ops, x, features, stride of the block -> y before the last batch normalisation, which adds the shortcut
 _Branch = Callable[[Ops, Any, int, int], Any]
 _Stem = Callable[[Ops, Any], Any]
-# 0 is usual: a deep network then starts as a shallow one, and its first gradients are no chaos. At more than that a loss
+# 0 is usual: a deep network then starts as a shallow one, and its first gradients are no chaos. Above that, the loss
 # shows what the branches compute.
 _BRANCH_SCALE = 0.1
 _Stages = Sequence[tuple[int, int, int]]  # features, blocks, stride of the first block
