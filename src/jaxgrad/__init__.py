@@ -4,6 +4,8 @@ from jaxgrad import config as config
 from jaxgrad._dispatch import Choice as Choice
 from jaxgrad._dispatch import explain as explain
 from jaxgrad._ffi import plan_cache_info as plan_cache_info
+from jaxgrad._forward_mode import forward_mode as forward_mode
+from jaxgrad._forward_mode import jvp as jvp
 from jaxgrad._version import __version__ as __version__
 from jaxgrad.batch_norm import batch_norm_inference as batch_norm_inference
 from jaxgrad.batch_norm import batch_norm_training as batch_norm_training
@@ -20,6 +22,8 @@ __all__ = [
     "conv_general_dilated",
     "conv_transpose",
     "explain",
+    "forward_mode",
     "gru",
+    "jvp",
     "plan_cache_info",
 ]

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from jaxgrad import _batch_norm_units as units
-from jaxgrad import _batch_norm_xla, _checks, _ffi
+from jaxgrad import _batch_norm_tangents, _batch_norm_xla, _checks, _ffi, _forward_mode
 from jaxgrad._batch_norm_units import Spec
 from jaxgrad._batch_norm_xla import Gradients, Statistics, compute_dtype
 from jaxgrad._dispatch import IMPLEMENTATIONS, Op, cpu_kernel, symbolic_obstacle
@@ -110,7 +110,7 @@ def batch_norm_training(
     dtype = _check_statistics_dtype(statistics_dtype, x)
     route = _DISPATCH_TRAINING.decide(implementation, symbolic_obstacle(x)).route
     spec = Spec(feature_axis, epsilon, activation == "relu", dtype, route)
-    y, mean, var = _training(spec, x, scale, bias, residual)
+    y, mean, var = _forward_mode.call(_training, _batch_norm_tangents.TRAINING, spec, x, scale, bias, residual)
     return y, mean, var
 
 
@@ -164,7 +164,8 @@ def batch_norm_inference(
     channels = {"scale": scale, "bias": bias, "mean": mean, "var": var}
     x, feature_axis, arrays = _check_arrays(_INFERENCE, x, feature_axis, channels)
     route = _DISPATCH_INFERENCE.decide(implementation, symbolic_obstacle(x)).route
-    return _inference(Spec(feature_axis, epsilon, False, None, route), x, *arrays)
+    spec = Spec(feature_axis, epsilon, False, None, route)
+    return _forward_mode.call(_inference, _batch_norm_tangents.INFERENCE, spec, x, *arrays)
 
 
 def _check_epsilon(op: str, epsilon: Any) -> float:

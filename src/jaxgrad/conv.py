@@ -16,7 +16,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxgrad import _checks, _conv_cudnn, _conv_onednn, _conv_triangle, _conv_xla, _ffi, config
+from jaxgrad import (
+    _checks,
+    _conv_cudnn,
+    _conv_onednn,
+    _conv_tangents,
+    _conv_triangle,
+    _conv_xla,
+    _ffi,
+    _forward_mode,
+    config,
+)
 from jaxgrad._conv_geometry import Geometry, Pairs, dilated_size, transposed
 from jaxgrad._dispatch import IMPLEMENTATIONS, XLA, Obstacle, Obstacles, Op, symbolic_obstacle
 
@@ -203,7 +213,8 @@ class _ForwardCall:
         return lhs.shape[g.lhs_spec[0]], lhs.shape[g.lhs_spec[1]], rhs.shape[g.rhs_spec[0]]
 
     def run(self, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, spec: _conv_triangle.Spec) -> jax.Array:
-        return _conv_triangle.forward(spec, _pad(lhs, self.geometry.lhs_spec, self.crop), rhs, bias)
+        lhs = _pad(lhs, self.geometry.lhs_spec, self.crop)
+        return _forward_mode.call(_conv_triangle.forward, _conv_tangents.FORWARD, spec, lhs, rhs, bias)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +236,7 @@ class _TransposedCall:
         w = lax.rev(rhs, g.rhs_spec[2:])
         if g.feature_group_count > 1:
             w = swap_features(w, g.rhs_spec, g.feature_group_count)
-        y = _conv_triangle.backward_input(spec, lhs, w)
+        y = _forward_mode.call(_conv_triangle.backward_input, _conv_tangents.BACKWARD_INPUT, spec, lhs, w)
         y = _pad(y, g.lhs_spec, self.pad)
         return y if bias is None else _conv_xla.add_bias(y, bias, g.lhs_spec)
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrad import _checks, _ffi, _gru_xla
+from jaxgrad import _checks, _ffi, _forward_mode, _gru_xla
 from jaxgrad._batching import fold_or_loop
 from jaxgrad._dispatch import IMPLEMENTATIONS, Op, Route, by_platform, cpu_kernel, symbolic_obstacle
 from jaxgrad._gru_xla import Gradients
@@ -122,7 +122,8 @@ def gru(
     clip = _check_clip(clip)
     arrays = _check_arrays(x, w, r, b, sequence_lens, initial_h, 2 if direction == "bidirectional" else 1)
     route = _DISPATCH.decide(implementation, symbolic_obstacle(*arrays)).route
-    y, y_h = _gru(_Spec(direction, linear_before_reset, clip, route), *arrays)
+    spec = _Spec(direction, linear_before_reset, clip, route)
+    y, y_h = _forward_mode.call(_gru, _FORWARD_MODE, spec, *arrays)
     return y, y_h
 
 
@@ -219,6 +220,11 @@ def _gru_bwd(spec, residuals, cotangents):
     return gradients.x, gradients.w, gradients.r, gradients.b, None, gradients.initial_h
 
 
+def _formula(spec, *arrays):
+    return _gru_xla.forward(*arrays, **spec.attributes, training=False)[:2]
+
+
+_FORWARD_MODE = _forward_mode.Rules(formula=_formula)
 _gru.defvjp(_gru_fwd, _gru_bwd, symbolic_zeros=True)
 _gru_training.defvjp(_training_fwd, _gru_bwd, symbolic_zeros=True)
 
@@ -242,7 +248,7 @@ def _gru_backward_bwd(spec, wanted, args, cotangents):
     def gradients(inputs, dy, dy_h):
         def outputs(inputs):
             x, w, r, b, initial_h = inputs
-            return _gru_xla.forward(x, w, r, b, sequence_lens, initial_h, **spec.attributes, training=False)[:2]
+            return _formula(spec, x, w, r, b, sequence_lens, initial_h)
 
         (y, y_h), pullback = jax.vjp(outputs, inputs)
         (found,) = pullback((jnp.zeros_like(y) if dy is None else dy, jnp.zeros_like(y_h) if dy_h is None else dy_h))
