@@ -88,10 +88,13 @@ class Rules:
       tangent: `tangent(spec, primals, tangents)`, the tangent of what the op returns; a tangent of None is zero.
       formula: `formula(spec, *arrays)`, what the op returns, in plain JAX. An op without it must be differentiable in
         reverse to any order, and so must its tangent.
+      differentiated: called for the op where it is differentiated: the kernel call that its reverse mode makes too, so
+        that XLA makes one of the two. None where the op makes the same call by itself.
     """
 
     tangent: Callable[..., Any] | None = None
     formula: Callable[..., Any] | None = None
+    differentiated: Callable[..., Any] | None = None
 
 
 def call(op: Callable[..., Any], rules: Rules, spec: Any, *arrays: Any) -> Any:
@@ -110,9 +113,12 @@ def call(op: Callable[..., Any], rules: Rules, spec: Any, *arrays: Any) -> Any:
 
 
 class Map(abc.ABC):
-    """A function of arrays, hashable, whose last `linear` arguments it is linear in."""
+    """A function of arrays, hashable."""
 
-    linear: int
+    @property
+    def linear(self) -> int:
+        """How many of its arguments, the last ones, it is linear in."""
+        return 0
 
     @abc.abstractmethod
     def __call__(self, *arrays: jax.Array) -> Any: ...
@@ -120,6 +126,10 @@ class Map(abc.ABC):
     def formula(self) -> Callable[..., Any] | None:
         """The same function in plain JAX, if there is one."""
         return None
+
+    def differentiated(self) -> Map:
+        """The same function, to be called beside its derivative."""
+        return self
 
     def push(self, wanted: tuple[int, ...]) -> Map:
         """The derivative along tangents of the `wanted` arguments, which follow the arguments."""
@@ -143,14 +153,15 @@ class _Value(Map):
     spec: Any
     tree: Any  # of the operands, some of which may be None
 
-    linear = 0
-
     def __call__(self, *arrays):
         return self.op(self.spec, *self.operands(arrays))
 
     def formula(self):
         formula = self.rules.formula
         return None if formula is None else lambda *arrays: formula(self.spec, *self.operands(arrays))
+
+    def differentiated(self):
+        return dataclasses.replace(self, op=self.rules.differentiated or self.op)
 
     def operands(self, arrays: Sequence[Any]) -> Any:
         return jax.tree.unflatten(self.tree, arrays)
@@ -241,6 +252,9 @@ class _Batched(Map):
     def __call__(self, *arrays):
         return jax.vmap(self.of, self.axes)(*arrays)
 
+    def differentiated(self):
+        return _Batched(self.of.differentiated(), self.axes, self.size)
+
     def push(self, wanted):
         return _Batched(self.of.push(wanted), self.axes + (0,) * len(wanted), self.size)
 
@@ -265,7 +279,7 @@ def _split(derivative: _Push | _Pull, arrays: Sequence[jax.Array]) -> tuple[list
 def _in_wanted(
     of: Callable[..., Any], derivative: _Push | _Pull, arrays: Sequence[jax.Array]
 ) -> tuple[Callable[..., Any], list[jax.Array], list[jax.Array]]:
-    """`of` as a function of the wanted arguments alone to the given results, where to differentiate it, and along what."""
+    """`of` as a function of the wanted arguments alone to the given results, where they are, and the directions."""
     primals, directions = _split(derivative, arrays)
 
     def function(*wanted):
@@ -312,7 +326,7 @@ def _jvp_rule(primals, tangents, *, map_, jaxpr):
         terms.append(_bind(map_.push(wanted), *primals, *directions))
     if not all(isinstance(t, ad.Zero) for t in linear):
         terms.append(_bind(map_, *primals[:count], *map(ad.instantiate_zeros, linear)))
-    return _bind(map_, *primals), [sum(parts[1:], parts[0]) for parts in zip(*terms, strict=True)]
+    return _bind(map_.differentiated(), *primals), [sum(parts[1:], parts[0]) for parts in zip(*terms, strict=True)]
 
 
 def _transpose_rule(cotangents, *arrays, map_, jaxpr):

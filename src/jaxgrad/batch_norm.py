@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxgrad import _batch_norm_units as units
 from jaxgrad import _batch_norm_tangents, _batch_norm_xla, _checks, _ffi, _forward_mode
+from jaxgrad import _batch_norm_units as units
 from jaxgrad._batch_norm_units import Spec
 from jaxgrad._batch_norm_xla import Gradients, Statistics, compute_dtype
 from jaxgrad._dispatch import IMPLEMENTATIONS, Op, cpu_kernel, symbolic_obstacle

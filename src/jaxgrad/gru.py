@@ -224,7 +224,11 @@ def _formula(spec, *arrays):
     return _gru_xla.forward(*arrays, **spec.attributes, training=False)[:2]
 
 
-_FORWARD_MODE = _forward_mode.Rules(formula=_formula)
+def _differentiated(spec, *arrays):
+    return _gru_training(spec, *arrays)[:2]
+
+
+_FORWARD_MODE = _forward_mode.Rules(formula=_formula, differentiated=_differentiated)
 _gru.defvjp(_gru_fwd, _gru_bwd, symbolic_zeros=True)
 _gru_training.defvjp(_training_fwd, _gru_bwd, symbolic_zeros=True)
 
