@@ -17,17 +17,17 @@ def _defaults():
 
 
 def test_the_defaults():
-    assert config.current() == config.Settings("exhaustive", 1 << 30, False)
+    assert config.current() == config.Settings("heuristic", 1 << 30, False)
 
 
 def test_update_reaches_every_thread_and_override_its_own():
-    config.update(search="heuristic")
+    config.update(search="exhaustive")
     with config.override(deterministic=True, search="default") as settings, ThreadPoolExecutor(1) as pool:
         assert settings == config.current() == config.Settings("default", 1 << 30, True)
-        assert pool.submit(config.current).result() == config.Settings("heuristic")
+        assert pool.submit(config.current).result() == config.Settings("exhaustive")
         with config.override(workspace_limit=0):
             assert config.current() == config.Settings("default", 0, True)
-    assert config.current() == config.Settings("heuristic")
+    assert config.current() == config.Settings("exhaustive")
 
 
 def test_an_override_ends_with_an_error():

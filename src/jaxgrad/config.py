@@ -1,6 +1,6 @@
 """Process-wide settings: how kernels are chosen, how much memory they may take, whether results must repeat.
 
-  >>> jaxgrad.config.update(search="heuristic")
+  >>> jaxgrad.config.update(search="exhaustive")
   >>> with jaxgrad.config.override(deterministic=True):
   ...     step = jax.jit(train_step).lower(*args).compile()
 
@@ -24,16 +24,16 @@ class Settings:
     """The settings in force.
 
     Attributes:
-      search: how a kernel is chosen among those that cuDNN has for a shape. "exhaustive": the fastest of the first
-        eight which cuDNN's own model ranks by speed, timed once, while the call is traced; those that need more scratch
-        memory than the operands and the result take together are left out. "heuristic": the first that works of that
-        model's list. "default": the first that works of cuDNN's list of those that work in general.
+      search: how a kernel is chosen among those that cuDNN has for a shape. "heuristic": the first that works of those
+        which cuDNN's own model ranks by speed. "exhaustive": the fastest of the first eight of them, timed once, while
+        the call is traced; those that need more scratch memory than the operands and the result take together are left
+        out. "default": the first that works of cuDNN's list of those that work in general.
       workspace_limit: the bytes of scratch memory that one call may take.
       deterministic: only kernels that give the same bits in every run. Times may differ from run to run, so that
         "exhaustive" is then the same as "heuristic".
     """
 
-    search: str = "exhaustive"
+    search: str = "heuristic"
     workspace_limit: int = 1 << 30
     deterministic: bool = False
 
