@@ -37,6 +37,12 @@ Descriptor build(const ConvCandidate& candidate, const cudnn::Handle& handle) {
   return plan;
 }
 
+// Whether cuDNN says that it cannot do what it is asked, rather than that something went wrong.
+bool is_refusal(const cudnn::Error& error) {
+  const int category = CUDNN_STATUS_CATEGORY(error.status);
+  return category == CUDNN_STATUS_NOT_SUPPORTED || category == CUDNN_STATUS_BAD_PARAM;
+}
+
 // x, w and y, in the order of their ids, from the operands of a kind.
 std::array<void*, 3> in_order(ConvKind kind, const void* first, const void* second, void* result) {
   void *a = const_cast<void*>(first), *b = const_cast<void*>(second);
@@ -164,6 +170,9 @@ std::shared_ptr<const ConvPlan> first_that_builds(const ConvKey& key, cudnn::Han
       made->parts.push_back(std::move(candidate.config));
       return made;
     } catch (const cudnn::Error& error) {
+      // Another plan may take another workspace: what is lowered must not depend on the memory that happens to be free.
+      const bool may_be_lowered = failed.empty();
+      if (may_be_lowered && !is_refusal(error) && driver::is_full()) throw driver::OutOfMemory(error.what());
       found.refused += "; " + candidate.name + ": " + error.what();
     }
   }
@@ -177,9 +186,8 @@ std::shared_ptr<const ConvPlan> build_plan(const ConvKey& key, cudnn::Handle& ha
   try {
     return first_that_builds(key, handle, may_time, failed);
   } catch (const cudnn::Error& error) {
-    const bool refused = CUDNN_STATUS_CATEGORY(error.status) == CUDNN_STATUS_NOT_SUPPORTED ||
-                         CUDNN_STATUS_CATEGORY(error.status) == CUDNN_STATUS_BAD_PARAM;
-    if (refused) throw NoPlan(error.what());
+    if (is_refusal(error)) throw NoPlan(error.what());
+    if (driver::is_full()) throw driver::OutOfMemory(error.what());
     throw;
   }
 }
