@@ -8,7 +8,9 @@
 #include <unordered_set>
 #include <utility>
 
+#include "conv_choice.h"
 #include "conv_graph.h"
+#include "plan_store.h"
 
 namespace jaxgrad {
 namespace {
@@ -146,13 +148,42 @@ void sort_by_time(const ConvKey& key, const std::vector<ConvCandidate>& candidat
   tries.places = std::move(sorted);
 }
 
+// Moves the choice of an earlier process to the front; false where none is kept, or it is none of this list's any more.
+bool take_kept_choice(const std::string& kept_under, const std::vector<ConvCandidate>& candidates,
+                      const cudnn::Handle& handle, Tries& tries) {
+  const std::optional<std::string> tag = plan_store().find(kept_under);
+  if (!tag) return false;
+  const auto end = tries.places.begin() + static_cast<ptrdiff_t>(tries.timed);
+  const auto chosen = std::find_if(tries.places.begin(), end, [&](int i) { return tag_of(candidates[i]) == *tag; });
+  if (chosen == end) return false;
+  try {
+    tries.built.emplace(*chosen, build(candidates[*chosen], handle));
+  } catch (const cudnn::Error&) {  // then it is searched for as ever
+    return false;
+  }
+  std::rotate(tries.places.begin(), chosen, chosen + 1);
+  return true;
+}
+
+// The exhaustive search's order: the kept choice first, else the fastest, which is kept then.
+void choose(const ConvKey& key, const std::vector<ConvCandidate>& candidates, cudnn::Handle& handle, bool may_time,
+            Tries& tries) {
+  const bool keeps = plan_store().in_use();
+  const std::string kept_under = keeps ? choice_key(key, tries.reserved_bytes) : "";
+  if (keeps && take_kept_choice(kept_under, candidates, handle, tries)) return;
+  if (!may_time) return;
+  sort_by_time(key, candidates, handle, tries);
+  const bool timed = !tries.built.empty();
+  if (keeps && timed) plan_store().keep(kept_under, tag_of(candidates[tries.places.front()]));
+}
+
 std::shared_ptr<const ConvPlan> first_that_builds(const ConvKey& key, cudnn::Handle& handle, bool may_time,
                                                   const std::set<int>& failed) {
   const driver::RelaxedCapture relaxed;
   ConvGraph graph = conv_graph(key, handle);
   std::vector<ConvCandidate> candidates = conv_candidates(key, graph);
   Tries found = tries(key, candidates, failed);
-  if (may_time && key.search == ConvSearch::kExhaustive) sort_by_time(key, candidates, handle, found);
+  if (key.search == ConvSearch::kExhaustive && failed.empty()) choose(key, candidates, handle, may_time, found);
   for (const int place : found.places) {
     ConvCandidate& candidate = candidates[place];
     try {
