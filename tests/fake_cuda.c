@@ -20,11 +20,13 @@ enum {
   kHeuristicMode = 200,
   kHeuristicResults = 202,
   kConfigEngine = 300,
+  kConfigKnobs = 302,
   kConfigWorkspace = 303,
   kPlanConfig = 401,
   kPlanWorkspace = 402,
-  kEngineNumber = 1301,
-  kPackAddresses = 1001
+  kKnobType = 600,
+  kKnobValue = 601,
+  kEngineNumber = 1301
 };
 enum { kModeFallback = 2 };
 
@@ -107,15 +109,19 @@ int cudnnBackendGetAttribute(Descriptor* d, int name, int type, int64_t asked, i
   if (name == kHeuristicResults) {
     *count = engines();
     for (int i = 0; values != NULL && i < asked && i < *count; ++i) ((Descriptor**)values)[i]->engine = i;
-  } else if (name == kConfigEngine) {
+  } else if (name == kConfigEngine || name == kConfigKnobs) { /* one knob, 7, at the engine's place */
     (*(Descriptor**)values)->engine = d->engine;
+  } else if (name == kKnobType) {
+    *(int*)values = 7;
+  } else if (name == kKnobValue) {
+    *(int64_t*)values = d->engine;
   } else if (name == kConfigWorkspace || name == kPlanWorkspace || name == kEngineNumber) {
     long number = 0, workspace = 0;
     double microseconds = 0;
     describe(d->engine, &number, &workspace, &microseconds);
     *(int64_t*)values = name == kEngineNumber ? number : workspace;
   } else {
-    *count = 0; /* notes and knobs: none */
+    *count = 0; /* notes: none */
   }
   return 0;
 }

@@ -101,6 +101,7 @@ def test_a_choice_outlasts_the_process(run, tmp_path):
     assert alone["text"] == first["text"] == second["text"] == slower["text"]
     assert files == _files(kept["JAXGRAD_PLAN_CACHE_DIR"])
     assert len(files) == 3  # one for each unit
+    assert {text.splitlines()[-1] for text in files.values()} == {b"1 eng12_k7=1"}  # place, engine, knobs
 
 
 def test_a_call_as_it_runs_finds_the_choice_of_its_lowering(run, tmp_path):
@@ -179,6 +180,10 @@ def test_a_choice_that_is_none_any_more(run, tmp_path):
     gone = run(ask, ENGINES.replace("13:", "14:").replace("300:20", "300:99"), **kept)
     assert gone["engine"] == ["engine 12", 300]
     assert gone["counts"][0] > 0
+    # The same engine with another knob is another choice.
+    moved = run(ask, "11:100:30,13:300:20,12:200:10", **kept)
+    assert moved["engine"] == ["engine 12", 300]
+    assert moved["counts"][0] > 0
     assert len(_files(tmp_path)) == 1
 
 

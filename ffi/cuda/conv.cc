@@ -148,13 +148,18 @@ void sort_by_time(const ConvKey& key, const std::vector<ConvCandidate>& candidat
   tries.places = std::move(sorted);
 }
 
+// A candidate's place in cuDNN's list, and what stands there: what is kept of a choice.
+std::string choice_of(const std::vector<ConvCandidate>& candidates, int place) {
+  return std::to_string(place) + " " + tag_of(candidates[place]);
+}
+
 // Moves the choice of an earlier process to the front; false where none is kept, or it is none of this list's any more.
 bool take_kept_choice(const std::string& kept_under, const std::vector<ConvCandidate>& candidates,
                       const cudnn::Handle& handle, Tries& tries) {
-  const std::optional<std::string> tag = plan_store().find(kept_under);
-  if (!tag) return false;
+  const std::optional<std::string> kept = plan_store().find(kept_under);
+  if (!kept) return false;
   const auto end = tries.places.begin() + static_cast<ptrdiff_t>(tries.timed);
-  const auto chosen = std::find_if(tries.places.begin(), end, [&](int i) { return tag_of(candidates[i]) == *tag; });
+  const auto chosen = std::find_if(tries.places.begin(), end, [&](int i) { return choice_of(candidates, i) == *kept; });
   if (chosen == end) return false;
   try {
     tries.built.emplace(*chosen, build(candidates[*chosen], handle));
@@ -174,7 +179,7 @@ void choose(const ConvKey& key, const std::vector<ConvCandidate>& candidates, cu
   if (!may_time) return;
   sort_by_time(key, candidates, handle, tries);
   const bool timed = !tries.built.empty();
-  if (keeps && timed) plan_store().keep(kept_under, tag_of(candidates[tries.places.front()]));
+  if (keeps && timed) plan_store().keep(kept_under, choice_of(candidates, tries.places.front()));
 }
 
 std::shared_ptr<const ConvPlan> first_that_builds(const ConvKey& key, cudnn::Handle& handle, bool may_time,
