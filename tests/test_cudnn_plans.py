@@ -27,7 +27,7 @@ from jaxgrad import _ffi, config
 from jaxgrad._ffi import conv_cuda, registration
 
 registration.gpu_ordinal = conv_cuda.gpu_ordinal = lambda: 0  # JAX itself runs on the CPU
-assert not _ffi.cudnn_problem(), _ffi.cudnn_problem()
+config.update(search="exhaustive")
 LAST = ("NHWC", "HWIO", "NHWC")
 
 def lowered(size=8, dtype="float32", implementation="cudnn"):
@@ -301,3 +301,56 @@ except RuntimeError as error:
 def test_no_plan_at_all(run):
     assert run("tell(found=engine())", "")["found"] is None
     assert run("tell(found=engine())", FAKE_REFUSES="11:3000,12:3000,13:4001")["found"] is None
+
+
+_TOO_OLD = """
+jax.default_backend = lambda: "gpu"  # where a warning is due
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    usual = [lowered(size=size, implementation=None) for size in (8, 9)]
+try:
+    forced = lowered()
+except RuntimeError as error:
+    forced = str(error)
+tell(usual=usual, told=[str(w.message) for w in caught if w.category is RuntimeWarning], forced=forced)
+"""
+
+
+def test_a_cudnn_that_is_too_old(run):
+    """XLA with one warning that says what was found and what is needed; an error where cuDNN is forced."""
+    found = run(_TOO_OLD, FAKE_VERSION="90100")
+    problem = "cuDNN 9.1.0 was found; needed is 9.8.0 or a later release of major version 9"
+    assert all("jaxgrad_conv" not in text and "stablehlo.convolution" in text for text in found["usual"])
+    (told,) = found["told"]
+    assert told.startswith(f"jaxgrad runs on plain XLA, without its cuDNN kernels: {problem}")
+    assert f"implementation='cudnn' cannot run: the cuDNN kernels are missing: {problem}" in found["forced"]
+
+
+_BY_PATH = """
+import json, os
+from jaxgrad import _cuda
+
+def problem(paths):
+    try:
+        _cuda.load_cudnn(paths)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+missing = problem(["/no/such/libcudnn.so.9"])
+os.environ["FAKE_VERSION"] = "90100"
+old = problem([os.environ["FAKE_PATH"]])
+os.environ["FAKE_VERSION"] = "91900"
+print(json.dumps([missing, old, problem([os.environ["FAKE_PATH"]]), _cuda.build_info()["cudnn"]]))
+"""
+
+
+def test_where_cudnn_is_looked_for(run_python, fake_cuda):
+    """By its path where it is not found by name; a failure leaves nothing half loaded behind."""
+    path = str(fake_cuda / "libcudnn.so.9")
+    missing, *found = json.loads(run_python(_BY_PATH, FAKE_PATH=path, JAX_PLATFORMS="cpu").stdout)
+    if not missing:
+        pytest.skip("this system has a cuDNN of its own")
+    assert missing.startswith("cuDNN cannot be opened: libcudnn.so.9: cannot open")
+    assert "/no/such/libcudnn.so.9: cannot open" in missing
+    assert found == ["cuDNN 9.1.0 was found; needed is 9.8.0 or a later release of major version 9", "", "9.19.0"]

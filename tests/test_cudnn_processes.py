@@ -18,6 +18,7 @@ import jaxgrad
 from conv_running import KINDS
 
 jax.config.update("jax_default_matmul_precision", "highest")
+jaxgrad.config.update(search="exhaustive")
 SETTINGS = {"window_strides": (1, 2, 1), "padding": "SAME", "dimension_numbers": ("NDHWC", "DHWIO", "NDHWC")}
 rng = np.random.default_rng(0)
 X, W = (rng.standard_normal(shape).astype(np.float32) / 9 for shape in ((2, 12, 13, 14, 16), (3, 3, 3, 16, 24)))
