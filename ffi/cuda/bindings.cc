@@ -11,6 +11,7 @@
 #include "conv_ffi.h"
 #include "cudnn.h"
 #include "driver.h"
+#include "plan_store.h"
 
 namespace nb = nanobind;
 
@@ -74,6 +75,10 @@ nb::object plan_of(int64_t device, int64_t kind, int64_t type, const std::vector
   }
 }
 
+void use_plan_directory(const std::string& directory) { plan_store().use(directory); }
+
+std::string plan_directory_problem() { return plan_store().info().problem; }
+
 nb::dict plan_cache_info() {
   const PlanCacheInfo found = conv_plan_cache_info();
   nb::dict info;
@@ -82,6 +87,9 @@ nb::dict plan_cache_info() {
   info["size"] = found.size;
   info["capacity"] = found.capacity;
   info["recorded"] = conv_plans_kept();
+  const PlanStore::Info kept = plan_store().info();
+  info["disk_hits"] = kept.hits;
+  info["disk_misses"] = kept.misses;
   return info;
 }
 
@@ -97,6 +105,11 @@ NB_MODULE(_cuda, module) {
              nb::arg("padding"), nb::arg("rhs_dilation"), nb::arg("feature_group_count"), nb::arg("allow_tf32"),
              nb::arg("deterministic"), nb::arg("search"), nb::arg("workspace_limit"),
              "(bytes of workspace, cuDNN's engine) of a convolution's plan, or None.");
+  module.def("total_memory", &driver::total_memory, nb::arg("device"), "Bytes of a device's memory.");
+  module.def("use_plan_directory", &use_plan_directory, nb::arg("directory"),
+             "Keeps choices of plans in a directory from now on; an empty path for nowhere.");
+  module.def("plan_directory_problem", &plan_directory_problem,
+             "Why a choice could not be written there; empty where all could.");
   module.def("conv_plan_cache_info", &plan_cache_info, "Hits, misses, size and capacity of the cache of plans.");
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -23,6 +24,7 @@ namespace jaxgrad::cudnn {
   X(cudnnBackendGetAttribute)      \
   X(cudnnBackendSetAttribute)      \
   X(cudnnCreate)                   \
+  X(cudnnGetCudartVersion)         \
   X(cudnnGetErrorString)           \
   X(cudnnGetLastErrorString)       \
   X(cudnnGetVersion)               \
@@ -37,8 +39,9 @@ struct Api {
 // Opens cuDNN, once for the process: the copy that is loaded already, else the first of `paths` that opens, else the
 // system's. Throws std::runtime_error that says what is wrong.
 void load(const std::vector<std::string>& paths);
-std::string version();  // "9.19.0"; empty before load()
-const Api& api();       // after load(); throws before
+std::string version();         // "9.19.0"; empty before load()
+std::string describe_build();  // the same with the CUDA release that it was built for, of which there are several
+const Api& api();              // loads it where nobody has; throws as load() does
 
 class Error : public std::runtime_error {
  public:
@@ -114,6 +117,7 @@ class Handle {
   struct Slot;
   static Slot& slot(int device);
   Slot& slot_;
+  std::unique_lock<std::mutex> lock_;
   cudnnHandle_t handle_ = nullptr;
   bool has_callers_stream_ = false;
 };

@@ -19,6 +19,7 @@ from jaxgrad._ffi.conv_cuda import cuda_conv_backward_input as cuda_conv_backwar
 from jaxgrad._ffi.conv_cuda import cuda_conv_forward as cuda_conv_forward
 from jaxgrad._ffi.conv_cuda import cuda_conv_plan as cuda_conv_plan
 from jaxgrad._ffi.conv_cuda import plan_cache_info as plan_cache_info
+from jaxgrad._ffi.conv_cuda import use_plan_cache_dir as use_plan_cache_dir
 from jaxgrad._ffi.gru import GruSizes as GruSizes
 from jaxgrad._ffi.gru import gru_backward as gru_backward
 from jaxgrad._ffi.gru import gru_forward as gru_forward
