@@ -1,8 +1,10 @@
-// cuDNN, opened at run time: nothing is linked, so the module loads where the library is missing, and says so. Only its
-// backend interface is used, the C functions under NVIDIA's own graph API, which need nothing of CUDA's runtime.
+// cuDNN, opened at run time: nothing is linked, so the module loads where the library is missing, and says so.
+// Convolution uses its backend interface, the C functions under NVIDIA's own graph API, batch normalisation the older
+// interface; both need nothing of CUDA's runtime.
 #pragma once
 
 #include <cudnn_graph.h>
+#include <cudnn_ops.h>
 
 #include <cstdint>
 #include <memory>
@@ -16,19 +18,31 @@
 
 namespace jaxgrad::cudnn {
 
-#define JAXGRAD_CUDNN_FUNCTIONS(X) \
-  X(cudnnBackendCreateDescriptor)  \
-  X(cudnnBackendDestroyDescriptor) \
-  X(cudnnBackendExecute)           \
-  X(cudnnBackendFinalize)          \
-  X(cudnnBackendGetAttribute)      \
-  X(cudnnBackendSetAttribute)      \
-  X(cudnnCreate)                   \
-  X(cudnnGetCudartVersion)         \
-  X(cudnnGetErrorString)           \
-  X(cudnnGetLastErrorString)       \
-  X(cudnnGetVersion)               \
-  X(cudnnSetStream)
+#define JAXGRAD_CUDNN_FUNCTIONS(X)                            \
+  X(cudnnBackendCreateDescriptor)                             \
+  X(cudnnBackendDestroyDescriptor)                            \
+  X(cudnnBackendExecute)                                      \
+  X(cudnnBackendFinalize)                                     \
+  X(cudnnBackendGetAttribute)                                 \
+  X(cudnnBackendSetAttribute)                                 \
+  X(cudnnBatchNormalizationBackwardEx)                        \
+  X(cudnnBatchNormalizationForwardTrainingEx)                 \
+  X(cudnnCreate)                                              \
+  X(cudnnCreateActivationDescriptor)                          \
+  X(cudnnCreateTensorDescriptor)                              \
+  X(cudnnDeriveBNTensorDescriptor)                            \
+  X(cudnnDestroyActivationDescriptor)                         \
+  X(cudnnDestroyTensorDescriptor)                             \
+  X(cudnnGetBatchNormalizationBackwardExWorkspaceSize)        \
+  X(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize) \
+  X(cudnnGetBatchNormalizationTrainingExReserveSpaceSize)     \
+  X(cudnnGetCudartVersion)                                    \
+  X(cudnnGetErrorString)                                      \
+  X(cudnnGetLastErrorString)                                  \
+  X(cudnnGetVersion)                                          \
+  X(cudnnSetActivationDescriptor)                             \
+  X(cudnnSetStream)                                           \
+  X(cudnnSetTensor4dDescriptorEx)
 
 struct Api {
 #define JAXGRAD_CUDNN_MEMBER(name) decltype(&::name) name;
