@@ -21,9 +21,11 @@ from batch_norm_references import (
 )
 from jax import lax
 from jax.test_util import check_grads
+from targets import BATCH_NORM
 
 import jaxgrad
 
+TARGETS = BATCH_NORM
 N = 3  # examples
 NAMES = ("x", "scale", "bias", "residual")
 

@@ -7,6 +7,7 @@ that either backward can follow either forward.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -71,21 +72,36 @@ def _uncontracted(mean: jax.Array) -> jax.Array:
     return lax.reduce_precision(mean, info.nexp, info.nmant - 1)
 
 
+def _sample(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """Some dozens of elements of each channel, spread evenly over the others' axes."""
+    along_each = max(1, round(_SAMPLED ** (1 / len(axes))))
+    starts, strides = [0] * x.ndim, [1] * x.ndim
+    for axis in axes:
+        strides[axis] = max(1, -(-x.shape[axis] // along_each))
+        starts[axis] = (min(strides[axis], x.shape[axis]) - 1) // 2 if x.shape[axis] else 0
+    return lax.slice(x, starts, x.shape, strides)
+
+
+_SAMPLED = 64
+
+
 def statistics(x: jax.Array, *, feature_axis: int, epsilon: float) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """`(mean, mean_low, var, rstd)`, var biased.
 
-    Two passes, and what the deviations from the rounded mean still add up to corrects both results.
+    One pass over x: of the deviations from the mean of a sample of it, both sums are taken at once. What the sample's
+    mean misses by, those deviations add up to; it corrects both results. The variance loses digits only where the
+    sample's mean is many deviations away from the mean, as where all of the sample are outliers.
     """
-    axes = _other_axes(x, feature_axis)
-    x = x.astype(compute_dtype(x))
-    mean = _uncontracted(jnp.mean(x, axes))
-    deviation = x - _spread(mean, x, feature_axis)
-    rest = _uncontracted(jnp.mean(deviation, axes))
-    var = jnp.maximum(jnp.mean(deviation * deviation, axes) - rest * rest, 0)
-    corrected = mean + rest
-    finite = jnp.isfinite(corrected)  # where infinities meet, the mean is what summing x as it is gives
-    mean_low = jnp.where(finite, rest - (corrected - mean), 0)
-    return jnp.where(finite, corrected, mean), mean_low, var, lax.rsqrt(var + epsilon)
+    axes, dtype = _other_axes(x, feature_axis), compute_dtype(x)
+    n = max(math.prod(x.shape[axis] for axis in axes), 1) if x.size else math.nan
+    shift = _uncontracted(jnp.mean(_sample(x, axes).astype(dtype), axes))
+    shift = jnp.where(jnp.isfinite(shift), shift, 0)  # infinities and NaN then go the way that plain sums give them
+    deviation = x.astype(dtype) - _spread(shift, x, feature_axis)
+    rest = _uncontracted(jnp.sum(deviation, axes) / n)
+    var = jnp.maximum(jnp.sum(deviation * deviation, axes) / n - rest * rest, 0)
+    mean = shift + rest
+    mean_low = jnp.where(jnp.isfinite(mean), rest - (mean - shift), 0)
+    return mean, mean_low, var, lax.rsqrt(var + epsilon)
 
 
 def normalise(
@@ -119,6 +135,17 @@ def passed(
         return y > 0
     assert bias is not None
     return _affine(_deviation(x, statistics, feature_axis), scale, bias, statistics, feature_axis) > 0
+
+
+def through_statistics(
+    x: jax.Array, statistics: Statistics, dmean: jax.Array | None, dvar: jax.Array | None, *, feature_axis: int
+) -> jax.Array:
+    """dmean / n + 2 dvar (x - mean) / n: the gradient of x through its mean and variance."""
+    n = max(x.size // max(x.shape[feature_axis], 1), 1)
+    dx = jnp.zeros((), compute_dtype(x))
+    if dvar is not None:
+        dx = dx + _deviation(x, statistics, feature_axis) * _spread(2 * dvar / n, x, feature_axis)
+    return dx if dmean is None else dx + _spread(dmean / n, x, feature_axis)
 
 
 def backward(
@@ -155,10 +182,9 @@ def backward(
     slope = scale * statistics.rstd
     dx = g * _spread(slope, x, feature_axis)
     if not frozen:
-        n = max(x.size // max(x.shape[feature_axis], 1), 1)
-        tilt = ((0 if dvar is None else 2 * dvar) - slope * statistics.rstd * dscale) / n
-        level = ((0 if dmean is None else dmean) - slope * dbias) / n
-        dx = dx + deviation * _spread(tilt, x, feature_axis) + _spread(level, x, feature_axis)
+        dvar = (0 if dvar is None else dvar) - slope * statistics.rstd * dscale / 2
+        dmean = (0 if dmean is None else dmean) - slope * dbias
+        dx = dx + through_statistics(x, statistics, dmean, dvar, feature_axis=feature_axis)
     found = Gradients(dx.astype(x.dtype), dscale, dbias, g.astype(x.dtype))
     return Gradients(*(gradient if want else None for gradient, want in zip(found, wanted, strict=True)))
 

@@ -19,15 +19,15 @@ import numpy as np
 from jax import lax
 
 from jaxgrad import _batch_norm_units as units
-from jaxgrad import _batch_norm_xla, _checks, _ffi
+from jaxgrad import _batch_norm_cudnn, _batch_norm_xla, _checks, _ffi
 from jaxgrad._batch_norm_units import Spec
 from jaxgrad._batch_norm_xla import Gradients, Statistics, compute_dtype
 from jaxgrad._dispatch import IMPLEMENTATIONS, Op, cpu_kernel, symbolic_obstacle
 
 _TRAINING, _INFERENCE = "jaxgrad.batch_norm_training", "jaxgrad.batch_norm_inference"
-_KERNELS = (cpu_kernel("the CPU kernel takes every dtype and shape of this op", _ffi.cpu_problem),)
-_DISPATCH_TRAINING = Op("batch_norm_training", _KERNELS)
-_DISPATCH_INFERENCE = Op("batch_norm_inference", _KERNELS)
+_CPU = cpu_kernel("the CPU kernel takes every dtype and shape of this op", _ffi.cpu_problem)
+_DISPATCH_TRAINING = Op("batch_norm_training", (_CPU, _batch_norm_cudnn.KERNEL), units=_batch_norm_cudnn.UNITS)
+_DISPATCH_INFERENCE = Op("batch_norm_inference", (_CPU,))
 
 
 @jax.tree_util.register_static
@@ -108,8 +108,11 @@ def batch_norm_training(
             raise ValueError(f"{_TRAINING}: residual must have the shape of x, {x.shape}, got {residual.shape}")
         _checks.check_same_dtype(_TRAINING, "residual", residual, "x", x)
     dtype = _check_statistics_dtype(statistics_dtype, x)
-    route = _DISPATCH_TRAINING.decide(implementation, symbolic_obstacle(x)).route
-    spec = Spec(feature_axis, epsilon, activation == "relu", dtype, route)
+    obstacle = symbolic_obstacle(x)
+    found = None if obstacle else _batch_norm_cudnn.obstacle(x, feature_axis, implementation)
+    obstacles = {("cudnn", unit): found for unit in _batch_norm_cudnn.UNITS}
+    routes = _DISPATCH_TRAINING.decide(implementation, obstacle, obstacles).routes
+    spec = Spec(feature_axis, epsilon, activation == "relu", dtype, routes["forward"], routes["backward"])
     y, mean, var = _training(spec, x, scale, bias, residual)
     return y, mean, var
 
@@ -164,7 +167,7 @@ def batch_norm_inference(
     channels = {"scale": scale, "bias": bias, "mean": mean, "var": var}
     x, feature_axis, arrays = _check_arrays(_INFERENCE, x, feature_axis, channels)
     route = _DISPATCH_INFERENCE.decide(implementation, symbolic_obstacle(x)).route
-    return _inference(Spec(feature_axis, epsilon, False, None, route), x, *arrays)
+    return _inference(Spec(feature_axis, epsilon, False, None, route, route), x, *arrays)
 
 
 def _check_epsilon(op: str, epsilon: Any) -> float:
@@ -225,9 +228,7 @@ def _check_statistics_dtype(dtype: Any, x: jax.Array) -> np.dtype:
 def _forward(spec, x, scale, bias, residual):
     """`((y, mean, var), statistics)`"""
     dtype = compute_dtype(x)
-    mean, mean_low, var, rstd = units.statistics(spec)(x)
-    channels = (scale.astype(dtype), bias.astype(dtype), mean, mean_low, rstd)
-    (y,) = units.normalise(spec)(x, *channels, residual)
+    y, mean, mean_low, var, rstd = units.forward(spec)(x, scale.astype(dtype), bias.astype(dtype), residual)
     results = (y, mean.astype(spec.statistics_dtype), var.astype(spec.statistics_dtype))
     return results, Statistics(mean, mean_low, rstd)
 

@@ -1,0 +1,91 @@
+"""When batch normalisation runs on cuDNN, and how: what it can take, and where XLA is known to be as fast.
+
+This is the one place that says so; `jaxgrad.explain` tells what it says.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxgrad import _batch_norm_xla, _ffi
+from jaxgrad._batch_norm_xla import Gradients, Statistics, compute_dtype
+from jaxgrad._dispatch import Kernel, Obstacle
+
+KERNEL = Kernel("cudnn", "cuDNN", _ffi.cuda_problem, "cuDNN kernels")
+UNITS = ("forward", "backward")
+
+
+def faster_on_xla(x: jax.Array, feature_axis: int) -> str:
+    """Why XLA is to be preferred; empty where cuDNN is the faster."""
+    if not _ffi.cuda_batch_norm_fuses(x, feature_axis):
+        return "cuDNN's fast kernels are for channels that come last, in 32 bits or fewer"
+    return ""
+
+
+def takes(x: jax.Array) -> bool:
+    """Whether cuDNN can run a call at all: it counts elements in 32 bits."""
+    return x.size < 2**31
+
+
+def obstacle(x: jax.Array, feature_axis: int, implementation: str | None) -> Obstacle | None:
+    """What stands in the way of cuDNN in a call."""
+    if not takes(x):
+        return Obstacle(f"cuDNN takes fewer than 2^31 elements, x has {x.size}")
+    if implementation is None and (reason := faster_on_xla(x, feature_axis)):
+        return Obstacle(reason, slower=True)
+    return None
+
+
+def forward(
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    residual: jax.Array | None,
+    *,
+    feature_axis: int,
+    epsilon: float,
+    relu: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
+    """`(y, mean, mean_low, var, rstd)`; cuDNN's mean has one part, and mean_low is zero."""
+    fused = relu and _ffi.cuda_batch_norm_fuses(x, feature_axis)
+    settings = {"feature_axis": feature_axis, "epsilon": epsilon, "relu": fused}
+    y, mean, rstd, unbiased = _ffi.cuda_batch_norm_forward(x, scale, bias, residual if fused else None, **settings)
+    if not fused:
+        if residual is not None:
+            y = (y.astype(mean.dtype) + residual.astype(mean.dtype)).astype(y.dtype)
+        y = jax.nn.relu(y) if relu else y
+    n = x.size // x.shape[feature_axis]
+    var = unbiased * ((n - 1) / n) if n > 1 else jnp.where(jnp.isfinite(mean), 0, jnp.nan)
+    return y, mean, jnp.zeros_like(mean), var.astype(mean.dtype), rstd
+
+
+def backward(
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array | None,
+    statistics: Statistics,
+    y: jax.Array | None,
+    dy: jax.Array,
+    dmean: jax.Array | None,
+    dvar: jax.Array | None,
+    *,
+    feature_axis: int,
+    epsilon: float,
+    relu: bool,
+    wanted: tuple[bool, ...],
+) -> Gradients:
+    """As `_batch_norm_xla.backward`, for statistics that are not frozen."""
+    fused = relu and y is None and _ffi.cuda_batch_norm_fuses(x, feature_axis)
+    g = dy
+    if relu and not fused:
+        g = jnp.where(_batch_norm_xla.passed(x, scale, bias, statistics, y, feature_axis=feature_axis), dy, 0)
+    settings = {"feature_axis": feature_axis, "epsilon": epsilon, "relu": fused}
+    dx, dscale, dbias = _ffi.cuda_batch_norm_backward(
+        x, g, scale, bias if fused else None, statistics.mean, statistics.rstd, **settings
+    )
+    if dmean is not None or dvar is not None:
+        through = _batch_norm_xla.through_statistics(x, statistics, dmean, dvar, feature_axis=feature_axis)
+        dx = (dx.astype(through.dtype) + through).astype(x.dtype)
+    found = Gradients(dx, dscale, dbias, g)
+    return Gradients(*(gradient if want else None for gradient, want in zip(found, wanted, strict=True)))
