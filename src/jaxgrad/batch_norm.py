@@ -109,10 +109,13 @@ def batch_norm_training(
         _checks.check_same_dtype(_TRAINING, "residual", residual, "x", x)
     dtype = _check_statistics_dtype(statistics_dtype, x)
     obstacle = symbolic_obstacle(x)
-    found = None if obstacle else _batch_norm_cudnn.obstacle(x, feature_axis, implementation)
+    relu = activation == "relu"
+    found = None
+    if obstacle is None:
+        found = _batch_norm_cudnn.obstacle(x, feature_axis, relu, residual is not None, implementation)
     obstacles = {("cudnn", unit): found for unit in _batch_norm_cudnn.UNITS}
     routes = _DISPATCH_TRAINING.decide(implementation, obstacle, obstacles).routes
-    spec = Spec(feature_axis, epsilon, activation == "relu", dtype, routes["forward"], routes["backward"])
+    spec = Spec(feature_axis, epsilon, relu, dtype, routes["forward"], routes["backward"])
     y, mean, var = _training(spec, x, scale, bias, residual)
     return y, mean, var
 

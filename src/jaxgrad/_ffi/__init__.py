@@ -9,6 +9,7 @@ from jaxgrad._ffi.batch_norm import batch_norm_statistics as batch_norm_statisti
 from jaxgrad._ffi.batch_norm_cuda import cuda_batch_norm_backward as cuda_batch_norm_backward
 from jaxgrad._ffi.batch_norm_cuda import cuda_batch_norm_forward as cuda_batch_norm_forward
 from jaxgrad._ffi.batch_norm_cuda import cuda_batch_norm_fuses as cuda_batch_norm_fuses
+from jaxgrad._ffi.batch_norm_cuda import cuda_batch_norm_problem as cuda_batch_norm_problem
 from jaxgrad._ffi.conv import CONV_KINDS as CONV_KINDS
 from jaxgrad._ffi.conv import conv_backward_filter as conv_backward_filter
 from jaxgrad._ffi.conv import conv_backward_input as conv_backward_input

@@ -15,9 +15,21 @@ from jaxgrad._ffi.registration import cuda, gpu_ordinal, or_empty
 _TYPES = ("float32", "float64", "bfloat16", "float16")
 
 
-def cuda_batch_norm_fuses(x: jax.Array, feature_axis: int) -> bool:
+def cuda_batch_norm_fuses(x: jax.Array, feature_axis: int, residual: bool = False) -> bool:
     """Whether relu, and a residual before it, can be a part of the call: in cuDNN's kernels for channels that are last."""
-    return math.prod(x.shape[feature_axis + 1 :]) == 1 and x.dtype != np.float64
+    last = math.prod(x.shape[feature_axis + 1 :]) == 1 and x.dtype != np.float64
+    return last and (not residual or x.shape[feature_axis] % 4 == 0)
+
+
+def cuda_batch_norm_problem(x: jax.Array, feature_axis: int, relu: bool, residual: bool) -> str:
+    """Why cuDNN cannot run a call, as far as a GPU here tells; empty where it can, or none is here."""
+    fused = relu and cuda_batch_norm_fuses(x, feature_axis, residual)
+    try:
+        _sized(x, feature_axis, False, fused, fused and residual)
+        _sized(x, feature_axis, True, fused and not residual, False)
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 @lru_cache(4096)
