@@ -120,8 +120,7 @@ def training(target: Any) -> Callable[..., Results]:
 
 
 def inference(target: Any) -> Callable[..., Any]:
-    """Skips where the dispatch says that the target has no kernels of it: with given statistics there is nothing to sum,
-    and XLA fuses what is left with what stands around."""
+    """Skips where the dispatch says that the target has no kernels of it."""
     if target == CUDNN:
         with pytest.raises(ValueError, match="there are no such kernels of this op"):
             jaxgrad.explain(jaxgrad.batch_norm_inference, implementation="cudnn", platform="gpu")

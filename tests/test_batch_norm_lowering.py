@@ -40,6 +40,42 @@ def _gradient(target, argnums=(0, 1, 2), residual=None, reads=("y",), **settings
     return jax.grad(loss, argnums)
 
 
+RULES = {  # x's shape, the axis of its channels, its dtype, and the implementation
+    "few rows": ((8, 14, 14, 256), -1, "bfloat16", "cudnn"),
+    "few rows of float16": ((32, 8, 8, 16), -1, "float16", "cudnn"),
+    "the fewest": ((1024, 8), -1, "bfloat16", "cudnn"),
+    "fewer": ((1023, 8), -1, "bfloat16", "xla"),
+    "the most": ((8, 32, 32, 8), -1, "bfloat16", "cudnn"),
+    "more": ((8193, 8), -1, "bfloat16", "xla"),
+    "large": ((128, 56, 56, 64), -1, "bfloat16", "xla"),
+    "float32": ((8, 14, 14, 256), -1, "float32", "xla"),
+    "float64": ((8, 14, 14, 256), -1, "float64", "xla"),
+    "channels first": ((8, 256, 14, 14), 1, "bfloat16", "xla"),
+    "channels last but for an axis of 1": ((8, 196, 256, 1), 2, "bfloat16", "cudnn"),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_rule_of_the_default(name):
+    """The program holds cuDNN's calls in just the cases that `explain` names."""
+    shape, axis, dtype, expected = RULES[name]
+    with jax.enable_x64(True):
+        arrays = _arrays(shape, axis, dtype)
+        choice = jaxgrad.explain(jaxgrad.batch_norm_training, *arrays, feature_axis=axis, platform="gpu")
+        assert (choice.implementation, choice.units) == (expected, ())
+        calls = _calls(_gradient(DEFAULT, feature_axis=axis), *arrays)
+    assert calls == ((1, 1, 2) if expected == "cudnn" else (0, 0, 0))
+    if expected == "xla":
+        assert "cuDNN" in choice.reason or "XLA" in choice.reason
+
+
+def test_what_only_reads_dscale_is_xla_s():
+    """cuDNN computes every gradient at once; XLA leaves out what only dx needs."""
+    arrays = _arrays((8, 14, 14, 256))
+    assert _calls(_gradient(DEFAULT, argnums=(1, 2)), *arrays) == (1, 0, 1)
+    assert _calls(_gradient(CUDNN, argnums=(1, 2)), *arrays) == (1, 1, 2)
+
+
 @pytest.mark.parametrize(("activation", "residual"), [(None, False), ("relu", False), ("relu", True), (None, True)])
 @pytest.mark.parametrize(("shape", "axis"), [((4, 6, 6, 16), -1), ((4, 16, 6, 6), 1), ((40, 16), -1)], ids=str)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
@@ -79,8 +115,19 @@ def test_more_elements_than_cudnn_takes():
     assert (choice.implementation, "fewer than 2^31 elements" in choice.reason) == ("xla", True)
     with pytest.raises(ValueError, match=r"cannot run: cuDNN takes fewer than 2\^31 elements, x has 2147483648"):
         jaxgrad.explain(jaxgrad.batch_norm_training, *arrays, platform="gpu", implementation="cudnn")
-    # Folded by vmap, a call may outgrow it too.
-    x, scale, bias = _arrays((1 << 14, 1 << 14, 2))
+
+
+def test_more_elements_than_cudnn_takes_under_vmap():
+    x, scale, bias = _arrays((8192, 512))
     mapped = jax.vmap(_gradient(DEFAULT), in_axes=(0, None, None))
-    stacked = jax.ShapeDtypeStruct((4, *x.shape), x.dtype)
-    assert _calls(mapped, stacked, scale, bias) == (0, 0, 0)
+    for examples, expected in ((511, (1, 1, 2)), (512, (0, 0, 0))):
+        stacked = jax.ShapeDtypeStruct((examples, *x.shape), x.dtype)
+        assert _calls(mapped, stacked, scale, bias) == expected
+
+
+def test_both_sums_of_a_pass_are_one_reduction_on_a_gpu():
+    """Of the mean and the variance, and of dscale and dbias."""
+    arrays = _arrays((64, 40, 40, 8), dtype="float32")
+    text = jax.jit(_gradient(DEFAULT)).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+    large = [line for line in text.splitlines() if "stablehlo.reduce(" in line and "64x40x40x8" in line]
+    assert [line.count("init:") for line in large if "init:" in line] == [2, 2], large

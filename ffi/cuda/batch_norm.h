@@ -1,8 +1,8 @@
 // Batch normalisation with batch statistics on the GPU, by cuDNN, on plain pointers.
 //
-// This is cuDNN's older interface. In its graph interface the same kernels are written and compiled for each shape as
-// it is first met, which takes seconds; and they are no faster. Here a call needs no plan: its descriptors are made
-// anew each time, in less time than it takes to look one up.
+// This is cuDNN's older interface. Its graph interface takes multiples of 8 channels only, and compiles each kernel as a
+// shape is first met, for a quarter of a second; and those are no faster. Here a call needs no plan: its descriptors are
+// made anew each time, which takes no longer than looking one up.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ struct BatchNormCall {
   BatchNormShape shape;
   BatchNormType type{};
   bool relu = false;      // fused; only for what is_persistent
-  bool residual = false;  // added before relu; forward only
+  bool residual = false;  // added before relu; forward only, and only for a multiple of 4 channels
 
   // cuDNN's fast kernels: one launch for all channels, whose blocks wait for each other. They are for channels that
   // come last. Those for channels-first arrays add up integers: their results are wrong for values that are very small

@@ -50,7 +50,13 @@ def forward(spec: Spec) -> Callable[..., Any]:
 
     def cpu(x, scale, bias, residual):
         mean, mean_low, var, rstd = _ffi.batch_norm_statistics(x, **by_x)
-        return _ffi.batch_norm_normalise(x, scale, bias, mean, mean_low, rstd, residual, **by_y), mean, mean_low, var, rstd
+        return (
+            _ffi.batch_norm_normalise(x, scale, bias, mean, mean_low, rstd, residual, **by_y),
+            mean,
+            mean_low,
+            var,
+            rstd,
+        )
 
     def cudnn(*arrays):
         return _batch_norm_cudnn.forward(*arrays, **by_x, relu=spec.relu)
@@ -68,7 +74,7 @@ def forward(spec: Spec) -> Callable[..., Any]:
 
 @cache
 def normalise(spec: Spec) -> Callable[..., Any]:
-    """(x, scale, bias, mean, mean_low, rstd, residual) -> (y,) by given statistics; mean_low and residual may be None."""
+    """(x, scale, bias, mean, mean_low, rstd, residual) -> (y,); mean_low and residual may be None."""
     settings: dict[str, Any] = {"feature_axis": spec.feature_axis, "relu": spec.relu}
 
     def cpu(*arrays):
@@ -104,7 +110,12 @@ def backward(spec: Spec, frozen: bool, wanted: tuple[bool, ...]) -> Callable[...
 
     def cudnn(x, scale, bias, mean, mean_low, rstd, *rest):
         statistics = Statistics(mean, mean_low, rstd)
-        by = {"feature_axis": spec.feature_axis, "epsilon": spec.epsilon, "relu": spec.relu, "wanted": wanted}
+        by: dict[str, Any] = {
+            "feature_axis": spec.feature_axis,
+            "epsilon": spec.epsilon,
+            "relu": spec.relu,
+            "wanted": wanted,
+        }
         return tuple(_batch_norm_cudnn.backward(x, scale, bias, statistics, *rest, **by))
 
     def xla(x, scale, bias, mean, mean_low, rstd, *rest):

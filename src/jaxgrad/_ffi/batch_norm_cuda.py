@@ -16,7 +16,7 @@ _TYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 def cuda_batch_norm_fuses(x: jax.Array, feature_axis: int, residual: bool = False) -> bool:
-    """Whether relu, and a residual before it, can be a part of the call: in cuDNN's kernels for channels that are last."""
+    """Whether relu, and a residual before it, can be a part of the call: where channels come last."""
     last = math.prod(x.shape[feature_axis + 1 :]) == 1 and x.dtype != np.float64
     return last and (not residual or x.shape[feature_axis] % 4 == 0)
 
