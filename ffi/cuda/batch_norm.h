@@ -1,8 +1,8 @@
 // Batch normalisation with batch statistics on the GPU, by cuDNN, on plain pointers.
 //
-// This is cuDNN's older interface. Its graph interface takes multiples of 8 channels only, and compiles each kernel as a
-// shape is first met, for a quarter of a second; and those are no faster. Here a call needs no plan: its descriptors are
-// made anew each time, which takes no longer than looking one up.
+// This is cuDNN's older interface. Its graph interface takes multiples of 8 channels only, and compiles each kernel as
+// a shape is first met, for a quarter of a second; and those are no faster. Here a call needs no plan: its descriptors
+// are made anew each time, which takes no longer than looking one up.
 #pragma once
 
 #include <cstddef>

@@ -35,7 +35,8 @@ def _route(route: Route, x: jax.Array) -> Route:
     """What is left of the route for the x that a unit was given, which vmap may have made larger than the call's."""
     if x.size == 0:
         return XLA
-    return route if _batch_norm_cudnn.takes(x) else route.without("cudnn")
+    # Only sizes that are known now are asked about: where one is a symbol the route holds no kernels.
+    return route.without("cudnn") if "cudnn" in route.kernels and not _batch_norm_cudnn.takes(x) else route
 
 
 @cache

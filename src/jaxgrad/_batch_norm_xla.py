@@ -90,13 +90,20 @@ def _two_sums(first: jax.Array, second: jax.Array, axes: tuple[int, ...]) -> tup
 
 
 def _sample(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """Some dozens of elements of each channel, spread evenly over the others' axes."""
+    """Some dozens of elements of each channel, spread evenly over the others' axes.
+
+    Along an axis whose size is a symbol, as in shape-polymorphic export, it is the first alone.
+    """
     along_each = max(1, round(_SAMPLED ** (1 / len(axes))))
-    starts, strides = [0] * x.ndim, [1] * x.ndim
+    starts, stops, strides = [0] * x.ndim, list(x.shape), [1] * x.ndim
     for axis in axes:
-        strides[axis] = max(1, -(-x.shape[axis] // along_each))
-        starts[axis] = (min(strides[axis], x.shape[axis]) - 1) // 2 if x.shape[axis] else 0
-    return lax.slice(x, starts, x.shape, strides)
+        size = x.shape[axis]
+        if isinstance(size, int):
+            strides[axis] = max(1, -(-size // along_each))
+            starts[axis] = (strides[axis] - 1) // 2
+        else:
+            stops[axis] = 1
+    return lax.slice(x, starts, stops, strides)
 
 
 _SAMPLED = 64
@@ -110,7 +117,7 @@ def statistics(x: jax.Array, *, feature_axis: int, epsilon: float) -> tuple[jax.
     sample's mean is many deviations away from the mean, as where all of the sample are outliers.
     """
     axes, dtype = _other_axes(x, feature_axis), compute_dtype(x)
-    n = max(math.prod(x.shape[axis] for axis in axes), 1) if x.size else math.nan
+    n = math.prod(x.shape[axis] for axis in axes)
     shift = _uncontracted(jnp.mean(_sample(x, axes).astype(dtype), axes))
     shift = jnp.where(jnp.isfinite(shift), shift, 0)  # infinities and NaN then go the way that plain sums give them
     deviation = x.astype(dtype) - _spread(shift, x, feature_axis)
