@@ -8,7 +8,7 @@ that either backward can follow either forward.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -97,7 +97,7 @@ def _sample(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     along_each = max(1, round(_SAMPLED ** (1 / len(axes))))
     starts, stops, strides = [0] * x.ndim, list(x.shape), [1] * x.ndim
     for axis in axes:
-        size = x.shape[axis]
+        size: Any = x.shape[axis]
         if isinstance(size, int):
             strides[axis] = max(1, -(-size // along_each))
             starts[axis] = (strides[axis] - 1) // 2
