@@ -1,4 +1,4 @@
-"""Batch normalisation with batch statistics: forward, and the gradients of x, scale and bias."""
+"""Batch normalisation with batch statistics: forward, and with the gradients of all its inputs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ NOTES = (
     "Cases are the shape of x, with C before its channels.",
     "jax.grad of jax.numpy is a formula in two passes over x, written so that XLA fuses it well; jax.grad of x.var is "
     "the formula with x.mean and x.var, as one writes it first.",
-    "forward is y without gradients; forward+backward is a call with the gradients of x, scale and bias.",
+    "forward is y without gradients; forward+backward is y and the gradients of x, scale and bias, and of a residual.",
     "The floor is the time to read and write the arrays, at the rate of a large addition: x twice and y once forward, "
-    "x three times, dy twice and dx once for the gradients. What a cache holds goes faster.",
+    "x and dy twice and dx once backward; of a residual it once forward, y twice and its gradient once backward. What "
+    "a cache holds goes faster.",
 )
 
 
@@ -41,6 +42,8 @@ class Case:
     dtype: str = "float32"
     channels_last: bool = True
     extra: bool = False
+    activation: str | None = None
+    residual: bool = False
 
     @property
     def feature_axis(self) -> int:
@@ -49,7 +52,13 @@ class Case:
     @property
     def label(self) -> str:
         sizes = [f"C{n}" if axis == self.feature_axis else str(n) for axis, n in enumerate(self.shape)]
-        return "x".join(sizes) + {"float32": "", "bfloat16": " bf16"}[self.dtype]
+        settings = ({"float32": "", "bfloat16": "bf16"}[self.dtype], self.activation, "residual" * self.residual)
+        return " ".join(["x".join(sizes), *filter(None, settings)])
+
+    @property
+    def passes(self) -> dict[str, int]:
+        """How often an array as large as x is read or written, at least."""
+        return {"forward": 3 + self.residual, "forward+backward": 8 + 4 * self.residual}
 
     @property
     def array_bytes(self) -> int:
@@ -70,48 +79,84 @@ _CPU_CASES = (
     Case((8, 112, 112, 64), dtype="bfloat16"),
     Case((8, 14, 14, 256), dtype="bfloat16", extra=True),
 )
-CASES = {"cpu": _CPU_CASES, "gpu": (Case((128, 112, 112, 64)), Case((128, 14, 14, 256)))}
-QUICK_CASES = (Case((2, 8, 8, 16)), Case((2, 16, 8, 8), channels_last=False))
+_GPU_SHAPES = (
+    (128, 112, 112, 64),
+    (128, 56, 56, 64),
+    (128, 56, 56, 256),
+    (128, 28, 28, 128),
+    (128, 28, 28, 512),
+    (128, 14, 14, 256),
+    (128, 14, 14, 1024),
+    (128, 7, 7, 512),
+    (128, 7, 7, 2048),
+    (32, 8, 8, 16),
+    (8, 14, 14, 256),
+    (256, 512),
+)
+_GPU_CASES = (
+    *(Case(shape, dtype) for shape in _GPU_SHAPES for dtype in ("float32", "bfloat16")),
+    *(Case((128, 64, 56, 56), dtype, channels_last=False) for dtype in ("float32", "bfloat16")),
+    *(
+        Case(shape, "bfloat16", activation="relu", residual=residual)
+        for shape in ((128, 28, 28, 128), (8, 14, 14, 256))
+        for residual in (False, True)
+    ),
+)
+CASES = {"cpu": _CPU_CASES, "gpu": _GPU_CASES}
+QUICK_CASES = (
+    Case((2, 8, 8, 16)),
+    Case((2, 16, 8, 8), channels_last=False),
+    Case((2, 8, 8, 16), "bfloat16", activation="relu", residual=True),
+)
 
 
 def parse_case(text: str) -> Case:
-    """sizes joined by x, with C before the channels, which are last or second: 8x28x28xC128 or 8x28x28xC128,bfloat16"""
-    sizes, _, dtype = text.partition(",")
+    """sizes joined by x, with C before the channels, last or second, and a dtype, relu or residual: 8x28xC128,relu"""
+    sizes, *settings = text.split(",")
     parts = sizes.split("x")
     at = [i for i, part in enumerate(parts) if part.startswith("C")]
     valid = len(parts) > 1 and len(at) == 1 and at[0] in (1, len(parts) - 1)
     numbers = [part.removeprefix("C") for part in parts]
-    valid = valid and all(n.isdecimal() and int(n) > 0 for n in numbers) and dtype in ("", "float32", "bfloat16")
-    if not valid:
+    dtypes = [setting for setting in settings if setting in ("float32", "bfloat16")]
+    valid = valid and all(n.isdecimal() and int(n) > 0 for n in numbers) and len(dtypes) <= 1
+    if not valid or set(settings) - {"float32", "bfloat16", "relu", "residual"}:
         raise argparse.ArgumentTypeError(f"must be {parse_case.__doc__}, got {text!r}")
-    return Case(tuple(map(int, numbers)), dtype or "float32", at[0] == len(parts) - 1)
+    return Case(
+        tuple(map(int, numbers)),
+        dtypes[0] if dtypes else "float32",
+        at[0] == len(parts) - 1,
+        activation="relu" if "relu" in settings else None,
+        residual="residual" in settings,
+    )
 
 
-def plain(x: jax.Array, scale: jax.Array, bias: jax.Array, *, feature_axis: int) -> jax.Array:
+def plain(x: jax.Array, scale: jax.Array, bias: jax.Array, *residual: jax.Array, case: Case) -> jax.Array:
     """Batch normalisation as XLA is quick at it, the variance in two passes, for `jax.grad` to differentiate."""
-    axes = tuple(axis for axis in range(x.ndim) if axis != feature_axis)
+    axes = tuple(axis for axis in range(x.ndim) if axis != case.feature_axis)
     wide = x.astype(jnp.float32)
     mean = wide.mean(axes, keepdims=True)
     var = jnp.square(wide - mean).mean(axes, keepdims=True)
     scale, bias = (lax.expand_dims(a, axes) for a in (scale, bias))
-    return ((wide - mean) * (scale * lax.rsqrt(var + 1e-5)) + bias).astype(x.dtype)
+    return _followed((wide - mean) * (scale * lax.rsqrt(var + 1e-5)) + bias, residual, case)
 
 
-def with_var(x: jax.Array, scale: jax.Array, bias: jax.Array, *, feature_axis: int) -> jax.Array:
+def with_var(x: jax.Array, scale: jax.Array, bias: jax.Array, *residual: jax.Array, case: Case) -> jax.Array:
     """Batch normalisation as one writes it first."""
-    axes = tuple(axis for axis in range(x.ndim) if axis != feature_axis)
+    axes = tuple(axis for axis in range(x.ndim) if axis != case.feature_axis)
     wide = x.astype(jnp.float32)
     mean, var = wide.mean(axes, keepdims=True), wide.var(axes, keepdims=True)
     scale, bias = (lax.expand_dims(a, axes) for a in (scale, bias))
-    return ((wide - mean) / jnp.sqrt(var + 1e-5) * scale + bias).astype(x.dtype)
+    return _followed((wide - mean) / jnp.sqrt(var + 1e-5) * scale + bias, residual, case)
+
+
+def _followed(y: jax.Array, residual: tuple[jax.Array, ...], case: Case) -> jax.Array:
+    y = y + residual[0] if residual else y
+    return (jax.nn.relu(y) if case.activation else y).astype(case.dtype)
 
 
 def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
     """The report, as report.py wants it."""
-    choice = jaxgrad.explain(jaxgrad.batch_norm_training)
     left_out = {}
-    if choice.implementation == "xla":
-        left_out[OURS_ON_XLA] = "jaxgrad has no kernel here and takes XLA itself"
     if (reason := why_not_torch()) is not None:
         left_out[TORCH] = reason
     for contender, reason in left_out.items():
@@ -120,10 +165,11 @@ def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
     for case in cases:
         print(case.label, flush=True)
         rows += _rows(case, set(left_out), effort)
+    choices = sorted({str(_choice(case)) for case in cases})
     return {
         "op": "batch_norm",
         "environment": environment.describe(),
-        "implementation": str(choice),
+        "implementation": "; ".join(choices),
         "left_out": left_out,
         "notes": NOTES,
         "one_line_a_case": True,
@@ -131,30 +177,46 @@ def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
     }
 
 
+def _choice(case: Case) -> jaxgrad.Choice:
+    channels = jax.ShapeDtypeStruct((case.shape[case.feature_axis],), "float32")
+    x = jax.ShapeDtypeStruct(case.shape, case.dtype)
+    return jaxgrad.explain(jaxgrad.batch_norm_training, x, channels, channels, feature_axis=case.feature_axis)
+
+
 def _rows(case: Case, left_out: set[str], effort: Effort) -> list[dict[str, Any]]:
     inputs, dy = _arrays(case)
 
     def ours_on(implementation: str | None) -> Callable[..., jax.Array]:
-        settings = {"feature_axis": case.feature_axis, "implementation": implementation}
-        return lambda x, scale, bias: jaxgrad.batch_norm_training(x, scale, bias, **settings)[0]
+        settings = {
+            "feature_axis": case.feature_axis,
+            "activation": case.activation,
+            "implementation": implementation,
+        }
+
+        def layer(x: jax.Array, scale: jax.Array, bias: jax.Array, *residual: jax.Array) -> jax.Array:
+            given = residual[0] if residual else None
+            return jaxgrad.batch_norm_training(x, scale, bias, residual=given, **settings)[0]
+
+        return layer
 
     layers = {
         OURS: ours_on(None),
         OURS_ON_XLA: ours_on("xla"),
-        BASELINE: partial(plain, feature_axis=case.feature_axis),
-        WITH_VAR: partial(with_var, feature_axis=case.feature_axis),
+        BASELINE: partial(plain, case=case),
+        WITH_VAR: partial(with_var, case=case),
     }
+    if _choice(case).implementation == "xla":
+        del layers[OURS_ON_XLA]  # it is jaxgrad's own
     contenders: dict[str, list[Contender]] = {"forward": [], "forward+backward": []}
     for name, layer in layers.items():
-        if name not in left_out:
-            contenders["forward"].append(jax_contender(name, layer, *inputs))
-            contenders["forward+backward"].append(jax_contender(name, _gradients(layer), inputs, dy))
+        contenders["forward"].append(jax_contender(name, _kept_apart(layer), *inputs))
+        contenders["forward+backward"].append(jax_contender(name, _kept_apart(_gradients(layer)), inputs, dy))
     if TORCH not in left_out:
         from benchmarks import torch_batch_norm
 
         on_gpu = jax.default_backend() == "gpu"
-        peers = torch_batch_norm.passes(inputs, dy, feature_axis=case.feature_axis, on_gpu=on_gpu)
-        for which, (function, outputs) in peers.items():
+        settings = {"feature_axis": case.feature_axis, "relu": case.activation is not None, "on_gpu": on_gpu}
+        for which, (function, outputs) in torch_batch_norm.passes(inputs, dy, **settings).items():
             contenders[which].append(torch_contender(TORCH, function, outputs, on_gpu))
     return [compare(_work(case, which), those, effort) for which, those in contenders.items()]
 
@@ -168,23 +230,43 @@ def _work(case: Case, which: str) -> Work:
         flops=0,
         array_bytes={"x": case.array_bytes},
         extra=case.extra,
-        bytes_moved=case.array_bytes * (3 if which == "forward" else 6),
+        bytes_moved=case.array_bytes * case.passes[which],
     )
 
 
 def _arrays(case: Case) -> tuple[tuple[jax.Array, ...], jax.Array]:
-    keys = jax.random.split(jax.random.key(0), 4)
+    keys = jax.random.split(jax.random.key(0), 5)
     channels = (case.shape[case.feature_axis],)
-    x, dy = (jax.random.normal(key, case.shape).astype(case.dtype) for key in keys[:2])
-    scale, bias = (jax.random.normal(key, channels) for key in keys[2:])
-    return (x, 1 + scale / 2, bias), dy
+    x, dy, residual = (jax.random.normal(key, case.shape).astype(case.dtype) for key in keys[:3])
+    scale, bias = (jax.random.normal(key, channels) for key in keys[3:])
+    return (x, 1 + scale / 2, bias, *([residual] if case.residual else [])), dy
 
 
 def _gradients(layer: Callable[..., jax.Array]) -> Callable[..., Any]:
-    """Those of sum(y dy) with respect to the inputs."""
+    """y, and the gradients of sum(y dy) with respect to the inputs."""
 
     def run(inputs: tuple[jax.Array, ...], dy: jax.Array) -> tuple[jax.Array, ...]:
-        _, pullback = jax.vjp(layer, *inputs)
-        return pullback(dy)
+        y, pullback = jax.vjp(layer, *inputs)
+        return y, *pullback(dy)
+
+    return run
+
+
+def _kept_apart(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, of which XLA leaves nothing out where many calls in one program stand for one call.
+
+    Such a program changes an element of the smallest argument from call to call, and reads one of the first output. XLA
+    would then compute the statistics of x, which did not change, just once, and of all outputs but the last no more
+    than that element. Barriers keep the calls' arguments apart, and one element of each output goes into the first.
+    """
+    if jax.default_backend() != "gpu":
+        return function
+
+    def run(*args: Any) -> Any:
+        outputs, structure = jax.tree.flatten(function(*lax.optimization_barrier(args)))
+        first, *others = lax.optimization_barrier(outputs)
+        at = (0,) * first.ndim
+        element = first[at] + 0 * sum(other[(0,) * other.ndim].astype(first.dtype) for other in others)
+        return jax.tree.unflatten(structure, [first.at[at].set(element), *others])
 
     return run

@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 
+from jaxgrad import config
+
 _PACKAGES = ("jaxgrad", "jax", "jaxlib", "numpy", "torch")
 _VARIABLES = ("XLA_FLAGS", "OMP_NUM_THREADS", "JAX_DEFAULT_MATMUL_PRECISION", "NVIDIA_TF32_OVERRIDE")
 
@@ -25,8 +27,15 @@ def describe() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cpu_cores": os.cpu_count(),
         "gpu": device.device_kind if jax.default_backend() == "gpu" else None,
+        "settings": _settings(),
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
+
+
+def _settings() -> dict[str, Any]:
+    """Those of jaxgrad.config that are not the defaults."""
+    usual = vars(config.Settings())
+    return {name: value for name, value in vars(config.current()).items() if value != usual[name]}
 
 
 def hardware(environment: dict[str, Any]) -> str:

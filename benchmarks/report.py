@@ -56,8 +56,10 @@ def explanation(report: dict[str, Any]) -> list[str]:
     """What a reader of the table must know, in lines."""
     environment = report["environment"]
     versions = ", ".join(f"{k} {v}" for k, v in environment["versions"].items() if v and k != "python")
+    settings = ", ".join(f"{name}={value!r}" for name, value in environment.get("settings", {}).items())
     return [
         f"{hardware(environment)}; {versions}; {environment['date']}. {report['implementation']}.",
+        *([f"jaxgrad.config: {settings}."] if settings else []),
         "Times are medians; in brackets, how many times jaxgrad's time.",
         *([_means(report)] if report.get("one_line_a_case") else [_memory(report)]),
         *report["notes"],

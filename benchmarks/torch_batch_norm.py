@@ -11,12 +11,12 @@ import torch
 
 
 def passes(
-    inputs: tuple[jax.Array, ...], dy: jax.Array, *, feature_axis: int, on_gpu: bool
+    inputs: tuple[jax.Array, ...], dy: jax.Array, *, feature_axis: int, relu: bool, on_gpu: bool
 ) -> dict[str, tuple[Callable[[], Any], list[np.ndarray]]]:
     """Of "forward" and "forward+backward": the function to time, and its outputs in jaxgrad's order and shapes.
 
     Args:
-      inputs: x, scale and bias, as `jaxgrad.batch_norm_training` takes them.
+      inputs: x, scale, bias and maybe a residual, as `jaxgrad.batch_norm_training` takes them.
     """
     device = "cuda" if on_gpu else "cpu"
 
@@ -33,18 +33,22 @@ def passes(
         t = t.detach().float().cpu()
         return (t.movedim(1, feature_axis) if t.ndim > 1 else t).numpy()
 
-    x, scale, bias = (t.requires_grad_() for t in (channels_second(inputs[0]), *map(tensor, inputs[1:])))
+    x, *residual = (channels_second(array).requires_grad_() for array in (inputs[0], *inputs[3:]))
+    scale, bias = (tensor(array).requires_grad_() for array in inputs[1:3])
     dy_t = channels_second(dy)
 
     def normalised() -> torch.Tensor:
-        return torch.nn.functional.batch_norm(x, None, None, scale, bias, training=True, eps=1e-5)
+        y = torch.nn.functional.batch_norm(x, None, None, scale, bias, training=True, eps=1e-5)
+        y = y + residual[0] if residual else y
+        return torch.relu(y) if relu else y
 
     def forward() -> Any:
         with torch.no_grad():
             return normalised()
 
     def forward_backward() -> Any:
-        return torch.autograd.grad(normalised(), (x, scale, bias), dy_t)
+        y = normalised()
+        return y.detach(), *torch.autograd.grad(y, (x, scale, bias, *residual), dy_t)
 
     return {
         "forward": (forward, [numpy(forward())]),

@@ -40,4 +40,4 @@ CUDNN = Target("cudnn", "gpu")
 
 # What the tests of each op run on: a test module names its own as TARGETS.
 EVERY_OP = (CPU_KERNEL, XLA, XLA_ON_GPU)
-CONVOLUTION = (*EVERY_OP, CUDNN)
+CONVOLUTION = BATCH_NORM = (*EVERY_OP, CUDNN)

@@ -20,7 +20,10 @@ from batch_norm_references import (
     values_and_gradients,
 )
 from cases import DTYPES
+from targets import BATCH_NORM
 from tolerances import assert_close
+
+TARGETS = BATCH_NORM
 
 SETTINGS = [(activation, residual) for activation in (None, "relu") for residual in (False, True)]
 SHAPES = [  # and the feature axis: channels last, first and between; runs and channels of every length

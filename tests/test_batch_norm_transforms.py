@@ -21,9 +21,11 @@ from batch_norm_references import (
 )
 from jax import lax
 from jax.test_util import check_grads
+from targets import BATCH_NORM
 
 import jaxgrad
 
+TARGETS = BATCH_NORM
 N = 3  # examples
 NAMES = ("x", "scale", "bias", "residual")
 
@@ -159,6 +161,30 @@ def test_checkpoint_scan_and_donation(target):
     ours = jax.jit(jax.value_and_grad(partial(layers, training(target))), donate_argnums=0)
     expected = jax.value_and_grad(partial(layers, plain_training))(x)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), ours(x.copy()), expected)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [(("b", "h", 8, 5), -1), (("b", 5, "h"), 1), ((4, "b"), -1)], ids=str)
+def test_sizes_that_are_known_only_later(shape, axis):
+    """Shape-polymorphic export, whose program runs on XLA."""
+    x_shape = jax.export.symbolic_shape(", ".join(map(str, shape)))
+    x = jax.ShapeDtypeStruct(x_shape, np.float64)
+    channels = jax.ShapeDtypeStruct((x_shape[axis],), np.float64)
+
+    def gradients(x, scale, residual):
+        def loss(x, scale):
+            settings = {"feature_axis": axis, "activation": "relu", "residual": residual}
+            y, mean, var = jaxgrad.batch_norm_training(x, scale, scale, **settings)
+            return jnp.sum(y**3) + jnp.sum(mean**2) + jnp.sum(var**2)
+
+        return jax.grad(loss, (0, 1))(x, scale)
+
+    exported = jax.export.export(jax.jit(gradients), platforms=["cpu"])(x, channels, x)
+    (x, scale, _, residual), _ = make_inputs(
+        Case(tuple(n if isinstance(n, int) else 6 for n in shape), axis, True, dtypes=("float64",) * 3)
+    )
+    with jax.default_device(jax.devices("cpu")[0]):
+        found, expected = exported.call(x, scale, residual), jax.jit(gradients)(x, scale, residual)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), found, expected)
 
 
 def test_threads(target):

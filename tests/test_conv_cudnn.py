@@ -256,7 +256,7 @@ def test_a_gradient_under_vmap_of_a_call_cudnn_takes():
 
 
 def test_explain_tells_each_unit():
-    lhs, rhs = jax.ShapeDtypeStruct((8, 32, 32, 16), jnp.bfloat16), jax.ShapeDtypeStruct((3, 3, 16, 16), jnp.bfloat16)
+    lhs, rhs = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((16, 64, 64, 256), (3, 3, 256, 256)))
     settings = {"dimension_numbers": LAST, "rhs_dilation": (2, 2)}
     choice = jaxgrad.explain(jaxgrad.conv_general_dilated, lhs, rhs, (1, 1), "SAME", **settings)
     assert {unit.unit: unit.implementation for unit in choice.units}["backward_filter"] == "cudnn"

@@ -189,18 +189,27 @@ import itertools
 import jax, jax.numpy as jnp, numpy as np
 import jaxgrad
 
+def gradient(implementation, dtype, shape):
+    loss = lambda w: jnp.sum(jaxgrad.conv_general_dilated(
+        jnp.asarray(x, dtype), w, **settings, implementation=implementation).astype(jnp.float32))
+    return np.asarray(jax.jit(jax.grad(loss))(jnp.ones(shape, dtype)), np.float32)
+
+
 for width, stride, groups in itertools.product((1, 2, 3), (1, 2, 3, 4), (1, 2)):
     x = np.random.default_rng(width).standard_normal((3, 5, width, 8 * groups))
     settings = dict(window_strides=(1, stride), padding=((1, 1), (2, 2)), feature_group_count=groups,
                     dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
-    def gradient(implementation, dtype):
-        loss = lambda w: jnp.sum(jaxgrad.conv_general_dilated(
-            jnp.asarray(x, dtype), w, **settings, implementation=implementation).astype(jnp.float32))
-        return np.asarray(jax.jit(jax.grad(loss))(jnp.ones((3, 3, 8, 4 * groups), dtype)), np.float32)
+    expected = gradient("xla", "float32", (3, 3, 8, 4 * groups))
+    actual = gradient("cpu", "bfloat16", (3, 3, 8, 4 * groups))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=0.02 * np.abs(expected).max())
 
-    expected = gradient("xla", "float32")
-    np.testing.assert_allclose(gradient("cpu", "bfloat16"), expected, rtol=0, atol=0.02 * np.abs(expected).max())
+for depth, window, stride in ((2, 3, 1), (1, 2, 1), (3, 3, 2)):  # windows that no depth holds, and two of them
+    x = np.random.default_rng(depth).standard_normal((2, depth, 4, 3, 16))
+    settings = dict(window_strides=(stride, 1, 1), padding=((1, 1),) * 3, dimension_numbers=("NDHWC", "DHWIO", "NDHWC"))
+    expected = gradient("xla", "float32", (window, 3, 3, 16, 32))
+    actual = gradient("cpu", "bfloat16", (window, 3, 3, 16, 32))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=0.02 * np.abs(expected).max())
 """
 
 

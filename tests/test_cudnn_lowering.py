@@ -108,12 +108,15 @@ def test_the_settings_reach_the_program():
         usual = _lowered(CUDNN, PLAIN)
         with config.override(search="default", deterministic=True):
             changed = _lowered(CUDNN, PLAIN)
-        with config.override(deterministic=True):
+        with config.override(search="exhaustive"):
+            timed = _lowered(CUDNN, PLAIN)
+        with config.override(search="exhaustive", deterministic=True):
             untimed = _lowered(CUDNN, PLAIN)
     assert "allow_tf32 = true, deterministic = false" in usual
-    assert "search = 1 :" in usual
+    assert "search = 0 :" in usual
     assert "allow_tf32 = true, deterministic = true" in changed
     assert "search = 2 :" in changed
+    assert "search = 1 :" in timed
     assert "search = 0 :" in untimed
     with jax.default_matmul_precision("highest"):
         assert "allow_tf32 = false" in _lowered(CUDNN, PLAIN)

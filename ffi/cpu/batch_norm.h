@@ -1,23 +1,16 @@
 // Batch normalisation on the CPU, on plain pointers.
 //
-// The array is seen as [outer, C, inner], dense and row-major: C channels, inner = 1 where they come last, outer = 1
-// where they come first. n = outer * inner elements of each channel are averaged over. T is the type of the arithmetic,
-// that of every array of C elements. An absent array is null.
+// T is the type of the arithmetic, that of every array of C elements. An absent array is null.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "../common/batch_norm_shape.h"
 #include "../common/parallel.h"
 #include "storage.h"
 
 namespace jaxgrad {
-
-struct BatchNormShape {
-  int64_t outer, C, inner;
-
-  int64_t elements() const { return outer * C * inner; }
-};
 
 // Mean and biased variance. The mean comes in two parts whose sum holds twice the digits, so that a mean that is large
 // beside the deviation costs no accuracy in what is computed from x - mean.

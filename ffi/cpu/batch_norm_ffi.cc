@@ -1,6 +1,6 @@
 #include "batch_norm_ffi.h"
 
-#include "../common/checks.h"
+#include "../common/batch_norm_checks.h"
 #include "../common/xla_parallel.h"
 #include "batch_norm.h"
 #include "storage_ffi.h"
@@ -13,42 +13,9 @@ using Bytes = ffi::Result<ffi::Buffer<ffi::U8>>;
 using Arg = ffi::AnyBuffer;
 using Ret = ffi::Result<ffi::AnyBuffer>;
 
-BatchNormShape shape_of(Checks& checks, const Arg& x, int64_t feature_axis) {
-  const auto sizes = x.dimensions();
-  const int64_t rank = static_cast<int64_t>(sizes.size());
-  checks.that(rank >= 2, "x must have rank 2 or more, got rank " + std::to_string(rank));
-  checks.that(feature_axis >= 0 && feature_axis < rank, "feature_axis must lie in [0, rank)");
-  checks.that(x.element_count() > 0, "x must have elements");
-  if (checks.failed()) return {};
-  BatchNormShape shape{1, sizes[feature_axis], 1};
-  for (int64_t i = 0; i < feature_axis; ++i) shape.outer *= sizes[i];
-  for (int64_t i = feature_axis + 1; i < rank; ++i) shape.inner *= sizes[i];
-  return shape;
-}
-
-// The type of the arrays of one element for each channel.
-ffi::DataType statistics_dtype(const Arg& x) {
-  return x.element_type() == ffi::DataType::F64 ? ffi::DataType::F64 : ffi::DataType::F32;
-}
-
-// Checks of one call: which arrays are as large as x, which hold one element for each channel.
-class BatchNormChecks : public Checks {
+class CpuBatchNormChecks : public BatchNormChecks {
  public:
-  BatchNormChecks(const char* target, const Arg& x, int64_t feature_axis)
-      : Checks(target), shape(shape_of(*this, x, feature_axis)), x_(x) {}
-
-  void like_x(const char* name, const ffi::AnyBuffer& buffer) {
-    that(buffer.element_type() == x_.element_type() && same_sizes(buffer), std::string(name) + " must be like x");
-  }
-  void like_x_or_absent(const char* name, const ffi::AnyBuffer& buffer) {
-    if (buffer.element_count() > 0) like_x(name, buffer);
-  }
-  void per_channel(const char* name, const ffi::AnyBuffer& buffer) {
-    array(name, buffer, statistics_dtype(x_), {shape.C});
-  }
-  void per_channel_or_absent(const char* name, const ffi::AnyBuffer& buffer) {
-    optional_array(name, buffer, statistics_dtype(x_), {shape.C});
-  }
+  using BatchNormChecks::BatchNormChecks;
 
   // Calls run(S{}, parallel), or says what is wrong.
   template <class Run>
@@ -63,19 +30,6 @@ class BatchNormChecks : public Checks {
       return ffi::Error::Success();
     });
   }
-
-  const BatchNormShape shape;
-
- private:
-  bool same_sizes(const ffi::AnyBuffer& buffer) const {
-    const auto sizes = x_.dimensions(), found = buffer.dimensions();
-    if (sizes.size() != found.size()) return false;
-    for (size_t i = 0; i < sizes.size(); ++i)
-      if (sizes[i] != found[i]) return false;
-    return true;
-  }
-
-  const Arg& x_;
 };
 
 template <class T>
@@ -87,7 +41,7 @@ std::byte* scratch(Bytes& workspace) { return reinterpret_cast<std::byte*>(works
 
 ffi::Error statistics(ffi::ThreadPool pool, Arg x, Ret mean, Ret mean_low, Ret var, Ret rstd, Bytes workspace,
                       int64_t feature_axis, double epsilon) {
-  BatchNormChecks checks("jaxgrad_batch_norm_statistics", x, feature_axis);
+  CpuBatchNormChecks checks("jaxgrad_batch_norm_statistics", x, feature_axis);
   checks.per_channel("mean", *mean);
   checks.per_channel("mean_low", *mean_low);
   checks.per_channel("var", *var);
@@ -104,7 +58,7 @@ ffi::Error statistics(ffi::ThreadPool pool, Arg x, Ret mean, Ret mean_low, Ret v
 
 ffi::Error normalise(ffi::ThreadPool pool, Arg x, Arg scale, Arg bias, Arg mean, Arg mean_low, Arg rstd, Arg residual,
                      Ret y, Bytes workspace, int64_t feature_axis, bool relu) {
-  BatchNormChecks checks("jaxgrad_batch_norm_normalise", x, feature_axis);
+  CpuBatchNormChecks checks("jaxgrad_batch_norm_normalise", x, feature_axis);
   checks.per_channel("scale", scale);
   checks.per_channel("bias", bias);
   checks.per_channel("mean", mean);
@@ -125,7 +79,7 @@ ffi::Error normalise(ffi::ThreadPool pool, Arg x, Arg scale, Arg bias, Arg mean,
 ffi::Error backward(ffi::ThreadPool pool, Arg x, Arg scale, Arg bias, Arg mean, Arg mean_low, Arg rstd, Arg y, Arg dy,
                     Arg dmean, Arg dvar, Ret dx, Ret dscale, Ret dbias, Ret dresidual, Bytes workspace,
                     int64_t feature_axis, bool frozen, bool relu) {
-  BatchNormChecks checks("jaxgrad_batch_norm_backward", x, feature_axis);
+  CpuBatchNormChecks checks("jaxgrad_batch_norm_backward", x, feature_axis);
   checks.per_channel("scale", scale);
   checks.per_channel_or_absent("bias", bias);
   checks.per_channel("mean", mean);

@@ -7,10 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "batch_norm.h"
+#include "batch_norm_ffi.h"
 #include "conv.h"
 #include "conv_ffi.h"
 #include "cudnn.h"
 #include "driver.h"
+#include "plan_store.h"
 
 namespace nb = nanobind;
 
@@ -23,6 +26,8 @@ nb::capsule handler(XLA_FFI_Error* (*symbol)(XLA_FFI_CallFrame*)) {
 
 nb::dict registrations() {
   nb::dict targets;
+  targets["jaxgrad_batch_norm_cudnn_forward"] = handler(jaxgrad_cuda_batch_norm_forward);
+  targets["jaxgrad_batch_norm_cudnn_backward"] = handler(jaxgrad_cuda_batch_norm_backward);
   targets["jaxgrad_conv_forward"] = handler(jaxgrad_cuda_conv_forward);
   targets["jaxgrad_conv_backward_input"] = handler(jaxgrad_cuda_conv_backward_input);
   targets["jaxgrad_conv_backward_filter"] = handler(jaxgrad_cuda_conv_backward_filter);
@@ -74,6 +79,20 @@ nb::object plan_of(int64_t device, int64_t kind, int64_t type, const std::vector
   }
 }
 
+void use_plan_directory(const std::string& directory) { plan_store().use(directory); }
+
+std::string plan_directory_problem() { return plan_store().info().problem; }
+
+// The bytes of workspace of one pass.
+int64_t batch_norm_workspace(int64_t device, bool is_backward, int64_t type, int64_t outer, int64_t C, int64_t inner,
+                             bool relu, bool residual) {
+  const nb::gil_scoped_release release;
+  const driver::CurrentDevice current(static_cast<int>(device));
+  const cudnn::Handle handle(current.device());
+  const BatchNormCall call{{outer, C, inner}, static_cast<BatchNormType>(type), relu, residual};
+  return (is_backward ? batch_norm_backward_workspace : batch_norm_forward_workspace)(call, handle);
+}
+
 nb::dict plan_cache_info() {
   const PlanCacheInfo found = conv_plan_cache_info();
   nb::dict info;
@@ -82,6 +101,9 @@ nb::dict plan_cache_info() {
   info["size"] = found.size;
   info["capacity"] = found.capacity;
   info["recorded"] = conv_plans_kept();
+  const PlanStore::Info kept = plan_store().info();
+  info["disk_hits"] = kept.hits;
+  info["disk_misses"] = kept.misses;
   return info;
 }
 
@@ -97,6 +119,14 @@ NB_MODULE(_cuda, module) {
              nb::arg("padding"), nb::arg("rhs_dilation"), nb::arg("feature_group_count"), nb::arg("allow_tf32"),
              nb::arg("deterministic"), nb::arg("search"), nb::arg("workspace_limit"),
              "(bytes of workspace, cuDNN's engine) of a convolution's plan, or None.");
+  module.def("total_memory", &driver::total_memory, nb::arg("device"), "Bytes of a device's memory.");
+  module.def("use_plan_directory", &use_plan_directory, nb::arg("directory"),
+             "Keeps choices of plans in a directory from now on; an empty path for nowhere.");
+  module.def("plan_directory_problem", &plan_directory_problem,
+             "Why a choice could not be written there; empty where all could.");
+  module.def("batch_norm_workspace", &batch_norm_workspace, nb::arg("device"), nb::arg("is_backward"), nb::arg("type"),
+             nb::arg("outer"), nb::arg("C"), nb::arg("inner"), nb::arg("relu"), nb::arg("residual"),
+             "Bytes of workspace of batch normalisation's forward or backward pass.");
   module.def("conv_plan_cache_info", &plan_cache_info, "Hits, misses, size and capacity of the cache of plans.");
 }
 

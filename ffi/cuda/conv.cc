@@ -8,7 +8,9 @@
 #include <unordered_set>
 #include <utility>
 
+#include "conv_choice.h"
 #include "conv_graph.h"
+#include "plan_store.h"
 
 namespace jaxgrad {
 namespace {
@@ -35,6 +37,12 @@ Descriptor build(const ConvCandidate& candidate, const cudnn::Handle& handle) {
       .set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, candidate.config)
       .finalise();
   return plan;
+}
+
+// Whether cuDNN says that it cannot do what it is asked, rather than that something went wrong.
+bool is_refusal(const cudnn::Error& error) {
+  const int category = CUDNN_STATUS_CATEGORY(error.status);
+  return category == CUDNN_STATUS_NOT_SUPPORTED || category == CUDNN_STATUS_BAD_PARAM;
 }
 
 // x, w and y, in the order of their ids, from the operands of a kind.
@@ -140,13 +148,47 @@ void sort_by_time(const ConvKey& key, const std::vector<ConvCandidate>& candidat
   tries.places = std::move(sorted);
 }
 
+// A candidate's place in cuDNN's list, and what stands there: what is kept of a choice.
+std::string choice_of(const std::vector<ConvCandidate>& candidates, int place) {
+  return std::to_string(place) + " " + tag_of(candidates[place]);
+}
+
+// Moves the choice of an earlier process to the front; false where none is kept, or it is none of this list's any more.
+bool take_kept_choice(const std::string& kept_under, const std::vector<ConvCandidate>& candidates,
+                      const cudnn::Handle& handle, Tries& tries) {
+  const std::optional<std::string> kept = plan_store().find(kept_under);
+  if (!kept) return false;
+  const auto end = tries.places.begin() + static_cast<ptrdiff_t>(tries.timed);
+  const auto chosen = std::find_if(tries.places.begin(), end, [&](int i) { return choice_of(candidates, i) == *kept; });
+  if (chosen == end) return false;
+  try {
+    tries.built.emplace(*chosen, build(candidates[*chosen], handle));
+  } catch (const cudnn::Error&) {  // then it is searched for as ever
+    return false;
+  }
+  std::rotate(tries.places.begin(), chosen, chosen + 1);
+  return true;
+}
+
+// The exhaustive search's order: the kept choice first, else the fastest, which is kept then.
+void choose(const ConvKey& key, const std::vector<ConvCandidate>& candidates, cudnn::Handle& handle, bool may_time,
+            Tries& tries) {
+  const bool keeps = plan_store().in_use();
+  const std::string kept_under = keeps ? choice_key(key, tries.reserved_bytes) : "";
+  if (keeps && take_kept_choice(kept_under, candidates, handle, tries)) return;
+  if (!may_time) return;
+  sort_by_time(key, candidates, handle, tries);
+  const bool timed = !tries.built.empty();
+  if (keeps && timed) plan_store().keep(kept_under, choice_of(candidates, tries.places.front()));
+}
+
 std::shared_ptr<const ConvPlan> first_that_builds(const ConvKey& key, cudnn::Handle& handle, bool may_time,
                                                   const std::set<int>& failed) {
   const driver::RelaxedCapture relaxed;
   ConvGraph graph = conv_graph(key, handle);
   std::vector<ConvCandidate> candidates = conv_candidates(key, graph);
   Tries found = tries(key, candidates, failed);
-  if (may_time && key.search == ConvSearch::kExhaustive) sort_by_time(key, candidates, handle, found);
+  if (key.search == ConvSearch::kExhaustive && failed.empty()) choose(key, candidates, handle, may_time, found);
   for (const int place : found.places) {
     ConvCandidate& candidate = candidates[place];
     try {
@@ -164,6 +206,9 @@ std::shared_ptr<const ConvPlan> first_that_builds(const ConvKey& key, cudnn::Han
       made->parts.push_back(std::move(candidate.config));
       return made;
     } catch (const cudnn::Error& error) {
+      // Another plan may take another workspace: what is lowered must not depend on the memory that happens to be free.
+      const bool may_be_lowered = failed.empty();
+      if (may_be_lowered && !is_refusal(error) && driver::is_full()) throw driver::OutOfMemory(error.what());
       found.refused += "; " + candidate.name + ": " + error.what();
     }
   }
@@ -177,9 +222,8 @@ std::shared_ptr<const ConvPlan> build_plan(const ConvKey& key, cudnn::Handle& ha
   try {
     return first_that_builds(key, handle, may_time, failed);
   } catch (const cudnn::Error& error) {
-    const bool refused = CUDNN_STATUS_CATEGORY(error.status) == CUDNN_STATUS_NOT_SUPPORTED ||
-                         CUDNN_STATUS_CATEGORY(error.status) == CUDNN_STATUS_BAD_PARAM;
-    if (refused) throw NoPlan(error.what());
+    if (is_refusal(error)) throw NoPlan(error.what());
+    if (driver::is_full()) throw driver::OutOfMemory(error.what());
     throw;
   }
 }

@@ -64,11 +64,12 @@ class ConvPlan {
   cudnn::Descriptor plan;
 };
 
-// The plan of a key: built at its first use, then kept. Throws NoPlan. Thread-safe. The caller holds `handle`, which is
+// The plan of a key: built at its first use, then kept. Throws NoPlan, and driver::OutOfMemory where nothing can be
+// built for want of memory, which is no property of the key. Thread-safe. The caller holds `handle`, which is
 // that of the key's device. Candidates are timed only where `may_time` says so: never while a stream is being captured.
 std::shared_ptr<const ConvPlan> conv_plan(const ConvKey& key, cudnn::Handle& handle, bool may_time);
 
-// The plan to take in the place of one that failed to run; kept from then on. Throws NoPlan.
+// The plan to take in the place of one that failed to run; kept from then on. Throws as conv_plan() does.
 std::shared_ptr<const ConvPlan> conv_plan_after(const ConvKey& key, const ConvPlan& failed, cudnn::Handle& handle);
 
 // Keeps a plan for good: a CUDA graph was recorded from it, which runs the plan's code for as long as it lives.

@@ -46,7 +46,9 @@ void run_plan(const ConvKey& key, CUstream stream, const Arg& first, const Arg& 
       try {
         plan = conv_plan_after(key, *plan, handle);
       } catch (const NoPlan& none) {
-        throw std::runtime_error(std::string(error.what()) + "; then " + none.what());
+        const std::string both = std::string(error.what()) + "; then " + none.what();
+        if (driver::is_full()) throw driver::OutOfMemory(both);
+        throw std::runtime_error(both);
       }
       handle.set_stream(stream);
     }
@@ -74,6 +76,8 @@ ffi::Error run(ConvKind kind, CUstream stream, const Arg& first, const Arg& seco
     const driver::CurrentDevice current(stream);
     key.device = current.device();
     run_plan(key, stream, first, second, result, workspace->typed_data());
+  } catch (const driver::OutOfMemory& error) {
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, std::string("jaxgrad_conv: ") + error.what());
   } catch (const std::exception& error) {
     return ffi::Error::Internal(std::string("jaxgrad_conv: ") + error.what());
   }

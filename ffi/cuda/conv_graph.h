@@ -28,4 +28,7 @@ struct ConvCandidate {
 // The engines whose arithmetic is what the key asks for, in the order in which the key's search tries them.
 std::vector<ConvCandidate> conv_candidates(const ConvKey& key, const ConvGraph& graph);
 
+// The number of an engine and the values of its knobs, "eng52_k3=1_k5=2": all that sets it apart from others of a list.
+std::string tag_of(const ConvCandidate& candidate);
+
 }  // namespace jaxgrad

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <map>
 #include <mutex>
 
@@ -12,7 +13,7 @@ constexpr const char* kSoname = "libcudnn.so.9";
 constexpr size_t kMajor = 9, kOldest = 90800;  // what the oldest supported jax asks for
 
 Api functions;
-bool ready = false;
+std::atomic<bool> ready{false};
 std::mutex loading;
 
 std::string print_version(size_t version) {
@@ -61,8 +62,13 @@ void load(const std::vector<std::string>& paths) {
 
 std::string version() { return ready ? print_version(functions.cudnnGetVersion()) : ""; }
 
+std::string describe_build() {
+  return "cuDNN " + print_version(api().cudnnGetVersion()) + " for CUDA " +
+         std::to_string(api().cudnnGetCudartVersion());
+}
+
 const Api& api() {
-  if (!ready) throw std::runtime_error("cuDNN is not loaded");
+  if (!ready) load({});  // of a program that was lowered elsewhere: XLA itself has opened cuDNN by the time it runs
   return functions;
 }
 
@@ -96,28 +102,24 @@ Handle::Slot& Handle::slot(int device) {
   return slots[device];
 }
 
-Handle::Handle(int device) : slot_(slot(device)) {
-  slot_.mutex.lock();
+Handle::Handle(int device) : slot_(slot(device)), lock_(slot_.mutex) {
   if (slot_.handle == nullptr) {
+    const driver::RelaxedCapture relaxed;
+    if (slot_.idle == nullptr) JAXGRAD_DRIVER(driver::api().cuStreamCreate(&slot_.idle, CU_STREAM_NON_BLOCKING));
     try {
-      const driver::RelaxedCapture relaxed;
-      if (slot_.idle == nullptr) JAXGRAD_DRIVER(driver::api().cuStreamCreate(&slot_.idle, CU_STREAM_NON_BLOCKING));
       cudnnHandle_t created = nullptr;
       JAXGRAD_CUDNN(api().cudnnCreate(&created));
       JAXGRAD_CUDNN(api().cudnnSetStream(created, slot_.idle));
       slot_.handle = created;
-    } catch (...) {
-      slot_.mutex.unlock();
+    } catch (const Error& error) {
+      if (driver::is_full()) throw driver::OutOfMemory(error.what());
       throw;
     }
   }
   handle_ = slot_.handle;
 }
 
-Handle::~Handle() {
-  leave_stream();
-  slot_.mutex.unlock();
-}
+Handle::~Handle() { leave_stream(); }
 
 void Handle::leave_stream() {
   if (has_callers_stream_) api().cudnnSetStream(handle_, slot_.idle);

@@ -1,11 +1,14 @@
-// cuDNN, opened at run time: nothing is linked, so the module loads where the library is missing, and says so. Only its
-// backend interface is used, the C functions under NVIDIA's own graph API, which need nothing of CUDA's runtime.
+// cuDNN, opened at run time: nothing is linked, so the module loads where the library is missing, and says so.
+// Convolution uses its backend interface, the C functions under NVIDIA's own graph API, batch normalisation the older
+// interface; both need nothing of CUDA's runtime.
 #pragma once
 
 #include <cudnn_graph.h>
+#include <cudnn_ops.h>
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -15,18 +18,31 @@
 
 namespace jaxgrad::cudnn {
 
-#define JAXGRAD_CUDNN_FUNCTIONS(X) \
-  X(cudnnBackendCreateDescriptor)  \
-  X(cudnnBackendDestroyDescriptor) \
-  X(cudnnBackendExecute)           \
-  X(cudnnBackendFinalize)          \
-  X(cudnnBackendGetAttribute)      \
-  X(cudnnBackendSetAttribute)      \
-  X(cudnnCreate)                   \
-  X(cudnnGetErrorString)           \
-  X(cudnnGetLastErrorString)       \
-  X(cudnnGetVersion)               \
-  X(cudnnSetStream)
+#define JAXGRAD_CUDNN_FUNCTIONS(X)                            \
+  X(cudnnBackendCreateDescriptor)                             \
+  X(cudnnBackendDestroyDescriptor)                            \
+  X(cudnnBackendExecute)                                      \
+  X(cudnnBackendFinalize)                                     \
+  X(cudnnBackendGetAttribute)                                 \
+  X(cudnnBackendSetAttribute)                                 \
+  X(cudnnBatchNormalizationBackwardEx)                        \
+  X(cudnnBatchNormalizationForwardTrainingEx)                 \
+  X(cudnnCreate)                                              \
+  X(cudnnCreateActivationDescriptor)                          \
+  X(cudnnCreateTensorDescriptor)                              \
+  X(cudnnDeriveBNTensorDescriptor)                            \
+  X(cudnnDestroyActivationDescriptor)                         \
+  X(cudnnDestroyTensorDescriptor)                             \
+  X(cudnnGetBatchNormalizationBackwardExWorkspaceSize)        \
+  X(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize) \
+  X(cudnnGetBatchNormalizationTrainingExReserveSpaceSize)     \
+  X(cudnnGetCudartVersion)                                    \
+  X(cudnnGetErrorString)                                      \
+  X(cudnnGetLastErrorString)                                  \
+  X(cudnnGetVersion)                                          \
+  X(cudnnSetActivationDescriptor)                             \
+  X(cudnnSetStream)                                           \
+  X(cudnnSetTensor4dDescriptorEx)
 
 struct Api {
 #define JAXGRAD_CUDNN_MEMBER(name) decltype(&::name) name;
@@ -37,8 +53,9 @@ struct Api {
 // Opens cuDNN, once for the process: the copy that is loaded already, else the first of `paths` that opens, else the
 // system's. Throws std::runtime_error that says what is wrong.
 void load(const std::vector<std::string>& paths);
-std::string version();  // "9.19.0"; empty before load()
-const Api& api();       // after load(); throws before
+std::string version();         // "9.19.0"; empty before load()
+std::string describe_build();  // the same with the CUDA release that it was built for, of which there are several
+const Api& api();              // loads it where nobody has; throws as load() does
 
 class Error : public std::runtime_error {
  public:
@@ -114,6 +131,7 @@ class Handle {
   struct Slot;
   static Slot& slot(int device);
   Slot& slot_;
+  std::unique_lock<std::mutex> lock_;
   cudnnHandle_t handle_ = nullptr;
   bool has_callers_stream_ = false;
 };

@@ -26,6 +26,14 @@ Api open() {
   return functions;
 }
 
+constexpr size_t kHardlyAny = 64 << 20;  // bytes; cuDNN's own set-up takes tens of millions
+
+CUdevice find_device(int ordinal) {
+  CUdevice found = 0;
+  JAXGRAD_DRIVER(api().cuDeviceGet(&found, ordinal));
+  return found;
+}
+
 std::string describe(CUresult status) {
   const char* text = nullptr;
   api().cuGetErrorString(status, &text);
@@ -44,12 +52,43 @@ Error::Error(CUresult status, const char* expression, const char* file, int line
                          " at " + file + ":" + std::to_string(line)),
       status(status) {}
 
+std::string describe_device(int device) {
+  const CUdevice found = find_device(device);
+  char name[256] = "";
+  JAXGRAD_DRIVER(api().cuDeviceGetName(name, sizeof name, found));
+  const auto attribute = [&](CUdevice_attribute which) {
+    int value = 0;
+    JAXGRAD_DRIVER(api().cuDeviceGetAttribute(&value, which, found));
+    return std::to_string(value);
+  };
+  int driver = 0;
+  JAXGRAD_DRIVER(api().cuDriverGetVersion(&driver));
+  return std::string(name) + ", compute capability " + attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) + "." +
+         attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) + ", " +
+         attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) + " multiprocessors, driver " + std::to_string(driver);
+}
+
+int64_t total_memory(int device) {
+  size_t bytes = 0;
+  JAXGRAD_DRIVER(api().cuDeviceTotalMem(&bytes, find_device(device)));
+  return static_cast<int64_t>(bytes);
+}
+
+bool is_full() {
+  size_t available = 0, total = 0;
+  return api().cuMemGetInfo(&available, &total) == CUDA_SUCCESS && available < kHardlyAny;
+}
+
+OutOfMemory::OutOfMemory(const std::string& error)
+    : std::runtime_error("the GPU's memory is full: less than " + std::to_string(kHardlyAny >> 20) +
+                         " MiB are left for cuDNN beside what JAX has reserved, of which "
+                         "XLA_PYTHON_CLIENT_MEM_FRACTION sets the share (" +
+                         error + ")") {}
+
 CurrentDevice::CurrentDevice(int device) : device_(device) {
-  CUdevice found = 0;
   CUcontext context = nullptr;
-  JAXGRAD_DRIVER(api().cuDeviceGet(&found, device));
   // Retained for good: JAX's own client holds it as long as the process lives.
-  JAXGRAD_DRIVER(api().cuDevicePrimaryCtxRetain(&context, found));
+  JAXGRAD_DRIVER(api().cuDevicePrimaryCtxRetain(&context, find_device(device)));
   JAXGRAD_DRIVER(api().cuCtxPushCurrent(context));
   pushed_ = true;
 }
@@ -93,24 +132,23 @@ void Memory::fill(uint32_t value, CUstream stream) {
 }
 
 Stopwatch::Stopwatch() {
-  JAXGRAD_DRIVER(api().cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING));
-  JAXGRAD_DRIVER(api().cuEventCreate(&before_, CU_EVENT_DEFAULT));
-  JAXGRAD_DRIVER(api().cuEventCreate(&after_, CU_EVENT_DEFAULT));
+  CUstream stream = nullptr;
+  JAXGRAD_DRIVER(api().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  stream_.reset(stream);
+  for (auto* event : {&before_, &after_}) {
+    CUevent created = nullptr;
+    JAXGRAD_DRIVER(api().cuEventCreate(&created, CU_EVENT_DEFAULT));
+    event->reset(created);
+  }
 }
 
-Stopwatch::~Stopwatch() {
-  if (after_ != nullptr) api().cuEventDestroy(after_);
-  if (before_ != nullptr) api().cuEventDestroy(before_);
-  if (stream_ != nullptr) api().cuStreamDestroy(stream_);
-}
-
-void Stopwatch::start() { JAXGRAD_DRIVER(api().cuEventRecord(before_, stream_)); }
+void Stopwatch::start() { JAXGRAD_DRIVER(api().cuEventRecord(before_.get(), stream())); }
 
 float Stopwatch::stop_milliseconds() {
   float milliseconds = 0;
-  JAXGRAD_DRIVER(api().cuEventRecord(after_, stream_));
-  JAXGRAD_DRIVER(api().cuEventSynchronize(after_));
-  JAXGRAD_DRIVER(api().cuEventElapsedTime(&milliseconds, before_, after_));
+  JAXGRAD_DRIVER(api().cuEventRecord(after_.get(), stream()));
+  JAXGRAD_DRIVER(api().cuEventSynchronize(after_.get()));
+  JAXGRAD_DRIVER(api().cuEventElapsedTime(&milliseconds, before_.get(), after_.get()));
   return milliseconds;
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 
@@ -18,7 +19,11 @@ namespace jaxgrad::driver {
   X(cuCtxPopCurrent)                \
   X(cuCtxPushCurrent)               \
   X(cuDeviceGet)                    \
+  X(cuDeviceGetAttribute)           \
+  X(cuDeviceGetName)                \
   X(cuDevicePrimaryCtxRetain)       \
+  X(cuDeviceTotalMem)               \
+  X(cuDriverGetVersion)             \
   X(cuEventCreate)                  \
   X(cuEventDestroy)                 \
   X(cuEventElapsedTime)             \
@@ -28,6 +33,7 @@ namespace jaxgrad::driver {
   X(cuInit)                         \
   X(cuMemAlloc)                     \
   X(cuMemFree)                      \
+  X(cuMemGetInfo)                   \
   X(cuMemsetD32Async)               \
   X(cuStreamCreate)                 \
   X(cuStreamDestroy)                \
@@ -57,6 +63,20 @@ class Error : public std::runtime_error {
     if (jaxgrad_status != CUDA_SUCCESS)                                                \
       throw ::jaxgrad::driver::Error(jaxgrad_status, #expression, __FILE__, __LINE__); \
   } while (false)
+
+// What a device is, to tell one whose kernels take other times: its name, architecture and size, and the driver.
+std::string describe_device(int device);
+
+int64_t total_memory(int device);  // bytes
+
+// Whether hardly any memory of the current device is free.
+bool is_full();
+
+// What an error comes to where the device is full: cuDNN itself speaks of an internal error then.
+class OutOfMemory : public std::runtime_error {
+ public:
+  explicit OutOfMemory(const std::string& error);
+};
 
 // Makes a device's context, the one that JAX uses, the thread's own while it lives.
 class CurrentDevice {
@@ -109,17 +129,18 @@ class Memory {
 class Stopwatch {
  public:
   Stopwatch();
-  ~Stopwatch();
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
 
-  CUstream stream() const { return stream_; }
+  CUstream stream() const { return stream_.get(); }
   void start();
   float stop_milliseconds();
 
  private:
-  CUstream stream_ = nullptr;
-  CUevent before_ = nullptr, after_ = nullptr;
+  struct Deleter {
+    void operator()(CUstream stream) const { api().cuStreamDestroy(stream); }
+    void operator()(CUevent event) const { api().cuEventDestroy(event); }
+  };
+  std::unique_ptr<CUstream_st, Deleter> stream_;
+  std::unique_ptr<CUevent_st, Deleter> before_, after_;
 };
 
 }  // namespace jaxgrad::driver

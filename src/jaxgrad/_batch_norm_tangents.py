@@ -1,4 +1,4 @@
-"""The tangents of batch normalisation, on the kernels of its value and of its gradients.
+"""The tangents of batch normalisation, on the CPU on the kernels of its value and of its gradients.
 
 With xhat = (x - mean) rstd, and sums over the n elements of a channel, the tangents along x', scale', bias' are
 
@@ -6,7 +6,8 @@ With xhat = (x - mean) rstd, and sums over the n elements of a channel, the tang
   mean' = sum x' / n, var' = 2 sum(xhat x') / (n rstd)
 
 What x' adds to y' is what the backward pass makes of a cotangent x', since that map is its own transpose, and the sums
-are the gradients of bias and scale there; the rest of y' is a normalisation by scale' and bias'.
+are the gradients of bias and scale there; the rest of y' is a normalisation by scale' and bias'. On other platforms
+XLA computes them, whatever the value runs on.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from jax import lax
 
 from jaxgrad import _batch_norm_units as units
 from jaxgrad import _batch_norm_xla
+from jaxgrad._batch_norm_units import Spec
 from jaxgrad._batch_norm_xla import Statistics, compute_dtype
+from jaxgrad._dispatch import Route
 from jaxgrad._forward_mode import Rules
 
 
@@ -28,21 +31,21 @@ def _training(spec, primals, tangents):
     dx, dscale, dbias, dresidual = tangents
     dtype = compute_dtype(x)
     scale, bias = scale.astype(dtype), bias.astype(dtype)
-    mean, mean_low, _, rstd = units.statistics(spec)(x)
+    y, mean, mean_low, _, rstd = units.forward(spec)(x, scale, bias, residual)  # the call that the value makes too
     statistics = Statistics(mean, mean_low, rstd)
-    unbounded = dataclasses.replace(spec, relu=False)
+    linear = _linear(spec)
     dmean = dvar = jnp.zeros_like(mean)
     dy = None
     if dx is not None:
-        backward = units.backward(unbounded, False, (True, True, True, False))
+        backward = units.backward(linear, False, (True, True, True, False))
         dy, sum_xhat, sum_x, _ = backward(x, scale, None, *statistics, None, dx, None, None)
         n = max(x.size // max(x.shape[spec.feature_axis], 1), 1)
         dmean, dvar = sum_x / n, 2 * sum_xhat / (n * rstd)
-    dy = _add_affine(unbounded, x, dscale, dbias, statistics, dy)
+    dy = _add_affine(linear, x, dscale, dbias, statistics, dy)
     if dresidual is not None:
         dy = dresidual if dy is None else (dy.astype(dtype) + dresidual.astype(dtype)).astype(x.dtype)
     if spec.relu:
-        y = None if residual is None else units.normalise(spec)(x, scale, bias, *statistics, residual)[0]
+        y = None if residual is None else y  # as the backward pass tells where relu passed its argument on
         passed = _batch_norm_xla.passed(x, scale, bias, statistics, y, feature_axis=spec.feature_axis)
         dy = jnp.where(passed, dy, 0)
     return dy, dmean.astype(spec.statistics_dtype), dvar.astype(spec.statistics_dtype)
@@ -55,6 +58,7 @@ def _inference(spec, primals, tangents):
     dtype = compute_dtype(x)
     scale, mean, var = (a.astype(dtype) for a in (scale, mean, var))
     rstd = lax.rsqrt(var + spec.epsilon)
+    spec = _linear(spec)
     dy = None
     if dx is not None:
         backward = units.backward(spec, True, (True, False, False, False))
@@ -66,6 +70,12 @@ def _inference(spec, primals, tangents):
         through = -scale * rstd * dmean.astype(dtype)
         dbias = through if dbias is None else dbias.astype(dtype) + through
     return _add_affine(spec, x, dscale, dbias, Statistics(mean, None, rstd), dy)
+
+
+def _linear(spec: Spec) -> Spec:
+    """The same without what is not linear in the tangents, and on no GPU's kernels."""
+    forward, backward = (Route(tuple(k for k in r.kernels if k != "cudnn")) for r in (spec.forward, spec.backward))
+    return dataclasses.replace(spec, relu=False, forward=forward, backward=backward)
 
 
 def _add_affine(spec, x, dscale, dbias, statistics, dy):

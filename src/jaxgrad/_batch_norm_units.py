@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jaxgrad import _batch_norm_xla, _ffi
+from jaxgrad import _batch_norm_cudnn, _batch_norm_xla, _ffi
 from jaxgrad._batch_norm_xla import Statistics
 from jaxgrad._batching import fold_or_loop
 from jaxgrad._dispatch import XLA, Route, by_platform
@@ -27,28 +27,50 @@ class Spec:
     epsilon: float
     relu: bool
     statistics_dtype: Any
-    route: Route
+    forward: Route
+    backward: Route
 
 
-def _run(spec: Spec, has_work: bool, kernel: Callable[..., Any], xla: Callable[..., Any], *arrays: Any) -> Any:
-    return by_platform(spec.route if has_work else XLA, {"cpu": kernel}, xla, *arrays)
+def _route(route: Route, x: jax.Array) -> Route:
+    """What is left of the route for the x that a unit was given, which vmap may have made larger than the call's."""
+    if x.size == 0:
+        return XLA
+    # Only sizes that are known now are asked about: where one is a symbol the route holds no kernels.
+    return route.without("cudnn") if "cudnn" in route.kernels and not _batch_norm_cudnn.takes(x) else route
 
 
 @cache
-def statistics(spec: Spec) -> Callable[..., Any]:
-    """x -> (mean, mean_low, var, rstd), each [C]."""
-    settings: dict[str, Any] = {"feature_axis": spec.feature_axis, "epsilon": spec.epsilon}
+def forward(spec: Spec) -> Callable[..., Any]:
+    """(x, scale, bias, residual) -> (y, mean, mean_low, var, rstd), all but y of [C]; residual may be None.
 
-    def kernel(x):
-        return _ffi.batch_norm_statistics(x, **settings)
+    Where y is not read, XLA leaves the part that computes it out; cuDNN computes all at once.
+    """
+    axis = spec.feature_axis
+    by_x: dict[str, Any] = {"feature_axis": axis, "epsilon": spec.epsilon}
+    by_y: dict[str, Any] = {"feature_axis": axis, "relu": spec.relu}
 
-    def xla(x):
-        return _batch_norm_xla.statistics(x, **settings)
+    def cpu(x, scale, bias, residual):
+        mean, mean_low, var, rstd = _ffi.batch_norm_statistics(x, **by_x)
+        return (
+            _ffi.batch_norm_normalise(x, scale, bias, mean, mean_low, rstd, residual, **by_y),
+            mean,
+            mean_low,
+            var,
+            rstd,
+        )
 
-    def call(x):
-        return _run(spec, x.size > 0, kernel, xla, x)
+    def cudnn(*arrays):
+        return _batch_norm_cudnn.forward(*arrays, **by_x, relu=spec.relu)
 
-    return jax.jit(fold_or_loop(call, in_axes=(spec.feature_axis,), out_axes=(0, 0, 0, 0)))
+    def xla(x, scale, bias, residual):
+        mean, mean_low, var, rstd = _batch_norm_xla.statistics(x, **by_x)
+        y = _batch_norm_xla.normalise(x, scale, bias, Statistics(mean, mean_low, rstd), residual, **by_y)
+        return y, mean, mean_low, var, rstd
+
+    def call(x, *rest):
+        return by_platform(_route(spec.forward, x), {"cpu": cpu, "cudnn": cudnn}, xla, x, *rest)
+
+    return jax.jit(fold_or_loop(call, in_axes=(axis, 0, 0, axis), out_axes=(axis, 0, 0, 0, 0)))
 
 
 @cache
@@ -56,14 +78,14 @@ def normalise(spec: Spec) -> Callable[..., Any]:
     """(x, scale, bias, mean, mean_low, rstd, residual) -> (y,); mean_low and residual may be None."""
     settings: dict[str, Any] = {"feature_axis": spec.feature_axis, "relu": spec.relu}
 
-    def kernel(*arrays):
+    def cpu(*arrays):
         return (_ffi.batch_norm_normalise(*arrays, **settings),)
 
     def xla(x, scale, bias, mean, mean_low, rstd, residual):
         return (_batch_norm_xla.normalise(x, scale, bias, Statistics(mean, mean_low, rstd), residual, **settings),)
 
     def call(x, *rest):
-        return _run(spec, x.size > 0, kernel, xla, x, *rest)
+        return by_platform(_route(spec.forward, x), {"cpu": cpu}, xla, x, *rest)
 
     axis = spec.feature_axis
     return jax.jit(fold_or_loop(call, in_axes=(axis, 0, 0, 0, 0, 0, axis), out_axes=(axis,)))
@@ -83,16 +105,29 @@ def backward(spec: Spec, frozen: bool, wanted: tuple[bool, ...]) -> Callable[...
         "wanted": wanted,
     }
 
-    def kernel(*arrays):
+    def cpu(*arrays):
         gradients = _ffi.batch_norm_backward(*arrays, **settings)
         return tuple(g if want else None for g, want in zip(gradients, wanted, strict=True))
+
+    def cudnn(x, scale, bias, mean, mean_low, rstd, *rest):
+        statistics = Statistics(mean, mean_low, rstd)
+        by: dict[str, Any] = {
+            "feature_axis": spec.feature_axis,
+            "epsilon": spec.epsilon,
+            "relu": spec.relu,
+            "wanted": wanted,
+        }
+        return tuple(_batch_norm_cudnn.backward(x, scale, bias, statistics, *rest, **by))
 
     def xla(x, scale, bias, mean, mean_low, rstd, *rest):
         return tuple(_batch_norm_xla.backward(x, scale, bias, Statistics(mean, mean_low, rstd), *rest, **settings))
 
     def call(x, scale, bias, mean, mean_low, rstd, y, dy, dmean, dvar):
-        has_work = x.size > 0 and dy is not None and any(wanted)
-        return _run(spec, has_work, kernel, xla, x, scale, bias, mean, mean_low, rstd, y, dy, dmean, dvar)
+        route = _route(spec.backward, x) if dy is not None and any(wanted) else XLA
+        if not wanted[0]:
+            route = route.without("cudnn")  # XLA leaves out what dx alone needs
+        arrays = (x, scale, bias, mean, mean_low, rstd, y, dy, dmean, dvar)
+        return by_platform(route, {"cpu": cpu, "cudnn": cudnn}, xla, *arrays)
 
     axis = spec.feature_axis
     in_axes = (axis, 0, 0, 0, 0, 0, axis, axis, 0, 0)

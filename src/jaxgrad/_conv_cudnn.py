@@ -89,22 +89,31 @@ def obstacles(
         obstacle = None
         if implementation is None and (reason := faster_on_xla(kind, geometry, sizes, dtype, transposed)):
             obstacle = Obstacle(reason, slower=True)
-        elif not has_plan(kind, geometry, sizes, dtype, precision, config.current()):
-            obstacle = Obstacle(f"cuDNN has no kernel for the unit {kind} of this shape")
+        else:
+            obstacle = without_plan(kind, geometry, sizes, dtype, precision, config.current())
         found["cudnn", kind] = obstacle
     return found
 
 
-def has_plan(
+def without_plan(
     kind: str,
     geometry: Geometry,
     sizes: tuple[int, int, int],
     dtype: Any,
     precision: Any,
     settings: config.Settings,
-) -> bool:
-    """Whether cuDNN has a kernel, as far as can be said here: without a GPU that is left to where the program runs."""
-    return _ffi.cuda_conv_plan(kind, geometry, sizes, dtype.name, _ffi.allows_tf32(precision), settings) is not None
+) -> Obstacle | None:
+    """Why cuDNN has no kernel, as far as can be said here: without a GPU that is left to where the program runs.
+
+    Raises RuntimeError where cuDNN cannot be asked and other processes, where it can be, wait for the same program.
+    """
+    try:
+        plan = _ffi.cuda_conv_plan(kind, geometry, sizes, dtype.name, _ffi.allows_tf32(precision), settings)
+    except RuntimeError as error:
+        if jax.process_count() > 1:
+            raise
+        return Obstacle(f"cuDNN could not be asked: {error}", missing=str(error))
+    return None if plan is not None else Obstacle(f"cuDNN has no kernel for the unit {kind} of this shape")
 
 
 def forward(

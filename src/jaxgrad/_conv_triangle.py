@@ -42,7 +42,7 @@ class Spec:
         found = dict(self.routes)[kind]
         if "cpu" in found.kernels and not _conv_onednn.has_plan(kind, self.geometry, sizes, dtype, has_bias):
             found = found.without("cpu")
-        if "cudnn" in found.kernels and not _conv_cudnn.has_plan(
+        if "cudnn" in found.kernels and _conv_cudnn.without_plan(
             kind, self.geometry, sizes, dtype, self.precision, self.settings
         ):
             return found.without("cudnn")

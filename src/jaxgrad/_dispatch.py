@@ -232,9 +232,10 @@ def _note(decision: Decision) -> None:
         recorded.append(decision)
     elif decision.implementation is None:
         for kernel in decision.op.kernels:
-            obstacle = decision.obstacles[kernel.implementation, decision.op.units[0]]
-            if obstacle is not None and obstacle.missing and jax.default_backend() == PLATFORM[kernel.implementation]:
-                _warn_once(kernel.title, obstacle.missing)
+            obstacles = (decision.obstacles[kernel.implementation, unit] for unit in decision.op.units)
+            missing = next((o.missing for o in obstacles if o is not None and o.missing), "")
+            if missing and jax.default_backend() == PLATFORM[kernel.implementation]:
+                _warn_once(kernel.title, missing)
 
 
 @cache

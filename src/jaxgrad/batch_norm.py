@@ -1,9 +1,9 @@
 """Batch normalisation: the public ops, their checks and their differentiation rules.
 
 The path of a call: `batch_norm_training` checks its arguments, `_training` is the `jax.custom_vjp`, `units` wraps each
-kernel call for `jit` and `vmap`, `_ffi` calls the handlers in ffi/cpu/batch_norm_ffi.cc, which run
-ffi/cpu/batch_norm.cc. The statistics and the normalised array are two calls, so that a program which reads only the
-gradients, or only the statistics, does not compute y.
+pass for `jit` and `vmap`, `_ffi` calls the handlers in ffi/cpu/batch_norm_ffi.cc, which run ffi/cpu/batch_norm.cc, and
+those in ffi/cuda. The forward pass gives the statistics and the normalised array. On the CPU these are two calls, so
+that a program which reads only the gradients, or only the statistics, does not compute y.
 """
 
 from __future__ import annotations
@@ -18,16 +18,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxgrad import _batch_norm_tangents, _batch_norm_xla, _checks, _ffi, _forward_mode
+from jaxgrad import _batch_norm_cudnn, _batch_norm_tangents, _batch_norm_xla, _checks, _ffi, _forward_mode
 from jaxgrad import _batch_norm_units as units
 from jaxgrad._batch_norm_units import Spec
 from jaxgrad._batch_norm_xla import Gradients, Statistics, compute_dtype
 from jaxgrad._dispatch import IMPLEMENTATIONS, Op, cpu_kernel, symbolic_obstacle
 
 _TRAINING, _INFERENCE = "jaxgrad.batch_norm_training", "jaxgrad.batch_norm_inference"
-_KERNELS = (cpu_kernel("the CPU kernel takes every dtype and shape of this op", _ffi.cpu_problem),)
-_DISPATCH_TRAINING = Op("batch_norm_training", _KERNELS)
-_DISPATCH_INFERENCE = Op("batch_norm_inference", _KERNELS)
+_CPU = cpu_kernel("the CPU kernel takes every dtype and shape of this op", _ffi.cpu_problem)
+_DISPATCH_TRAINING = Op(
+    "batch_norm_training",
+    (_CPU, _batch_norm_cudnn.KERNEL),
+    units=_batch_norm_cudnn.UNITS,
+    usual=_batch_norm_cudnn.USUAL,
+)
+_DISPATCH_INFERENCE = Op("batch_norm_inference", (_CPU,))
 
 
 @jax.tree_util.register_static
@@ -58,9 +63,12 @@ def batch_norm_training(
 
     C is the number of channels, x.shape[feature_axis].
 
-    The variance is that of two passes, so it stays accurate where the mean is large beside the deviation, as
-    E[x^2] - E[x]^2 does not; inside, the mean has twice its digits, so that y and the gradients stay accurate too.
-    The CPU kernel merges blocks whose size and order are fixed: its results do not depend on the number of threads.
+    The variance adds up squares of deviations from what is close to the mean, so it stays accurate where the mean is
+    large beside the deviation, as E[x^2] - E[x]^2 does not; inside, the mean has twice its digits, so that y and the
+    gradients stay accurate too. The CPU kernel merges blocks whose size and order are fixed: its results do not depend
+    on the number of threads. cuDNN keeps the mean in one part: with it, and eps that of float32 (float64 where x is),
+    y and the gradients are off by some eps |mean| / deviation, relative, and the variance by the square of that. None
+    takes it for 16-bit x only, whose own rounding is larger. Where a channel holds an infinity, cuDNN's mean is NaN.
 
     Args:
       x: of rank 2 or more: float32, float64, bfloat16 or float16. The 16-bit types are storage: statistics and
@@ -73,7 +81,7 @@ def batch_norm_training(
       activation: "relu", or None for none. Its gradient at zero is zero, as that of `jax.nn.relu` is.
       statistics_dtype: the dtype of the mean and variance returned: x's own or, where that has 16 bits, float32. None
         is float32, for x of float64 float64. What is computed inside does not depend on it.
-      implementation: None for the fastest known, "cpu" for the CPU kernels, "xla" for plain XLA.
+      implementation: None for the fastest known, "cpu" for the CPU kernels, "cudnn" for cuDNN, "xla" for plain XLA.
         `jaxgrad.explain` tells what None comes to.
 
     Returns:
@@ -84,8 +92,8 @@ def batch_norm_training(
     Raises:
       TypeError: an array's dtype is none of those above, or feature_axis or epsilon is not a number of the right kind.
       ValueError: a rank or a dimension does not fit, feature_axis is out of range, epsilon is negative or NaN, or
-        activation or implementation is unknown.
-      RuntimeError: `implementation="cpu"` where the compiled module cannot be loaded.
+        activation or implementation is unknown; or `implementation="cudnn"` for what cuDNN cannot take.
+      RuntimeError: `implementation="cpu"` or `"cudnn"` where the compiled module or cuDNN cannot be loaded.
 
     Reverse-mode differentiation works to any order and through all three results; the first uses the kernels, those
     above it XLA. Kept for it are x, scale, the mean and the inverse standard deviation, and with an activation the
@@ -108,8 +116,14 @@ def batch_norm_training(
             raise ValueError(f"{_TRAINING}: residual must have the shape of x, {x.shape}, got {residual.shape}")
         _checks.check_same_dtype(_TRAINING, "residual", residual, "x", x)
     dtype = _check_statistics_dtype(statistics_dtype, x)
-    route = _DISPATCH_TRAINING.decide(implementation, symbolic_obstacle(x)).route
-    spec = Spec(feature_axis, epsilon, activation == "relu", dtype, route)
+    obstacle = symbolic_obstacle(x)
+    relu = activation == "relu"
+    found = None
+    if obstacle is None:
+        found = _batch_norm_cudnn.obstacle(x, feature_axis, relu, residual is not None, implementation)
+    obstacles = {("cudnn", unit): found for unit in _batch_norm_cudnn.UNITS}
+    routes = _DISPATCH_TRAINING.decide(implementation, obstacle, obstacles).routes
+    spec = Spec(feature_axis, epsilon, relu, dtype, routes["forward"], routes["backward"])
     y, mean, var = _forward_mode.call(_training, _batch_norm_tangents.TRAINING, spec, x, scale, bias, residual)
     return y, mean, var
 
@@ -164,7 +178,7 @@ def batch_norm_inference(
     channels = {"scale": scale, "bias": bias, "mean": mean, "var": var}
     x, feature_axis, arrays = _check_arrays(_INFERENCE, x, feature_axis, channels)
     route = _DISPATCH_INFERENCE.decide(implementation, symbolic_obstacle(x)).route
-    spec = Spec(feature_axis, epsilon, False, None, route)
+    spec = Spec(feature_axis, epsilon, False, None, route, route)
     return _forward_mode.call(_inference, _batch_norm_tangents.INFERENCE, spec, x, *arrays)
 
 
@@ -226,9 +240,7 @@ def _check_statistics_dtype(dtype: Any, x: jax.Array) -> np.dtype:
 def _forward(spec, x, scale, bias, residual):
     """`((y, mean, var), statistics)`"""
     dtype = compute_dtype(x)
-    mean, mean_low, var, rstd = units.statistics(spec)(x)
-    channels = (scale.astype(dtype), bias.astype(dtype), mean, mean_low, rstd)
-    (y,) = units.normalise(spec)(x, *channels, residual)
+    y, mean, mean_low, var, rstd = units.forward(spec)(x, scale.astype(dtype), bias.astype(dtype), residual)
     results = (y, mean.astype(spec.statistics_dtype), var.astype(spec.statistics_dtype))
     return results, Statistics(mean, mean_low, rstd)
 

@@ -1,17 +1,26 @@
 """Process-wide settings: how kernels are chosen, how much memory they may take, whether results must repeat.
 
-  >>> jaxgrad.config.update(search="heuristic")
+  >>> jaxgrad.config.update(search="exhaustive")
   >>> with jaxgrad.config.override(deterministic=True):
   ...     step = jax.jit(train_step).lower(*args).compile()
 
 A setting counts when a call is traced: programs that are compiled already keep those they were traced with. So far they
 govern cuDNN's kernels; oneDNN's are always chosen by its own rules and always deterministic.
+
+Memory on a GPU. A kernel's scratch is part of its program: `compiled.memory_analysis()` counts it, and where a program
+does not fit, with XLA's error RESOURCE_EXHAUSTED, a lower `workspace_limit` makes it smaller. What a program takes
+follows from the GPU, cuDNN's version and the settings alone, never from the memory that happens to be free, so that all
+hosts of a computation compile the same one. Beside JAX's memory cuDNN takes some tens of MiB for itself, and while it
+times, the exhaustive search takes as much as the call's operands and workspace; where that is not free, it takes the
+first kernel in place of the fastest. Where not even cuDNN's own is, a call with `implementation=None` runs on XLA and
+warns, but raises where several processes compute together.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -24,35 +33,48 @@ class Settings:
     """The settings in force.
 
     Attributes:
-      search: how a kernel is chosen among those that cuDNN has for a shape. "exhaustive": the fastest of the first
-        eight which cuDNN's own model ranks by speed, timed once, while the call is traced; those that need more scratch
-        memory than the operands and the result take together are left out. "heuristic": the first that works of that
-        model's list. "default": the first that works of cuDNN's list of those that work in general.
-      workspace_limit: the bytes of scratch memory that one call may take.
+      search: how a kernel is chosen among those that cuDNN has for a shape. "heuristic": the first that works of those
+        which cuDNN's own model ranks by speed. "exhaustive": the fastest of the first eight of them, timed once, while
+        the call is traced; those that need more scratch memory than the operands and the result take together are left
+        out. "default": the first that works of cuDNN's list of those that work in general.
+      workspace_limit: the bytes of scratch memory that one call may take. None: 1 GiB, and less of it on a GPU of less
+        than 16 GiB, a sixteenth of its memory or less.
       deterministic: only kernels that give the same bits in every run. Times may differ from run to run, so that
         "exhaustive" is then the same as "heuristic".
+      plan_cache_dir: a directory in which the exhaustive search keeps what its timing came to, so that a machine times
+        a call once and not in every process; None for none. It is of the whole process, may be shared by many, and is
+        None at first unless the environment variable JAXGRAD_PLAN_CACHE_DIR names one. Only the choice of kernels
+        depends on it: the programs are the same with and without. `jaxgrad.plan_cache_info` counts its use.
     """
 
-    search: str = "exhaustive"
-    workspace_limit: int = 1 << 30
+    search: str = "heuristic"
+    workspace_limit: int | None = None
     deterministic: bool = False
+    plan_cache_dir: str | None = None
 
     def __post_init__(self) -> None:
         if self.search not in SEARCHES:
             raise ValueError(
                 f"jaxgrad.config: search must be one of {', '.join(map(repr, SEARCHES))}, got {self.search!r}"
             )
-        if not isinstance(self.workspace_limit, int) or isinstance(self.workspace_limit, bool):
+        limit = self.workspace_limit
+        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
             raise TypeError(
-                f"jaxgrad.config: workspace_limit must be an int, bytes, got {type(self.workspace_limit).__name__}"
+                f"jaxgrad.config: workspace_limit must be an int, bytes, or None, got {type(limit).__name__}"
             )
-        if self.workspace_limit < 0:
-            raise ValueError(f"jaxgrad.config: workspace_limit must not be negative, got {self.workspace_limit}")
+        if limit is not None and limit < 0:
+            raise ValueError(f"jaxgrad.config: workspace_limit must not be negative, got {limit}")
         if not isinstance(self.deterministic, bool):
             raise TypeError(f"jaxgrad.config: deterministic must be a bool, got {type(self.deterministic).__name__}")
+        if self.plan_cache_dir is not None:
+            try:
+                object.__setattr__(self, "plan_cache_dir", os.fsdecode(self.plan_cache_dir))
+            except TypeError:
+                given = type(self.plan_cache_dir).__name__
+                raise TypeError(f"jaxgrad.config: plan_cache_dir must be a path or None, got {given}") from None
 
 
-_process = Settings()
+_process = Settings(plan_cache_dir=os.environ.get("JAXGRAD_PLAN_CACHE_DIR") or None)
 _override: ContextVar[Settings | None] = ContextVar("jaxgrad_settings", default=None)
 
 
@@ -73,11 +95,21 @@ def update(**changes: Any) -> None:
     """
     global _process
     _process = _changed(_process, changes)
+    if "plan_cache_dir" in changes:
+        from jaxgrad._ffi import use_plan_cache_dir  # which imports this module
+
+        use_plan_cache_dir(_process.plan_cache_dir)
 
 
 @contextlib.contextmanager
 def override(**changes: Any) -> Iterator[Settings]:
-    """Changes settings inside a `with` block, for the thread or task that runs it; errors as those of `update`."""
+    """Changes settings inside a `with` block, for the thread or task that runs it; errors as those of `update`.
+
+    Raises:
+      ValueError: plan_cache_dir, which is of the whole process.
+    """
+    if "plan_cache_dir" in changes:
+        raise ValueError("jaxgrad.config: plan_cache_dir is of the whole process, jaxgrad.config.update sets it")
     token = _override.set(_changed(current(), changes))
     try:
         yield current()

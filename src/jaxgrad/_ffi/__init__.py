@@ -6,6 +6,10 @@ An absent operand is passed, and an unwanted result asked for, as an array witho
 from jaxgrad._ffi.batch_norm import batch_norm_backward as batch_norm_backward
 from jaxgrad._ffi.batch_norm import batch_norm_normalise as batch_norm_normalise
 from jaxgrad._ffi.batch_norm import batch_norm_statistics as batch_norm_statistics
+from jaxgrad._ffi.batch_norm_cuda import cuda_batch_norm_backward as cuda_batch_norm_backward
+from jaxgrad._ffi.batch_norm_cuda import cuda_batch_norm_forward as cuda_batch_norm_forward
+from jaxgrad._ffi.batch_norm_cuda import cuda_batch_norm_fuses as cuda_batch_norm_fuses
+from jaxgrad._ffi.batch_norm_cuda import cuda_batch_norm_problem as cuda_batch_norm_problem
 from jaxgrad._ffi.conv import CONV_KINDS as CONV_KINDS
 from jaxgrad._ffi.conv import conv_backward_filter as conv_backward_filter
 from jaxgrad._ffi.conv import conv_backward_input as conv_backward_input
@@ -19,6 +23,7 @@ from jaxgrad._ffi.conv_cuda import cuda_conv_backward_input as cuda_conv_backwar
 from jaxgrad._ffi.conv_cuda import cuda_conv_forward as cuda_conv_forward
 from jaxgrad._ffi.conv_cuda import cuda_conv_plan as cuda_conv_plan
 from jaxgrad._ffi.conv_cuda import plan_cache_info as plan_cache_info
+from jaxgrad._ffi.conv_cuda import use_plan_cache_dir as use_plan_cache_dir
 from jaxgrad._ffi.gru import GruSizes as GruSizes
 from jaxgrad._ffi.gru import gru_backward as gru_backward
 from jaxgrad._ffi.gru import gru_forward as gru_forward

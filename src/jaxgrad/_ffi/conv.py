@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrad._conv_geometry import Geometry, shape_of
+from jaxgrad._conv_geometry import Geometry, dilated_size, shape_of
 from jaxgrad._ffi.registration import cpu, or_empty
 
 CONV_KINDS = ("forward", "backward_input", "backward_filter")
@@ -66,11 +66,19 @@ def conv_compute_dtype(kind: str, geometry: Geometry, dtype: Any) -> str:
 
 
 def _reads_unwritten_memory(kind: str, geometry: Geometry) -> bool:
-    """Whether the bfloat16 kernel reads scratch memory that it never wrote, and may give NaN.
+    """Whether the bfloat16 kernel reads memory that it never wrote, and gives what it finds there.
 
-    oneDNN 3.2's weight gradient does where the last spatial axis is shorter than its stride.
+    oneDNN 3.2's weight gradient does where the last spatial axis is shorter than its stride and, with three axes, where
+    no window lies within the first one: the elements of the window are then never all met at once.
     """
-    return kind == "backward_filter" and geometry.x_spatial[-1] < geometry.window_strides[-1]
+    if kind != "backward_filter":
+        return False
+    g = geometry
+    if g.x_spatial[-1] < g.window_strides[-1]:
+        return True
+    window, (low, _) = dilated_size(g.w_spatial[0], g.rhs_dilation[0]), g.padding[0]
+    starts = (place * g.window_strides[0] - low for place in range(g.y_spatial[0]))
+    return len(g.w_spatial) == 3 and not any(0 <= start <= g.x_spatial[0] - window for start in starts)
 
 
 @cache

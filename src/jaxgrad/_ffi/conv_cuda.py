@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxgrad import config
 from jaxgrad._conv_geometry import Geometry
 from jaxgrad._ffi.conv import CONV_KINDS, _conv_layout, _conv_shapes, conv_plan_cache_info
 from jaxgrad._ffi.registration import cuda, gpu_ordinal
@@ -24,6 +26,8 @@ from jaxgrad.config import SEARCHES, Settings
 
 _TYPES = ("float32", "float64", "bfloat16", "float16")
 _SMALLEST_RESERVE = 32 << 20  # bytes of workspace where no GPU says how much a call needs
+_LARGEST_LIMIT = 1 << 30  # bytes of workspace that a call may take unless the settings say otherwise
+_LIMITS_SHARE = 16  # and the part of the GPU's memory that they may be
 
 
 def allows_tf32(precision: Any) -> bool:
@@ -57,16 +61,19 @@ def cuda_conv_plan(
 ) -> CudaConvCall | None:
     """The plan of a call of batch, features and output features `sizes`; None where cuDNN has none.
 
+    Raises RuntimeError where cuDNN cannot be asked, as where the GPU's memory is full.
+
     With a GPU here it is built, and by the exhaustive search timed, at once, and is there when the call runs. The bytes
     of workspace depend on cuDNN's lists alone and not on times, so that every host lowers the same program. Without a
     GPU they are a guess that leaves cuDNN a choice; the plan is then made where the program runs.
     """
     device = gpu_ordinal()
+    limit = _default_limit(device) if settings.workspace_limit is None else settings.workspace_limit
     for laid_out in _layouts(geometry, dtype):
         shapes = _conv_shapes(laid_out, *sizes)
         if device is None:
             operands = sum(map(math.prod, shapes)) * jnp.dtype(dtype).itemsize
-            return CudaConvCall(laid_out, min(settings.workspace_limit, max(_SMALLEST_RESERVE, 2 * operands)), "")
+            return CudaConvCall(laid_out, min(limit, max(_SMALLEST_RESERVE, 2 * operands)), "")
         layout: dict[str, Any] = {
             name: np.asarray(value).reshape(-1).tolist() for name, value in _conv_layout(laid_out).items()
         }
@@ -80,8 +87,10 @@ def cuda_conv_plan(
             allow_tf32=allow_tf32,
             deterministic=settings.deterministic,
             search=_search(settings),
-            workspace_limit=settings.workspace_limit,
+            workspace_limit=limit,
         )
+        if cuda.plan_directory_problem():
+            _warn_of_directory(settings.plan_cache_dir)
         if found is not None:
             return CudaConvCall(laid_out, *found)
     return None
@@ -92,6 +101,33 @@ def _search(settings: Settings) -> int:
     if settings.search == "exhaustive" and settings.deterministic:
         return SEARCHES.index("heuristic")  # what is timed may come out otherwise in the next run
     return SEARCHES.index(settings.search)
+
+
+@cache
+def _default_limit(device: int | None) -> int:
+    """Bytes; in powers of two, so that GPUs of one kind agree although their memory may differ by a little."""
+    if device is None:
+        return _LARGEST_LIMIT
+    return min(_LARGEST_LIMIT, 1 << (cuda.total_memory(device) // _LIMITS_SHARE).bit_length() - 1)
+
+
+def use_plan_cache_dir(path: str | None) -> None:
+    """Where the exhaustive search's choices are kept from now on, if anywhere."""
+    if cuda is not None:
+        cuda.use_plan_directory(path or "")
+
+
+use_plan_cache_dir(config.current().plan_cache_dir)
+
+
+@cache
+def _warn_of_directory(path: str | None) -> None:
+    warnings.warn(
+        f"jaxgrad cannot keep plans in plan_cache_dir={path!r}, and will time them again in the next process: "
+        f"{cuda.plan_directory_problem()}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def _layouts(geometry: Geometry, dtype: str) -> list[Geometry]:
@@ -174,7 +210,8 @@ def plan_cache_info() -> dict[str, dict[str, int]]:
     Returns:
       For each, "hits", "misses", "size" and "capacity". A plan is a kernel made ready for one shape; the one that was
       not used for longest is dropped when the cache is full. For cuDNN "recorded" counts the plans that XLA recorded
-      into CUDA graphs, which are kept besides.
+      into CUDA graphs, which are kept besides, and "disk_hits" and "disk_misses" the choices looked for in
+      `jaxgrad.config`'s plan_cache_dir.
     """
     found = {"cpu": conv_plan_cache_info(), "cudnn": dict(cuda.conv_plan_cache_info()) if cuda is not None else {}}
     return {name: info for name, info in found.items() if info}

@@ -1,0 +1,356 @@
+"""How plans are chosen, kept on disk and refused, on a cuDNN that is made up: fake_cuda.c. No GPU is needed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from jaxgrad import _ffi
+
+pytestmark = pytest.mark.skipif(
+    not _ffi.cuda_targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
+)
+
+# The first of cuDNN's list is not the fastest; neither asks for the most memory.
+ENGINES = "11:100:30,12:200:10,13:300:20"
+
+_PRELUDE = """
+import ctypes, json, os, sys, warnings
+import jax, jax.numpy as jnp
+fake = ctypes.CDLL("libcudnn.so.9")
+import jaxgrad
+from jaxgrad import _ffi, config
+from jaxgrad._ffi import conv_cuda, registration
+
+registration.gpu_ordinal = conv_cuda.gpu_ordinal = lambda: 0  # JAX itself runs on the CPU
+config.update(search="exhaustive")
+LAST = ("NHWC", "HWIO", "NHWC")
+
+def lowered(size=8, dtype="float32", implementation="cudnn"):
+    x, w = jax.ShapeDtypeStruct((2, size, size, 4), dtype), jax.ShapeDtypeStruct((3, 3, 4, 4), dtype)
+    def call(x, w):
+        return jaxgrad.conv_general_dilated(
+            x, w, (1, 1), ((2, 0), (2, 0)), dimension_numbers=LAST, implementation=implementation
+        )
+    return jax.jit(call).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+
+def engine(size=8, dtype="float32", **changes):
+    "cuDNN's engine in a forward call, and the bytes of its workspace."
+    from jaxgrad._conv_geometry import Geometry
+    spec = (0, 3, 1, 2)
+    g = Geometry(spec, (3, 2, 0, 1), spec, (1, 1), ((2, 0), (2, 0)), (1, 1), 1, (size, size), (3, 3))
+    with config.override(**changes):
+        plan = _ffi.cuda_conv_plan("forward", g, (2, 4, 4), dtype, True, config.current())
+    return None if plan is None else [plan.engine, plan.workspace]
+
+def counts():
+    info = jaxgrad.plan_cache_info()["cudnn"]
+    return [fake.fake_executions(), info["disk_hits"], info["disk_misses"]]
+
+def tell(**found):
+    print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="session")
+def fake_cuda(tmp_path_factory):
+    """A directory with the made-up libraries."""
+    folder = tmp_path_factory.mktemp("fake_cuda")
+    source = Path(__file__).with_name("fake_cuda.c")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", folder / "libcuda.so.1", source], check=True)
+    (folder / "libcudnn.so.9").symlink_to("libcuda.so.1")
+    return folder
+
+
+@pytest.fixture
+def run(run_python, fake_cuda):
+    """Runs a script in a process of its own; returns what it told."""
+
+    def run(script, engines=ENGINES, **environment):
+        settings = {"LD_LIBRARY_PATH": str(fake_cuda), "JAX_PLATFORMS": "cpu", "FAKE_ENGINES": engines, **environment}
+        return json.loads(run_python(_PRELUDE + script, **settings).stdout.splitlines()[-1])
+
+    return run
+
+
+_ONE = "tell(engine=engine(), counts=counts(), text=lowered())"
+
+
+def _files(directory):
+    return {path.name: path.read_bytes() for path in Path(directory).iterdir()}
+
+
+def test_a_choice_outlasts_the_process(run, tmp_path):
+    """Timed once; from then on taken from the disk, whatever the times would be. The program is always the same."""
+    kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path / "new" / "directory")}
+    alone = run(_ONE)
+    first = run(_ONE, **kept)
+    files = _files(kept["JAXGRAD_PLAN_CACHE_DIR"])
+    second = run(_ONE, **kept)
+    slower = run(_ONE, ENGINES.replace("200:10", "200:99"), **kept)
+    assert alone["engine"] == first["engine"] == second["engine"] == slower["engine"] == ["engine 12", 300]
+    assert alone["counts"][0] == first["counts"][0] > 0
+    assert alone["counts"][1:] == [0, 0]
+    assert first["counts"][1:] == [0, 1]
+    assert second["counts"] == slower["counts"] == [0, 1, 0]
+    assert "tensor<300xui8>" in alone["text"]
+    assert alone["text"] == first["text"] == second["text"] == slower["text"]
+    assert files == _files(kept["JAXGRAD_PLAN_CACHE_DIR"])
+    assert len(files) == 3  # one for each unit
+    assert {text.splitlines()[-1] for text in files.values()} == {b"1 eng12_k7=1"}  # place, engine, knobs
+
+
+def test_a_call_as_it_runs_finds_the_choice_of_its_lowering(run, tmp_path):
+    """Its workspace is what the lowering reserved, and not the limit that the lowering went by."""
+    kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path)}
+    assert run("tell(found=engine(), counts=counts())", **kept)["counts"][1:] == [0, 1]
+    found = run("tell(found=engine(workspace_limit=300), counts=counts())", **kept)
+    assert found == {"found": ["engine 12", 300], "counts": [0, 1, 0]}
+
+
+def test_what_a_time_depends_on_is_in_the_key(run, tmp_path):
+    kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path)}
+    run("engine(); tell()", **kept)
+    for call, environment in (
+        ("engine(size=9)", {}),
+        ("engine(dtype='bfloat16')", {}),
+        ("engine(workspace_limit=250)", {}),  # other candidates
+        ("engine()", {"FAKE_VERSION": "91901"}),
+        ("engine()", {"FAKE_NAME": "Another GPU"}),
+    ):
+        found = run(f"tell(engine={call}, counts=counts())", **kept, **environment)
+        assert found["engine"][0] == "engine 12"
+        assert found["counts"][0] > 0
+        assert found["counts"][1:] == [0, 1], call
+
+
+def test_only_timed_choices_are_kept(run, tmp_path):
+    script = """
+found = [engine(search=search) for search in ("heuristic", "default")]
+os.environ["FAKE_BLOCK"] = "1000"
+tell(found=found + [engine()], counts=counts())
+"""
+    found = run(script, JAXGRAD_PLAN_CACHE_DIR=str(tmp_path))
+    # Of the heuristic's list the first; where no memory is left to time in too, with the workspace of the timed ones.
+    assert found["found"] == [["engine 11", 100], None, ["engine 11", 300]]
+    assert found["counts"] == [0, 0, 1]
+    assert _files(tmp_path) == {}
+
+
+_DAMAGES = {
+    "empty": lambda text, other: b"",
+    "cut off": lambda text, other: text[:-5],
+    "one bit": lambda text, other: text[:-3] + bytes([text[-3] ^ 1]) + text[-2:],
+    "another format": lambda text, other: text.replace(b"jaxgrad plan 1", b"jaxgrad plan 0"),
+    "of another key": lambda text, other: other,
+    "not text": lambda text, other: bytes(range(256)) * 99,
+    "huge": lambda text, other: text + b" " * (2 << 20),
+}
+
+
+def test_a_damaged_file_counts_as_none_and_is_written_again(run, tmp_path):
+    kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path)}
+    sizes = f"[{', '.join(str(8 + i) for i in range(len(_DAMAGES) + 1))}]"
+    ask = f"tell(found=[engine(size=size) for size in {sizes}], counts=counts())"
+    run(ask, **kept)
+    before = _files(tmp_path)
+    names = sorted(before)
+    for damage, name, other in zip(_DAMAGES.values(), names[1:], names[:-1], strict=True):
+        (tmp_path / name).write_bytes(damage(before[name], before[other]))
+        assert (tmp_path / name).read_bytes() != before[name]
+    found = run(ask, **kept)
+    assert found["counts"][1:] == [1, len(_DAMAGES)]
+    assert all(name == "engine 12" for name, _ in found["found"])
+    assert _files(tmp_path) == before
+
+
+def test_a_choice_that_is_none_any_more(run, tmp_path):
+    """Not in the list, or not to be built: searched for as ever, and kept in the place of the old one."""
+    kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path)}
+    ask = "tell(engine=engine(), counts=counts())"
+    run(ask, **kept)
+    refused = run(ask, FAKE_REFUSES="12:3000", **kept)
+    assert refused["engine"] == ["engine 13", 300]
+    assert refused["counts"][0] > 0
+    assert run(ask, **kept)["counts"][0] == 0
+    gone = run(ask, ENGINES.replace("13:", "14:").replace("300:20", "300:99"), **kept)
+    assert gone["engine"] == ["engine 12", 300]
+    assert gone["counts"][0] > 0
+    # The same engine with another knob is another choice.
+    moved = run(ask, "11:100:30,13:300:20,12:200:10", **kept)
+    assert moved["engine"] == ["engine 12", 300]
+    assert moved["counts"][0] > 0
+    assert len(_files(tmp_path)) == 1
+
+
+def test_a_directory_that_cannot_be_written(run, tmp_path):
+    """Told once; the calls do without."""
+    (tmp_path / "file").touch()
+    script = """
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    found = [engine(size=size) for size in (8, 9, 10)]
+tell(found=found, told=[str(w.message) for w in caught if w.category is RuntimeWarning])
+"""
+    found = run(script, JAXGRAD_PLAN_CACHE_DIR=str(tmp_path / "file" / "directory"))
+    assert found["found"] == [["engine 12", 300]] * 3
+    (told,) = found["told"]
+    assert str(tmp_path / "file" / "directory") in told
+    assert "Not a directory" in told
+
+
+def test_update_sets_the_directory(run, tmp_path):
+    script = f"""
+config.update(plan_cache_dir={str(tmp_path / "one")!r})
+engine()
+config.update(plan_cache_dir=None)
+engine(size=9)
+tell(kept=os.listdir({str(tmp_path / "one")!r}))
+"""
+    assert len(run(script)["kept"]) == 1
+
+
+def test_many_processes_at_once(run, tmp_path):
+    kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path)}
+    ask = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(4) as pool:
+    tell(found=list(pool.map(lambda size: engine(size=size), [*range(8, 40)] * 2)), counts=counts())
+"""
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: run(ask, **kept), range(4)):
+            assert found["found"] == [["engine 12", 300]] * 64
+    files = _files(tmp_path)
+    assert len(files) == 32
+    assert all(name.endswith(".plan") for name in files)
+    assert run(ask, **kept)["counts"] == [0, 32, 0]
+
+
+def test_the_default_limit_is_a_share_of_the_memory(run):
+    """A sixteenth of 12 GiB, in powers of two: 512 MiB."""
+    engines = f"11:{(512 << 20) + 1}:10,12:{512 << 20}:20"
+    ask = "tell(found=engine(search='heuristic'), more=engine(search='heuristic', workspace_limit=1 << 30))"
+    assert run(ask, engines) == {"found": ["engine 12", 512 << 20], "more": ["engine 11", (512 << 20) + 1]}
+    engines = f"11:{(1 << 30) + 1}:10,12:{1 << 30}:20"
+    assert run(ask, engines, FAKE_TOTAL=str(143 << 30))["found"] == ["engine 12", 1 << 30]
+
+
+_FULL = """
+def outcome(call):
+    try:
+        return call()
+    except RuntimeError as error:
+        return f"RuntimeError: {error}"
+
+jax.default_backend = lambda: "gpu"  # where a warning is due
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    usual = [lowered(size=size, implementation=None) for size in (8, 9)]
+told = [str(w.message) for w in caught if w.category is RuntimeWarning]
+forced = outcome(lowered)
+jax.process_count = lambda: 2
+together = outcome(lambda: lowered(size=10, implementation=None))
+jax.process_count = lambda: 1
+for name in ("FAKE_FREE", "FAKE_CREATE", "FAKE_REFUSES"):
+    os.environ.pop(name, None)
+jax.clear_caches()
+tell(usual=usual, told=told, forced=forced, together=together, later=lowered(implementation=None), engine=engine())
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "error"),
+    [({"FAKE_CREATE": "4000"}, "cudnnCreate"), ({"FAKE_REFUSES": "11:4000,12:4000,13:4000"}, "cudnnBackendFinalize")],
+    ids=["no handle", "no plan"],
+)
+def test_a_full_device(run, environment, error):
+    """cuDNN speaks of an internal error; told is what is wrong. Once memory is free again, cuDNN is taken."""
+    found = run(_FULL, FAKE_FREE="1000", FAKE_BLOCK="1000", **environment)
+    assert all("jaxgrad_conv" not in text and "stablehlo.convolution" in text for text in found["usual"])
+    (told,) = found["told"]
+    for text in (told, found["forced"], found["together"]):
+        assert "the GPU's memory is full" in text
+        assert "XLA_PYTHON_CLIENT_MEM_FRACTION" in text
+        assert error in text
+    assert "plain XLA" in told
+    assert found["forced"].startswith("RuntimeError: jaxgrad.conv_general_dilated: implementation='cudnn' cannot run")
+    assert found["together"].startswith("RuntimeError: ")
+    assert "jaxgrad_conv_forward" in found["later"]
+    assert found["engine"][1] == 300
+
+
+def test_a_full_device_gives_no_other_program(run):
+    """Another plan would build, and ask for another workspace: refused, as other hosts take the first."""
+    engines = "11:100:10,12:200:20"
+    ask = """
+try:
+    tell(found=engine(search="heuristic"))
+except RuntimeError as error:
+    tell(found=str(error))
+"""
+    assert "memory is full" in run(ask, engines, FAKE_REFUSES="11:4000", FAKE_FREE="1000")["found"]
+    # Where memory is not what is wanting, the same holds of every host: the next is taken.
+    assert run(ask, engines, FAKE_REFUSES="11:4000")["found"] == ["engine 12", 200]
+    assert run(ask, engines, FAKE_REFUSES="11:3000", FAKE_FREE="1000")["found"] == ["engine 12", 200]
+
+
+def test_no_plan_at_all(run):
+    assert run("tell(found=engine())", "")["found"] is None
+    assert run("tell(found=engine())", FAKE_REFUSES="11:3000,12:3000,13:4001")["found"] is None
+
+
+_TOO_OLD = """
+jax.default_backend = lambda: "gpu"  # where a warning is due
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    usual = [lowered(size=size, implementation=None) for size in (8, 9)]
+try:
+    forced = lowered()
+except RuntimeError as error:
+    forced = str(error)
+tell(usual=usual, told=[str(w.message) for w in caught if w.category is RuntimeWarning], forced=forced)
+"""
+
+
+def test_a_cudnn_that_is_too_old(run):
+    """XLA with one warning that says what was found and what is needed; an error where cuDNN is forced."""
+    found = run(_TOO_OLD, FAKE_VERSION="90100")
+    problem = "cuDNN 9.1.0 was found; needed is 9.8.0 or a later release of major version 9"
+    assert all("jaxgrad_conv" not in text and "stablehlo.convolution" in text for text in found["usual"])
+    (told,) = found["told"]
+    assert told.startswith(f"jaxgrad runs on plain XLA, without its cuDNN kernels: {problem}")
+    assert f"implementation='cudnn' cannot run: the cuDNN kernels are missing: {problem}" in found["forced"]
+
+
+_BY_PATH = """
+import json, os
+from jaxgrad import _cuda
+
+def problem(paths):
+    try:
+        _cuda.load_cudnn(paths)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+missing = problem(["/no/such/libcudnn.so.9"])
+os.environ["FAKE_VERSION"] = "90100"
+old = problem([os.environ["FAKE_PATH"]])
+os.environ["FAKE_VERSION"] = "91900"
+print(json.dumps([missing, old, problem([os.environ["FAKE_PATH"]]), _cuda.build_info()["cudnn"]]))
+"""
+
+
+def test_where_cudnn_is_looked_for(run_python, fake_cuda):
+    """By its path where it is not found by name; a failure leaves nothing half loaded behind."""
+    path = str(fake_cuda / "libcudnn.so.9")
+    missing, *found = json.loads(run_python(_BY_PATH, FAKE_PATH=path, JAX_PLATFORMS="cpu").stdout)
+    if not missing:
+        pytest.skip("this system has a cuDNN of its own")
+    assert missing.startswith("cuDNN cannot be opened: libcudnn.so.9: cannot open")
+    assert "/no/such/libcudnn.so.9: cannot open" in missing
+    assert found == ["cuDNN 9.1.0 was found; needed is 9.8.0 or a later release of major version 9", "", "9.19.0"]
