@@ -29,16 +29,15 @@ from jax.interpreters import ad, batching, mlir
 # Part of the keys of jax.jit's caches: a function that was compiled without the switch is traced anew under it.
 _switch = jax.make_user_context(False)
 
-_HINT = "jaxgrad's ops have forward mode inside `with jaxgrad.forward_mode():`. See help(jaxgrad.forward_mode)."
+_HINT = "jaxgrad's ops have forward mode inside `with jaxgrad.forward_mode():`, see docs/forward_mode.md."
 
 
 def forward_mode() -> contextlib.AbstractContextManager[None]:
     """Gives every op forward mode inside a `with` block: `jax.jvp`, `jax.linearize`, `jax.jacfwd`, `jax.hessian`.
 
-    Without it an op is a `jax.custom_vjp` function, which JAX refuses to differentiate forward: "can't apply
-    forward-mode differentiation (jvp) to a custom_vjp function". Inside the block both modes work, and nest to any
-    order. The block must hold the call of the transformation that differentiates, not only that of the op; functions
-    under `jax.jit` are traced anew in it.
+    Without it an op is a `jax.custom_vjp` function, and JAX raises "can't apply forward-mode autodiff (jvp) to
+    a custom_vjp function". Inside the block both modes work, and nest to any order. The block must hold the call of the
+    transformation that differentiates; functions under `jax.jit` are traced anew in it.
 
     Values and gradients come from the same kernels as outside; docs/forward_mode.md tells what the tangents of each op
     run on, and what reverse mode costs inside the block.

@@ -81,7 +81,7 @@ def conv_general_dilated(
     float32, bfloat16 and float16 (computed in float32), and input dilation where the window strides are 1. cuDNN takes
     the same and float64; `jaxgrad.config` says how its kernels are chosen, and float32 is rounded to TF32 unless
     `precision` is the highest, as in XLA. All else runs on XLA. Reverse-mode differentiation works to any order on the
-    same kernels.
+    same kernels, and so does forward mode inside `jaxgrad.forward_mode`.
 
     Example:
       >>> x, w = jnp.ones((8, 32, 32, 3)), jnp.ones((3, 3, 3, 16))
