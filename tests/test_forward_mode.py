@@ -283,6 +283,23 @@ def test_gradients_are_those_without_the_switch(name):
 
 
 @every_op
+def test_a_gradient_of_one_of_several_gradients(name):
+    """The Hessian's columns of one array, by reverse mode alone, are what forward over reverse has along it alone."""
+    case = CASES[name]
+    op = partial(case.op, implementation="cpu")
+    at, to = CPU_KERNEL.put((_arrays(name, "float32"), _arrays(name, "float32", 1)))
+
+    def along_one(*arrays):
+        return jnp.vdot(_gradient(op)(*arrays)[case.one], to[case.one])
+
+    with jaxgrad.forward_mode():
+        found = jax.jit(_gradient_of(along_one))(*at)
+    directions = [t if i == case.one else 0 * t for i, t in enumerate(_arrays(name, "float64", 1))]
+    _, expected = _reference(name, "forward_over_reverse")(_arrays(name, "float64"), directions)
+    _assert_same(found, expected, "float32")
+
+
+@every_op
 def test_without_a_compilation(name):
     op, at, to = partial(CASES[name].op, implementation="cpu"), _arrays(name, "float32"), _arrays(name, "float32", 1)
     with jaxgrad.forward_mode():

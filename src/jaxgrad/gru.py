@@ -103,8 +103,9 @@ def gru(
         length in [0, T].
       RuntimeError: `implementation="cpu"` where the compiled module cannot be loaded.
 
-    Reverse-mode differentiation works to any order; the first uses the kernels, those above it XLA. Forward
-    mode, on XLA, works inside `jaxgrad.forward_mode`. The formula and the shapes are those of the operator GRU (version 22) of the ONNX specification.
+    Reverse-mode differentiation works to any order; the first uses the kernels, those above it XLA. Forward mode, on
+    XLA, works inside `jaxgrad.forward_mode`. The formula and the shapes are those of the operator GRU (version 22) of
+    the ONNX specification.
 
     Example:
       >>> T, B, I, H = 10, 4, 3, 5
