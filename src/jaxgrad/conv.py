@@ -19,6 +19,7 @@ from jax import lax
 from jaxgrad import _checks, _conv_cudnn, _conv_onednn, _conv_triangle, _conv_xla, _ffi, config
 from jaxgrad._conv_geometry import Geometry, Pairs, dilated_size, transposed
 from jaxgrad._dispatch import IMPLEMENTATIONS, XLA, Obstacle, Obstacles, Op, symbolic_obstacle
+from jaxgrad._partitioning import vary_alike
 
 _OP = "conv_general_dilated"
 KERNELS = (_conv_onednn.KERNEL, _conv_cudnn.KERNEL)
@@ -126,7 +127,7 @@ def convolve(op: Op, lhs: Any, rhs: Any, bias: Any, implementation: str | None, 
         y = plain(lhs, rhs)
         return y if bias is None else _conv_xla.add_bias(y, bias, dn.out_spec)
     spec = _conv_triangle.Spec(call.geometry, settings["precision"], tuple(routes.items()), config.current())
-    return call.run(lhs, rhs, bias, spec)
+    return call.run(*vary_alike(lhs, rhs, bias), spec)
 
 
 def _check_bias(name: str, bias: Any, result: jax.ShapeDtypeStruct, dn: lax.ConvDimensionNumbers) -> jax.Array | None:
