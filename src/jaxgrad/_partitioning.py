@@ -68,11 +68,11 @@ class Layout:
             return " ".join(names)
 
         operands, results = (
-            ", ".join(named(array) for array in arrays if array is not None)
-            for arrays in (self.operands, self.results)
+            ", ".join(named(array) for array in arrays if array is not None) for arrays in (self.operands, self.results)
         )
         taken, given = (
-            {name for names in arrays if names is not None for name in names} for arrays in (self.operands, self.results)
+            {name for names in arrays if names is not None for name in names}
+            for arrays in (self.operands, self.results)
         )
         summed = tuple(name for name in self.summed if name in taken - given)
         factors = {"reduction_factors": summed, "need_replication_factors": tuple(whole)}
@@ -118,6 +118,7 @@ def over_mesh(
     route: Callable[..., Route],
     kernels: Mapping[str, Callable[..., Any]],
     xla: Callable[..., Any],
+    across: Callable[[tuple[str, ...]], Callable[..., Any]] | None = None,
 ) -> Callable[..., Any]:
     """A unit that takes the kernel of its route, as `by_platform` does, on each device's part of the operands.
 
@@ -128,6 +129,8 @@ def over_mesh(
       route: for operands of given sizes, which may be a device's part.
       kernels: by implementation, what to call.
       xla: what to call on every other platform.
+      across: for axes of a mesh, what each device calls where those split the dimensions that are summed; by default
+        the unit itself, whose results are then summed.
     """
 
     def local(*arrays: Any) -> Any:
@@ -138,14 +141,16 @@ def over_mesh(
         if in_shard_map():
             return local(*arrays)
         given = layout.of(arrays)
-        call = _partitioned(local, given) if route(*arrays).kernels else xla
+        call = _partitioned(local, given, across) if route(*arrays).kernels else xla
         explicit = bool(jax.sharding.get_abstract_mesh().explicit_axes)
         return _automatic(call, given, arrays) if explicit else call(*arrays)
 
     return unit
 
 
-def _partitioned(local: Callable[..., Any], layout: Layout) -> Callable[..., Any]:
+def _partitioned(
+    local: Callable[..., Any], layout: Layout, across: Callable[[tuple[str, ...]], Callable[..., Any]] | None
+) -> Callable[..., Any]:
     def partition(mesh: Mesh, operands: Any, results: Any) -> tuple[Any, ...]:
         split = layout.split(mesh, jax.tree.leaves((operands, results)))
 
@@ -157,6 +162,9 @@ def _partitioned(local: Callable[..., Any], layout: Layout) -> Callable[..., Any
             return lax.psum(result, axes) if axes else result
 
         def part(*arrays: Any) -> Any:
+            axes = tuple(axis for name in layout.summed for axis in split.get(name, ()))
+            if axes and across is not None:
+                return across(axes)(*arrays)
             leaves, tree = jax.tree.flatten(local(*arrays))
             present = [dims for dims in layout.results if dims is not None]
             return tree.unflatten([summed(*pair) for pair in zip(leaves, present, strict=True)])

@@ -23,6 +23,7 @@ from jaxgrad import _batch_norm_units as units
 from jaxgrad._batch_norm_units import Spec
 from jaxgrad._batch_norm_xla import Gradients, Statistics, compute_dtype
 from jaxgrad._dispatch import IMPLEMENTATIONS, Op, cpu_kernel, symbolic_obstacle
+from jaxgrad._partitioning import vary_alike
 
 _TRAINING, _INFERENCE = "jaxgrad.batch_norm_training", "jaxgrad.batch_norm_inference"
 _CPU = cpu_kernel("the CPU kernel takes every dtype and shape of this op", _ffi.cpu_problem)
@@ -124,7 +125,7 @@ def batch_norm_training(
     obstacles = {("cudnn", unit): found for unit in _batch_norm_cudnn.UNITS}
     routes = _DISPATCH_TRAINING.decide(implementation, obstacle, obstacles).routes
     spec = Spec(feature_axis, epsilon, relu, dtype, routes["forward"], routes["backward"])
-    y, mean, var = _training(spec, x, scale, bias, residual)
+    y, mean, var = _training(spec, *vary_alike(x, scale, bias, residual))
     return y, mean, var
 
 
@@ -178,7 +179,7 @@ def batch_norm_inference(
     channels = {"scale": scale, "bias": bias, "mean": mean, "var": var}
     x, feature_axis, arrays = _check_arrays(_INFERENCE, x, feature_axis, channels)
     route = _DISPATCH_INFERENCE.decide(implementation, symbolic_obstacle(x)).route
-    return _inference(Spec(feature_axis, epsilon, False, None, route, route), x, *arrays)
+    return _inference(Spec(feature_axis, epsilon, False, None, route, route), *vary_alike(x, *arrays))
 
 
 def _check_epsilon(op: str, epsilon: Any) -> float:
