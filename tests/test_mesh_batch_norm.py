@@ -1,4 +1,4 @@
-"""Batch normalisation under `jit` over a mesh and inside `shard_map`, on eight CPU devices in an interpreter of its own."""
+"""Batch normalisation under `jit` over a mesh and inside `shard_map`, on eight CPU devices in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _loss(x, scale, bias, residual, **settings):
 
 
 def check_a_batch():
-    """The statistics of the whole batch, by sums of [C] alone; any dimension but that of the channels is the batch's."""
+    """The statistics of the whole batch, by sums of [C] alone; any dimension but the channels' may be split."""
     training = partial(jaxgrad.batch_norm_training, implementation="cpu")
     for explicit in (False, True):
         (y, mean, var), found = over(mesh(explicit=explicit), lambda *a: training(*a[:3]), _args(), BATCH)
@@ -87,6 +87,47 @@ def check_inside_shard_map():
         )
 
     check_shard_map(parts, _args(), BATCH, BY)
+
+
+def check_a_named_axis():
+    """The whole batch's statistics inside `shard_map`, with marks and without, and their gradients."""
+    args, loss = _args(), partial(_loss, **RELU)
+    expected = jax.jit(jax.grad(loss, BY))(*args)
+    second = jax.jit(jax.grad(lambda *a: jnp.sum(jax.grad(loss)(*a) ** 2), BY))(*args)
+
+    def part(x, scale, bias, residual):
+        y, mean, var = jaxgrad.batch_norm_training(x, scale, bias, residual=residual, axis_name="d", **RELU)
+        return jax.lax.psum(jnp.sum(jnp.sin(y)), "d"), jnp.sum(mean**3) + jnp.sum(var**2)
+
+    for check_vma in (True, False):
+        sharded = jax.shard_map(part, mesh=mesh(), in_specs=BATCH, out_specs=(P(), P()), check_vma=check_vma)
+        close(jax.jit(jax.grad(lambda *a, f=sharded: sum(f(*a)), BY))(*args), expected)
+        penalty = jax.grad(lambda *a, f=sharded: jnp.sum(jax.grad(lambda *a: sum(f(*a)))(*a) ** 2), BY)
+        close(jax.jit(penalty)(*args), second, 1e-4)
+
+
+def check_groups():
+    x, scale, bias, _ = _args()
+    groups = [[0, 2, 4, 6], [1, 3, 5, 7]]
+    rows = np.arange(16).reshape(8, 2)
+    names = {"axis_name": "d", "axis_index_groups": groups}
+
+    def gradients(x, scale, bias, **names):
+        def loss(x):
+            y, mean, var = jaxgrad.batch_norm_training(x, scale, bias, implementation="cpu", **names)
+            return jnp.sum(jnp.sin(y)) + jnp.sum(mean**3 + var**2) / (4 if names else 1)
+
+        return jax.grad(loss)(x)
+
+    sharded = jax.shard_map(
+        partial(gradients, **names), mesh=mesh(), in_specs=BATCH[:3], out_specs=P("d"), check_vma=False
+    )
+    found = jax.jit(sharded)(x, scale, bias)
+    for group in groups:
+        mine = rows[group].ravel()
+        close(found[mine], gradients(x[mine], scale, bias))
+    mapped = jax.pmap(partial(gradients, **names), axis_name="d", in_axes=(0, None, None))
+    close(mapped(x.reshape(8, 2, *x.shape[1:]), scale, bias).reshape(x.shape), found)
 
 
 def test_over_a_mesh(run_python):

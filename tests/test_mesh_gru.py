@@ -11,7 +11,7 @@ from mesh_running import EIGHT_DEVICES, check_shard_map, mesh, over
 
 import jaxgrad
 
-T, B, I, H = 5, 16, 8, 6
+T, B, I, H = 5, 16, 8, 6  # noqa: E741
 FULL = {"direction": "bidirectional", "linear_before_reset": True, "clip": 2.0}
 SPECS = (P(None, "d"), P(), P(), P(), P("d"), P(None, "d"))  # x, w, r, b, sequence_lens, initial_h
 BY = (0, 1, 2, 3, 5)

@@ -12,13 +12,12 @@ from functools import cache, partial
 from typing import Any
 
 import jax
-from jax import lax
 
 from jaxgrad import _batch_norm_cudnn, _batch_norm_xla, _ffi
 from jaxgrad._batch_norm_xla import Statistics
 from jaxgrad._batching import fold_or_loop
-from jaxgrad._dispatch import XLA, Route, by_platform
-from jaxgrad._partitioning import Dims, Layout, over_mesh
+from jaxgrad._dispatch import XLA, Route
+from jaxgrad._partitioning import Devices, Dims, Layout, on_own_part, over_mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +30,7 @@ class Spec:
     statistics_dtype: Any
     forward: Route
     backward: Route
+    devices: Devices | None = None  # whose parts make up the batch, inside shard_map
 
 
 def _route(route: Route, x: jax.Array) -> Route:
@@ -85,10 +85,12 @@ def forward(spec: Spec) -> Callable[..., Any]:
         y = _batch_norm_xla.normalise(x, scale, bias, Statistics(mean, mean_low, rstd), residual, **by_y)
         return y, mean, mean_low, var, rstd
 
-    def across(axes):
-        return partial(_forward_across, spec, Devices(axes))
+    def across(devices):
+        return partial(_forward_across, spec, devices)
 
     def call(x, *rest):
+        if spec.devices is not None:
+            return across(spec.devices)(x, *rest)
         layout = Layout(
             (_names(spec, x), ("C",), ("C",), _names(spec, x)), (_names(spec, x), *[("C",)] * 4), _summed(spec, x)
         )
@@ -152,10 +154,12 @@ def backward(spec: Spec, frozen: bool, wanted: tuple[bool, ...]) -> Callable[...
         found = _route(spec.backward, x) if dy is not None and any(wanted) else XLA
         return found if wanted[0] else found.without("cudnn")  # XLA leaves out what dx alone needs
 
-    def across(axes):
-        return partial(_backward_across, spec, Devices(axes), wanted)
+    def across(devices):
+        return partial(_backward_across, spec, devices, wanted)
 
     def call(x, *rest):
+        if spec.devices is not None:
+            return across(spec.devices)(x, *rest)
         channels, like_x = ("C",), _names(spec, x)
         operands = (like_x, *[channels] * 5, like_x, like_x, channels, channels)
         results = [
@@ -173,31 +177,14 @@ def backward(spec: Spec, frozen: bool, wanted: tuple[bool, ...]) -> Callable[...
 # --- a batch that lies on several devices, of which x is one's part -----------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Devices:
-    """Those along axes of a mesh."""
-
-    axes: tuple[str, ...]
-
-    @property
-    def count(self) -> int:
-        return lax.axis_size(self.axes)
-
-    def sum(self, arrays: Any) -> Any:
-        return lax.psum(arrays, self.axes)
-
-    def mean(self, arrays: Any) -> Any:
-        return jax.tree.map(lambda total: total / self.count, self.sum(arrays))
-
-
 def _forward_across(spec: Spec, devices: Devices, x: Any, scale: Any, bias: Any, residual: Any) -> tuple[Any, ...]:
     """The unit `forward`, with the statistics of the whole batch."""
     axis, route = spec.feature_axis, _kernel_route(spec, x)
     by_x: dict[str, Any] = {"feature_axis": axis, "epsilon": spec.epsilon}
     kernels = {"cpu": partial(_ffi.batch_norm_statistics, **by_x)}
-    mean, mean_low, var, _ = by_platform(route, kernels, partial(_batch_norm_xla.statistics, **by_x), x)
-    own = {"epsilon": spec.epsilon, "over": devices.mean}
-    mean, mean_low, var, rstd = _batch_norm_xla.combined(mean, mean_low, var, **own)
+    mean, mean_low, var, _ = on_own_part(route, kernels, partial(_batch_norm_xla.statistics, **by_x), x)
+    found = _batch_norm_xla.combined(mean, mean_low, var, epsilon=spec.epsilon, over=devices.mean)
+    mean, mean_low, var, rstd = found
     (y,) = normalise(spec)(x, scale, bias, mean, mean_low, rstd, residual)
     return y, mean, mean_low, var, rstd
 
@@ -217,10 +204,20 @@ def _backward_across(
     dmean: Any,
     dvar: Any,
 ) -> tuple[Any, ...]:
-    """The unit `backward`: a kernel adds up what this device has, and XLA computes dx from the sums of all."""
-    only_sums = backward(dataclasses.replace(spec, backward=_kernel_route(spec, x)), False, (False, True, True, False))
-    _, dscale, dbias, _ = only_sums(x, scale, bias, mean, mean_low, rstd, y, dy, None, None)
-    dbias, dscale = devices.sum((dbias, dscale))
+    """The unit `backward`: a kernel adds up what this device has, and XLA computes dx from the sums of all.
+
+    dscale and dbias are those sums. Inside `shard_map` they are this device's own: JAX adds them up where they belong
+    to arrays that all devices share.
+    """
+    own = dataclasses.replace(spec, backward=_kernel_route(spec, x), devices=None)
+    _, dscale, dbias, _ = backward(own, False, (False, True, True, False))(
+        x, scale, bias, mean, mean_low, rstd, y, dy, None, None
+    )
+    total_bias, total_scale = devices.sum((dbias, dscale))
+    if spec.devices is None:
+        dscale, dbias = total_scale, total_bias
+    else:
+        dmean, dvar = (devices.sum_of_cotangents(cotangent, x) for cotangent in (dmean, dvar))
     found = _batch_norm_xla.backward(
         x,
         scale,
@@ -234,7 +231,8 @@ def _backward_across(
         frozen=False,
         relu=spec.relu,
         wanted=wanted,
-        sums=(dbias, dscale),
+        sums=(total_bias, total_scale),
         devices=devices.count,
     )
-    return tuple(found)
+    gradients = (found.x, dscale, dbias, found.residual)
+    return tuple(gradient if want else None for gradient, want in zip(gradients, wanted, strict=True))

@@ -259,16 +259,19 @@ def plain(
     *,
     feature_axis: int,
     epsilon: float,
+    over: Callable[[Any], Any] = lambda mean: mean,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`(y, mean, var)` in the compute dtype by the textbook's formula, with the `statistics` given or x's own.
+
+    `over` is the average over the devices that share the batch.
 
     It is what gradients of gradients differentiate: every step is one that JAX has a rule for.
     """
     axes = _other_axes(x, feature_axis)
     x = x.astype(compute_dtype(x))
     if statistics is None:
-        mean = jnp.mean(x, axes)
-        var = jnp.mean(lax.square(x - _spread(mean, x, feature_axis)), axes)
+        mean = over(jnp.mean(x, axes))
+        var = over(jnp.mean(lax.square(x - _spread(mean, x, feature_axis)), axes))
     else:
         mean, var = (s.astype(x.dtype) for s in statistics)
     slope = scale.astype(x.dtype) * lax.rsqrt(var + epsilon)

@@ -1,12 +1,12 @@
 """What a unit does with arrays that are spread over the devices of a mesh.
 
-XLA cannot look into a kernel's call: of sharded operands it would gather each one whole on every device. A `Layout` says
-which dimensions of a unit may be split, so that each device runs the unit on its own part:
+XLA cannot look into a kernel's call: of sharded operands it would gather each one whole on every device. A `Layout`
+says which dimensions of a unit may be split, so that each device runs the unit on its own part:
 
   `jit` over a mesh   `custom_partitioning` tells XLA's partitioner (Shardy) of the layout. What is split otherwise is
                       gathered first, and what adds up over a split dimension is summed over the mesh.
-  `shard_map`         the operands are each device's own part already, and the unit runs on them as they are. Its results
-                      are marked as varying over the mesh's axes, as those of any other operation are.
+  `shard_map`         the operands are each device's own part already, and the unit runs on them as they are. Its
+                      results are marked as varying over the mesh's axes, as those of any other operation are.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Layout:
 
 
 def _spec(names: Dims, split: dict[str, tuple[str, ...]]) -> PartitionSpec:
-    return PartitionSpec(*(split.get(name) for name in names))
+    return PartitionSpec(*(None if name is None else split.get(name) for name in names))
 
 
 def over_mesh(
@@ -118,7 +118,7 @@ def over_mesh(
     route: Callable[..., Route],
     kernels: Mapping[str, Callable[..., Any]],
     xla: Callable[..., Any],
-    across: Callable[[tuple[str, ...]], Callable[..., Any]] | None = None,
+    across: Callable[[Devices], Callable[..., Any]] | None = None,
 ) -> Callable[..., Any]:
     """A unit that takes the kernel of its route, as `by_platform` does, on each device's part of the operands.
 
@@ -129,13 +129,12 @@ def over_mesh(
       route: for operands of given sizes, which may be a device's part.
       kernels: by implementation, what to call.
       xla: what to call on every other platform.
-      across: for axes of a mesh, what each device calls where those split the dimensions that are summed; by default
-        the unit itself, whose results are then summed.
+      across: for the devices that share the dimensions which are summed, what each of them calls; by default the unit
+        itself, whose results are then summed.
     """
 
     def local(*arrays: Any) -> Any:
-        alike = {name: _marked_alike(kernel) for name, kernel in kernels.items()}
-        return by_platform(route(*arrays), alike, _marked_alike(xla), *arrays)
+        return on_own_part(route(*arrays), kernels, xla, *arrays)
 
     def unit(*arrays: Any) -> Any:
         if in_shard_map():
@@ -148,14 +147,20 @@ def over_mesh(
     return unit
 
 
+def on_own_part(route: Route, kernels: Mapping[str, Callable[..., Any]], xla: Callable[..., Any], *arrays: Any) -> Any:
+    """`by_platform`, with results that are marked as varying as the operands do."""
+    alike = {name: _marked_alike(kernel) for name, kernel in kernels.items()}
+    return by_platform(route, alike, _marked_alike(xla), *arrays)
+
+
 def _partitioned(
-    local: Callable[..., Any], layout: Layout, across: Callable[[tuple[str, ...]], Callable[..., Any]] | None
+    local: Callable[..., Any], layout: Layout, across: Callable[[Devices], Callable[..., Any]] | None
 ) -> Callable[..., Any]:
     def partition(mesh: Mesh, operands: Any, results: Any) -> tuple[Any, ...]:
         split = layout.split(mesh, jax.tree.leaves((operands, results)))
 
         def shardings(arrays: Any, specs: Sequence[PartitionSpec]) -> Any:
-            return jax.tree.structure(arrays).unflatten([NamedSharding(mesh, spec) for spec in specs])
+            return jax.tree.unflatten(jax.tree.structure(arrays), [NamedSharding(mesh, spec) for spec in specs])
 
         def summed(result: jax.Array, names: Dims) -> jax.Array:
             axes = tuple(axis for name in layout.summed if name not in names for axis in split.get(name, ()))
@@ -164,10 +169,10 @@ def _partitioned(
         def part(*arrays: Any) -> Any:
             axes = tuple(axis for name in layout.summed for axis in split.get(name, ()))
             if axes and across is not None:
-                return across(axes)(*arrays)
+                return across(Devices(axes))(*arrays)
             leaves, tree = jax.tree.flatten(local(*arrays))
             present = [dims for dims in layout.results if dims is not None]
-            return tree.unflatten([summed(*pair) for pair in zip(leaves, present, strict=True)])
+            return jax.tree.unflatten(tree, [summed(*pair) for pair in zip(leaves, present, strict=True)])
 
         return (
             mesh,
@@ -195,10 +200,38 @@ def _automatic(call: Callable[..., Any], layout: Layout, arrays: Sequence[Any]) 
         return found
 
     found = jax.sharding.auto_axes(leaves, out_sharding=layout.results_split(split))(*arrays)
-    return trees[-1].unflatten(found)
+    return jax.tree.unflatten(trees[-1], found)
 
 
 # --- inside shard_map ---------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """Those along axes of a mesh, or of those the groups that each device is in one of."""
+
+    axes: tuple[str, ...]
+    groups: tuple[tuple[int, ...], ...] | None = None
+
+    @property
+    def count(self) -> int:
+        return lax.axis_size(self.axes) if self.groups is None else len(self.groups[0])
+
+    def sum(self, arrays: Any) -> Any:
+        return lax.psum(arrays, self.axes, axis_index_groups=self.groups)
+
+    def mean(self, arrays: Any) -> Any:
+        return jax.tree.map(lambda total: total / self.count, self.sum(arrays))
+
+    def sum_of_cotangents(self, cotangent: Any, marked: jax.Array) -> Any:
+        """Of a result that is the same on all of them, in the backward pass of an operation of which `marked` is an
+        operand: where JAX tells by marks which arrays differ, it has summed the cotangent already."""
+        summed = cotangent is None or _varying(marked).issuperset(self.axes)
+        return cotangent if summed else self.sum(cotangent)
+
+    def mark(self, array: jax.Array) -> jax.Array:
+        """Marked as differing between them, where `shard_map` checks marks."""
+        return _vary_over(array, frozenset(self.axes))
 
 
 def in_shard_map() -> bool:
@@ -215,8 +248,8 @@ def _varying(*arrays: Any) -> frozenset[str]:
 def vary_alike(*arrays: Any) -> tuple[Any, ...]:
     """The arrays, all marked as varying over each axis of the mesh that one of them varies over; None stays None.
 
-    The operands of a `custom_vjp` are made alike before it: the transpose of the mark is the sum over the mesh, of which
-    the gradient of an operand that all devices share is made.
+    The operands of a `custom_vjp` are made alike before it: the transpose of the mark is the sum over the mesh, which
+    the gradient of an operand that all devices share is.
     """
     if not in_shard_map():
         return arrays

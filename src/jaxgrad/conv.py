@@ -127,7 +127,8 @@ def convolve(op: Op, lhs: Any, rhs: Any, bias: Any, implementation: str | None, 
         y = plain(lhs, rhs)
         return y if bias is None else _conv_xla.add_bias(y, bias, dn.out_spec)
     spec = _conv_triangle.Spec(call.geometry, settings["precision"], tuple(routes.items()), config.current())
-    return call.run(*vary_alike(lhs, rhs, bias), spec)
+    lhs, rhs, bias = vary_alike(lhs, rhs, bias)
+    return call.run(lhs, rhs, bias, spec)
 
 
 def _check_bias(name: str, bias: Any, result: jax.ShapeDtypeStruct, dn: lax.ConvDimensionNumbers) -> jax.Array | None:
