@@ -101,8 +101,12 @@ def batch_norm_training(
     Raises:
       TypeError: an array's dtype is none of those above, or feature_axis or epsilon is not a number of the right kind.
       ValueError: a rank or a dimension does not fit, feature_axis is out of range, epsilon is negative or NaN, or
-        activation or implementation is unknown; or `implementation="cudnn"` for what cuDNN cannot take.
+        activation or implementation is unknown; axis_name names no axis of a shard_map or pmap around the call;
+        axis_index_groups are not of one size; or `implementation="cudnn"` for what cuDNN cannot take.
       RuntimeError: `implementation="cpu"` or `"cudnn"` where the compiled module or cuDNN cannot be loaded.
+
+    Where the batch is spread over devices each one's own statistics are merged, by sums of arrays of [C]; the part of
+    cuDNN that computes all at once is XLA's there.
 
     Reverse-mode differentiation works to any order and through all three results; the first uses the kernels, those
     above it XLA. Kept for it are x, scale, the mean and the inverse standard deviation, and with an activation the

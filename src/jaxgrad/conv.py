@@ -74,6 +74,9 @@ def conv_general_dilated(
     `precision` is the highest, as in XLA. All else runs on XLA. Reverse-mode differentiation works to any order on the
     same kernels.
 
+    Under `jit` over a mesh each device works on its part of the batch and, without groups, of the output features;
+    gradients of weights are summed over the mesh. What is spread otherwise is gathered first.
+
     Example:
       >>> x, w = jnp.ones((8, 32, 32, 3)), jnp.ones((3, 3, 3, 16))
       >>> jaxgrad.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")).shape

@@ -1,7 +1,7 @@
 """The gated recurrent unit: the public op, its checks and its differentiation rules.
 
 The path of a call: `gru` checks its arguments, `_gru` is the `jax.custom_vjp`, `_units` wraps one kernel call for
-`jit` and `vmap`, `_ffi` calls the handler in ffi/cpu/gru_ffi.cc, which runs ffi/cpu/gru.cc.
+`jit`, `vmap` and meshes of devices, `_ffi` calls the handler in ffi/cpu/gru_ffi.cc, which runs ffi/cpu/gru.cc.
 """
 
 from __future__ import annotations
@@ -106,6 +106,9 @@ def gru(
 
     Reverse-mode differentiation works to any order; the first uses the kernels, those above it XLA. The formula and the
     shapes are those of the operator GRU (version 22) of the ONNX specification.
+
+    Under `jit` over a mesh each device works on its own rows of the batch, and the gradients of w, r and b are summed
+    over the mesh. What is spread otherwise is gathered first.
 
     Example:
       >>> T, B, I, H = 10, 4, 3, 5
