@@ -140,9 +140,9 @@ def over_mesh(
         if in_shard_map():
             return local(*arrays)
         given = layout.of(arrays)
-        call = _partitioned(local, given, across) if route(*arrays).kernels else xla
-        explicit = bool(jax.sharding.get_abstract_mesh().explicit_axes)
-        return _automatic(call, given, arrays) if explicit else call(*arrays)
+        if jax.sharding.get_abstract_mesh().explicit_axes:
+            return _over_explicit_axes(local, given, across, arrays)
+        return (_partitioned(local, given, across) if route(*arrays).kernels else xla)(*arrays)
 
     return unit
 
@@ -162,21 +162,9 @@ def _partitioned(
         def shardings(arrays: Any, specs: Sequence[PartitionSpec]) -> Any:
             return jax.tree.unflatten(jax.tree.structure(arrays), [NamedSharding(mesh, spec) for spec in specs])
 
-        def summed(result: jax.Array, names: Dims) -> jax.Array:
-            axes = tuple(axis for name in layout.summed if name not in names for axis in split.get(name, ()))
-            return lax.psum(result, axes) if axes else result
-
-        def part(*arrays: Any) -> Any:
-            axes = tuple(axis for name in layout.summed for axis in split.get(name, ()))
-            if axes and across is not None:
-                return across(Devices(axes))(*arrays)
-            leaves, tree = jax.tree.flatten(local(*arrays))
-            present = [dims for dims in layout.results if dims is not None]
-            return jax.tree.unflatten(tree, [summed(*pair) for pair in zip(leaves, present, strict=True)])
-
         return (
             mesh,
-            part,
+            _part(local, layout, across, split),
             shardings(results, layout.results_split(split)),
             shardings(operands, layout.operands_split(split)),
         )
@@ -187,19 +175,57 @@ def _partitioned(
     return call
 
 
-def _automatic(call: Callable[..., Any], layout: Layout, arrays: Sequence[Any]) -> Any:
-    """A call under a mesh with explicit axes, where an array's type says how it is split: JAX finds out inside, as it
-    does elsewhere, and the results are given their types."""
-    types = [jax.typeof(array) for array in arrays if array is not None]
-    split = layout.split(jax.sharding.get_abstract_mesh(), types)
+def _part(
+    local: Callable[..., Any],
+    layout: Layout,
+    across: Callable[[Devices], Callable[..., Any]] | None,
+    split: dict[str, tuple[str, ...]],
+) -> Callable[..., Any]:
+    """What each device computes of its own part, where a mesh splits the unit so."""
+
+    def summed(result: jax.Array, names: Dims) -> jax.Array:
+        axes = tuple(axis for name in layout.summed if name not in names for axis in split.get(name, ()))
+        return lax.psum(result, axes) if axes else result
+
+    def part(*arrays: Any) -> Any:
+        axes = tuple(axis for name in layout.summed for axis in split.get(name, ()))
+        if axes and across is not None:
+            return across(Devices(axes))(*arrays)
+        leaves, tree = jax.tree.flatten(local(*arrays))
+        present = [names for names in layout.results if names is not None]
+        return jax.tree.unflatten(tree, [summed(*pair) for pair in zip(leaves, present, strict=True)])
+
+    return part
+
+
+def _over_explicit_axes(
+    local: Callable[..., Any],
+    layout: Layout,
+    across: Callable[[Devices], Callable[..., Any]] | None,
+    arrays: Sequence[Any],
+) -> Any:
+    """A call under a mesh with explicit axes, where the types of the operands say how they are split."""
+    mesh = jax.sharding.get_abstract_mesh()
+    given = [array for array in arrays if array is not None]
+    split = layout.split(mesh, [jax.typeof(array) for array in given])
+    specs = layout.operands_split(split)
     trees = []
 
-    def leaves(*arrays: Any) -> list[jax.Array]:
-        found, tree = jax.tree.flatten(call(*arrays))
+    def leaves(*given: Any) -> list[jax.Array]:
+        rest = iter(given)
+        found = _part(local, layout, across, split)(*(None if array is None else next(rest) for array in arrays))
+        found, tree = jax.tree.flatten(found)
         trees.append(tree)
         return found
 
-    found = jax.sharding.auto_axes(leaves, out_sharding=layout.results_split(split))(*arrays)
+    call = jax.shard_map(
+        leaves,
+        in_specs=tuple(specs),
+        out_specs=layout.results_split(split),
+        axis_names=set(mesh.explicit_axes),
+        check_vma=False,
+    )
+    found = call(*(jax.sharding.reshard(array, spec) for array, spec in zip(given, specs, strict=True)))
     return jax.tree.unflatten(trees[-1], found)
 
 
