@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -54,6 +55,7 @@ def fit(
     data: Digits,
     test: Callable[[Any], Mapping[str, jax.Array]],
     args: argparse.Namespace,
+    mesh: Mesh | None = None,
 ) -> tuple[Any, list[Epoch]]:
     """Trains on shuffled batches, with a progress bar, and tests after every epoch.
 
@@ -63,21 +65,35 @@ def fit(
       data: its training split is what the batches are taken from.
       test: `test(state)`, which returns the numbers that belong to the test split.
       args: with `epochs`, `batch_size` and `seed`, the seed of the order.
+      mesh: the devices that each batch is spread over, along its only axis; None for JAX's default device. Each
+        process must call this alike.
 
     Returns:
       The last state, and one record for each epoch.
     """
     images, labels, shuffle = data.images_train, data.labels_train, np.random.default_rng(args.seed)
     used = steps_per_epoch(data, args) * args.batch_size  # digits in an epoch; the others sit it out
+    everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    if mesh is not None:
+        state = jax.jit(lambda: state, out_shardings=everywhere)()
+
+    def batch_of(rows: np.ndarray) -> tuple[jax.typing.ArrayLike, ...]:
+        arrays = images[rows], labels[rows]
+        if mesh is None:
+            return arrays
+        spread = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+        return tuple(jax.make_array_from_callback(a.shape, spread, a.__getitem__) for a in arrays)
+
     # Compiled ahead, so that no epoch's time includes it.
-    compiled_step = jax.jit(step).lower(state, images[: args.batch_size], labels[: args.batch_size]).compile()
-    compiled_test = jax.jit(test).lower(state).compile()
+    first = batch_of(np.arange(args.batch_size))
+    compiled_step = jax.jit(step, out_shardings=everywhere).lower(state, *first).compile()
+    compiled_test = jax.jit(test, out_shardings=everywhere).lower(state).compile()
     history = []
     for _ in (bar := tqdm(range(args.epochs), unit="epoch")):
         order = shuffle.permutation(len(images))[:used]
         losses, start = [], time.perf_counter()
         for batch in order.reshape(-1, args.batch_size):
-            state, loss = compiled_step(state, images[batch], labels[batch])
+            state, loss = compiled_step(state, *batch_of(batch))
             losses.append(loss)
         jax.block_until_ready(state)
         seconds = (time.perf_counter() - start) / len(losses)

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 import jaxgrad
@@ -159,7 +160,9 @@ def shifted(key: jax.Array, images: ArrayLike) -> jax.Array:
     return jax.vmap(lambda image, start: lax.dynamic_slice(image, start, images.shape[1:]))(padded, starts)
 
 
-def train(data: digits.Digits, args: argparse.Namespace, implementation: str | None) -> list[digits.Epoch]:
+def train(
+    data: digits.Digits, args: argparse.Namespace, implementation: str | None, mesh: Mesh | None = None
+) -> list[digits.Epoch]:
     blocks = network(args.model)
     steps = args.epochs * digits.steps_per_epoch(data, args)
     optimizer = optax.adamw(optax.cosine_decay_schedule(args.learning_rate, steps), weight_decay=1e-2)
@@ -185,23 +188,18 @@ def train(data: digits.Digits, args: argparse.Namespace, implementation: str | N
     params_key, shifts_key = jax.random.split(jax.random.key(args.seed))
     params, statistics = initial(params_key, blocks)
     state = State(params, statistics, optimizer.init(params), shifts_key)
-    return digits.fit(step, state, data, test, args)[1]
+    return digits.fit(step, state, data, test, args, mesh)[1]
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = digits.argument_parser(
-        "Trains a convolutional network to read scikit-learn's handwritten digits.",
-        epochs=40,
-        batch_size=64,
-        learning_rate=5e-3,
-        plot="train_digits_cnn.png",
-    )
+def argument_parser(description: str, plot: str) -> argparse.ArgumentParser:
+    parser = digits.argument_parser(description, epochs=40, batch_size=64, learning_rate=5e-3, plot=plot)
     parser.add_argument("--model", choices=MODELS, default="plain", help="the kind of its residual blocks")
-    return parser.parse_args(arguments)
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    args = parse(arguments)
+    description = "Trains a convolutional network to read scikit-learn's handwritten digits."
+    args = argument_parser(description, "train_digits_cnn.png").parse_args(arguments)
     implementation = digits.implementation(
         args, jaxgrad.conv_general_dilated, jaxgrad.batch_norm_training, jaxgrad.batch_norm_inference
     )

@@ -16,6 +16,7 @@ _EXAMPLES = Path(__file__).parents[1] / "examples"
 _SHORT = {
     "train_digits_cnn": ["--epochs", "3", "--batch-size", "32"],
     "train_digits_gru": ["--epochs", "3", "--hidden", "64"],
+    "train_data_parallel": ["--epochs", "3", "--batch-size", "32"],
     "train_digits_vae": ["--epochs", "2"],
 }
 _EVERY_SCRIPT = pytest.mark.parametrize("name", _SHORT)
@@ -52,6 +53,7 @@ def test_every_script_is_tested():
         ("train_digits_cnn", ["--model", "resnext"]),
         ("train_digits_cnn", ["--model", "mobilenet"]),
         ("train_digits_gru", ["--direction", "bidirectional"]),
+        ("train_data_parallel", []),
     ],
 )
 def test_a_classifier_learns(run, name, more):

@@ -8,6 +8,7 @@ that either backward can follow either forward.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -129,6 +130,30 @@ def statistics(x: jax.Array, *, feature_axis: int, epsilon: float) -> tuple[jax.
     return mean, mean_low, var, lax.rsqrt(var + epsilon)
 
 
+def combined(
+    mean: jax.Array, mean_low: jax.Array, var: jax.Array, *, epsilon: float, over: Callable[[Any], Any]
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The statistics of all devices' elements from those of each one's own, as many on each: `statistics`'s results.
+
+    The means are averaged as their deviations from a mean that all agree on, which adds the variance between devices
+    without cancellation (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm", 1979).
+
+    Args:
+      mean, mean_low, var: those of one device.
+      epsilon: as in `statistics`.
+      over: the average over the devices of a tree of arrays.
+    """
+    shift = over(mean)
+    shift = jnp.where(jnp.isfinite(shift), shift, 0)
+    deviation = (mean - shift) + mean_low
+    rest, square = over((deviation, var + deviation * deviation))
+    rest = _uncontracted(rest)
+    var = jnp.maximum(square - rest * rest, 0)
+    mean = shift + rest
+    mean_low = jnp.where(jnp.isfinite(mean), rest - (mean - shift), 0)
+    return mean, mean_low, var, lax.rsqrt(var + epsilon)
+
+
 def normalise(
     x: jax.Array,
     scale: jax.Array,
@@ -163,10 +188,19 @@ def passed(
 
 
 def through_statistics(
-    x: jax.Array, statistics: Statistics, dmean: jax.Array | None, dvar: jax.Array | None, *, feature_axis: int
+    x: jax.Array,
+    statistics: Statistics,
+    dmean: jax.Array | None,
+    dvar: jax.Array | None,
+    *,
+    feature_axis: int,
+    devices: int = 1,
 ) -> jax.Array:
-    """dmean / n + 2 dvar (x - mean) / n: the gradient of x through its mean and variance."""
-    n = max(x.size // max(x.shape[feature_axis], 1), 1)
+    """dmean / n + 2 dvar (x - mean) / n: the gradient of x through its mean and variance.
+
+    Those are of the elements of as many `devices`, of which x is one's part.
+    """
+    n = max(x.size // max(x.shape[feature_axis], 1), 1) * devices
     dx = jnp.zeros((), compute_dtype(x))
     if dvar is not None:
         dx = dx + _deviation(x, statistics, feature_axis) * _spread(2 * dvar / n, x, feature_axis)
@@ -187,6 +221,8 @@ def backward(
     frozen: bool,
     relu: bool,
     wanted: tuple[bool, ...],
+    sums: tuple[jax.Array, jax.Array] | None = None,
+    devices: int = 1,
 ) -> Gradients:
     """The gradients from the residuals, only those `wanted` of (x, scale, bias, residual).
 
@@ -196,20 +232,21 @@ def backward(
       dbias = sum g, dscale = sum g xhat
       dx = scale rstd (g - dbias / n - xhat dscale / n) + dmean / n + 2 dvar (x - mean) / n
 
-    Where the statistics are `frozen` they do not depend on x: dx = scale rstd g.
+    Where the statistics are `frozen` they do not depend on x: dx = scale rstd g. Where x is the part of one of several
+    `devices`, `sums` are dbias and dscale over all of them.
     """
     dtype, axes = compute_dtype(x), _other_axes(x, feature_axis)
     g = jnp.zeros(x.shape, dtype) if dy is None else dy.astype(dtype)
     if relu:
         g = jnp.where(passed(x, scale, bias, statistics, y, feature_axis=feature_axis), g, 0)
     deviation = _deviation(x, statistics, feature_axis)
-    dbias, dscale = _two_sums(g, g * (deviation * _spread(statistics.rstd, x, feature_axis)), axes)
+    dbias, dscale = sums or _two_sums(g, g * (deviation * _spread(statistics.rstd, x, feature_axis)), axes)
     slope = scale * statistics.rstd
     dx = g * _spread(slope, x, feature_axis)
     if not frozen:
         dvar = (0 if dvar is None else dvar) - slope * statistics.rstd * dscale / 2
         dmean = (0 if dmean is None else dmean) - slope * dbias
-        dx = dx + through_statistics(x, statistics, dmean, dvar, feature_axis=feature_axis)
+        dx = dx + through_statistics(x, statistics, dmean, dvar, feature_axis=feature_axis, devices=devices)
     found = Gradients(dx.astype(x.dtype), dscale, dbias, g.astype(x.dtype))
     return Gradients(*(gradient if want else None for gradient, want in zip(found, wanted, strict=True)))
 
@@ -222,16 +259,19 @@ def plain(
     *,
     feature_axis: int,
     epsilon: float,
+    over: Callable[[Any], Any] = lambda mean: mean,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`(y, mean, var)` in the compute dtype by the textbook's formula, with the `statistics` given or x's own.
+
+    `over` is the average over the devices that share the batch.
 
     It is what gradients of gradients differentiate: every step is one that JAX has a rule for.
     """
     axes = _other_axes(x, feature_axis)
     x = x.astype(compute_dtype(x))
     if statistics is None:
-        mean = jnp.mean(x, axes)
-        var = jnp.mean(lax.square(x - _spread(mean, x, feature_axis)), axes)
+        mean = over(jnp.mean(x, axes))
+        var = over(jnp.mean(lax.square(x - _spread(mean, x, feature_axis)), axes))
     else:
         mean, var = (s.astype(x.dtype) for s in statistics)
     slope = scale.astype(x.dtype) * lax.rsqrt(var + epsilon)

@@ -22,7 +22,8 @@ from jax.custom_batching import custom_vmap
 from jaxgrad import _conv_cudnn, _conv_onednn, _conv_xla, _ffi
 from jaxgrad._batching import no_examples
 from jaxgrad._conv_geometry import Geometry
-from jaxgrad._dispatch import Route, by_platform
+from jaxgrad._dispatch import Route
+from jaxgrad._partitioning import Dims, Layout, dims, over_mesh, vary_alike
 from jaxgrad.config import Settings
 
 _MOST_UNITS = 1024  # of each kind and of different shapes and settings, kept jitted
@@ -123,6 +124,7 @@ def _backward_filter_bwd(spec, want_bias, residuals, cotangents):
     x, dy, wanted = residuals
     want_x, want_dy = wanted.flags
     dw, db = (jnp.zeros(c.shape, c.dtype) if _is_symbolic_zero(c) else c for c in (*cotangents,))
+    x, dy, dw, db = vary_alike(x, dy, dw, db)
     return (
         backward_input(spec, dy, dw) if want_x else None,
         forward(spec, x, dw, db) if want_dy else None,
@@ -141,25 +143,51 @@ backward_filter.defvjp(_backward_filter_fwd, _backward_filter_bwd, symbolic_zero
 # --- one call each, jitted, with a batching rule ------------------------------------------------------------------
 
 
+@dataclasses.dataclass(frozen=True)
+class _Names:
+    """Which dimensions of x, w and y may be split over a mesh: of N, the batch, and of O and I, output and input
+    features, those that are asked for. Features in groups are never split."""
+
+    geometry: Geometry
+
+    def x(self, *wanted: str) -> Dims:
+        return self._dims(wanted, "NI", self.geometry.lhs_spec)
+
+    def w(self, *wanted: str) -> Dims:
+        return self._dims(wanted, "OI", self.geometry.rhs_spec)
+
+    def y(self, *wanted: str) -> Dims:
+        return self._dims(wanted, "NO", self.geometry.out_spec)
+
+    @property
+    def bias(self) -> Dims:
+        return (None,) if self.geometry.feature_group_count > 1 else ("O",)
+
+    def _dims(self, wanted: tuple[str, ...], names: str, spec: tuple[int, ...]) -> Dims:
+        grouped = self.geometry.feature_group_count > 1
+        found = {name: axis for name, axis in zip(names, spec, strict=False) if name in wanted}
+        return dims(len(spec), **{name: axis for name, axis in found.items() if name == "N" or not grouped})
+
+
 @lru_cache(_MOST_UNITS)
 def _forward_unit(spec: Spec) -> Callable[..., Any]:
-    def call(x, w, bias):
-        g = spec.geometry
+    def route(x, w, bias):
         sizes = (x.shape[g.lhs_spec[0]], x.shape[g.lhs_spec[1]], w.shape[g.rhs_spec[0]])
-        kernels = {
-            "cpu": partial(_ffi.conv_forward, g),
-            "cudnn": partial(_conv_cudnn.forward, g, spec.precision, spec.settings),
-        }
-        xla = partial(_conv_xla.forward, g, spec.precision)
-        return by_platform(spec.route("forward", sizes, x.dtype, bias is not None), kernels, xla, x, w, bias)
+        return spec.route("forward", sizes, x.dtype, bias is not None)
 
-    unit = custom_vmap(call)
+    g = spec.geometry
+    kernels = {
+        "cpu": partial(_ffi.conv_forward, g),
+        "cudnn": partial(_conv_cudnn.forward, g, spec.precision, spec.settings),
+    }
+    names = _Names(g)
+    layout = Layout((names.x("N"), names.w("O"), names.bias), (names.y("N", "O"),))
+    unit = custom_vmap(over_mesh(layout, route, kernels, partial(_conv_xla.forward, g, spec.precision)))
 
     @unit.def_vmap
     def rule(size, is_mapped, x, w, bias):
         if size == 0:
             return no_examples(unit, is_mapped, (x, w, bias))
-        g = spec.geometry
         x_mapped, w_mapped, bias_mapped = is_mapped
         if not w_mapped and not bias_mapped:  # more rows of the same batch
             y = unit(_fold(x, g.lhs_spec[0]), w, bias)
@@ -177,24 +205,23 @@ def _forward_unit(spec: Spec) -> Callable[..., Any]:
 
 @lru_cache(_MOST_UNITS)
 def _backward_input_unit(spec: Spec) -> Callable[..., Any]:
-    def call(dy, w):
-        g = spec.geometry
+    def route(dy, w):
         features = w.shape[g.rhs_spec[1]] * g.feature_group_count
-        sizes = (dy.shape[g.out_spec[0]], features, dy.shape[g.out_spec[1]])
-        kernels = {
-            "cpu": partial(_ffi.conv_backward_input, g),
-            "cudnn": partial(_ffi.cuda_conv_backward_input, g, spec.precision, spec.settings),
-        }
-        xla = partial(_conv_xla.backward_input, g, spec.precision)
-        return by_platform(spec.route("backward_input", sizes, dy.dtype), kernels, xla, dy, w)
+        return spec.route("backward_input", (dy.shape[g.out_spec[0]], features, dy.shape[g.out_spec[1]]), dy.dtype)
 
-    unit = custom_vmap(call)
+    g = spec.geometry
+    kernels = {
+        "cpu": partial(_ffi.conv_backward_input, g),
+        "cudnn": partial(_ffi.cuda_conv_backward_input, g, spec.precision, spec.settings),
+    }
+    names = _Names(g)
+    layout = Layout((names.y("N", "O"), names.w("O", "I")), (names.x("N", "I"),), summed=("O",))
+    unit = custom_vmap(over_mesh(layout, route, kernels, partial(_conv_xla.backward_input, g, spec.precision)))
 
     @unit.def_vmap
     def rule(size, is_mapped, dy, w):
         if size == 0:
             return no_examples(unit, is_mapped, (dy, w))
-        g = spec.geometry
         dy_mapped, w_mapped = is_mapped
         if not w_mapped:
             return _unfold(unit(_fold(dy, g.out_spec[0]), w), g.lhs_spec[0], size), True
@@ -207,23 +234,25 @@ def _backward_input_unit(spec: Spec) -> Callable[..., Any]:
 
 @lru_cache(_MOST_UNITS)
 def _backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
-    def call(x, dy):
-        g = spec.geometry
+    def route(x, dy):
         sizes = (x.shape[g.lhs_spec[0]], x.shape[g.lhs_spec[1]], dy.shape[g.out_spec[1]])
-        kernels = {
-            "cpu": partial(_ffi.conv_backward_filter, g, want_bias),
-            "cudnn": partial(_conv_cudnn.backward_filter, g, spec.precision, spec.settings, want_bias),
-        }
-        xla = partial(_conv_xla.backward_filter, g, spec.precision, want_bias)
-        return by_platform(spec.route("backward_filter", sizes, x.dtype, want_bias), kernels, xla, x, dy)
+        return spec.route("backward_filter", sizes, x.dtype, want_bias)
 
-    unit = custom_vmap(call)
+    g = spec.geometry
+    kernels = {
+        "cpu": partial(_ffi.conv_backward_filter, g, want_bias),
+        "cudnn": partial(_conv_cudnn.backward_filter, g, spec.precision, spec.settings, want_bias),
+    }
+    names = _Names(g)
+    results = (names.w("O", "I"), names.bias if want_bias else None)
+    layout = Layout((names.x("N", "I"), names.y("N", "O")), results, summed=("N",))
+    xla = partial(_conv_xla.backward_filter, g, spec.precision, want_bias)
+    unit = custom_vmap(over_mesh(layout, route, kernels, xla))
 
     @unit.def_vmap
     def rule(size, is_mapped, x, dy):
         if size == 0:
             return no_examples(unit, is_mapped, (x, dy))
-        g = spec.geometry
         many = _backward_filter_unit(spec.with_groups(g.feature_group_count * size), want_bias)
         x, dy = (_mapped(a, here, size) for a, here in zip((x, dy), is_mapped, strict=True))
         dw, db = many(_fold(x, g.lhs_spec[1]), _fold(dy, g.out_spec[1]))

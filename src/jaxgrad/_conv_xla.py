@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxgrad._conv_geometry import Geometry, shape_of
+from jaxgrad._partitioning import vary_alike
 
 _MOST_TAPS_UNROLLED = 64
 
@@ -52,7 +53,7 @@ def add_bias(y: jax.Array, bias: jax.Array, spec: Sequence[int]) -> jax.Array:
 def backward_input(geometry: Geometry, precision: Any, dy: jax.Array, w: jax.Array) -> jax.Array:
     features = w.shape[geometry.rhs_spec[1]] * geometry.feature_group_count
     shape = shape_of(geometry.lhs_spec, dy.shape[geometry.out_spec[0]], features, geometry.x_spatial)
-    x = jax.ShapeDtypeStruct(shape, dy.dtype)
+    x, _ = vary_alike(jnp.zeros(shape, dy.dtype), dy)
     (dx,) = jax.linear_transpose(lambda x: _convolve(geometry, precision, x, w), x)(dy)
     return dx
 
@@ -71,7 +72,8 @@ def backward_filter(
 
 def _weight_gradient(geometry: Geometry, precision: Any, x: jax.Array, dy: jax.Array) -> jax.Array:
     features = (dy.shape[geometry.out_spec[1]], x.shape[geometry.lhs_spec[1]] // geometry.feature_group_count)
-    w = jax.ShapeDtypeStruct(shape_of(geometry.rhs_spec, *features, geometry.w_spatial), x.dtype)
+    # Were it the same for all devices, the transpose would sum over them, as the rule that asks for dw does later.
+    w, _ = vary_alike(jnp.zeros(shape_of(geometry.rhs_spec, *features, geometry.w_spatial), x.dtype), x)
     (dw,) = jax.linear_transpose(lambda w: _convolve(geometry, precision, x, w), w)(dy)
     return dw
 

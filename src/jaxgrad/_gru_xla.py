@@ -22,6 +22,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxgrad._partitioning import vary_alike
+
 CLIPPED = 2.0
 _UNROLL = 4  # steps of the scan unrolled in one loop body: measured best or near it from H = 128 to 1024
 
@@ -118,6 +120,7 @@ def forward(
     def one_direction(d: int, reverse: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
         wb, rb = jnp.zeros((2, 3 * H), dtype) if b is None else b[d].astype(dtype).reshape(2, 3 * H)
         h0 = jnp.zeros((B, H), dtype) if initial_h is None else initial_h[d].astype(dtype)
+        h0, _ = vary_alike(h0, x)  # a loop's carry begins with the marks that it ends with
         rt = r[d].T
         # Every bias that is added outside the reset gate's product joins the input product.
         bias = wb.at[: 2 * H].add(rb[: 2 * H]) if linear_before_reset else wb + rb
@@ -186,6 +189,7 @@ def backward(
         h0 = jnp.zeros((B, r.shape[2]), y.dtype) if initial_h is None else initial_h[d]
         previous = _previous_states(y[:, d], h0, valid, reverse)
         dh_last = jnp.zeros(h0.shape, dtype) if dy_h is None else dy_h[d].astype(dtype)
+        dh_last, _ = vary_alike(dh_last, x)
         dy_d = None if dy is None else dy[:, d]
         dh0, dgates = _backward_scan(
             dh_last, gates[:, d], previous, valid, dy_d, r[d], reverse, linear_before_reset, clip

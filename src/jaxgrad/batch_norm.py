@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from jaxgrad import _batch_norm_units as units
 from jaxgrad._batch_norm_units import Spec
 from jaxgrad._batch_norm_xla import Gradients, Statistics, compute_dtype
 from jaxgrad._dispatch import IMPLEMENTATIONS, Op, cpu_kernel, symbolic_obstacle
+from jaxgrad._partitioning import Devices, vary_alike
 
 _TRAINING, _INFERENCE = "jaxgrad.batch_norm_training", "jaxgrad.batch_norm_inference"
 _CPU = cpu_kernel("the CPU kernel takes every dtype and shape of this op", _ffi.cpu_problem)
@@ -53,6 +55,8 @@ def batch_norm_training(
     residual: jax.typing.ArrayLike | None = None,
     activation: str | None = None,
     statistics_dtype: jax.typing.DTypeLike | None = None,
+    axis_name: str | Sequence[str] | None = None,
+    axis_index_groups: Sequence[Sequence[int]] | None = None,
     implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Normalises each channel of a batch by its own mean and variance.
@@ -81,6 +85,11 @@ def batch_norm_training(
       activation: "relu", or None for none. Its gradient at zero is zero, as that of `jax.nn.relu` is.
       statistics_dtype: the dtype of the mean and variance returned: x's own or, where that has 16 bits, float32. None
         is float32, for x of float64 float64. What is computed inside does not depend on it.
+      axis_name: inside `shard_map` or `pmap`, the axis of the mesh, or axes, that the batch is spread over: the
+        statistics are those of all its parts. None takes those of x alone. Under `jit` over a mesh they are those of
+        the whole array without a name, however it is spread.
+      axis_index_groups: the groups of devices along `axis_name` that have statistics in common, as `jax.lax.psum` takes
+        them, of one size; None for one group of all. `shard_map` takes groups with `check_vma=False` only.
       implementation: None for the fastest known, "cpu" for the CPU kernels, "cudnn" for cuDNN, "xla" for plain XLA.
         `jaxgrad.explain` tells what None comes to.
 
@@ -92,8 +101,12 @@ def batch_norm_training(
     Raises:
       TypeError: an array's dtype is none of those above, or feature_axis or epsilon is not a number of the right kind.
       ValueError: a rank or a dimension does not fit, feature_axis is out of range, epsilon is negative or NaN, or
-        activation or implementation is unknown; or `implementation="cudnn"` for what cuDNN cannot take.
+        activation or implementation is unknown; axis_name names no axis of a shard_map or pmap around the call;
+        axis_index_groups are not of one size; or `implementation="cudnn"` for what cuDNN cannot take.
       RuntimeError: `implementation="cpu"` or `"cudnn"` where the compiled module or cuDNN cannot be loaded.
+
+    Where the batch is spread over devices each one's own statistics are merged, by sums of arrays of [C]; the part of
+    cuDNN that computes all at once is XLA's there.
 
     Reverse-mode differentiation works to any order and through all three results; the first uses the kernels, those
     above it XLA. Kept for it are x, scale, the mean and the inverse standard deviation, and with an activation the
@@ -123,8 +136,12 @@ def batch_norm_training(
         found = _batch_norm_cudnn.obstacle(x, feature_axis, relu, residual is not None, implementation)
     obstacles = {("cudnn", unit): found for unit in _batch_norm_cudnn.UNITS}
     routes = _DISPATCH_TRAINING.decide(implementation, obstacle, obstacles).routes
-    spec = Spec(feature_axis, epsilon, relu, dtype, routes["forward"], routes["backward"])
-    y, mean, var = _forward_mode.call(_training, _batch_norm_tangents.TRAINING, spec, x, scale, bias, residual)
+    devices = _check_axis_name(axis_name, axis_index_groups)
+    if devices is not None:
+        x = devices.mark(x)
+    spec = Spec(feature_axis, epsilon, relu, dtype, routes["forward"], routes["backward"], devices)
+    arrays = vary_alike(x, scale, bias, residual)
+    y, mean, var = _forward_mode.call(_training, _batch_norm_tangents.TRAINING, spec, *arrays)
     return y, mean, var
 
 
@@ -180,7 +197,27 @@ def batch_norm_inference(
     x, feature_axis, arrays = _check_arrays(_INFERENCE, x, feature_axis, channels)
     route = _DISPATCH_INFERENCE.decide(implementation, symbolic_obstacle(x)).route
     spec = Spec(feature_axis, epsilon, False, None, route, route)
-    return _forward_mode.call(_inference, _batch_norm_tangents.INFERENCE, spec, x, *arrays)
+    return _forward_mode.call(_inference, _batch_norm_tangents.INFERENCE, spec, *vary_alike(x, *arrays))
+
+
+def _check_axis_name(axis_name: Any, axis_index_groups: Any) -> Devices | None:
+    if axis_name is None:
+        if axis_index_groups is not None:
+            raise ValueError(f"{_TRAINING}: axis_index_groups needs an axis_name")
+        return None
+    axes = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    known = jax.sharding.get_abstract_mesh().manual_axes
+    if not axes or any(axis not in known for axis in axes):
+        raise ValueError(
+            f"{_TRAINING}: axis_name must name axes of the shard_map or pmap that the call is in, one of {known}, "
+            f"got {axis_name!r}"
+        )
+    if axis_index_groups is None:
+        return Devices(axes)
+    groups = tuple(tuple(map(int, group)) for group in axis_index_groups)
+    if len({len(group) for group in groups}) != 1:
+        raise ValueError(f"{_TRAINING}: axis_index_groups must be groups of one size, got {axis_index_groups}")
+    return Devices(axes, groups)
 
 
 def _check_epsilon(op: str, epsilon: Any) -> float:
@@ -315,7 +352,10 @@ def _training_backward_bwd(spec, wanted, args, cotangents):
     passed = None
     if spec.relu:
         passed = _batch_norm_xla.passed(x, scale, bias, statistics, y, feature_axis=spec.feature_axis)
-    plain = partial(_batch_norm_xla.plain, statistics=None, feature_axis=spec.feature_axis, epsilon=spec.epsilon)
+    settings: dict[str, Any] = {"feature_axis": spec.feature_axis, "epsilon": spec.epsilon}
+    if spec.devices is not None:
+        settings["over"] = spec.devices.mean
+    plain = partial(_batch_norm_xla.plain, statistics=None, **settings)
 
     def gradients(x, scale, dy, dmean, dvar):
         results, pullback = jax.vjp(plain, x, scale, jnp.zeros_like(scale))

@@ -29,6 +29,7 @@ from jaxgrad import (
 )
 from jaxgrad._conv_geometry import Geometry, Pairs, dilated_size, transposed
 from jaxgrad._dispatch import IMPLEMENTATIONS, XLA, Obstacle, Obstacles, Op, symbolic_obstacle
+from jaxgrad._partitioning import vary_alike
 
 _OP = "conv_general_dilated"
 KERNELS = (_conv_onednn.KERNEL, _conv_cudnn.KERNEL)
@@ -83,6 +84,9 @@ def conv_general_dilated(
     `precision` is the highest, as in XLA. All else runs on XLA. Reverse-mode differentiation works to any order on the
     same kernels, and so does forward mode inside `jaxgrad.forward_mode`.
 
+    Under `jit` over a mesh each device works on its part of the batch and, without groups, of the output features;
+    gradients of weights are summed over the mesh. What is spread otherwise is gathered first.
+
     Example:
       >>> x, w = jnp.ones((8, 32, 32, 3)), jnp.ones((3, 3, 3, 16))
       >>> jaxgrad.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")).shape
@@ -136,6 +140,7 @@ def convolve(op: Op, lhs: Any, rhs: Any, bias: Any, implementation: str | None, 
         y = plain(lhs, rhs)
         return y if bias is None else _conv_xla.add_bias(y, bias, dn.out_spec)
     spec = _conv_triangle.Spec(call.geometry, settings["precision"], tuple(routes.items()), config.current())
+    lhs, rhs, bias = vary_alike(lhs, rhs, bias)
     return call.run(lhs, rhs, bias, spec)
 
 

@@ -1,7 +1,7 @@
 """The gated recurrent unit: the public op, its checks and its differentiation rules.
 
 The path of a call: `gru` checks its arguments, `_gru` is the `jax.custom_vjp`, `_units` wraps one kernel call for
-`jit` and `vmap`, `_ffi` calls the handler in ffi/cpu/gru_ffi.cc, which runs ffi/cpu/gru.cc.
+`jit`, `vmap` and meshes of devices, `_ffi` calls the handler in ffi/cpu/gru_ffi.cc, which runs ffi/cpu/gru.cc.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import numpy as np
 
 from jaxgrad import _checks, _ffi, _forward_mode, _gru_xla
 from jaxgrad._batching import fold_or_loop
-from jaxgrad._dispatch import IMPLEMENTATIONS, Op, Route, by_platform, cpu_kernel, symbolic_obstacle
+from jaxgrad._dispatch import IMPLEMENTATIONS, Op, Route, cpu_kernel, symbolic_obstacle
 from jaxgrad._gru_xla import Gradients
+from jaxgrad._partitioning import Layout, dims, over_mesh, vary_alike
 
 _OP = "jaxgrad.gru"
 _DISPATCH = Op("gru", (cpu_kernel("the CPU kernel takes every dtype and shape of this op", _ffi.cpu_problem),))
@@ -107,6 +108,9 @@ def gru(
     XLA, works inside `jaxgrad.forward_mode`. The formula and the shapes are those of the operator GRU (version 22) of
     the ONNX specification.
 
+    Under `jit` over a mesh each device works on its own rows of the batch, and the gradients of w, r and b are summed
+    over the mesh. What is spread otherwise is gathered first.
+
     Example:
       >>> T, B, I, H = 10, 4, 3, 5
       >>> keys = jax.random.split(jax.random.key(0), 3)
@@ -124,7 +128,7 @@ def gru(
     arrays = _check_arrays(x, w, r, b, sequence_lens, initial_h, 2 if direction == "bidirectional" else 1)
     route = _DISPATCH.decide(implementation, symbolic_obstacle(*arrays)).route
     spec = _Spec(direction, linear_before_reset, clip, route)
-    y, y_h = _forward_mode.call(_gru, _FORWARD_MODE, spec, *arrays)
+    y, y_h = _forward_mode.call(_gru, _FORWARD_MODE, spec, *vary_alike(*arrays))
     return y, y_h
 
 
@@ -274,6 +278,10 @@ def _sizes(x: jax.Array, r: jax.Array) -> _ffi.GruSizes:
 
 # The axis that holds the batch, by operand and result: what a mapped axis can be folded into.
 _AXIS = {"x": 1, "sequence_lens": 0, "initial_h": 1, "y": 2, "y_h": 1, "gates": 2}
+_RANK = {"x": 3, "weights": 3, "b": 2, "sequence_lens": 1, "initial_h": 3, "y": 4, "y_h": 3, "gates": 4}
+
+# The dimensions that may be split over a mesh: the batch.
+_NAMES = {name: dims(rank, **({"B": _AXIS[name]} if name in _AXIS else {})) for name, rank in _RANK.items()}
 
 
 @cache
@@ -285,8 +293,10 @@ def _forward_unit(spec: _Spec, training: bool) -> Callable[..., Any]:
         return _ffi.gru_forward(*arrays, sizes=_sizes(x, r), **spec.attributes, training=training)
 
     xla = partial(_gru_xla.forward, **spec.attributes, training=training)
+    operands = (_NAMES["x"], *[_NAMES["weights"]] * 2, _NAMES["b"], _NAMES["sequence_lens"], _NAMES["initial_h"])
+    layout = Layout(operands, (_NAMES["y"], _NAMES["y_h"], _NAMES["gates"] if training else (None,)))
     unit = fold_or_loop(
-        lambda *arrays: by_platform(spec.route, {"cpu": kernel}, xla, *arrays),
+        over_mesh(layout, lambda *_: spec.route, {"cpu": kernel}, xla),
         in_axes=(_AXIS["x"], None, None, None, _AXIS["sequence_lens"], _AXIS["initial_h"]),
         out_axes=(_AXIS["y"], _AXIS["y_h"], _AXIS["gates"] if training else None),
     )
@@ -304,8 +314,15 @@ def _backward_unit(spec: _Spec, wanted: tuple[bool, ...]) -> Callable[..., Any]:
     def xla(*arrays):
         return tuple(_gru_xla.backward(*arrays, **spec.attributes, wanted=wanted))
 
+    arguments = ("x", "weights", "weights", "sequence_lens", "initial_h", "y", "gates", "y", "y_h")
+    gradients = ("x", "weights", "weights", "b", "initial_h")
+    layout = Layout(
+        tuple(_NAMES[name] for name in arguments),
+        tuple(_NAMES[name] if want else None for name, want in zip(gradients, wanted, strict=True)),
+        summed=("B",),
+    )
     unit = fold_or_loop(
-        lambda *arrays: by_platform(spec.route, {"cpu": kernel}, xla, *arrays),
+        over_mesh(layout, lambda *_: spec.route, {"cpu": kernel}, xla),
         in_axes=(
             _AXIS["x"],
             None,

@@ -1,0 +1,135 @@
+"""Batch normalisation under `jit` over a mesh and inside `shard_map`, on eight CPU devices in a fresh interpreter."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from mesh_running import EIGHT_DEVICES, check_shard_map, close, mesh, over
+
+import jaxgrad
+
+BATCH = (P("d"), P(), P(), P("d"))  # x, scale, bias, residual
+BY = (0, 1, 2, 3)
+RELU = {"activation": "relu", "implementation": "cpu"}
+
+
+def _args():
+    """Rows differ in mean by far more than within: the statistics of one device's own rows are far from the batch's."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    x = jax.random.normal(keys[0], (16, 6, 8, 4)) + jnp.arange(16.0)[:, None, None, None]
+    scale, bias = jax.random.normal(keys[1], (2, 4)) + 1
+    return x, scale, bias, jax.random.normal(keys[2], x.shape)
+
+
+def _loss(x, scale, bias, residual, **settings):
+    y, mean, var = jaxgrad.batch_norm_training(x, scale, bias, residual=residual, **settings)
+    return jnp.sum(jnp.sin(y)) + jnp.sum(mean**3) + jnp.sum(var**2)
+
+
+def check_a_batch():
+    """The statistics of the whole batch, by sums of [C] alone; any dimension but the channels' may be split."""
+    training = partial(jaxgrad.batch_norm_training, implementation="cpu")
+    for explicit in (False, True):
+        (y, mean, var), found = over(mesh(explicit=explicit), lambda *a: training(*a[:3]), _args(), BATCH)
+        assert set(found) == {"all-reduce"}, found
+        assert y.sharding.spec[0] == "d"
+        assert mean.sharding.is_fully_replicated
+        assert var.sharding.is_fully_replicated
+    gradient = jax.grad(partial(_loss, **RELU), BY)
+    for spec in (P("d"), P(None, None, "d")):
+        (dx, dscale, *_), found = over(mesh(), gradient, _args(), (spec, P(), P(), spec))
+        assert set(found) == {"all-reduce"}, found
+        assert dx.sharding.spec == spec
+        assert dscale.sharding.is_fully_replicated
+    over(mesh(d=4, c=2), gradient, _args(), (P("d", None, None, "c"), P("c"), P(), P("d", None, None, "c")))
+    over(mesh(), lambda *args: jax.grad(lambda *args: _loss(*args, **RELU) ** 2, (0, 1))(*args), _args(), BATCH)
+
+
+def check_digits():
+    """A mean far from zero: mean_low and the variance between devices keep their digits."""
+    x = np.random.default_rng(0).normal(size=(64, 50, 3)) * 0.1 + 3000 + np.arange(64)[:, None, None] * 0.01
+    x = x.astype(np.float32)
+    wide = x.astype(np.float64)
+    deviation = wide - wide.mean((0, 1))
+    expected = deviation / np.sqrt((deviation**2).mean((0, 1)) + 1e-5)
+    one = jnp.ones(3)
+    call = jax.jit(partial(jaxgrad.batch_norm_training, implementation="cpu"))
+    y, mean, var = call(jax.device_put(x, NamedSharding(mesh(), P("d"))), one, 0 * one)
+    np.testing.assert_allclose(y, expected, atol=5e-6 * np.abs(expected).max())
+    np.testing.assert_allclose(mean, wide.mean((0, 1)), rtol=1e-7)
+    np.testing.assert_allclose(var, (deviation**2).mean((0, 1)), rtol=2e-6)
+
+
+def check_frozen_statistics():
+    def loss(x, scale, bias, mean, var):
+        return jnp.sum(jnp.sin(jaxgrad.batch_norm_inference(x, scale, bias, mean, var, implementation="cpu")))
+
+    x, scale, bias, _ = _args()
+    args, specs = (x, scale, bias, bias, scale**2), (P("d"), *[P()] * 4)
+    _, found = over(mesh(), jax.grad(loss, (0, 1, 2, 3, 4)), args, specs)
+    assert found == {"all-reduce": 1}, found
+    check_shard_map(loss, args, specs, (0, 1, 2, 3, 4))
+
+
+def check_inside_shard_map():
+    """Without a name of axes each device normalises by its own part: the reference does so too, part by part."""
+
+    def parts(x, scale, bias, residual, implementation=None):
+        x, residual = (a.reshape(-1, 2, *a.shape[1:]) for a in (x, residual))
+        return sum(
+            _loss(x[i], scale, bias, residual[i], activation="relu", implementation=implementation)
+            for i in range(len(x))
+        )
+
+    check_shard_map(parts, _args(), BATCH, BY)
+
+
+def check_a_named_axis():
+    """The whole batch's statistics inside `shard_map`, with marks and without, and their gradients."""
+    args, loss = _args(), partial(_loss, **RELU)
+    expected = jax.jit(jax.grad(loss, BY))(*args)
+    second = jax.jit(jax.grad(lambda *a: jnp.sum(jax.grad(loss)(*a) ** 2), BY))(*args)
+
+    def part(x, scale, bias, residual):
+        y, mean, var = jaxgrad.batch_norm_training(x, scale, bias, residual=residual, axis_name="d", **RELU)
+        return jax.lax.psum(jnp.sum(jnp.sin(y)), "d"), jnp.sum(mean**3) + jnp.sum(var**2)
+
+    for check_vma in (True, False):
+        sharded = jax.shard_map(part, mesh=mesh(), in_specs=BATCH, out_specs=(P(), P()), check_vma=check_vma)
+        close(jax.jit(jax.grad(lambda *a, f=sharded: sum(f(*a)), BY))(*args), expected)
+        penalty = jax.grad(lambda *a, f=sharded: jnp.sum(jax.grad(lambda *a: sum(f(*a)))(*a) ** 2), BY)
+        close(jax.jit(penalty)(*args), second, 1e-4)
+
+
+def check_groups():
+    x, scale, bias, _ = _args()
+    groups = [[0, 2, 4, 6], [1, 3, 5, 7]]
+    rows = np.arange(16).reshape(8, 2)
+    names = {"axis_name": "d", "axis_index_groups": groups}
+
+    def gradients(x, scale, bias, **names):
+        def loss(x):
+            y, mean, var = jaxgrad.batch_norm_training(x, scale, bias, implementation="cpu", **names)
+            return jnp.sum(jnp.sin(y)) + jnp.sum(mean**3 + var**2) / (4 if names else 1)
+
+        return jax.grad(loss)(x)
+
+    sharded = jax.shard_map(
+        partial(gradients, **names), mesh=mesh(), in_specs=BATCH[:3], out_specs=P("d"), check_vma=False
+    )
+    found = jax.jit(sharded)(x, scale, bias)
+    for group in groups:
+        mine = rows[group].ravel()
+        close(found[mine], gradients(x[mine], scale, bias))
+    mapped = jax.pmap(partial(gradients, **names), axis_name="d", in_axes=(0, None, None))
+    close(mapped(x.reshape(8, 2, *x.shape[1:]), scale, bias).reshape(x.shape), found)
+
+
+def test_over_a_mesh(run_python):
+    checks = [name for name in globals() if name.startswith("check_") and name != "check_shard_map"]
+    run_python(f"import test_mesh_batch_norm as t\nfor name in {checks}: getattr(t, name)()", **EIGHT_DEVICES)
