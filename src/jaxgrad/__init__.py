@@ -3,6 +3,7 @@
 from jaxgrad import config as config
 from jaxgrad._dispatch import Choice as Choice
 from jaxgrad._dispatch import explain as explain
+from jaxgrad._export import export_disabled_checks as export_disabled_checks
 from jaxgrad._ffi import plan_cache_info as plan_cache_info
 from jaxgrad._forward_mode import forward_mode as forward_mode
 from jaxgrad._forward_mode import jvp as jvp
@@ -22,6 +23,7 @@ __all__ = [
     "conv_general_dilated",
     "conv_transpose",
     "explain",
+    "export_disabled_checks",
     "forward_mode",
     "gru",
     "jvp",

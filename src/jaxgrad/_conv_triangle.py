@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.custom_batching import custom_vmap
 
 from jaxgrad import _conv_cudnn, _conv_onednn, _conv_xla, _ffi
@@ -26,6 +27,8 @@ from jaxgrad._dispatch import Route
 from jaxgrad._partitioning import Dims, Layout, dims, over_mesh, vary_alike
 from jaxgrad.config import Settings
 
+# What policies of `jax.checkpoint` know a differentiated result by: the op that the unit is.
+_FORWARD_NAME, _BACKWARD_INPUT_NAME = "jaxgrad.conv_general_dilated", "jaxgrad.conv_transpose"
 _MOST_UNITS = 1024  # of each kind and of different shapes and settings, kept jitted
 
 
@@ -86,7 +89,7 @@ def backward_filter(spec, want_bias, x, dy):
 
 def _forward_fwd(spec, x, w, bias):
     (x, w, bias), wanted = _values_and_wanted(x, w, bias)
-    return forward(spec, x, w, bias), (x, w, wanted)
+    return checkpoint_name(forward(spec, x, w, bias), _FORWARD_NAME), (x, w, wanted)
 
 
 def _forward_bwd(spec, residuals, dy):
@@ -103,7 +106,7 @@ def _forward_bwd(spec, residuals, dy):
 
 def _backward_input_fwd(spec, dy, w):
     (dy, w), wanted = _values_and_wanted(dy, w)
-    return backward_input(spec, dy, w), (dy, w, wanted)
+    return checkpoint_name(backward_input(spec, dy, w), _BACKWARD_INPUT_NAME), (dy, w, wanted)
 
 
 def _backward_input_bwd(spec, residuals, dx):

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxgrad import _batch_norm_cudnn, _batch_norm_tangents, _batch_norm_xla, _checks, _ffi, _forward_mode
 from jaxgrad import _batch_norm_units as units
@@ -299,7 +300,7 @@ def _training_with_residuals(spec, x, scale, bias, residual):
 def _with_residuals_fwd(spec, x, scale, bias, residual):
     wanted = _Wanted(tuple(p is not None and p.perturbed for p in (x, scale, bias, residual)))
     x, scale, bias, residual = (None if p is None else p.value for p in (x, scale, bias, residual))
-    results, statistics = _training_with_residuals(spec, x, scale, bias, residual)
+    results, statistics = checkpoint_name(_training_with_residuals(spec, x, scale, bias, residual), _TRAINING)
     # relu's argument is computed anew from the bias, or read off the sign of y where a residual went into it.
     saved_y = results[0] if spec.relu and residual is not None else None
     saved_bias = bias if spec.relu and residual is None else None
@@ -389,7 +390,8 @@ def _inference(spec, x, scale, bias, mean, var):
 def _inference_fwd(spec, *primals):
     x, scale, bias, mean, var = (p.value for p in primals)
     wanted = _Wanted(tuple(p.perturbed for p in primals))
-    return _inference(spec, x, scale, bias, mean, var), (x, scale, mean, var, wanted)
+    y = checkpoint_name(_inference(spec, x, scale, bias, mean, var), _INFERENCE)
+    return y, (x, scale, mean, var, wanted)
 
 
 def _inference_bwd(spec, residuals, dy):

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxgrad import _checks, _ffi, _forward_mode, _gru_xla
 from jaxgrad._batching import fold_or_loop
@@ -209,7 +210,7 @@ def _training_fwd(spec, x, w, r, b, sequence_lens, initial_h):
     primals = (x, w, r, b, sequence_lens, initial_h)
     values = tuple(None if p is None else p.value for p in primals)
     wanted = _Wanted(tuple(p is not None and p.perturbed for p in (x, w, r, b, initial_h)))
-    y, y_h, gates = _gru_training(spec, *values)
+    y, y_h, gates = checkpoint_name(_gru_training(spec, *values), _OP)
     return (y, y_h, gates), (values, y, gates, wanted)
 
 

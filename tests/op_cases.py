@@ -1,0 +1,120 @@
+"""Every op as a function of its float arrays, with tiny lopsided inputs, and the same in plain JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import batch_norm_references
+import jax
+import jax.numpy as jnp
+import numpy as np
+import references
+from batch_norm_references import plain_inference, plain_training
+from cases import Case, make_inputs
+from conv_cases import FIELDS, ConvCase, make_conv_inputs
+from conv_references import lax_conv
+from conv_transpose_cases import TransposeCase, lax_conv_transpose, make_transpose_inputs
+
+import jaxgrad
+
+
+class OpCase(NamedTuple):
+    """One op and one call of it."""
+
+    op: Callable[..., Any]
+    names: tuple[str, ...]  # of the arrays, as the op has them
+    settings: dict[str, Any]
+    plain: Callable[..., Any]  # the same in plain JAX, of the arrays in their own dtype
+    arrays: tuple[np.ndarray, ...]  # float32
+    kernel: str  # the CPU handler of the forward pass
+
+    def call(self, implementation: str | None) -> Callable[..., Any]:
+        def function(*arrays):
+            named = dict(zip(self.names, arrays, strict=True))
+            return self.op(**named, **self.settings, implementation=implementation)
+
+        return function
+
+
+def _conv(size: int) -> OpCase:
+    case = ConvCase(
+        spatial=(3 + size, 4), features=2, out_features=3, groups=2, strides=(2, 1), padding=((1, 0), (0, 2))
+    )
+    inputs = make_conv_inputs(case)
+    op = jaxgrad.conv_general_dilated
+    return OpCase(op, FIELDS, case.settings, lax_conv(case), tuple(inputs), "jaxgrad_conv_forward")
+
+
+def _conv_transpose(size: int) -> OpCase:
+    case = TransposeCase(spatial=(2 + size, 4), features=2, out_features=3, strides=(1, 2))
+    inputs, plain = make_transpose_inputs(case), lax_conv_transpose(case)
+    op = jaxgrad.conv_transpose
+    return OpCase(op, FIELDS, case.settings, plain, tuple(inputs), "jaxgrad_conv_backward_input")
+
+
+def _batch_norm_training(size: int) -> OpCase:
+    case = batch_norm_references.Case((4, 2 + size, 3), residual=True, activation="relu")
+
+    def plain(x, scale, bias, residual):
+        return tuple(plain_training(x, scale, bias, residual, **case.settings))
+
+    inputs, _ = batch_norm_references.make_inputs(case)
+    op = jaxgrad.batch_norm_training
+    return OpCase(op, inputs._fields, case.settings, plain, tuple(inputs), "jaxgrad_batch_norm_normalise")
+
+
+def _batch_norm_inference(size: int) -> OpCase:
+    case = batch_norm_references.Case((4, 2 + size, 3))
+    x, scale, bias, _ = batch_norm_references.make_inputs(case)[0]
+    settings = {"feature_axis": case.feature_axis, "epsilon": batch_norm_references.EPSILON}
+    arrays = (x, scale, bias, np.float32(0.2) + bias, np.float32(0.3) + scale**2)
+    names, plain = ("x", "scale", "bias", "mean", "var"), partial(plain_inference, **settings)
+    return OpCase(jaxgrad.batch_norm_inference, names, settings, plain, arrays, "jaxgrad_batch_norm_normalise")
+
+
+def _gru(size: int) -> OpCase:
+    case = Case(T=2 + size, B=2, I=3, H=4, direction="bidirectional", linear_before_reset=True)
+    inputs, _ = make_inputs(case, "float32")
+    settings = {**case.settings, "sequence_lens": inputs.sequence_lens}
+
+    def plain(x, w, r, b, initial_h):
+        return references.forward(x, w, r, b, inputs.sequence_lens, initial_h, **case.settings)
+
+    names = ("x", "w", "r", "b", "initial_h")
+    arrays = tuple(getattr(inputs, name) for name in names)
+    return OpCase(jaxgrad.gru, names, settings, plain, arrays, "jaxgrad_gru_forward")
+
+
+_MAKERS = {
+    "conv_general_dilated": _conv,
+    "conv_transpose": _conv_transpose,
+    "batch_norm_training": _batch_norm_training,
+    "batch_norm_inference": _batch_norm_inference,
+    "gru": _gru,
+}
+OPS = tuple(_MAKERS)
+
+
+def op_case(name: str, size: int = 3) -> OpCase:
+    """The op's call, larger along one axis with `size`."""
+    return _MAKERS[name](size)
+
+
+def loss(outputs: Any) -> Any:
+    """A number that weighs every element of every result differently, and not linearly."""
+    return sum(
+        jnp.vdot(jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape), jnp.sin(y))
+        for y in jax.tree.leaves(outputs)
+    )
+
+
+def values_and_gradients(function: Callable[..., Any], *arrays: Any) -> Any:
+    """`((loss, outputs), gradients)` of `loss(function(*arrays))` by all arrays."""
+
+    def of_all(*arrays):
+        outputs = function(*arrays)
+        return loss(outputs), outputs
+
+    return jax.value_and_grad(of_all, argnums=tuple(range(len(arrays))), has_aux=True)(*arrays)
