@@ -43,16 +43,20 @@ with ThreadPoolExecutor(THREADS) as pool:
     runs, first = zip(*pool.map(traced_and_run, range(THREADS)))
     later = [found for founds in pool.map(partial(every_program_again, runs), range(THREADS)) for found in founds]
 
-jax.clear_caches()
-alone = [program(i)(*cases[i].arrays) for i in range(THREADS)]
+alone = [run(*case.arrays) for run, case in zip(runs, cases)]
 for k, found in [*enumerate(first), *later]:
     jax.tree.map(np.testing.assert_array_equal, found, alone[k])
+
+texts = [run.lower(*case.arrays).as_text() for run, case in zip(runs, cases)]
+jax.clear_caches()
+for k, text in enumerate(texts):
+    assert program(k).lower(*cases[k].arrays).as_text() == text, cases[k].op
 print(len(later))
 """
 
 
 def test_sixteen_threads(run_python):
-    """Sixteen shapes of five ops: traced at the same time, then called from all threads. The bits are those of one."""
+    """Sixteen shapes of five ops: traced at the same time, then called from all threads. Programs and bits are those of one."""
     assert int(run_python(_SIXTEEN_THREADS, JAX_PLATFORMS="cpu").stdout) == 16 * 16 * 5
 
 
