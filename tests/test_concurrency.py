@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 
 import jax
-import numpy as np
 import pytest
+from op_cases import OPS, op_case
 from targets import CPU_KERNEL
-
-import jaxgrad
 
 _SIXTEEN_THREADS = """
 import faulthandler, threading
@@ -56,20 +54,21 @@ print(len(later))
 
 
 def test_sixteen_threads(run_python):
-    """Sixteen shapes of five ops: traced at the same time, then called from all threads. Programs and bits are those of one."""
+    """Sixteen shapes of five ops: traced at once, then called from all threads. Programs and bits are those of one."""
     assert int(run_python(_SIXTEEN_THREADS, JAX_PLATFORMS="cpu").stdout) == 16 * 16 * 5
 
 
-def test_a_call_returns_before_it_is_done():
+@pytest.mark.parametrize("op", OPS)
+def test_a_call_returns_before_it_is_done(op):
     """Beside other work: a program that is one custom call alone XLA's CPU client runs on the thread that calls it."""
-    x = np.random.default_rng(0).standard_normal((64, 56, 56, 32)).astype(np.float32)
-    c = np.ones(32, np.float32)
-    call = jax.jit(lambda x: jaxgrad.batch_norm_training(x + 1, c, c, implementation="cpu"))
-    x = CPU_KERNEL.put(x)
-    jax.block_until_ready(call(x))
+    case = op_case(op, size=200_000)
+    function = case.call("cpu")
+    call = jax.jit(lambda first, *others: function(first + 1, *others))
+    arrays = CPU_KERNEL.put(case.arrays)
+    jax.block_until_ready(call(*arrays))
     for _ in range(20):  # the machine may be busy with other things as the call returns
         start = time.perf_counter()
-        results = call(x)
+        results = call(*arrays)
         returned = time.perf_counter() - start
         jax.block_until_ready(results)
         if returned < (time.perf_counter() - start) / 4:

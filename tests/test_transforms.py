@@ -9,6 +9,7 @@ import itertools
 import re
 from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from tolerances import assert_close
 from jaxgrad import _ffi
 
 TARGETS = (CPU_KERNEL, Target(None, "gpu"))
+_TABLE = Path(__file__).parents[1] / "docs" / "transformations.md"
 CONVOLUTIONS, BATCH_NORMS = OPS[:2], OPS[2:4]
 
 
@@ -199,3 +201,16 @@ def test_lowering_for_cuda_without_a_gpu(op):
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert set(re.findall(r"custom_call @(jaxgrad_\w+)", text)) <= set(_ffi.cuda_targets())
     assert "func.func public @main" in text
+
+
+@pytest.mark.skipif(not _TABLE.exists(), reason="the tests are away from the documentation")
+def test_the_table_names_tests_that_exist():
+    lines = [line for line in _TABLE.read_text().splitlines() if line.startswith("| ")]
+    header, _, *rows = ([cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines)
+    assert header[1:] == list(OPS)
+    assert all(len(row) == len(header) for row in rows)
+    cells = {tuple(cell.split("::")) for row in rows for cell in row if "::" in cell}
+    assert len(cells) > 30
+    for module, name in sorted(cells):
+        text = (Path(__file__).parent / f"test_{module}.py").read_text()
+        assert f"def test_{name}(" in text, f"{module}::{name}"
