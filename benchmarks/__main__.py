@@ -10,10 +10,10 @@ from pathlib import Path
 import jax
 
 import jaxgrad
-from benchmarks import batch_norm, conv, gru, readme, report, steps
+from benchmarks import batch_norm, conv, gru, per_example, readme, report, steps
 from benchmarks.timing import Effort
 
-_OPS = {"gru": gru, "conv": conv, "batch_norm": batch_norm, "steps": steps}
+_OPS = {"gru": gru, "conv": conv, "batch_norm": batch_norm, "steps": steps, "per_example": per_example}
 _RESULTS = Path(__file__).parent / "results"
 _README = Path(__file__).parents[1] / "README.md"
 

@@ -1,0 +1,133 @@
+"""Per-example gradients of a small convolutional classifier: `vmap(grad)`, a gradient for each example of a batch."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+import jaxgrad
+from benchmarks import environment
+from benchmarks.compare import Work, compare
+from benchmarks.report import OURS
+from benchmarks.timing import Effort, jax_contender
+
+BASELINE = "jax.lax"
+OURS_LOOPED, LAX_LOOPED = "lax.map, jaxgrad", "lax.map, jax.lax"
+NOTES = (
+    "Cases are the batch, the size of its square images of 3 channels, and the features of the first of three 3x3 "
+    "convolutions, whose others have twice as many and strides of 2.",
+    "jaxgrad and jax.lax are vmap(grad) of the loss of one example; lax.map is a loop over the examples.",
+    "The floor is the time of as many operations in large matrix products.",
+)
+_STRIDES, _CLASSES = (1, 2, 2), 10
+_LAST = ("NHWC", "HWIO", "NHWC")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A batch of square images, and the features of the first layer."""
+
+    batch: int
+    size: int
+    features: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.batch}x{self.size}x{self.size}, {self.features} features"
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Of the parameters: the convolutions' weights, and those of the classifier behind them."""
+        f = self.features
+        return [(3, 3, 3, f), (3, 3, f, 2 * f), (3, 3, 2 * f, 2 * f), (2 * f, _CLASSES)]
+
+    @property
+    def flops(self) -> int:
+        """Of the convolutions: forward, by the weights, and by the input of all but the first."""
+        total, size = 0, self.size
+        for i, (shape, stride) in enumerate(zip(self.shapes, _STRIDES, strict=False)):
+            size = -(-size // stride)
+            total += 2 * self.batch * size**2 * int(np.prod(shape)) * (3 if i else 2)
+        return total
+
+
+CASES = {"cpu": (Case(32, 8, 8), Case(16, 16, 8), Case(64, 28, 8), Case(32, 32, 16), Case(16, 32, 32))}
+QUICK_CASES = (Case(3, 6, 2),)
+
+
+def parse_case(text: str) -> Case:
+    """batch,size,features"""
+    sizes = text.split(",")
+    if len(sizes) != 3 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise argparse.ArgumentTypeError(f"must be {parse_case.__doc__}, got {text!r}")
+    return Case(*map(int, sizes))
+
+
+def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
+    """The report, as report.py wants it."""
+    rows = []
+    for case in cases:
+        print(case.label, flush=True)
+        rows.append(_row(case, effort))
+    return {
+        "op": "per_example",
+        "environment": environment.describe(),
+        "implementation": str(jaxgrad.explain(jaxgrad.conv_general_dilated)),
+        "left_out": {},
+        "notes": NOTES,
+        "rows": rows,
+    }
+
+
+def _row(case: Case, effort: Effort) -> dict[str, Any]:
+    args = _arrays(case)
+    contenders = [
+        jax_contender(name, gradients(op), *args)
+        for name, gradients, op in (
+            (OURS, _mapped, jaxgrad.conv_general_dilated),
+            (OURS_LOOPED, _looped, jaxgrad.conv_general_dilated),
+            (BASELINE, _mapped, lax.conv_general_dilated),
+            (LAX_LOOPED, _looped, lax.conv_general_dilated),
+        )
+    ]
+    work = Work(
+        label=case.label,
+        measure="per-example gradients",
+        settings=dataclasses.asdict(case),
+        dtype="float32",
+        flops=case.flops,
+        array_bytes={"gradients": 4 * case.batch * sum(int(np.prod(shape)) for shape in case.shapes)},
+    )
+    return compare(work, contenders, effort)
+
+
+def _arrays(case: Case) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """Parameters [.., out] scaled by the root of what they sum over, images [N, H, W, 3], labels [N]."""
+    rng = np.random.default_rng(0)
+    params = [rng.standard_normal(s, np.float32) / np.float32(np.prod(s[:-1]) ** 0.5) for s in case.shapes]
+    x = rng.standard_normal((case.batch, case.size, case.size, 3), np.float32)
+    return params, x, rng.integers(0, _CLASSES, case.batch)
+
+
+def _loss(conv: Callable[..., Any], params: list[Any], x: Any, label: Any) -> Any:
+    """The cross entropy of one image [H, W, 3]."""
+    x = x[None]
+    for w, stride in zip(params, _STRIDES, strict=False):
+        x = jax.nn.relu(conv(x, w, (stride, stride), "SAME", dimension_numbers=_LAST))
+    return -jax.nn.log_softmax(x.mean((0, 1, 2)) @ params[-1])[label]
+
+
+def _mapped(conv: Callable[..., Any]) -> Callable[..., Any]:
+    return jax.vmap(jax.grad(partial(_loss, conv)), in_axes=(None, 0, 0))
+
+
+def _looped(conv: Callable[..., Any]) -> Callable[..., Any]:
+    gradient = jax.grad(partial(_loss, conv))
+    return lambda params, x, labels: lax.map(lambda example: gradient(params, *example), (x, labels))
