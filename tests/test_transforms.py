@@ -205,7 +205,8 @@ def test_lowering_for_cuda_without_a_gpu(op):
 
 @pytest.mark.skipif(not _TABLE.exists(), reason="the tests are away from the documentation")
 def test_the_table_names_tests_that_exist():
-    lines = [line for line in _TABLE.read_text().splitlines() if line.startswith("| ")]
+    first_section = _TABLE.read_text().partition("\n## ")[0]
+    lines = [line for line in first_section.splitlines() if line.startswith("| ")]
     header, _, *rows = ([cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines)
     assert header[1:] == list(OPS)
     assert all(len(row) == len(header) for row in rows)
