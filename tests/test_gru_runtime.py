@@ -51,10 +51,6 @@ def test_the_same_call_gives_the_same_bits(target, dtype):
         jax.tree.map(np.testing.assert_array_equal, other, first)
 
 
-def _checks_off():
-    return [export.DisabledSafetyCheck.custom_call(f"jaxgrad_gru_{name}") for name in ("forward", "backward")]
-
-
 @pytest.mark.parametrize("serialised", [False, True])
 @pytest.mark.parametrize("differentiated", ["before", "after"])
 def test_export_and_back(target, serialised, differentiated):
@@ -73,7 +69,7 @@ def test_export_and_back(target, serialised, differentiated):
     platforms = ["cuda" if target.platform == "gpu" else "cpu"]
     # Shapes and not arrays: JAX cannot differentiate what was exported for arrays that are tied to a device.
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (inputs.x, inputs.w)]
-    exported = export.export(function, disabled_checks=_checks_off(), platforms=platforms)(*shapes)
+    exported = export.export(function, disabled_checks=jaxgrad.export_disabled_checks(), platforms=platforms)(*shapes)
     if serialised:
         exported = export.deserialize(exported.serialize(vjp_order=int(differentiated == "after")))
     restored = exported.call if differentiated == "before" else with_gradients(exported.call)
@@ -88,7 +84,9 @@ def test_an_export_for_two_platforms_holds_a_path_for_each():
     call = jax.jit(lambda *arrays: jaxgrad.gru(*arrays, **case.settings))
 
     def module(*platforms):
-        return export.export(call, disabled_checks=_checks_off(), platforms=platforms)(*inputs).mlir_module()
+        return export.export(call, disabled_checks=jaxgrad.export_disabled_checks(), platforms=platforms)(
+            *inputs
+        ).mlir_module()
 
     kernel, scan = "stablehlo.custom_call @jaxgrad_gru_forward", "stablehlo.while"
     both, cpu, gpu = module("cpu", "cuda"), module("cpu"), module("cuda")
