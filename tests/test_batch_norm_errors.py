@@ -181,3 +181,15 @@ def test_a_workspace_that_is_too_small():
         pytest.raises(jax.errors.JaxRuntimeError, match="workspace is too small"),
     ):
         jax.block_until_ready(call(jnp.ones((4, 3), np.float32), feature_axis=np.int64(1), epsilon=np.float64(0)))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"axis_name": "d"}, "axis_name must name axes of the shard_map or pmap that the call is in"),
+        ({"axis_index_groups": [[0]]}, "axis_index_groups needs an axis_name"),
+    ],
+)
+def test_names_of_axes(names, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        jaxgrad.batch_norm_training(jnp.ones((4, 3)), jnp.ones(3), jnp.zeros(3), **names)
