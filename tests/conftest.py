@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from targets import EVERY_OP, Target
+from targets import EVERY_OP, THOROUGH_ON_XLA, XLA, Target
 
 jax.config.update("jax_enable_x64", True)
 # On a GPU, products of float32 would otherwise be rounded to TF32, which no float32 tolerance allows.
@@ -39,8 +39,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     own = any("target" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
     if "target" in metafunc.fixturenames and not own:
         targets = getattr(metafunc.module, "TARGETS", EVERY_OP)
-        params = [pytest.param(t, marks=pytest.mark.gpu if t.platform == "gpu" else ()) for t in targets]
+        params = [pytest.param(t, marks=_marks(Path(metafunc.module.__file__).stem, t)) for t in targets]
         metafunc.parametrize("target", params, indirect=True, scope="module", ids=str)
+
+
+def _marks(module: str, target: Target) -> list[pytest.MarkDecorator]:
+    if target.platform == "gpu":
+        return [pytest.mark.gpu]
+    if target != XLA or not module.startswith("test_gru"):
+        return []
+    return [pytest.mark.scan, *([pytest.mark.thorough] if module in THOROUGH_ON_XLA else [])]
 
 
 @pytest.fixture(scope="module", autouse=True)
