@@ -79,6 +79,22 @@ void cudnnGetLastErrorString(char* message, size_t size) { snprintf(message, siz
 int cudnnCreate(void** handle) { return *handle = (void*)1, (int)number_of("FAKE_CREATE", 0); }
 int cudnnSetStream(void) { return 0; }
 
+/* Batch normalisation, which this cuDNN has none of. */
+#define NOT_SUPPORTED(name) \
+  int name(void) { return 3000; }
+NOT_SUPPORTED(cudnnBatchNormalizationBackwardEx)
+NOT_SUPPORTED(cudnnBatchNormalizationForwardTrainingEx)
+NOT_SUPPORTED(cudnnCreateActivationDescriptor)
+NOT_SUPPORTED(cudnnCreateTensorDescriptor)
+NOT_SUPPORTED(cudnnDeriveBNTensorDescriptor)
+NOT_SUPPORTED(cudnnDestroyActivationDescriptor)
+NOT_SUPPORTED(cudnnDestroyTensorDescriptor)
+NOT_SUPPORTED(cudnnGetBatchNormalizationBackwardExWorkspaceSize)
+NOT_SUPPORTED(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize)
+NOT_SUPPORTED(cudnnGetBatchNormalizationTrainingExReserveSpaceSize)
+NOT_SUPPORTED(cudnnSetActivationDescriptor)
+NOT_SUPPORTED(cudnnSetTensor4dDescriptorEx)
+
 int cudnnBackendCreateDescriptor(int type, void** descriptor) {
   Descriptor* made = calloc(1, sizeof *made);
   made->type = type;
