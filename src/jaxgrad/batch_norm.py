@@ -112,7 +112,8 @@ def batch_norm_training(
     Reverse-mode differentiation works to any order and through all three results; the first uses the kernels, those
     above it XLA. Kept for it are x, scale, the mean and the inverse standard deviation, and with an activation the
     bias, or y if there is a residual too. Where a channel has no elements its mean and variance are NaN. Forward mode
-    works inside `jaxgrad.forward_mode`. The formulas are those of Ioffe and Szegedy, "Batch Normalization" (2015).
+    works inside `jaxgrad.forward_mode`, without axis_name. The formulas are those of Ioffe and Szegedy, "Batch
+    Normalization" (2015).
 
     Example:
       >>> x = jax.random.normal(jax.random.key(0), (8, 32, 32, 16))
