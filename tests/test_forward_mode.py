@@ -370,19 +370,3 @@ def test_a_tangent_along_a_bias_alone_runs_no_convolution():
     with jaxgrad.forward_mode():
         found = jax.jit(tangent)(lhs, rhs, bias)
     np.testing.assert_array_equal(found, np.broadcast_to(2 * bias, found.shape))
-
-
-def test_statistics_over_several_devices_are_refused():
-    """The tangents know of one device's statistics alone, and would be wrong."""
-    mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:1]), ("d",))
-
-    def tangent(x):
-        def op(x):
-            return jaxgrad.batch_norm_training(x, jnp.ones(3, x.dtype), jnp.zeros(3, x.dtype), axis_name="d")[0]
-
-        return jaxgrad.jvp(op, (x,), (x,))[1]
-
-    spec = jax.sharding.PartitionSpec("d")
-    call = jax.shard_map(tangent, mesh=mesh, in_specs=spec, out_specs=spec)
-    with pytest.raises(NotImplementedError, match="forward mode of a call with axis_name"):
-        call(jnp.ones((4, 3), jnp.float32))

@@ -27,8 +27,6 @@ from jaxgrad._forward_mode import Rules
 
 
 def _training(spec, primals, tangents):
-    if spec.devices is not None:
-        raise NotImplementedError("jaxgrad.batch_norm_training: forward mode of a call with axis_name is not there yet")
     x, scale, bias, residual = primals
     dx, dscale, dbias, dresidual = tangents
     dtype = compute_dtype(x)
@@ -42,7 +40,7 @@ def _training(spec, primals, tangents):
         backward = units.backward(linear, False, (True, True, True, False))
         dy, sum_xhat, sum_x, _ = backward(x, scale, None, *statistics, None, dx, None, None)
         n = max(x.size // max(x.shape[spec.feature_axis], 1), 1)
-        dmean, dvar = sum_x / n, 2 * sum_xhat / (n * rstd)
+        dmean, dvar = spec.over((sum_x / n, 2 * sum_xhat / (n * rstd)))
     dy = _add_affine(linear, x, dscale, dbias, statistics, dy)
     if dresidual is not None:
         dy = dresidual if dy is None else (dy.astype(dtype) + dresidual.astype(dtype)).astype(x.dtype)
@@ -90,7 +88,7 @@ def _add_affine(spec, x, dscale, dbias, statistics, dy):
 
 
 def _training_formula(spec, x, scale, bias, residual):
-    settings = {"feature_axis": spec.feature_axis, "epsilon": spec.epsilon}
+    settings = {"feature_axis": spec.feature_axis, "epsilon": spec.epsilon, "over": spec.over}
     y, mean, var = _batch_norm_xla.plain(x, scale, bias, None, **settings)
     y = y if residual is None else y + residual.astype(y.dtype)
     y = jax.nn.relu(y) if spec.relu else y

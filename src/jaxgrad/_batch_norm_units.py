@@ -32,6 +32,10 @@ class Spec:
     backward: Route
     devices: Devices | None = None  # whose parts make up the batch, inside shard_map
 
+    def over(self, means: Any) -> Any:
+        """The averages over those devices of a tree of arrays, each device's own where there are none."""
+        return means if self.devices is None else self.devices.mean(means)
+
 
 def _route(route: Route, x: jax.Array) -> Route:
     """What is left of the route for the x that a unit was given, which vmap may have made larger than the call's."""

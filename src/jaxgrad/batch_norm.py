@@ -112,8 +112,7 @@ def batch_norm_training(
     Reverse-mode differentiation works to any order and through all three results; the first uses the kernels, those
     above it XLA. Kept for it are x, scale, the mean and the inverse standard deviation, and with an activation the
     bias, or y if there is a residual too. Where a channel has no elements its mean and variance are NaN. Forward mode
-    works inside `jaxgrad.forward_mode`, without axis_name. The formulas are those of Ioffe and Szegedy, "Batch
-    Normalization" (2015).
+    works inside `jaxgrad.forward_mode`. The formulas are those of Ioffe and Szegedy, "Batch Normalization" (2015).
 
     Example:
       >>> x = jax.random.normal(jax.random.key(0), (8, 32, 32, 16))
@@ -354,9 +353,7 @@ def _training_backward_bwd(spec, wanted, args, cotangents):
     passed = None
     if spec.relu:
         passed = _batch_norm_xla.passed(x, scale, bias, statistics, y, feature_axis=spec.feature_axis)
-    settings: dict[str, Any] = {"feature_axis": spec.feature_axis, "epsilon": spec.epsilon}
-    if spec.devices is not None:
-        settings["over"] = spec.devices.mean
+    settings: dict[str, Any] = {"feature_axis": spec.feature_axis, "epsilon": spec.epsilon, "over": spec.over}
     plain = partial(_batch_norm_xla.plain, statistics=None, **settings)
 
     def gradients(x, scale, dy, dmean, dvar):
