@@ -109,8 +109,19 @@ def check_transformations():
     by_example = jax.vmap(jax.grad(lambda x, ws, bias: _loss(x[None], ws, bias)), (0, None, None))
     _, found = over(mesh(), by_example, args, BATCH)
     assert not found, found
-    weights_by_example = jax.vmap(jax.grad(lambda ws, x, bias: _loss(x[None], ws, bias)), (None, 0, None))
-    over(mesh(), weights_by_example, (args[1], args[0], args[2]), (P(), P("d"), P()))
+
+
+def check_gradients_of_each_example():
+    """Those of weights too, and of groups, and weights of each example: nothing leaves its device."""
+    for groups, (x, ws, bias) in ((1, _args()), (4, _args(4))):
+        own = jax.tree.map(lambda w: w * jnp.arange(1.0, 17).reshape(16, *[1] * w.ndim), (ws, bias))
+        loss = partial(_loss, groups=groups)
+        gradient = jax.grad(lambda x, ws, bias, loss=loss: loss(x[None], ws, bias), BY)
+        (dx, dws, dbias), found = over(mesh(), jax.vmap(gradient, (0, None, None)), (x, ws, bias), BATCH)
+        assert not found, found
+        assert all(g.sharding.spec[0] == "d" for g in (dx, *dws, dbias))
+        _, found = over(mesh(), jax.vmap(gradient), (x, *own), (P("d"),) * 3)
+        assert not found, found
 
 
 def check_inside_shard_map():
@@ -143,7 +154,7 @@ def check_pmap():
 @pytest.mark.parametrize(
     "checks",
     [
-        "check_a_batch check_explicit_axes check_two_axes check_what_cannot_stay_local",
+        "check_a_batch check_explicit_axes check_two_axes check_what_cannot_stay_local check_gradients_of_each_example",
         "check_a_batch_that_does_not_divide check_transformations check_inside_shard_map check_xla_inside_shard_map "
         "check_pmap",
     ],

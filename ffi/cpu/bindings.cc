@@ -58,6 +58,7 @@ int64_t batch_norm_scratch(int64_t outer, int64_t C, int64_t inner, int64_t stor
 }
 
 // (workspace bytes, oneDNN's name of the kernel), or None where it has none. Builds the plan that the call will run.
+// Where the shapes have an axis of examples, the workspace is that of all who share them.
 nb::object plan_of(int64_t kind, bool bfloat16, bool has_bias, const std::vector<int64_t>& x,
                    const std::vector<int64_t>& w, const std::vector<int64_t>& y, const std::vector<int64_t>& lhs_spec,
                    const std::vector<int64_t>& rhs_spec, const std::vector<int64_t>& out_spec,
@@ -67,15 +68,15 @@ nb::object plan_of(int64_t kind, bool bfloat16, bool has_bias, const std::vector
       x, w, y, lhs_spec, rhs_spec, out_spec, window_strides, padding, rhs_dilation, feature_group_count};
   const ConvType type = bfloat16 ? ConvType::kBFloat16 : ConvType::kFloat32;
   std::string problem;
-  const ConvKey key = conv_key(static_cast<ConvKind>(kind), type, has_bias, call, problem);
+  const ConvWork work = conv_work(static_cast<ConvKind>(kind), type, has_bias, call, problem);
   if (!problem.empty()) throw nb::value_error(problem.c_str());
   try {
     std::shared_ptr<const ConvPlan> plan;
     {
       const nb::gil_scoped_release release;
-      plan = conv_plan(key);
+      plan = conv_plan(work.key);
     }
-    return nb::make_tuple(plan->workspace_bytes(), plan->implementation());
+    return nb::make_tuple(work.workers * plan->workspace_bytes(), plan->implementation());
   } catch (const onednn::Error& error) {
     if (error.status == dnnl_unimplemented) return nb::none();
     throw;

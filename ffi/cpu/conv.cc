@@ -1,5 +1,8 @@
 #include "conv.h"
 
+#include <atomic>
+#include <exception>
+#include <mutex>
 #include <string>
 
 #include "onednn_conv.h"
@@ -67,5 +70,25 @@ std::shared_ptr<const ConvPlan> conv_plan(const ConvKey& key) {
 }
 
 PlanCacheInfo conv_plan_cache_info() { return cache().info(); }
+
+void run_conv(const ConvPlan& plan, const ConvWork& work, const ConvArrays& arrays, std::byte* workspace,
+              Parallel& parallel) {
+  std::atomic<int64_t> next{0};
+  std::exception_ptr error;
+  std::mutex one_error;
+  auto worker = [&](int64_t index) {
+    std::byte* const own = workspace + index * plan.workspace_bytes();
+    try {
+      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < work.examples;)
+        plan.run(arrays.first.of(i), arrays.second.of(i), arrays.bias.of(i), arrays.result.of(i), own);
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(one_error);
+      error = std::current_exception();
+    }
+  };
+  parallel.run(work.workers, &worker,
+               [](void* context, int64_t index) { (*static_cast<decltype(worker)*>(context))(index); });
+  if (error) std::rethrow_exception(error);
+}
 
 }  // namespace jaxgrad

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "../common/conv_shape.h"
+#include "../common/parallel.h"
 #include "../common/plan_cache.h"
 
 namespace jaxgrad {
@@ -44,5 +45,31 @@ class ConvPlan {
 std::shared_ptr<const ConvPlan> conv_plan(const ConvKey& key);
 
 PlanCacheInfo conv_plan_cache_info();
+
+// A call: independent convolutions of one shape, the examples, whose arrays lie one after the other.
+struct ConvWork {
+  ConvKey key;
+  int64_t examples = 1;
+  int64_t workers = 1;  // that share the examples, each with a workspace of its own
+};
+
+// An array of a call, and the bytes of it that belong to one example.
+template <class T>
+struct ConvArray {
+  T* data;
+  int64_t bytes;
+
+  T* of(int64_t example) const { return data == nullptr ? nullptr : data + example * bytes; }
+};
+
+// As `ConvPlan::run` takes them.
+struct ConvArrays {
+  ConvArray<const std::byte> first, second;
+  ConvArray<std::byte> bias, result;
+};
+
+// Runs the plan of `work` on every example. Throws what the plan throws.
+void run_conv(const ConvPlan& plan, const ConvWork& work, const ConvArrays& arrays, std::byte* workspace,
+              Parallel& parallel);
 
 }  // namespace jaxgrad

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from jax import lax
 
@@ -72,6 +73,12 @@ def shape_of(spec: Sequence[int], first: int, second: int, spatial: Sequence[int
     for axis, size in zip(spec, (first, second, *spatial), strict=True):
         shape[axis] = size
     return tuple(shape)
+
+
+def leading_sizes(array: Any, spec: Sequence[int]) -> tuple[int, int]:
+    """The sizes of the first two axes of `spec`, in an array that may have an axis of examples before them all."""
+    shape = array.shape[array.ndim - len(spec) :]
+    return shape[spec[0]], shape[spec[1]]
 
 
 def transposed(

@@ -53,8 +53,15 @@ def _obstacle(
     return None
 
 
-def has_plan(kind: str, geometry: Geometry, sizes: tuple[int, int, int], dtype: Any, has_bias: bool) -> bool:
+def has_plan(
+    kind: str,
+    geometry: Geometry,
+    sizes: tuple[int, int, int],
+    dtype: Any,
+    has_bias: bool,
+    examples: tuple[int, ...] = (),
+) -> bool:
     """Whether oneDNN has a kernel, and not only the reference implementation of one."""
     compute = _ffi.conv_compute_dtype(kind, geometry, dtype)
-    plan = _ffi.conv_plan(kind, geometry, *sizes, compute, has_bias and kind != "backward_input")
+    plan = _ffi.conv_plan(kind, geometry, *sizes, compute, has_bias and kind != "backward_input", examples)
     return plan is not None and not plan.implementation.startswith("ref")

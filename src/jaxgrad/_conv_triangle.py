@@ -11,7 +11,8 @@ transposed convolution is backward_input read as an op of its own.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from jax.custom_batching import custom_vmap
 
 from jaxgrad import _conv_cudnn, _conv_onednn, _conv_xla, _ffi
 from jaxgrad._batching import no_examples
-from jaxgrad._conv_geometry import Geometry
+from jaxgrad._conv_geometry import Geometry, leading_sizes
 from jaxgrad._dispatch import Route
 from jaxgrad._partitioning import Dims, Layout, dims, over_mesh, vary_alike
 from jaxgrad.config import Settings
@@ -40,20 +41,31 @@ class Spec:
     precision: Any
     routes: tuple[tuple[str, Route], ...]  # by unit
     settings: Settings
+    examples: bool = False  # vmap's: each array has an axis before the geometry's, of as many independent calls
 
-    def route(self, kind: str, sizes: tuple[int, int, int], dtype: Any, has_bias: bool = False) -> Route:
-        """The route of a unit, for the call itself or for one of other sizes that vmap made of it."""
-        found = dict(self.routes)[kind]
-        if "cpu" in found.kernels and not _conv_onednn.has_plan(kind, self.geometry, sizes, dtype, has_bias):
+    def route(self, kind: str, sizes: tuple[int, int, int], first: jax.Array, has_bias: bool = False) -> Route:
+        """The route of a unit, for the call itself or for one of other sizes that vmap made of it.
+
+        Args:
+          kind: of the unit.
+          sizes: batch, features and output features, of one example.
+          first: the unit's first operand.
+          has_bias: there is a bias, or its gradient is wanted.
+        """
+        found, dtype = dict(self.routes)[kind], first.dtype
+        examples = first.shape[:1] if self.examples else ()
+        if "cpu" in found.kernels and not _conv_onednn.has_plan(kind, self.geometry, sizes, dtype, has_bias, examples):
             found = found.without("cpu")
-        if "cudnn" in found.kernels and _conv_cudnn.without_plan(
-            kind, self.geometry, sizes, dtype, self.precision, self.settings
-        ):
-            return found.without("cudnn")
+        if "cudnn" in found.kernels:
+            batch, *features = sizes
+            geometry, (inn, out) = self.in_groups(math.prod(examples)), (n * math.prod(examples) for n in features)
+            if _conv_cudnn.without_plan(kind, geometry, (batch, inn, out), dtype, self.precision, self.settings):
+                return found.without("cudnn")
         return found
 
-    def with_groups(self, feature_group_count: int) -> Spec:
-        return dataclasses.replace(self, geometry=self.geometry.with_groups(feature_group_count))
+    def in_groups(self, examples: int) -> Geometry:
+        """The geometry of the one convolution of which as many examples are groups."""
+        return self.geometry.with_groups(self.geometry.feature_group_count * examples)
 
 
 @jax.tree_util.register_static
@@ -148,60 +160,64 @@ backward_filter.defvjp(_backward_filter_fwd, _backward_filter_bwd, symbolic_zero
 
 @dataclasses.dataclass(frozen=True)
 class _Names:
-    """Which dimensions of x, w and y may be split over a mesh: of N, the batch, and of O and I, output and input
-    features, those that are asked for. Features in groups are never split."""
+    """Which dimensions of x, w and y may be split over a mesh: the examples', and of N, the batch, and of O and I,
+    output and input features, those that are asked for. Features in groups are never split."""
 
-    geometry: Geometry
+    spec: Spec
 
     def x(self, *wanted: str) -> Dims:
-        return self._dims(wanted, "NI", self.geometry.lhs_spec)
+        return self._dims(wanted, "NI", self.spec.geometry.lhs_spec)
 
     def w(self, *wanted: str) -> Dims:
-        return self._dims(wanted, "OI", self.geometry.rhs_spec)
+        return self._dims(wanted, "OI", self.spec.geometry.rhs_spec)
 
     def y(self, *wanted: str) -> Dims:
-        return self._dims(wanted, "NO", self.geometry.out_spec)
+        return self._dims(wanted, "NO", self.spec.geometry.out_spec)
 
     @property
     def bias(self) -> Dims:
-        return (None,) if self.geometry.feature_group_count > 1 else ("O",)
+        return self._dims(("O",), "O", (0,))
 
-    def _dims(self, wanted: tuple[str, ...], names: str, spec: tuple[int, ...]) -> Dims:
-        grouped = self.geometry.feature_group_count > 1
-        found = {name: axis for name, axis in zip(names, spec, strict=False) if name in wanted}
-        return dims(len(spec), **{name: axis for name, axis in found.items() if name == "N" or not grouped})
+    def _dims(self, wanted: tuple[str, ...], names: str, axes: tuple[int, ...]) -> Dims:
+        grouped = self.spec.geometry.feature_group_count > 1
+        found = {name: axis for name, axis in zip(names, axes, strict=False) if name in wanted}
+        own = dims(len(axes), **{name: axis for name, axis in found.items() if name == "N" or not grouped})
+        return ("E", *own) if self.spec.examples else own
 
 
 @lru_cache(_MOST_UNITS)
 def _forward_unit(spec: Spec) -> Callable[..., Any]:
     def route(x, w, bias):
-        sizes = (x.shape[g.lhs_spec[0]], x.shape[g.lhs_spec[1]], w.shape[g.rhs_spec[0]])
-        return spec.route("forward", sizes, x.dtype, bias is not None)
+        sizes = (*leading_sizes(x, g.lhs_spec), leading_sizes(w, g.rhs_spec)[0])
+        return spec.route("forward", sizes, x, bias is not None)
+
+    def cudnn(geometry):
+        return partial(_conv_cudnn.forward, geometry, spec.precision, spec.settings)
+
+    def xla(geometry):
+        return partial(_conv_xla.forward, geometry, spec.precision)
 
     g = spec.geometry
-    kernels = {
-        "cpu": partial(_ffi.conv_forward, g),
-        "cudnn": partial(_conv_cudnn.forward, g, spec.precision, spec.settings),
-    }
-    names = _Names(g)
+    axes = (g.lhs_spec[1], g.rhs_spec[0], 0), g.out_spec[1]
+    kernels = {"cpu": partial(_ffi.conv_forward, g), "cudnn": _by_groups(spec, cudnn, *axes)}
+    names = _Names(spec)
     layout = Layout((names.x("N"), names.w("O"), names.bias), (names.y("N", "O"),))
-    unit = custom_vmap(over_mesh(layout, route, kernels, partial(_conv_xla.forward, g, spec.precision)))
+    unit = custom_vmap(over_mesh(layout, route, kernels, _by_groups(spec, xla, *axes)))
 
     @unit.def_vmap
     def rule(size, is_mapped, x, w, bias):
         if size == 0:
             return no_examples(unit, is_mapped, (x, w, bias))
         x_mapped, w_mapped, bias_mapped = is_mapped
+        first = int(spec.examples)  # the first axis of the geometry's own
         if not w_mapped and not bias_mapped:  # more rows of the same batch
-            y = unit(_fold(x, g.lhs_spec[0]), w, bias)
-            return _unfold(y, g.out_spec[0], size), True
+            y = unit(_fold(x, first + g.lhs_spec[0]), w, bias)
+            return _unfold(y, first + g.out_spec[0], size), True
         if not x_mapped and g.feature_group_count == 1:  # more output features
-            y = unit(x, _fold(_mapped(w, w_mapped, size), g.rhs_spec[0]), _fold_bias(bias, bias_mapped, size))
-            return _unfold(y, g.out_spec[1], size), True
-        many = _forward_unit(spec.with_groups(g.feature_group_count * size))  # more groups
-        x, w = _mapped(x, x_mapped, size), _mapped(w, w_mapped, size)
-        y = many(_fold(x, g.lhs_spec[1]), _fold(w, g.rhs_spec[0]), _fold_bias(bias, bias_mapped, size))
-        return _unfold(y, g.out_spec[1], size), True
+            w = _fold(_mapped(w, w_mapped, size), first + g.rhs_spec[0])
+            bias = None if bias is None else _fold(_mapped(bias, bias_mapped, size), first)
+            return _unfold(unit(x, w, bias), first + g.out_spec[1], size), True
+        return _more_examples(_forward_unit, spec, size, is_mapped, (x, w, bias))
 
     return jax.jit(unit)
 
@@ -209,28 +225,32 @@ def _forward_unit(spec: Spec) -> Callable[..., Any]:
 @lru_cache(_MOST_UNITS)
 def _backward_input_unit(spec: Spec) -> Callable[..., Any]:
     def route(dy, w):
-        features = w.shape[g.rhs_spec[1]] * g.feature_group_count
-        return spec.route("backward_input", (dy.shape[g.out_spec[0]], features, dy.shape[g.out_spec[1]]), dy.dtype)
+        batch, out_features = leading_sizes(dy, g.out_spec)
+        features = leading_sizes(w, g.rhs_spec)[1] * g.feature_group_count
+        return spec.route("backward_input", (batch, features, out_features), dy)
+
+    def cudnn(geometry):
+        return partial(_ffi.cuda_conv_backward_input, geometry, spec.precision, spec.settings)
+
+    def xla(geometry):
+        return partial(_conv_xla.backward_input, geometry, spec.precision)
 
     g = spec.geometry
-    kernels = {
-        "cpu": partial(_ffi.conv_backward_input, g),
-        "cudnn": partial(_ffi.cuda_conv_backward_input, g, spec.precision, spec.settings),
-    }
-    names = _Names(g)
+    axes = (g.out_spec[1], g.rhs_spec[0]), g.lhs_spec[1]
+    kernels = {"cpu": partial(_ffi.conv_backward_input, g), "cudnn": _by_groups(spec, cudnn, *axes)}
+    names = _Names(spec)
     layout = Layout((names.y("N", "O"), names.w("O", "I")), (names.x("N", "I"),), summed=("O",))
-    unit = custom_vmap(over_mesh(layout, route, kernels, partial(_conv_xla.backward_input, g, spec.precision)))
+    unit = custom_vmap(over_mesh(layout, route, kernels, _by_groups(spec, xla, *axes)))
 
     @unit.def_vmap
     def rule(size, is_mapped, dy, w):
         if size == 0:
             return no_examples(unit, is_mapped, (dy, w))
-        dy_mapped, w_mapped = is_mapped
+        _, w_mapped = is_mapped
         if not w_mapped:
-            return _unfold(unit(_fold(dy, g.out_spec[0]), w), g.lhs_spec[0], size), True
-        many = _backward_input_unit(spec.with_groups(g.feature_group_count * size))
-        dx = many(_fold(_mapped(dy, dy_mapped, size), g.out_spec[1]), _fold(w, g.rhs_spec[0]))
-        return _unfold(dx, g.lhs_spec[1], size), True
+            first = int(spec.examples)
+            return _unfold(unit(_fold(dy, first + g.out_spec[0]), w), first + g.lhs_spec[0], size), True
+        return _more_examples(_backward_input_unit, spec, size, is_mapped, (dy, w))
 
     return jax.jit(unit)
 
@@ -238,34 +258,71 @@ def _backward_input_unit(spec: Spec) -> Callable[..., Any]:
 @lru_cache(_MOST_UNITS)
 def _backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
     def route(x, dy):
-        sizes = (x.shape[g.lhs_spec[0]], x.shape[g.lhs_spec[1]], dy.shape[g.out_spec[1]])
-        return spec.route("backward_filter", sizes, x.dtype, want_bias)
+        sizes = (*leading_sizes(x, g.lhs_spec), leading_sizes(dy, g.out_spec)[1])
+        return spec.route("backward_filter", sizes, x, want_bias)
+
+    def cudnn(geometry):
+        return partial(_conv_cudnn.backward_filter, geometry, spec.precision, spec.settings, want_bias)
+
+    def xla(geometry):
+        return partial(_conv_xla.backward_filter, geometry, spec.precision, want_bias)
 
     g = spec.geometry
-    kernels = {
-        "cpu": partial(_ffi.conv_backward_filter, g, want_bias),
-        "cudnn": partial(_conv_cudnn.backward_filter, g, spec.precision, spec.settings, want_bias),
-    }
-    names = _Names(g)
+    axes = (g.lhs_spec[1], g.out_spec[1]), (g.rhs_spec[0], 0 if want_bias else None)
+    kernels = {"cpu": partial(_ffi.conv_backward_filter, g, want_bias), "cudnn": _by_groups(spec, cudnn, *axes)}
+    names = _Names(spec)
     results = (names.w("O", "I"), names.bias if want_bias else None)
     layout = Layout((names.x("N", "I"), names.y("N", "O")), results, summed=("N",))
-    xla = partial(_conv_xla.backward_filter, g, spec.precision, want_bias)
-    unit = custom_vmap(over_mesh(layout, route, kernels, xla))
+    unit = custom_vmap(over_mesh(layout, route, kernels, _by_groups(spec, xla, *axes)))
 
     @unit.def_vmap
     def rule(size, is_mapped, x, dy):
         if size == 0:
             return no_examples(unit, is_mapped, (x, dy))
-        many = _backward_filter_unit(spec.with_groups(g.feature_group_count * size), want_bias)
-        x, dy = (_mapped(a, here, size) for a, here in zip((x, dy), is_mapped, strict=True))
-        dw, db = many(_fold(x, g.lhs_spec[1]), _fold(dy, g.out_spec[1]))
-        unfolded = (_unfold(dw, g.rhs_spec[0], size), None if db is None else _unfold(db, 0, size))
-        return unfolded, (True, None if db is None else True)
+        return _more_examples(partial(_backward_filter_unit, want_bias=want_bias), spec, size, is_mapped, (x, dy))
 
     return jax.jit(unit)
 
 
-def _mapped(array: jax.Array, is_mapped: bool, size: int) -> jax.Array:
+def _more_examples(
+    unit_of: Callable[..., Any], spec: Spec, size: int, is_mapped: Sequence[bool | None], arrays: Sequence[Any]
+) -> tuple[Any, Any]:
+    """A batching rule of every unit: one call with the mapped axis as that of the examples, or as a part of it."""
+    arrays = [None if a is None else _mapped(a, here, size) for a, here in zip(arrays, is_mapped, strict=True)]
+    unit = unit_of(dataclasses.replace(spec, examples=True))
+    if spec.examples:
+        results = unit(*(None if a is None else _fold(a, 0) for a in arrays))
+        results = jax.tree.map(lambda r: _unfold(r, 0, size), results)
+    else:
+        results = unit(*arrays)
+    return results, jax.tree.map(lambda _: True, results)
+
+
+def _by_groups(
+    spec: Spec, call_of: Callable[[Geometry], Callable[..., Any]], feature_axes: tuple[int, ...], result_axes: Any
+) -> Callable[..., Any]:
+    """The call of a geometry, with examples as groups of one convolution; the kernels of the CPU take them as they are.
+
+    Args:
+      spec: of the unit.
+      call_of: gives the call.
+      feature_axes: of each operand, the axis that has the groups.
+      result_axes: likewise of the results, a tree as they are.
+    """
+    if not spec.examples:
+        return call_of(spec.geometry)
+
+    def call(*arrays):
+        size = arrays[0].shape[0]
+        folded = (None if a is None else _fold(a, axis) for a, axis in zip(arrays, feature_axes, strict=True))
+        return jax.tree.map(
+            lambda result, axis: _unfold(result, axis, size), call_of(spec.in_groups(size))(*folded), result_axes
+        )
+
+    return call
+
+
+def _mapped(array: jax.Array, is_mapped: bool | None, size: int) -> jax.Array:
     return array if is_mapped else jnp.broadcast_to(array, (size, *array.shape))
 
 
@@ -278,7 +335,3 @@ def _fold(array: jax.Array, axis: int) -> jax.Array:
 def _unfold(array: jax.Array, axis: int, size: int) -> jax.Array:
     array = array.reshape(*array.shape[:axis], size, array.shape[axis] // size, *array.shape[axis + 1 :])
     return jnp.moveaxis(array, axis, 0)
-
-
-def _fold_bias(bias: jax.Array | None, is_mapped: bool | None, size: int) -> jax.Array | None:
-    return None if bias is None else _fold(_mapped(bias, bool(is_mapped), size), 0)

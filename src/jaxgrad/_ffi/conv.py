@@ -1,4 +1,9 @@
-"""The calls of ffi/cpu/conv_ffi.cc, and the plans behind them."""
+"""The calls of ffi/cpu/conv_ffi.cc, and the plans behind them.
+
+A call whose arrays have an axis before those of its geometry is of as many examples: independent convolutions of one
+shape, which share nothing. The handlers take them as rows of one batch too, where the batch is the first axis: as the
+calls around it do whose examples share their weights, so that XLA computes what both read once.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrad._conv_geometry import Geometry, dilated_size, shape_of
+from jaxgrad._conv_geometry import Geometry, dilated_size, leading_sizes, shape_of
 from jaxgrad._ffi.registration import cpu, or_empty
 
 CONV_KINDS = ("forward", "backward_input", "backward_filter")
@@ -46,10 +51,20 @@ class ConvPlan(NamedTuple):
 
 @lru_cache(4096)
 def conv_plan(
-    kind: str, geometry: Geometry, batch: int, features: int, out_features: int, dtype: str, has_bias: bool
+    kind: str,
+    geometry: Geometry,
+    batch: int,
+    features: int,
+    out_features: int,
+    dtype: str,
+    has_bias: bool,
+    examples: tuple[int, ...] = (),
 ) -> ConvPlan | None:
-    """The plan of a call, built while it is lowered and kept for the call itself; None where oneDNN has none."""
-    shapes = _conv_shapes(geometry, batch, features, out_features)
+    """The plan of a call, built while it is lowered and kept for the call itself; None where oneDNN has none.
+
+    The sizes are those of one example; `examples` is the size of their axis, empty where there is none.
+    """
+    shapes = [(*examples, *shape) for shape in _conv_shapes(geometry, batch, features, out_features)]
     layout: dict[str, Any] = {
         name: np.asarray(value).reshape(-1).tolist() for name, value in _conv_layout(geometry).items()
     }
@@ -92,43 +107,56 @@ def onednn_has_bfloat16() -> bool:
 def _conv_call(
     kind: str, geometry: Geometry, sizes: tuple[int, int, int], operands: tuple[jax.Array, ...], has_bias: bool
 ) -> tuple[jax.Array, ...]:
-    dtype = operands[0].dtype
-    compute = conv_compute_dtype(kind, geometry, dtype)
-    operands = tuple(operand.astype(compute) for operand in operands)
-    x, w, y = _conv_shapes(geometry, *sizes)
-    plan = conv_plan(kind, geometry, *sizes, compute, has_bias)
+    g, dtype = geometry, operands[0].dtype
+    examples = operands[0].shape[: operands[0].ndim - len(g.lhs_spec)]
+    compute = conv_compute_dtype(kind, g, dtype)
+    plan = conv_plan(kind, g, *sizes, compute, has_bias, examples)
     if plan is None:  # the dispatch asked for the call itself; this is one that vmap made of it
         raise NotImplementedError(
-            f"oneDNN has no kernel for the unit {kind} of {geometry} under vmap; implementation='xla' runs it"
+            f"oneDNN has no kernel for the unit {kind} of {g} under vmap; implementation='xla' runs it"
         )
-    results = {"forward": [y], "backward_input": [x], "backward_filter": [w, (sizes[2],) if has_bias else (0,)]}[kind]
-    call = jax.ffi.ffi_call(
-        f"jaxgrad_conv_{kind}",
-        (*(jax.ShapeDtypeStruct(s, compute) for s in results), jax.ShapeDtypeStruct((plan.workspace,), np.uint8)),
-    )
-    *found, _ = call(*operands, **_conv_layout(geometry))
-    return tuple(result.astype(dtype) for result in found)
+    x, w, y = ((*examples, *shape) for shape in _conv_shapes(g, *sizes))
+    taken, results = {
+        "forward": ((g.lhs_spec, None, None), ((y, g.out_spec),)),
+        "backward_input": ((g.out_spec, None), ((x, g.lhs_spec),)),
+        "backward_filter": (
+            (g.lhs_spec, g.out_spec),
+            ((w, None), ((*examples, sizes[2]) if has_bias else (0,), None)),
+        ),
+    }[kind]
+    shapes = [jax.ShapeDtypeStruct(_as_rows(*result), compute) for result in results]
+    call = jax.ffi.ffi_call(f"jaxgrad_conv_{kind}", (*shapes, jax.ShapeDtypeStruct((plan.workspace,), np.uint8)))
+    arrays = (a.astype(compute).reshape(_as_rows(a.shape, spec)) for a, spec in zip(operands, taken, strict=True))
+    *found, _ = call(*arrays, **_conv_layout(g))
+    return tuple(array.astype(dtype).reshape(shape) for array, (shape, _) in zip(found, results, strict=True))
+
+
+def _as_rows(shape: tuple[int, ...], spec: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The shape with its examples, if there are any, as rows of one batch, if `spec` has that as the first axis."""
+    if spec is None or len(shape) == len(spec) or spec[0] != 0:
+        return shape
+    return (shape[0] * shape[1], *shape[2:])
 
 
 def conv_forward(geometry: Geometry, x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
     """y"""
-    sizes = (x.shape[geometry.lhs_spec[0]], x.shape[geometry.lhs_spec[1]], w.shape[geometry.rhs_spec[0]])
+    sizes = (*leading_sizes(x, geometry.lhs_spec), leading_sizes(w, geometry.rhs_spec)[0])
     operands = (x, w, or_empty(bias, x.dtype))
     return _conv_call("forward", geometry, sizes, operands, bias is not None)[0]
 
 
 def conv_backward_input(geometry: Geometry, dy: jax.Array, w: jax.Array) -> jax.Array:
     """dx"""
-    features = w.shape[geometry.rhs_spec[1]] * geometry.feature_group_count
-    sizes = (dy.shape[geometry.out_spec[0]], features, dy.shape[geometry.out_spec[1]])
-    return _conv_call("backward_input", geometry, sizes, (dy, w), False)[0]
+    batch, out_features = leading_sizes(dy, geometry.out_spec)
+    features = leading_sizes(w, geometry.rhs_spec)[1] * geometry.feature_group_count
+    return _conv_call("backward_input", geometry, (batch, features, out_features), (dy, w), False)[0]
 
 
 def conv_backward_filter(
     geometry: Geometry, want_bias: bool, x: jax.Array, dy: jax.Array
 ) -> tuple[jax.Array, jax.Array | None]:
     """(dw, db)"""
-    sizes = (x.shape[geometry.lhs_spec[0]], x.shape[geometry.lhs_spec[1]], dy.shape[geometry.out_spec[1]])
+    sizes = (*leading_sizes(x, geometry.lhs_spec), leading_sizes(dy, geometry.out_spec)[1])
     dw, db = _conv_call("backward_filter", geometry, sizes, (x, dy), want_bias)
     return dw, db if want_bias else None
 
