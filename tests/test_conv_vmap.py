@@ -1,4 +1,4 @@
-"""`vmap` over every choice of operands, against a Python loop; and per-example gradients as one grouped call."""
+"""`vmap` over every choice of operands, against a Python loop; and per-example gradients as one call."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from conv_cases import FIELDS, ConvCase, ConvInputs, make_conv_inputs
 from conv_running import compiled_calls, conv, conv_transpose
 from conv_transpose_cases import TransposeCase, make_transpose_inputs
 from targets import CONVOLUTION, CPU_KERNEL, Target
+
+from jaxgrad._conv_geometry import Geometry
+from jaxgrad._ffi.conv import _conv_layout
 
 TARGETS = CONVOLUTION
 
@@ -141,7 +144,7 @@ def _loss(op, others, rhs, lhs):
 @pytest.mark.parametrize("kind", ["plain", "last", "depthwise"])
 @pytest.mark.parametrize("implementation", ["cpu", None])
 def test_per_example_gradients_are_one_call_of_each_kernel(kind, implementation):
-    """`vmap(grad)` with the examples on lhs alone: a weight gradient for each, from one call with a group for each."""
+    """`vmap(grad)` with the examples on lhs alone: a weight gradient for each, from one call."""
     case = CASES[kind].replace(batch=5, spatial=(15, 16))  # enough work for oneDNN to be chosen
     op, make = _op_and_draw(Target(implementation, "cpu"), case)
     inputs = make(case)
@@ -152,6 +155,29 @@ def test_per_example_gradients_are_one_call_of_each_kernel(kind, implementation)
     assert found.shape == (5, *inputs.rhs.shape)
     for i in range(5):
         _close(found[i], jax.grad(partial(_loss, op, (inputs.bias,)))(inputs.rhs, inputs.lhs[i]))
+
+
+@pytest.mark.parametrize(("examples", "size"), [(9, 32), (1, 96)], ids=["shared_out", "a_team_for_each"])
+@pytest.mark.parametrize("layout", [("NHWC", "HWIO", "NHWC"), ("HNWC", "OIHW", "NCHW")], ids="-".join)
+def test_examples_worth_several_threads(examples, size, layout):
+    case = ConvCase(spatial=(size, size), window=(3, 3), features=8, out_features=16, padding="SAME", layout=layout)
+    op, make = _op_and_draw(CPU_KERNEL, case)
+    inputs, in_axes = _examples(case, make, FIELDS, examples)
+    results = partial(_results, op)
+    _compare(_jit(jax.vmap(results))(*inputs), _jit(results), inputs, in_axes, examples)
+
+
+def test_the_handler_checks_the_examples():
+    g = Geometry((0, 1, 2), (0, 1, 2), (0, 1, 2), (1,), ((1, 1),), (1,), 1, (8,), (3,))
+    shapes = [jax.ShapeDtypeStruct(s, np.float32) for s in ((3, 4, 2, 3), (0,))]
+    call = jax.ffi.ffi_call("jaxgrad_conv_backward_filter", (*shapes, jax.ShapeDtypeStruct((1 << 16,), np.uint8)))
+    ones = [jnp.ones(s, np.float32) for s in ((3, 5, 2, 8), (15, 4, 8), (14, 4, 8))]
+    with jax.default_device(jax.devices("cpu")[0]):
+        x, dy, wrong = ones
+        dw = call(x, dy, **_conv_layout(g))[0]
+        np.testing.assert_array_equal(dw[..., 1], np.full((3, 4, 2), 40, np.float32))
+        with pytest.raises(jax.errors.JaxRuntimeError, match="as many examples"):
+            jax.block_until_ready(call(x, wrong, **_conv_layout(g)))
 
 
 @pytest.mark.parametrize("names", [("lhs",), ("rhs",), ("lhs", "rhs"), ("rhs", "bias")], ids="-".join)

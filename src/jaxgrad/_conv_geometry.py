@@ -53,8 +53,9 @@ class Geometry:
         places = batch * math.prod(self.y_spatial)
         return places * math.prod(self.w_spatial) * features * out_features // self.feature_group_count
 
-    def with_groups(self, feature_group_count: int) -> Geometry:
-        return dataclasses.replace(self, feature_group_count=feature_group_count)
+    def in_groups(self, count: int) -> Geometry:
+        """The geometry of one convolution whose groups are as many of this one."""
+        return dataclasses.replace(self, feature_group_count=self.feature_group_count * count)
 
 
 def dilated_size(size: int, dilation: int) -> int:

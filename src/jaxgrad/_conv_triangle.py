@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from jax.custom_batching import custom_vmap
 
 from jaxgrad import _conv_cudnn, _conv_onednn, _conv_xla, _ffi
 from jaxgrad._batching import no_examples
+from jaxgrad._conv_examples import by_groups, fold, mapped, more_examples, unfold
 from jaxgrad._conv_geometry import Geometry, leading_sizes
 from jaxgrad._dispatch import Route
 from jaxgrad._partitioning import Dims, Layout, dims, over_mesh, vary_alike
@@ -57,15 +58,13 @@ class Spec:
         if "cpu" in found.kernels and not _conv_onednn.has_plan(kind, self.geometry, sizes, dtype, has_bias, examples):
             found = found.without("cpu")
         if "cudnn" in found.kernels:
-            batch, *features = sizes
-            geometry, (inn, out) = self.in_groups(math.prod(examples)), (n * math.prod(examples) for n in features)
-            if _conv_cudnn.without_plan(kind, geometry, (batch, inn, out), dtype, self.precision, self.settings):
+            (batch, inn, out), groups = sizes, math.prod(examples)
+            grouped = (batch, inn * groups, out * groups)
+            if _conv_cudnn.without_plan(
+                kind, self.geometry.in_groups(groups), grouped, dtype, self.precision, self.settings
+            ):
                 return found.without("cudnn")
         return found
-
-    def in_groups(self, examples: int) -> Geometry:
-        """The geometry of the one convolution of which as many examples are groups."""
-        return self.geometry.with_groups(self.geometry.feature_group_count * examples)
 
 
 @jax.tree_util.register_static
@@ -199,10 +198,13 @@ def _forward_unit(spec: Spec) -> Callable[..., Any]:
 
     g = spec.geometry
     axes = (g.lhs_spec[1], g.rhs_spec[0], 0), g.out_spec[1]
-    kernels = {"cpu": partial(_ffi.conv_forward, g), "cudnn": _by_groups(spec, cudnn, *axes)}
+    kernels: dict[str, Callable[..., Any]] = {
+        "cpu": partial(_ffi.conv_forward, g),
+        "cudnn": by_groups(spec, cudnn, *axes),
+    }
     names = _Names(spec)
     layout = Layout((names.x("N"), names.w("O"), names.bias), (names.y("N", "O"),))
-    unit = custom_vmap(over_mesh(layout, route, kernels, _by_groups(spec, xla, *axes)))
+    unit = custom_vmap(over_mesh(layout, route, kernels, by_groups(spec, xla, *axes)))
 
     @unit.def_vmap
     def rule(size, is_mapped, x, w, bias):
@@ -211,13 +213,13 @@ def _forward_unit(spec: Spec) -> Callable[..., Any]:
         x_mapped, w_mapped, bias_mapped = is_mapped
         first = int(spec.examples)  # the first axis of the geometry's own
         if not w_mapped and not bias_mapped:  # more rows of the same batch
-            y = unit(_fold(x, first + g.lhs_spec[0]), w, bias)
-            return _unfold(y, first + g.out_spec[0], size), True
+            y = unit(fold(x, first + g.lhs_spec[0]), w, bias)
+            return unfold(y, first + g.out_spec[0], size), True
         if not x_mapped and g.feature_group_count == 1:  # more output features
-            w = _fold(_mapped(w, w_mapped, size), first + g.rhs_spec[0])
-            bias = None if bias is None else _fold(_mapped(bias, bias_mapped, size), first)
-            return _unfold(unit(x, w, bias), first + g.out_spec[1], size), True
-        return _more_examples(_forward_unit, spec, size, is_mapped, (x, w, bias))
+            w = fold(mapped(w, w_mapped, size), first + g.rhs_spec[0])
+            bias = None if bias is None else fold(mapped(bias, bias_mapped, size), first)
+            return unfold(unit(x, w, bias), first + g.out_spec[1], size), True
+        return more_examples(_forward_unit, spec, size, is_mapped, (x, w, bias))
 
     return jax.jit(unit)
 
@@ -237,10 +239,13 @@ def _backward_input_unit(spec: Spec) -> Callable[..., Any]:
 
     g = spec.geometry
     axes = (g.out_spec[1], g.rhs_spec[0]), g.lhs_spec[1]
-    kernels = {"cpu": partial(_ffi.conv_backward_input, g), "cudnn": _by_groups(spec, cudnn, *axes)}
+    kernels: dict[str, Callable[..., Any]] = {
+        "cpu": partial(_ffi.conv_backward_input, g),
+        "cudnn": by_groups(spec, cudnn, *axes),
+    }
     names = _Names(spec)
     layout = Layout((names.y("N", "O"), names.w("O", "I")), (names.x("N", "I"),), summed=("O",))
-    unit = custom_vmap(over_mesh(layout, route, kernels, _by_groups(spec, xla, *axes)))
+    unit = custom_vmap(over_mesh(layout, route, kernels, by_groups(spec, xla, *axes)))
 
     @unit.def_vmap
     def rule(size, is_mapped, dy, w):
@@ -249,8 +254,8 @@ def _backward_input_unit(spec: Spec) -> Callable[..., Any]:
         _, w_mapped = is_mapped
         if not w_mapped:
             first = int(spec.examples)
-            return _unfold(unit(_fold(dy, first + g.out_spec[0]), w), first + g.lhs_spec[0], size), True
-        return _more_examples(_backward_input_unit, spec, size, is_mapped, (dy, w))
+            return unfold(unit(fold(dy, first + g.out_spec[0]), w), first + g.lhs_spec[0], size), True
+        return more_examples(_backward_input_unit, spec, size, is_mapped, (dy, w))
 
     return jax.jit(unit)
 
@@ -269,69 +274,19 @@ def _backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
 
     g = spec.geometry
     axes = (g.lhs_spec[1], g.out_spec[1]), (g.rhs_spec[0], 0 if want_bias else None)
-    kernels = {"cpu": partial(_ffi.conv_backward_filter, g, want_bias), "cudnn": _by_groups(spec, cudnn, *axes)}
+    kernels: dict[str, Callable[..., Any]] = {
+        "cpu": partial(_ffi.conv_backward_filter, g, want_bias),
+        "cudnn": by_groups(spec, cudnn, *axes),
+    }
     names = _Names(spec)
     results = (names.w("O", "I"), names.bias if want_bias else None)
     layout = Layout((names.x("N", "I"), names.y("N", "O")), results, summed=("N",))
-    unit = custom_vmap(over_mesh(layout, route, kernels, _by_groups(spec, xla, *axes)))
+    unit = custom_vmap(over_mesh(layout, route, kernels, by_groups(spec, xla, *axes)))
 
     @unit.def_vmap
     def rule(size, is_mapped, x, dy):
         if size == 0:
             return no_examples(unit, is_mapped, (x, dy))
-        return _more_examples(partial(_backward_filter_unit, want_bias=want_bias), spec, size, is_mapped, (x, dy))
+        return more_examples(partial(_backward_filter_unit, want_bias=want_bias), spec, size, is_mapped, (x, dy))
 
     return jax.jit(unit)
-
-
-def _more_examples(
-    unit_of: Callable[..., Any], spec: Spec, size: int, is_mapped: Sequence[bool | None], arrays: Sequence[Any]
-) -> tuple[Any, Any]:
-    """A batching rule of every unit: one call with the mapped axis as that of the examples, or as a part of it."""
-    arrays = [None if a is None else _mapped(a, here, size) for a, here in zip(arrays, is_mapped, strict=True)]
-    unit = unit_of(dataclasses.replace(spec, examples=True))
-    if spec.examples:
-        results = unit(*(None if a is None else _fold(a, 0) for a in arrays))
-        results = jax.tree.map(lambda r: _unfold(r, 0, size), results)
-    else:
-        results = unit(*arrays)
-    return results, jax.tree.map(lambda _: True, results)
-
-
-def _by_groups(
-    spec: Spec, call_of: Callable[[Geometry], Callable[..., Any]], feature_axes: tuple[int, ...], result_axes: Any
-) -> Callable[..., Any]:
-    """The call of a geometry, with examples as groups of one convolution; the kernels of the CPU take them as they are.
-
-    Args:
-      spec: of the unit.
-      call_of: gives the call.
-      feature_axes: of each operand, the axis that has the groups.
-      result_axes: likewise of the results, a tree as they are.
-    """
-    if not spec.examples:
-        return call_of(spec.geometry)
-
-    def call(*arrays):
-        size = arrays[0].shape[0]
-        folded = (None if a is None else _fold(a, axis) for a, axis in zip(arrays, feature_axes, strict=True))
-        return jax.tree.map(
-            lambda result, axis: _unfold(result, axis, size), call_of(spec.in_groups(size))(*folded), result_axes
-        )
-
-    return call
-
-
-def _mapped(array: jax.Array, is_mapped: bool | None, size: int) -> jax.Array:
-    return array if is_mapped else jnp.broadcast_to(array, (size, *array.shape))
-
-
-def _fold(array: jax.Array, axis: int) -> jax.Array:
-    """Merges the mapped axis, the first, into `axis` of the rest, as its slower part."""
-    array = jnp.moveaxis(array, 0, axis)
-    return array.reshape(*array.shape[:axis], array.shape[axis] * array.shape[axis + 1], *array.shape[axis + 2 :])
-
-
-def _unfold(array: jax.Array, axis: int, size: int) -> jax.Array:
-    array = array.reshape(*array.shape[:axis], size, array.shape[axis] // size, *array.shape[axis + 1 :])
-    return jnp.moveaxis(array, axis, 0)
