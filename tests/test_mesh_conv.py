@@ -74,8 +74,39 @@ def check_two_axes():
     assert (dx.sharding.spec, dw.sharding.spec, dbias.sharding.spec) == (P("d"), *specs[1:])
 
 
+def check_input_features():
+    """Each device convolves those that it has, and the results are summed: after features that are split, none moves."""
+    conv = partial(
+        jaxgrad.conv_general_dilated,
+        window_strides=(2, 1),
+        padding="SAME",
+        dimension_numbers=NHWC,
+        implementation="cpu",
+    )
+
+    def gradient(*args):
+        def loss(x, first, second, bias):
+            return jnp.sum(jnp.sin(conv(jnp.tanh(conv(x, first)), second, bias=bias)))
+
+        return jax.grad(loss, (0, 1, 2, 3))(*args)
+
+    x, (first, second, _), _ = _args()
+    bias = jnp.arange(8.0)
+    of_output, of_input = P(None, None, None, "m"), P(None, None, "m")
+    (dx, dfirst, dsecond, _), found = over(
+        mesh(d=2, m=4), gradient, (x, first, second, bias), (P("d"), of_output, of_input, P())
+    )
+    assert set(found) == {"all-reduce"}, found
+    assert [g.sharding.spec[axis] for g, axis in ((dx, 0), (dfirst, 3), (dsecond, 2))] == ["d", "m", "m"]
+    stack = jnp.arange(1.0, 4)
+    arrays = jnp.multiply.outer(stack, jnp.tanh(x[..., :1] * jnp.arange(16.0))), jnp.multiply.outer(stack, second)
+    mapped = jax.vmap(partial(conv, bias=bias))
+    _, found = over(mesh(), mapped, arrays, (P(*[None] * 4, "d"), P(*[None] * 3, "d")))
+    assert found == {"all-reduce": 1}, found
+
+
 def check_what_cannot_stay_local():
-    """Sharded rows of pixels or input features, and weights split over the batch's own axis: gathered, never wrong."""
+    """Sharded rows of pixels, and weights split over the batch's own axis: gathered, never wrong."""
     args = _args()
     gradient = jax.grad(_loss, BY)
     features = P(None, None, None, "d")
@@ -154,7 +185,8 @@ def check_pmap():
 @pytest.mark.parametrize(
     "checks",
     [
-        "check_a_batch check_explicit_axes check_two_axes check_what_cannot_stay_local check_gradients_of_each_example",
+        "check_a_batch check_explicit_axes check_two_axes check_what_cannot_stay_local check_input_features "
+        "check_gradients_of_each_example",
         "check_a_batch_that_does_not_divide check_transformations check_inside_shard_map check_xla_inside_shard_map "
         "check_pmap",
     ],

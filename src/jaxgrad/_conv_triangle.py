@@ -26,7 +26,7 @@ from jaxgrad._batching import no_examples
 from jaxgrad._conv_examples import by_groups, fold, mapped, more_examples, unfold
 from jaxgrad._conv_geometry import Geometry, leading_sizes
 from jaxgrad._dispatch import Route
-from jaxgrad._partitioning import Dims, Layout, dims, over_mesh, vary_alike
+from jaxgrad._partitioning import Dims, Layout, dims, on_own_part, over_mesh, vary_alike
 from jaxgrad.config import Settings
 
 # What policies of `jax.checkpoint` know a differentiated result by: the op that the unit is.
@@ -203,8 +203,21 @@ def _forward_unit(spec: Spec) -> Callable[..., Any]:
         "cudnn": by_groups(spec, cudnn, *axes),
     }
     names = _Names(spec)
-    layout = Layout((names.x("N"), names.w("O"), names.bias), (names.y("N", "O"),))
-    unit = custom_vmap(over_mesh(layout, route, kernels, by_groups(spec, xla, *axes)))
+    layout = Layout((names.x("N", "I"), names.w("O", "I"), names.bias), (names.y("N", "O"),), summed=("I",))
+    xla_call = by_groups(spec, xla, *axes)
+
+    def across(devices):
+        """Of input features that are split: the bias is added to the sum."""
+        add_bias = partial(_conv_xla.add_bias, spec=g.out_spec)
+        add_bias = jax.vmap(add_bias) if spec.examples else add_bias
+
+        def call(x, w, bias):
+            y = devices.sum(on_own_part(route(x, w, None), kernels, xla_call, x, w, None))
+            return y if bias is None else add_bias(y, bias)
+
+        return call
+
+    unit = custom_vmap(over_mesh(layout, route, kernels, xla_call, across))
 
     @unit.def_vmap
     def rule(size, is_mapped, x, w, bias):

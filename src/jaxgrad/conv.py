@@ -84,8 +84,9 @@ def conv_general_dilated(
     `precision` is the highest, as in XLA. All else runs on XLA. Reverse-mode differentiation works to any order on the
     same kernels, and so does forward mode inside `jaxgrad.forward_mode`.
 
-    Under `jit` over a mesh each device works on its part of the batch and, without groups, of the output features;
-    gradients of weights are summed over the mesh. What is spread otherwise is gathered first.
+    Under `jit` over a mesh each device works on its part of the batch and, without groups, of the features, input or
+    output. What adds up is summed over the mesh: gradients of weights over the batch, the result over input features.
+    What is spread otherwise is gathered first. Examples of `jax.vmap` are spread as a batch is.
 
     Example:
       >>> x, w = jnp.ones((8, 32, 32, 3)), jnp.ones((3, 3, 3, 16))
