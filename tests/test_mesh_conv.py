@@ -75,7 +75,7 @@ def check_two_axes():
 
 
 def check_input_features():
-    """Each device convolves those that it has, and the results are summed: after features that are split, none moves."""
+    """Each device convolves those that it has, and the results are summed: no features move."""
     conv = partial(
         jaxgrad.conv_general_dilated,
         window_strides=(2, 1),

@@ -47,12 +47,9 @@ def by_groups(
 
     def call(*arrays):
         size = arrays[0].shape[0]
+        grouped = call_of(spec.geometry.in_groups(size))
         folded = (None if a is None else fold(a, axis) for a, axis in zip(arrays, feature_axes, strict=True))
-        return jax.tree.map(
-            lambda result, axis: unfold(result, axis, size),
-            call_of(spec.geometry.in_groups(size))(*folded),
-            result_axes,
-        )
+        return jax.tree.map(lambda result, axis: unfold(result, axis, size), grouped(*folded), result_axes)
 
     return call
 
