@@ -113,7 +113,7 @@ def convolve(op: Op, lhs: Any, rhs: Any, bias: Any, implementation: str | None, 
     _checks.check_choice(name, "implementation", implementation, IMPLEMENTATIONS)
     lhs, rhs = _checks.as_array(name, "lhs", lhs), _checks.as_array(name, "rhs", rhs)
     plain: Callable[..., jax.Array] = partial(lax.conv_general_dilated, **settings)
-    result = jax.eval_shape(plain, lhs, rhs)  # jax.lax's own checks of shapes and dtypes
+    result = _result(settings, lhs, rhs)
     dn = lax.conv_dimension_numbers(lhs.shape, rhs.shape, settings["dimension_numbers"])
     bias = _check_bias(name, bias, result, dn)
     call: _ForwardCall | _TransposedCall | None = None
@@ -143,6 +143,27 @@ def convolve(op: Op, lhs: Any, rhs: Any, bias: Any, implementation: str | None, 
     spec = _conv_triangle.Spec(call.geometry, settings["precision"], tuple(routes.items()), config.current())
     lhs, rhs, bias = vary_alike(lhs, rhs, bias)
     return call.run(lhs, rhs, bias, spec)
+
+
+def _result(settings: dict[str, Any], lhs: jax.Array, rhs: jax.Array) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of the result, by jax.lax's own checks of the call, which `jax.jit` keeps: of a call without
+    `jit` around it they take longer than all else that Python does."""
+    frozen = tuple((name, _hashable(value)) for name, value in settings.items())
+    try:
+        hash(frozen)
+    except TypeError:  # such as a padding that is an array of NumPy
+        return jax.eval_shape(partial(lax.conv_general_dilated, **settings), lhs, rhs)
+    return _plain.eval_shape(frozen, lhs, rhs)
+
+
+@partial(jax.jit, static_argnums=0)
+def _plain(settings, lhs, rhs):
+    return lax.conv_general_dilated(lhs, rhs, **dict(settings))
+
+
+def _hashable(value: Any) -> Any:
+    """Lists as tuples."""
+    return tuple(map(_hashable, value)) if type(value) in (list, tuple) else value
 
 
 def _check_bias(name: str, bias: Any, result: jax.ShapeDtypeStruct, dn: lax.ConvDimensionNumbers) -> jax.Array | None:
