@@ -358,6 +358,23 @@ def test_the_refusal_without_it_names_the_switch(name):
     assert any("jaxgrad.forward_mode()" in note for note in caught.value.__notes__)
 
 
+def test_a_product_with_the_hessian_of_clipped_gates():
+    """Of rows of several lengths: the gradient in the formula is a hand-written one."""
+    rng = np.random.default_rng(4)
+    shapes = (3, 3, 2), (1, 6, 2), (1, 6, 2), (1, 12), (1, 3, 2)
+    at, to = ([rng.normal(0, 1, s).astype(np.float32).astype(np.float64) for s in shapes] for _ in range(2))
+    settings = {"direction": "reverse", "linear_before_reset": False, "clip": 0.7}
+
+    def op(x, w, r, b, initial_h):
+        return jaxgrad.gru(x, w, r, b, _LENGTHS + 1, initial_h, **settings, implementation="cpu")
+
+    def reference(x, w, r, b, initial_h):
+        return references.forward(x, w, r, b, _LENGTHS + 1, initial_h, **settings)
+
+    found, expected = (jax.jit(partial(jaxgrad.jvp, _gradient(f)))(*CPU_KERNEL.put((at, to))) for f in (op, reference))
+    _assert_same(found, expected, "float64")
+
+
 def test_a_tangent_along_a_bias_alone_runs_no_convolution():
     case = CASES["conv_general_dilated"]
     lhs, rhs, bias = CPU_KERNEL.put(_arrays("conv_general_dilated", "float32"))

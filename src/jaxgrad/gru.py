@@ -234,7 +234,17 @@ def _differentiated(spec, *arrays):
     return _gru_training(spec, *arrays)[:2]
 
 
-_FORWARD_MODE = _forward_mode.Rules(formula=_formula, differentiated=_differentiated)
+def _gradient_formula(spec, arrays, cotangents, wanted):
+    """By the hand-written backward pass, whose derivatives are faster than those of the scan's own reverse mode."""
+    x, w, r, _, sequence_lens, initial_h = arrays
+    y, _, gates = _gru_xla.forward(*arrays, **spec.attributes, training=True)
+    flags = tuple(bool(flag) for i, flag in enumerate(wanted) if i != 4)  # lengths have none
+    residuals = (x, w, r, sequence_lens, initial_h, y, gates, cotangents.get(0), cotangents.get(1))
+    found = _gru_xla.backward(*residuals, **spec.attributes, wanted=flags)
+    return found.x, found.w, found.r, found.b, None, found.initial_h
+
+
+_FORWARD_MODE = _forward_mode.Rules(formula=_formula, gradient=_gradient_formula, differentiated=_differentiated)
 _gru.defvjp(_gru_fwd, _gru_bwd, symbolic_zeros=True)
 _gru_training.defvjp(_training_fwd, _gru_bwd, symbolic_zeros=True)
 
