@@ -21,7 +21,7 @@ from benchmarks.networks.initial import describe
 from benchmarks.networks.jax_ops import JaxgradOps, LaxOps
 from benchmarks.networks.ops import Norm
 from benchmarks.report import OURS
-from benchmarks.timing import Contender, Effort, jax_loop_contender, torch_contender, why_not_torch
+from benchmarks.timing import Contender, Effort, jax_loop_contender, torch_queued_contender, why_not_torch
 from benchmarks.training import State, arguments, training_step
 
 BASELINE = "jax.lax"
@@ -161,7 +161,7 @@ def _torch_contender(case: Case, state: State, x: jax.Array, target: jax.Array) 
 
     on_gpu = jax.default_backend() == "gpu"
     step, (state, loss), peak_bytes = torch_steps.training_step(NETWORKS[case.network], state, x, target, on_gpu)
-    contender = torch_contender(TORCH, step, jax.tree.leaves((state, loss)), on_gpu)
+    contender = torch_queued_contender(TORCH, step, jax.tree.leaves((state, loss)), on_gpu)
     return dataclasses.replace(contender, peak_bytes=peak_bytes)
 
 

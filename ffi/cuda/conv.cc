@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <unordered_set>
@@ -23,6 +24,7 @@ constexpr size_t kTimed = 8;  // candidates that the exhaustive search times; bu
 constexpr int64_t kLeastLean = 64 << 20;
 constexpr double kTimingSeconds = 0.8;
 constexpr int kTimedRuns = 3;
+constexpr float kFarFromBest = 1.5f;       // times the best of the first runs: not timed again
 constexpr uint32_t kPattern = 0x3c003c00;  // 1 in float16, 0.0078 in bfloat16 and float32
 
 int64_t bytes_of(const ConvKey& key, const ConvOperand& operand) {
@@ -68,10 +70,12 @@ void execute(const Descriptor& plan, const cudnn::Handle& handle, std::array<voi
   JAXGRAD_CUDNN(api().cudnnBackendExecute(handle.get(), plan.get(), pack.get()));
 }
 
-// What a candidate of the exhaustive search may ask for: as much as the operands and the result take, all of which a
-// call reserves, whether or not the fastest candidate needs it.
-int64_t lean_bytes(const ConvKey& key) {
-  return std::max(kLeastLean, bytes_of(key, key.x) + bytes_of(key, key.w) + bytes_of(key, key.y));
+// What a candidate of the exhaustive search may ask for, all of which a call reserves, whether or not the fastest needs
+// it: as much as the operands and the result take, or the first candidate, which a call without a search would take.
+int64_t lean_bytes(const ConvKey& key, const std::vector<ConvCandidate>& candidates) {
+  const int64_t operands = bytes_of(key, key.x) + bytes_of(key, key.w) + bytes_of(key, key.y);
+  const int64_t first = candidates.empty() ? 0 : candidates.front().workspace_bytes;
+  return std::max({kLeastLean, operands, first});
 }
 
 // The candidates that are to be tried, by their places in the list, and why the others are not.
@@ -86,6 +90,7 @@ struct Tries {
 Tries tries(const ConvKey& key, const std::vector<ConvCandidate>& candidates, const std::set<int>& failed) {
   Tries found;
   std::vector<int> large;
+  const int64_t most_lean = lean_bytes(key, candidates);
   for (size_t i = 0; i < candidates.size(); ++i) {
     const ConvCandidate& candidate = candidates[i];
     if (failed.count(static_cast<int>(i)) > 0) continue;
@@ -93,7 +98,7 @@ Tries tries(const ConvKey& key, const std::vector<ConvCandidate>& candidates, co
       found.refused += "; " + candidate.name + " needs " + std::to_string(candidate.workspace_bytes) + " bytes";
       continue;
     }
-    const bool lean = key.search != ConvSearch::kExhaustive || candidate.workspace_bytes <= lean_bytes(key);
+    const bool lean = key.search != ConvSearch::kExhaustive || candidate.workspace_bytes <= most_lean;
     (lean ? found.places : large).push_back(static_cast<int>(i));
   }
   if (key.search == ConvSearch::kExhaustive) {
@@ -105,12 +110,18 @@ Tries tries(const ConvKey& key, const std::vector<ConvCandidate>& candidates, co
   return found;
 }
 
-// Moves the fastest of the first few to the front; leaves all as they are where the device has no memory to time in.
-void sort_by_time(const ConvKey& key, const std::vector<ConvCandidate>& candidates, cudnn::Handle& handle,
-                  Tries& tries) {
+struct Timed {
+  float milliseconds;
+  int place;
+  Descriptor plan;
+};
+
+// The plans of the first few candidates with the time of each: the best of some runs, in turns, so that what else the
+// device does hits all of them alike. Empty where the device has no memory to time in.
+std::vector<Timed> timed_plans(const ConvKey& key, const std::vector<ConvCandidate>& candidates, cudnn::Handle& handle,
+                               const Tries& tries) {
   using Clock = std::chrono::steady_clock;
-  if (tries.timed < 2) return;
-  std::vector<std::pair<float, int>> timed;
+  std::vector<Timed> timed;
   const auto start = Clock::now();
   try {
     driver::Stopwatch watch;
@@ -118,31 +129,54 @@ void sort_by_time(const ConvKey& key, const std::vector<ConvCandidate>& candidat
         workspace(tries.reserved_bytes);
     for (driver::Memory* memory : {&x, &w, &y, &workspace}) memory->fill(kPattern, watch.stream());
     handle.set_stream(watch.stream());
+    const auto milliseconds = [&](const Descriptor& plan) {
+      watch.start();
+      execute(plan, handle, {x.data(), w.data(), y.data()}, workspace.data());
+      return watch.stop_milliseconds();
+    };
     for (size_t i = 0; i < tries.timed; ++i) {
       if (!timed.empty() && std::chrono::duration<double>(Clock::now() - start).count() > kTimingSeconds) break;
       try {
-        Descriptor plan = build(candidates[tries.places[i]], handle);
-        float best = 0;
-        for (int run = 0; run <= kTimedRuns; ++run) {  // the first warms up
-          watch.start();
-          execute(plan, handle, {x.data(), w.data(), y.data()}, workspace.data());
-          const float milliseconds = watch.stop_milliseconds();
-          if (run > 0) best = run == 1 ? milliseconds : std::min(best, milliseconds);
-        }
-        timed.emplace_back(best, tries.places[i]);
-        tries.built.emplace(tries.places[i], std::move(plan));
+        const int place = tries.places[i];
+        Descriptor plan = build(candidates[place], handle);
+        milliseconds(plan);  // loads its kernels
+        const float first = milliseconds(plan);
+        timed.push_back({first, place, std::move(plan)});
       } catch (const cudnn::Error&) {  // one that does not build or run is no candidate for the fastest
+      }
+    }
+    float best = std::numeric_limits<float>::max();
+    for (const Timed& one : timed) best = std::min(best, one.milliseconds);
+    for (int run = 0; run < kTimedRuns; ++run) {
+      for (Timed& one : timed) {
+        if (one.milliseconds > kFarFromBest * best) continue;
+        try {
+          one.milliseconds = std::min(one.milliseconds, milliseconds(one.plan));
+        } catch (const cudnn::Error&) {  // nor is one that fails later
+          one.milliseconds = std::numeric_limits<float>::max();
+        }
       }
     }
     handle.leave_stream();
   } catch (const driver::Error& error) {
     handle.leave_stream();
     if (error.status != CUDA_ERROR_OUT_OF_MEMORY) throw;
-    return;
+    return {};
   }
-  std::sort(timed.begin(), timed.end());
+  return timed;
+}
+
+// Moves the fastest of the first few to the front; leaves all as they are where none could be timed.
+void sort_by_time(const ConvKey& key, const std::vector<ConvCandidate>& candidates, cudnn::Handle& handle,
+                  Tries& tries) {
+  if (tries.timed < 2) return;
+  std::vector<Timed> timed = timed_plans(key, candidates, handle, tries);
+  std::sort(timed.begin(), timed.end(), [](const Timed& a, const Timed& b) { return a.milliseconds < b.milliseconds; });
   std::vector<int> sorted;
-  for (const auto& [milliseconds, place] : timed) sorted.push_back(place);
+  for (Timed& one : timed) {
+    sorted.push_back(one.place);
+    tries.built.emplace(one.place, std::move(one.plan));
+  }
   for (int place : tries.places)
     if (std::find(sorted.begin(), sorted.end(), place) == sorted.end()) sorted.push_back(place);
   tries.places = std::move(sorted);
