@@ -9,7 +9,6 @@ from pathlib import Path
 
 import jax
 
-import jaxgrad
 from benchmarks import batch_norm, conv, gru, per_example, readme, report, steps
 from benchmarks.timing import Effort
 
@@ -50,8 +49,6 @@ def _measure(args: argparse.Namespace) -> None:
         raise SystemExit(f"{args.command} has no cases for the platform {platform!r}; set JAX_PLATFORMS=cpu")
     effort = Effort(args.repeats, 0) if args.repeats else Effort(3, 0) if args.quick else Effort(12, 1)
     folder = args.output or (None if args.quick else _RESULTS)
-    if platform == "gpu":  # as XLA always does, and PyTorch is told to
-        jaxgrad.config.update(search="exhaustive")
     results, failed = None, []
     if args.add and folder is not None and (found := folder / f"{args.command}-{platform}.json").exists():
         results = json.loads(found.read_text())

@@ -48,12 +48,12 @@ def _by_case(results: dict[str, Any]) -> list[list[str]]:
     rows = [row for row in results["rows"] if not row["extra"]]
     passes = list(dict.fromkeys(row["measure"] for row in rows))
     found = {(row["label"], row["measure"]): row for row in rows}
-    peers = ", ".join(report.contenders(results)[1:])
-    header = ["case", *(f"{name}, ms ({peers})" for name in passes)]
+    peers = report.contenders(results)[1:]
+    header = ["case", *(f"{name}, ms ({', '.join(peers)})" for name in passes)]
     labels = dict.fromkeys(row["label"] for row in rows)
-    return [header, *([label, *(_times(found[label, name]) for name in passes)] for label in labels)]
+    return [header, *([label, *(_times(found[label, name], peers) for name in passes)] for label in labels)]
 
 
-def _times(row: dict[str, Any]) -> str:
-    ours = report.digits(row["times_ms"][report.OURS]["median"])
-    return f"{ours} ({', '.join(report.digits(ratio) + 'x' for ratio in row['times_slower_than_jaxgrad'].values())})"
+def _times(row: dict[str, Any], peers: list[str]) -> str:
+    ours, ratios = report.digits(row["times_ms"][report.OURS]["median"]), row["times_slower_than_jaxgrad"]
+    return f"{ours} ({', '.join(report.digits(ratios[p]) + 'x' if p in ratios else '-' for p in peers)})"

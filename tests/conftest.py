@@ -12,6 +12,8 @@ import jax
 import pytest
 from targets import EVERY_OP, THOROUGH_ON_XLA, XLA, Target
 
+import jaxgrad
+
 jax.config.update("jax_enable_x64", True)
 # On a GPU, products of float32 would otherwise be rounded to TF32, which no float32 tolerance allows.
 jax.config.update("jax_default_matmul_precision", "highest")
@@ -24,7 +26,9 @@ def _sees_gpu() -> bool:
         return False
 
 
-if not _sees_gpu():
+if _sees_gpu():
+    jaxgrad.config.update(search="heuristic")  # to time candidates takes longer than the tests do
+else:
     # Compiling scans is most of what the suite costs. running.py compiles some of its programs as users' are.
     jax.config.update("jax_disable_most_optimizations", True)
 

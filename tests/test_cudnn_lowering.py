@@ -103,21 +103,24 @@ def test_on_the_cpu_nothing_of_it_is_in_the_program():
     assert "allow_tf32" in _lowered(DEFAULT, VOLUME)
 
 
-def test_the_settings_reach_the_program():
+def test_the_settings_reach_the_program(monkeypatch):
     with jax.default_matmul_precision("default"):
         usual = _lowered(CUDNN, PLAIN)
         with config.override(search="default", deterministic=True):
             changed = _lowered(CUDNN, PLAIN)
-        with config.override(search="exhaustive"):
-            timed = _lowered(CUDNN, PLAIN)
-        with config.override(search="exhaustive", deterministic=True):
+        with config.override(search="heuristic"):
             untimed = _lowered(CUDNN, PLAIN)
+        with config.override(search="exhaustive", deterministic=True):
+            repeatable = _lowered(CUDNN, PLAIN)
+        with monkeypatch.context() as patched:
+            patched.setattr(jax, "process_count", lambda: 2)
+            jax.clear_caches()
+            of_several = _lowered(CUDNN, PLAIN)
     assert "allow_tf32 = true, deterministic = false" in usual
-    assert "search = 0 :" in usual
+    assert "search = 1 :" in usual
     assert "allow_tf32 = true, deterministic = true" in changed
     assert "search = 2 :" in changed
-    assert "search = 1 :" in timed
-    assert "search = 0 :" in untimed
+    assert all("search = 0 :" in text for text in (untimed, repeatable, of_several))
     with jax.default_matmul_precision("highest"):
         assert "allow_tf32 = false" in _lowered(CUDNN, PLAIN)
 

@@ -187,13 +187,37 @@ std::string choice_of(const std::vector<ConvCandidate>& candidates, int place) {
   return std::to_string(place) + " " + tag_of(candidates[place]);
 }
 
-// Moves the choice of an earlier process to the front; false where none is kept, or it is none of this list's any more.
-bool take_kept_choice(const std::string& kept_under, const std::vector<ConvCandidate>& candidates,
-                      const cudnn::Handle& handle, Tries& tries) {
-  const std::optional<std::string> kept = plan_store().find(kept_under);
-  if (!kept) return false;
+// What was chosen in this process, for all devices of one kind: two that compute the same get the same bits.
+class Choices {
+ public:
+  std::optional<std::string> find(const std::string& key) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = choices_.find(key);
+    return found == choices_.end() ? std::nullopt : std::optional(found->second);
+  }
+  void keep(const std::string& key, const std::string& choice) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (choices_.size() >= kCapacity) choices_.clear();
+    choices_[key] = choice;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::string> choices_;
+};
+
+Choices& choices_here() {
+  static auto& choices = *new Choices;
+  return choices;
+}
+
+// Moves an earlier choice to the front; false where there is none, or it is none of this list's any more.
+bool take_choice(const std::optional<std::string>& choice, const std::vector<ConvCandidate>& candidates,
+                 const cudnn::Handle& handle, Tries& tries) {
+  if (!choice) return false;
   const auto end = tries.places.begin() + static_cast<ptrdiff_t>(tries.timed);
-  const auto chosen = std::find_if(tries.places.begin(), end, [&](int i) { return choice_of(candidates, i) == *kept; });
+  const auto is_it = [&](int place) { return choice_of(candidates, place) == *choice; };
+  const auto chosen = std::find_if(tries.places.begin(), end, is_it);
   if (chosen == end) return false;
   try {
     tries.built.emplace(*chosen, build(candidates[*chosen], handle));
@@ -204,16 +228,19 @@ bool take_kept_choice(const std::string& kept_under, const std::vector<ConvCandi
   return true;
 }
 
-// The exhaustive search's order: the kept choice first, else the fastest, which is kept then.
+// The exhaustive search's order: the choice of this process first, or else of an earlier one, or else the fastest.
 void choose(const ConvKey& key, const std::vector<ConvCandidate>& candidates, cudnn::Handle& handle, bool may_time,
             Tries& tries) {
-  const bool keeps = plan_store().in_use();
-  const std::string kept_under = keeps ? choice_key(key, tries.reserved_bytes) : "";
-  if (keeps && take_kept_choice(kept_under, candidates, handle, tries)) return;
+  const std::string kept_under = choice_key(key, tries.reserved_bytes);
+  if (take_choice(choices_here().find(kept_under), candidates, handle, tries)) return;
+  const std::optional<std::string> on_disk = plan_store().find(kept_under);
+  if (take_choice(on_disk, candidates, handle, tries)) return choices_here().keep(kept_under, *on_disk);
   if (!may_time) return;
   sort_by_time(key, candidates, handle, tries);
-  const bool timed = !tries.built.empty();
-  if (keeps && timed) plan_store().keep(kept_under, choice_of(candidates, tries.places.front()));
+  if (tries.built.empty()) return;  // nothing was timed
+  const std::string fastest = choice_of(candidates, tries.places.front());
+  choices_here().keep(kept_under, fastest);
+  plan_store().keep(kept_under, fastest);
 }
 
 std::shared_ptr<const ConvPlan> first_that_builds(const ConvKey& key, cudnn::Handle& handle, bool may_time,

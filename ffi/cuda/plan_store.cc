@@ -46,8 +46,6 @@ std::string PlanStore::directory() {
   return directory_;
 }
 
-bool PlanStore::in_use() { return !directory().empty(); }
-
 std::optional<std::string> PlanStore::find(const std::string& key) {
   const std::string directory = this->directory();
   if (directory.empty()) return std::nullopt;

@@ -20,7 +20,6 @@ class PlanStore {
 
   // The directory from now on, made when it is first written to; an empty path for none.
   void use(const std::string& directory);
-  bool in_use();
   // What is kept for `key`, a line of text.
   std::optional<std::string> find(const std::string& key);
   void keep(const std::string& key, const std::string& value);

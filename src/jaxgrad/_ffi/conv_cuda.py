@@ -98,9 +98,10 @@ def cuda_conv_plan(
 
 def _search(settings: Settings) -> int:
     """ConvSearch of ffi/cuda/conv.h."""
-    if settings.search == "exhaustive" and settings.deterministic:
-        return SEARCHES.index("heuristic")  # what is timed may come out otherwise in the next run
-    return SEARCHES.index(settings.search)
+    search = settings.search or ("exhaustive" if jax.process_count() == 1 else "heuristic")
+    if search == "exhaustive" and settings.deterministic:
+        search = "heuristic"  # what is timed may come out otherwise in the next run
+    return SEARCHES.index(search)
 
 
 @cache
