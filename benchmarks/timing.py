@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ _SETTLE_SECONDS = 0.02  # of untimed calls before each timed one: worker threads
 _FEW_SAMPLES, _MANY_SECONDS = 3, 3.0
 _GPU_SAMPLE_SECONDS = 0.02  # of calls in one timed run on a GPU
 _TRACED_CALLS = 12
+_WARM_SECONDS = 0.1  # of calls before those that count: clocks rise
+_BUSY_ELEMENTS = 1 << 29  # that one kernel takes a millisecond for, while calls queue up behind it
 _GRAPH_CALLS = 10  # of PyTorch's calls in one CUDA graph
 
 
@@ -94,8 +97,8 @@ def jax_contender(name: str, function: Callable[..., Any], *args: Any) -> Conten
     """
     compiled, outputs, memory = _compiled(function, *args)
 
-    def run() -> None:
-        jax.block_until_ready(compiled(*args))
+    def run(calls: int = 1) -> None:
+        jax.block_until_ready([compiled(*args) for _ in range(calls)])
 
     if jax.default_backend() == "gpu":
         return Contender(name, _one_by_one(lambda: _traced_seconds(run)), outputs, memory)
@@ -240,15 +243,18 @@ def _one_by_one(measure: Callable[[], list[float]]) -> Callable[[], float]:
     return sample
 
 
-def _traced_seconds(run: Callable[[], None]) -> list[float]:
-    """What the GPU itself takes for each of some calls."""
+def _traced_seconds(run: Callable[[int], None]) -> list[float]:
+    """What the GPU itself takes for each of some calls, one right after the other."""
     options = jax.profiler.ProfileOptions()
     options.host_tracer_level, options.python_tracer_level = 0, 0
-    run()
+    busy, operand = _busy()
+    start = time.perf_counter()
+    while time.perf_counter() - start < _WARM_SECONDS:
+        run(_TRACED_CALLS)
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder, profiler_options=options):
-            for _ in range(_TRACED_CALLS):
-                run()
+            busy(operand)
+            run(_TRACED_CALLS)
         (file,) = Path(folder).rglob("*.xplane.pb")
         planes = list(jax.profiler.ProfileData.from_file(str(file)).planes)
     # A plane has a line for each stream, beside lines that sum these up.
@@ -262,9 +268,16 @@ def _traced_seconds(run: Callable[[], None]) -> list[float]:
     ]
     if not events:
         raise RuntimeError("the profiler saw no kernel: it needs CUPTI, and a GPU that lets itself be profiled")
-    events.sort(key=lambda event: event.start_ns)
+    _, *events = sorted(events, key=lambda event: event.start_ns)  # the first is the busy one
     each, rest = divmod(len(events), _TRACED_CALLS)
     if rest:  # not every call was alike
         return [sum(event.duration_ns for event in events) / _TRACED_CALLS / 1e9]
     calls = (events[i : i + each] for i in range(0, len(events), each))
     return [sum(event.duration_ns for event in call) / 1e9 for call in calls]
+
+
+@cache
+def _busy() -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
+    """One kernel, its time bound by memory, and its operand."""
+    operand = jnp.zeros((_BUSY_ELEMENTS,), jnp.float32)
+    return jax.jit(lambda x: x + 1).lower(operand).compile(), operand
