@@ -86,8 +86,9 @@ def conv_general_dilated(
     `precision` is the highest, as in XLA. All else runs on XLA. Reverse-mode differentiation works to any order on the
     same kernels, and so does forward mode inside `jaxgrad.forward_mode`.
 
-    With an activation the gradients read y in the place of its argument, which is not kept. Where the call runs on cuDNN,
-    and that has a kernel for convolution, bias and activation in one, it is taken; else XLA computes the activation.
+    With an activation the gradients read y in the place of its argument, which is not kept. Where the call runs on
+    cuDNN, and that has a kernel for convolution, bias and activation in one, it is taken; else XLA computes the
+    activation.
 
     Under `jit` over a mesh each device works on its part of the batch and, without groups, of the output features;
     gradients of weights are summed over the mesh. What is spread otherwise is gathered first.
