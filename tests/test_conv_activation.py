@@ -23,9 +23,7 @@ LOPSIDED = ConvCase(spatial=(9, 8), features=8, out_features=16, padding=((2, 0)
 CASES = {
     "lopsided": LOPSIDED,
     "first": LOPSIDED.replace(layout=None, strides=(2, 1)),
-    "volume": ConvCase(
-        spatial=(5, 6, 4), window=(3, 3, 3), features=8, out_features=16, padding="SAME", layout=VOLUME
-    ),
+    "volume": ConvCase(spatial=(5, 6, 4), window=(3, 3, 3), features=8, out_features=16, padding="SAME", layout=VOLUME),
     "one axis": ConvCase(
         spatial=(40,), window=(2,), features=8, out_features=8, rhs_dilation=(4,), padding=((4, 0),), layout=None
     ),
@@ -48,7 +46,9 @@ def _with_relu(plain):
     return lambda *inputs: jax.nn.relu(plain(*inputs))
 
 
-@pytest.mark.parametrize(("name", "dtype"), [(name, "float32") for name in CASES] + [("lopsided", d) for d in DTYPES[1:]])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [(name, "float32") for name in CASES] + [("lopsided", d) for d in DTYPES[1:]]
+)
 def test_values_and_gradients(target, name, dtype):
     if target == CPU_KERNEL and dtype == "float64":
         pytest.skip("oneDNN has no float64")
