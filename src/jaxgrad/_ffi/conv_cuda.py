@@ -85,7 +85,10 @@ def cuda_conv_plan(
     """
     device = gpu_ordinal()
     limit = _default_limit(device) if settings.workspace_limit is None else settings.workspace_limit
-    for laid_out in _layouts(geometry, dtype):
+    layouts = _layouts(geometry, dtype)
+    if epilogue.relu:
+        layouts = layouts[:1]  # the copies to another one cost more than what the epilogue saves
+    for laid_out in layouts:
         shapes = _conv_shapes(laid_out, *sizes)
         if device is None:
             operands = sum(map(math.prod, shapes)) * jnp.dtype(dtype).itemsize
