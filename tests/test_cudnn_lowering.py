@@ -161,6 +161,18 @@ def test_the_workspace_limit_reaches_the_program():
         assert "tensor<12345xui8>" in _lowered(CUDNN, PLAIN)
 
 
+@pytest.mark.skipif(_ffi.gpu_ordinal() is not None, reason="a GPU says whether cuDNN has a kernel with relu")
+def test_without_a_gpu_relu_is_xlas():
+    settings = {**VOLUME.settings, "activation": "relu", "implementation": "cudnn"}
+    inputs = _arrays(VOLUME, "bfloat16")
+    choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **settings, platform="gpu")
+    assert "relu is XLA's: without a GPU here cuDNN cannot be asked" in choice.reason
+    traced = jax.jit(conv(CUDNN, **VOLUME.settings, activation="relu")).trace(*inputs)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "relu = false" in text
+    assert "stablehlo.maximum" in text
+
+
 def test_explain_refuses_another_platform():
     inputs = make_conv_inputs(PLAIN)[:2]
     with pytest.raises(ValueError, match=r"implementation='cudnn' runs on the platform 'gpu' only, got 'cpu'"):

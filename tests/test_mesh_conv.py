@@ -22,9 +22,9 @@ BY = (0, 1, 2)
 
 
 def _network(x, ws, bias, *, groups=1, implementation="cpu"):
-    """Two convolutions, the second with stride, and a transposed one."""
+    """Two convolutions, one with relu and one with stride, and a transposed one."""
     conv = partial(jaxgrad.conv_general_dilated, dimension_numbers=NHWC, implementation=implementation)
-    y = jnp.tanh(conv(x, ws[0], (1, 1), "SAME", bias=bias))
+    y = conv(x, ws[0], (1, 1), "SAME", bias=bias, activation="relu")
     y = jnp.tanh(conv(y, ws[1], (2, 2), "SAME", feature_group_count=groups))
     return jaxgrad.conv_transpose(y, ws[2], (2, 2), "SAME", implementation=implementation)
 

@@ -47,24 +47,28 @@ bool is_refusal(const cudnn::Error& error) {
   return category == CUDNN_STATUS_NOT_SUPPORTED || category == CUDNN_STATUS_BAD_PARAM;
 }
 
-// x, w and y, in the order of their ids, from the operands of a kind.
-std::array<void*, 3> in_order(ConvKind kind, const void* first, const void* second, void* result) {
+// x, w, y and the bias, null where there is none.
+using Operands = std::array<void*, 4>;
+
+// In the order of their ids, from the operands of a kind.
+Operands in_order(ConvKind kind, const void* first, const void* second, const void* bias, void* result) {
   void *a = const_cast<void*>(first), *b = const_cast<void*>(second);
   switch (kind) {
     case ConvKind::kForward:
-      return {a, b, result};
+      return {a, b, result, const_cast<void*>(bias)};
     case ConvKind::kBackwardInput:
-      return {result, b, a};
+      return {result, b, a, nullptr};
     default:
-      return {a, result, b};
+      return {a, result, b, nullptr};
   }
 }
 
-void execute(const Descriptor& plan, const cudnn::Handle& handle, std::array<void*, 3> operands, void* workspace) {
-  constexpr std::array<int64_t, 3> ids = {kXId, kWId, kYId};
+void execute(const Descriptor& plan, const cudnn::Handle& handle, Operands operands, void* workspace) {
+  constexpr std::array<int64_t, 4> ids = {kXId, kWId, kYId, kBiasId};
+  const int64_t count = operands.back() == nullptr ? 3 : 4;
   Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
-  pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, ids.data(), 3)
-      .set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, operands.data(), 3)
+  pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, ids.data(), count)
+      .set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, operands.data(), count)
       .set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, &workspace, 1)
       .finalise();
   JAXGRAD_CUDNN(api().cudnnBackendExecute(handle.get(), plan.get(), pack.get()));
@@ -126,12 +130,13 @@ std::vector<Timed> timed_plans(const ConvKey& key, const std::vector<ConvCandida
   try {
     driver::Stopwatch watch;
     driver::Memory x(bytes_of(key, key.x)), w(bytes_of(key, key.w)), y(bytes_of(key, key.y)),
-        workspace(tries.reserved_bytes);
-    for (driver::Memory* memory : {&x, &w, &y, &workspace}) memory->fill(kPattern, watch.stream());
+        bias(key.has_bias ? bytes_of(key, bias_of(key)) : 0), workspace(tries.reserved_bytes);
+    for (driver::Memory* memory : {&x, &w, &y, &bias, &workspace}) memory->fill(kPattern, watch.stream());
+    const Operands operands = {x.data(), w.data(), y.data(), key.has_bias ? bias.data() : nullptr};
     handle.set_stream(watch.stream());
     const auto milliseconds = [&](const Descriptor& plan) {
       watch.start();
-      execute(plan, handle, {x.data(), w.data(), y.data()}, workspace.data());
+      execute(plan, handle, operands, workspace.data());
       return watch.stop_milliseconds();
     };
     for (size_t i = 0; i < tries.timed; ++i) {
@@ -307,14 +312,17 @@ Kept& kept_for_graphs() {
 }  // namespace
 
 bool ConvKey::operator==(const ConvKey& o) const {
-  return ConvShape::operator==(o) && type == o.type && allow_tf32 == o.allow_tf32 && deterministic == o.deterministic &&
-         search == o.search && workspace_limit == o.workspace_limit && device == o.device;
+  return ConvShape::operator==(o) && type == o.type && has_bias == o.has_bias && relu == o.relu &&
+         allow_tf32 == o.allow_tf32 && deterministic == o.deterministic && search == o.search &&
+         workspace_limit == o.workspace_limit && device == o.device;
 }
 
 size_t ConvKeyHash::operator()(const ConvKey& key) const {
   Hash hash;
   hash.mix(static_cast<const ConvShape&>(key));
   hash.mix(static_cast<int64_t>(key.type));
+  hash.mix(key.has_bias);
+  hash.mix(key.relu);
   hash.mix(key.allow_tf32);
   hash.mix(key.deterministic);
   hash.mix(static_cast<int64_t>(key.search));
@@ -323,9 +331,9 @@ size_t ConvKeyHash::operator()(const ConvKey& key) const {
   return hash.value();
 }
 
-void ConvPlan::run(const cudnn::Handle& handle, const void* first, const void* second, void* result,
+void ConvPlan::run(const cudnn::Handle& handle, const void* first, const void* second, const void* bias, void* result,
                    void* workspace) const {
-  execute(plan, handle, in_order(kind, first, second, result), workspace);
+  execute(plan, handle, in_order(kind, first, second, bias, result), workspace);
 }
 
 std::shared_ptr<const ConvPlan> conv_plan(const ConvKey& key, cudnn::Handle& handle, bool may_time) {

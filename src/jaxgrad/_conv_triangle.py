@@ -5,7 +5,8 @@
   backward_filter(x, dy) dw and db, the transpose of conv in w and bias
 
 Since each unit's derivatives are the other two, gradients of gradients run on the same kernels to any order, and a
-transposed convolution is backward_input read as an op of its own.
+transposed convolution is backward_input read as an op of its own. forward_relu(x, w, bias) stands beside them: its
+derivatives are forward's, of a dy that is zero where y is.
 """
 
 from __future__ import annotations
@@ -41,13 +42,15 @@ class Spec:
     routes: tuple[tuple[str, Route], ...]  # by unit
     settings: Settings
 
-    def route(self, kind: str, sizes: tuple[int, int, int], dtype: Any, has_bias: bool = False) -> Route:
+    def route(
+        self, kind: str, sizes: tuple[int, int, int], dtype: Any, has_bias: bool = False, relu: bool = False
+    ) -> Route:
         """The route of a unit, for the call itself or for one of other sizes that vmap made of it."""
         found = dict(self.routes)[kind]
         if "cpu" in found.kernels and not _conv_onednn.has_plan(kind, self.geometry, sizes, dtype, has_bias):
             found = found.without("cpu")
         if "cudnn" in found.kernels and _conv_cudnn.without_plan(
-            kind, self.geometry, sizes, dtype, self.precision, self.settings
+            kind, self.geometry, sizes, dtype, self.precision, self.settings, _ffi.Epilogue(has_bias, relu)
         ):
             return found.without("cudnn")
         return found
@@ -73,6 +76,12 @@ def _values_and_wanted(*primals: Any) -> tuple[tuple[Any, ...], _Wanted]:
 def forward(spec, x, w, bias):
     """y, in the layout of the geometry's out_spec; bias [output features] or None."""
     return _forward_unit(spec)(x, w, bias)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def forward_relu(spec, x, w, bias):
+    """The relu of y: the forward unit with an epilogue, which a kernel may have, and the only thing here not linear."""
+    return _forward_unit(spec, relu=True)(x, w, bias)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -102,6 +111,17 @@ def _forward_bwd(spec, residuals, dy):
     elif want_bias:
         db = _conv_xla.bias_gradient(spec.geometry, dy)
     return dx, dw, db
+
+
+def _forward_relu_fwd(spec, x, w, bias):
+    (x, w, bias), wanted = _values_and_wanted(x, w, bias)
+    y = checkpoint_name(forward_relu(spec, x, w, bias), _FORWARD_NAME)
+    return y, (y, (x, w, wanted))
+
+
+def _forward_relu_bwd(spec, residuals, dy):
+    y, of_forward = residuals
+    return _forward_bwd(spec, of_forward, _conv_xla.where_passed(y, dy))
 
 
 def _backward_input_fwd(spec, dy, w):
@@ -139,6 +159,7 @@ def _is_symbolic_zero(cotangent: Any) -> bool:
 
 
 forward.defvjp(_forward_fwd, _forward_bwd, symbolic_zeros=True)
+forward_relu.defvjp(_forward_relu_fwd, _forward_relu_bwd, symbolic_zeros=True)
 backward_input.defvjp(_backward_input_fwd, _backward_input_bwd, symbolic_zeros=True)
 backward_filter.defvjp(_backward_filter_fwd, _backward_filter_bwd, symbolic_zeros=True)
 
@@ -173,19 +194,19 @@ class _Names:
 
 
 @lru_cache(_MOST_UNITS)
-def _forward_unit(spec: Spec) -> Callable[..., Any]:
+def _forward_unit(spec: Spec, relu: bool = False) -> Callable[..., Any]:
     def route(x, w, bias):
         sizes = (x.shape[g.lhs_spec[0]], x.shape[g.lhs_spec[1]], w.shape[g.rhs_spec[0]])
-        return spec.route("forward", sizes, x.dtype, bias is not None)
+        return spec.route("forward", sizes, x.dtype, bias is not None, relu)
 
     g = spec.geometry
     kernels = {
-        "cpu": partial(_ffi.conv_forward, g),
-        "cudnn": partial(_conv_cudnn.forward, g, spec.precision, spec.settings),
+        "cpu": partial(_conv_onednn.forward, g, relu),
+        "cudnn": partial(_conv_cudnn.forward, g, spec.precision, spec.settings, relu),
     }
     names = _Names(g)
     layout = Layout((names.x("N"), names.w("O"), names.bias), (names.y("N", "O"),))
-    unit = custom_vmap(over_mesh(layout, route, kernels, partial(_conv_xla.forward, g, spec.precision)))
+    unit = custom_vmap(over_mesh(layout, route, kernels, partial(_conv_xla.forward, g, spec.precision, relu)))
 
     @unit.def_vmap
     def rule(size, is_mapped, x, w, bias):
@@ -198,7 +219,7 @@ def _forward_unit(spec: Spec) -> Callable[..., Any]:
         if not x_mapped and g.feature_group_count == 1:  # more output features
             y = unit(x, _fold(_mapped(w, w_mapped, size), g.rhs_spec[0]), _fold_bias(bias, bias_mapped, size))
             return _unfold(y, g.out_spec[1], size), True
-        many = _forward_unit(spec.with_groups(g.feature_group_count * size))  # more groups
+        many = _forward_unit(spec.with_groups(g.feature_group_count * size), relu)  # more groups
         x, w = _mapped(x, x_mapped, size), _mapped(w, w_mapped, size)
         y = many(_fold(x, g.lhs_spec[1]), _fold(w, g.rhs_spec[0]), _fold_bias(bias, bias_mapped, size))
         return _unfold(y, g.out_spec[1], size), True
