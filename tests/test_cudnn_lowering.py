@@ -67,11 +67,22 @@ RULES = {
         ("forward", "backward_filter"),
     ),
     "transposed": (UP, "float32", ("backward_input", "backward_filter")),
-    "transposed, windows overlap": (UP.replace(window=(4, 4)), "float32", ("backward_filter",)),
-    "transposed, windows overlap, narrow": (
-        UP.replace(window=(4, 4)),
+    "transposed, windows overlap": (UP.replace(window=(4, 4)), "float32", ("backward_input", "backward_filter")),
+    "transposed, no stride": (UP.replace(strides=(1, 1)), "float32", ()),
+    "groups and stride, evenly padded": (
+        PLAIN.replace(groups=4, strides=(2, 2), padding=((1, 1), (1, 1))),
         "bfloat16",
         ("backward_input", "backward_filter"),
+    ),
+    "volume of few features": (
+        VOLUME.replace(spatial=(64, 64, 64), features=3, out_features=32),
+        "float32",
+        ("forward", "backward_filter"),
+    ),
+    "volume of few features, narrow": (
+        VOLUME.replace(spatial=(64, 64, 64), features=3, out_features=32),
+        "bfloat16",
+        KINDS,
     ),
 }
 

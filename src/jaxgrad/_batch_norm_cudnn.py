@@ -29,7 +29,8 @@ def faster_on_xla(x: jax.Array, feature_axis: int) -> str:
     and backward together. From some ten thousand rows on XLA's two passes forward and two backward take about as long
     as it takes to read and write the arrays, and up to a third less than cuDNN's. Of fewer rows launches count: cuDNN
     makes one forward and one backward, XLA several, and cuDNN was up to 1.6 times as fast, but for more than some four
-    million elements; of some hundreds of rows XLA was again as fast. In float32 that would be bought with digits of the mean; 16-bit values have fewer than one part.
+    million elements; of some hundreds of rows XLA was again as fast. In float32 that would be bought with digits of the
+    mean; 16-bit values have fewer than one part.
     """
     if not _ffi.cuda_batch_norm_fuses(x, feature_axis):
         return "cuDNN's fast kernels are for channels that come last, in 32 bits or fewer"

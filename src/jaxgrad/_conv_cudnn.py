@@ -17,7 +17,7 @@ from jaxgrad._dispatch import Kernel, Obstacle, Obstacles
 KERNEL = Kernel("cudnn", "cuDNN", _ffi.cuda_problem, "cuDNN kernels")
 
 _LEVEL = "XLA runs this unit on cuDNN itself, as fast, and fuses what stands around it"
-_GROUPS = "XLA's kernels for groups are as fast, and cuDNN's first choice is at times much slower"
+_GROUPS = "XLA's kernels for groups are as fast, and at times much faster"
 
 
 def faster_on_xla(kind: str, geometry: Geometry, sizes: tuple[int, int, int], dtype: Any, transposed: bool) -> str:
@@ -53,15 +53,12 @@ def faster_on_xla(kind: str, geometry: Geometry, sizes: tuple[int, int, int], dt
             return ""
         return "XLA's choice of kernel is the better one in this dtype" if dilated and not narrow else _LEVEL
     if grouped:
-        depthwise = features == g.feature_group_count
-        return "" if dilated or (lopsided and narrow and not depthwise) else _GROUPS
+        several = features != g.feature_group_count
+        return "" if dilated or (narrow and several and (lopsided or strided)) else _GROUPS
     if transposed:
-        overlapping = any(k > s for k, s in zip(g.w_spatial, g.window_strides, strict=True))
-        if overlapping and not narrow and not volume:
-            return "XLA's choice of kernel is the better one in this dtype where windows overlap"
-        return ""
+        return "" if strided or volume or lopsided else _LEVEL
     if features < _FEW_FEATURES:
-        return "XLA's choice of kernel is the better one for few input features"
+        return "" if volume and narrow else "XLA's choice of kernel is the better one for few input features"
     return "" if lopsided or volume else _LEVEL
 
 
