@@ -30,6 +30,7 @@ class Contender:
       outputs: what it computes, for the comparison with the others: float32 arrays in an order that all share.
       temporary_bytes: the memory that the compiled call takes beyond its operands and results, where that is known.
       peak_bytes: the most memory that a call takes, operands and results included, where that is known.
+      program: the text of the compiled program, where it is kept.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Contender:
     outputs: list[np.ndarray]
     temporary_bytes: int | None = None
     peak_bytes: int | None = None
+    program: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +136,7 @@ def jax_loop_contender(name: str, step: Callable[..., tuple[Any, Any]], state: A
         + memory.temp_size_in_bytes
         - memory.alias_size_in_bytes
     )
-    return Contender(name, sample, outputs, memory.temp_size_in_bytes, peak)
+    return Contender(name, sample, outputs, memory.temp_size_in_bytes, peak, compiled.as_text())
 
 
 def why_not_torch() -> str | None:
