@@ -85,9 +85,12 @@ def main() -> None:
     args = _parser().parse_args()
     if args.command == "readme":
         try:
-            print("rewrote " + ", ".join(readme.update(args.readme, args.results)))
+            names, without = readme.update(args.readme, args.results)
         except (OSError, ValueError) as error:  # no file, or no marked section
             raise SystemExit(str(error)) from None
+        print("rewrote " + ", ".join(names))
+        if without:
+            print("no results for " + ", ".join(without))
     else:
         _measure(args)
 

@@ -153,7 +153,8 @@ std::string choice_of(const std::vector<ConvCandidate>& candidates, int place) {
   return std::to_string(place) + " " + tag_of(candidates[place]);
 }
 
-// Moves the choice of an earlier process to the front; false where none is kept, or it is none of this list's any more.
+// Moves the choice of an earlier process, or for another device of the same kind, to the front; false where none is
+// kept, or it is none of this list's any more.
 bool take_kept_choice(const std::string& kept_under, const std::vector<ConvCandidate>& candidates,
                       const cudnn::Handle& handle, Tries& tries) {
   const std::optional<std::string> kept = plan_store().find(kept_under);
@@ -173,13 +174,11 @@ bool take_kept_choice(const std::string& kept_under, const std::vector<ConvCandi
 // The exhaustive search's order: the kept choice first, else the fastest, which is kept then.
 void choose(const ConvKey& key, const std::vector<ConvCandidate>& candidates, cudnn::Handle& handle, bool may_time,
             Tries& tries) {
-  const bool keeps = plan_store().in_use();
-  const std::string kept_under = keeps ? choice_key(key, tries.reserved_bytes) : "";
-  if (keeps && take_kept_choice(kept_under, candidates, handle, tries)) return;
-  if (!may_time) return;
+  const std::string kept_under = choice_key(key, tries.reserved_bytes);
+  if (take_kept_choice(kept_under, candidates, handle, tries) || !may_time) return;
   sort_by_time(key, candidates, handle, tries);
   const bool timed = !tries.built.empty();
-  if (keeps && timed) plan_store().keep(kept_under, choice_of(candidates, tries.places.front()));
+  if (timed) plan_store().keep(kept_under, choice_of(candidates, tries.places.front()));
 }
 
 std::shared_ptr<const ConvPlan> first_that_builds(const ConvKey& key, cudnn::Handle& handle, bool may_time,
