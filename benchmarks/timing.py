@@ -17,6 +17,7 @@ from jax import lax
 _SETTLE_SECONDS = 0.02  # of untimed calls before each timed one: worker threads of the contender before fall asleep
 _FEW_SAMPLES, _MANY_SECONDS = 3, 3.0
 _GPU_SAMPLE_SECONDS = 0.02  # of calls in one timed run on a GPU
+_GPU_LOOP_SECONDS = 0.3  # of training steps: to begin and to await them takes milliseconds, more on several devices
 _GPU_PROGRAM_SECONDS, _GPU_MOST_IN_ONE = 0.002, 10  # of calls in one program
 
 
@@ -122,7 +123,8 @@ def jax_loop_contender(name: str, step: Callable[..., tuple[Any, Any]], state: A
             state, _ = compiled(state, *args)
         jax.block_until_ready(state)
 
-    calls = _calls_per_sample(_seconds_of(lambda: run(1))) if jax.default_backend() == "gpu" else 1
+    on_gpu = jax.default_backend() == "gpu"
+    calls = _calls_per_sample(_seconds_of(lambda: run(1)), _GPU_LOOP_SECONDS) if on_gpu else 1
 
     def sample() -> float:
         start = time.perf_counter()
@@ -189,9 +191,9 @@ def _seconds_of(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def _calls_per_sample(seconds: float) -> int:
+def _calls_per_sample(seconds: float, sample_seconds: float = _GPU_SAMPLE_SECONDS) -> int:
     """On a GPU, of calls that take `seconds` each."""
-    return max(1, int(_GPU_SAMPLE_SECONDS / seconds))
+    return max(1, int(sample_seconds / seconds))
 
 
 def _repeated(function: Callable[..., Any], calls: int) -> Callable[..., Any]:

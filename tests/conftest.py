@@ -62,7 +62,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gpus = _gpus()
     for item in items:
         if (mark := item.get_closest_marker("gpu")) and gpus < (needed := mark.kwargs.get("count", 1)):
-            item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPU{'s' * (needed > 1)}, JAX sees {gpus or 'none'}"))
+            item.add_marker(
+                pytest.mark.skip(reason=f"needs {needed} GPU{'s' * (needed > 1)}, JAX sees {gpus or 'none'}")
+            )
 
 
 @pytest.fixture(scope="session")

@@ -60,7 +60,9 @@ def check_transformations():
         return sum(jnp.sum(g**2) for g in jax.grad(_loss, (0, 1))(*args))
 
     over(mesh(), jax.grad(penalty, BY), args, SPECS)
-    by_example = jax.vmap(lambda x, h: jaxgrad.gru(x[:, None], *args[1:4], None, h[:, None], implementation=XLA_ON_GPU), 1)
+    by_example = jax.vmap(
+        lambda x, h: jaxgrad.gru(x[:, None], *args[1:4], None, h[:, None], implementation=XLA_ON_GPU), 1
+    )
     _, found = over(mesh(), by_example, (args[0], args[5]), (P(None, "d"), P(None, "d")))
     assert not found, found
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from mesh_running import XLA_ON_GPU, KERNEL, collectives, mesh, on_devices, run_checks
+from mesh_running import KERNEL, XLA_ON_GPU, collectives, mesh, on_devices, run_checks
 
 import jaxgrad
 

@@ -197,7 +197,7 @@ def _mean_of_rows(arrays: Any) -> Any:
     return jax.tree.map(lambda rows: rows.mean(0), arrays)
 
 
-_FEW_DEVICES = 16  # of which all statistics in rows are no more to exchange than what takes the time: to begin
+_FEW_DEVICES = 16  # whose statistics, a row each, take little longer to exchange than one row does
 
 
 def _backward_across(

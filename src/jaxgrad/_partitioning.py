@@ -254,13 +254,13 @@ class Devices:
         return jax.tree.map(lambda total: total / self.count, self.sum(arrays))
 
     def rows(self, arrays: Any) -> Any:
-        """Those of all devices, [count, ...] each: a sum, so that JAX knows it to be the same on all of them."""
+        """Those of all of them, [count, C] for each [C]: by a sum, so that JAX knows it to be the same everywhere."""
         place = lax.axis_index(self.axes)
         if self.groups is not None:
             places = {device: i for group in self.groups for i, device in enumerate(group)}
             place = jnp.asarray([places[device] for device in range(len(places))])[place]
-        own = jax.nn.one_hot(place, self.count)
-        return self.sum(jax.tree.map(lambda array: jnp.where(own[:, None] > 0, array, 0), arrays))
+        own = jnp.arange(self.count)[:, None] == place
+        return self.sum(jax.tree.map(lambda array: jnp.where(own, array, 0), arrays))
 
     def sum_of_cotangents(self, cotangent: Any, marked: jax.Array) -> Any:
         """Of a result that is the same on all of them, in the backward pass of an operation of which `marked` is an
