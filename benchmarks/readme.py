@@ -1,7 +1,7 @@
 """Brings the results into README.md, so that its tables are those of the JSON files.
 
-The table of results/gru-cpu.json goes between `<!-- benchmark gru-cpu -->` and `<!-- /benchmark -->`. A section stays as
-it is while its results are not there.
+The table of results/gru-cpu.json goes between `<!-- benchmark gru-cpu -->` and `<!-- /benchmark -->`. A section
+stays as it is while its results are not there.
 """
 
 from __future__ import annotations
