@@ -1,6 +1,7 @@
 """Brings the results into README.md, so that its tables are those of the JSON files.
 
-The table of results/gru-cpu.json goes between `<!-- benchmark gru-cpu -->` and `<!-- /benchmark -->`.
+The table of results/gru-cpu.json goes between `<!-- benchmark gru-cpu -->` and `<!-- /benchmark -->`. A section
+stays as it is while its results are not there.
 """
 
 from __future__ import annotations
@@ -15,19 +16,21 @@ from benchmarks import report
 _SECTION = re.compile(r"(<!-- benchmark (?P<name>[\w-]+) -->\n).*?(<!-- /benchmark -->)", re.DOTALL)
 
 
-def update(readme: Path, results: Path) -> list[str]:
-    """Rewrites every marked section of `readme` and returns the sections' names."""
+def update(readme: Path, results: Path) -> tuple[list[str], list[str]]:
+    """Rewrites the marked sections of `readme`; returns the names of those, and of those that have no results."""
     names: list[str] = []
+    without: list[str] = []
 
     def section(match: re.Match[str]) -> str:
-        names.append(match["name"])
-        return match[1] + markdown(json.loads((results / f"{match['name']}.json").read_text())) + match[3]
+        found = results / f"{match['name']}.json"
+        (names if found.exists() else without).append(match["name"])
+        return match[1] + markdown(json.loads(found.read_text())) + match[3] if found.exists() else match[0]
 
     text = _SECTION.sub(section, readme.read_text())
     if not names:
         raise ValueError(f"{readme}: found no line <!-- benchmark NAME --> that <!-- /benchmark --> follows")
     readme.write_text(text)
-    return names
+    return names, without
 
 
 def markdown(results: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ _TRACED_CALLS = 12
 _WARM_SECONDS = 0.1  # of calls before those that count: clocks rise
 _BUSY_ELEMENTS = 1 << 29  # that one kernel takes a millisecond for, while calls queue up behind it
 _GRAPH_CALLS = 10  # of PyTorch's calls in one CUDA graph
+_GPU_LOOP_SECONDS = 0.3  # of training steps: to begin and to await them takes milliseconds, more on several devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Contender:
       outputs: what it computes, for the comparison with the others: float32 arrays in an order that all share.
       temporary_bytes: the memory that the compiled call takes beyond its operands and results, where that is known.
       peak_bytes: the most memory that a call takes, operands and results included, where that is known.
+      program: the text of the compiled program, where it is kept.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Contender:
     outputs: list[np.ndarray]
     temporary_bytes: int | None = None
     peak_bytes: int | None = None
+    program: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +143,8 @@ def jax_loop_contender(name: str, step: Callable[..., tuple[Any, Any]], state: A
         jax.block_until_ready(state)
 
     run()
-    calls = _calls_per_sample(_seconds_of(run)) if jax.default_backend() == "gpu" else 1
+    on_gpu = jax.default_backend() == "gpu"
+    calls = _calls_per_sample(_seconds_of(run), _GPU_LOOP_SECONDS) if on_gpu else 1
     memory = compiled.memory_analysis()
     peak = (
         memory.argument_size_in_bytes
@@ -148,7 +152,11 @@ def jax_loop_contender(name: str, step: Callable[..., tuple[Any, Any]], state: A
         + memory.temp_size_in_bytes
         - memory.alias_size_in_bytes
     )
-    return Contender(name, lambda: _seconds_of(lambda: run(calls)) / calls, outputs, memory.temp_size_in_bytes, peak)
+
+    def sample() -> float:
+        return _seconds_of(lambda: run(calls)) / calls
+
+    return Contender(name, sample, outputs, memory.temp_size_in_bytes, peak, compiled.as_text())
 
 
 def why_not_torch() -> str | None:
@@ -226,9 +234,9 @@ def _seconds_of(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def _calls_per_sample(seconds: float) -> int:
+def _calls_per_sample(seconds: float, sample_seconds: float = _GPU_SAMPLE_SECONDS) -> int:
     """On a GPU, of calls that take `seconds` each."""
-    return max(1, int(_GPU_SAMPLE_SECONDS / seconds))
+    return max(1, int(sample_seconds / seconds))
 
 
 def _one_by_one(measure: Callable[[], list[float]]) -> Callable[[], float]:

@@ -114,6 +114,27 @@ def test_a_call_as_it_runs_finds_the_choice_of_its_lowering(run, tmp_path):
     assert found == {"found": ["engine 12", 300], "counts": [0, 1, 0]}
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_device_of_the_same_kind_takes_the_choice_of_the_first(run, tmp_path, kept):
+    """Where a program runs on several, it is timed on the one it is lowered on; another's may be asked for while XLA
+    records the program, when nothing can be timed."""
+    script = """
+def on(device):
+    conv_cuda.gpu_ordinal = lambda: device
+    conv_cuda.cuda_conv_plan.cache_clear()
+    return [engine(), counts()]
+found = [on(0), on(1)]
+os.environ["FAKE_NAME"] = "Another GPU"
+tell(found=[*found, on(2)])
+"""
+    (first, timed), (second, as_timed), (third, timed_again) = run(
+        script, **({"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path)} if kept else {})
+    )["found"]
+    assert first == second == third == ["engine 12", 300]
+    assert as_timed == timed
+    assert timed_again[0] == 2 * timed[0] > 0
+
+
 def test_what_a_time_depends_on_is_in_the_key(run, tmp_path):
     kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path)}
     run("engine(); tell()", **kept)

@@ -193,11 +193,19 @@ class _Names:
         return dims(len(spec), **{name: axis for name, axis in found.items() if name == "N" or not grouped})
 
 
+def _xla_gathers(geometry: Geometry, sizes: tuple[int, int, int]) -> bool:
+    """Whether XLA's partitioner gathers a batch that is split: of groups, unless each has one input and one output."""
+    groups, (_, features, outputs) = geometry.feature_group_count, sizes
+    return groups > 1 and not features == outputs == groups
+
+
 @lru_cache(_MOST_UNITS)
 def _forward_unit(spec: Spec, relu: bool = False) -> Callable[..., Any]:
+    def sizes(x, w, bias):
+        return x.shape[g.lhs_spec[0]], x.shape[g.lhs_spec[1]], w.shape[g.rhs_spec[0]]
+
     def route(x, w, bias):
-        sizes = (x.shape[g.lhs_spec[0]], x.shape[g.lhs_spec[1]], w.shape[g.rhs_spec[0]])
-        return spec.route("forward", sizes, x.dtype, bias is not None, relu)
+        return spec.route("forward", sizes(x, w, bias), x.dtype, bias is not None, relu)
 
     g = spec.geometry
     kernels = {
@@ -206,7 +214,8 @@ def _forward_unit(spec: Spec, relu: bool = False) -> Callable[..., Any]:
     }
     names = _Names(g)
     layout = Layout((names.x("N"), names.w("O"), names.bias), (names.y("N", "O"),))
-    unit = custom_vmap(over_mesh(layout, route, kernels, partial(_conv_xla.forward, g, spec.precision, relu)))
+    xla = partial(_conv_xla.forward, g, spec.precision, relu)
+    unit = custom_vmap(over_mesh(layout, route, kernels, xla, xla_gathers=lambda *a: _xla_gathers(g, sizes(*a))))
 
     @unit.def_vmap
     def rule(size, is_mapped, x, w, bias):
@@ -229,9 +238,12 @@ def _forward_unit(spec: Spec, relu: bool = False) -> Callable[..., Any]:
 
 @lru_cache(_MOST_UNITS)
 def _backward_input_unit(spec: Spec) -> Callable[..., Any]:
-    def route(dy, w):
+    def sizes(dy, w):
         features = w.shape[g.rhs_spec[1]] * g.feature_group_count
-        return spec.route("backward_input", (dy.shape[g.out_spec[0]], features, dy.shape[g.out_spec[1]]), dy.dtype)
+        return dy.shape[g.out_spec[0]], features, dy.shape[g.out_spec[1]]
+
+    def route(dy, w):
+        return spec.route("backward_input", sizes(dy, w), dy.dtype)
 
     g = spec.geometry
     kernels = {
@@ -240,7 +252,8 @@ def _backward_input_unit(spec: Spec) -> Callable[..., Any]:
     }
     names = _Names(g)
     layout = Layout((names.y("N", "O"), names.w("O", "I")), (names.x("N", "I"),), summed=("O",))
-    unit = custom_vmap(over_mesh(layout, route, kernels, partial(_conv_xla.backward_input, g, spec.precision)))
+    xla = partial(_conv_xla.backward_input, g, spec.precision)
+    unit = custom_vmap(over_mesh(layout, route, kernels, xla, xla_gathers=lambda *a: _xla_gathers(g, sizes(*a))))
 
     @unit.def_vmap
     def rule(size, is_mapped, dy, w):
@@ -258,9 +271,11 @@ def _backward_input_unit(spec: Spec) -> Callable[..., Any]:
 
 @lru_cache(_MOST_UNITS)
 def _backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
+    def sizes(x, dy):
+        return x.shape[g.lhs_spec[0]], x.shape[g.lhs_spec[1]], dy.shape[g.out_spec[1]]
+
     def route(x, dy):
-        sizes = (x.shape[g.lhs_spec[0]], x.shape[g.lhs_spec[1]], dy.shape[g.out_spec[1]])
-        return spec.route("backward_filter", sizes, x.dtype, want_bias)
+        return spec.route("backward_filter", sizes(x, dy), x.dtype, want_bias)
 
     g = spec.geometry
     kernels = {
@@ -271,7 +286,7 @@ def _backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
     results = (names.w("O", "I"), names.bias if want_bias else None)
     layout = Layout((names.x("N", "I"), names.y("N", "O")), results, summed=("N",))
     xla = partial(_conv_xla.backward_filter, g, spec.precision, want_bias)
-    unit = custom_vmap(over_mesh(layout, route, kernels, xla))
+    unit = custom_vmap(over_mesh(layout, route, kernels, xla, xla_gathers=lambda *a: _xla_gathers(g, sizes(*a))))
 
     @unit.def_vmap
     def rule(size, is_mapped, x, dy):
