@@ -192,45 +192,14 @@ std::string choice_of(const std::vector<ConvCandidate>& candidates, int place) {
   return std::to_string(place) + " " + tag_of(candidates[place]);
 }
 
-<<<<<<< HEAD
-// What was chosen in this process, for all devices of one kind: two that compute the same get the same bits.
-class Choices {
- public:
-  std::optional<std::string> find(const std::string& key) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = choices_.find(key);
-    return found == choices_.end() ? std::nullopt : std::optional(found->second);
-  }
-  void keep(const std::string& key, const std::string& choice) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (choices_.size() >= kCapacity) choices_.clear();
-    choices_[key] = choice;
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::string, std::string> choices_;
-};
-
-Choices& choices_here() {
-  static auto& choices = *new Choices;
-  return choices;
-}
-
-// Moves an earlier choice to the front; false where there is none, or it is none of this list's any more.
-bool take_choice(const std::optional<std::string>& choice, const std::vector<ConvCandidate>& candidates,
-                 const cudnn::Handle& handle, Tries& tries) {
-  if (!choice) return false;
-=======
 // Moves the choice of an earlier process, or for another device of the same kind, to the front; false where none is
 // kept, or it is none of this list's any more.
 bool take_kept_choice(const std::string& kept_under, const std::vector<ConvCandidate>& candidates,
                       const cudnn::Handle& handle, Tries& tries) {
   const std::optional<std::string> kept = plan_store().find(kept_under);
   if (!kept) return false;
->>>>>>> multigpu
   const auto end = tries.places.begin() + static_cast<ptrdiff_t>(tries.timed);
-  const auto is_it = [&](int place) { return choice_of(candidates, place) == *choice; };
+  const auto is_it = [&](int place) { return choice_of(candidates, place) == *kept; };
   const auto chosen = std::find_if(tries.places.begin(), end, is_it);
   if (chosen == end) return false;
   try {
@@ -246,22 +215,10 @@ bool take_kept_choice(const std::string& kept_under, const std::vector<ConvCandi
 void choose(const ConvKey& key, const std::vector<ConvCandidate>& candidates, cudnn::Handle& handle, bool may_time,
             Tries& tries) {
   const std::string kept_under = choice_key(key, tries.reserved_bytes);
-<<<<<<< HEAD
-  if (take_choice(choices_here().find(kept_under), candidates, handle, tries)) return;
-  const std::optional<std::string> on_disk = plan_store().find(kept_under);
-  if (take_choice(on_disk, candidates, handle, tries)) return choices_here().keep(kept_under, *on_disk);
-  if (!may_time) return;
-  sort_by_time(key, candidates, handle, tries);
-  if (tries.built.empty()) return;  // nothing was timed
-  const std::string fastest = choice_of(candidates, tries.places.front());
-  choices_here().keep(kept_under, fastest);
-  plan_store().keep(kept_under, fastest);
-=======
   if (take_kept_choice(kept_under, candidates, handle, tries) || !may_time) return;
   sort_by_time(key, candidates, handle, tries);
   const bool timed = !tries.built.empty();
   if (timed) plan_store().keep(kept_under, choice_of(candidates, tries.places.front()));
->>>>>>> multigpu
 }
 
 std::shared_ptr<const ConvPlan> first_that_builds(const ConvKey& key, cudnn::Handle& handle, bool may_time,

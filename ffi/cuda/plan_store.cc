@@ -52,11 +52,6 @@ std::optional<std::string> PlanStore::find(const std::string& key) {
   return directory.empty() ? std::nullopt : find_file(directory, key);
 }
 
-<<<<<<< HEAD
-std::optional<std::string> PlanStore::find(const std::string& key) {
-  const std::string directory = this->directory();
-  if (directory.empty()) return std::nullopt;
-=======
 void PlanStore::keep(const std::string& key, const std::string& value) {
   std::string directory;
   {
@@ -68,7 +63,6 @@ void PlanStore::keep(const std::string& key, const std::string& value) {
 }
 
 std::optional<std::string> PlanStore::find_file(const std::string& directory, const std::string& key) {
->>>>>>> multigpu
   std::optional<std::string> value;
   try {
     const fs::path path = path_of(directory, key);

@@ -21,11 +21,7 @@ class PlanStore {
 
   // The directory from now on, made when it is first written to; an empty path for none.
   void use(const std::string& directory);
-<<<<<<< HEAD
-  // What is kept for `key`, a line of text.
-=======
   // What is kept for `key`, a line of text: by this process, else in the directory.
->>>>>>> multigpu
   std::optional<std::string> find(const std::string& key);
   void keep(const std::string& key, const std::string& value);
   Info info();
