@@ -9,11 +9,17 @@ from pathlib import Path
 
 import jax
 
-import jaxgrad
-from benchmarks import batch_norm, conv, gru, per_example, readme, report, steps
+from benchmarks import batch_norm, conv, gru, per_example, readme, report, scaling, steps
 from benchmarks.timing import Effort
 
-_OPS = {"gru": gru, "conv": conv, "batch_norm": batch_norm, "steps": steps, "per_example": per_example}
+_OPS = {
+    "gru": gru,
+    "conv": conv,
+    "batch_norm": batch_norm,
+    "steps": steps,
+    "per_example": per_example,
+    "scaling": scaling,
+}
 _RESULTS = Path(__file__).parent / "results"
 _README = Path(__file__).parents[1] / "README.md"
 
@@ -46,12 +52,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _measure(args: argparse.Namespace) -> None:
     op, platform = _OPS[args.command], jax.default_backend()
-    if platform not in op.CASES:
-        raise SystemExit(f"{args.command} has no cases for the platform {platform!r}; set JAX_PLATFORMS=cpu")
+    if platform not in op.CASES and not args.quick:
+        raise SystemExit(f"{args.command} has cases for the platform {' and '.join(op.CASES)}, JAX runs on {platform}")
     effort = Effort(args.repeats, 0) if args.repeats else Effort(3, 0) if args.quick else Effort(12, 1)
     folder = args.output or (None if args.quick else _RESULTS)
-    if platform == "gpu":  # as XLA always does, and PyTorch is told to
-        jaxgrad.config.update(search="exhaustive")
     results, failed = None, []
     if args.add and folder is not None and (found := folder / f"{args.command}-{platform}.json").exists():
         results = json.loads(found.read_text())
@@ -78,9 +82,12 @@ def main() -> None:
     args = _parser().parse_args()
     if args.command == "readme":
         try:
-            print("rewrote " + ", ".join(readme.update(args.readme, args.results)))
+            names, without = readme.update(args.readme, args.results)
         except (OSError, ValueError) as error:  # no file, or no marked section
             raise SystemExit(str(error)) from None
+        print("rewrote " + ", ".join(names))
+        if without:
+            print("no results for " + ", ".join(without))
     else:
         _measure(args)
 

@@ -209,8 +209,8 @@ def _rows(case: Case, left_out: set[str], effort: Effort) -> list[dict[str, Any]
         del layers[OURS_ON_XLA]  # it is jaxgrad's own
     contenders: dict[str, list[Contender]] = {"forward": [], "forward+backward": []}
     for name, layer in layers.items():
-        contenders["forward"].append(jax_contender(name, _kept_apart(layer), *inputs))
-        contenders["forward+backward"].append(jax_contender(name, _kept_apart(_gradients(layer)), inputs, dy))
+        contenders["forward"].append(jax_contender(name, layer, *inputs))
+        contenders["forward+backward"].append(jax_contender(name, _gradients(layer), inputs, dy))
     if TORCH not in left_out:
         from benchmarks import torch_batch_norm
 
@@ -248,25 +248,5 @@ def _gradients(layer: Callable[..., jax.Array]) -> Callable[..., Any]:
     def run(inputs: tuple[jax.Array, ...], dy: jax.Array) -> tuple[jax.Array, ...]:
         y, pullback = jax.vjp(layer, *inputs)
         return y, *pullback(dy)
-
-    return run
-
-
-def _kept_apart(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, of which XLA leaves nothing out where many calls in one program stand for one call.
-
-    Such a program changes an element of the smallest argument from call to call, and reads one of the first output. XLA
-    would then compute the statistics of x, which did not change, just once, and of all outputs but the last no more
-    than that element. Barriers keep the calls' arguments apart, and one element of each output goes into the first.
-    """
-    if jax.default_backend() != "gpu":
-        return function
-
-    def run(*args: Any) -> Any:
-        outputs, structure = jax.tree.flatten(function(*lax.optimization_barrier(args)))
-        first, *others = lax.optimization_barrier(outputs)
-        at = (0,) * first.ndim
-        element = first[at] + 0 * sum(other[(0,) * other.ndim].astype(first.dtype) for other in others)
-        return jax.tree.unflatten(structure, [first.at[at].set(element), *others])
 
     return run

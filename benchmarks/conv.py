@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,12 +22,14 @@ from benchmarks.timing import Contender, Effort, jax_contender, torch_contender,
 __all__ = ["BASELINE", "CASES", "QUICK_CASES", "measure", "parse_case"]
 
 BASELINE = "jax.lax"
+ON_CUDNN = "jaxgrad on cuDNN"
 TORCH = "torch"
 NOTES = (
     "Cases are batch x sizes, input features -> output features, k the window, s the stride, d the window's dilation, "
     "g the groups, p the padding, causal that all of it stands before the first element, T a transposed convolution, "
     "and the layout.",
     "dX and dW are calls that compute this one gradient.",
+    "jaxgrad on cuDNN is what the calls that jaxgrad leaves to XLA would take there, with implementation='cudnn'.",
     "The floor is the larger of two times: of as many operations in large matrix products, and of reading and writing "
     "each array once at the rate of a large addition.",
 )
@@ -60,9 +63,14 @@ def _rows(case: Case, left_out: set[str], effort: Effort) -> list[dict[str, Any]
     theirs = lax.conv_transpose if case.transposed else lax.conv_general_dilated
     taken = str(jaxgrad.explain(ours, *arrays[:2], **settings))
     contenders: dict[str, list[Contender]] = {"forward": [], "dX": [], "dW": []}
-    for name, op in ((OURS, ours), (BASELINE, theirs)):
+    ops = {OURS: ours, BASELINE: theirs}
+    if jax.default_backend() == "gpu" and not _refusal_of_cudnn(ours, arrays, settings):
+        ops[ON_CUDNN] = partial(ours, implementation="cudnn")
+    for name, op in ops.items():
         for which, function in _passes(op, case).items():
-            operands = (arrays[i] for i in _OPERANDS[which])
+            operands = [arrays[i] for i in _OPERANDS[which]]
+            if name == ON_CUDNN and _runs_on_cudnn(_passes(ours, case)[which], operands):
+                continue  # it is jaxgrad's own
             contenders[which].append(jax_contender(name, function, *operands))
     if TORCH not in left_out:
         from benchmarks import torch_conv
@@ -71,6 +79,18 @@ def _rows(case: Case, left_out: set[str], effort: Effort) -> list[dict[str, Any]
         for which, (function, outputs) in torch_conv.passes(case, *arrays, on_gpu=on_gpu).items():
             contenders[which].append(torch_contender(TORCH, function, outputs, on_gpu))
     return [{**compare(_work(case, which), those, effort), "taken": taken} for which, those in contenders.items()]
+
+
+def _refusal_of_cudnn(op: Callable[..., jax.Array], arrays: Sequence[jax.Array], settings: dict[str, Any]) -> str:
+    try:
+        jaxgrad.explain(op, *arrays[:2], **settings, implementation="cudnn")
+    except ValueError as error:  # not all units of this shape have a kernel
+        return str(error)
+    return ""
+
+
+def _runs_on_cudnn(function: Callable[..., jax.Array], operands: Sequence[jax.Array]) -> bool:
+    return "jaxgrad_cuda_conv" in jax.jit(function).lower(*operands).as_text()
 
 
 # The operands of each pass, of x, w and dy.

@@ -17,7 +17,7 @@ from benchmarks import environment
 from benchmarks.compare import Work, compare
 from benchmarks.report import OURS
 from benchmarks.scan_gru import scan_gru
-from benchmarks.timing import Contender, Effort, jax_contender, torch_contender, why_not_torch
+from benchmarks.timing import Contender, Effort, jax_queued_contender, torch_queued_contender, why_not_torch
 
 BASELINE = "jax.grad of lax.scan"
 OURS_ON_XLA = "jaxgrad on XLA"
@@ -130,15 +130,15 @@ def _rows(case: Case, linear_before_reset: bool, left_out: set[str], effort: Eff
     contenders: dict[str, list[Contender]] = {"forward": [], "forward+backward": []}
     for name, layer in layers.items():
         if name not in left_out:
-            contenders["forward"].append(jax_contender(name, layer, *inputs))
-            contenders["forward+backward"].append(jax_contender(name, _gradients(layer), inputs, cotangents))
+            contenders["forward"].append(jax_queued_contender(name, layer, *inputs))
+            contenders["forward+backward"].append(jax_queued_contender(name, _gradients(layer), inputs, cotangents))
     if linear_before_reset and TORCH not in left_out:
         from benchmarks import torch_gru
 
         on_gpu = jax.default_backend() == "gpu"
         peers = torch_gru.passes(inputs, cotangents, bidirectional=case.bidirectional, on_gpu=on_gpu)
         for which, (function, outputs) in peers.items():
-            contenders[which].append(torch_contender(TORCH, function, outputs, on_gpu))
+            contenders[which].append(torch_queued_contender(TORCH, function, outputs, on_gpu))
     return [compare(_work(case, linear_before_reset, which), those, effort) for which, those in contenders.items()]
 
 

@@ -1,6 +1,7 @@
 """Brings the results into README.md, so that its tables are those of the JSON files.
 
-The table of results/gru-cpu.json goes between `<!-- benchmark gru-cpu -->` and `<!-- /benchmark -->`.
+The table of results/gru-cpu.json goes between `<!-- benchmark gru-cpu -->` and `<!-- /benchmark -->`. A section
+stays as it is while its results are not there.
 """
 
 from __future__ import annotations
@@ -15,19 +16,21 @@ from benchmarks import report
 _SECTION = re.compile(r"(<!-- benchmark (?P<name>[\w-]+) -->\n).*?(<!-- /benchmark -->)", re.DOTALL)
 
 
-def update(readme: Path, results: Path) -> list[str]:
-    """Rewrites every marked section of `readme` and returns the sections' names."""
+def update(readme: Path, results: Path) -> tuple[list[str], list[str]]:
+    """Rewrites the marked sections of `readme`; returns the names of those, and of those that have no results."""
     names: list[str] = []
+    without: list[str] = []
 
     def section(match: re.Match[str]) -> str:
-        names.append(match["name"])
-        return match[1] + markdown(json.loads((results / f"{match['name']}.json").read_text())) + match[3]
+        found = results / f"{match['name']}.json"
+        (names if found.exists() else without).append(match["name"])
+        return match[1] + markdown(json.loads(found.read_text())) + match[3] if found.exists() else match[0]
 
     text = _SECTION.sub(section, readme.read_text())
     if not names:
         raise ValueError(f"{readme}: found no line <!-- benchmark NAME --> that <!-- /benchmark --> follows")
     readme.write_text(text)
-    return names
+    return names, without
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -48,12 +51,12 @@ def _by_case(results: dict[str, Any]) -> list[list[str]]:
     rows = [row for row in results["rows"] if not row["extra"]]
     passes = list(dict.fromkeys(row["measure"] for row in rows))
     found = {(row["label"], row["measure"]): row for row in rows}
-    peers = ", ".join(report.contenders(results)[1:])
-    header = ["case", *(f"{name}, ms ({peers})" for name in passes)]
+    peers = report.contenders(results)[1:]
+    header = ["case", *(f"{name}, ms ({', '.join(peers)})" for name in passes)]
     labels = dict.fromkeys(row["label"] for row in rows)
-    return [header, *([label, *(_times(found[label, name]) for name in passes)] for label in labels)]
+    return [header, *([label, *(_times(found[label, name], peers) for name in passes)] for label in labels)]
 
 
-def _times(row: dict[str, Any]) -> str:
-    ours = report.digits(row["times_ms"][report.OURS]["median"])
-    return f"{ours} ({', '.join(report.digits(ratio) + 'x' for ratio in row['times_slower_than_jaxgrad'].values())})"
+def _times(row: dict[str, Any], peers: list[str]) -> str:
+    ours, ratios = report.digits(row["times_ms"][report.OURS]["median"]), row["times_slower_than_jaxgrad"]
+    return f"{ours} ({', '.join(report.digits(ratios[p]) + 'x' if p in ratios else '-' for p in peers)})"

@@ -34,12 +34,17 @@ def cells(report: dict[str, Any], row: dict[str, Any]) -> list[str]:
     for contender in contenders(report):
         times, ratio = row["times_ms"].get(contender), row["times_slower_than_jaxgrad"].get(contender)
         found.append("" if times is None else digits(times["median"]) + (f" ({digits(ratio)}x)" if ratio else ""))
+    if throughput := row.get("throughput_over_one_device"):
+        found.append(" / ".join(f"{digits(ratio)}x" for ratio in throughput.values()))
     found.append(f"{digits(row['floor_ms'])} ({digits(row['jaxgrad_over_floor'])})")
     return [*found, " / ".join(digits(size / 1e6) for size in _sizes(row).values())]
 
 
 def header(report: dict[str, Any]) -> list[str]:
-    return ["case", "pass", *(f"{c}, ms" for c in contenders(report)), "floor, ms (ours / floor)", "memory, MB"]
+    scaled = report["rows"][0].get("throughput_over_one_device", {})
+    throughput = [f"throughput over one device's ({' / '.join(scaled)})"] if scaled else []
+    times = [f"{c}, ms" for c in contenders(report)]
+    return ["case", "pass", *times, *throughput, "floor, ms (ours / floor)", "memory, MB"]
 
 
 def _sizes(row: dict[str, Any]) -> dict[str, int]:

@@ -21,7 +21,7 @@ from benchmarks.networks.initial import describe
 from benchmarks.networks.jax_ops import JaxgradOps, LaxOps
 from benchmarks.networks.ops import Norm
 from benchmarks.report import OURS
-from benchmarks.timing import Contender, Effort, jax_loop_contender, torch_contender, why_not_torch
+from benchmarks.timing import Contender, Effort, jax_loop_contender, torch_queued_contender, why_not_torch
 from benchmarks.training import State, arguments, training_step
 
 BASELINE = "jax.lax"
@@ -131,10 +131,10 @@ def _row(case: Case, left_out: dict[str, str], effort: Effort) -> dict[str, Any]
     found: list[Contender] = []
     for name, library in {OURS: JaxgradOps, BASELINE: LaxOps}.items():
         step = partial(training_step, library, network)
-        found.append(_timed(f"{name}: ready", partial(jax_loop_contender, name, step, *args)))
+        found.append(timed(f"{name}: ready", partial(jax_loop_contender, name, step, *args)))
     if TORCH not in left_out:
-        found.append(_timed(f"{TORCH}: ready", partial(_torch_contender, case, *args)))
-    found = [_in_pieces(contender, args[0]) for contender in found]
+        found.append(timed(f"{TORCH}: ready", partial(_torch_contender, case, *args)))
+    found = [in_pieces(contender, args[0]) for contender in found]
     work = Work(
         label=case.label,
         measure="training step",
@@ -144,12 +144,17 @@ def _row(case: Case, left_out: dict[str, str], effort: Effort) -> dict[str, Any]
         array_bytes={"parameters": sum(leaf.nbytes for leaf in jax.tree.leaves(args[0].params))},
         extra=case.extra,
     )
-    precision = "TF32" if case.dtype == "float32" and jax.default_backend() == "gpu" else case.dtype
-    tolerances = [_TOLERANCES[precision][kind] for kind, _ in _pieces(args[0], 0.0)]
-    return _timed("measured", partial(compare, work, found, effort, tolerances))
+    return timed("measured", partial(compare, work, found, effort, tolerances(case.dtype, args[0])))
 
 
-def _timed(what: str, function: Callable[[], Any]) -> Any:
+def tolerances(dtype: str, state: State) -> list[float]:
+    """Of each piece of a step's results."""
+    precision = "TF32" if dtype == "float32" and jax.default_backend() == "gpu" else dtype
+    return [_TOLERANCES[precision][kind] for kind, _ in _pieces(state, 0.0)]
+
+
+def timed(what: str, function: Callable[[], Any]) -> Any:
+    """Its result; prints how long it took."""
     start = time.perf_counter()
     found = function()
     print(f"  {what} after {time.perf_counter() - start:.1f} s", flush=True)
@@ -161,7 +166,7 @@ def _torch_contender(case: Case, state: State, x: jax.Array, target: jax.Array) 
 
     on_gpu = jax.default_backend() == "gpu"
     step, (state, loss), peak_bytes = torch_steps.training_step(NETWORKS[case.network], state, x, target, on_gpu)
-    contender = torch_contender(TORCH, step, jax.tree.leaves((state, loss)), on_gpu)
+    contender = torch_queued_contender(TORCH, step, jax.tree.leaves((state, loss)), on_gpu)
     return dataclasses.replace(contender, peak_bytes=peak_bytes)
 
 
@@ -180,7 +185,8 @@ def _pieces(state: State, loss: Any) -> Iterator[tuple[str, Any]]:
     yield from (("statistics", pair) for pair in state.statistics)
 
 
-def _in_pieces(contender: Contender, state: State) -> Contender:
+def in_pieces(contender: Contender, state: State) -> Contender:
+    """With the outputs of a step in the pieces that are compared."""
     pieces = _pieces(*jax.tree.unflatten(jax.tree.structure((state, 0.0)), contender.outputs))
     outputs = [np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(piece)]) for _, piece in pieces]
     return dataclasses.replace(contender, outputs=outputs)

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 _SETTLE_SECONDS = 0.02  # of untimed calls before each timed one: worker threads of the contender before fall asleep
 _FEW_SAMPLES, _MANY_SECONDS = 3, 3.0
 _GPU_SAMPLE_SECONDS = 0.02  # of calls in one timed run on a GPU
-_GPU_PROGRAM_SECONDS, _GPU_MOST_IN_ONE = 0.002, 10  # of calls in one program
+_TRACED_CALLS = 12
+_WARM_SECONDS = 0.1  # of calls before those that count: clocks rise
+_BUSY_ELEMENTS = 1 << 29  # that one kernel takes a millisecond for, while calls queue up behind it
+_GRAPH_CALLS = 10  # of PyTorch's calls in one CUDA graph
+_GPU_LOOP_SECONDS = 0.3  # of training steps: to begin and to await them takes milliseconds, more on several devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +37,7 @@ class Contender:
       outputs: what it computes, for the comparison with the others: float32 arrays in an order that all share.
       temporary_bytes: the memory that the compiled call takes beyond its operands and results, where that is known.
       peak_bytes: the most memory that a call takes, operands and results included, where that is known.
+      program: the text of the compiled program, where it is kept.
     """
 
     name: str
@@ -37,6 +45,7 @@ class Contender:
     outputs: list[np.ndarray]
     temporary_bytes: int | None = None
     peak_bytes: int | None = None
+    program: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,25 +93,38 @@ def _times(seconds: list[float]) -> Times:
 
 
 def jax_contender(name: str, function: Callable[..., Any], *args: Any) -> Contender:
-    """`jax.jit(function)(*args)`: on a CPU one call a sample, on a GPU many, so that the device never waits for JAX."""
+    """`jax.jit(function)(*args)`: the wall time of a call on a CPU, the device's own time on a GPU.
+
+    The latter is the sum of the times of all kernels and copies, as the profiler tells them: nothing of JAX's dispatch,
+    nor of the pauses between kernels.
+    """
+    compiled, outputs, memory = _compiled(function, *args)
+
+    def run(calls: int = 1) -> None:
+        jax.block_until_ready([compiled(*args) for _ in range(calls)])
+
+    if jax.default_backend() == "gpu":
+        return Contender(name, _one_by_one(lambda: _traced_seconds(run)), outputs, memory)
+    return Contender(name, lambda: _seconds_of(run), outputs, memory)
+
+
+def jax_queued_contender(name: str, function: Callable[..., Any], *args: Any) -> Contender:
+    """The same of a function with loops, whose pauses count: on a GPU the wall time of calls that wait in a queue."""
+    compiled, outputs, memory = _compiled(function, *args)
+
+    def run(calls: int = 1) -> None:
+        jax.block_until_ready([compiled(*args) for _ in range(calls)][-1])
+
+    run()
+    calls = _calls_per_sample(_seconds_of(run)) if jax.default_backend() == "gpu" else 1
+    return Contender(name, lambda: _seconds_of(lambda: run(calls)) / calls, outputs, memory)
+
+
+def _compiled(function: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], list[np.ndarray], int]:
+    """The program, what it computes and the bytes that it takes beyond its operands and results."""
     compiled = jax.jit(function).lower(*args).compile()
     outputs = [np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(compiled(*args))]
-    memory = compiled.memory_analysis().temp_size_in_bytes
-    run, in_one, programs = compiled, 1, 1
-    if jax.default_backend() == "gpu":
-        seconds = _seconds_of(lambda: jax.block_until_ready(compiled(*args)))
-        in_one = int(np.clip(_GPU_PROGRAM_SECONDS / seconds, 1, _GPU_MOST_IN_ONE))
-        programs = _calls_per_sample(in_one * seconds)
-        run = jax.jit(_repeated(function, in_one)).lower(*args).compile()
-
-    def sample() -> float:
-        start = time.perf_counter()
-        for _ in range(programs):
-            results = run(*args)
-        jax.block_until_ready(results)
-        return (time.perf_counter() - start) / (programs * in_one)
-
-    return Contender(name, sample, outputs, memory)
+    return compiled, outputs, compiled.memory_analysis().temp_size_in_bytes
 
 
 def jax_loop_contender(name: str, step: Callable[..., tuple[Any, Any]], state: Any, *args: Any) -> Contender:
@@ -114,19 +136,15 @@ def jax_loop_contender(name: str, step: Callable[..., tuple[Any, Any]], state: A
     state, rest = compiled(jax.tree.map(jnp.copy, state), *args)
     outputs = [np.array(leaf, np.float32) for leaf in jax.tree.leaves((state, rest))]
 
-    def run(calls: int) -> None:
+    def run(calls: int = 1) -> None:
         nonlocal state
         for _ in range(calls):
             state, _ = compiled(state, *args)
         jax.block_until_ready(state)
 
-    calls = _calls_per_sample(_seconds_of(lambda: run(1))) if jax.default_backend() == "gpu" else 1
-
-    def sample() -> float:
-        start = time.perf_counter()
-        run(calls)
-        return (time.perf_counter() - start) / calls
-
+    run()
+    on_gpu = jax.default_backend() == "gpu"
+    calls = _calls_per_sample(_seconds_of(run), _GPU_LOOP_SECONDS) if on_gpu else 1
     memory = compiled.memory_analysis()
     peak = (
         memory.argument_size_in_bytes
@@ -134,7 +152,11 @@ def jax_loop_contender(name: str, step: Callable[..., tuple[Any, Any]], state: A
         + memory.temp_size_in_bytes
         - memory.alias_size_in_bytes
     )
-    return Contender(name, sample, outputs, memory.temp_size_in_bytes, peak)
+
+    def sample() -> float:
+        return _seconds_of(lambda: run(calls)) / calls
+
+    return Contender(name, sample, outputs, memory.temp_size_in_bytes, peak, compiled.as_text())
 
 
 def why_not_torch() -> str | None:
@@ -148,67 +170,122 @@ def why_not_torch() -> str | None:
 
 
 def torch_contender(name: str, function: Callable[[], Any], outputs: list[np.ndarray], on_gpu: bool) -> Contender:
-    """`function()` of PyTorch: wall time of one call on a CPU; on a GPU the device's own time of many."""
+    """`function()` of PyTorch: the wall time of a call on a CPU, the device's own of calls in a CUDA graph on a GPU."""
+    if not on_gpu:
+        return _torch_on_cpu(name, function, outputs)
     import torch
 
-    if not on_gpu:
-        torch.set_num_threads(os.cpu_count() or 1)
-
-        def sample() -> float:
-            start = time.perf_counter()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # what a graph is to record must have run before, on a stream like the graph's
+        for _ in range(3):
             function()
-            return time.perf_counter() - start
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(_GRAPH_CALLS):
+            function()
 
-        return Contender(name, sample, outputs)
+    def run() -> None:
+        graph.replay()
 
-    def finished() -> None:
-        function()
-        torch.cuda.synchronize()
+    run()
+    return Contender(name, lambda: _torch_seconds(run) / _GRAPH_CALLS, outputs)
 
-    calls = _calls_per_sample(_seconds_of(finished))
-    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
-    def sample_gpu() -> float:
-        before.record()
+def torch_queued_contender(
+    name: str, function: Callable[[], Any], outputs: list[np.ndarray], on_gpu: bool
+) -> Contender:
+    """The same of a function with loops or a whole step: on a GPU of calls that are queued one by one."""
+    if not on_gpu:
+        return _torch_on_cpu(name, function, outputs)
+    function()
+    calls = _calls_per_sample(_torch_seconds(function))
+
+    def run() -> None:
         for _ in range(calls):
             function()
-        after.record()
-        after.synchronize()
-        return before.elapsed_time(after) / 1e3 / calls
 
-    return Contender(name, sample_gpu, outputs)
+    return Contender(name, lambda: _torch_seconds(run) / calls, outputs)
+
+
+def _torch_on_cpu(name: str, function: Callable[[], Any], outputs: list[np.ndarray]) -> Contender:
+    import torch
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    return Contender(name, lambda: _seconds_of(function), outputs)
+
+
+def _torch_seconds(run: Callable[[], Any]) -> float:
+    """Between two events of the GPU."""
+    import torch
+
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    before.record()
+    run()
+    after.record()
+    after.synchronize()
+    return before.elapsed_time(after) / 1e3
 
 
 def _seconds_of(call: Callable[[], Any]) -> float:
-    """Of the second of two calls: the first may still set things up."""
-    call()
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
-def _calls_per_sample(seconds: float) -> int:
+def _calls_per_sample(seconds: float, sample_seconds: float = _GPU_SAMPLE_SECONDS) -> int:
     """On a GPU, of calls that take `seconds` each."""
-    return max(1, int(_GPU_SAMPLE_SECONDS / seconds))
+    return max(1, int(sample_seconds / seconds))
 
 
-def _repeated(function: Callable[..., Any], calls: int) -> Callable[..., Any]:
-    """A program that calls `function(*args)` one time after the other and returns the outputs of the last call.
+def _one_by_one(measure: Callable[[], list[float]]) -> Callable[[], float]:
+    """Hands out what `measure` finds in one go, and measures again when that is used up."""
+    found: deque[float] = deque()
 
-    One element of the smallest argument is taken from the outputs before, so that no two calls are alike: XLA would
-    merge them, whatever barriers stand between. That costs a kernel of some two microseconds a call. A loop would cost
-    more, for it carries the outputs and copies them.
-    """
+    def sample() -> float:
+        if not found:
+            found.extend(measure())
+        return found.popleft()
 
-    def run(*args: Any) -> Any:
-        outputs = function(*args)
-        leaves, structure = jax.tree.flatten(args)
-        smallest = min(range(len(leaves)), key=lambda i: leaves[i].size)
-        for _ in range(calls - 1):
-            output, changed = jax.tree.leaves(outputs)[0], leaves[smallest]
-            element = lax.slice(output, (0,) * output.ndim, (1,) * output.ndim).reshape((1,) * changed.ndim)
-            leaves[smallest] = lax.dynamic_update_slice(changed, element.astype(changed.dtype), (0,) * changed.ndim)
-            outputs = function(*jax.tree.unflatten(structure, leaves))
-        return outputs
+    return sample
 
-    return run
+
+def _traced_seconds(run: Callable[[int], None]) -> list[float]:
+    """What the GPU itself takes for each of some calls, one right after the other."""
+    options = jax.profiler.ProfileOptions()
+    options.host_tracer_level, options.python_tracer_level = 0, 0
+    busy, operand = _busy()
+    start = time.perf_counter()
+    while time.perf_counter() - start < _WARM_SECONDS:
+        run(_TRACED_CALLS)
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder, profiler_options=options):
+            busy(operand)
+            run(_TRACED_CALLS)
+        (file,) = Path(folder).rglob("*.xplane.pb")
+        planes = list(jax.profiler.ProfileData.from_file(str(file)).planes)
+    # A plane has a line for each stream, beside lines that sum these up.
+    events = [
+        event
+        for plane in planes
+        if plane.name.startswith("/device:GPU")
+        for line in plane.lines
+        if line.name.startswith("Stream")
+        for event in line.events
+    ]
+    if not events:
+        raise RuntimeError("the profiler saw no kernel: it needs CUPTI, and a GPU that lets itself be profiled")
+    _, *events = sorted(events, key=lambda event: event.start_ns)  # the first is the busy one
+    each, rest = divmod(len(events), _TRACED_CALLS)
+    if rest:  # not every call was alike
+        return [sum(event.duration_ns for event in events) / _TRACED_CALLS / 1e9]
+    calls = (events[i : i + each] for i in range(0, len(events), each))
+    return [sum(event.duration_ns for event in call) / 1e9 for call in calls]
+
+
+@cache
+def _busy() -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
+    """One kernel, its time bound by memory, and its operand."""
+    operand = jnp.zeros((_BUSY_ELEMENTS,), jnp.float32)
+    return jax.jit(lambda x: x + 1).lower(operand).compile(), operand

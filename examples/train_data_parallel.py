@@ -12,6 +12,8 @@ With several processes, on one machine or more, each is started with its own num
 
   python examples/train_data_parallel.py --processes 2 --process 0 --coordinator localhost:9876 &
   python examples/train_data_parallel.py --processes 2 --process 1 --coordinator localhost:9876
+
+A process takes all the GPUs that it sees: on one machine CUDA_VISIBLE_DEVICES=0 and =1 give each of two its own.
 """
 
 from __future__ import annotations

@@ -12,19 +12,23 @@ import jax
 import pytest
 from targets import EVERY_OP, THOROUGH_ON_XLA, XLA, Target
 
+import jaxgrad
+
 jax.config.update("jax_enable_x64", True)
 # On a GPU, products of float32 would otherwise be rounded to TF32, which no float32 tolerance allows.
 jax.config.update("jax_default_matmul_precision", "highest")
 
 
-def _sees_gpu() -> bool:
+def _gpus() -> int:
     try:
-        return bool(jax.devices("gpu"))
+        return len(jax.devices("gpu"))
     except RuntimeError:
-        return False
+        return 0
 
 
-if not _sees_gpu():
+if _gpus():
+    jaxgrad.config.update(search="heuristic")  # to time candidates takes longer than the tests do
+else:
     # Compiling scans is most of what the suite costs. running.py compiles some of its programs as users' are.
     jax.config.update("jax_disable_most_optimizations", True)
 
@@ -59,10 +63,12 @@ def _forget_programs() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if on_gpu and not _sees_gpu():
-        for item in on_gpu:
-            item.add_marker(pytest.mark.skip(reason="JAX sees no GPU"))
+    gpus = _gpus()
+    for item in items:
+        if (mark := item.get_closest_marker("gpu")) and gpus < (needed := mark.kwargs.get("count", 1)):
+            item.add_marker(
+                pytest.mark.skip(reason=f"needs {needed} GPU{'s' * (needed > 1)}, JAX sees {gpus or 'none'}")
+            )
 
 
 @pytest.fixture(scope="session")

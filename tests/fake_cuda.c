@@ -1,12 +1,23 @@
 /* A driver and a cuDNN that compute nothing: what they offer and how they fail is told by environment variables.
 
-   FAKE_ENGINES  the engines of every convolution, best first: "number:workspace bytes:microseconds", with commas
-   between FAKE_REFUSES  engines whose plans cannot be built: "number:status", with commas between FAKE_CREATE   the
-   status of making a handle FAKE_BLOCK    the bytes of the largest block of memory that can be had; all, if not set
-   FAKE_FREE     the bytes of memory that are free; many, if not set
-   FAKE_TOTAL    the bytes of memory in all; 12 GiB, if not set
-   FAKE_VERSION  cuDNN's; 91900, if not set
-   FAKE_NAME     the device's; "Fake GPU", if not set
+   FAKE_ENGINES: the engines of every convolution, best first: "number:workspace bytes:microseconds", with commas
+   between
+
+   FAKE_FUSED: how many of these, from the first on, take a convolution with more in its graph; none, if not set
+
+   FAKE_REFUSES: engines whose plans cannot be built: "number:status", with commas between
+
+   FAKE_CREATE: the status of making a handle
+
+   FAKE_BLOCK: the bytes of the largest block of memory that can be had; all, if not set
+
+   FAKE_FREE: the bytes of memory that are free; many, if not set
+
+   FAKE_TOTAL: the bytes of memory in all; 12 GiB, if not set
+
+   FAKE_VERSION: cuDNN's; 91900, if not set
+
+   FAKE_NAME: the device's; "Fake GPU", if not set
 
    fake_executions() counts the plans that were run.
 */
@@ -18,6 +29,7 @@
 enum { kDescriptorEngineConfig = 3, kDescriptorHeuristic = 4, kDescriptorPlan = 5 };
 enum {
   kHeuristicMode = 200,
+  kHeuristicGraph = 201,
   kHeuristicResults = 202,
   kConfigEngine = 300,
   kConfigKnobs = 302,
@@ -26,12 +38,14 @@ enum {
   kPlanWorkspace = 402,
   kKnobType = 600,
   kKnobValue = 601,
+  kGraphOperations = 801,
   kEngineNumber = 1301
 };
 enum { kModeFallback = 2 };
 
 typedef struct {
   int type, mode, engine; /* the engine's place in FAKE_ENGINES */
+  int64_t operations;     /* of a graph */
 } Descriptor;
 
 static int executions;
@@ -104,8 +118,10 @@ int cudnnBackendCreateDescriptor(int type, void** descriptor) {
 int cudnnBackendDestroyDescriptor(void* descriptor) { return free(descriptor), 0; }
 
 int cudnnBackendSetAttribute(Descriptor* d, int name, int type, int64_t count, void* values) {
-  (void)type, (void)count;
+  (void)type;
   if (name == kHeuristicMode) d->mode = *(int*)values;
+  if (name == kGraphOperations) d->operations = count;
+  if (name == kHeuristicGraph) d->operations = (*(Descriptor**)values)->operations;
   if (name == kPlanConfig) d->engine = (*(Descriptor**)values)->engine;
   return 0;
 }
@@ -123,7 +139,7 @@ int cudnnBackendGetAttribute(Descriptor* d, int name, int type, int64_t asked, i
   (void)type;
   *count = 1;
   if (name == kHeuristicResults) {
-    *count = engines();
+    *count = d->operations > 1 ? (int64_t)number_of("FAKE_FUSED", 0) : engines();
     for (int i = 0; values != NULL && i < asked && i < *count; ++i) ((Descriptor**)values)[i]->engine = i;
   } else if (name == kConfigEngine || name == kConfigKnobs) { /* one knob, 7, at the engine's place */
     (*(Descriptor**)values)->engine = d->engine;

@@ -1,42 +1,94 @@
-"""Runs gradients over a mesh of eight devices, compares with one device, and reads the compiled program.
+"""Runs gradients over a mesh of devices, compares with one device, and reads the compiled program.
 
-For interpreters that were started with `EIGHT_DEVICES`.
+Checks run in interpreters of their own, which `run_checks` starts: with eight devices of the CPU, or with all GPUs.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-EIGHT_DEVICES = {
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-    "JAX_PLATFORMS": "cpu",
-    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+_ENVIRONMENTS = {
+    "cpu": {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    },
+    "gpu": {
+        "JAX_PLATFORMS": "cuda",
+        "JAX_DEFAULT_MATMUL_PRECISION": "highest",  # not TF32, for which the tolerances are too small
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # several interpreters share the GPUs
+    },
 }
+_FEWEST, _MOST = 2, 8  # devices
+_ON_GPU = jax.default_backend() == "gpu"
+# What the checks force.
+KERNEL = "cudnn" if _ON_GPU else "cpu"
+XLA_ON_GPU = "xla" if _ON_GPU else "cpu"  # for the ops that have no kernel there
+_TOLERANCE = 1e-4 if _ON_GPU else 2e-5  # cuDNN takes other kernels for a part of a batch than for the whole
+
+
+def needs(devices: int) -> Callable[..., Any]:
+    """Decorates a check that says nothing on fewer devices than these."""
+
+    def mark(check: Callable[[], None]) -> Callable[[], None]:
+        check.devices = devices  # type: ignore[attr-defined]
+        return check
+
+    return mark
+
+
+def on_devices(*groups: Sequence[Callable[[], None]]) -> pytest.MarkDecorator:
+    """Parametrises a test of (platform, checks): each group of checks in one interpreter, for those that need more than
+    two GPUs one of their own."""
+    params = []
+    for i, group in enumerate(groups):
+        params.append(pytest.param("cpu", [check.__name__ for check in group], id=f"cpu-{i}"))
+        for count in sorted({getattr(check, "devices", _FEWEST) for check in group}):
+            names = [check.__name__ for check in group if getattr(check, "devices", _FEWEST) == count]
+            params.append(pytest.param("gpu", names, marks=pytest.mark.gpu(count=count), id=f"{count}-gpus-{i}"))
+    return pytest.mark.parametrize(("platform", "checks"), params)
+
+
+def run_checks(run_python: Callable[..., Any], platform: str, module: str, checks: Sequence[str]) -> None:
+    script = f"import {module} as t\nfor name in {list(checks)}:\n  print(name, flush=True)\n  getattr(t, name)()"
+    run_python(script, **_ENVIRONMENTS[platform])
 
 
 def mesh(*, explicit: bool = False, **sizes: int) -> Mesh:
-    """Of the axes and sizes given, by default one axis "d" of eight devices."""
-    sizes = sizes or {"d": 8}
+    """Of the axes and sizes given, after an axis "d" of all the devices that they leave."""
+    devices = min(_MOST, 1 << jax.device_count().bit_length() - 1)
+    sizes = {"d": devices // math.prod(sizes.values()), **sizes}
     kind = AxisType.Explicit if explicit else AxisType.Auto
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(kind,) * len(sizes))
+    return jax.make_mesh(
+        tuple(sizes.values()), tuple(sizes), axis_types=(kind,) * len(sizes), devices=jax.devices()[:devices]
+    )
 
 
 def collectives(hlo: str) -> dict[str, int]:
-    """How often each operation between devices stands in a compiled program."""
-    names = re.findall(r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(", hlo)
-    return {name: names.count(name) for name in names}
+    """How often each operation between devices stands in a compiled program, and how many arrays are gathered.
+
+    XLA joins what it can: one operation may be of several arrays. On a GPU it is begun in one place and awaited in
+    another.
+    """
+    pattern = r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(([^)]*)\)"
+    found: dict[str, int] = {}
+    for name, operands in re.findall(pattern, hlo):
+        found[name] = found.get(name, 0) + (operands.count("%") if name == "all-gather" else 1)
+    return found
 
 
-def close(found: Any, expected: Any, tolerance: float = 2e-5) -> None:
+def close(found: Any, expected: Any, tolerance: float = _TOLERANCE) -> None:
     """Relative to the largest element of each array."""
 
     def one(found: Any, expected: Any) -> None:

@@ -42,9 +42,13 @@ def _conv(size: int) -> OpCase:
     case = ConvCase(
         spatial=(3 + size, 4), features=2, out_features=3, groups=2, strides=(2, 1), padding=((1, 0), (0, 2))
     )
-    inputs = make_conv_inputs(case)
-    op = jaxgrad.conv_general_dilated
-    return OpCase(op, FIELDS, case.settings, lax_conv(case), tuple(inputs), "jaxgrad_conv_forward")
+    inputs, linear = make_conv_inputs(case), lax_conv(case)
+    op, settings = jaxgrad.conv_general_dilated, {**case.settings, "activation": "relu"}
+
+    def plain(lhs, rhs, bias):
+        return jax.nn.relu(linear(lhs, rhs, bias))
+
+    return OpCase(op, FIELDS, settings, plain, tuple(inputs), "jaxgrad_conv_forward")
 
 
 def _conv_transpose(size: int) -> OpCase:

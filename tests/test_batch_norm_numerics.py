@@ -20,6 +20,8 @@ from batch_norm_references import (
 )
 from targets import BATCH_NORM, CUDNN
 
+from jaxgrad import _batch_norm_xla
+
 TARGETS = BATCH_NORM
 LAYOUTS = [((25, 30, 40, 6), -1), ((20, 6, 30, 50), 1), ((2000, 130), -1), ((2, 5, 20000), 1)]
 
@@ -179,3 +181,23 @@ def test_one_element_a_channel(target):
     np.testing.assert_allclose(dx, 0, atol=1e-10)
     np.testing.assert_array_equal(dscale, 0)
     np.testing.assert_array_equal(dbias, 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "parts"),
+    [
+        ((8, 14, 14, 5), (0, 1, 2), 32),
+        ((28 * 14, 3), (0,), 28),
+        ((67, 2), (0,), 1),
+        ((40_000, 2), (0,), 1),
+        ((0, 3), (0,), 1),
+        ((64, 3, 5), (0, 2), 1),
+    ],
+    ids=str,
+)
+def test_two_sums_as_a_gpu_takes_them(shape, axes, parts):
+    first, second = np.random.default_rng(0).standard_normal((2, *shape)).astype(np.float32)
+    assert _batch_norm_xla._parts(shape, axes) == parts
+    found = jax.jit(partial(_batch_norm_xla.two_sums_together, axes=axes))(first, second)
+    for actual, array in zip(found, (first, second), strict=True):
+        np.testing.assert_allclose(actual, array.sum(axes, dtype=np.float64), rtol=0, atol=1e-3)

@@ -17,7 +17,7 @@ def _defaults():
 
 
 def test_the_defaults():
-    assert config.current() == config.Settings("heuristic", None, False, None)
+    assert config.current() == config.Settings(None, None, False, None)
 
 
 def test_update_reaches_every_thread_and_override_its_own():
@@ -39,7 +39,11 @@ def test_an_override_ends_with_an_error():
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"search": "fast"}, ValueError, "search must be one of 'heuristic', 'exhaustive', 'default', got 'fast'"),
+        (
+            {"search": "fast"},
+            ValueError,
+            "search must be one of 'heuristic', 'exhaustive', 'default' or None, got 'fast'",
+        ),
         ({"workspace_limit": -1}, ValueError, "workspace_limit must not be negative, got -1"),
         ({"workspace_limit": 1.5}, TypeError, "workspace_limit must be an int, bytes, or None, got float"),
         ({"workspace_limit": True}, TypeError, "workspace_limit must be an int, bytes, or None, got bool"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -228,6 +229,59 @@ for search in config.SEARCHES:
 def test_a_program_lowered_without_a_gpu_runs(run_python):
     """Its plans are made at its first run, which XLA may be recording; its workspace is a guess."""
     run_python(_PLANNED_AT_THE_FIRST_RUN)
+
+
+@pytest.mark.parametrize("search", ["heuristic", "exhaustive"])
+def test_relu_in_the_kernel_recorded_into_a_command_buffer(search):
+    """Twelve layers whose convolution, bias and relu are one kernel, run thirty times on inputs that change."""
+    case = ConvCase(spatial=(9, 10), window=(3, 3), features=32, out_features=32, padding=((2, 0), (1, 1)), layout=LAST)
+    layers = [make_conv_inputs(case.replace(seed=i), "bfloat16")[1:] for i in range(12)]
+
+    def network(op, lhs):
+        for rhs, bias in layers:
+            lhs = op(lhs, rhs, bias) / 2
+        return lhs
+
+    def plain(*inputs):
+        return jax.nn.relu(lax_conv(case)(*inputs))
+
+    op = conv(CUDNN, **case.settings, activation="relu")
+    lhs = make_conv_inputs(case, "bfloat16").lhs
+    with config.override(search=search):
+        told = jaxgrad.explain(
+            jaxgrad.conv_general_dilated,
+            lhs,
+            *layers[0][:1],
+            **case.settings,
+            bias=layers[0][1],
+            activation="relu",
+            implementation="cudnn",
+        )
+        assert "with bias and relu in its kernel" in told.reason
+        lowered = jax.jit(partial(network, op)).lower(lhs)
+    assert "relu = true" in lowered.as_text()
+    assert "stablehlo.maximum" not in lowered.as_text()
+    compiled, expected = lowered.compile(), jax.jit(partial(network, plain))
+    before = jaxgrad.plan_cache_info()["cudnn"]
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        lhs = jax.device_put(rng.standard_normal(lhs.shape).astype(lhs.dtype))
+        found, wanted = (np.asarray(f(lhs), np.float32) for f in (compiled, expected))
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=0.05 * np.abs(wanted).max())
+    assert jaxgrad.plan_cache_info()["cudnn"]["recorded"] > before["recorded"]
+
+
+@pytest.mark.parametrize("spatial", [(9, 10), (6, 7, 8)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES[:4])
+def test_where_relu_is_computed(dtype, spatial):
+    """In the kernel, which cuDNN has for each of these."""
+    n = len(spatial)
+    layout = {2: LAST, 3: ("NDHWC", "DHWIO", "NDHWC")}[n]
+    case = ConvCase(spatial=spatial, window=(3,) * n, features=32, out_features=32, padding="SAME", layout=layout)
+    lhs, rhs, bias = make_conv_inputs(case, dtype)
+    settings = {**case.settings, "bias": bias, "activation": "relu", "implementation": "cudnn"}
+    told = jaxgrad.explain(jaxgrad.conv_general_dilated, lhs, rhs, **settings, precision="default").reason
+    assert "in its kernel" in told
 
 
 def test_many_threads():

@@ -74,6 +74,8 @@ def test_the_same_error_as_lax(name, implementation):
             "implementation must be one of None, 'xla', 'cpu', 'cudnn', got 'cuda'",
         ),
         ({"implementation": True}, ValueError, "implementation must be one of"),
+        ({"activation": "gelu"}, ValueError, "activation must be one of None, 'relu', got 'gelu'"),
+        ({"activation": True}, ValueError, "activation must be one of None, 'relu', got True"),
         ({"bias": np.ones(7, np.float32)}, ValueError, r"bias must have the shape .*\(8,\), got \(7,\)"),
         ({"bias": np.ones((1, 8), np.float32)}, ValueError, r"bias must have rank 1.*got rank 2"),
         ({"bias": np.float32(1)}, ValueError, r"bias must have rank 1.*got rank 0"),

@@ -67,11 +67,22 @@ RULES = {
         ("forward", "backward_filter"),
     ),
     "transposed": (UP, "float32", ("backward_input", "backward_filter")),
-    "transposed, windows overlap": (UP.replace(window=(4, 4)), "float32", ("backward_filter",)),
-    "transposed, windows overlap, narrow": (
-        UP.replace(window=(4, 4)),
+    "transposed, windows overlap": (UP.replace(window=(4, 4)), "float32", ("backward_input", "backward_filter")),
+    "transposed, no stride": (UP.replace(strides=(1, 1), window=(3, 3)), "float32", ()),
+    "groups and stride, evenly padded": (
+        PLAIN.replace(groups=4, strides=(2, 2), padding=((1, 1), (1, 1))),
         "bfloat16",
         ("backward_input", "backward_filter"),
+    ),
+    "volume of few features": (
+        VOLUME.replace(spatial=(64, 64, 64), features=3, out_features=32),
+        "float32",
+        ("forward", "backward_filter"),
+    ),
+    "volume of few features, narrow": (
+        VOLUME.replace(spatial=(64, 64, 64), features=3, out_features=32),
+        "bfloat16",
+        KINDS,
     ),
 }
 
@@ -103,21 +114,24 @@ def test_on_the_cpu_nothing_of_it_is_in_the_program():
     assert "allow_tf32" in _lowered(DEFAULT, VOLUME)
 
 
-def test_the_settings_reach_the_program():
+def test_the_settings_reach_the_program(monkeypatch):
     with jax.default_matmul_precision("default"):
         usual = _lowered(CUDNN, PLAIN)
         with config.override(search="default", deterministic=True):
             changed = _lowered(CUDNN, PLAIN)
-        with config.override(search="exhaustive"):
-            timed = _lowered(CUDNN, PLAIN)
-        with config.override(search="exhaustive", deterministic=True):
+        with config.override(search="heuristic"):
             untimed = _lowered(CUDNN, PLAIN)
+        with config.override(search="exhaustive", deterministic=True):
+            repeatable = _lowered(CUDNN, PLAIN)
+        with monkeypatch.context() as patched:
+            patched.setattr(jax, "process_count", lambda: 2)
+            jax.clear_caches()
+            of_several = _lowered(CUDNN, PLAIN)
     assert "allow_tf32 = true, deterministic = false" in usual
-    assert "search = 0 :" in usual
+    assert "search = 1 :" in usual
     assert "allow_tf32 = true, deterministic = true" in changed
     assert "search = 2 :" in changed
-    assert "search = 1 :" in timed
-    assert "search = 0 :" in untimed
+    assert all("search = 0 :" in text for text in (untimed, repeatable, of_several))
     with jax.default_matmul_precision("highest"):
         assert "allow_tf32 = false" in _lowered(CUDNN, PLAIN)
 
@@ -156,6 +170,18 @@ def test_the_program_is_the_same_each_time():
 def test_the_workspace_limit_reaches_the_program():
     with config.override(workspace_limit=12345):
         assert "tensor<12345xui8>" in _lowered(CUDNN, PLAIN)
+
+
+@pytest.mark.skipif(_ffi.gpu_ordinal() is not None, reason="a GPU says whether cuDNN has a kernel with relu")
+def test_without_a_gpu_relu_is_xlas():
+    settings = {**VOLUME.settings, "activation": "relu", "implementation": "cudnn"}
+    inputs = _arrays(VOLUME, "bfloat16")
+    choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **settings, platform="gpu")
+    assert "relu is XLA's: without a GPU here cuDNN cannot be asked" in choice.reason
+    traced = jax.jit(conv(CUDNN, **VOLUME.settings, activation="relu")).trace(*inputs)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "relu = false" in text
+    assert "stablehlo.maximum" in text
 
 
 def test_explain_refuses_another_platform():

@@ -26,25 +26,27 @@ import jaxgrad
 from jaxgrad import _ffi, config
 from jaxgrad._ffi import conv_cuda, registration
 
-registration.gpu_ordinal = conv_cuda.gpu_ordinal = lambda: 0  # JAX itself runs on the CPU
+registration.gpu_ordinal = conv_cuda.gpu_ordinal = _ffi.gpu_ordinal = lambda: 0  # JAX itself runs on the CPU
 config.update(search="exhaustive")
 LAST = ("NHWC", "HWIO", "NHWC")
 
-def lowered(size=8, dtype="float32", implementation="cudnn"):
-    x, w = jax.ShapeDtypeStruct((2, size, size, 4), dtype), jax.ShapeDtypeStruct((3, 3, 4, 4), dtype)
-    def call(x, w):
-        return jaxgrad.conv_general_dilated(
-            x, w, (1, 1), ((2, 0), (2, 0)), dimension_numbers=LAST, implementation=implementation
-        )
-    return jax.jit(call).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+def arguments(size=8, dtype="float32"):
+    return jax.ShapeDtypeStruct((2, size, size, 4), dtype), jax.ShapeDtypeStruct((3, 3, 4, 4), dtype)
 
-def engine(size=8, dtype="float32", **changes):
+SETTINGS = {"window_strides": (1, 1), "padding": ((2, 0), (2, 0)), "dimension_numbers": LAST}
+
+def lowered(size=8, dtype="float32", implementation="cudnn"):
+    def call(x, w):
+        return jaxgrad.conv_general_dilated(x, w, **SETTINGS, implementation=implementation)
+    return jax.jit(call).trace(*arguments(size, dtype)).lower(lowering_platforms=("cuda",)).as_text()
+
+def engine(size=8, dtype="float32", epilogue=_ffi.Epilogue(), **changes):
     "cuDNN's engine in a forward call, and the bytes of its workspace."
     from jaxgrad._conv_geometry import Geometry
     spec = (0, 3, 1, 2)
     g = Geometry(spec, (3, 2, 0, 1), spec, (1, 1), ((2, 0), (2, 0)), (1, 1), 1, (size, size), (3, 3))
     with config.override(**changes):
-        plan = _ffi.cuda_conv_plan("forward", g, (2, 4, 4), dtype, True, config.current())
+        plan = _ffi.cuda_conv_plan("forward", g, (2, 4, 4), dtype, True, config.current(), epilogue)
     return None if plan is None else [plan.engine, plan.workspace]
 
 def counts():
@@ -112,6 +114,27 @@ def test_a_call_as_it_runs_finds_the_choice_of_its_lowering(run, tmp_path):
     assert found == {"found": ["engine 12", 300], "counts": [0, 1, 0]}
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_device_of_the_same_kind_takes_the_choice_of_the_first(run, tmp_path, kept):
+    """Where a program runs on several, it is timed on the one it is lowered on; another's may be asked for while XLA
+    records the program, when nothing can be timed."""
+    script = """
+def on(device):
+    conv_cuda.gpu_ordinal = lambda: device
+    conv_cuda.cuda_conv_plan.cache_clear()
+    return [engine(), counts()]
+found = [on(0), on(1)]
+os.environ["FAKE_NAME"] = "Another GPU"
+tell(found=[*found, on(2)])
+"""
+    (first, timed), (second, as_timed), (third, timed_again) = run(
+        script, **({"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path)} if kept else {})
+    )["found"]
+    assert first == second == third == ["engine 12", 300]
+    assert as_timed == timed
+    assert timed_again[0] == 2 * timed[0] > 0
+
+
 def test_what_a_time_depends_on_is_in_the_key(run, tmp_path):
     kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path)}
     run("engine(); tell()", **kept)
@@ -126,6 +149,66 @@ def test_what_a_time_depends_on_is_in_the_key(run, tmp_path):
         assert found["engine"][0] == "engine 12"
         assert found["counts"][0] > 0
         assert found["counts"][1:] == [0, 1], call
+
+
+_EPILOGUES = """
+from jaxgrad._ffi import Epilogue
+every = [Epilogue(), Epilogue(relu=True), Epilogue(has_bias=True, relu=True)]
+tell(found=[engine(epilogue=epilogue) for epilogue in every], counts=counts(), size=jaxgrad.plan_cache_info()["cudnn"])
+"""
+
+
+def test_what_follows_the_convolution_is_in_the_key(run, tmp_path):
+    """In memory and on the disk: the fastest engine of each, of those that take it."""
+    kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path), "FAKE_FUSED": "2"}
+    for misses, hits in ((3, 0), (0, 3)):
+        found = run(_EPILOGUES, "11:100:30,12:200:20,13:300:10", **kept)
+        assert found["found"] == [["engine 13", 300], ["engine 12", 200], ["engine 12", 200]]
+        assert found["counts"][1:] == [hits, misses]
+        assert found["size"]["misses"] == 3
+
+
+_ACTIVATION = """
+bias = jax.ShapeDtypeStruct((4,), "float32")
+
+def call(x, w, bias):
+    return jaxgrad.conv_general_dilated(x, w, **SETTINGS, bias=bias, activation="relu", implementation=IMPLEMENTATION)
+
+step = jax.grad(lambda *args: jnp.sum(jnp.sin(call(*args))), (0, 1, 2))
+found = {}
+for IMPLEMENTATION in ("cudnn", None):
+    jax.clear_caches()
+    text = jax.jit(step).trace(*arguments(), bias).lower(lowering_platforms=("cuda",)).as_text()
+    (line,) = [line for line in text.splitlines() if "@jaxgrad_conv_forward" in line]
+    told = jaxgrad.explain(
+        jaxgrad.conv_general_dilated, *arguments(), **SETTINGS, bias=bias, activation="relu", platform="gpu",
+        implementation=IMPLEMENTATION,
+    )
+    (forward,) = [unit.reason for unit in told.units if unit.unit == "forward"]
+    found[str(IMPLEMENTATION)] = [
+        "relu = true" in line, "tensor<4xf32>" in line, text.count("stablehlo.maximum"), text.count("@jaxgrad_conv_"),
+        forward,
+    ]
+tell(**found)
+"""
+
+
+def test_an_activation_in_the_kernel_of_the_convolution(run):
+    reason = "with bias and relu in its kernel"
+    expected = {"cudnn": f"forced by implementation='cudnn'; {reason}", "None": f"cuDNN; {reason}"}
+    found = run(_ACTIVATION, FAKE_FUSED="2")
+    assert found == {name: [True, True, 0, 3, told] for name, told in expected.items()}
+
+
+@pytest.mark.parametrize(
+    "environment", [{}, {"FAKE_FUSED": "2", "FAKE_REFUSES": "11:3000,12:3000"}], ids=["no engine", "no plan"]
+)
+def test_an_activation_where_cudnn_has_no_kernel_with_it(run, environment):
+    """The convolution is cuDNN's all the same, and XLA does the rest."""
+    reason = "relu is XLA's: cuDNN has no kernel with it for this shape"
+    expected = {"cudnn": f"forced by implementation='cudnn'; {reason}", "None": f"cuDNN; {reason}"}
+    found = run(_ACTIVATION, **environment)
+    assert found == {name: [False, False, 1, 3, told] for name, told in expected.items()}
 
 
 def test_only_timed_choices_are_kept(run, tmp_path):

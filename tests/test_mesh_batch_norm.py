@@ -1,21 +1,22 @@
-"""Batch normalisation under `jit` over a mesh and inside `shard_map`, on eight CPU devices in a fresh interpreter."""
+"""Batch normalisation under `jit` over a mesh and inside `shard_map`, in an interpreter of its own."""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from mesh_running import EIGHT_DEVICES, check_shard_map, close, mesh, over
+from mesh_running import KERNEL, XLA_ON_GPU, check_shard_map, close, mesh, needs, on_devices, over, run_checks
 
 import jaxgrad
 
 BATCH = (P("d"), P(), P(), P("d"))  # x, scale, bias, residual
 BY = (0, 1, 2, 3)
-RELU = {"activation": "relu", "implementation": "cpu"}
+RELU = {"activation": "relu", "implementation": KERNEL}
 
 
 def _args():
@@ -33,7 +34,7 @@ def _loss(x, scale, bias, residual, **settings):
 
 def check_a_batch():
     """The statistics of the whole batch, by sums of [C] alone; any dimension but the channels' may be split."""
-    training = partial(jaxgrad.batch_norm_training, implementation="cpu")
+    training = partial(jaxgrad.batch_norm_training, implementation=KERNEL)
     for explicit in (False, True):
         (y, mean, var), found = over(mesh(explicit=explicit), lambda *a: training(*a[:3]), _args(), BATCH)
         assert set(found) == {"all-reduce"}, found
@@ -46,8 +47,21 @@ def check_a_batch():
         assert set(found) == {"all-reduce"}, found
         assert dx.sharding.spec == spec
         assert dscale.sharding.is_fully_replicated
-    over(mesh(d=4, c=2), gradient, _args(), (P("d", None, None, "c"), P("c"), P(), P("d", None, None, "c")))
     over(mesh(), lambda *args: jax.grad(lambda *args: _loss(*args, **RELU) ** 2, (0, 1))(*args), _args(), BATCH)
+
+
+def check_on_xla():
+    """One sum of [C] forward and one backward, as of the kernels; JAX's own partitioning would gather x's sample."""
+    gradient = jax.grad(partial(_loss, activation="relu", implementation="xla"), BY)
+    for spec in (P("d"), P(None, None, "d")):
+        _, found = over(mesh(), gradient, _args(), (spec, P(), P(), spec))
+        assert found == {"all-reduce": 2}, found
+
+
+@needs(devices=4)
+def check_two_axes():
+    spec = P("d", None, None, "c")
+    over(mesh(c=2), jax.grad(partial(_loss, **RELU), BY), _args(), (spec, P("c"), P(), spec))
 
 
 def check_digits():
@@ -58,7 +72,7 @@ def check_digits():
     deviation = wide - wide.mean((0, 1))
     expected = deviation / np.sqrt((deviation**2).mean((0, 1)) + 1e-5)
     one = jnp.ones(3)
-    call = jax.jit(partial(jaxgrad.batch_norm_training, implementation="cpu"))
+    call = jax.jit(partial(jaxgrad.batch_norm_training, implementation=KERNEL))
     y, mean, var = call(jax.device_put(x, NamedSharding(mesh(), P("d"))), one, 0 * one)
     np.testing.assert_allclose(y, expected, atol=5e-6 * np.abs(expected).max())
     np.testing.assert_allclose(mean, wide.mean((0, 1)), rtol=1e-7)
@@ -67,7 +81,7 @@ def check_digits():
 
 def check_frozen_statistics():
     def loss(x, scale, bias, mean, var):
-        return jnp.sum(jnp.sin(jaxgrad.batch_norm_inference(x, scale, bias, mean, var, implementation="cpu")))
+        return jnp.sum(jnp.sin(jaxgrad.batch_norm_inference(x, scale, bias, mean, var, implementation=XLA_ON_GPU)))
 
     x, scale, bias, _ = _args()
     args, specs = (x, scale, bias, bias, scale**2), (P("d"), *[P()] * 4)
@@ -107,15 +121,17 @@ def check_a_named_axis():
 
 
 def check_groups():
+    """Every other device is in the same group; two devices are one."""
     x, scale, bias, _ = _args()
-    groups = [[0, 2, 4, 6], [1, 3, 5, 7]]
-    rows = np.arange(16).reshape(8, 2)
+    devices = mesh().size
+    groups = np.arange(devices).reshape(-1, min(2, devices // 2)).T.tolist()
+    rows = np.arange(16).reshape(devices, -1)
     names = {"axis_name": "d", "axis_index_groups": groups}
 
     def gradients(x, scale, bias, **names):
         def loss(x):
-            y, mean, var = jaxgrad.batch_norm_training(x, scale, bias, implementation="cpu", **names)
-            return jnp.sum(jnp.sin(y)) + jnp.sum(mean**3 + var**2) / (4 if names else 1)
+            y, mean, var = jaxgrad.batch_norm_training(x, scale, bias, implementation=KERNEL, **names)
+            return jnp.sum(jnp.sin(y)) + jnp.sum(mean**3 + var**2) / (len(groups[0]) if names else 1)
 
         return jax.grad(loss)(x)
 
@@ -127,9 +143,20 @@ def check_groups():
         mine = rows[group].ravel()
         close(found[mine], gradients(x[mine], scale, bias))
     mapped = jax.pmap(partial(gradients, **names), axis_name="d", in_axes=(0, None, None))
-    close(mapped(x.reshape(8, 2, *x.shape[1:]), scale, bias).reshape(x.shape), found)
+    close(mapped(x.reshape(devices, -1, *x.shape[1:]), scale, bias).reshape(x.shape), found)
 
 
-def test_over_a_mesh(run_python):
-    checks = [name for name in globals() if name.startswith("check_") and name != "check_shard_map"]
-    run_python(f"import test_mesh_batch_norm as t\nfor name in {checks}: getattr(t, name)()", **EIGHT_DEVICES)
+@on_devices(
+    [
+        check_a_batch,
+        check_on_xla,
+        check_two_axes,
+        check_digits,
+        check_frozen_statistics,
+        check_inside_shard_map,
+        check_a_named_axis,
+        check_groups,
+    ]
+)
+def test_over_a_mesh(run_python, platform, checks):
+    run_checks(run_python, platform, Path(__file__).stem, checks)

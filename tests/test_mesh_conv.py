@@ -1,14 +1,14 @@
-"""Convolutions under `jit` over a mesh and inside `shard_map`, on eight CPU devices in an interpreter of their own."""
+"""Convolutions under `jit` over a mesh and inside `shard_map`, in interpreters of their own."""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import pytest
 from jax.sharding import PartitionSpec as P
-from mesh_running import EIGHT_DEVICES, check_shard_map, close, mesh, over
+from mesh_running import KERNEL, check_shard_map, close, mesh, needs, on_devices, over, run_checks
 
 import jaxgrad
 from jaxgrad import _conv_triangle
@@ -21,10 +21,10 @@ BATCH = (P("d"), P(), P())
 BY = (0, 1, 2)
 
 
-def _network(x, ws, bias, *, groups=1, implementation="cpu"):
-    """Two convolutions, the second with stride, and a transposed one."""
+def _network(x, ws, bias, *, groups=1, implementation=KERNEL):
+    """Two convolutions, one with relu and one with stride, and a transposed one."""
     conv = partial(jaxgrad.conv_general_dilated, dimension_numbers=NHWC, implementation=implementation)
-    y = jnp.tanh(conv(x, ws[0], (1, 1), "SAME", bias=bias))
+    y = conv(x, ws[0], (1, 1), "SAME", bias=bias, activation="relu")
     y = jnp.tanh(conv(y, ws[1], (2, 2), "SAME", feature_group_count=groups))
     return jaxgrad.conv_transpose(y, ws[2], (2, 2), "SAME", implementation=implementation)
 
@@ -56,24 +56,31 @@ def check_explicit_axes():
     assert dx.sharding.spec == P("d", None, None, None)
 
 
-def check_two_axes():
-    """Batch over one axis, output features over the other: each weight gradient is split as its weight is."""
+def _check_output_features(devices, x_spec, axis):
+    """Each weight gradient is split as its weight is."""
 
-    def conv(x, w, bias):
-        return jaxgrad.conv_general_dilated(
-            x, w, (1, 1), "SAME", dimension_numbers=NHWC, bias=bias, implementation="cpu"
-        )
-
-    def gradient(x, w, bias):
-        return jax.grad(lambda *args: jnp.sum(jnp.sin(conv(*args))), BY)(x, w, bias)
+    def loss(x, w, bias):
+        conv = partial(jaxgrad.conv_general_dilated, dimension_numbers=NHWC, implementation=KERNEL)
+        return jnp.sum(jnp.sin(conv(x, w, (1, 1), "SAME", bias=bias)))
 
     x, (w, *_), bias = _args()
-    specs = P("d"), P(None, None, None, "m"), P("m")
-    (dx, dw, dbias), found = over(mesh(d=4, m=2), gradient, (x, w, bias), specs)
+    specs = x_spec, P(None, None, None, axis), P(axis)
+    gradients, found = over(devices, jax.grad(loss, BY), (x, w, bias), specs)
     assert "all-gather" not in found, found
-    assert (dx.sharding.spec, dw.sharding.spec, dbias.sharding.spec) == (P("d"), *specs[1:])
+    assert tuple(g.sharding.spec for g in gradients) == specs
 
 
+def check_output_features():
+    _check_output_features(mesh(), P(), "d")
+
+
+@needs(devices=4)
+def check_two_axes():
+    """Batch over one axis, output features over the other."""
+    _check_output_features(mesh(m=2), P("d"), "m")
+
+
+@needs(devices=4)
 def check_input_features():
     """Each device convolves those that it has, and the results are summed: no features move."""
     conv = partial(
@@ -81,7 +88,7 @@ def check_input_features():
         window_strides=(2, 1),
         padding="SAME",
         dimension_numbers=NHWC,
-        implementation="cpu",
+        implementation=KERNEL,
     )
 
     def gradient(*args):
@@ -94,7 +101,7 @@ def check_input_features():
     bias = jnp.arange(8.0)
     of_output, of_input = P(None, None, None, "m"), P(None, None, "m")
     (dx, dfirst, dsecond, _), found = over(
-        mesh(d=2, m=4), gradient, (x, first, second, bias), (P("d"), of_output, of_input, P())
+        mesh(m=2), gradient, (x, first, second, bias), (P("d"), of_output, of_input, P())
     )
     assert set(found) == {"all-reduce"}, found
     assert [g.sharding.spec[axis] for g, axis in ((dx, 0), (dfirst, 3), (dsecond, 2))] == ["d", "m", "m"]
@@ -163,33 +170,52 @@ def check_inside_shard_map():
 
 def check_xla_inside_shard_map():
     """The triangle on plain XLA, as a GPU has it: weight gradients are summed over the mesh once."""
-    geometry = Geometry((0, 2, 1), (2, 1, 0), (0, 2, 1), (1,), ((1, 1),), (1,), 1, (8,), (3,))
+    x, (w, *_), bias = _args()
+    check_shard_map(_loss_on_xla, (x[:, 0], w[0], bias), BATCH, BY)
+
+
+def check_groups_on_xla():
+    """Convolutions with groups, whose operands JAX's own partitioning gathers, in the forward pass too."""
+    x, (_, w, _), bias = _args(groups=4)
+    x = jnp.tile(x[:, 0], (1, 1, 6))[..., :16]
+    _, found = over(mesh(), jax.grad(partial(_loss_on_xla, groups=4), BY), (x, w[0], bias[:8]), BATCH)
+    assert found == {"all-reduce": 1}, found
+
+
+def _loss_on_xla(x, w, bias, groups=1):
+    """Of the triangle on plain XLA, with one spatial axis of eight."""
+    geometry = Geometry((0, 2, 1), (2, 1, 0), (0, 2, 1), (1,), ((1, 1),), (1,), groups, (8,), (3,))
     routes = tuple((kind, XLA) for kind in ("forward", "backward_input", "backward_filter"))
     spec = _conv_triangle.Spec(geometry, None, routes, jaxgrad.config.current())
-
-    def loss(x, w, bias):
-        return jnp.sum(jnp.sin(_conv_triangle.forward(spec, *vary_alike(x, w, bias))))
-
-    x, (w, *_), bias = _args()
-    check_shard_map(loss, (x[:, 0], w[0], bias), BATCH, BY)
+    return jnp.sum(jnp.sin(_conv_triangle.forward(spec, *vary_alike(x, w, bias))))
 
 
 def check_pmap():
     x, ws, bias = _args()
     summed = jax.pmap(
         lambda *args: jax.lax.psum(jax.grad(_loss, (1, 2))(*args), "d"), axis_name="d", in_axes=(0, None, None)
-    )(x.reshape(8, 2, *x.shape[1:]), ws, bias)
-    close(jax.tree.map(lambda g: g[3], summed), jax.grad(_loss, (1, 2))(x, ws, bias))
+    )(x.reshape(mesh().size, -1, *x.shape[1:]), ws, bias)
+    close(jax.tree.map(lambda g: g[1], summed), jax.grad(_loss, (1, 2))(x, ws, bias))
 
 
-@pytest.mark.parametrize(
-    "checks",
+@on_devices(
     [
-        "check_a_batch check_explicit_axes check_two_axes check_what_cannot_stay_local check_input_features "
-        "check_gradients_of_each_example",
-        "check_a_batch_that_does_not_divide check_transformations check_inside_shard_map check_xla_inside_shard_map "
-        "check_pmap",
+        check_a_batch,
+        check_explicit_axes,
+        check_output_features,
+        check_two_axes,
+        check_what_cannot_stay_local,
+        check_input_features,
+        check_gradients_of_each_example,
+    ],
+    [
+        check_a_batch_that_does_not_divide,
+        check_transformations,
+        check_inside_shard_map,
+        check_xla_inside_shard_map,
+        check_groups_on_xla,
+        check_pmap,
     ],
 )
-def test_over_a_mesh(run_python, checks):
-    run_python(f"import test_mesh_conv as t\nfor name in {checks.split()}: getattr(t, name)()", **EIGHT_DEVICES)
+def test_over_a_mesh(run_python, platform, checks):
+    run_checks(run_python, platform, Path(__file__).stem, checks)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 from batch_norm_references import plain_training
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from mesh_running import EIGHT_DEVICES, close, mesh
+from mesh_running import KERNEL, XLA_ON_GPU, close, mesh, needs, on_devices, run_checks
 from test_mesh_batch_norm import BATCH, _args
 from test_mesh_conv import NHWC
 
@@ -24,7 +25,7 @@ def _directions(args):
     return jax.tree.unflatten(jax.tree.structure(args), drawn)
 
 
-def _training(x, scale, bias, residual, *, groups=None, implementation="cpu"):
+def _training(x, scale, bias, residual, *, groups=None, implementation=XLA_ON_GPU):
     settings = {"axis_name": "d", "axis_index_groups": groups, "activation": "relu", "implementation": implementation}
     return jaxgrad.batch_norm_training(x, scale, bias, residual=residual, **settings)
 
@@ -99,11 +100,12 @@ def check_a_named_axis_is_the_whole_batch():
     to = _directions(args)
     reference = partial(plain_training, feature_axis=-1, activation="relu")
     expected = jax.jit(lambda at, to: tuple(map(tuple, jax.jvp(reference, at, to))))(args, to)
-    for implementation in ("cpu", "xla"):
+    for implementation in (XLA_ON_GPU, "xla"):
         op = _sharded(partial(_training, implementation=implementation), (P("d"), P(), P()), True)
         close(jax.jit(partial(jaxgrad.jvp, op))(args, to), expected, 1e-4)
 
 
+@needs(devices=8)
 def check_groups():
     args = _args()
     to = _directions(args)
@@ -138,20 +140,20 @@ def check_other_ops():
         (
             gradient,
             lambda x, w: jaxgrad.conv_general_dilated(
-                x, w, (2, 2), "SAME", dimension_numbers=NHWC, implementation="cpu"
+                x, w, (2, 2), "SAME", dimension_numbers=NHWC, implementation=KERNEL
             ),
             (x, jax.random.normal(keys[0], (3, 3, 4, 5))),
             (P("d"), P()),
         ),
         (
             gradient,
-            partial(jaxgrad.batch_norm_inference, implementation="cpu"),
+            partial(jaxgrad.batch_norm_inference, implementation=XLA_ON_GPU),
             (x, scale, bias, bias, scale**2),
             (P("d"), *[P()] * 4),
         ),
         (
             lambda loss: loss,
-            lambda x, w, r, b, h: jaxgrad.gru(x, w, r, b, None, h, implementation="cpu")[0],
+            lambda x, w, r, b, h: jaxgrad.gru(x, w, r, b, None, h, implementation=XLA_ON_GPU)[0],
             gru_args,
             (P(None, "d"), P(), P(), P(), P(None, "d")),
         ),
@@ -163,6 +165,6 @@ def check_other_ops():
         close(found, expected, 1e-4)
 
 
-def test_inside_shard_map(run_python):
-    checks = [name for name in globals() if name.startswith("check_")]
-    run_python(f"import test_mesh_forward_mode as t\nfor name in {checks}: getattr(t, name)()", **EIGHT_DEVICES)
+@on_devices([check_a_named_axis, check_a_named_axis_is_the_whole_batch, check_other_ops, check_groups])
+def test_inside_shard_map(run_python, platform, checks):
+    run_checks(run_python, platform, Path(__file__).stem, checks)

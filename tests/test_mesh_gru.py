@@ -1,13 +1,14 @@
-"""The GRU under `jit` over a mesh and inside `shard_map`, on eight CPU devices in an interpreter of their own."""
+"""The GRU under `jit` over a mesh and inside `shard_map`, in an interpreter of its own."""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from mesh_running import EIGHT_DEVICES, check_shard_map, mesh, over
+from mesh_running import XLA_ON_GPU, check_shard_map, mesh, on_devices, over, run_checks
 
 import jaxgrad
 
@@ -24,7 +25,7 @@ def _args(D):
     return x, *weights, jnp.arange(B) % (T + 1), initial_h
 
 
-def _loss(*args, implementation="cpu", **settings):
+def _loss(*args, implementation=XLA_ON_GPU, **settings):
     y, y_h = jaxgrad.gru(*args, implementation=implementation, **settings)
     return jnp.sum(jnp.sin(y)) + jnp.sum(y_h**2)
 
@@ -40,7 +41,7 @@ def check_a_batch():
     short = slice(0, 3)  # without biases, lengths and a first state
     _, found = over(mesh(), jax.grad(_loss, (0, 1, 2)), _args(1)[short], SPECS[short])
     assert found == {"all-reduce": 1}, found
-    _, found = over(mesh(), partial(jaxgrad.gru, implementation="cpu", **FULL), args, SPECS)
+    _, found = over(mesh(), partial(jaxgrad.gru, implementation=XLA_ON_GPU, **FULL), args, SPECS)
     assert not found, found
 
 
@@ -59,7 +60,9 @@ def check_transformations():
         return sum(jnp.sum(g**2) for g in jax.grad(_loss, (0, 1))(*args))
 
     over(mesh(), jax.grad(penalty, BY), args, SPECS)
-    by_example = jax.vmap(lambda x, h: jaxgrad.gru(x[:, None], *args[1:4], None, h[:, None], implementation="cpu"), 1)
+    by_example = jax.vmap(
+        lambda x, h: jaxgrad.gru(x[:, None], *args[1:4], None, h[:, None], implementation=XLA_ON_GPU), 1
+    )
     _, found = over(mesh(), by_example, (args[0], args[5]), (P(None, "d"), P(None, "d")))
     assert not found, found
 
@@ -70,6 +73,14 @@ def check_inside_shard_map():
     check_shard_map(partial(_loss, implementation="xla"), _args(1)[:3], SPECS[:3], (0, 1, 2))
 
 
-def test_over_a_mesh(run_python):
-    checks = [name for name in globals() if name.startswith("check_") and name != "check_shard_map"]
-    run_python(f"import test_mesh_gru as t\nfor name in {checks}: getattr(t, name)()", **EIGHT_DEVICES)
+@on_devices(
+    [
+        check_a_batch,
+        check_plain_xla,
+        check_what_cannot_stay_local,
+        check_transformations,
+        check_inside_shard_map,
+    ]
+)
+def test_over_a_mesh(run_python, platform, checks):
+    run_checks(run_python, platform, Path(__file__).stem, checks)

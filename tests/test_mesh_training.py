@@ -1,13 +1,15 @@
-"""A small network trained over eight CPU devices comes to the losses that one device comes to."""
+"""A small network trained over several devices comes to the losses that one device comes to."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from mesh_running import EIGHT_DEVICES, collectives, mesh
+from mesh_running import KERNEL, XLA_ON_GPU, collectives, mesh, on_devices, run_checks
 
 import jaxgrad
 
@@ -25,13 +27,13 @@ def _parameters():
 def _loss(parameters, x, target, **names):
     """A convolution with normalisation, a transposed one, and a GRU over the rows of its result."""
     conv, transposed, w, r = parameters["weights"]
-    y = jaxgrad.conv_general_dilated(x, conv, (2, 2), "SAME", dimension_numbers=NHWC, implementation="cpu")
+    y = jaxgrad.conv_general_dilated(x, conv, (2, 2), "SAME", dimension_numbers=NHWC, implementation=KERNEL)
     y, mean, var = jaxgrad.batch_norm_training(
-        y, parameters["scale"], parameters["bias"], activation="relu", implementation="cpu", **names
+        y, parameters["scale"], parameters["bias"], activation="relu", implementation=KERNEL, **names
     )
-    y = jaxgrad.conv_transpose(y, transposed, (2, 2), "SAME", dimension_numbers=NHWC, implementation="cpu")
+    y = jaxgrad.conv_transpose(y, transposed, (2, 2), "SAME", dimension_numbers=NHWC, implementation=KERNEL)
     rows = jnp.moveaxis(y, 1, 0).reshape(y.shape[1], y.shape[0], -1)
-    _, y_h = jaxgrad.gru(rows, w, r, implementation="cpu")
+    _, y_h = jaxgrad.gru(rows, w, r, implementation=XLA_ON_GPU)
     return jnp.mean((y_h[0] - target) ** 2), (mean, var)
 
 
@@ -79,5 +81,6 @@ def check_losses():
     np.testing.assert_allclose(_train(jax.jit(own), *spread), expected, rtol=1e-5)
 
 
-def test_losses_over_a_mesh(run_python):
-    run_python("import test_mesh_training as t\nt.check_losses()", **EIGHT_DEVICES)
+@on_devices([check_losses])
+def test_losses_over_a_mesh(run_python, platform, checks):
+    run_checks(run_python, platform, Path(__file__).stem, checks)

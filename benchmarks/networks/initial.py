@@ -51,8 +51,8 @@ class _Describing(LaxOps):
         self.params.append(initial(self._rng))
         return self.params[-1]
 
-    def _conv(self, x: jax.Array, layer: Conv, window: Window) -> jax.Array:
-        y = super()._conv(x, layer, window)
+    def _conv(self, x: jax.Array, layer: Conv, window: Window, relu: bool) -> jax.Array:
+        y = super()._conv(x, layer, window, relu)
         self.forward_flops.append(2 * y.size * math.prod(layer.w.shape[:-1]))
         return y
 

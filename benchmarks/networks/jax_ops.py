@@ -27,9 +27,10 @@ from benchmarks.networks.ops import (
 class LaxOps(Ops):
     """As one writes them in JAX, with XLA's fusions and `jax.grad` to make them fast."""
 
-    def _conv(self, x: jax.Array, layer: Conv, window: Window) -> jax.Array:
+    def _conv(self, x: jax.Array, layer: Conv, window: Window, relu: bool) -> jax.Array:
         y = lax.conv_general_dilated(x, layer.w, **_settings(x, window))
-        return y if layer.bias is None else y + layer.bias
+        y = y if layer.bias is None else y + layer.bias
+        return jax.nn.relu(y) if relu else y
 
     def _conv_transpose(self, x: jax.Array, layer: ConvTranspose, stride: int) -> jax.Array:
         strides = (stride,) * (x.ndim - 2)
@@ -95,8 +96,9 @@ class LaxOps(Ops):
 class JaxgradOps(LaxOps):
     """jaxgrad's, where it has them."""
 
-    def _conv(self, x: jax.Array, layer: Conv, window: Window) -> jax.Array:
-        return jaxgrad.conv_general_dilated(x, layer.w, bias=layer.bias, **_settings(x, window))
+    def _conv(self, x: jax.Array, layer: Conv, window: Window, relu: bool) -> jax.Array:
+        activation = "relu" if relu else None
+        return jaxgrad.conv_general_dilated(x, layer.w, bias=layer.bias, activation=activation, **_settings(x, window))
 
     def _conv_transpose(self, x: jax.Array, layer: ConvTranspose, stride: int) -> jax.Array:
         settings: dict[str, Any] = {"dimension_numbers": _layouts(x), "bias": layer.bias}

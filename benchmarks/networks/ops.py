@@ -79,8 +79,19 @@ class Ops(abc.ABC):
 
     # Layers: `x` is followed by the number of output features where the layer chooses it.
 
-    def conv(self, x: Any, features: int, size: int, *, bias: bool = True, gain: float = 2, **settings: Any) -> Any:
-        """A convolution with `Window(size, **settings)`, whose first result has `gain` times the mean square of x."""
+    def conv(
+        self,
+        x: Any,
+        features: int,
+        size: int,
+        *,
+        bias: bool = True,
+        relu: bool = False,
+        gain: float = 2,
+        **settings: Any,
+    ) -> Any:
+        """A convolution with `Window(size, **settings)`, whose first result has `gain` times the mean square of x, and
+        relu or nothing."""
         window = Window(size, **settings)
 
         def initial(rng: np.random.Generator) -> Conv:
@@ -88,7 +99,7 @@ class Ops(abc.ABC):
             w = _normal(rng, shape, gain / np.prod(shape[:-1]))
             return Conv(w.astype(x.dtype), np.zeros(features, x.dtype) if bias else None)
 
-        return self._conv(x, self._layer(initial), window)
+        return self._conv(x, self._layer(initial), window, relu)
 
     def conv_transpose(self, x: Any, features: int, stride: int) -> Any:
         """A transposed convolution whose window is its stride: every element becomes a window of its own."""
@@ -123,7 +134,7 @@ class Ops(abc.ABC):
     # What a library brings.
 
     @abc.abstractmethod
-    def _conv(self, x: Any, layer: Conv, window: Window) -> Any: ...
+    def _conv(self, x: Any, layer: Conv, window: Window, relu: bool) -> Any: ...
 
     @abc.abstractmethod
     def _conv_transpose(self, x: Any, layer: ConvTranspose, stride: int) -> Any: ...

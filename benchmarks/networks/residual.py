@@ -77,7 +77,7 @@ def mobilenet(ops: Ops, x: Any, classes: int) -> Any:
 def bare_bottlenecks(ops: Ops, x: Any, features: int, count: int, inner: int, groups: int) -> Any:
     """Bottlenecks without their norms; what came is added before the last relu."""
     for _ in range(count):
-        y = ops.relu(ops.conv(x, inner, 1))
-        y = ops.relu(ops.conv(y, inner, 3, groups=groups))
+        y = ops.conv(x, inner, 1, relu=True)
+        y = ops.conv(y, inner, 3, relu=True, groups=groups)
         x = ops.relu(ops.conv(y, features, 1, gain=1 / count) + x)
     return x

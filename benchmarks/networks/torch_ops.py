@@ -41,7 +41,7 @@ class TorchOps(Ops):
         super().__init__(params)
         self._running, self._momentum = iter(running), momentum
 
-    def _conv(self, x: torch.Tensor, layer: Conv, window: Window) -> torch.Tensor:
+    def _conv(self, x: torch.Tensor, layer: Conv, window: Window, relu: bool) -> torch.Tensor:
         low, high = window.pads
         n = x.ndim - 2
         pads = [low if size > 1 else 0 for size in layer.w.shape[2:]]  # none on an axis that stands in for a second one
@@ -49,7 +49,8 @@ class TorchOps(Ops):
             x = functional.pad(x, [end for pad in reversed(pads) for end in ((pad, high) if pad else (0, 0))])
             pads = [0] * n
         strides, dilations = [window.stride] * n, [window.dilation] * n
-        return torch.convolution(x, layer.w, layer.bias, strides, pads, dilations, False, [0] * n, window.groups)
+        y = torch.convolution(x, layer.w, layer.bias, strides, pads, dilations, False, [0] * n, window.groups)
+        return y.relu_() if relu else y
 
     def _conv_transpose(self, x: torch.Tensor, layer: ConvTranspose, stride: int) -> torch.Tensor:
         n = x.ndim - 2

@@ -13,7 +13,7 @@ def unet(ops: Ops, x: Any, features: Sequence[int]) -> Any:
 
     def convs(x: Any, count: int) -> Any:
         for _ in range(2):
-            x = ops.relu(ops.conv(x, count, 3))
+            x = ops.conv(x, count, 3, relu=True)
         return x
 
     *above, bottom = features

@@ -20,5 +20,5 @@ def wavenet(ops: Ops, x: Any, padding: str) -> Any:
         skips.append(ops.conv(gated, _CHANNELS, 1, gain=_GAIN))
         if i + 1 < len(_DILATIONS):  # what the last layer passes on, nobody reads
             x = x + ops.conv(gated, _CHANNELS, 1, gain=_GAIN)
-    x = ops.relu(ops.conv(ops.relu(sum(skips[1:], skips[0])), _CHANNELS, 1))
+    x = ops.conv(ops.relu(sum(skips[1:], skips[0])), _CHANNELS, 1, relu=True)
     return ops.conv(x, 1, 1, gain=1)

@@ -51,8 +51,8 @@ nb::object plan_of(int64_t device, int64_t kind, int64_t type, const std::vector
                    const std::vector<int64_t>& w, const std::vector<int64_t>& y, const std::vector<int64_t>& lhs_spec,
                    const std::vector<int64_t>& rhs_spec, const std::vector<int64_t>& out_spec,
                    const std::vector<int64_t>& window_strides, const std::vector<int64_t>& padding,
-                   const std::vector<int64_t>& rhs_dilation, int64_t feature_group_count, bool allow_tf32,
-                   bool deterministic, int64_t search, int64_t workspace_limit) {
+                   const std::vector<int64_t>& rhs_dilation, int64_t feature_group_count, bool has_bias, bool relu,
+                   bool allow_tf32, bool deterministic, int64_t search, int64_t workspace_limit) {
   const ConvCall call{
       x, w, y, lhs_spec, rhs_spec, out_spec, window_strides, padding, rhs_dilation, feature_group_count};
   std::string problem;
@@ -60,6 +60,8 @@ nb::object plan_of(int64_t device, int64_t kind, int64_t type, const std::vector
   static_cast<ConvShape&>(key) = conv_shape(static_cast<ConvKind>(kind), call, problem);
   if (!problem.empty()) throw nb::value_error(problem.c_str());
   key.type = static_cast<ConvType>(type);
+  key.has_bias = has_bias;
+  key.relu = relu;
   key.allow_tf32 = allow_tf32;
   key.deterministic = deterministic;
   key.search = static_cast<ConvSearch>(search);
@@ -116,9 +118,9 @@ NB_MODULE(_cuda, module) {
   module.def("load_cudnn", &cudnn::load, nb::arg("paths"), "Opens cuDNN; raises RuntimeError where it cannot serve.");
   module.def("conv_plan", &plan_of, nb::arg("device"), nb::arg("kind"), nb::arg("type"), nb::arg("x"), nb::arg("w"),
              nb::arg("y"), nb::arg("lhs_spec"), nb::arg("rhs_spec"), nb::arg("out_spec"), nb::arg("window_strides"),
-             nb::arg("padding"), nb::arg("rhs_dilation"), nb::arg("feature_group_count"), nb::arg("allow_tf32"),
-             nb::arg("deterministic"), nb::arg("search"), nb::arg("workspace_limit"),
-             "(bytes of workspace, cuDNN's engine) of a convolution's plan, or None.");
+             nb::arg("padding"), nb::arg("rhs_dilation"), nb::arg("feature_group_count"), nb::arg("has_bias"),
+             nb::arg("relu"), nb::arg("allow_tf32"), nb::arg("deterministic"), nb::arg("search"),
+             nb::arg("workspace_limit"), "(bytes of workspace, cuDNN's engine) of a convolution's plan, or None.");
   module.def("total_memory", &driver::total_memory, nb::arg("device"), "Bytes of a device's memory.");
   module.def("use_plan_directory", &use_plan_directory, nb::arg("directory"),
              "Keeps choices of plans in a directory from now on; an empty path for nowhere.");

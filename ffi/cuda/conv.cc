@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <unordered_set>
@@ -23,6 +24,7 @@ constexpr size_t kTimed = 8;  // candidates that the exhaustive search times; bu
 constexpr int64_t kLeastLean = 64 << 20;
 constexpr double kTimingSeconds = 0.8;
 constexpr int kTimedRuns = 3;
+constexpr float kFarFromBest = 1.5f;       // times the best of the first runs: not timed again
 constexpr uint32_t kPattern = 0x3c003c00;  // 1 in float16, 0.0078 in bfloat16 and float32
 
 int64_t bytes_of(const ConvKey& key, const ConvOperand& operand) {
@@ -45,33 +47,39 @@ bool is_refusal(const cudnn::Error& error) {
   return category == CUDNN_STATUS_NOT_SUPPORTED || category == CUDNN_STATUS_BAD_PARAM;
 }
 
-// x, w and y, in the order of their ids, from the operands of a kind.
-std::array<void*, 3> in_order(ConvKind kind, const void* first, const void* second, void* result) {
+// x, w, y and the bias, null where there is none.
+using Operands = std::array<void*, 4>;
+
+// In the order of their ids, from the operands of a kind.
+Operands in_order(ConvKind kind, const void* first, const void* second, const void* bias, void* result) {
   void *a = const_cast<void*>(first), *b = const_cast<void*>(second);
   switch (kind) {
     case ConvKind::kForward:
-      return {a, b, result};
+      return {a, b, result, const_cast<void*>(bias)};
     case ConvKind::kBackwardInput:
-      return {result, b, a};
+      return {result, b, a, nullptr};
     default:
-      return {a, result, b};
+      return {a, result, b, nullptr};
   }
 }
 
-void execute(const Descriptor& plan, const cudnn::Handle& handle, std::array<void*, 3> operands, void* workspace) {
-  constexpr std::array<int64_t, 3> ids = {kXId, kWId, kYId};
+void execute(const Descriptor& plan, const cudnn::Handle& handle, Operands operands, void* workspace) {
+  constexpr std::array<int64_t, 4> ids = {kXId, kWId, kYId, kBiasId};
+  const int64_t count = operands.back() == nullptr ? 3 : 4;
   Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
-  pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, ids.data(), 3)
-      .set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, operands.data(), 3)
+  pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, ids.data(), count)
+      .set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, operands.data(), count)
       .set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, &workspace, 1)
       .finalise();
   JAXGRAD_CUDNN(api().cudnnBackendExecute(handle.get(), plan.get(), pack.get()));
 }
 
-// What a candidate of the exhaustive search may ask for: as much as the operands and the result take, all of which a
-// call reserves, whether or not the fastest candidate needs it.
-int64_t lean_bytes(const ConvKey& key) {
-  return std::max(kLeastLean, bytes_of(key, key.x) + bytes_of(key, key.w) + bytes_of(key, key.y));
+// What a candidate of the exhaustive search may ask for, all of which a call reserves, whether or not the fastest needs
+// it: as much as the operands and the result take, or the first candidate, which a call without a search would take.
+int64_t lean_bytes(const ConvKey& key, const std::vector<ConvCandidate>& candidates) {
+  const int64_t operands = bytes_of(key, key.x) + bytes_of(key, key.w) + bytes_of(key, key.y);
+  const int64_t first = candidates.empty() ? 0 : candidates.front().workspace_bytes;
+  return std::max({kLeastLean, operands, first});
 }
 
 // The candidates that are to be tried, by their places in the list, and why the others are not.
@@ -86,6 +94,7 @@ struct Tries {
 Tries tries(const ConvKey& key, const std::vector<ConvCandidate>& candidates, const std::set<int>& failed) {
   Tries found;
   std::vector<int> large;
+  const int64_t most_lean = lean_bytes(key, candidates);
   for (size_t i = 0; i < candidates.size(); ++i) {
     const ConvCandidate& candidate = candidates[i];
     if (failed.count(static_cast<int>(i)) > 0) continue;
@@ -93,7 +102,7 @@ Tries tries(const ConvKey& key, const std::vector<ConvCandidate>& candidates, co
       found.refused += "; " + candidate.name + " needs " + std::to_string(candidate.workspace_bytes) + " bytes";
       continue;
     }
-    const bool lean = key.search != ConvSearch::kExhaustive || candidate.workspace_bytes <= lean_bytes(key);
+    const bool lean = key.search != ConvSearch::kExhaustive || candidate.workspace_bytes <= most_lean;
     (lean ? found.places : large).push_back(static_cast<int>(i));
   }
   if (key.search == ConvSearch::kExhaustive) {
@@ -105,44 +114,74 @@ Tries tries(const ConvKey& key, const std::vector<ConvCandidate>& candidates, co
   return found;
 }
 
-// Moves the fastest of the first few to the front; leaves all as they are where the device has no memory to time in.
-void sort_by_time(const ConvKey& key, const std::vector<ConvCandidate>& candidates, cudnn::Handle& handle,
-                  Tries& tries) {
+struct Timed {
+  float milliseconds;
+  int place;
+  Descriptor plan;
+};
+
+// The plans of the first few candidates with the time of each: the best of some runs, in turns, so that what else the
+// device does hits all of them alike. Empty where the device has no memory to time in.
+std::vector<Timed> timed_plans(const ConvKey& key, const std::vector<ConvCandidate>& candidates, cudnn::Handle& handle,
+                               const Tries& tries) {
   using Clock = std::chrono::steady_clock;
-  if (tries.timed < 2) return;
-  std::vector<std::pair<float, int>> timed;
+  std::vector<Timed> timed;
   const auto start = Clock::now();
   try {
     driver::Stopwatch watch;
     driver::Memory x(bytes_of(key, key.x)), w(bytes_of(key, key.w)), y(bytes_of(key, key.y)),
-        workspace(tries.reserved_bytes);
-    for (driver::Memory* memory : {&x, &w, &y, &workspace}) memory->fill(kPattern, watch.stream());
+        bias(key.has_bias ? bytes_of(key, bias_of(key)) : 0), workspace(tries.reserved_bytes);
+    for (driver::Memory* memory : {&x, &w, &y, &bias, &workspace}) memory->fill(kPattern, watch.stream());
+    const Operands operands = {x.data(), w.data(), y.data(), key.has_bias ? bias.data() : nullptr};
     handle.set_stream(watch.stream());
+    const auto milliseconds = [&](const Descriptor& plan) {
+      watch.start();
+      execute(plan, handle, operands, workspace.data());
+      return watch.stop_milliseconds();
+    };
     for (size_t i = 0; i < tries.timed; ++i) {
       if (!timed.empty() && std::chrono::duration<double>(Clock::now() - start).count() > kTimingSeconds) break;
       try {
-        Descriptor plan = build(candidates[tries.places[i]], handle);
-        float best = 0;
-        for (int run = 0; run <= kTimedRuns; ++run) {  // the first warms up
-          watch.start();
-          execute(plan, handle, {x.data(), w.data(), y.data()}, workspace.data());
-          const float milliseconds = watch.stop_milliseconds();
-          if (run > 0) best = run == 1 ? milliseconds : std::min(best, milliseconds);
-        }
-        timed.emplace_back(best, tries.places[i]);
-        tries.built.emplace(tries.places[i], std::move(plan));
+        const int place = tries.places[i];
+        Descriptor plan = build(candidates[place], handle);
+        milliseconds(plan);  // loads its kernels
+        const float first = milliseconds(plan);
+        timed.push_back({first, place, std::move(plan)});
       } catch (const cudnn::Error&) {  // one that does not build or run is no candidate for the fastest
+      }
+    }
+    float best = std::numeric_limits<float>::max();
+    for (const Timed& one : timed) best = std::min(best, one.milliseconds);
+    for (int run = 0; run < kTimedRuns; ++run) {
+      for (Timed& one : timed) {
+        if (one.milliseconds > kFarFromBest * best) continue;
+        try {
+          one.milliseconds = std::min(one.milliseconds, milliseconds(one.plan));
+        } catch (const cudnn::Error&) {  // nor is one that fails later
+          one.milliseconds = std::numeric_limits<float>::max();
+        }
       }
     }
     handle.leave_stream();
   } catch (const driver::Error& error) {
     handle.leave_stream();
     if (error.status != CUDA_ERROR_OUT_OF_MEMORY) throw;
-    return;
+    return {};
   }
-  std::sort(timed.begin(), timed.end());
+  return timed;
+}
+
+// Moves the fastest of the first few to the front; leaves all as they are where none could be timed.
+void sort_by_time(const ConvKey& key, const std::vector<ConvCandidate>& candidates, cudnn::Handle& handle,
+                  Tries& tries) {
+  if (tries.timed < 2) return;
+  std::vector<Timed> timed = timed_plans(key, candidates, handle, tries);
+  std::sort(timed.begin(), timed.end(), [](const Timed& a, const Timed& b) { return a.milliseconds < b.milliseconds; });
   std::vector<int> sorted;
-  for (const auto& [milliseconds, place] : timed) sorted.push_back(place);
+  for (Timed& one : timed) {
+    sorted.push_back(one.place);
+    tries.built.emplace(one.place, std::move(one.plan));
+  }
   for (int place : tries.places)
     if (std::find(sorted.begin(), sorted.end(), place) == sorted.end()) sorted.push_back(place);
   tries.places = std::move(sorted);
@@ -153,13 +192,15 @@ std::string choice_of(const std::vector<ConvCandidate>& candidates, int place) {
   return std::to_string(place) + " " + tag_of(candidates[place]);
 }
 
-// Moves the choice of an earlier process to the front; false where none is kept, or it is none of this list's any more.
+// Moves the choice of an earlier process, or for another device of the same kind, to the front; false where none is
+// kept, or it is none of this list's any more.
 bool take_kept_choice(const std::string& kept_under, const std::vector<ConvCandidate>& candidates,
                       const cudnn::Handle& handle, Tries& tries) {
   const std::optional<std::string> kept = plan_store().find(kept_under);
   if (!kept) return false;
   const auto end = tries.places.begin() + static_cast<ptrdiff_t>(tries.timed);
-  const auto chosen = std::find_if(tries.places.begin(), end, [&](int i) { return choice_of(candidates, i) == *kept; });
+  const auto is_it = [&](int place) { return choice_of(candidates, place) == *kept; };
+  const auto chosen = std::find_if(tries.places.begin(), end, is_it);
   if (chosen == end) return false;
   try {
     tries.built.emplace(*chosen, build(candidates[*chosen], handle));
@@ -170,16 +211,14 @@ bool take_kept_choice(const std::string& kept_under, const std::vector<ConvCandi
   return true;
 }
 
-// The exhaustive search's order: the kept choice first, else the fastest, which is kept then.
+// The exhaustive search's order: the choice of this process first, or else of an earlier one, or else the fastest.
 void choose(const ConvKey& key, const std::vector<ConvCandidate>& candidates, cudnn::Handle& handle, bool may_time,
             Tries& tries) {
-  const bool keeps = plan_store().in_use();
-  const std::string kept_under = keeps ? choice_key(key, tries.reserved_bytes) : "";
-  if (keeps && take_kept_choice(kept_under, candidates, handle, tries)) return;
-  if (!may_time) return;
+  const std::string kept_under = choice_key(key, tries.reserved_bytes);
+  if (take_kept_choice(kept_under, candidates, handle, tries) || !may_time) return;
   sort_by_time(key, candidates, handle, tries);
   const bool timed = !tries.built.empty();
-  if (keeps && timed) plan_store().keep(kept_under, choice_of(candidates, tries.places.front()));
+  if (timed) plan_store().keep(kept_under, choice_of(candidates, tries.places.front()));
 }
 
 std::shared_ptr<const ConvPlan> first_that_builds(const ConvKey& key, cudnn::Handle& handle, bool may_time,
@@ -246,14 +285,17 @@ Kept& kept_for_graphs() {
 }  // namespace
 
 bool ConvKey::operator==(const ConvKey& o) const {
-  return ConvShape::operator==(o) && type == o.type && allow_tf32 == o.allow_tf32 && deterministic == o.deterministic &&
-         search == o.search && workspace_limit == o.workspace_limit && device == o.device;
+  return ConvShape::operator==(o) && type == o.type && has_bias == o.has_bias && relu == o.relu &&
+         allow_tf32 == o.allow_tf32 && deterministic == o.deterministic && search == o.search &&
+         workspace_limit == o.workspace_limit && device == o.device;
 }
 
 size_t ConvKeyHash::operator()(const ConvKey& key) const {
   Hash hash;
   hash.mix(static_cast<const ConvShape&>(key));
   hash.mix(static_cast<int64_t>(key.type));
+  hash.mix(key.has_bias);
+  hash.mix(key.relu);
   hash.mix(key.allow_tf32);
   hash.mix(key.deterministic);
   hash.mix(static_cast<int64_t>(key.search));
@@ -262,9 +304,9 @@ size_t ConvKeyHash::operator()(const ConvKey& key) const {
   return hash.value();
 }
 
-void ConvPlan::run(const cudnn::Handle& handle, const void* first, const void* second, void* result,
+void ConvPlan::run(const cudnn::Handle& handle, const void* first, const void* second, const void* bias, void* result,
                    void* workspace) const {
-  execute(plan, handle, in_order(kind, first, second, result), workspace);
+  execute(plan, handle, in_order(kind, first, second, bias, result), workspace);
 }
 
 std::shared_ptr<const ConvPlan> conv_plan(const ConvKey& key, cudnn::Handle& handle, bool may_time) {

@@ -28,6 +28,8 @@ enum class ConvSearch : int64_t {
 // Everything that a plan bakes in; what plans are cached under.
 struct ConvKey : ConvShape {
   ConvType type{};
+  bool has_bias = false;   // forward: [output features] are added to the result, before it is written
+  bool relu = false;       // forward: and then its negative elements become zero; NaN stays NaN
   bool allow_tf32 = true;  // float32 operands may be rounded to TF32, on tensor cores
   bool deterministic = false;
   ConvSearch search{};
@@ -49,8 +51,9 @@ class NoPlan : public std::runtime_error {
 // One engine of cuDNN's, made ready for one shape. Immutable, and run by the holder of its device's handle.
 class ConvPlan {
  public:
-  // The operands, in the order of the kind's name: (x, w), (dy, w) or (x, dy).
-  void run(const cudnn::Handle& handle, const void* first, const void* second, void* result, void* workspace) const;
+  // The operands, in the order of the kind's name: (x, w), (dy, w) or (x, dy). bias: null without one.
+  void run(const cudnn::Handle& handle, const void* first, const void* second, const void* bias, void* result,
+           void* workspace) const;
 
   int64_t workspace_bytes = 0;  // what it needs
   int64_t reserved_bytes = 0;   // what a call should have, so that any plan which the search may choose fits

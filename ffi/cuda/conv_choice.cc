@@ -34,10 +34,10 @@ std::string choice_key(const ConvKey& key, int64_t reserved_bytes) {
   put(text, "rhs_dilation", key.rhs_dilation);
   put(text, "padding_low", key.padding_low);
   put(text, "padding_high", key.padding_high);
-  text << " type=" << static_cast<int64_t>(key.type) << " allow_tf32=" << key.allow_tf32
-       << " deterministic=" << key.deterministic << " search=" << static_cast<int64_t>(key.search)
-       << " reserved=" << reserved_bytes << "; " << cudnn::describe_build() << "; "
-       << driver::describe_device(key.device);
+  text << " type=" << static_cast<int64_t>(key.type) << " bias=" << key.has_bias << " relu=" << key.relu
+       << " allow_tf32=" << key.allow_tf32 << " deterministic=" << key.deterministic
+       << " search=" << static_cast<int64_t>(key.search) << " reserved=" << reserved_bytes << "; "
+       << cudnn::describe_build() << "; " << driver::describe_device(key.device);
   return text.str();
 }
 

@@ -31,15 +31,15 @@ ConvType conv_type(ffi::DataType dtype, Checks& checks) {
 }
 
 // Runs the plan; where it fails, the next of cuDNN's list, until one runs or none is left.
-void run_plan(const ConvKey& key, CUstream stream, const Arg& first, const Arg& second, const Arg& result,
-              void* workspace) {
+void run_plan(const ConvKey& key, CUstream stream, const Arg& first, const Arg& second, const void* bias,
+              const Arg& result, void* workspace) {
   cudnn::Handle handle(key.device);
   const bool capturing = driver::is_capturing(stream);
   auto plan = conv_plan(key, handle, /*may_time=*/!capturing);
   handle.set_stream(stream);
   for (;;) {
     try {
-      plan->run(handle, first.untyped_data(), second.untyped_data(), result.untyped_data(), workspace);
+      plan->run(handle, first.untyped_data(), second.untyped_data(), bias, result.untyped_data(), workspace);
       break;
     } catch (const cudnn::Error& error) {
       if (capturing) throw;  // a recording that an error has spoilt cannot be gone on with
@@ -56,8 +56,9 @@ void run_plan(const ConvKey& key, CUstream stream, const Arg& first, const Arg& 
   if (capturing) keep_for_graph(plan);
 }
 
-ffi::Error run(ConvKind kind, CUstream stream, const Arg& first, const Arg& second, const Arg& result, Bytes& workspace,
-               const ConvCall& call, bool allow_tf32, bool deterministic, int64_t search) {
+// bias: what the result is to have added, of no elements or null for nothing.
+ffi::Error run(ConvKind kind, CUstream stream, const Arg& first, const Arg& second, const Arg* bias, const Arg& result,
+               Bytes& workspace, const ConvCall& call, bool relu, bool allow_tf32, bool deterministic, int64_t search) {
   Checks checks("jaxgrad_conv");
   const ffi::DataType dtype = first.element_type();
   checks.that(second.element_type() == dtype && result.element_type() == dtype, "all arrays must have one dtype");
@@ -66,16 +67,21 @@ ffi::Error run(ConvKind kind, CUstream stream, const Arg& first, const Arg& seco
   ConvKey key;
   static_cast<ConvShape&>(key) = conv_shape(kind, call, problem);
   key.type = conv_type(dtype, checks);
+  key.has_bias = bias != nullptr && bias->element_count() > 0;
+  key.relu = relu;
   key.allow_tf32 = allow_tf32;
   key.deterministic = deterministic;
   key.search = static_cast<ConvSearch>(search);
   key.workspace_limit = static_cast<int64_t>(workspace->element_count());
   checks.that(problem.empty(), problem);
   if (checks.failed()) return checks.error();
+  if (key.has_bias) checks.array("bias", *bias, dtype, {key.w.sizes[0]});
+  if (checks.failed()) return checks.error();
   try {
     const driver::CurrentDevice current(stream);
     key.device = current.device();
-    run_plan(key, stream, first, second, result, workspace->typed_data());
+    const void* added = key.has_bias ? bias->untyped_data() : nullptr;
+    run_plan(key, stream, first, second, added, result, workspace->typed_data());
   } catch (const driver::OutOfMemory& error) {
     return ffi::Error(ffi::ErrorCode::kResourceExhausted, std::string("jaxgrad_conv: ") + error.what());
   } catch (const std::exception& error) {
@@ -84,14 +90,14 @@ ffi::Error run(ConvKind kind, CUstream stream, const Arg& first, const Arg& seco
   return ffi::Error::Success();
 }
 
-ffi::Error forward(CUstream stream, Arg x, Arg w, Ret y, Bytes workspace, Axes lhs_spec, Axes rhs_spec, Axes out_spec,
-                   Axes strides, Axes padding, Axes dilation, int64_t groups, bool allow_tf32, bool deterministic,
-                   int64_t search) {
+ffi::Error forward(CUstream stream, Arg x, Arg w, Arg bias, Ret y, Bytes workspace, Axes lhs_spec, Axes rhs_spec,
+                   Axes out_spec, Axes strides, Axes padding, Axes dilation, int64_t groups, bool relu, bool allow_tf32,
+                   bool deterministic, int64_t search) {
   ConvCall call = conv_layout(lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
   call.x = shape_of(x);
   call.w = shape_of(w);
   call.y = shape_of(*y);
-  return run(ConvKind::kForward, stream, x, w, *y, workspace, call, allow_tf32, deterministic, search);
+  return run(ConvKind::kForward, stream, x, w, &bias, *y, workspace, call, relu, allow_tf32, deterministic, search);
 }
 
 ffi::Error backward_input(CUstream stream, Arg dy, Arg w, Ret dx, Bytes workspace, Axes lhs_spec, Axes rhs_spec,
@@ -101,7 +107,8 @@ ffi::Error backward_input(CUstream stream, Arg dy, Arg w, Ret dx, Bytes workspac
   call.x = shape_of(*dx);
   call.w = shape_of(w);
   call.y = shape_of(dy);
-  return run(ConvKind::kBackwardInput, stream, dy, w, *dx, workspace, call, allow_tf32, deterministic, search);
+  return run(ConvKind::kBackwardInput, stream, dy, w, nullptr, *dx, workspace, call, false, allow_tf32, deterministic,
+             search);
 }
 
 ffi::Error backward_filter(CUstream stream, Arg x, Arg dy, Ret dw, Bytes workspace, Axes lhs_spec, Axes rhs_spec,
@@ -111,7 +118,8 @@ ffi::Error backward_filter(CUstream stream, Arg x, Arg dy, Ret dw, Bytes workspa
   call.x = shape_of(x);
   call.w = shape_of(*dw);
   call.y = shape_of(dy);
-  return run(ConvKind::kBackwardFilter, stream, x, dy, *dw, workspace, call, allow_tf32, deterministic, search);
+  return run(ConvKind::kBackwardFilter, stream, x, dy, nullptr, *dw, workspace, call, false, allow_tf32, deterministic,
+             search);
 }
 
 }  // namespace
@@ -126,9 +134,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cuda_conv_forward, forward,
                                   .Ctx<ffi::PlatformStream<CUstream>>()
                                   .Arg<ffi::AnyBuffer>()        // x     as lhs_spec says
                                   .Arg<ffi::AnyBuffer>()        // w     as rhs_spec says
+                                  .Arg<ffi::AnyBuffer>()        // bias  [output features] or none
                                   .Ret<ffi::AnyBuffer>()        // y     as out_spec says
                                   .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                              JAXGRAD_CONV_LAYOUT JAXGRAD_CONV_CHOICE,
+                              JAXGRAD_CONV_LAYOUT.Attr<bool>("relu") JAXGRAD_CONV_CHOICE,
                               {ffi::Traits::kCmdBufferCompatible});
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cuda_conv_backward_input, backward_input,

@@ -11,6 +11,8 @@ using cudnn::Descriptor;
 
 constexpr int64_t kAlignment = 16;  // bytes; XLA's buffers are aligned to more
 constexpr int64_t kMostNotes = CUDNN_NUMERICAL_NOTE_TYPE_COUNT;
+constexpr int64_t kBetweenId = 16;  // of what the convolution gives, and from there on, where more follows
+constexpr size_t kMostParts = 13;
 
 cudnnDataType_t data_type(ConvType type) {
   switch (type) {
@@ -34,12 +36,17 @@ std::vector<int64_t> with_unit_axis(const ConvKey& key, const Values& values, si
   return all;
 }
 
-Descriptor tensor(const ConvKey& key, const ConvOperand& operand, int64_t id) {
+cudnnDataType_t compute_type(const ConvKey& key) {
+  return key.type == ConvType::kFloat64 ? CUDNN_DATA_DOUBLE : CUDNN_DATA_FLOAT;
+}
+
+Descriptor tensor(const ConvKey& key, const ConvOperand& operand, int64_t id, bool in_memory = true) {
   const std::vector<int64_t> sizes = with_unit_axis(key, operand.sizes, 2, 1);
   const std::vector<int64_t> strides = with_unit_axis(key, operand.strides, 2, operand.sizes[2] * operand.strides[2]);
   Descriptor made(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
   made.set(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, id)
-      .set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, data_type(key.type))
+      .set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, in_memory ? data_type(key.type) : compute_type(key))
+      .set(CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, !in_memory)
       .set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, kAlignment)
       .set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, sizes.data(), static_cast<int64_t>(sizes.size()))
       .set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, strides.data(), static_cast<int64_t>(strides.size()))
@@ -53,8 +60,7 @@ Descriptor convolution(const ConvKey& key) {
   const auto dilation = with_unit_axis(key, key.rhs_dilation, 0, 1);
   const auto n = static_cast<int64_t>(low.size());
   Descriptor made(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
-  made.set(CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE,
-           key.type == ConvType::kFloat64 ? CUDNN_DATA_DOUBLE : CUDNN_DATA_FLOAT)
+  made.set(CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, compute_type(key))
       .set(CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, CUDNN_CROSS_CORRELATION)
       .set(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, n)
       .set(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, low.data(), n)
@@ -100,6 +106,28 @@ OperationNames names_of(ConvKind kind) {
   }
 }
 
+Descriptor pointwise(const ConvKey& key, cudnnPointwiseMode_t mode) {
+  Descriptor made(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
+  made.set(CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, mode)
+      .set(CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, compute_type(key));
+  if (mode == CUDNN_POINTWISE_RELU_FWD)
+    made.set(CUDNN_ATTR_POINTWISE_NAN_PROPAGATION, CUDNN_TYPE_NAN_PROPOGATION, CUDNN_PROPAGATE_NAN);
+  made.finalise();
+  return made;
+}
+
+// What `function` makes of each element of `value`, and of `other` where it takes two.
+Descriptor elementwise(const Descriptor& function, const Descriptor& value, const Descriptor* other,
+                       const Descriptor& result) {
+  Descriptor made(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+  made.set(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, function)
+      .set(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, value)
+      .set(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, result);
+  if (other != nullptr) made.set(CUDNN_ATTR_OPERATION_POINTWISE_BDESC, *other);
+  made.finalise();
+  return made;
+}
+
 Descriptor engine_of(const Descriptor& config) {
   Descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
   cudnnBackendDescriptor_t pointer = engine.get();
@@ -112,7 +140,9 @@ Descriptor engine_of(const Descriptor& config) {
 // Engines found to give wrong numbers where the padding is not the same on either side: as if it were, or NaN. All
 // engines of each unit were compared with float64 on small shapes, cuDNN 9.19 on an H200; engine 78 is right there, and
 // wrong where a window of 2 with a dilation of 512 runs over 16384 elements, padded by 512 on one side.
+// Engine 39 makes relu of NaN zero, whatever it is told.
 bool is_right(const ConvKey& key, int64_t engine) {
+  if (key.relu && engine == 39) return false;
   if (key.padding_low == key.padding_high) return true;
   if (key.kind == ConvKind::kBackwardFilter) return engine != 1 && engine != 18 && engine != 20;
   return key.kind != ConvKind::kBackwardInput || (engine != 50 && engine != 78);
@@ -159,25 +189,54 @@ std::vector<Descriptor> configs(const ConvGraph& graph, cudnnBackendHeurMode_t m
 
 }  // namespace
 
+ConvOperand bias_of(const ConvKey& key) {
+  const int64_t features = key.w.sizes[0];
+  const bool channels_last = key.y.strides[1] == 1;
+  ConvOperand bias;
+  bias.sizes.fill(1);
+  bias.strides.fill(channels_last ? features : 1);
+  bias.sizes[1] = bias.strides[0] = features;
+  bias.strides[1] = 1;
+  return bias;
+}
+
 ConvGraph conv_graph(const ConvKey& key, const cudnn::Handle& handle) {
   ConvGraph made;
   auto& parts = made.parts;
-  parts.reserve(6);  // the references into it stay valid
+  parts.reserve(kMostParts);  // the references into it stay valid
   const Descriptor& x = parts.emplace_back(tensor(key, key.x, kXId));
   const Descriptor& w = parts.emplace_back(tensor(key, key.w, kWId));
   const Descriptor& y = parts.emplace_back(tensor(key, key.y, kYId));
   const Descriptor& conv = parts.emplace_back(convolution(key));
+  const int last = key.has_bias + key.relu;
+  // What the operations give, counted from the convolution on: y the last one, the others what is never in memory.
+  const auto result_of = [&](int operation) -> const Descriptor& {
+    return operation == last ? y : parts.emplace_back(tensor(key, key.y, kBetweenId + operation, false));
+  };
+  std::vector<cudnnBackendDescriptor_t> operations;
+  const Descriptor* value = &result_of(0);
   const OperationNames names = names_of(key.kind);
   Descriptor& operation = parts.emplace_back(names.operation);
-  operation.set(names.x, x).set(names.w, w).set(names.y, y).set(names.convolution, conv);
+  operation.set(names.x, x).set(names.w, w).set(names.y, *value).set(names.convolution, conv);
   if (key.type == ConvType::kFloat64) {
     operation.set(names.alpha, CUDNN_TYPE_DOUBLE, 1.0).set(names.beta, CUDNN_TYPE_DOUBLE, 0.0);
   } else {
     operation.set(names.alpha, CUDNN_TYPE_FLOAT, 1.0f).set(names.beta, CUDNN_TYPE_FLOAT, 0.0f);
   }
   operation.finalise();
+  operations.push_back(operation.get());
+  const auto follow = [&](cudnnPointwiseMode_t mode, const Descriptor* other) {
+    const Descriptor& function = parts.emplace_back(pointwise(key, mode));
+    const Descriptor& result = result_of(static_cast<int>(operations.size()));
+    operations.push_back(parts.emplace_back(elementwise(function, *value, other, result)).get());
+    value = &result;
+  };
+  if (key.has_bias) follow(CUDNN_POINTWISE_ADD, &parts.emplace_back(tensor(key, bias_of(key), kBiasId)));
+  if (key.relu) follow(CUDNN_POINTWISE_RELU_FWD, nullptr);
   Descriptor& graph = parts.emplace_back(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
-  graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, operation)
+  graph
+      .set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, operations.data(),
+           static_cast<int64_t>(operations.size()))
       .set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, handle.get())
       .finalise();
   return made;

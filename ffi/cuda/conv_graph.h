@@ -1,4 +1,5 @@
-// What cuDNN is asked: a convolution as an operation graph, and the engines that it offers for one.
+// What cuDNN is asked: a convolution, and what follows it in the same kernel, as an operation graph; and the engines
+// that it offers for one.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,10 @@
 
 namespace jaxgrad {
 
-constexpr int64_t kXId = 1, kWId = 2, kYId = 3;  // cuDNN's names of the three operands
+constexpr int64_t kXId = 1, kWId = 2, kYId = 3, kBiasId = 4;  // cuDNN's names of the operands
+
+// The bias as it lies in memory, with the axes of y.
+ConvOperand bias_of(const ConvKey& key);
 
 struct ConvGraph {
   std::vector<cudnn::Descriptor> parts;  // the last is the graph, those before what it is made of

@@ -38,19 +38,31 @@ std::string contents(const std::string& key, const std::string& value) {
 void PlanStore::use(const std::string& directory) {
   const std::lock_guard<std::mutex> lock(mutex_);
   directory_ = directory;
+  kept_.clear();  // so that what is asked for again is kept there too
   problem_.clear();
 }
 
-std::string PlanStore::directory() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return directory_;
+std::optional<std::string> PlanStore::find(const std::string& key) {
+  std::string directory;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (const auto kept = kept_.find(key); kept != kept_.end()) return kept->second;
+    directory = directory_;
+  }
+  return directory.empty() ? std::nullopt : find_file(directory, key);
 }
 
-bool PlanStore::in_use() { return !directory().empty(); }
+void PlanStore::keep(const std::string& key, const std::string& value) {
+  std::string directory;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    kept_[key] = value;
+    directory = directory_;
+  }
+  if (!directory.empty()) keep_file(directory, key, value);
+}
 
-std::optional<std::string> PlanStore::find(const std::string& key) {
-  const std::string directory = this->directory();
-  if (directory.empty()) return std::nullopt;
+std::optional<std::string> PlanStore::find_file(const std::string& directory, const std::string& key) {
   std::optional<std::string> value;
   try {
     const fs::path path = path_of(directory, key);
@@ -72,9 +84,7 @@ std::optional<std::string> PlanStore::find(const std::string& key) {
   return value;
 }
 
-void PlanStore::keep(const std::string& key, const std::string& value) {
-  const std::string directory = this->directory();
-  if (directory.empty()) return;
+void PlanStore::keep_file(const std::string& directory, const std::string& key, const std::string& value) {
   fs::path beside;
   try {
     fs::create_directories(directory);

@@ -1,10 +1,11 @@
-// What is known of plans beyond one process: a directory with one small file for each key.
+// What is known of plans beyond one device and, by a directory with one small file for each key, beyond one process.
 #pragma once
 
 #include <cstdint>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_map>
 
 namespace jaxgrad {
 
@@ -20,16 +21,17 @@ class PlanStore {
 
   // The directory from now on, made when it is first written to; an empty path for none.
   void use(const std::string& directory);
-  bool in_use();
-  // What is kept for `key`, a line of text.
+  // What is kept for `key`, a line of text: by this process, else in the directory.
   std::optional<std::string> find(const std::string& key);
   void keep(const std::string& key, const std::string& value);
   Info info();
 
  private:
-  std::string directory();
+  std::optional<std::string> find_file(const std::string& directory, const std::string& key);
+  void keep_file(const std::string& directory, const std::string& key, const std::string& value);
 
   std::mutex mutex_;  // guards what follows; no file is read or written under it
+  std::unordered_map<std::string, std::string> kept_;
   std::string directory_, problem_;
   int64_t hits_ = 0, misses_ = 0;
 };

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -76,18 +77,43 @@ def _uncontracted(mean: jax.Array) -> jax.Array:
 def _two_sums(first: jax.Array, second: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """Of two arrays of one shape, which XLA computes as it adds them up."""
 
-    def together(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
-        def add(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            return tuple(map(lax.add, a, b))
-
-        zero = jnp.zeros((), first.dtype)
-        return lax.reduce((first, second), (zero, zero), add, axes)
-
     def apart(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
         return first.sum(axes), second.sum(axes)
 
     # On a GPU a sum is two kernels, and one reduction of both is two instead of four. On a CPU it is not vectorised.
-    return lax.platform_dependent(first, second, cuda=together, default=apart)
+    return lax.platform_dependent(first, second, cuda=partial(two_sums_together, axes=axes), default=apart)
+
+
+def two_sums_together(first: jax.Array, second: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """The two sums as one reduction, in two stages where that keeps more of a GPU busy."""
+
+    def add(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        return tuple(map(lax.add, a, b))
+
+    zeros = (jnp.zeros((), first.dtype),) * 2
+    parts = _parts(first.shape, axes)
+    if parts > 1:
+        first, second = (a.reshape(parts, -1, a.shape[-1]) for a in (first, second))
+        first, second = lax.optimization_barrier(lax.reduce((first, second), zeros, add, (1,)))
+        axes = (0,)
+    return lax.reduce((first, second), zeros, add, axes)
+
+
+def _parts(shape: tuple[Any, ...], axes: tuple[int, ...]) -> int:
+    """How many parts the rows of a small array are summed in, where a row is one element of each channel.
+
+    XLA gives one block of threads all rows of some channels up to some size. Measured on an H200: 32 parts take 9 to
+    15 us forward and backward for 256 to 6272 rows, one part 11 to 29.
+    """
+    rows = [shape[axis] for axis in axes]
+    if axes != tuple(range(len(shape) - 1)) or not all(isinstance(size, int) for size in rows):
+        return 1  # channels that do not come last, or sizes that are symbols
+    count = math.prod(rows)
+    divisors = [d for d in range(16, 65) if count % d == 0]
+    return min(divisors, key=lambda d: abs(d - 32), default=1) if 0 < count <= _FEW_ROWS else 1
+
+
+_FEW_ROWS = 1 << 15
 
 
 def _sample(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:

@@ -17,7 +17,7 @@ from jaxgrad._dispatch import Kernel, Obstacle, Obstacles
 KERNEL = Kernel("cudnn", "cuDNN", _ffi.cuda_problem, "cuDNN kernels")
 
 _LEVEL = "XLA runs this unit on cuDNN itself, as fast, and fuses what stands around it"
-_GROUPS = "XLA's kernels for groups are as fast, and cuDNN's first choice is at times much slower"
+_GROUPS = "XLA's kernels for groups are as fast, and at times much faster"
 
 
 def faster_on_xla(kind: str, geometry: Geometry, sizes: tuple[int, int, int], dtype: Any, transposed: bool) -> str:
@@ -53,15 +53,12 @@ def faster_on_xla(kind: str, geometry: Geometry, sizes: tuple[int, int, int], dt
             return ""
         return "XLA's choice of kernel is the better one in this dtype" if dilated and not narrow else _LEVEL
     if grouped:
-        depthwise = features == g.feature_group_count
-        return "" if dilated or (lopsided and narrow and not depthwise) else _GROUPS
+        several = features != g.feature_group_count
+        return "" if dilated or (narrow and several and (lopsided or strided)) else _GROUPS
     if transposed:
-        overlapping = any(k > s for k, s in zip(g.w_spatial, g.window_strides, strict=True))
-        if overlapping and not narrow and not volume:
-            return "XLA's choice of kernel is the better one in this dtype where windows overlap"
-        return ""
+        return "" if strided or volume or lopsided else _LEVEL
     if features < _FEW_FEATURES:
-        return "XLA's choice of kernel is the better one for few input features"
+        return "" if volume and narrow else "XLA's choice of kernel is the better one for few input features"
     return "" if lopsided or volume else _LEVEL
 
 
@@ -80,6 +77,7 @@ def obstacles(
     precision: Any,
     implementation: str | None,
     transposed: bool,
+    epilogue: _ffi.Epilogue,
 ) -> Obstacles:
     """What stands in the way of cuDNN in each unit of a call of batch, features and output features `sizes`."""
     if implementation not in (None, "cudnn") or _ffi.cuda_problem():
@@ -90,7 +88,7 @@ def obstacles(
         if implementation is None and (reason := faster_on_xla(kind, geometry, sizes, dtype, transposed)):
             obstacle = Obstacle(reason, slower=True)
         else:
-            obstacle = without_plan(kind, geometry, sizes, dtype, precision, config.current())
+            obstacle = without_plan(kind, geometry, sizes, dtype, precision, config.current(), epilogue)
         found["cudnn", kind] = obstacle
     return found
 
@@ -102,12 +100,16 @@ def without_plan(
     dtype: Any,
     precision: Any,
     settings: config.Settings,
+    epilogue: _ffi.Epilogue,
 ) -> Obstacle | None:
     """Why cuDNN has no kernel, as far as can be said here: without a GPU that is left to where the program runs.
 
     Raises RuntimeError where cuDNN cannot be asked and other processes, where it can be, wait for the same program.
     """
+    call = (geometry, sizes, dtype, precision, settings)
     try:
+        if kind == "forward" and fuses(*call, epilogue):
+            return None
         plan = _ffi.cuda_conv_plan(kind, geometry, sizes, dtype.name, _ffi.allows_tf32(precision), settings)
     except RuntimeError as error:
         if jax.process_count() > 1:
@@ -116,17 +118,56 @@ def without_plan(
     return None if plan is not None else Obstacle(f"cuDNN has no kernel for the unit {kind} of this shape")
 
 
+def fuses(
+    geometry: Geometry,
+    sizes: tuple[int, int, int],
+    dtype: Any,
+    precision: Any,
+    settings: config.Settings,
+    epilogue: _ffi.Epilogue,
+) -> bool:
+    """Whether one kernel of cuDNN is to compute y, add the bias and take the relu.
+
+    A bias alone is XLA's to add, which costs as little and fuses with what follows. Without a GPU here nobody knows
+    whether cuDNN has the kernel, and XLA does the rest. Raises RuntimeError where cuDNN cannot be asked.
+    """
+    if not epilogue.relu or _ffi.gpu_ordinal() is None:
+        return False
+    tf32 = _ffi.allows_tf32(precision)
+    return _ffi.cuda_conv_plan("forward", geometry, sizes, dtype.name, tf32, settings, epilogue) is not None
+
+
+def where_relu_is(
+    geometry: Geometry,
+    sizes: tuple[int, int, int],
+    dtype: Any,
+    precision: Any,
+    settings: config.Settings,
+    epilogue: _ffi.Epilogue,
+) -> str:
+    """Where the relu of a call that runs on cuDNN is computed."""
+    if fuses(geometry, sizes, dtype, precision, settings, epilogue):
+        return "with bias and relu in its kernel" if epilogue.has_bias else "with relu in its kernel"
+    if _ffi.gpu_ordinal() is None:
+        return "relu is XLA's: without a GPU here cuDNN cannot be asked for a kernel with it"
+    return "relu is XLA's: cuDNN has no kernel with it for this shape"
+
+
 def forward(
     geometry: Geometry,
     precision: Any,
     settings: config.Settings,
+    relu: bool,
     x: jax.Array,
     w: jax.Array,
     bias: jax.Array | None,
 ) -> jax.Array:
-    """y; XLA adds the bias, and fuses that with what follows."""
+    """y, or its relu. What the kernel does not do of that XLA does, and fuses it with what follows."""
+    sizes = (x.shape[geometry.lhs_spec[0]], x.shape[geometry.lhs_spec[1]], w.shape[geometry.rhs_spec[0]])
+    if fuses(geometry, sizes, x.dtype, precision, settings, _ffi.Epilogue(bias is not None, relu)):
+        return _ffi.cuda_conv_forward(geometry, precision, settings, x, w, bias, relu)
     y = _ffi.cuda_conv_forward(geometry, precision, settings, x, w)
-    return y if bias is None else _conv_xla.add_bias(y, bias, geometry.out_spec)
+    return _conv_xla.finish(y, bias, relu, geometry.out_spec)
 
 
 def backward_filter(

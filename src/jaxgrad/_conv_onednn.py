@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxgrad import _ffi
+import jax
+
+from jaxgrad import _conv_xla, _ffi
 from jaxgrad._conv_geometry import Geometry
 from jaxgrad._dispatch import Obstacle, Obstacles, cpu_kernel
 
@@ -65,3 +67,8 @@ def has_plan(
     compute = _ffi.conv_compute_dtype(kind, geometry, dtype)
     plan = _ffi.conv_plan(kind, geometry, *sizes, compute, has_bias and kind != "backward_input", examples)
     return plan is not None and not plan.implementation.startswith("ref")
+
+
+def forward(geometry: Geometry, relu: bool, x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """y, or its relu, which XLA takes: oneDNN's own makes zero of NaN."""
+    return _conv_xla.finish(_ffi.conv_forward(geometry, x, w, bias), None, relu, geometry.out_spec)

@@ -1,4 +1,7 @@
-"""The tangents of convolution: the triangle's units are bilinear, so that each tangent is a sum of the same units."""
+"""The tangents of convolution: the triangle's units are bilinear, so that each tangent is a sum of the same units.
+
+A relu passes such a sum on where it passed the value on.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,11 @@ def _forward(spec, primals, tangents):
     return _conv_xla.add_bias(y, dbias, spec.geometry.out_spec)
 
 
+def _forward_relu(spec, primals, tangents):
+    y = _conv_triangle.forward_relu(spec, *primals)  # the call that the value makes too
+    return _conv_xla.where_passed(y, _forward(spec, primals, tangents))
+
+
 def _backward_input(spec, primals, tangents):
     dy, w = primals
     d_dy, dw = tangents
@@ -33,4 +41,5 @@ def _backward_input(spec, primals, tangents):
     return sum(terms[1:], terms[0])
 
 
-FORWARD, BACKWARD_INPUT = Rules(tangent=_forward), Rules(tangent=_backward_input)
+FORWARD, FORWARD_RELU = Rules(tangent=_forward), Rules(tangent=_forward_relu)
+BACKWARD_INPUT = Rules(tangent=_backward_input)

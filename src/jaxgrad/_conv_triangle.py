@@ -5,7 +5,8 @@
   backward_filter(x, dy) dw and db, the transpose of conv in w and bias
 
 Since each unit's derivatives are the other two, gradients of gradients run on the same kernels to any order, and a
-transposed convolution is backward_input read as an op of its own.
+transposed convolution is backward_input read as an op of its own. forward_relu(x, w, bias) stands beside them: its
+derivatives are forward's, of a dy that is zero where y is.
 """
 
 from __future__ import annotations
@@ -44,7 +45,14 @@ class Spec:
     settings: Settings
     examples: bool = False  # vmap's: each array has an axis before the geometry's, of as many independent calls
 
-    def route(self, kind: str, sizes: tuple[int, int, int], first: jax.Array, has_bias: bool = False) -> Route:
+    def route(
+        self,
+        kind: str,
+        sizes: tuple[int, int, int],
+        first: jax.Array,
+        has_bias: bool = False,
+        relu: bool = False,
+    ) -> Route:
         """The route of a unit, for the call itself or for one of other sizes that vmap made of it.
 
         Args:
@@ -52,6 +60,7 @@ class Spec:
           sizes: batch, features and output features, of one example.
           first: the unit's first operand.
           has_bias: there is a bias, or its gradient is wanted.
+          relu: the result's relu is taken.
         """
         found, dtype = dict(self.routes)[kind], first.dtype
         examples = first.shape[:1] if self.examples else ()
@@ -59,10 +68,9 @@ class Spec:
             found = found.without("cpu")
         if "cudnn" in found.kernels:
             (batch, inn, out), groups = sizes, math.prod(examples)
-            grouped = (batch, inn * groups, out * groups)
-            if _conv_cudnn.without_plan(
-                kind, self.geometry.in_groups(groups), grouped, dtype, self.precision, self.settings
-            ):
+            geometry, grouped = self.geometry.in_groups(groups), (batch, inn * groups, out * groups)
+            epilogue = _ffi.Epilogue(has_bias, relu)
+            if _conv_cudnn.without_plan(kind, geometry, grouped, dtype, self.precision, self.settings, epilogue):
                 return found.without("cudnn")
         return found
 
@@ -84,6 +92,12 @@ def _values_and_wanted(*primals: Any) -> tuple[tuple[Any, ...], _Wanted]:
 def forward(spec, x, w, bias):
     """y, in the layout of the geometry's out_spec; bias [output features] or None."""
     return _forward_unit(spec)(x, w, bias)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def forward_relu(spec, x, w, bias):
+    """The relu of y: the forward unit with an epilogue, which a kernel may have, and the only thing here not linear."""
+    return _forward_unit(spec, relu=True)(x, w, bias)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -113,6 +127,17 @@ def _forward_bwd(spec, residuals, dy):
     elif want_bias:
         db = _conv_xla.bias_gradient(spec.geometry, dy)
     return dx, dw, db
+
+
+def _forward_relu_fwd(spec, x, w, bias):
+    (x, w, bias), wanted = _values_and_wanted(x, w, bias)
+    y = checkpoint_name(forward_relu(spec, x, w, bias), _FORWARD_NAME)
+    return y, (y, (x, w, wanted))
+
+
+def _forward_relu_bwd(spec, residuals, dy):
+    y, of_forward = residuals
+    return _forward_bwd(spec, of_forward, _conv_xla.where_passed(y, dy))
 
 
 def _backward_input_fwd(spec, dy, w):
@@ -150,6 +175,7 @@ def _is_symbolic_zero(cotangent: Any) -> bool:
 
 
 forward.defvjp(_forward_fwd, _forward_bwd, symbolic_zeros=True)
+forward_relu.defvjp(_forward_relu_fwd, _forward_relu_bwd, symbolic_zeros=True)
 backward_input.defvjp(_backward_input_fwd, _backward_input_bwd, symbolic_zeros=True)
 backward_filter.defvjp(_backward_filter_fwd, _backward_filter_bwd, symbolic_zeros=True)
 
@@ -184,40 +210,51 @@ class _Names:
         return ("E", *own) if self.spec.examples else own
 
 
+def _xla_gathers(spec: Spec, sizes: tuple[int, int, int]) -> bool:
+    """Whether XLA's partitioner gathers a batch that is split: of groups, unless each has one input and one output."""
+    groups, (_, features, outputs) = spec.geometry.feature_group_count, sizes
+    return (spec.examples or groups > 1) and not features == outputs == groups
+
+
 @lru_cache(_MOST_UNITS)
-def _forward_unit(spec: Spec) -> Callable[..., Any]:
+def _forward_unit(spec: Spec, relu: bool = False) -> Callable[..., Any]:
+    def sizes(x, w, bias):
+        return *leading_sizes(x, g.lhs_spec), leading_sizes(w, g.rhs_spec)[0]
+
     def route(x, w, bias):
-        sizes = (*leading_sizes(x, g.lhs_spec), leading_sizes(w, g.rhs_spec)[0])
-        return spec.route("forward", sizes, x, bias is not None)
+        return spec.route("forward", sizes(x, w, bias), x, bias is not None, relu)
 
-    def cudnn(geometry):
-        return partial(_conv_cudnn.forward, geometry, spec.precision, spec.settings)
+    def calls(relu):
+        """By implementation, the kernels; and XLA's call."""
 
-    def xla(geometry):
-        return partial(_conv_xla.forward, geometry, spec.precision)
+        def cudnn(geometry):
+            return partial(_conv_cudnn.forward, geometry, spec.precision, spec.settings, relu)
 
-    g = spec.geometry
-    axes = (g.lhs_spec[1], g.rhs_spec[0], 0), g.out_spec[1]
-    kernels: dict[str, Callable[..., Any]] = {
-        "cpu": partial(_ffi.conv_forward, g),
-        "cudnn": by_groups(spec, cudnn, *axes),
-    }
-    names = _Names(spec)
-    layout = Layout((names.x("N", "I"), names.w("O", "I"), names.bias), (names.y("N", "O"),), summed=("I",))
-    xla_call = by_groups(spec, xla, *axes)
+        def xla(geometry):
+            return partial(_conv_xla.forward, geometry, spec.precision, relu)
+
+        axes = (g.lhs_spec[1], g.rhs_spec[0], 0), g.out_spec[1]
+        kernels = {"cpu": partial(_conv_onednn.forward, g, relu), "cudnn": by_groups(spec, cudnn, *axes)}
+        return kernels, by_groups(spec, xla, *axes)
 
     def across(devices):
-        """Of input features that are split: the bias is added to the sum."""
-        add_bias = partial(_conv_xla.add_bias, spec=g.out_spec)
-        add_bias = jax.vmap(add_bias) if spec.examples else add_bias
+        """Of input features that are split: the bias and the activation follow the sum."""
+
+        def finish(y, bias):
+            return _conv_xla.finish(y, bias, relu, g.out_spec)
 
         def call(x, w, bias):
-            y = devices.sum(on_own_part(route(x, w, None), kernels, xla_call, x, w, None))
-            return y if bias is None else add_bias(y, bias)
+            linear = spec.route("forward", sizes(x, w, None), x)
+            y = devices.sum(on_own_part(linear, *calls(relu=False), x, w, None))
+            return (jax.vmap(finish) if spec.examples else finish)(y, bias)
 
         return call
 
-    unit = custom_vmap(over_mesh(layout, route, kernels, xla_call, across))
+    g = spec.geometry
+    names = _Names(spec)
+    layout = Layout((names.x("N", "I"), names.w("O", "I"), names.bias), (names.y("N", "O"),), summed=("I",))
+    kernels, xla = calls(relu)
+    unit = custom_vmap(over_mesh(layout, route, kernels, xla, across, lambda *a: _xla_gathers(spec, sizes(*a))))
 
     @unit.def_vmap
     def rule(size, is_mapped, x, w, bias):
@@ -232,17 +269,19 @@ def _forward_unit(spec: Spec) -> Callable[..., Any]:
             w = fold(mapped(w, w_mapped, size), first + g.rhs_spec[0])
             bias = None if bias is None else fold(mapped(bias, bias_mapped, size), first)
             return unfold(unit(x, w, bias), first + g.out_spec[1], size), True
-        return more_examples(_forward_unit, spec, size, is_mapped, (x, w, bias))
+        return more_examples(partial(_forward_unit, relu=relu), spec, size, is_mapped, (x, w, bias))
 
     return jax.jit(unit)
 
 
 @lru_cache(_MOST_UNITS)
 def _backward_input_unit(spec: Spec) -> Callable[..., Any]:
-    def route(dy, w):
+    def sizes(dy, w):
         batch, out_features = leading_sizes(dy, g.out_spec)
-        features = leading_sizes(w, g.rhs_spec)[1] * g.feature_group_count
-        return spec.route("backward_input", (batch, features, out_features), dy)
+        return batch, leading_sizes(w, g.rhs_spec)[1] * g.feature_group_count, out_features
+
+    def route(dy, w):
+        return spec.route("backward_input", sizes(dy, w), dy)
 
     def cudnn(geometry):
         return partial(_ffi.cuda_conv_backward_input, geometry, spec.precision, spec.settings)
@@ -258,7 +297,8 @@ def _backward_input_unit(spec: Spec) -> Callable[..., Any]:
     }
     names = _Names(spec)
     layout = Layout((names.y("N", "O"), names.w("O", "I")), (names.x("N", "I"),), summed=("O",))
-    unit = custom_vmap(over_mesh(layout, route, kernels, by_groups(spec, xla, *axes)))
+    xla_call = by_groups(spec, xla, *axes)
+    unit = custom_vmap(over_mesh(layout, route, kernels, xla_call, None, lambda *a: _xla_gathers(spec, sizes(*a))))
 
     @unit.def_vmap
     def rule(size, is_mapped, dy, w):
@@ -275,9 +315,11 @@ def _backward_input_unit(spec: Spec) -> Callable[..., Any]:
 
 @lru_cache(_MOST_UNITS)
 def _backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
+    def sizes(x, dy):
+        return *leading_sizes(x, g.lhs_spec), leading_sizes(dy, g.out_spec)[1]
+
     def route(x, dy):
-        sizes = (*leading_sizes(x, g.lhs_spec), leading_sizes(dy, g.out_spec)[1])
-        return spec.route("backward_filter", sizes, x, want_bias)
+        return spec.route("backward_filter", sizes(x, dy), x, want_bias)
 
     def cudnn(geometry):
         return partial(_conv_cudnn.backward_filter, geometry, spec.precision, spec.settings, want_bias)
@@ -294,7 +336,8 @@ def _backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
     names = _Names(spec)
     results = (names.w("O", "I"), names.bias if want_bias else None)
     layout = Layout((names.x("N", "I"), names.y("N", "O")), results, summed=("N",))
-    unit = custom_vmap(over_mesh(layout, route, kernels, by_groups(spec, xla, *axes)))
+    xla_call = by_groups(spec, xla, *axes)
+    unit = custom_vmap(over_mesh(layout, route, kernels, xla_call, None, lambda *a: _xla_gathers(spec, sizes(*a))))
 
     @unit.def_vmap
     def rule(size, is_mapped, x, dy):

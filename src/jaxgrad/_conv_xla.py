@@ -22,9 +22,10 @@ from jaxgrad._partitioning import vary_alike
 _MOST_TAPS_UNROLLED = 64
 
 
-def forward(geometry: Geometry, precision: Any, x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
-    y = _convolve(geometry, precision, x, w)
-    return y if bias is None else add_bias(y, bias, geometry.out_spec)
+def forward(
+    geometry: Geometry, precision: Any, relu: bool, x: jax.Array, w: jax.Array, bias: jax.Array | None
+) -> jax.Array:
+    return finish(_convolve(geometry, precision, x, w), bias, relu, geometry.out_spec)
 
 
 def _convolve(geometry: Geometry, precision: Any, x: jax.Array, w: jax.Array) -> jax.Array:
@@ -38,6 +39,29 @@ def _convolve(geometry: Geometry, precision: Any, x: jax.Array, w: jax.Array) ->
         feature_group_count=geometry.feature_group_count,
         precision=precision,
     )
+
+
+def finish(y: jax.Array, bias: jax.Array | None, with_relu: bool, spec: Sequence[int]) -> jax.Array:
+    """What follows a convolution: the bias, if any, and relu if asked for."""
+    y = y if bias is None else add_bias(y, bias, spec)
+    return relu(y) if with_relu else y
+
+
+@jax.custom_jvp
+def relu(x: jax.Array) -> jax.Array:
+    """`jax.nn.relu`, whose derivative here is read off the result: x need not be kept beside it."""
+    return jnp.maximum(x, 0)
+
+
+@relu.defjvp
+def _relu_jvp(primals, tangents):
+    y = relu(*primals)
+    return y, where_passed(y, *tangents)
+
+
+def where_passed(y: jax.Array, derivative: jax.Array) -> jax.Array:
+    """The derivative where relu, which gave y, passed its argument on; 0 where that was 0, negative or NaN."""
+    return jnp.where(y > 0, derivative, jnp.zeros((), derivative.dtype))
 
 
 def add_bias(y: jax.Array, bias: jax.Array, spec: Sequence[int]) -> jax.Array:

@@ -91,6 +91,8 @@ class Obstacle:
 
 # What stands in the way of each implementation in each unit of one call.
 Obstacles = Mapping[tuple[str, str], Obstacle | None]
+# What is to be told of each implementation in each unit of one call, where the unit takes it.
+Notes = Mapping[tuple[str, str], str]
 
 
 def symbolic_obstacle(*arrays: jax.Array | None) -> Obstacle | None:
@@ -127,6 +129,7 @@ class Decision:
     op: Op
     implementation: str | None
     obstacles: Obstacles
+    notes: Notes
 
     @property
     def route(self) -> Route:
@@ -162,13 +165,17 @@ class Decision:
                     f"jaxgrad.{self.op.name}: implementation={forced!r} runs on the platform {PLATFORM[forced]!r} "
                     f"only, got {platform!r}"
                 )
-            return forced, f"forced by implementation={forced!r}"
+            return forced, self._noted(f"forced by implementation={forced!r}", forced, unit)
         for kernel in self.op.kernels:
             if PLATFORM[kernel.implementation] == platform:
                 if obstacle := self.obstacles.get((kernel.implementation, unit)):
                     return "xla", obstacle.reason
-                return kernel.implementation, kernel.description
+                return kernel.implementation, self._noted(kernel.description, kernel.implementation, unit)
         return "xla", f"jaxgrad has no {self.op.name} kernel for the platform {platform!r}"
+
+    def _noted(self, reason: str, implementation: str, unit: str) -> str:
+        note = self.notes.get((implementation, unit))
+        return f"{reason}; {note}" if note else reason
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +198,11 @@ class Op:
         OPS[self.name] = self
 
     def decide(
-        self, implementation: str | None, obstacle: Obstacle | None = None, obstacles: Obstacles | None = None
+        self,
+        implementation: str | None,
+        obstacle: Obstacle | None = None,
+        obstacles: Obstacles | None = None,
+        notes: Notes | None = None,
     ) -> Decision:
         """The decision for a call; raises where a forced implementation cannot take it.
 
@@ -199,6 +210,7 @@ class Op:
           implementation: as the call has it.
           obstacle: what stands in the way of every kernel, if anything.
           obstacles: what stands in the way of single ones.
+          notes: what `explain` is to tell beside the reasons.
         """
         found: dict[tuple[str, str], Obstacle | None] = {}
         for kernel in self.kernels:
@@ -209,7 +221,7 @@ class Op:
                 found[key] = missing or obstacle or (obstacles or {}).get(key)
         if implementation not in (None, "xla"):
             self._check_forced(implementation, found)
-        decision = Decision(self, implementation, found)
+        decision = Decision(self, implementation, found, notes or {})
         _note(decision)
         return decision
 

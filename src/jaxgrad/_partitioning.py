@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -119,10 +120,11 @@ def over_mesh(
     kernels: Mapping[str, Callable[..., Any]],
     xla: Callable[..., Any],
     across: Callable[[Devices], Callable[..., Any]] | None = None,
+    xla_is_worse: Callable[..., bool] = lambda *_: False,
 ) -> Callable[..., Any]:
     """A unit that takes the kernel of its route, as `by_platform` does, on each device's part of the operands.
 
-    Where the route takes none, it is `xla` alone, whose partitioning JAX knows itself.
+    Where the route takes none, and XLA's partitioner splits `xla` as well as the layout does, it is `xla` alone.
 
     Args:
       layout: of the operands and results.
@@ -131,6 +133,8 @@ def over_mesh(
       xla: what to call on every other platform.
       across: for the devices that share the dimensions which are summed, what each of them calls; by default the unit
         itself, whose results are then summed.
+      xla_is_worse: whether, of operands of given sizes, XLA's partitioner would gather what the layout splits, or
+        exchange more often than `across`.
     """
 
     def local(*arrays: Any) -> Any:
@@ -142,7 +146,8 @@ def over_mesh(
         given = layout.of(arrays)
         if jax.sharding.get_abstract_mesh().explicit_axes:
             return _over_explicit_axes(local, given, across, arrays)
-        return (_partitioned(local, given, across) if route(*arrays).kernels else xla)(*arrays)
+        follows = route(*arrays).kernels or xla_is_worse(*arrays)
+        return (_partitioned(local, given, across) if follows else xla)(*arrays)
 
     return unit
 
@@ -248,6 +253,15 @@ class Devices:
 
     def mean(self, arrays: Any) -> Any:
         return jax.tree.map(lambda total: total / self.count, self.sum(arrays))
+
+    def rows(self, arrays: Any) -> Any:
+        """Those of all of them, [count, C] for each [C]: by a sum, so that JAX knows it to be the same everywhere."""
+        place = lax.axis_index(self.axes)
+        if self.groups is not None:
+            places = {device: i for group in self.groups for i, device in enumerate(group)}
+            place = jnp.asarray([places[device] for device in range(len(places))])[place]
+        own = jnp.arange(self.count)[:, None] == place
+        return self.sum(jax.tree.map(lambda array: jnp.where(own, array, 0), arrays))
 
     def sum_of_cotangents(self, cotangent: Any, marked: jax.Array) -> Any:
         """Of a result that is the same on all of them, in the backward pass of an operation of which `marked` is an

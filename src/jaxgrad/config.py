@@ -1,6 +1,6 @@
 """Process-wide settings: how kernels are chosen, how much memory they may take, whether results must repeat.
 
-  >>> jaxgrad.config.update(search="exhaustive")
+  >>> jaxgrad.config.update(search="heuristic")
   >>> with jaxgrad.config.override(deterministic=True):
   ...     step = jax.jit(train_step).lower(*args).compile()
 
@@ -34,9 +34,11 @@ class Settings:
 
     Attributes:
       search: how a kernel is chosen among those that cuDNN has for a shape. "heuristic": the first that works of those
-        which cuDNN's own model ranks by speed. "exhaustive": the fastest of the first eight of them, timed once, while
-        the call is traced; those that need more scratch memory than the operands and the result take together are left
-        out. "default": the first that works of cuDNN's list of those that work in general.
+        which cuDNN's own model ranks by speed. "exhaustive": the fastest of the first eight of them, timed once in a
+        process, while the call is traced, which took up to a second; those that need more scratch memory than the first
+        of them, and than the operands and the result together, are left out. "default": the first that works of cuDNN's
+        list of those that work in general. None: "exhaustive", and "heuristic" where several processes compute
+        together, for each would time by itself, and two that compute the same could round differently.
       workspace_limit: the bytes of scratch memory that one call may take. None: 1 GiB, and less of it on a GPU of less
         than 16 GiB, a sixteenth of its memory or less.
       deterministic: only kernels that give the same bits in every run. Times may differ from run to run, so that
@@ -47,16 +49,15 @@ class Settings:
         depends on it: the programs are the same with and without. `jaxgrad.plan_cache_info` counts its use.
     """
 
-    search: str = "heuristic"
+    search: str | None = None
     workspace_limit: int | None = None
     deterministic: bool = False
     plan_cache_dir: str | None = None
 
     def __post_init__(self) -> None:
-        if self.search not in SEARCHES:
-            raise ValueError(
-                f"jaxgrad.config: search must be one of {', '.join(map(repr, SEARCHES))}, got {self.search!r}"
-            )
+        if self.search is not None and self.search not in SEARCHES:
+            searches = ", ".join(map(repr, SEARCHES))
+            raise ValueError(f"jaxgrad.config: search must be one of {searches} or None, got {self.search!r}")
         limit = self.workspace_limit
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
             raise TypeError(

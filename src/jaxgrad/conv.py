@@ -28,7 +28,7 @@ from jaxgrad import (
     config,
 )
 from jaxgrad._conv_geometry import Geometry, Pairs, dilated_size, transposed
-from jaxgrad._dispatch import IMPLEMENTATIONS, XLA, Obstacle, Obstacles, Op, symbolic_obstacle
+from jaxgrad._dispatch import IMPLEMENTATIONS, XLA, Notes, Obstacle, Obstacles, Op, symbolic_obstacle
 from jaxgrad._partitioning import vary_alike
 
 _OP = "conv_general_dilated"
@@ -50,6 +50,7 @@ def conv_general_dilated(
     preferred_element_type: Any = None,
     *,
     bias: jax.typing.ArrayLike | None = None,
+    activation: str | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
     """`jax.lax.conv_general_dilated`, argument for argument, with fast gradients.
@@ -67,6 +68,7 @@ def conv_general_dilated(
       batch_group_count: the number of groups that the batch falls into.
       precision, preferred_element_type: as in `jax.lax`.
       bias: [output features], added to the result and of its dtype, or None.
+      activation: "relu" of that, or None for none. Its gradient at zero is zero, as that of `jax.nn.relu` is.
       implementation: None for the fastest known, "cpu" for oneDNN's kernels, "cudnn" for cuDNN's on an NVIDIA GPU,
         "xla" for plain XLA. `jaxgrad.explain` tells what None comes to for a call and its gradients, and why.
 
@@ -75,7 +77,7 @@ def conv_general_dilated(
 
     Raises:
       TypeError, ValueError: what `jax.lax.conv_general_dilated` raises; bias of another shape or dtype; an unknown
-        implementation; or a forced implementation that has no kernel for the call, with the reason.
+        activation or implementation; or a forced implementation that has no kernel for the call, with the reason.
       RuntimeError: a forced implementation whose library or compiled module cannot be loaded.
 
     oneDNN takes 1 to 3 spatial axes in any layout, groups, window dilation, asymmetric and negative padding, in
@@ -83,6 +85,10 @@ def conv_general_dilated(
     the same and float64; `jaxgrad.config` says how its kernels are chosen, and float32 is rounded to TF32 unless
     `precision` is the highest, as in XLA. All else runs on XLA. Reverse-mode differentiation works to any order on the
     same kernels, and so does forward mode inside `jaxgrad.forward_mode`.
+
+    With an activation the gradients read y in the place of its argument, which is not kept. Where the call runs on
+    cuDNN, and that has a kernel for convolution, bias and activation in one, it is taken; else XLA computes the
+    activation.
 
     Under `jit` over a mesh each device works on its part of the batch and, without groups, of the features, input or
     output. What adds up is summed over the mesh: gradients of weights over the batch, the result over input features.
@@ -104,12 +110,21 @@ def conv_general_dilated(
         "precision": tuple(precision) if isinstance(precision, list) else precision,
         "preferred_element_type": preferred_element_type,
     }
-    return convolve(_DISPATCH, lhs, rhs, bias, implementation, settings)
+    return convolve(_DISPATCH, lhs, rhs, bias, activation, implementation, settings)
 
 
-def convolve(op: Op, lhs: Any, rhs: Any, bias: Any, implementation: str | None, settings: dict[str, Any]) -> jax.Array:
+def convolve(
+    op: Op,
+    lhs: Any,
+    rhs: Any,
+    bias: Any,
+    activation: str | None,
+    implementation: str | None,
+    settings: dict[str, Any],
+) -> jax.Array:
     """The convolution that `settings`, arguments of `jax.lax.conv_general_dilated`, describe."""
     name = f"jaxgrad.{op.name}"
+    _checks.check_choice(name, "activation", activation, (None, "relu"))
     _checks.check_choice(name, "implementation", implementation, IMPLEMENTATIONS)
     lhs, rhs = _checks.as_array(name, "lhs", lhs), _checks.as_array(name, "rhs", rhs)
     plain: Callable[..., jax.Array] = partial(lax.conv_general_dilated, **settings)
@@ -119,6 +134,8 @@ def convolve(op: Op, lhs: Any, rhs: Any, bias: Any, implementation: str | None, 
     call: _ForwardCall | _TransposedCall | None = None
     obstacle: Obstacle | None = None
     obstacles: Obstacles = {}
+    notes: Notes = {}
+    relu = activation == "relu"
     if reason := _outside_triangle(lhs, rhs, result, settings):
         obstacle = Obstacle(reason)
     else:
@@ -128,21 +145,39 @@ def convolve(op: Op, lhs: Any, rhs: Any, bias: Any, implementation: str | None, 
         else:
             lhs, rhs = lhs.astype(result.dtype), rhs.astype(result.dtype)
             sizes = call.sizes(lhs, rhs)
+            # Of a transposed convolution bias and activation are XLA's.
+            epilogue = _ffi.Epilogue() if call.transposed else _ffi.Epilogue(bias is not None, relu)
             obstacles = {
-                **_conv_onednn.obstacles(call.geometry, sizes, lhs.dtype, not call.transposed and bias is not None),
+                **_conv_onednn.obstacles(call.geometry, sizes, lhs.dtype, epilogue.has_bias),
                 **_conv_cudnn.obstacles(
-                    call.geometry, sizes, lhs.dtype, settings["precision"], implementation, call.transposed
+                    call.geometry, sizes, lhs.dtype, settings["precision"], implementation, call.transposed, epilogue
                 ),
             }
-    routes = op.decide(implementation, obstacle, obstacles).routes
+            if relu:
+                notes = _where_relu_is(call, sizes, lhs.dtype, settings["precision"], epilogue, obstacles)
+    routes = op.decide(implementation, obstacle, obstacles, notes).routes
     # XLA itself is at its best without the triangle around it, but for the weight gradients of groups.
     plainly = all(route == XLA for route in routes.values()) and settings["feature_group_count"] == 1
     if call is None or plainly:
-        y = plain(lhs, rhs)
-        return y if bias is None else _conv_xla.add_bias(y, bias, dn.out_spec)
+        return _conv_xla.finish(plain(lhs, rhs), bias, relu, dn.out_spec)
     spec = _conv_triangle.Spec(call.geometry, settings["precision"], tuple(routes.items()), config.current())
     lhs, rhs, bias = vary_alike(lhs, rhs, bias)
-    return call.run(lhs, rhs, bias, spec)
+    return call.run(lhs, rhs, bias, relu, spec)
+
+
+def _where_relu_is(
+    call: _ForwardCall | _TransposedCall,
+    sizes: tuple[int, int, int],
+    dtype: Any,
+    precision: Any,
+    epilogue: _ffi.Epilogue,
+    obstacles: Obstacles,
+) -> Notes:
+    unit = "backward_input" if call.transposed else "forward"
+    in_cudnn = elsewhere = "relu is XLA's"
+    if epilogue.relu and ("cudnn", unit) in obstacles and obstacles["cudnn", unit] is None:
+        in_cudnn = _conv_cudnn.where_relu_is(call.geometry, sizes, dtype, precision, config.current(), epilogue)
+    return {("cpu", unit): elsewhere, ("cudnn", unit): in_cudnn}
 
 
 def _result(settings: dict[str, Any], lhs: jax.Array, rhs: jax.Array) -> jax.ShapeDtypeStruct:
@@ -239,8 +274,12 @@ class _ForwardCall:
         g = self.geometry
         return lhs.shape[g.lhs_spec[0]], lhs.shape[g.lhs_spec[1]], rhs.shape[g.rhs_spec[0]]
 
-    def run(self, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, spec: _conv_triangle.Spec) -> jax.Array:
+    def run(
+        self, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, relu: bool, spec: _conv_triangle.Spec
+    ) -> jax.Array:
         lhs = _pad(lhs, self.geometry.lhs_spec, self.crop)
+        if relu:
+            return _forward_mode.call(_conv_triangle.forward_relu, _conv_tangents.FORWARD_RELU, spec, lhs, rhs, bias)
         return _forward_mode.call(_conv_triangle.forward, _conv_tangents.FORWARD, spec, lhs, rhs, bias)
 
 
@@ -258,14 +297,15 @@ class _TransposedCall:
         g = self.geometry
         return lhs.shape[g.out_spec[0]], rhs.shape[_output_axis(g)], lhs.shape[g.out_spec[1]]
 
-    def run(self, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, spec: _conv_triangle.Spec) -> jax.Array:
+    def run(
+        self, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, relu: bool, spec: _conv_triangle.Spec
+    ) -> jax.Array:
         g = self.geometry
         w = lax.rev(rhs, g.rhs_spec[2:])
         if g.feature_group_count > 1:
             w = swap_features(w, g.rhs_spec, g.feature_group_count)
         y = _forward_mode.call(_conv_triangle.backward_input, _conv_tangents.BACKWARD_INPUT, spec, lhs, w)
-        y = _pad(y, g.lhs_spec, self.pad)
-        return y if bias is None else _conv_xla.add_bias(y, bias, g.lhs_spec)
+        return _conv_xla.finish(_pad(y, g.lhs_spec, self.pad), bias, relu, g.lhs_spec)
 
 
 def _output_axis(g: Geometry) -> int:

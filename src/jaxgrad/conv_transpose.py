@@ -33,6 +33,7 @@ def conv_transpose(
     use_consistent_padding: bool = False,
     *,
     bias: jax.typing.ArrayLike | None = None,
+    activation: str | None = None,
     feature_group_count: int = 1,
     output_padding: int | Sequence[int] = 0,
     implementation: str | None = None,
@@ -54,6 +55,7 @@ def conv_transpose(
       precision, preferred_element_type: as in `jax.lax`.
       use_consistent_padding: see `padding`.
       bias: [output features], added to the result and of its dtype, or None.
+      activation: "relu" of that, or None for none: as in `jaxgrad.conv_general_dilated`. It is XLA's.
       feature_group_count: the number of groups that the features fall into.
       output_padding: rows added at the high end of each spatial axis of the result, an integer or n of them, each below
         its stride or its dilation: which of the inputs of a strided convolution with the same output is meant.
@@ -63,8 +65,8 @@ def conv_transpose(
       The result, with the shape and dtype of `jax.lax.conv_transpose`'s where that has the arguments.
 
     Raises:
-      TypeError, ValueError: what `jax.lax.conv_general_dilated` raises; padding, output_padding, bias or implementation
-        out of what is said above.
+      TypeError, ValueError: what `jax.lax.conv_general_dilated` raises; padding, output_padding, bias, activation
+        or implementation out of what is said above.
       RuntimeError: a forced implementation whose library or compiled module cannot be loaded.
 
     Example:
@@ -104,7 +106,7 @@ def conv_transpose(
         "precision": precision,
         "preferred_element_type": preferred_element_type,
     }
-    return convolve(_DISPATCH, lhs, rhs, bias, implementation, settings)
+    return convolve(_DISPATCH, lhs, rhs, bias, activation, implementation, settings)
 
 
 def _check_groups(feature_group_count: int, output_features: int) -> None:

@@ -17,6 +17,7 @@ from jaxgrad._ffi.conv import conv_compute_dtype as conv_compute_dtype
 from jaxgrad._ffi.conv import conv_forward as conv_forward
 from jaxgrad._ffi.conv import conv_plan as conv_plan
 from jaxgrad._ffi.conv import conv_plan_cache_info as conv_plan_cache_info
+from jaxgrad._ffi.conv_cuda import Epilogue as Epilogue
 from jaxgrad._ffi.conv_cuda import allows_tf32 as allows_tf32
 from jaxgrad._ffi.conv_cuda import cuda_conv_backward_filter as cuda_conv_backward_filter
 from jaxgrad._ffi.conv_cuda import cuda_conv_backward_input as cuda_conv_backward_input

@@ -21,7 +21,7 @@ from jax import lax
 from jaxgrad import config
 from jaxgrad._conv_geometry import Geometry
 from jaxgrad._ffi.conv import CONV_KINDS, _conv_layout, _conv_shapes, conv_plan_cache_info
-from jaxgrad._ffi.registration import cuda, gpu_ordinal
+from jaxgrad._ffi.registration import cuda, gpu_ordinal, or_empty
 from jaxgrad.config import SEARCHES, Settings
 
 _TYPES = ("float32", "float64", "bfloat16", "float16")
@@ -55,9 +55,25 @@ class CudaConvCall(NamedTuple):
     engine: str  # cuDNN's, or empty where no GPU is here to ask
 
 
+class Epilogue(NamedTuple):
+    """What the kernel of a forward call does with the convolution's result before it is written, in this order."""
+
+    has_bias: bool = False
+    relu: bool = False
+
+
+_NO_EPILOGUE = Epilogue()
+
+
 @lru_cache(4096)
 def cuda_conv_plan(
-    kind: str, geometry: Geometry, sizes: tuple[int, int, int], dtype: str, allow_tf32: bool, settings: Settings
+    kind: str,
+    geometry: Geometry,
+    sizes: tuple[int, int, int],
+    dtype: str,
+    allow_tf32: bool,
+    settings: Settings,
+    epilogue: Epilogue = _NO_EPILOGUE,
 ) -> CudaConvCall | None:
     """The plan of a call of batch, features and output features `sizes`; None where cuDNN has none.
 
@@ -69,7 +85,10 @@ def cuda_conv_plan(
     """
     device = gpu_ordinal()
     limit = _default_limit(device) if settings.workspace_limit is None else settings.workspace_limit
-    for laid_out in _layouts(geometry, dtype):
+    layouts = _layouts(geometry, dtype)
+    if epilogue.relu:
+        layouts = layouts[:1]  # the copies to another one cost more than what the epilogue saves
+    for laid_out in layouts:
         shapes = _conv_shapes(laid_out, *sizes)
         if device is None:
             operands = sum(map(math.prod, shapes)) * jnp.dtype(dtype).itemsize
@@ -84,6 +103,7 @@ def cuda_conv_plan(
             _TYPES.index(dtype),
             *map(list, shapes),
             **layout,
+            **epilogue._asdict(),
             allow_tf32=allow_tf32,
             deterministic=settings.deterministic,
             search=_search(settings),
@@ -98,9 +118,10 @@ def cuda_conv_plan(
 
 def _search(settings: Settings) -> int:
     """ConvSearch of ffi/cuda/conv.h."""
-    if settings.search == "exhaustive" and settings.deterministic:
-        return SEARCHES.index("heuristic")  # what is timed may come out otherwise in the next run
-    return SEARCHES.index(settings.search)
+    search = settings.search or ("exhaustive" if jax.process_count() == 1 else "heuristic")
+    if search == "exhaustive" and settings.deterministic:
+        search = "heuristic"  # what is timed may come out otherwise in the next run
+    return SEARCHES.index(search)
 
 
 @cache
@@ -153,11 +174,13 @@ def _call(
     precision: Any,
     settings: Settings,
     operands: dict[str, jax.Array],
+    bias: jax.Array | None = None,
+    relu: bool = False,
 ) -> jax.Array:
-    """The result of a unit: x, w or y, whichever is not among the operands."""
+    """The result of a unit: x, w or y, whichever is not among the operands. Only y may have a bias and relu."""
     dtype = next(iter(operands.values())).dtype
     allow_tf32 = allows_tf32(precision)
-    plan = cuda_conv_plan(kind, geometry, sizes, dtype.name, allow_tf32, settings)
+    plan = cuda_conv_plan(kind, geometry, sizes, dtype.name, allow_tf32, settings, Epilogue(bias is not None, relu))
     if plan is None:  # the dispatch asked for the call itself; this is one that vmap made of it
         raise NotImplementedError(
             f"cuDNN has no kernel for the unit {kind} of {geometry} under vmap; implementation='xla' runs it"
@@ -171,9 +194,12 @@ def _call(
         f"jaxgrad_conv_{kind}",
         (jax.ShapeDtypeStruct(shapes[result], dtype), jax.ShapeDtypeStruct((plan.workspace,), np.uint8)),
     )
+    forward_alone = result == "y"
     found, _ = call(
         *(_relaid(array, given[name], taken[name]) for name, array in operands.items()),
+        *([or_empty(bias, dtype)] if forward_alone else []),
         **_conv_layout(g),
+        **({"relu": np.bool_(relu)} if forward_alone else {}),
         allow_tf32=np.bool_(allow_tf32),
         deterministic=np.bool_(settings.deterministic),
         search=np.int64(_search(settings)),
@@ -181,10 +207,18 @@ def _call(
     return _relaid(found, taken[result], given[result])
 
 
-def cuda_conv_forward(geometry: Geometry, precision: Any, settings: Settings, x: jax.Array, w: jax.Array) -> jax.Array:
+def cuda_conv_forward(
+    geometry: Geometry,
+    precision: Any,
+    settings: Settings,
+    x: jax.Array,
+    w: jax.Array,
+    bias: jax.Array | None = None,
+    relu: bool = False,
+) -> jax.Array:
     """y"""
     sizes = (x.shape[geometry.lhs_spec[0]], x.shape[geometry.lhs_spec[1]], w.shape[geometry.rhs_spec[0]])
-    return _call("forward", geometry, sizes, precision, settings, {"x": x, "w": w})
+    return _call("forward", geometry, sizes, precision, settings, {"x": x, "w": w}, bias, relu)
 
 
 def cuda_conv_backward_input(
