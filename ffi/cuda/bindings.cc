@@ -15,6 +15,7 @@
 #include "depthwise_filter.h"
 #include "depthwise_filter_ffi.h"
 #include "driver.h"
+#include "kernel_sources.h"
 #include "nvrtc.h"
 #include "plan_store.h"
 
@@ -123,8 +124,8 @@ nb::object depthwise_plan_of(int64_t device, int64_t type, const Ints& x, const 
   }
 }
 
-// What would be compiled for a GPU that need not be here: the source, and the grid, block and bytes that it is run
-// with.
+// What would be compiled for a GPU that need not be here, but for kDeviceSource, and the grid, block and bytes that it
+// is run with.
 nb::dict depthwise_program_of(int64_t architecture, int64_t multiprocessors, int64_t shared_bytes,
                               int64_t shared_bytes_in_all, int64_t type, const Ints& x, const Ints& w, const Ints& y,
                               const Ints& lhs_spec, const Ints& rhs_spec, const Ints& out_spec,
@@ -139,7 +140,8 @@ nb::dict depthwise_program_of(int64_t architecture, int64_t multiprocessors, int
   const auto tiling = depthwise_tiling(*shape, gpu);
   if (!tiling) throw nb::value_error("no tiling fits");
   nb::dict program;
-  program["source"] = depthwise_source(*shape, *tiling);
+  program["definitions"] = depthwise_definitions(*shape, *tiling);
+  program["source"] = kDepthwiseFilterSource;
   program["chunks"] = tiling->chunks;
   program["shares"] = tiling->shares;
   program["threads"] = tiling->threads;

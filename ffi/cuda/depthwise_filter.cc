@@ -3,6 +3,7 @@
 #include <array>
 #include <limits>
 
+#include "kernel_sources.h"
 #include "nvrtc.h"
 
 namespace jaxgrad {
@@ -63,7 +64,8 @@ DepthwiseFilterPlan::DepthwiseFilterPlan(const DepthwiseShape& shape, const Dept
       elements_(shape.taps() * shape.C),
       name_(std::to_string(t.TN) + "x" + std::to_string(t.TH) + "x" + std::to_string(t.TW) + "x" +
             std::to_string(t.CC) + " by " + std::to_string(t.SUB_H) + "x" + std::to_string(t.SUB_W)),
-      code_(nvrtc::compile(depthwise_source(shape, t), gpu.architecture)) {
+      code_(
+          nvrtc::compile(depthwise_definitions(shape, t) + kDeviceSource + kDepthwiseFilterSource, gpu.architecture)) {
   const driver::Api& api = driver::api();
   JAXGRAD_DRIVER(api.cuModuleLoadData(&module_, code_->data()));
   try {

@@ -43,8 +43,8 @@ std::optional<DepthwiseShape> depthwise_shape(const ConvShape& call, ConvType ty
 // The tiling whose time is estimated to be the least; empty where none fits the GPU.
 std::optional<DepthwiseTiling> depthwise_tiling(const DepthwiseShape& shape, const Gpu& gpu);
 
-// The kernels' source for a shape and a tiling.
-std::string depthwise_source(const DepthwiseShape& shape, const DepthwiseTiling& tiling);
+// What the kernels' source, kDepthwiseFilterSource, is compiled with for a shape and a tiling.
+std::string depthwise_definitions(const DepthwiseShape& shape, const DepthwiseTiling& tiling);
 
 constexpr int64_t kDepthwiseSumSlices = 8;  // threads that add the partial sums of one element of dw
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_batching import custom_vmap
 
-from jaxgrad import _conv_cudnn, _conv_onednn, _conv_xla, _ffi
+from jaxgrad import _conv_cuda, _conv_cudnn, _conv_onednn, _conv_xla, _ffi
 from jaxgrad._batching import no_examples
 from jaxgrad._conv_geometry import Geometry
 from jaxgrad._dispatch import Route
@@ -49,6 +49,8 @@ class Spec:
         found = dict(self.routes)[kind]
         if "cpu" in found.kernels and not _conv_onednn.has_plan(kind, self.geometry, sizes, dtype, has_bias):
             found = found.without("cpu")
+        if "cuda" in found.kernels and _conv_cuda.without_plan(self.geometry, sizes, dtype):
+            found = found.without("cuda")
         if "cudnn" in found.kernels and _conv_cudnn.without_plan(
             kind, self.geometry, sizes, dtype, self.precision, self.settings, _ffi.Epilogue(has_bias, relu)
         ):
@@ -280,6 +282,7 @@ def _backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
     g = spec.geometry
     kernels = {
         "cpu": partial(_ffi.conv_backward_filter, g, want_bias),
+        "cuda": partial(_conv_cuda.backward_filter, g, want_bias),
         "cudnn": partial(_conv_cudnn.backward_filter, g, spec.precision, spec.settings, want_bias),
     }
     names = _Names(g)

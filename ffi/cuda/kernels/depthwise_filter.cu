@@ -23,22 +23,31 @@ __device__ inline Tile tile_at(int index) {
   return {rest / TILES_H * TN, rest % TILES_H * TH, w * TW};
 }
 
-// Copies a box of `array`, [N, HEIGHT, WIDTH, C], that starts at (n, h, w, c), to `box`, [TN, ROWS, COLUMNS, CC].
+// Copies a box of `array`, [N, HEIGHT, WIDTH, C], that starts at (n, h, w, c), to `box`, [TN, ROWS, COLUMNS, CC]. What
+// lies outside of the array is zero. A thread keeps its column, so that a copy costs it little more than a comparison.
 template <int HEIGHT, int WIDTH, int ROWS, int COLUMNS>
 __device__ inline void copy_box(T* box, const T* array, int n, int h, int w, int c) {
-  constexpr int VECTORS = CC / VECTOR, COUNT = TN * ROWS * COLUMNS * VECTORS;
-  const long long start = ((static_cast<long long>(n) * HEIGHT + h) * WIDTH + w) * C + c;
+  constexpr int LANES = COLUMNS * CC / VECTOR, PASSES = (LANES + THREADS - 1) / THREADS;
+  constexpr int STEP = PASSES > 1 ? 1 : THREADS / LANES;  // rows that the threads copy at once
+  const int first = PASSES > 1 ? 0 : threadIdx.x / LANES;
+  if (PASSES == 1 && THREADS % LANES != 0 && first >= STEP) return;
 #pragma unroll
-  for (int k = 0; k < (COUNT + THREADS - 1) / THREADS; ++k) {
-    const int index = k * THREADS + threadIdx.x;
-    if (COUNT % THREADS != 0 && index >= COUNT) break;
-    const int vector = index % VECTORS * VECTOR, pixel = index / VECTORS;
-    const int column = pixel % COLUMNS, line = pixel / COLUMNS, row = line % ROWS, image = line / ROWS;
-    bool valid = static_cast<unsigned>(h + row) < HEIGHT && static_cast<unsigned>(w + column) < WIDTH;
-    if (N % TN != 0) valid = valid && n + image < N;
-    if (C % CC != 0) valid = valid && c + vector < C;
-    const int offset = ((image * HEIGHT + row) * WIDTH + column) * C + vector;
-    copy_async<VECTOR * sizeof(T)>(box + pixel * CC + vector, valid ? array + start + offset : array, valid);
+  for (int pass = 0; pass < PASSES; ++pass) {
+    const int lane = PASSES > 1 ? pass * THREADS + threadIdx.x : threadIdx.x % LANES;
+    if (PASSES > 1 && LANES % THREADS != 0 && lane >= LANES) break;
+    const int column = w + lane / (CC / VECTOR), channel = c + lane % (CC / VECTOR) * VECTOR;
+    const bool inside = static_cast<unsigned>(column) < WIDTH && (C % CC == 0 || channel < C);
+    const T* const from = array + ((static_cast<long long>(n) * HEIGHT + h + first) * WIDTH + column) * C + channel;
+    T* const to = box + first * COLUMNS * CC + lane * VECTOR;
+#pragma unroll
+    for (int image = 0; image < TN; ++image)
+#pragma unroll
+      for (int row = 0; row < ROWS; row += STEP) {
+        if (ROWS % STEP != 0 && row + first >= ROWS) break;
+        const bool valid = inside && static_cast<unsigned>(h + first + row) < HEIGHT && (N % TN == 0 || n + image < N);
+        copy_async<VECTOR * sizeof(T)>(to + (image * ROWS + row) * COLUMNS * CC,
+                                       from + (image * HEIGHT + row) * WIDTH * C, valid);
+      }
   }
 }
 
@@ -76,8 +85,7 @@ __device__ inline void add_products(float (&sums)[KG][KW], const T* x, const T* 
 // partial [gridDim.y, KH, KW, C]: the sums of each block's tiles. The grid is (channels / CC, shares of the tiles).
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     depthwise_filter_partial(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  T* const stages = reinterpret_cast<T*>(shared);
+  T* const stages = reinterpret_cast<T*>(shared_memory());
   const int first = blockIdx.x * CC, c = threadIdx.x % CC, part = threadIdx.x / CC;
   const int group = part % GROUPS, sub = part / GROUPS;
   const int j = sub % SUBS_W * SUB_W, i = sub / SUBS_W % SUBS_H * SUB_H, n = sub / (SUBS_W * SUBS_H);
@@ -109,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   }
 
   __syncthreads();
-  float* const gathered = reinterpret_cast<float*>(shared);  // [SUBS, GROUPS * KG, KW, CC]
+  float* const gathered = reinterpret_cast<float*>(shared_memory());  // [SUBS, GROUPS * KG, KW, CC]
 #pragma unroll
   for (int kh = 0; kh < KG; ++kh)
 #pragma unroll

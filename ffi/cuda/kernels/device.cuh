@@ -20,7 +20,14 @@ __device__ inline float widen(Half bits) {
 __device__ inline void narrow(float value, Half* result) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(*result) : "f"(value)); }
 #endif
 
-// Copies BYTES from global to shared memory while the thread goes on; zeros where `valid` is false.
+// The block's shared memory, of the size that it was launched with.
+__device__ inline unsigned char* shared_memory() {
+  extern __shared__ __align__(16) unsigned char memory[];
+  return memory;
+}
+
+// Copies BYTES from global to shared memory while the thread goes on; zeros where `valid` is false, and then nothing is
+// read.
 template <int BYTES>
 __device__ inline void copy_async(void* shared, const void* global, bool valid) {
   const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
