@@ -3,6 +3,7 @@
 #include <array>
 #include <limits>
 
+#include "../common/plan_cache.h"
 #include "kernel_sources.h"
 #include "nvrtc.h"
 
@@ -96,7 +97,5 @@ void DepthwiseFilterPlan::run(CUstream stream, const void* x, const void* dy, vo
 std::shared_ptr<const DepthwiseFilterPlan> depthwise_filter_plan(const DepthwiseFilterKey& key) {
   return cache().get(key, [&] { return build(key); });
 }
-
-PlanCacheInfo depthwise_filter_plan_cache_info() { return cache().info(); }
 
 }  // namespace jaxgrad

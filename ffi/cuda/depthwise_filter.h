@@ -5,7 +5,6 @@
 #include <memory>
 #include <string>
 
-#include "../common/plan_cache.h"
 #include "depthwise_tiling.h"
 #include "driver.h"
 
@@ -47,7 +46,5 @@ class DepthwiseFilterPlan {
 // call or the GPU, nvrtc::Error where it cannot be compiled, driver::Error. Thread-safe, and allowed during a capture.
 // The key's device is the current one.
 std::shared_ptr<const DepthwiseFilterPlan> depthwise_filter_plan(const DepthwiseFilterKey& key);
-
-PlanCacheInfo depthwise_filter_plan_cache_info();
 
 }  // namespace jaxgrad
