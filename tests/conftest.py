@@ -90,3 +90,14 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         return done
 
     return run
+
+
+@pytest.fixture(scope="session")
+def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the made-up libraries of fake_cuda.c."""
+    folder = tmp_path_factory.mktemp("fake_cuda")
+    source = Path(__file__).with_name("fake_cuda.c")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", folder / "libcuda.so.1", source], check=True)
+    for name in ("libcudnn.so.9", "libnvrtc.so.13"):
+        (folder / name).symlink_to("libcuda.so.1")
+    return folder

@@ -36,7 +36,7 @@ class Target:
 
 
 CPU_KERNEL, XLA, XLA_ON_GPU = Target("cpu", "cpu"), Target("xla", "cpu"), Target("xla", "gpu")
-CUDNN = Target("cudnn", "gpu")
+CUDNN, CUDA = Target("cudnn", "gpu"), Target("cuda", "gpu")
 
 # What the tests of each op run on: a test module names its own as TARGETS.
 EVERY_OP = (CPU_KERNEL, XLA, XLA_ON_GPU)

@@ -106,8 +106,8 @@ def test_unknown_choices():
         _raises(
             op,
             ValueError,
-            "implementation must be one of None, 'xla', 'cpu', 'cudnn', got 'cuda'",
-            implementation="cuda",
+            "implementation must be one of None, 'xla', 'cpu', 'cudnn', 'cuda', got 'metal'",
+            implementation="metal",
         )
 
 

@@ -69,9 +69,9 @@ def test_the_same_error_as_lax(name, implementation):
     ("settings", "error", "message"),
     [
         (
-            {"implementation": "cuda"},
+            {"implementation": "metal"},
             ValueError,
-            "implementation must be one of None, 'xla', 'cpu', 'cudnn', got 'cuda'",
+            "implementation must be one of None, 'xla', 'cpu', 'cudnn', 'cuda', got 'metal'",
         ),
         ({"implementation": True}, ValueError, "implementation must be one of"),
         ({"activation": "gelu"}, ValueError, "activation must be one of None, 'relu', got 'gelu'"),

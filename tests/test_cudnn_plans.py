@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -56,16 +55,6 @@ def counts():
 def tell(**found):
     print(json.dumps(found))
 """
-
-
-@pytest.fixture(scope="session")
-def fake_cuda(tmp_path_factory):
-    """A directory with the made-up libraries."""
-    folder = tmp_path_factory.mktemp("fake_cuda")
-    source = Path(__file__).with_name("fake_cuda.c")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", folder / "libcuda.so.1", source], check=True)
-    (folder / "libcudnn.so.9").symlink_to("libcuda.so.1")
-    return folder
 
 
 @pytest.fixture

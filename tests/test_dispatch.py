@@ -73,7 +73,7 @@ def test_explain_refuses_what_is_no_op(op):
         ({"sequence_lens": np.array([1, 2, 9])}, {}, ValueError, r"sequence_lens must lie in \[0, T\]"),
         ({}, {"direction": "up"}, ValueError, "direction must be one of"),
         ({}, {"clip": 0}, ValueError, "clip must be positive"),
-        ({}, {"implementation": "cuda"}, ValueError, "implementation must be one of"),
+        ({}, {"implementation": "metal"}, ValueError, "implementation must be one of"),
     ],
 )
 @pytest.mark.parametrize("by_name", [False, True])
@@ -87,7 +87,7 @@ def test_explain_raises_as_the_call_does(changes, settings, error, message, by_n
 
 def test_explain_raises_for_an_unknown_implementation_without_arrays():
     with pytest.raises(ValueError, match="implementation must be one of"):
-        jaxgrad.explain(jaxgrad.gru, implementation="cuda")
+        jaxgrad.explain(jaxgrad.gru, implementation="metal")
 
 
 _WITHOUT_MODULE = """

@@ -12,7 +12,10 @@
 #include "conv.h"
 #include "conv_ffi.h"
 #include "cudnn.h"
+#include "depthwise_bindings.h"
+#include "depthwise_filter_ffi.h"
 #include "driver.h"
+#include "nvrtc.h"
 #include "plan_store.h"
 
 namespace nb = nanobind;
@@ -31,6 +34,7 @@ nb::dict registrations() {
   targets["jaxgrad_conv_forward"] = handler(jaxgrad_cuda_conv_forward);
   targets["jaxgrad_conv_backward_input"] = handler(jaxgrad_cuda_conv_backward_input);
   targets["jaxgrad_conv_backward_filter"] = handler(jaxgrad_cuda_conv_backward_filter);
+  targets["jaxgrad_conv_depthwise_filter"] = handler(jaxgrad_cuda_conv_depthwise_filter);
   return targets;
 }
 
@@ -43,6 +47,7 @@ nb::dict build_info() {
       std::to_string(CUDNN_MAJOR) + "." + std::to_string(CUDNN_MINOR) + "." + std::to_string(CUDNN_PATCHLEVEL);
   info["cudnn_headers"] = headers.c_str();
   info["cudnn"] = cudnn::version().c_str();
+  info["nvrtc"] = nvrtc::version().c_str();
   return info;
 }
 
@@ -112,7 +117,7 @@ nb::dict plan_cache_info() {
 }  // namespace
 
 NB_MODULE(_cuda, module) {
-  module.doc() = "jaxgrad's CUDA kernels: cuDNN's, for XLA's FFI.";
+  module.doc() = "jaxgrad's CUDA kernels: cuDNN's and its own, for XLA's FFI.";
   module.def("registrations", &registrations, "The FFI handlers, by target name.");
   module.def("build_info", &build_info, "How the module was built, and the cuDNN in use here.");
   module.def("load_cudnn", &cudnn::load, nb::arg("paths"), "Opens cuDNN; raises RuntimeError where it cannot serve.");
@@ -121,6 +126,7 @@ NB_MODULE(_cuda, module) {
              nb::arg("padding"), nb::arg("rhs_dilation"), nb::arg("feature_group_count"), nb::arg("has_bias"),
              nb::arg("relu"), nb::arg("allow_tf32"), nb::arg("deterministic"), nb::arg("search"),
              nb::arg("workspace_limit"), "(bytes of workspace, cuDNN's engine) of a convolution's plan, or None.");
+  bind_depthwise(module);
   module.def("total_memory", &driver::total_memory, nb::arg("device"), "Bytes of a device's memory.");
   module.def("use_plan_directory", &use_plan_directory, nb::arg("directory"),
              "Keeps choices of plans in a directory from now on; an empty path for nowhere.");

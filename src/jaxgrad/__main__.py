@@ -45,7 +45,7 @@ def _platforms() -> list[str]:
 
 
 def _cuda() -> Iterator[tuple[str, str]]:
-    """The CUDA module and cuDNN, which are there, or may be, without a GPU too."""
+    """The CUDA module, cuDNN and NVRTC, which are there, or may be, without a GPU too."""
     problem = _ffi.cudnn_problem()
     build = _ffi.cuda_build()
     if build:
@@ -54,6 +54,8 @@ def _cuda() -> Iterator[tuple[str, str]]:
             f"built for FFI API {build['ffi_api']} with {build['compiler']}, headers of cuDNN {build['cudnn_headers']}",
         )
         yield "cuDNN", build["cudnn"] or f"missing: {problem}"
+        nvrtc_problem = _ffi.nvrtc_problem()
+        yield "NVRTC", _ffi.cuda_build()["nvrtc"] or f"missing: {nvrtc_problem}"
         yield "CUDA handlers", ", ".join(_ffi.cuda_targets())
     else:
         yield "CUDA kernels", f"missing: {problem}"

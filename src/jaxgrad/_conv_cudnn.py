@@ -6,6 +6,7 @@ This is the one place that says so; `jaxgrad.explain` tells what it says.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -78,14 +79,20 @@ def obstacles(
     implementation: str | None,
     transposed: bool,
     epilogue: _ffi.Epilogue,
+    taken: Collection[str] = (),
 ) -> Obstacles:
-    """What stands in the way of cuDNN in each unit of a call of batch, features and output features `sizes`."""
+    """What stands in the way of cuDNN in each unit of a call of batch, features and output features `sizes`.
+
+    The units in `taken` have a faster kernel: cuDNN is not asked for them.
+    """
     if implementation not in (None, "cudnn") or _ffi.cuda_problem():
         return {}  # it is not asked for, or the dispatch tells by itself
     found: dict[tuple[str, str], Obstacle | None] = {}
     for kind in _ffi.CONV_KINDS:
         obstacle = None
-        if implementation is None and (reason := faster_on_xla(kind, geometry, sizes, dtype, transposed)):
+        if kind in taken:
+            obstacle = Obstacle("jaxgrad's own kernel is the faster one", slower=True)
+        elif implementation is None and (reason := faster_on_xla(kind, geometry, sizes, dtype, transposed)):
             obstacle = Obstacle(reason, slower=True)
         else:
             obstacle = without_plan(kind, geometry, sizes, dtype, precision, config.current(), epilogue)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_batching import custom_vmap
 
-from jaxgrad import _conv_cudnn, _conv_onednn, _conv_xla, _ffi
+from jaxgrad import _conv_cuda, _conv_cudnn, _conv_onednn, _conv_xla, _ffi
 from jaxgrad._batching import no_examples
 from jaxgrad._conv_examples import by_groups, fold, mapped, more_examples, unfold
 from jaxgrad._conv_geometry import Geometry, leading_sizes
@@ -66,9 +66,11 @@ class Spec:
         examples = first.shape[:1] if self.examples else ()
         if "cpu" in found.kernels and not _conv_onednn.has_plan(kind, self.geometry, sizes, dtype, has_bias, examples):
             found = found.without("cpu")
+        (batch, inn, out), groups = sizes, math.prod(examples)
+        geometry, grouped = self.geometry.in_groups(groups), (batch, inn * groups, out * groups)
+        if "cuda" in found.kernels and _conv_cuda.without_plan(geometry, grouped, dtype):
+            found = found.without("cuda")
         if "cudnn" in found.kernels:
-            (batch, inn, out), groups = sizes, math.prod(examples)
-            geometry, grouped = self.geometry.in_groups(groups), (batch, inn * groups, out * groups)
             epilogue = _ffi.Epilogue(has_bias, relu)
             if _conv_cudnn.without_plan(kind, geometry, grouped, dtype, self.precision, self.settings, epilogue):
                 return found.without("cudnn")
@@ -321,6 +323,9 @@ def _backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
     def route(x, dy):
         return spec.route("backward_filter", sizes(x, dy), x, want_bias)
 
+    def cuda(geometry):
+        return partial(_conv_cuda.backward_filter, geometry, want_bias)
+
     def cudnn(geometry):
         return partial(_conv_cudnn.backward_filter, geometry, spec.precision, spec.settings, want_bias)
 
@@ -331,6 +336,7 @@ def _backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
     axes = (g.lhs_spec[1], g.out_spec[1]), (g.rhs_spec[0], 0 if want_bias else None)
     kernels: dict[str, Callable[..., Any]] = {
         "cpu": partial(_ffi.conv_backward_filter, g, want_bias),
+        "cuda": by_groups(spec, cuda, *axes),
         "cudnn": by_groups(spec, cudnn, *axes),
     }
     names = _Names(spec)

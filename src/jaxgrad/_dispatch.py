@@ -15,11 +15,11 @@ from jax import lax
 
 from jaxgrad import _checks
 
-IMPLEMENTATIONS = (None, "xla", "cpu", "cudnn")
+IMPLEMENTATIONS = (None, "xla", "cpu", "cudnn", "cuda")
 
 # The JAX platform that the kernels of an implementation run on, and its name where a program is lowered for it.
-PLATFORM = {"cpu": "cpu", "cudnn": "gpu"}
-_LOWERED_FOR = {"cpu": "cpu", "cudnn": "cuda"}
+PLATFORM = {"cpu": "cpu", "cudnn": "gpu", "cuda": "gpu"}
+_LOWERED_FOR = {"cpu": "cpu", "cudnn": "cuda", "cuda": "cuda"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Route:
     """What one unit of a call may run on, known while it is traced.
 
     Attributes:
-      kernels: the implementations whose kernels it takes, each on its own platform; XLA does the rest.
+      kernels: the implementations whose kernels it takes, each on its own platform, and of those on one platform the
+        first; XLA does the rest.
       forced: there is one of them, and nothing may stand in for it.
     """
 
@@ -63,7 +64,8 @@ class Choice:
     Attributes:
       op: the op's public name.
       platform: the JAX platform, `"cpu"` or `"gpu"`.
-      implementation: `"cpu"` (the kernels of jaxgrad or oneDNN), `"cudnn"` or `"xla"`: that of the op's value.
+      implementation: `"cpu"` (the kernels of jaxgrad or oneDNN), `"cudnn"`, `"cuda"` (jaxgrad's own kernels) or
+        `"xla"`: that of the op's value.
       reason: why, in one sentence.
       units: the choice for the value and for each gradient, where they are not all the same.
     """
@@ -106,16 +108,23 @@ class Kernel:
     """The kernels that an op has in one implementation.
 
     Attributes:
-      implementation: "cpu" or "cudnn".
+      implementation: "cpu", "cudnn" or "cuda".
       description: what they are, for the explanation.
       problem: says why they cannot be used at all; empty when they can.
       title: what they are called where they are missing.
+      units: those of the op that they compute; None for all.
+      instead: what the op runs on where they are missing.
     """
 
     implementation: str
     description: str
     problem: Callable[[], str]
     title: str
+    units: tuple[str, ...] | None = None
+    instead: str = "plain XLA"
+
+    def has(self, unit: str) -> bool:
+        return self.units is None or unit in self.units
 
 
 def cpu_kernel(description: str, problem: Callable[[], str]) -> Kernel:
@@ -144,11 +153,11 @@ class Decision:
     def _route(self, unit: str) -> Route:
         if self.implementation == "xla":
             return XLA
+        kernels = [kernel for kernel in self.op.kernels if kernel.has(unit)]
         if self.implementation is not None:
-            return Route((self.implementation,), forced=True)
-        return Route(
-            tuple(k.implementation for k in self.op.kernels if self.obstacles.get((k.implementation, unit)) is None)
-        )
+            forced = any(kernel.implementation == self.implementation for kernel in kernels)
+            return Route((self.implementation,), forced=True) if forced else XLA
+        return Route(tuple(k.implementation for k in kernels if self.obstacles.get((k.implementation, unit)) is None))
 
     def choice(self, platform: str) -> Choice:
         """Raises where a forced implementation cannot run on `platform`."""
@@ -165,13 +174,19 @@ class Decision:
                     f"jaxgrad.{self.op.name}: implementation={forced!r} runs on the platform {PLATFORM[forced]!r} "
                     f"only, got {platform!r}"
                 )
+            if forced != "xla" and not self.op.kernel(forced).has(unit):
+                return "xla", f"implementation={forced!r} has no kernel for this unit"
             return forced, self._noted(f"forced by implementation={forced!r}", forced, unit)
+        reason, missing = f"jaxgrad has no {self.op.name} kernel for the platform {platform!r}", ""
         for kernel in self.op.kernels:
-            if PLATFORM[kernel.implementation] == platform:
-                if obstacle := self.obstacles.get((kernel.implementation, unit)):
-                    return "xla", obstacle.reason
-                return kernel.implementation, self._noted(kernel.description, kernel.implementation, unit)
-        return "xla", f"jaxgrad has no {self.op.name} kernel for the platform {platform!r}"
+            if PLATFORM[kernel.implementation] != platform or not kernel.has(unit):
+                continue
+            obstacle = self.obstacles.get((kernel.implementation, unit))
+            if obstacle is None:
+                return kernel.implementation, self._noted(kernel.description, kernel.implementation, unit) + missing
+            reason = obstacle.reason + missing
+            missing += f"; {obstacle.reason}" if obstacle.missing else ""
+        return "xla", reason
 
     def _noted(self, reason: str, implementation: str, unit: str) -> str:
         note = self.notes.get((implementation, unit))
@@ -184,7 +199,7 @@ class Op:
 
     Attributes:
       name: its public name.
-      kernels: the kernels that it has.
+      kernels: the kernels that it has, of those on one platform the preferred ones first.
       units: what a call and its gradients are made of, each routed by itself; the first computes the op's value.
       usual: what stands in the way of single kernels in the usual case, which `explain` tells without arguments.
     """
@@ -196,6 +211,9 @@ class Op:
 
     def __post_init__(self) -> None:
         OPS[self.name] = self
+
+    def kernel(self, implementation: str) -> Kernel:
+        return next(kernel for kernel in self.kernels if kernel.implementation == implementation)
 
     def decide(
         self,
@@ -216,7 +234,7 @@ class Op:
         for kernel in self.kernels:
             problem = kernel.problem()
             missing = Obstacle(f"the {kernel.title} are missing: {problem}", missing=problem) if problem else None
-            for unit in self.units:
+            for unit in filter(kernel.has, self.units):
                 key = (kernel.implementation, unit)
                 found[key] = missing or obstacle or (obstacles or {}).get(key)
         if implementation not in (None, "xla"):
@@ -229,7 +247,7 @@ class Op:
         cannot = f"jaxgrad.{self.name}: implementation={implementation!r} cannot run:"
         if all(kernel.implementation != implementation for kernel in self.kernels):
             raise ValueError(f"{cannot} there are no such kernels of this op")
-        for unit in self.units:
+        for unit in filter(self.kernel(implementation).has, self.units):
             obstacle = obstacles[implementation, unit]
             if obstacle is not None and not obstacle.slower:
                 raise (RuntimeError if obstacle.missing else ValueError)(f"{cannot} {obstacle.reason}")
@@ -244,16 +262,16 @@ def _note(decision: Decision) -> None:
         recorded.append(decision)
     elif decision.implementation is None:
         for kernel in decision.op.kernels:
-            obstacles = (decision.obstacles[kernel.implementation, unit] for unit in decision.op.units)
+            obstacles = (decision.obstacles.get((kernel.implementation, unit)) for unit in decision.op.units)
             missing = next((o.missing for o in obstacles if o is not None and o.missing), "")
             if missing and jax.default_backend() == PLATFORM[kernel.implementation]:
-                _warn_once(kernel.title, missing)
+                _warn_once(kernel, missing)
 
 
 @cache
-def _warn_once(title: str, problem: str) -> None:
+def _warn_once(kernel: Kernel, problem: str) -> None:
     warnings.warn(
-        f"jaxgrad runs on plain XLA, without its {title}: {problem}. 'python -m jaxgrad' tells more.",
+        f"jaxgrad runs on {kernel.instead}, without its {kernel.title}: {problem}. 'python -m jaxgrad' tells more.",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -271,7 +289,9 @@ def by_platform(route: Route, kernels: Mapping[str, Callable[..., Any]], xla: Ca
       xla: what to call on every other platform.
       *args: the operands, arrays or None.
     """
-    taken = {_LOWERED_FOR[name]: kernels[name] for name in route.kernels}
+    taken: dict[str, Callable[..., Any]] = {}
+    for name in route.kernels:
+        taken.setdefault(_LOWERED_FOR[name], kernels[name])
     if not taken:
         return xla(*args)
     if route.forced:

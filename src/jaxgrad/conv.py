@@ -1,8 +1,9 @@
 """Convolution: the public op, its checks and which of the triangle's units it is.
 
-The path of a call: `conv_general_dilated` has jax.lax check its arguments, `_conv_onednn` and `_conv_cudnn` say which
-units their kernels take, `_conv_triangle` holds the three units and their rules, `_ffi` calls the handlers: those of
-ffi/cpu/conv_ffi.cc, which run ffi/cpu/conv.cc on oneDNN, and of ffi/cuda/conv_ffi.cc, which run ffi/cuda/conv.cc.
+The path of a call: `conv_general_dilated` has jax.lax check its arguments, `_conv_onednn`, `_conv_cuda` and
+`_conv_cudnn` say which units their kernels take, `_conv_triangle` holds the three units and their rules, `_ffi` calls
+the handlers: those of ffi/cpu/conv_ffi.cc, which run ffi/cpu/conv.cc on oneDNN, of ffi/cuda/conv_ffi.cc, which run
+ffi/cuda/conv.cc on cuDNN, and of ffi/cuda/depthwise_filter_ffi.cc, which run a kernel of our own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from jax import lax
 
 from jaxgrad import (
     _checks,
+    _conv_cuda,
     _conv_cudnn,
     _conv_onednn,
     _conv_tangents,
@@ -32,8 +34,8 @@ from jaxgrad._dispatch import IMPLEMENTATIONS, XLA, Notes, Obstacle, Obstacles, 
 from jaxgrad._partitioning import vary_alike
 
 _OP = "conv_general_dilated"
-KERNELS = (_conv_onednn.KERNEL, _conv_cudnn.KERNEL)
-_DISPATCH = Op(_OP, KERNELS, _ffi.CONV_KINDS, _conv_cudnn.USUAL)
+KERNELS = (_conv_onednn.KERNEL, _conv_cuda.KERNEL, _conv_cudnn.KERNEL)
+_DISPATCH = Op(_OP, KERNELS, _ffi.CONV_KINDS, {**_conv_cuda.USUAL, **_conv_cudnn.USUAL})
 
 
 def conv_general_dilated(
@@ -70,7 +72,8 @@ def conv_general_dilated(
       bias: [output features], added to the result and of its dtype, or None.
       activation: "relu" of that, or None for none. Its gradient at zero is zero, as that of `jax.nn.relu` is.
       implementation: None for the fastest known, "cpu" for oneDNN's kernels, "cudnn" for cuDNN's on an NVIDIA GPU,
-        "xla" for plain XLA. `jaxgrad.explain` tells what None comes to for a call and its gradients, and why.
+        "cuda" for jaxgrad's own there, which is one for the weight gradient of depthwise convolutions, with XLA for the
+        rest, "xla" for plain XLA. `jaxgrad.explain` tells what None comes to for a call and its gradients, and why.
 
     Returns:
       The result, with the shape and dtype of `jax.lax.conv_general_dilated`'s.
@@ -145,12 +148,22 @@ def convolve(
         else:
             lhs, rhs = lhs.astype(result.dtype), rhs.astype(result.dtype)
             sizes = call.sizes(lhs, rhs)
+            own = _conv_cuda.obstacles(call.geometry, sizes, lhs.dtype, implementation)
+            taken = [unit for (_, unit), found in own.items() if found is None]
             # Of a transposed convolution bias and activation are XLA's.
             epilogue = _ffi.Epilogue() if call.transposed else _ffi.Epilogue(bias is not None, relu)
             obstacles = {
+                **own,
                 **_conv_onednn.obstacles(call.geometry, sizes, lhs.dtype, epilogue.has_bias),
                 **_conv_cudnn.obstacles(
-                    call.geometry, sizes, lhs.dtype, settings["precision"], implementation, call.transposed, epilogue
+                    call.geometry,
+                    sizes,
+                    lhs.dtype,
+                    settings["precision"],
+                    implementation,
+                    call.transposed,
+                    epilogue,
+                    taken,
                 ),
             }
             if relu:

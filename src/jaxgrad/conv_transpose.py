@@ -8,14 +8,17 @@ from typing import Any
 import jax
 from jax import lax
 
-from jaxgrad import _checks, _conv_cudnn
+from jaxgrad import _checks, _conv_cuda, _conv_cudnn
 from jaxgrad._conv_geometry import dilated_size, transpose_padding
 from jaxgrad._dispatch import Op
 from jaxgrad.conv import KERNELS, convolve, swap_features
 
 _OP = "jaxgrad.conv_transpose"
 _DISPATCH = Op(
-    "conv_transpose", KERNELS, ("backward_input", "forward", "backward_filter"), _conv_cudnn.USUAL_TRANSPOSED
+    "conv_transpose",
+    KERNELS,
+    ("backward_input", "forward", "backward_filter"),
+    {**_conv_cuda.USUAL, **_conv_cudnn.USUAL_TRANSPOSED},
 )
 _DEFAULT_LAYOUTS = {2: "NC IO", 3: "NHC HIO", 4: "NHWC HWIO", 5: "NHWDC HWDIO"}
 

@@ -1,0 +1,102 @@
+/* CUDA on the CPU, as far as jaxgrad's own kernels need it: one thread of the host plays all threads of a block, each on
+   a stack of its own, and goes on to the next at every barrier. It checks what a GPU would not tell: that copies are
+   aligned and lie within the arrays. */
+#include <ucontext.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __shared__ static
+#define __launch_bounds__(...)
+
+struct Dim {
+  unsigned x = 1, y = 1;
+};
+static Dim threadIdx, blockIdx, gridDim;
+
+typedef unsigned short Half;  // a bfloat16: float16 is left to GPUs
+
+static float widen(float value) { return value; }
+static float widen(Half bits) {
+  const uint32_t wide = uint32_t(bits) << 16;
+  float value;
+  memcpy(&value, &wide, 4);
+  return value;
+}
+static void narrow(float value, float* result) { *result = value; }
+static void narrow(float value, Half* result) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  *result = Half((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+static std::vector<unsigned char> shared_bytes;
+static std::vector<std::pair<const char*, const char*>> arrays;  // where a kernel may read
+
+static unsigned char* shared_memory() { return shared_bytes.data(); }
+
+static void fail(const char* what) {
+  fprintf(stderr, "%s\n", what);
+  abort();
+}
+
+template <int BYTES>
+static void copy_async(void* shared, const void* global, bool valid) {
+  const char* from = static_cast<const char*>(global);
+  unsigned char* to = static_cast<unsigned char*>(shared);
+  bool inside = false;
+  for (const auto& array : arrays) inside = inside || (from >= array.first && from + BYTES <= array.second);
+  if (valid && !inside) fail("a copy from outside of the arrays");
+  if (to < shared_bytes.data() || to + BYTES > shared_bytes.data() + shared_bytes.size())
+    fail("a copy to outside of shared memory");
+  if (uintptr_t(from) % BYTES != 0 || (to - shared_bytes.data()) % BYTES != 0) fail("a misaligned copy");
+  valid ? memcpy(to, from, BYTES) : memset(to, 0, BYTES);
+}
+static void commit_copies() {}
+template <int LEFT>
+static void wait_for_copies() {}
+
+static ucontext_t host;
+static std::vector<ucontext_t> threads;
+static std::vector<char> is_done;
+static void (*body)();
+
+static void __syncthreads() { swapcontext(&threads[threadIdx.x], &host); }
+
+static void play_thread() {
+  body();
+  is_done[threadIdx.x] = 1;
+  swapcontext(&threads[threadIdx.x], &host);
+}
+
+/* Runs `kernel` in one block after the other. */
+static void launch(unsigned grid_x, unsigned grid_y, unsigned block, size_t bytes, void (*kernel)()) {
+  constexpr size_t kStack = 1 << 16;
+  body = kernel;
+  gridDim = {grid_x, grid_y};
+  std::vector<char> stacks(block * kStack);
+  for (unsigned y = 0; y < grid_y; ++y)
+    for (unsigned x = 0; x < grid_x; ++x) {
+      blockIdx = {x, y};
+      shared_bytes.assign(bytes, 0xff);  // not numbers
+      threads.assign(block, {});
+      is_done.assign(block, 0);
+      for (unsigned t = 0; t < block; ++t) {
+        getcontext(&threads[t]);
+        threads[t].uc_stack.ss_sp = &stacks[t * kStack];
+        threads[t].uc_stack.ss_size = kStack;
+        makecontext(&threads[t], play_thread, 0);
+      }
+      for (bool any = true; any;) {
+        any = false;
+        for (unsigned t = 0; t < block; ++t)
+          if (!is_done[t]) any = true, threadIdx.x = t, swapcontext(&host, &threads[t]);
+      }
+    }
+}

@@ -1,0 +1,205 @@
+"""When the depthwise weight gradient is jaxgrad's own kernel, and what is told where it cannot be: on a driver and an
+NVRTC that are made up, fake_cuda.c. No GPU is needed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jaxgrad import _ffi
+
+pytestmark = pytest.mark.skipif(
+    not _ffi.cuda_targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
+)
+
+_PRELUDE = """
+import ctypes, json, os, warnings
+import jax, jax.numpy as jnp
+fake = ctypes.CDLL("libcuda.so.1")
+import jaxgrad
+from jaxgrad import _ffi
+from jaxgrad._ffi import conv_cuda, depthwise, registration
+
+registration.gpu_ordinal = conv_cuda.gpu_ordinal = depthwise.gpu_ordinal = _ffi.gpu_ordinal = lambda: 0
+LAST, FIRST = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")
+
+def arrays(groups=32, dtype="float32", layout=LAST, features=32):
+    shapes = {LAST: ((8, 56, 56, features), (7, 7, features // groups, features)),
+              FIRST: ((8, features, 56, 56), (features, features // groups, 7, 7))}
+    return [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes[layout]]
+
+def settings(groups=32, layout=LAST, **kwargs):
+    return {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": layout,
+            "feature_group_count": groups, **kwargs}
+
+def lowered(implementation=None, mapped=False, layout=LAST, **kwargs):
+    "The program of the weights' gradient."
+    def gradient(x, w):
+        call = lambda w: jaxgrad.conv_general_dilated(x, w, **settings(layout=layout), implementation=implementation)
+        return jax.grad(lambda w: jnp.sum(call(w).astype("float32") ** 2))(w)
+    x, w = arrays(layout=layout, **kwargs)
+    if mapped:
+        x = jax.ShapeDtypeStruct((x.shape[0], 1, *x.shape[1:]), x.dtype)
+        gradient = jax.vmap(gradient, (0, None))
+    return jax.jit(gradient).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+
+def unit(implementation=None, **kwargs):
+    "What is told of the weights' gradient."
+    groups = kwargs.get("groups", 32)
+    layout = kwargs.get("layout", LAST)
+    choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *arrays(**kwargs), **settings(groups, layout),
+                             implementation=implementation, platform="gpu")
+    found = {u.unit: [u.implementation, u.reason] for u in choice.units}
+    return found.get("backward_filter", [choice.implementation, choice.reason])
+
+def error(call, *args, **kwargs):
+    try:
+        call(*args, **kwargs)
+    except (RuntimeError, ValueError) as raised:
+        return f"{type(raised).__name__}: {raised}"
+    return ""
+
+def tell(**found):
+    print(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def run(run_python, fake_cuda):
+    """Runs a script in a process of its own; returns what it told."""
+
+    def run(script, **environment):
+        settings = {
+            "LD_LIBRARY_PATH": str(fake_cuda),
+            "JAX_PLATFORMS": "cpu",
+            "FAKE_ENGINES": "11:100:30",
+            **environment,
+        }
+        return json.loads(run_python(_PRELUDE + script, **settings).stdout.splitlines()[-1])
+
+    return run
+
+
+def _calls(text):
+    """The calls of the own kernel in a lowered program."""
+    return [line for line in text.splitlines() if "custom_call" in line and "jaxgrad_conv_depthwise_filter" in line]
+
+
+def test_the_program_and_what_is_told_of_it(run):
+    """One call, of the kernel that was compiled while it was lowered, and once for all programs."""
+    found = run("""
+texts = [lowered() for _ in range(2)]
+jax.clear_caches()
+texts.append(lowered())
+tell(texts=texts, unit=unit(), compilations=fake.fake_compilations(), forced=lowered("cuda"), told=unit("cuda"),
+     whole=str(jaxgrad.explain(jaxgrad.conv_general_dilated, *arrays(), **settings(), platform="gpu")))
+""")
+    assert len(set(found["texts"])) == 1
+    assert len(_calls(found["texts"][0])) == len(_calls(found["forced"])) == 1
+    assert found["unit"] == ["cuda", "jaxgrad's own kernel"]
+    assert found["told"] == ["cuda", "forced by implementation='cuda'"]
+    assert "backward_filter: 'cuda' (jaxgrad's own kernel)" in found["whole"]
+    assert "forward: 'xla'" in found["whole"]
+    assert found["compilations"] == 1
+
+
+def test_the_other_units_are_xlas(run):
+    found = run("""
+choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *arrays(), **settings(), implementation="cuda", platform="gpu")
+tell(units={u.unit: [u.implementation, u.reason] for u in choice.units}, text=lowered("cuda"))
+""")
+    assert found["units"]["forward"] == ["xla", "implementation='cuda' has no kernel for this unit"]
+    assert found["units"]["backward_input"][0] == "xla"
+    assert "stablehlo.convolution" in found["text"]
+
+
+def test_dense_convolutions_are_none_of_its_business(run):
+    found = run(
+        """
+def other(**kwargs):
+    return jaxgrad.conv_general_dilated(*(jnp.zeros(a.shape, a.dtype) for a in arrays(**kwargs)),
+                                        **settings(kwargs["groups"]), implementation="cuda")
+tell(unit=unit(groups=4), dense=error(other, groups=4), wide=error(other, groups=32, dtype="float64"),
+     compilations=fake.fake_compilations())
+""",
+        JAX_ENABLE_X64="1",
+    )
+    assert found["unit"][0] != "cuda"
+    assert "own kernel" not in found["unit"][1]
+    cannot = "ValueError: jaxgrad.conv_general_dilated: implementation='cuda' cannot run: "
+    assert found["dense"] == cannot + "jaxgrad's own kernel is for depthwise convolutions"
+    assert found["wide"] == cannot + "the kernel cannot take this convolution: it has no float64"
+    assert found["compilations"] == 0
+
+
+def test_examples_that_vmap_folds_into_channels(run):
+    found = run("tell(text=lowered(mapped=True))")
+    (call,) = _calls(found["text"])
+    assert "feature_group_count = 256" in call  # 8 examples of 32 channels
+
+
+_FAILS = """
+jax.default_backend = lambda: "gpu"  # where a warning is due
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    texts = [lowered(), lowered(dtype="bfloat16")]
+forced = error(lowered, "cuda")
+tell(texts=texts, told=[str(w.message) for w in caught if w.category is RuntimeWarning], forced=forced, unit=unit(),
+     dense=unit(groups=4))
+"""
+
+
+def _check_fails(found, problem):
+    """The next best in its place, one warning, and an error where the kernel is forced: all say what is wrong."""
+    assert not any(map(_calls, found["texts"]))
+    assert found["unit"][0] in ("xla", "cudnn")
+    assert f"jaxgrad's own CUDA kernels are missing: {problem}" in found["unit"][1]
+    (told,) = found["told"]
+    assert told.startswith(f"jaxgrad runs on cuDNN or plain XLA, without its own CUDA kernels: {problem}")
+    cannot = "RuntimeError: jaxgrad.conv_general_dilated: implementation='cuda' cannot run: "
+    assert found["forced"].startswith(f"{cannot}jaxgrad's own CUDA kernels are missing: {problem}")
+    assert "CUDA kernels" not in found["dense"][1]
+
+
+def test_a_compiler_that_fails(run):
+    _check_fails(run(_FAILS, FAKE_NVRTC="6"), "NVRTC: NVRTC_ERROR_COMPILATION for sm_90: the fake has a log")
+
+
+def test_an_nvrtc_that_is_later_than_the_driver(run):
+    """CUDA 12's is asked for, and there is none; CUDA 13's would compile what the driver cannot load."""
+    _check_fails(run(_FAILS, FAKE_DRIVER="12080"), "NVRTC cannot be opened; libnvrtc.so.12: cannot open")
+
+
+def test_a_gpu_that_has_no_room_for_the_tiles(run):
+    found = run("tell(unit=unit(), text=lowered(), forced=error(lowered, 'cuda'))", FAKE_SHARED="1000")
+    assert found["unit"][0] == "xla"
+    assert not _calls(found["text"])
+    assert "ValueError" in found["forced"]
+    assert "too large for the GPU" in found["forced"]
+
+
+def test_without_a_gpu_it_is_left_out(run_python):
+    script = """
+import jax, jaxgrad
+x, w = jax.ShapeDtypeStruct((8, 56, 56, 32), "float32"), jax.ShapeDtypeStruct((7, 7, 1, 32), "float32")
+call = x, w, (1, 1), "SAME", None, None, ("NHWC", "HWIO", "NHWC"), 32
+print(jaxgrad.explain(jaxgrad.conv_general_dilated, *call, platform="gpu"))
+try:
+    jaxgrad.explain(jaxgrad.conv_general_dilated, *call, platform="gpu", implementation="cuda")
+except ValueError as error:
+    print(error)
+"""
+    usual, forced = run_python(script, JAX_PLATFORMS="cpu").stdout.splitlines()
+    assert "'cuda'" not in usual
+    assert forced.endswith("made for the GPU that a program is lowered on, and there is none here")
+
+
+def test_the_diagnosis(run):
+    found = run("""
+import contextlib, io
+from jaxgrad import __main__
+tell(report=dict(__main__._cuda()))
+""")
+    assert found["report"]["NVRTC"] == "13.0"
+    assert "jaxgrad_conv_depthwise_filter" in found["report"]["CUDA handlers"]
