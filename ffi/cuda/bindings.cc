@@ -12,7 +12,10 @@
 #include "conv.h"
 #include "conv_ffi.h"
 #include "cudnn.h"
+#include "depthwise_filter.h"
+#include "depthwise_filter_ffi.h"
 #include "driver.h"
+#include "nvrtc.h"
 #include "plan_store.h"
 
 namespace nb = nanobind;
@@ -31,6 +34,7 @@ nb::dict registrations() {
   targets["jaxgrad_conv_forward"] = handler(jaxgrad_cuda_conv_forward);
   targets["jaxgrad_conv_backward_input"] = handler(jaxgrad_cuda_conv_backward_input);
   targets["jaxgrad_conv_backward_filter"] = handler(jaxgrad_cuda_conv_backward_filter);
+  targets["jaxgrad_conv_depthwise_filter"] = handler(jaxgrad_cuda_conv_depthwise_filter);
   return targets;
 }
 
@@ -43,6 +47,7 @@ nb::dict build_info() {
       std::to_string(CUDNN_MAJOR) + "." + std::to_string(CUDNN_MINOR) + "." + std::to_string(CUDNN_PATCHLEVEL);
   info["cudnn_headers"] = headers.c_str();
   info["cudnn"] = cudnn::version().c_str();
+  info["nvrtc"] = nvrtc::version().c_str();
   return info;
 }
 
@@ -81,6 +86,70 @@ nb::object plan_of(int64_t device, int64_t kind, int64_t type, const std::vector
   }
 }
 
+using Ints = std::vector<int64_t>;
+
+// The weight gradient of a convolution as Python describes it.
+ConvShape filter_shape(const Ints& x, const Ints& w, const Ints& y, const Ints& lhs_spec, const Ints& rhs_spec,
+                       const Ints& out_spec, const Ints& window_strides, const Ints& padding, const Ints& rhs_dilation,
+                       int64_t feature_group_count) {
+  std::string problem;
+  const ConvShape shape = conv_shape(
+      ConvKind::kBackwardFilter,
+      {x, w, y, lhs_spec, rhs_spec, out_spec, window_strides, padding, rhs_dilation, feature_group_count}, problem);
+  if (!problem.empty()) throw nb::value_error(problem.c_str());
+  return shape;
+}
+
+// (workspace bytes, the tiling), or why the kernel cannot take the call. Compiles and loads what the call will run.
+nb::object depthwise_plan_of(int64_t device, int64_t type, const Ints& x, const Ints& w, const Ints& y,
+                             const Ints& lhs_spec, const Ints& rhs_spec, const Ints& out_spec,
+                             const Ints& window_strides, const Ints& padding, const Ints& rhs_dilation,
+                             int64_t feature_group_count) {
+  DepthwiseFilterKey key;
+  static_cast<ConvShape&>(key) =
+      filter_shape(x, w, y, lhs_spec, rhs_spec, out_spec, window_strides, padding, rhs_dilation, feature_group_count);
+  key.type = static_cast<ConvType>(type);
+  key.device = static_cast<int>(device);
+  try {
+    std::shared_ptr<const DepthwiseFilterPlan> plan;
+    {
+      const nb::gil_scoped_release release;
+      const driver::CurrentDevice current(key.device);
+      plan = depthwise_filter_plan(key);
+    }
+    return nb::make_tuple(plan->workspace_bytes(), plan->name());
+  } catch (const NoPlan& error) {
+    return nb::str(error.what());
+  }
+}
+
+// What would be compiled for a GPU that need not be here: the source, and the grid, block and bytes that it is run
+// with.
+nb::dict depthwise_program_of(int64_t architecture, int64_t multiprocessors, int64_t shared_bytes,
+                              int64_t shared_bytes_in_all, int64_t type, const Ints& x, const Ints& w, const Ints& y,
+                              const Ints& lhs_spec, const Ints& rhs_spec, const Ints& out_spec,
+                              const Ints& window_strides, const Ints& padding, const Ints& rhs_dilation,
+                              int64_t feature_group_count) {
+  std::string reason;
+  const auto shape = depthwise_shape(
+      filter_shape(x, w, y, lhs_spec, rhs_spec, out_spec, window_strides, padding, rhs_dilation, feature_group_count),
+      static_cast<ConvType>(type), reason);
+  if (!shape) throw nb::value_error(reason.c_str());
+  const Gpu gpu{static_cast<int>(architecture), static_cast<int>(multiprocessors), shared_bytes, shared_bytes_in_all};
+  const auto tiling = depthwise_tiling(*shape, gpu);
+  if (!tiling) throw nb::value_error("no tiling fits");
+  nb::dict program;
+  program["source"] = depthwise_source(*shape, *tiling);
+  program["chunks"] = tiling->chunks;
+  program["shares"] = tiling->shares;
+  program["threads"] = tiling->threads;
+  program["shared_bytes"] = tiling->shared_bytes;
+  program["workspace_bytes"] = tiling->partial_bytes(*shape);
+  return program;
+}
+
+void load_nvrtc(const std::vector<std::string>& paths) { nvrtc::load(paths); }
+
 void use_plan_directory(const std::string& directory) { plan_store().use(directory); }
 
 std::string plan_directory_problem() { return plan_store().info().problem; }
@@ -112,7 +181,7 @@ nb::dict plan_cache_info() {
 }  // namespace
 
 NB_MODULE(_cuda, module) {
-  module.doc() = "jaxgrad's CUDA kernels: cuDNN's, for XLA's FFI.";
+  module.doc() = "jaxgrad's CUDA kernels: cuDNN's and its own, for XLA's FFI.";
   module.def("registrations", &registrations, "The FFI handlers, by target name.");
   module.def("build_info", &build_info, "How the module was built, and the cuDNN in use here.");
   module.def("load_cudnn", &cudnn::load, nb::arg("paths"), "Opens cuDNN; raises RuntimeError where it cannot serve.");
@@ -121,6 +190,16 @@ NB_MODULE(_cuda, module) {
              nb::arg("padding"), nb::arg("rhs_dilation"), nb::arg("feature_group_count"), nb::arg("has_bias"),
              nb::arg("relu"), nb::arg("allow_tf32"), nb::arg("deterministic"), nb::arg("search"),
              nb::arg("workspace_limit"), "(bytes of workspace, cuDNN's engine) of a convolution's plan, or None.");
+  module.def("load_nvrtc", &load_nvrtc, nb::arg("paths"), "Opens NVRTC; raises RuntimeError where it cannot serve.");
+  module.def("depthwise_filter_plan", &depthwise_plan_of, nb::arg("device"), nb::arg("type"), nb::arg("x"),
+             nb::arg("w"), nb::arg("y"), nb::arg("lhs_spec"), nb::arg("rhs_spec"), nb::arg("out_spec"),
+             nb::arg("window_strides"), nb::arg("padding"), nb::arg("rhs_dilation"), nb::arg("feature_group_count"),
+             "(bytes of workspace, the tiling) of a depthwise weight gradient's plan, or why there is none.");
+  module.def("depthwise_filter_program", &depthwise_program_of, nb::arg("architecture"), nb::arg("multiprocessors"),
+             nb::arg("shared_bytes"), nb::arg("shared_bytes_in_all"), nb::arg("type"), nb::arg("x"), nb::arg("w"),
+             nb::arg("y"), nb::arg("lhs_spec"), nb::arg("rhs_spec"), nb::arg("out_spec"), nb::arg("window_strides"),
+             nb::arg("padding"), nb::arg("rhs_dilation"), nb::arg("feature_group_count"),
+             "What would be compiled for a depthwise weight gradient on a GPU that need not be here.");
   module.def("total_memory", &driver::total_memory, nb::arg("device"), "Bytes of a device's memory.");
   module.def("use_plan_directory", &use_plan_directory, nb::arg("directory"),
              "Keeps choices of plans in a directory from now on; an empty path for nowhere.");

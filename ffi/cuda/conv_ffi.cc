@@ -8,11 +8,6 @@
 
 namespace jaxgrad {
 namespace ffi = xla::ffi;
-namespace {
-
-using Arg = ffi::AnyBuffer;
-using Ret = ffi::Result<ffi::AnyBuffer>;
-using Bytes = ffi::Result<ffi::Buffer<ffi::U8>>;
 
 ConvType conv_type(ffi::DataType dtype, Checks& checks) {
   switch (dtype) {
@@ -29,6 +24,12 @@ ConvType conv_type(ffi::DataType dtype, Checks& checks) {
       return ConvType::kFloat32;
   }
 }
+
+namespace {
+
+using Arg = ffi::AnyBuffer;
+using Ret = ffi::Result<ffi::AnyBuffer>;
+using Bytes = ffi::Result<ffi::Buffer<ffi::U8>>;
 
 // Runs the plan; where it fails, the next of cuDNN's list, until one runs or none is left.
 void run_plan(const ConvKey& key, CUstream stream, const Arg& first, const Arg& second, const void* bias,

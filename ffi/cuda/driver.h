@@ -29,12 +29,17 @@ namespace jaxgrad::driver {
   X(cuEventElapsedTime)             \
   X(cuEventRecord)                  \
   X(cuEventSynchronize)             \
+  X(cuFuncSetAttribute)             \
   X(cuGetErrorString)               \
   X(cuInit)                         \
+  X(cuLaunchKernel)                 \
   X(cuMemAlloc)                     \
   X(cuMemFree)                      \
   X(cuMemGetInfo)                   \
   X(cuMemsetD32Async)               \
+  X(cuModuleGetFunction)            \
+  X(cuModuleLoadData)               \
+  X(cuModuleUnload)                 \
   X(cuStreamCreate)                 \
   X(cuStreamDestroy)                \
   X(cuStreamGetCtx)                 \
