@@ -19,7 +19,9 @@
 
    FAKE_NAME: the device's; "Fake GPU", if not set
 
-   fake_executions() counts the plans that were run.
+   FAKE_NVRTC: the status of compiling a program; 0, if not set
+
+   fake_executions() counts the plans that were run, fake_compilations() the programs that were compiled.
 */
 #include <stdint.h>
 #include <stdio.h>
@@ -48,10 +50,11 @@ typedef struct {
   int64_t operations;     /* of a graph */
 } Descriptor;
 
-static int executions;
+static int executions, compilations;
 static double last_milliseconds;
 
 int fake_executions(void) { return executions; }
+int fake_compilations(void) { return compilations; }
 
 static unsigned long long number_of(const char* name, unsigned long long otherwise) {
   const char* text = getenv(name);
@@ -168,6 +171,19 @@ int cudnnBackendExecute(void* handle, Descriptor* plan, void* pack) {
   return 0;
 }
 
+/* --- NVRTC -------------------------------------------------------------------------------------------------------
+ */
+
+int nvrtcVersion(int* major, int* minor) { return *major = 13, *minor = 0, 0; }
+const char* nvrtcGetErrorString(int status) { return status == 6 ? "NVRTC_ERROR_COMPILATION" : "NVRTC_ERROR"; }
+int nvrtcCreateProgram(void** program) { return *program = (void*)1, 0; }
+int nvrtcDestroyProgram(void) { return 0; }
+int nvrtcCompileProgram(void) { return ++compilations, (int)number_of("FAKE_NVRTC", 0); }
+int nvrtcGetProgramLogSize(void* program, size_t* size) { return (void)program, *size = 19, 0; }
+int nvrtcGetProgramLog(void* program, char* log) { return (void)program, strcpy(log, "the fake has a log"), 0; }
+int nvrtcGetCUBINSize(void* program, size_t* size) { return (void)program, *size = 1, 0; }
+int nvrtcGetCUBIN(void* program, char* code) { return (void)program, *code = 0, 0; }
+
 /* --- the driver ----------------------------------------------------------------------------------------------------
  */
 
@@ -207,6 +223,11 @@ int cuMemGetInfo_v2(size_t* available, size_t* total) {
   *available = number_of("FAKE_FREE", 1ull << 30);
   return cuDeviceTotalMem_v2(total);
 }
+int cuModuleLoadData(void** module) { return *module = (void*)1, 0; }
+int cuModuleUnload(void) { return 0; }
+int cuModuleGetFunction(void** function) { return *function = (void*)1, 0; }
+int cuFuncSetAttribute(void) { return 0; }
+int cuLaunchKernel(void) { return 0; }
 int cuMemFree_v2(void) { return 0; }
 int cuMemsetD32Async(void) { return 0; }
 int cuGetErrorString(int status, const char** text) { return *text = status == 2 ? "out of memory" : "failed", 0; }

@@ -64,7 +64,8 @@ def fake_cuda(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fake_cuda")
     source = Path(__file__).with_name("fake_cuda.c")
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", folder / "libcuda.so.1", source], check=True)
-    (folder / "libcudnn.so.9").symlink_to("libcuda.so.1")
+    for name in ("libcudnn.so.9", "libnvrtc.so.13"):
+        (folder / name).symlink_to("libcuda.so.1")
     return folder
 
 

@@ -17,6 +17,7 @@
 #include "driver.h"
 #include "nvrtc.h"
 #include "plan_store.h"
+#include "transposition.h"
 
 namespace nb = nanobind;
 
@@ -150,6 +151,12 @@ nb::dict depthwise_program_of(int64_t architecture, int64_t multiprocessors, int
 
 void load_nvrtc(const std::vector<std::string>& paths) { nvrtc::load(paths); }
 
+void load_transposition_on(int64_t device) {
+  const nb::gil_scoped_release release;
+  const driver::CurrentDevice current(static_cast<int>(device));
+  load_transposition(current.device());
+}
+
 void use_plan_directory(const std::string& directory) { plan_store().use(directory); }
 
 std::string plan_directory_problem() { return plan_store().info().problem; }
@@ -191,6 +198,8 @@ NB_MODULE(_cuda, module) {
              nb::arg("relu"), nb::arg("allow_tf32"), nb::arg("deterministic"), nb::arg("search"),
              nb::arg("workspace_limit"), "(bytes of workspace, cuDNN's engine) of a convolution's plan, or None.");
   module.def("load_nvrtc", &load_nvrtc, nb::arg("paths"), "Opens NVRTC; raises RuntimeError where it cannot serve.");
+  module.def("load_transposition", &load_transposition_on, nb::arg("device"),
+             "Makes a device ready to transpose weight gradients; raises RuntimeError where it cannot.");
   module.def("depthwise_filter_plan", &depthwise_plan_of, nb::arg("device"), nb::arg("type"), nb::arg("x"),
              nb::arg("w"), nb::arg("y"), nb::arg("lhs_spec"), nb::arg("rhs_spec"), nb::arg("out_spec"),
              nb::arg("window_strides"), nb::arg("padding"), nb::arg("rhs_dilation"), nb::arg("feature_group_count"),

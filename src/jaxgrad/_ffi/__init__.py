@@ -24,6 +24,7 @@ from jaxgrad._ffi.conv_cuda import cuda_conv_backward_input as cuda_conv_backwar
 from jaxgrad._ffi.conv_cuda import cuda_conv_forward as cuda_conv_forward
 from jaxgrad._ffi.conv_cuda import cuda_conv_plan as cuda_conv_plan
 from jaxgrad._ffi.conv_cuda import plan_cache_info as plan_cache_info
+from jaxgrad._ffi.conv_cuda import transposes_filter as transposes_filter
 from jaxgrad._ffi.conv_cuda import use_plan_cache_dir as use_plan_cache_dir
 from jaxgrad._ffi.gru import GruSizes as GruSizes
 from jaxgrad._ffi.gru import gru_backward as gru_backward
@@ -36,4 +37,5 @@ from jaxgrad._ffi.registration import cuda_problem as cuda_problem
 from jaxgrad._ffi.registration import cuda_targets as cuda_targets
 from jaxgrad._ffi.registration import cudnn_problem as cudnn_problem
 from jaxgrad._ffi.registration import gpu_ordinal as gpu_ordinal
+from jaxgrad._ffi.registration import nvrtc_problem as nvrtc_problem
 from jaxgrad._ffi.registration import onednn_problem as onednn_problem

@@ -107,21 +107,40 @@ def cudnn_problem() -> str:
     """Why cuDNN's kernels cannot run here; empty when they can. Opens cuDNN at its first call."""
     if cuda is None:
         return _cuda_error
-    paths = []
-    for package in _CUDNN_PACKAGES:
-        try:
-            files = importlib.metadata.files(package) or []
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        paths += [str(file.locate()) for file in files if file.name == "libcudnn.so.9"]
     try:
-        cuda.load_cudnn(paths)
+        cuda.load_cudnn(_libraries(_CUDNN_PACKAGES, ("libcudnn.so.9",)))
     except RuntimeError as error:
         return str(error)
     return ""
 
 
-_CUDNN_PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")  # used where JAX has not opened a cuDNN yet
+@cache
+def nvrtc_problem() -> str:
+    """Why jaxgrad's own kernels cannot be compiled here; empty when they can. Opens NVRTC at its first call."""
+    if cuda is None:
+        return _cuda_error
+    try:
+        cuda.load_nvrtc(_libraries(_NVRTC_PACKAGES, ("libnvrtc.so.13", "libnvrtc.so.12")))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def _libraries(packages: tuple[str, ...], names: tuple[str, ...]) -> list[str]:
+    """The paths of the libraries that the installed ones of the packages hold."""
+    found = []
+    for package in packages:
+        try:
+            files = importlib.metadata.files(package) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        found += [str(file.locate()) for file in files if file.name in names]
+    return found
+
+
+# Used where JAX has not opened these libraries yet.
+_CUDNN_PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
+_NVRTC_PACKAGES = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
 
 
 def or_empty(array: jax.Array | None, dtype: Any) -> jax.Array:
