@@ -24,12 +24,12 @@ def faster_on_xla(kind: str, geometry: Geometry, sizes: tuple[int, int, int], dt
     """Why XLA is to be preferred for a unit; empty where cuDNN called from here is the faster.
 
     XLA hands most convolutions to cuDNN as they are, but transposes the weight gradient, which cuDNN writes with the
-    output features first: in 16 bits, of many weights, that takes it as long as the convolution. It does not hand over those where the padding is not the same on either side, of
-    which it makes a padded copy; for weight gradients with stride or dilation, which it computes as plain convolutions
-    with huge windows; and for transposed convolutions, whose form it does not recognise. With three spatial axes its
-    choice of kernels is worse throughout. Small convolutions cost it the launch of each, where calls from here are
-    recorded into a CUDA graph. Measured on an H200, jax 0.11.2, cuDNN 9.19, in bfloat16 and float32; the
-    exceptions below are cases measured to be slower on cuDNN.
+    output features first: in 16 bits, of many weights, that takes it as long as the convolution. It does not hand over
+    those whose padding is not the same on either side, of which it makes a padded copy; weight gradients with stride
+    or dilation, which it computes as plain convolutions with huge windows; and transposed convolutions, whose form it
+    does not recognise. With three spatial axes its choice of kernels is worse throughout. Small convolutions cost it
+    the launch of each, where calls from here are recorded into a CUDA graph. Measured on an H200, jax 0.11.2, cuDNN
+    9.19, in bfloat16 and float32; the exceptions below are cases measured to be slower on cuDNN.
 
     Args:
       kind: the unit.
