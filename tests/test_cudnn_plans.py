@@ -455,12 +455,13 @@ def test_a_weight_gradient_is_written_as_the_caller_has_it(run, dtype):
     found = run(_TRANSPOSED + script, JAX_ENABLE_X64="1")
     element = {"bfloat16": "bf16", "float32": "f32", "float64": "f64"}[dtype]
     sizes = {"H": 3, "W": 2, "I": 4, "O": 6}
-    of_cudnn = "OIHW" if dtype == "float64" else "OHWI"
 
     def shape(layout):
         return f"tensor<{'x'.join(str(sizes[axis]) for axis in layout)}x{element}>"
 
     for layout in layouts:
+        window = "".join(axis for axis in layout if axis in "HW")
+        of_cudnn = f"OI{window}" if dtype == "float64" else f"O{window}I"
         by_xla = layout[-1] == of_cudnn[-1]  # rows that stay as they are, or nothing at all
         expected = [shape(of_cudnn), f"tensor<0x{element}>"] if by_xla else [shape(layout), shape(of_cudnn)]
         assert found[layout]["written"] == [*expected, "tensor<300xui8>"], layout
@@ -468,15 +469,13 @@ def test_a_weight_gradient_is_written_as_the_caller_has_it(run, dtype):
 
 
 def test_where_nvrtc_cannot_compile_weights_are_transposed_by_xla(run):
-    script = (
-        _TRANSPOSED + "tell(own=weight_gradient('HWIO'), wide=weight_gradient('HWIO', size=1024, features=1 << 14))"
-    )
-    own, wide = run(script).values()
+    script = _TRANSPOSED + "tell(one=weight_gradient('HWIO'), another=weight_gradient('HWIO', size=9))"
+    own, _ = run(script).values()
     assert own["written"][:2] == ["tensor<3x2x4x6xbf16>", "tensor<6x3x2x4xbf16>"]
-    lost, wide_lost = run(script, FAKE_NVRTC="6").values()
+    lost, another = run(script, FAKE_NVRTC="6").values()
     assert lost["written"] == ["tensor<6x3x2x4xbf16>", "tensor<0xbf16>", "tensor<300xui8>"]
     assert lost["transposed"] == own["transposed"] + 1
-    assert wide_lost["compiled"] == wide["compiled"] == 1
+    assert another["compiled"] == 1  # it was tried once
 
 
 def test_many_narrow_weights_are_cudnns(run):
