@@ -118,6 +118,75 @@ def test_activations_are_not_copied(layout):
     assert calls(text) == dict.fromkeys(KINDS, 1)
 
 
+_WEIGHTS = {
+    "HWIO": ConvCase(spatial=(6, 5), features=64, out_features=96, padding="SAME", layout=LAST),
+    "OIHW": ConvCase(spatial=(6, 5), features=40, out_features=48, layout=("NHWC", "OIHW", "NHWC")),
+    "lopsided": ConvCase(spatial=(6, 5), features=36, out_features=34, layout=("NHWC", "WOIH", "NHWC")),
+    "channels first": ConvCase(spatial=(6, 5), features=33, out_features=70, layout=("NCHW", "HWIO", "NCHW")),
+    "odd": ConvCase(spatial=(7, 6), features=3, out_features=37, strides=(2, 1), layout=LAST),
+    "groups": ConvCase(spatial=(6, 5), features=32, groups=4, out_features=32, padding="SAME", layout=LAST),
+    "depthwise": ConvCase(spatial=(6, 5), features=1, groups=48, out_features=1, padding="SAME", layout=LAST),
+    "one axis": ConvCase(spatial=(9,), window=(4,), features=34, out_features=66, layout=("NWC", "WIO", "NWC")),
+    "three axes": ConvCase(
+        spatial=(4, 5, 3), window=(2, 3, 2), features=34, out_features=36, layout=("NDHWC", "WHDIO", "NDHWC")
+    ),
+    "three axes, all apart": ConvCase(
+        spatial=(4, 5, 3), window=(2, 3, 2), features=18, out_features=20, layout=("NDHWC", "WIHOD", "NDHWC")
+    ),
+}
+
+
+def _results(text):
+    """The types of dw, of what cuDNN writes where it is transposed then, and of the workspace."""
+    line = next(line for line in text.splitlines() if "@jaxgrad_conv_backward_filter" in line)
+    return line.partition("->")[2].strip(" ()").split(", ")
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:4])
+@pytest.mark.parametrize("name", _WEIGHTS)
+def test_weight_gradients_in_the_callers_layout(name, dtype):
+    """Transposed by jaxgrad's own kernel, from where cuDNN puts them to where the caller's weights lie."""
+    case = _WEIGHTS[name]
+    inputs = make_conv_inputs(case, dtype)
+    gradient = jax.grad(lambda rhs: jnp.sum(conv(CUDNN, **case.settings)(inputs.lhs, rhs, inputs.bias)))
+    dw, written, _ = _results(jax.jit(gradient).lower(inputs.rhs).as_text())
+    by_xla = (
+        dtype == "float64" and case.layout[1][-1] not in "OI"
+    )  # the window's axis is the last in cuDNN's layout too
+    if by_xla:
+        assert written.startswith("tensor<0x")
+    else:
+        assert dw.startswith(f"tensor<{'x'.join(map(str, inputs.rhs.shape))}x")
+        assert dw != written
+        assert not written.startswith("tensor<0x")
+    _check(CUDNN, case, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_transposed_weight_gradients_recorded_into_a_command_buffer(dtype):
+    """Twelve of them in one program, run thirty times on inputs that change."""
+    case = ConvCase(spatial=(9, 10), features=72, out_features=136, padding="SAME", layout=LAST, bias=False)
+    rhs = make_conv_inputs(case, dtype).rhs
+    rng = np.random.default_rng(0)
+
+    def gradients(op, lhs, dys):
+        return [jax.vjp(lambda w, i=i: op(lhs * (1 + i), w), rhs)[1](dy)[0] for i, dy in enumerate(dys)]
+
+    lhs, dys = np.zeros((2, 9, 10, 72), dtype), [np.zeros((2, 9, 10, 136), dtype)] * 12
+    lowered = jax.jit(partial(gradients, conv(CUDNN, **case.settings))).lower(lhs, dys)
+    assert _results(lowered.as_text())[0].startswith("tensor<3x2x72x136x")
+    compiled = lowered.compile()
+    plain = jax.jit(partial(gradients, lambda x, w: lax.conv_general_dilated(x, w, **case.settings)))
+    before = jaxgrad.plan_cache_info()["cudnn"]["recorded"]
+    for _ in range(30):
+        lhs = jax.device_put(rng.standard_normal(lhs.shape).astype(dtype))
+        dys = [jax.device_put(rng.standard_normal(dy.shape).astype(dtype)) for dy in dys]
+        for found, expected in zip(compiled(lhs, dys), plain(lhs, dys), strict=True):
+            found, expected = (np.asarray(a, np.float32) for a in (found, expected))
+            np.testing.assert_allclose(found, expected, rtol=0, atol=0.01 * np.abs(expected).max())
+    assert jaxgrad.plan_cache_info()["cudnn"]["recorded"] > before
+
+
 @pytest.mark.parametrize("search", config.SEARCHES)
 def test_a_shape_is_planned_once(search):
     case = CASE.replace(spatial=(17, 19), batch=3)
@@ -307,6 +376,16 @@ def test_a_gradient_under_vmap_of_a_call_cudnn_takes():
         jax.tree.map(
             lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=0, atol=1e-4), found, gradient(lhs[i], rhs[i])
         )
+
+
+def test_explain_tells_of_slow_transpositions():
+    settings = {"dimension_numbers": LAST, "window_strides": (1, 1), "padding": "SAME"}
+    for dtype, expected in ((jnp.bfloat16, "cudnn"), (jnp.float32, "xla")):
+        lhs, rhs = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((16, 32, 32, 512), (3, 3, 512, 512)))
+        choice = jaxgrad.explain(jaxgrad.conv_general_dilated, lhs, rhs, **settings)
+        found = {unit.unit: unit.implementation for unit in choice.units} or {"backward_filter": choice.implementation}
+        assert found["backward_filter"] == expected
+        assert ("XLA would take long to transpose the weights" in str(choice)) is (expected == "cudnn")
 
 
 def test_explain_tells_each_unit():

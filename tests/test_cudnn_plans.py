@@ -426,3 +426,91 @@ def test_where_cudnn_is_looked_for(run_python, fake_cuda):
     assert missing.startswith("cuDNN cannot be opened: libcudnn.so.9: cannot open")
     assert "/no/such/libcudnn.so.9: cannot open" in missing
     assert found == ["cuDNN 9.1.0 was found; needed is 9.8.0 or a later release of major version 9", "", "9.19.0"]
+
+
+_TRANSPOSED = """
+from conv_running import calls
+
+def weight_gradient(rhs_layout, size=8, features=4, out_features=6, dtype="bfloat16", implementation="cudnn"):
+    x = jax.ShapeDtypeStruct((2, size, size, features), dtype)
+    sizes = {"H": 3, "W": 2, "I": features, "O": out_features}
+    w = jax.ShapeDtypeStruct(tuple(sizes[axis] for axis in rhs_layout), dtype)
+    layout = ("NHWC", rhs_layout, "NHWC")
+    settings = {"window_strides": (1, 1), "padding": ((1, 1), (1, 1)), "dimension_numbers": layout}
+
+    def step(x, w):
+        op = lambda w: jaxgrad.conv_general_dilated(x, w, **settings, implementation=implementation)
+        return jax.grad(lambda w: jnp.sum(jnp.sin(op(w))))(w)
+
+    told = jaxgrad.explain(
+        jaxgrad.conv_general_dilated, x, w, **settings, implementation=implementation, platform="gpu"
+    )
+    reasons = {unit.unit: unit.reason for unit in told.units} or {"backward_filter": told.reason}
+    text = jax.jit(step).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+    (line, *_) = [line for line in text.splitlines() if "@jaxgrad_conv_backward_filter" in line] or [""]
+    return {
+        "called": bool(line),
+        "written": line.partition("->")[2].strip(" ()").split(", "),
+        "transposed": text.count("stablehlo.transpose"),
+        "reason": reasons["backward_filter"],
+        "compiled": fake.fake_compilations(),
+    }
+"""
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_a_weight_gradient_is_written_as_the_caller_has_it(run, dtype):
+    """dw, then what cuDNN writes, which nothing is where it need not be transposed, then the workspace."""
+    layouts = ("OHWI", "OIHW", "OWHI", "HWIO", "WOIH")
+    script = f"tell(**{{layout: weight_gradient(layout, dtype={dtype!r}) for layout in {layouts}}})"
+    found = run(_TRANSPOSED + script, JAX_ENABLE_X64="1")
+    element = {"bfloat16": "bf16", "float32": "f32", "float64": "f64"}[dtype]
+    sizes = {"H": 3, "W": 2, "I": 4, "O": 6}
+
+    def shape(layout):
+        return f"tensor<{'x'.join(str(sizes[axis]) for axis in layout)}x{element}>"
+
+    for layout in layouts:
+        window = "".join(axis for axis in layout if axis in "HW")
+        of_cudnn = f"OI{window}" if dtype == "float64" else f"O{window}I"
+        by_xla = layout[-1] == of_cudnn[-1]  # rows that stay as they are, or nothing at all
+        expected = [shape(of_cudnn), f"tensor<0x{element}>"] if by_xla else [shape(layout), shape(of_cudnn)]
+        assert found[layout]["written"] == [*expected, "tensor<300xui8>"], layout
+    assert found["WOIH"]["compiled"] == 1  # once for all
+
+
+def test_where_nvrtc_cannot_compile_weights_are_transposed_by_xla(run):
+    script = _TRANSPOSED + "tell(one=weight_gradient('HWIO'), another=weight_gradient('HWIO', size=9))"
+    own, _ = run(script).values()
+    assert own["written"][:2] == ["tensor<3x2x4x6xbf16>", "tensor<6x3x2x4xbf16>"]
+    lost, another = run(script, FAKE_NVRTC="6").values()
+    assert lost["written"] == ["tensor<6x3x2x4xbf16>", "tensor<0xbf16>", "tensor<300xui8>"]
+    assert lost["transposed"] == own["transposed"] + 1
+    assert another["compiled"] == 1  # it was tried once
+
+
+def test_many_narrow_weights_are_cudnns(run):
+    """Where XLA would take long to transpose them, and nowhere else."""
+    script = """
+many = {"size": 1024, "features": 96, "out_features": 512, "implementation": None}
+tell(
+    narrow=weight_gradient("HWIO", **many),
+    wide=weight_gradient("HWIO", dtype="float32", **many),
+    few=weight_gradient("HWIO", **{**many, "features": 80}),
+    few_features=weight_gradient("HWIO", **{**many, "out_features": 504}),
+    padded=weight_gradient("HWIO", **{**many, "features": 100}),
+    as_cudnn_has_them=weight_gradient("OHWI", **many),
+)
+"""
+    found = run(_TRANSPOSED + script)
+    assert {name: one["called"] for name, one in found.items()} == {
+        "narrow": True,
+        "wide": False,
+        "few": False,
+        "few_features": False,
+        "padded": False,
+        "as_cudnn_has_them": False,
+    }
+    assert found["narrow"]["reason"] == "cuDNN; XLA would take long to transpose the weights"
+    without = run(_TRANSPOSED + script, FAKE_NVRTC="6")
+    assert not any(one["called"] for one in without.values())

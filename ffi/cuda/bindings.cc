@@ -17,6 +17,7 @@
 #include "driver.h"
 #include "nvrtc.h"
 #include "plan_store.h"
+#include "transposition.h"
 
 namespace nb = nanobind;
 
@@ -86,6 +87,12 @@ nb::object plan_of(int64_t device, int64_t kind, int64_t type, const std::vector
   }
 }
 
+void load_transposition_on(int64_t device) {
+  const nb::gil_scoped_release release;
+  const driver::CurrentDevice current(static_cast<int>(device));
+  load_transposition(current.device());
+}
+
 void use_plan_directory(const std::string& directory) { plan_store().use(directory); }
 
 std::string plan_directory_problem() { return plan_store().info().problem; }
@@ -127,6 +134,8 @@ NB_MODULE(_cuda, module) {
              nb::arg("relu"), nb::arg("allow_tf32"), nb::arg("deterministic"), nb::arg("search"),
              nb::arg("workspace_limit"), "(bytes of workspace, cuDNN's engine) of a convolution's plan, or None.");
   bind_depthwise(module);
+  module.def("load_transposition", &load_transposition_on, nb::arg("device"),
+             "Makes a device ready to transpose weight gradients; raises RuntimeError where it cannot.");
   module.def("total_memory", &driver::total_memory, nb::arg("device"), "Bytes of a device's memory.");
   module.def("use_plan_directory", &use_plan_directory, nb::arg("directory"),
              "Keeps choices of plans in a directory from now on; an empty path for nowhere.");

@@ -5,6 +5,7 @@
 
 #include "../common/checks.h"
 #include "../common/conv_attributes.h"
+#include "transposition.h"
 
 namespace jaxgrad {
 namespace ffi = xla::ffi;
@@ -112,15 +113,38 @@ ffi::Error backward_input(CUstream stream, Arg dy, Arg w, Ret dx, Bytes workspac
              search);
 }
 
-ffi::Error backward_filter(CUstream stream, Arg x, Arg dy, Ret dw, Bytes workspace, Axes lhs_spec, Axes rhs_spec,
-                           Axes out_spec, Axes strides, Axes padding, Axes dilation, int64_t groups, bool allow_tf32,
-                           bool deterministic, int64_t search) {
+// Brings weights that lie as one call says to where another says.
+ffi::Error transpose_weights(CUstream stream, const ConvCall& from, const Arg& in, const ConvCall& to, const Arg& out) {
+  std::string problem;
+  const ConvShape source = conv_shape(ConvKind::kBackwardFilter, from, problem);
+  const ConvShape result = conv_shape(ConvKind::kBackwardFilter, to, problem);
+  if (problem.empty() && source.w.sizes != result.w.sizes) problem = "dw must have the same sizes in both layouts";
+  if (!problem.empty()) return ffi::Error::InvalidArgument("jaxgrad_conv: " + problem);
+  try {
+    const driver::CurrentDevice current(stream);
+    transpose(stream, current.device(), source.spatial + 2, static_cast<int64_t>(ffi::ByteWidth(in.element_type())),
+              source.w, in.untyped_data(), result.w, out.untyped_data());
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(std::string("jaxgrad_conv: ") + error.what());
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error backward_filter(CUstream stream, Arg x, Arg dy, Ret dw, Ret written, Bytes workspace, Axes lhs_spec,
+                           Axes rhs_spec, Axes out_spec, Axes strides, Axes padding, Axes dilation, int64_t groups,
+                           Axes dw_spec, bool allow_tf32, bool deterministic, int64_t search) {
   ConvCall call = conv_layout(lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
   call.x = shape_of(x);
   call.w = shape_of(*dw);
   call.y = shape_of(dy);
-  return run(ConvKind::kBackwardFilter, stream, x, dy, nullptr, *dw, workspace, call, false, allow_tf32, deterministic,
-             search);
+  ConvCall given = call;
+  given.rhs_spec = to_vector(dw_spec);
+  const bool transposes = given.rhs_spec != call.rhs_spec;
+  const Arg& result = transposes ? *written : *dw;
+  call.w = shape_of(result);
+  ffi::Error status = run(ConvKind::kBackwardFilter, stream, x, dy, nullptr, result, workspace, call, false, allow_tf32,
+                          deterministic, search);
+  return status.failure() || !transposes ? status : transpose_weights(stream, call, result, given, *dw);
 }
 
 }  // namespace
@@ -156,9 +180,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cuda_conv_backward_filter, backward_filter
                                   .Ctx<ffi::PlatformStream<CUstream>>()
                                   .Arg<ffi::AnyBuffer>()        // x     as lhs_spec says
                                   .Arg<ffi::AnyBuffer>()        // dy    as out_spec says
-                                  .Ret<ffi::AnyBuffer>()        // dw    as rhs_spec says
+                                  .Ret<ffi::AnyBuffer>()        // dw    as dw_spec says
+                                  .Ret<ffi::AnyBuffer>()        // dw    as rhs_spec says; where that is the same, none
                                   .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                              JAXGRAD_CONV_LAYOUT JAXGRAD_CONV_CHOICE,
+                              JAXGRAD_CONV_LAYOUT.Attr<Axes>("dw_spec") JAXGRAD_CONV_CHOICE,
                               {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace jaxgrad

@@ -74,6 +74,14 @@ int64_t total_memory(int device) {
   return static_cast<int64_t>(bytes);
 }
 
+int architecture(int device) {
+  const CUdevice found = find_device(device);
+  int major = 0, minor = 0;
+  JAXGRAD_DRIVER(api().cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, found));
+  JAXGRAD_DRIVER(api().cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, found));
+  return 10 * major + minor;
+}
+
 bool is_full() {
   size_t available = 0, total = 0;
   return api().cuMemGetInfo(&available, &total) == CUDA_SUCCESS && available < kHardlyAny;

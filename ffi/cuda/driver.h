@@ -74,6 +74,8 @@ std::string describe_device(int device);
 
 int64_t total_memory(int device);  // bytes
 
+int architecture(int device);  // 10 * major + minor compute capability
+
 // Whether hardly any memory of the current device is free.
 bool is_full();
 

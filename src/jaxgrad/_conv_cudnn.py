@@ -24,12 +24,13 @@ _GROUPS = "XLA's kernels for groups are as fast, and at times much faster"
 def faster_on_xla(kind: str, geometry: Geometry, sizes: tuple[int, int, int], dtype: Any, transposed: bool) -> str:
     """Why XLA is to be preferred for a unit; empty where cuDNN called from here is the faster.
 
-    XLA hands most convolutions to cuDNN as they are. It does not where the padding is not the same on either side, of
-    which it makes a padded copy; for weight gradients with stride or dilation, which it computes as plain convolutions
-    with huge windows; and for transposed convolutions, whose form it does not recognise. With three spatial axes its
-    choice of kernels is worse throughout. Small convolutions cost it the launch of each, where calls from here are
-    recorded into a CUDA graph. Measured on an H200, jax 0.11.2, cuDNN 9.19, in bfloat16 and float32; the
-    exceptions below are cases measured to be slower on cuDNN.
+    XLA hands most convolutions to cuDNN as they are, but transposes the weight gradient, which cuDNN writes with the
+    output features first: in 16 bits, of many weights, that takes it as long as the convolution. It does not hand over
+    those whose padding is not the same on either side, of which it makes a padded copy; weight gradients with stride
+    or dilation, which it computes as plain convolutions with huge windows; and transposed convolutions, whose form it
+    does not recognise. With three spatial axes its choice of kernels is worse throughout. Small convolutions cost it
+    the launch of each, where calls from here are recorded into a CUDA graph. Measured on an H200, jax 0.11.2, cuDNN
+    9.19, in bfloat16 and float32; the exceptions below are cases measured to be slower on cuDNN.
 
     Args:
       kind: the unit.
@@ -47,7 +48,7 @@ def faster_on_xla(kind: str, geometry: Geometry, sizes: tuple[int, int, int], dt
     if window and not grouped and g.multiplications(*sizes) <= _FEW_MULTIPLICATIONS:
         return ""
     if kind == "backward_filter":
-        missed = strided or dilated or lopsided or (volume and not grouped)
+        missed = strided or dilated or lopsided or (volume and not grouped) or slow_to_transpose(g, sizes, dtype)
         return "" if missed else _GROUPS if grouped else _LEVEL
     if kind == "forward":
         if lopsided or (volume and not grouped):
@@ -63,6 +64,31 @@ def faster_on_xla(kind: str, geometry: Geometry, sizes: tuple[int, int, int], dt
     return "" if lopsided or volume else _LEVEL
 
 
+def slow_to_transpose(geometry: Geometry, sizes: tuple[int, int, int], dtype: Any) -> bool:
+    """Whether XLA would take long to transpose dw from cuDNN's layout, and a call from here does it itself."""
+    _, features, out_features = sizes
+    features //= geometry.feature_group_count
+    window = math.prod(geometry.w_spatial)
+    many = out_features >= _MANY_FEATURES and features * out_features * window >= _MANY_WEIGHTS
+    padded = features % _TENSOR_CORE or out_features % _TENSOR_CORE  # by cuDNN, where XLA may take another way
+    return (
+        dtype.itemsize == 2
+        and window > 1
+        and many
+        and not padded
+        and _ffi.transposes_filter(geometry, sizes, dtype.name)
+    )
+
+
+def how_transposed(geometry: Geometry, sizes: tuple[int, int, int], dtype: Any) -> str:
+    """What is to be told of the transposition of dw."""
+    return "XLA would take long to transpose the weights" if slow_to_transpose(geometry, sizes, dtype) else ""
+
+
+# With 1024 output features 294912 weights take XLA 8 us and a kernel of our own 2; with 512, 2359296 take them 12 to 70 us
+# and 4. With 256 or fewer, up to 589824 take XLA 2 us at most.
+_MANY_FEATURES, _MANY_WEIGHTS = 512, 1 << 18
+_TENSOR_CORE = 8  # features of 2 bytes that its kernels take at a time
 _FEW_FEATURES = 8
 _FEW_MULTIPLICATIONS = 1 << 28  # 8 x 28 x 28 pixels, 64 features to 64, a window of 3 x 3: some 10 us
 

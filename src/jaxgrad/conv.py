@@ -168,6 +168,9 @@ def convolve(
             }
             if relu:
                 notes = _where_relu_is(call, sizes, lhs.dtype, settings["precision"], epilogue, obstacles)
+            filter_unit = ("cudnn", "backward_filter")
+            if filter_unit in obstacles and obstacles[filter_unit] is None:
+                notes = {**notes, filter_unit: _conv_cudnn.how_transposed(call.geometry, sizes, lhs.dtype)}
     routes = op.decide(implementation, obstacle, obstacles, notes).routes
     # XLA itself is at its best without the triangle around it, but for the weight gradients of groups.
     plainly = all(route == XLA for route in routes.values()) and settings["feature_group_count"] == 1

@@ -24,6 +24,7 @@ from jaxgrad._ffi.conv_cuda import cuda_conv_backward_input as cuda_conv_backwar
 from jaxgrad._ffi.conv_cuda import cuda_conv_forward as cuda_conv_forward
 from jaxgrad._ffi.conv_cuda import cuda_conv_plan as cuda_conv_plan
 from jaxgrad._ffi.conv_cuda import plan_cache_info as plan_cache_info
+from jaxgrad._ffi.conv_cuda import transposes_filter as transposes_filter
 from jaxgrad._ffi.conv_cuda import use_plan_cache_dir as use_plan_cache_dir
 from jaxgrad._ffi.depthwise import cuda_depthwise_filter as cuda_depthwise_filter
 from jaxgrad._ffi.depthwise import cuda_depthwise_plan as cuda_depthwise_plan

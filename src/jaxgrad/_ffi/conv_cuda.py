@@ -1,7 +1,8 @@
 """The calls of ffi/cuda/conv_ffi.cc, and the plans behind them.
 
 cuDNN has fast kernels for channels-last operands and good ones for channels-first; operands of neither layout, and
-filters, are transposed before the call and results after it, in XLA, which can fuse that with what stands around.
+filters, are transposed before the call and results after it, in XLA, which can fuse that with what stands around. A
+weight gradient the call transposes itself where it can.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from jaxgrad import config
 from jaxgrad._conv_geometry import Geometry
 from jaxgrad._ffi.conv import CONV_KINDS, _conv_layout, _conv_shapes, conv_plan_cache_info
 from jaxgrad._ffi.registration import cuda, gpu_ordinal, or_empty
+from jaxgrad._ffi.transposition import takes_transposition, transposition_problem
 from jaxgrad.config import SEARCHES, Settings
 
 _TYPES = ("float32", "float64", "bfloat16", "float16")
@@ -160,6 +162,18 @@ def _layouts(geometry: Geometry, dtype: str) -> list[Geometry]:
     return [dataclasses.replace(geometry, lhs_spec=spec, rhs_spec=spec, out_spec=spec) for spec in specs]
 
 
+def transposes_filter(
+    geometry: Geometry, sizes: tuple[int, int, int], dtype: str, laid_out: Geometry | None = None
+) -> bool:
+    """Whether a call of the unit backward_filter itself brings dw from the layout of its plan to the caller's.
+
+    Without a plan, whose layout is `laid_out`, the answer is that for the layout which is tried first.
+    """
+    taken = laid_out or _layouts(geometry, dtype)[0]
+    axes = (sizes[2], sizes[1] // geometry.feature_group_count, *geometry.w_spatial)
+    return takes_transposition(axes, taken.rhs_spec, geometry.rhs_spec) and not transposition_problem(gpu_ordinal())
+
+
 def _relaid(array: jax.Array, spec: Sequence[int], wanted: Sequence[int]) -> jax.Array:
     """Transposes an array whose logical axes lie as `spec` says so that they lie as `wanted` says."""
     if tuple(spec) == tuple(wanted):
@@ -188,18 +202,27 @@ def _call(
     g = plan.geometry
     given = {"x": geometry.lhs_spec, "w": geometry.rhs_spec, "y": geometry.out_spec}
     taken = {"x": g.lhs_spec, "w": g.rhs_spec, "y": g.out_spec}
-    shapes = dict(zip("xwy", _conv_shapes(g, *sizes), strict=True))
     (result,) = set("xwy") - set(operands)
+    own: dict[str, Any] = {}  # the attributes that this unit alone has
+    shapes = [dict(zip("xwy", _conv_shapes(g, *sizes), strict=True))[result]]
+    if result == "y":
+        own["relu"] = np.bool_(relu)
+    elif result == "w":
+        if transposes_filter(geometry, sizes, dtype.name, g):
+            taken["w"] = geometry.rhs_spec
+            shapes.insert(0, _conv_shapes(geometry, *sizes)[1])
+        else:
+            shapes.append((0,))
+        own["dw_spec"] = np.array(taken["w"], np.int64)
     call = jax.ffi.ffi_call(
         f"jaxgrad_conv_{kind}",
-        (jax.ShapeDtypeStruct(shapes[result], dtype), jax.ShapeDtypeStruct((plan.workspace,), np.uint8)),
+        (*(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes), jax.ShapeDtypeStruct((plan.workspace,), np.uint8)),
     )
-    forward_alone = result == "y"
-    found, _ = call(
+    found, *_ = call(
         *(_relaid(array, given[name], taken[name]) for name, array in operands.items()),
-        *([or_empty(bias, dtype)] if forward_alone else []),
+        *([or_empty(bias, dtype)] if result == "y" else []),
         **_conv_layout(g),
-        **({"relu": np.bool_(relu)} if forward_alone else {}),
+        **own,
         allow_tf32=np.bool_(allow_tf32),
         deterministic=np.bool_(settings.deterministic),
         search=np.int64(_search(settings)),
