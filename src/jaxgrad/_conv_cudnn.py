@@ -85,8 +85,8 @@ def how_transposed(geometry: Geometry, sizes: tuple[int, int, int], dtype: Any) 
     return "XLA would take long to transpose the weights" if slow_to_transpose(geometry, sizes, dtype) else ""
 
 
-# With 1024 output features 294912 weights take XLA 8 us and a kernel of our own 2; with 512, 2359296 take them 12 to 70 us
-# and 4. With 256 or fewer, up to 589824 take XLA 2 us at most.
+# With 1024 output features 294912 weights take XLA 8 us and a kernel of our own 2, with 512 ones 2359296 take them 12
+# to 70 us and 4. With 256 or fewer, up to 589824 take XLA 2 us at most.
 _MANY_FEATURES, _MANY_WEIGHTS = 512, 1 << 18
 _TENSOR_CORE = 8  # features of 2 bytes that its kernels take at a time
 _FEW_FEATURES = 8
