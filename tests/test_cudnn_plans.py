@@ -431,10 +431,12 @@ def test_where_cudnn_is_looked_for(run_python, fake_cuda):
 _TRANSPOSED = """
 from conv_running import calls
 
-def weight_gradient(rhs_layout, size=8, features=4, dtype="bfloat16", implementation="cudnn", data="NHWC"):
-    x = jax.ShapeDtypeStruct(tuple({"N": 2, "H": size, "W": size, "C": features}[axis] for axis in data), dtype)
-    w = jax.ShapeDtypeStruct(tuple({"H": 3, "W": 2, "I": features, "O": 6}[axis] for axis in rhs_layout), dtype)
-    settings = {"window_strides": (1, 1), "padding": ((1, 1), (1, 1)), "dimension_numbers": (data, rhs_layout, data)}
+def weight_gradient(rhs_layout, size=8, features=4, out_features=6, dtype="bfloat16", implementation="cudnn"):
+    x = jax.ShapeDtypeStruct((2, size, size, features), dtype)
+    sizes = {"H": 3, "W": 2, "I": features, "O": out_features}
+    w = jax.ShapeDtypeStruct(tuple(sizes[axis] for axis in rhs_layout), dtype)
+    layout = ("NHWC", rhs_layout, "NHWC")
+    settings = {"window_strides": (1, 1), "padding": ((1, 1), (1, 1)), "dimension_numbers": layout}
 
     def step(x, w):
         op = lambda w: jaxgrad.conv_general_dilated(x, w, **settings, implementation=implementation)
@@ -490,11 +492,13 @@ def test_where_nvrtc_cannot_compile_weights_are_transposed_by_xla(run):
 def test_many_narrow_weights_are_cudnns(run):
     """Where XLA would take long to transpose them, and nowhere else."""
     script = """
-many = {"size": 1024, "features": 1 << 13, "implementation": None}
+many = {"size": 1024, "features": 96, "out_features": 512, "implementation": None}
 tell(
     narrow=weight_gradient("HWIO", **many),
     wide=weight_gradient("HWIO", dtype="float32", **many),
-    few=weight_gradient("HWIO", **{**many, "features": 1 << 11}),
+    few=weight_gradient("HWIO", **{**many, "features": 80}),
+    few_features=weight_gradient("HWIO", **{**many, "out_features": 504}),
+    padded=weight_gradient("HWIO", **{**many, "features": 100}),
     as_cudnn_has_them=weight_gradient("OHWI", **many),
 )
 """
@@ -503,6 +507,8 @@ tell(
         "narrow": True,
         "wide": False,
         "few": False,
+        "few_features": False,
+        "padded": False,
         "as_cudnn_has_them": False,
     }
     assert found["narrow"]["reason"] == "cuDNN; XLA would take long to transpose the weights"

@@ -19,7 +19,7 @@
 namespace jaxgrad {
 namespace {
 
-constexpr unsigned kSquare = 32;  // rows and columns of a tile that has many of both
+constexpr unsigned kMany = 32;  // rows or columns
 constexpr size_t kBatchAxes = std::extent_v<decltype(Transposition::sizes)>;
 static_assert(kBatchAxes == kMaxSpatial, "an array has rows and columns besides");
 
@@ -31,7 +31,9 @@ class Kernels {
     const driver::RelaxedCapture relaxed;
     JAXGRAD_DRIVER(driver::api().cuModuleLoadData(&module_, code_->data()));
     // Asked for by name, a kernel is loaded at once, and not when it is first launched.
-    constexpr std::array<const char*, 4> names = {"transpose_2", "transpose_4", "transpose_8", "transpose_pairs"};
+    constexpr std::array<const char*, kCount> names = {"transpose_2",     "transpose_4",     "transpose_8",
+                                                       "transpose_few_2", "transpose_few_4", "transpose_few_8",
+                                                       "transpose_pairs"};
     try {
       for (size_t i = 0; i < names.size(); ++i)
         JAXGRAD_DRIVER(driver::api().cuModuleGetFunction(&functions_[i], module_, names[i]));
@@ -44,13 +46,17 @@ class Kernels {
   Kernels(const Kernels&) = delete;
   Kernels& operator=(const Kernels&) = delete;
 
-  CUfunction of_elements(int64_t bytes) const { return functions_[bytes == 2 ? 0 : bytes == 4 ? 1 : 2]; }
-  CUfunction of_pairs() const { return functions_[3]; }
+  // few: there are few rows or columns.
+  CUfunction of_elements(int64_t bytes, bool few) const {
+    return functions_[(bytes == 2 ? 0 : bytes == 4 ? 1 : 2) + (few ? 3 : 0)];
+  }
+  CUfunction of_pairs() const { return functions_.back(); }
 
  private:
+  static constexpr size_t kCount = 7;
   std::shared_ptr<const std::string> code_;
   CUmodule module_ = nullptr;
-  std::array<CUfunction, 4> functions_{};
+  std::array<CUfunction, kCount> functions_{};
 };
 
 std::shared_ptr<const Kernels> kernels(int device) {
@@ -107,18 +113,25 @@ Transposition describe(const std::vector<Axis>& axes) {
   return t;
 }
 
-// Few rows get many columns, and the other way round.
-void set_tile(Transposition& t) {
-  t.tile_rows = std::min(t.rows, t.columns < kSquare ? kTransposeElements / t.columns : kSquare);
-  t.tile_columns = std::min(t.columns, kTransposeElements / t.tile_rows);
-  if (t.rows >= kSquare) t.tile_columns = std::min(t.tile_columns, kSquare);
+bool has_few(const Transposition& t) { return std::min(t.rows, t.columns) < kMany; }
+
+void set_tiles(Transposition& t, bool pairs) {
+  if (has_few(t)) {  // few rows get many columns, and the other way round
+    t.tile_rows = std::min(t.rows, t.columns < kMany ? kTransposeElements / t.columns : kMany);
+    t.tile_columns = std::min(t.columns, kTransposeElements / t.tile_rows);
+  } else {
+    t.tile_rows = kTransposeRows;
+    t.tile_columns = pairs ? kTransposeRows : kTransposeColumns;
+  }
+  t.row_tiles = (t.rows + t.tile_rows - 1) / t.tile_rows;
+  t.column_tiles = (t.columns + t.tile_columns - 1) / t.tile_columns;
 }
 
 bool takes_pairs(const Transposition& t, int64_t element_bytes, const void* in, const void* out) {
   unsigned odd = t.rows | t.columns | t.row_stride | t.column_stride;
   for (size_t axis = 0; axis < kBatchAxes; ++axis) odd |= t.in_strides[axis] | t.out_strides[axis];
   const auto address = reinterpret_cast<uintptr_t>(in) | reinterpret_cast<uintptr_t>(out);
-  return element_bytes == 2 && odd % 2 == 0 && address % 4 == 0 && std::min(t.rows, t.columns) >= kSquare;
+  return element_bytes == 2 && odd % 2 == 0 && address % 4 == 0 && !has_few(t);
 }
 
 }  // namespace
@@ -130,17 +143,12 @@ void transpose(CUstream stream, int device, int axes, int64_t element_bytes, con
   const std::shared_ptr<const Kernels> loaded = kernels(device);
   Transposition t = describe(merged_axes(axes, from, to));
   const bool pairs = takes_pairs(t, element_bytes, in, out);
-  if (pairs) {
-    t.tile_rows = t.tile_columns = kTransposePairs;
-  } else {
-    set_tile(t);
-  }
-  const auto tiles = [](int64_t size, int64_t tile) { return (size + tile - 1) / tile; };
-  int64_t blocks = tiles(t.rows, t.tile_rows) * tiles(t.columns, t.tile_columns);
+  set_tiles(t, pairs);
+  int64_t blocks = static_cast<int64_t>(t.row_tiles) * t.column_tiles;
   for (const unsigned size : t.sizes) blocks *= size;
   std::array<void*, 3> arguments = {&in, &out, &t};
-  JAXGRAD_DRIVER(driver::api().cuLaunchKernel(pairs ? loaded->of_pairs() : loaded->of_elements(element_bytes),
-                                              narrow(blocks), 1, 1, kTransposeThreads, 1, 1, 0, stream,
+  const CUfunction kernel = pairs ? loaded->of_pairs() : loaded->of_elements(element_bytes, has_few(t));
+  JAXGRAD_DRIVER(driver::api().cuLaunchKernel(kernel, narrow(blocks), 1, 1, kTransposeThreads, 1, 1, 0, stream,
                                               arguments.data(), nullptr));
 }
 

@@ -66,10 +66,18 @@ def faster_on_xla(kind: str, geometry: Geometry, sizes: tuple[int, int, int], dt
 
 def slow_to_transpose(geometry: Geometry, sizes: tuple[int, int, int], dtype: Any) -> bool:
     """Whether XLA would take long to transpose dw from cuDNN's layout, and a call from here does it itself."""
-    weights = sizes[1] * sizes[2] * math.prod(geometry.w_spatial) // geometry.feature_group_count
-    window = math.prod(geometry.w_spatial) > 1
-    many = dtype.itemsize == 2 and window and weights >= _MANY_WEIGHTS
-    return many and _ffi.transposes_filter(geometry, sizes, dtype.name)
+    _, features, out_features = sizes
+    features //= geometry.feature_group_count
+    window = math.prod(geometry.w_spatial)
+    many = out_features >= _MANY_FEATURES and features * out_features * window >= _MANY_WEIGHTS
+    padded = features % _TENSOR_CORE or out_features % _TENSOR_CORE  # by cuDNN, where XLA may take another way
+    return (
+        dtype.itemsize == 2
+        and window > 1
+        and many
+        and not padded
+        and _ffi.transposes_filter(geometry, sizes, dtype.name)
+    )
 
 
 def how_transposed(geometry: Geometry, sizes: tuple[int, int, int], dtype: Any) -> str:
@@ -77,7 +85,10 @@ def how_transposed(geometry: Geometry, sizes: tuple[int, int, int], dtype: Any) 
     return "XLA would take long to transpose the weights" if slow_to_transpose(geometry, sizes, dtype) else ""
 
 
-_MANY_WEIGHTS = 1 << 17  # 294912 take XLA 8 us, and 2359296 take it 69
+# With 1024 output features 294912 weights take XLA 8 us and a kernel of our own 2, with 512 ones 2359296 take them 12
+# to 70 us and 4. With 256 or fewer, up to 589824 take XLA 2 us at most.
+_MANY_FEATURES, _MANY_WEIGHTS = 512, 1 << 18
+_TENSOR_CORE = 8  # features of 2 bytes that its kernels take at a time
 _FEW_FEATURES = 8
 _FEW_MULTIPLICATIONS = 1 << 28  # 8 x 28 x 28 pixels, 64 features to 64, a window of 3 x 3: some 10 us
 

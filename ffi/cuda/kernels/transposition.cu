@@ -3,22 +3,18 @@
 using namespace jaxgrad;
 
 struct Tile {
-  unsigned rows, columns;          // that lie within the array
-  unsigned long long in, out;      // its first element
+  unsigned rows, columns;      // that lie within the array
+  unsigned long long in, out;  // its first element
 };
 
 __device__ inline Tile tile_at(const Transposition& t) {
-  const unsigned row_tiles = (t.rows + t.tile_rows - 1) / t.tile_rows;
-  const unsigned column_tiles = (t.columns + t.tile_columns - 1) / t.tile_columns;
-  unsigned index = blockIdx.x;
-  const unsigned column = index % column_tiles * t.tile_columns;
-  index /= column_tiles;
-  const unsigned row = index % row_tiles * t.tile_rows;
-  index /= row_tiles;
+  unsigned index = blockIdx.x / t.column_tiles;
+  const unsigned column = (blockIdx.x - index * t.column_tiles) * t.tile_columns;
+  const unsigned row = index % t.row_tiles * t.tile_rows;
+  index /= t.row_tiles;
   unsigned long long in = row * (unsigned long long)t.row_stride + column;
   unsigned long long out = column * (unsigned long long)t.column_stride + row;
-#pragma unroll
-  for (int axis = 0; axis < 3; ++axis) {
+  for (int axis = 0; axis < 3 && index > 0; ++axis) {
     const unsigned place = index % t.sizes[axis];
     index /= t.sizes[axis];
     in += place * (unsigned long long)t.in_strides[axis];
@@ -27,57 +23,53 @@ __device__ inline Tile tile_at(const Transposition& t) {
   return {min(t.rows - row, t.tile_rows), min(t.columns - column, t.tile_columns), in, out};
 }
 
-// Tiles of any shape, narrow ones too.
-template <class T>
+// Tiles of ROWS and COLUMNS; of as many as `t` says where these are 0.
+template <class T, unsigned ROWS, unsigned COLUMNS>
 __device__ inline void transpose(const T* __restrict__ in, T* __restrict__ out, const Transposition& t) {
-  constexpr unsigned EACH = kTransposeElements / kTransposeThreads;
-  __shared__ T shared[kTransposeElements * 3 / 2];
+  constexpr bool FIXED = ROWS > 0;
+  constexpr unsigned EACH = (FIXED ? ROWS * COLUMNS : kTransposeElements) / kTransposeThreads;
+  __shared__ T shared[FIXED ? ROWS * (COLUMNS | 1) : kTransposeElements * 3 / 2];
   const Tile tile = tile_at(t);
-  const unsigned pitch = t.tile_columns | 1;  // odd, so that the rows of a column lie in different banks
+  const unsigned rows = FIXED ? ROWS : t.tile_rows, columns = FIXED ? COLUMNS : t.tile_columns;
+  const unsigned pitch = columns | 1;  // odd, so that the rows of a column lie in different banks
   T values[EACH];
 #pragma unroll
   for (unsigned k = 0; k < EACH; ++k) {
-    const unsigned index = k * kTransposeThreads + threadIdx.x;
-    const unsigned row = index / t.tile_columns, column = index % t.tile_columns;
+    const unsigned index = k * kTransposeThreads + threadIdx.x, row = index / columns, column = index % columns;
     if (row < tile.rows && column < tile.columns)
       values[k] = in[tile.in + row * (unsigned long long)t.row_stride + column];
   }
 #pragma unroll
   for (unsigned k = 0; k < EACH; ++k) {
-    const unsigned index = k * kTransposeThreads + threadIdx.x;
-    const unsigned row = index / t.tile_columns, column = index % t.tile_columns;
+    const unsigned index = k * kTransposeThreads + threadIdx.x, row = index / columns, column = index % columns;
     if (row < tile.rows && column < tile.columns) shared[row * pitch + column] = values[k];
   }
   __syncthreads();
 #pragma unroll
   for (unsigned k = 0; k < EACH; ++k) {
-    const unsigned index = k * kTransposeThreads + threadIdx.x;
-    const unsigned column = index / t.tile_rows, row = index % t.tile_rows;
+    const unsigned index = k * kTransposeThreads + threadIdx.x, column = index / rows, row = index % rows;
     if (row < tile.rows && column < tile.columns)
       out[tile.out + column * (unsigned long long)t.column_stride + row] = shared[row * pitch + column];
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kTransposeThreads)
-    transpose_2(const unsigned short* in, unsigned short* out, Transposition t) {
-  transpose(in, out, t);
-}
+#define TRANSPOSE(NAME, T, ROWS, COLUMNS)                                                                      \
+  extern "C" __global__ void __launch_bounds__(kTransposeThreads) NAME(const T* in, T* out, Transposition t) { \
+    transpose<T, ROWS, COLUMNS>(in, out, t);                                                                   \
+  }
 
-extern "C" __global__ void __launch_bounds__(kTransposeThreads)
-    transpose_4(const unsigned* in, unsigned* out, Transposition t) {
-  transpose(in, out, t);
-}
-
-extern "C" __global__ void __launch_bounds__(kTransposeThreads)
-    transpose_8(const unsigned long long* in, unsigned long long* out, Transposition t) {
-  transpose(in, out, t);
-}
+TRANSPOSE(transpose_2, unsigned short, kTransposeRows, kTransposeColumns)
+TRANSPOSE(transpose_4, unsigned, kTransposeRows, kTransposeColumns)
+TRANSPOSE(transpose_8, unsigned long long, kTransposeRows, kTransposeColumns)
+TRANSPOSE(transpose_few_2, unsigned short, 0, 0)
+TRANSPOSE(transpose_few_4, unsigned, 0, 0)
+TRANSPOSE(transpose_few_8, unsigned long long, 0, 0)
 
 // Elements of 2 bytes, of which every number and stride is even: a warp reads and writes 128 bytes at a time. A thread
 // reads two columns of two rows, and turns these into two rows of two columns.
 extern "C" __global__ void __launch_bounds__(kTransposeThreads)
     transpose_pairs(const unsigned* __restrict__ in, unsigned* __restrict__ out, Transposition t) {
-  constexpr unsigned PAIRS = kTransposePairs / 2, WARPS = kTransposeThreads / 32;
+  constexpr unsigned PAIRS = kTransposeRows / 2, WARPS = kTransposeThreads / 32;
   __shared__ unsigned shared[2][PAIRS][PAIRS + 1];  // [column % 2][column / 2][row / 2]
   const Tile tile = tile_at(t);
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -101,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(kTransposeThreads)
   }
   __syncthreads();
 #pragma unroll
-  for (unsigned k = 0; k < kTransposePairs / WARPS; ++k) {
+  for (unsigned k = 0; k < kTransposeRows / WARPS; ++k) {
     const unsigned column = k * WARPS + warp;
     if (column < tile.columns && 2 * lane < tile.rows)
       out[(tile.out + column * (unsigned long long)t.column_stride) / 2 + lane] = shared[column % 2][column / 2][lane];

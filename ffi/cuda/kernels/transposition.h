@@ -10,12 +10,14 @@ struct Transposition {
   unsigned row_stride, column_stride;                // elements: between rows in `in`, between columns in `out`
   unsigned sizes[3], in_strides[3], out_strides[3];  // of the axes b
   unsigned tile_rows, tile_columns;                  // of what a block transposes
+  unsigned row_tiles, column_tiles;                  // how many of these lie below and beside each other
 };
 
 enum {
   kTransposeThreads = 256,    // of a block
-  kTransposeElements = 1024,  // that a tile may have; those of pairs have four times as many
-  kTransposePairs = 64        // rows and columns of a tile of pairs
+  kTransposeRows = 64,        // of a tile that lies in an array with many of both
+  kTransposeColumns = 32,     // and its columns; pairs of elements have as many columns as rows
+  kTransposeElements = 1024,  // that a tile of few rows or columns may have
 };
 
 }  // namespace jaxgrad
