@@ -172,3 +172,23 @@ def test_the_default_takes_it_and_is_right():
     assert {unit.unit: unit.implementation for unit in choice.units}["backward_filter"] == "cuda"
     with config.override(deterministic=True):
         _check(case, "float32", Target(None, "gpu"))
+
+
+def test_transposed_convolutions():
+    """Their weights' gradient is the same unit, with x and dy the other way round."""
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((3, 9, 8, 20)), rng.standard_normal((3, 4, 1, 20))
+    settings = {"feature_group_count": 20, "output_padding": (1, 0)}
+
+    def gradient(x, w, implementation):
+        call = jaxgrad.conv_transpose
+        return jax.grad(
+            lambda w: jnp.sum(jnp.sin(call(x, w, (2, 3), "SAME", **settings, implementation=implementation)))
+        )(w)
+
+    narrow = (x.astype(np.float32), w.astype(np.float32))
+    assert "jaxgrad_conv_depthwise_filter" in jax.jit(gradient, static_argnums=2).lower(*narrow, "cuda").as_text()
+    found = gradient(*narrow, "cuda")
+    with jax.default_device(jax.devices("cpu")[0]):
+        expected = gradient(*(a.astype(np.float64) for a in narrow), "xla")
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())

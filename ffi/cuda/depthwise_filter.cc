@@ -43,16 +43,28 @@ PlanCache<DepthwiseFilterKey, DepthwiseFilterPlan, KeyHash>& cache() {
   return plans;
 }
 
-std::shared_ptr<const DepthwiseFilterPlan> build(const DepthwiseFilterKey& key) {
+struct Found {
+  DepthwiseShape shape;
+  DepthwiseTiling tiling;
+  Gpu gpu;
+};
+
+Found find(const DepthwiseFilterKey& key) {
   std::string reason;
   const auto shape = depthwise_shape(key, key.type, reason);
-  if (!shape) throw NoPlan("the kernel cannot take this convolution: " + reason);
+  if (!shape) throw NoPlan("jaxgrad's own kernel cannot take this convolution: " + reason);
   const Gpu gpu = gpu_of(key.device);
-  if (gpu.architecture < kOldestArchitecture) throw NoPlan("the kernel needs a GPU of compute capability 8.0 or later");
+  if (gpu.architecture < kOldestArchitecture)
+    throw NoPlan("jaxgrad's own kernel needs a GPU of compute capability 8.0 or later");
   const auto tiling = depthwise_tiling(*shape, gpu);
-  if (!tiling) throw NoPlan("the kernel's tiles of this convolution are too large for the GPU");
+  if (!tiling) throw NoPlan("the tiles that jaxgrad's own kernel would need are too large for the GPU");
+  return {*shape, *tiling, gpu};
+}
+
+std::shared_ptr<const DepthwiseFilterPlan> build(const DepthwiseFilterKey& key) {
+  const Found found = find(key);
   const driver::RelaxedCapture relaxed;
-  return std::make_shared<const DepthwiseFilterPlan>(*shape, *tiling, gpu);
+  return std::make_shared<const DepthwiseFilterPlan>(found.shape, found.tiling, found.gpu);
 }
 
 unsigned narrow(int64_t value) { return static_cast<unsigned>(value); }
@@ -63,8 +75,6 @@ DepthwiseFilterPlan::DepthwiseFilterPlan(const DepthwiseShape& shape, const Dept
     : tiling_(t),
       workspace_bytes_(t.partial_bytes(shape)),
       elements_(shape.taps() * shape.C),
-      name_(std::to_string(t.TN) + "x" + std::to_string(t.TH) + "x" + std::to_string(t.TW) + "x" +
-            std::to_string(t.CC) + " by " + std::to_string(t.SUB_H) + "x" + std::to_string(t.SUB_W)),
       code_(
           nvrtc::compile(depthwise_definitions(shape, t) + kDeviceSource + kDepthwiseFilterSource, gpu.architecture)) {
   const driver::Api& api = driver::api();
@@ -92,6 +102,12 @@ void DepthwiseFilterPlan::run(CUstream stream, const void* x, const void* dy, vo
   std::array<void*, 3> sum = {&workspace, &dw, &shares};
   JAXGRAD_DRIVER(driver::api().cuLaunchKernel(sum_, narrow((elements_ + 31) / 32), 1, 1,
                                               narrow(32 * kDepthwiseSumSlices), 1, 1, 0, stream, sum.data(), nullptr));
+}
+
+void check_depthwise_filter(const DepthwiseFilterKey& key) { find(key); }
+
+void check_compiler(int device) {
+  nvrtc::compile("extern \"C\" __global__ void nothing() {}", gpu_of(device).architecture);
 }
 
 std::shared_ptr<const DepthwiseFilterPlan> depthwise_filter_plan(const DepthwiseFilterKey& key) {

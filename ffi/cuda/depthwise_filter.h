@@ -31,16 +31,20 @@ class DepthwiseFilterPlan {
   void run(CUstream stream, const void* x, const void* dy, void* dw, void* workspace) const;
 
   int64_t workspace_bytes() const { return workspace_bytes_; }
-  const std::string& name() const { return name_; }  // of the tiling
 
  private:
   DepthwiseTiling tiling_;
   int64_t workspace_bytes_, elements_;  // of dw
-  std::string name_;
   std::shared_ptr<const std::string> code_;
   CUmodule module_ = nullptr;
   CUfunction partial_ = nullptr, sum_ = nullptr;
 };
+
+// Throws NoPlan where the kernel cannot take a call, or the device. Compiles nothing.
+void check_depthwise_filter(const DepthwiseFilterKey& key);
+
+// Throws nvrtc::Error where nothing can be compiled for a device.
+void check_compiler(int device);
 
 // The plan of a key: compiled and loaded at its first use, then kept. Throws NoPlan where the kernel cannot take the
 // call or the GPU, nvrtc::Error where it cannot be compiled, driver::Error. Thread-safe, and allowed during a capture.

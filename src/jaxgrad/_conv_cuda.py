@@ -1,8 +1,8 @@
 """When the weight gradient of a depthwise convolution runs on jaxgrad's own CUDA kernel.
 
 This is the one place that says so; `jaxgrad.explain` tells what it says. The kernel is ffi/cuda/kernels/
-depthwise_filter.cu. It is compiled by NVRTC, which comes with JAX's CUDA packages, when a program is lowered that needs
-it. It sums in float32, in an order that is always the same, and rounds nothing to TF32.
+depthwise_filter.cu. It is compiled by NVRTC, which comes with JAX's CUDA packages, while a gradient is lowered that
+needs it. It sums in float32, in an order that is always the same, and rounds nothing to TF32.
 """
 
 from __future__ import annotations
@@ -27,49 +27,33 @@ KERNEL = Kernel(
 USUAL: Obstacles = {("cuda", _UNIT): Obstacle("jaxgrad's own kernel is for depthwise convolutions")}
 
 
-def faster_elsewhere(geometry: Geometry, sizes: tuple[int, int, int], dtype: Any) -> str:
-    """Why XLA or cuDNN is to be preferred for a depthwise weight gradient; empty where the kernel is the fastest.
-
-    Measured on an H200, jax 0.11.2, cuDNN 9.19.
-    """
-    return ""
-
-
 def obstacles(geometry: Geometry, sizes: tuple[int, int, int], dtype: Any, implementation: str | None) -> Obstacles:
-    """What stands in the kernel's way in a call of batch, features and output features `sizes`."""
+    """What stands in the kernel's way in a call of batch, features and output features `sizes`.
+
+    It is never a faster kernel elsewhere: FIGURES
+    """
     if implementation not in (None, "cuda"):
         return {}
     _, features, out_features = sizes
-    obstacle: Obstacle | None
+    obstacle: Obstacle | None = None
     if not features == out_features == geometry.feature_group_count:
         obstacle = USUAL["cuda", _UNIT]
     elif not _ffi.cuda_targets():
         obstacle = _missing(_ffi.cuda_problem())
-    elif implementation is None and (reason := faster_elsewhere(geometry, sizes, dtype)):
-        obstacle = Obstacle(reason, slower=True)
-    else:
-        obstacle = without_plan(geometry, sizes, dtype)
+    elif problem := without_plan(geometry, sizes, dtype):
+        obstacle = Obstacle(problem)
+    elif problem := _ffi.nvrtc_problem():
+        obstacle = _missing(problem)
     return {("cuda", _UNIT): obstacle}
-
-
-def without_plan(geometry: Geometry, sizes: tuple[int, int, int], dtype: Any) -> Obstacle | None:
-    """Why the kernel cannot run, as far as can be said here.
-
-    Raises RuntimeError where it cannot be compiled and other processes, where it can be, wait for the same program.
-    """
-    try:
-        if _ffi.gpu_ordinal() is not None and (problem := _ffi.nvrtc_problem()):
-            raise RuntimeError(problem)
-        plan = _ffi.cuda_depthwise_plan(geometry, sizes, dtype.name)
-    except RuntimeError as error:
-        if jax.process_count() > 1:
-            raise
-        return _missing(str(error))
-    return Obstacle(plan) if isinstance(plan, str) else None
 
 
 def _missing(problem: str) -> Obstacle:
     return Obstacle(f"jaxgrad's {KERNEL.title} are missing: {problem}", missing=problem)
+
+
+def without_plan(geometry: Geometry, sizes: tuple[int, int, int], dtype: Any) -> str:
+    """Why the kernel cannot take a call of batch, features and output features `sizes`; empty where it can."""
+    return _ffi.cuda_depthwise_problem(geometry, sizes, dtype.name)
 
 
 def backward_filter(

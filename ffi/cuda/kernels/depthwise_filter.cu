@@ -3,7 +3,8 @@
 // The host defines what is in capitals. A block owns CC channels and goes through its share of the tiles of dy, TN
 // images by TH rows by TW columns, while the copies of the tiles to come are under way. A thread owns one channel of
 // SUB_H x SUB_W elements of a tile, neighbouring threads neighbouring channels, and one sum in a register for each of
-// KG x KW taps of the window, whose rows are shared out among GROUPS threads.
+// KG x KW taps of the window, whose rows are shared out among GROUPS threads. Where a tile reaches beyond dy its elements
+// are zeros, so that an infinity or NaN in x, whose channel's gradients are lost anyway, may reach more taps than its own.
 constexpr int XH = (TH - 1) * SH + (GROUPS * KG - 1) * DH + 1;  // the tile's rows and columns of x
 constexpr int XW = (TW - 1) * SW + (KW - 1) * DW + 1;
 constexpr int X_PIXELS = TN * XH * XW, DY_PIXELS = TN * TH * TW;

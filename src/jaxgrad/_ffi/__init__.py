@@ -27,7 +27,7 @@ from jaxgrad._ffi.conv_cuda import plan_cache_info as plan_cache_info
 from jaxgrad._ffi.conv_cuda import transposes_filter as transposes_filter
 from jaxgrad._ffi.conv_cuda import use_plan_cache_dir as use_plan_cache_dir
 from jaxgrad._ffi.depthwise import cuda_depthwise_filter as cuda_depthwise_filter
-from jaxgrad._ffi.depthwise import cuda_depthwise_plan as cuda_depthwise_plan
+from jaxgrad._ffi.depthwise import cuda_depthwise_problem as cuda_depthwise_problem
 from jaxgrad._ffi.gru import GruSizes as GruSizes
 from jaxgrad._ffi.gru import gru_backward as gru_backward
 from jaxgrad._ffi.gru import gru_forward as gru_forward

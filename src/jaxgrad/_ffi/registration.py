@@ -121,6 +121,8 @@ def nvrtc_problem() -> str:
         return _cuda_error
     try:
         cuda.load_nvrtc(_libraries(_NVRTC_PACKAGES, ("libnvrtc.so.13", "libnvrtc.so.12")))
+        if (device := gpu_ordinal()) is not None:
+            cuda.check_nvrtc(device)
     except RuntimeError as error:
         return str(error)
     return ""
