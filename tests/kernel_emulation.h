@@ -1,5 +1,5 @@
-/* CUDA on the CPU, as far as jaxgrad's own kernels need it: one thread of the host plays all threads of a block, each on
-   a stack of its own, and goes on to the next at every barrier. It checks what a GPU would not tell: that copies are
+/* CUDA on the CPU, as far as jaxgrad's own kernels need it: one thread of the host plays all threads of a block, each
+   on a stack of its own, and goes on to the next at every barrier. It checks what a GPU would not tell: that copies are
    aligned and lie within the arrays. */
 #include <ucontext.h>
 

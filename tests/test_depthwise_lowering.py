@@ -133,6 +133,19 @@ tell(unit=unit(groups=4), dense=error(other, groups=4), wide=error(other, groups
     assert found["compilations"] == 0
 
 
+def test_channels_that_stand_first(run):
+    """They are transposed, which only a slow window of XLA's is worth; a forced call always is."""
+    found = run("""
+tell(wide=unit(layout=FIRST), narrow=unit(layout=FIRST, dtype="bfloat16"), text=lowered(layout=FIRST),
+     forced=lowered("cuda", layout=FIRST, dtype="bfloat16"))
+""")
+    assert found["wide"][0] == "cuda"
+    assert found["narrow"][0] != "cuda"
+    for text in (found["text"], found["forced"]):
+        assert len(_calls(text)) == 1
+        assert text.count("stablehlo.transpose") >= 2
+
+
 def test_examples_that_vmap_folds_into_channels(run):
     found = run("tell(text=lowered(mapped=True))")
     (call,) = _calls(found["text"])
