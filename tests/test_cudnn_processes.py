@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
 from jaxgrad._ffi import registration
 
 pytestmark = pytest.mark.gpu
+fills_the_gpu = pytest.mark.skipif(
+    int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1,
+    reason="takes all memory of the GPU, which other tests need at the same time: run it without -n",
+)
 
 _PRELUDE = """
 import ctypes, json, warnings
@@ -130,6 +135,7 @@ pool.delete()
 """
 
 
+@fills_the_gpu
 @pytest.mark.parametrize("search", ["exhaustive", "heuristic"])
 def test_little_memory(run, search):
     """None to time in, and enough for cuDNN itself: another choice, the same program, right gradients."""
@@ -148,6 +154,7 @@ tell(free=free, text=lowered.as_text(), error=error(found, x, w))
     assert found["text"] == usual["text"]
 
 
+@fills_the_gpu
 def test_a_full_gpu(run):
     """Not even cuDNN's own memory is to be had: XLA with one warning that says why, an error where cuDNN is forced."""
     found = run(f"""

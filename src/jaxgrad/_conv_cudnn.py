@@ -48,6 +48,9 @@ def faster_on_xla(kind: str, geometry: Geometry, sizes: tuple[int, int, int], dt
     if window and not grouped and g.multiplications(*sizes) <= _FEW_MULTIPLICATIONS:
         return ""
     if kind == "backward_filter":
+        apart = all(k <= stride for k, stride in zip(g.w_spatial, g.window_strides, strict=True))
+        if apart and narrow and not (transposed or dilated or lopsided or volume or grouped):
+            return "XLA's choice of kernel is the better one where windows do not overlap"
         missed = strided or dilated or lopsided or (volume and not grouped) or slow_to_transpose(g, sizes, dtype)
         return "" if missed else _GROUPS if grouped else _LEVEL
     if kind == "forward":
