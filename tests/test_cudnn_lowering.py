@@ -42,9 +42,13 @@ RULES = {
     "small groups": (PLAIN.replace(spatial=(64, 64), groups=4), "bfloat16", ()),
     "window dilation": (PLAIN.replace(rhs_dilation=(2, 2)), "bfloat16", ("backward_filter",)),
     "stride": (PLAIN.replace(strides=(2, 2), padding=((1, 1), (1, 1))), "float32", ("backward_filter",)),
-    "windows side by side": (PLAIN.replace(window=(4, 4), strides=(4, 4), padding="VALID"), "bfloat16", ()),
+    "windows side by side": (
+        PLAIN.replace(window=(4, 4), strides=(4, 4), padding="VALID", out_features=64),
+        "bfloat16",
+        (),
+    ),
     "windows side by side, wide": (
-        PLAIN.replace(window=(4, 4), strides=(4, 4), padding="VALID"),
+        PLAIN.replace(window=(4, 4), strides=(4, 4), padding="VALID", out_features=64),
         "float32",
         ("backward_filter",),
     ),
