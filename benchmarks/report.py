@@ -118,14 +118,15 @@ def save_plot(report: dict[str, Any], folder: Path, baseline: str) -> None:
 
 
 def plot(report: dict[str, Any], baseline: str) -> Figure:
-    """One panel a pass, one group of bars a case."""
-    measures = list(dict.fromkeys(row["measure"] for row in report["rows"]))
+    """One panel a pass, one group of bars a case of those that are in the table."""
+    shown = [row for row in report["rows"] if not row["extra"]]
+    measures = list(dict.fromkeys(row["measure"] for row in shown))
     names = [name for name in contenders(report) if name != baseline]
     width = 0.8 / len(names)
-    cases = len(report["rows"]) / len(measures)
+    cases = len(shown) / len(measures)
     figure = Figure(figsize=(3 + 0.9 * cases, 3.2 * len(measures)), layout="constrained")
     for panel, measure in zip(figure.subplots(len(measures), 1, squeeze=False)[:, 0], measures, strict=True):
-        rows = [row for row in report["rows"] if row["measure"] == measure]
+        rows = [row for row in shown if row["measure"] == measure]
         for i, contender in enumerate(names):
             at = [(k, row) for k, row in enumerate(rows) if contender in row["times_ms"]]
             speedups = [r["times_ms"][baseline]["median"] / r["times_ms"][contender]["median"] for _, r in at]

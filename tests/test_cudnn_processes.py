@@ -12,7 +12,7 @@ from jaxgrad._ffi import registration
 pytestmark = pytest.mark.gpu
 fills_the_gpu = pytest.mark.skipif(
     int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1,
-    reason="takes all memory of the GPU, which other tests need at the same time: run it without -n",
+    reason="takes all memory of the GPU, which other tests need at the same time: run it with -n 0",
 )
 
 _PRELUDE = """
