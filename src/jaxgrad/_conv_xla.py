@@ -8,6 +8,7 @@ group.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -123,11 +124,11 @@ def _grouped_weight_gradient(geometry: Geometry, precision: Any, x: jax.Array, d
         met = met.reshape(groups, -1, met.shape[-1])
         return lax.dot_general(dy, met, (((1,), (1,)), ((0,), (0,))), precision=precision)
 
-    taps = list(itertools.product(*map(range, geometry.w_spatial)))
-    if len(taps) <= _MOST_TAPS_UNROLLED:
-        found = jnp.stack([tap(offsets) for offsets in taps])
-    else:
-        found = lax.map(lambda offsets: tap(tuple(offsets)), jnp.array(taps))
+    window = geometry.w_spatial
+    if (taps := math.prod(window)) <= _MOST_TAPS_UNROLLED:
+        found = jnp.stack([tap(offsets) for offsets in itertools.product(*map(range, window))])
+    else:  # computed and not a constant, which `custom_partitioning` takes none of
+        found = lax.map(lambda i: tap(jnp.unravel_index(i, window)), jnp.arange(taps))
     # [taps, G, O, I] -> [G O, I, window], and from there to w's own order of axes.
     found = found.reshape(*geometry.w_spatial, -1, found.shape[-1])
     canonical = jnp.moveaxis(found, (spatial, spatial + 1), (0, 1))
