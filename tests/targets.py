@@ -43,4 +43,13 @@ EVERY_OP = (CPU_KERNEL, XLA, XLA_ON_GPU)
 CONVOLUTION = BATCH_NORM = (*EVERY_OP, CUDNN)
 
 # The modules whose tests of the GRU on XLA are thorough: each compiles scans, which takes seconds.
-THOROUGH_ON_XLA = ("test_gru_clip", "test_gru_lengths", "test_gru_nan", "test_gru_vmap", "test_gru_wanted")
+THOROUGH_ON_XLA = (
+    "test_gru_clip",
+    "test_gru_derivatives",
+    "test_gru_lengths",
+    "test_gru_nan",
+    "test_gru_runtime",
+    "test_gru_sweep",
+    "test_gru_vmap",
+    "test_gru_wanted",
+)

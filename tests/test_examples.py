@@ -50,7 +50,7 @@ def test_every_script_is_tested():
     ("name", "more"),
     [
         ("train_digits_cnn", ["--model", "plain"]),
-        ("train_digits_cnn", ["--model", "resnext"]),
+        pytest.param("train_digits_cnn", ["--model", "resnext"], marks=pytest.mark.thorough),
         ("train_digits_cnn", ["--model", "mobilenet"]),
         ("train_digits_gru", ["--direction", "bidirectional"]),
         ("train_data_parallel", []),
