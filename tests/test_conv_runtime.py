@@ -19,6 +19,7 @@ from targets import CONVOLUTION, CPU_KERNEL, XLA_ON_GPU, Target
 import jaxgrad
 from jaxgrad import _cpu, _ffi, config
 from jaxgrad._conv_geometry import Geometry
+from jaxgrad._conv_problem import Problem
 
 TARGETS = CONVOLUTION
 
@@ -200,7 +201,7 @@ def test_a_repeated_call_finds_its_plan():
 def _plan(size: int) -> None:
     """Asks the compiled module, past Python's own cache, for a plan of a shape of that size."""
     geometry = Geometry((0, 1, 2), (0, 1, 2), (0, 1, 2), (1,), ((1, 1),), (1,), 1, (size,), (3,))
-    _ffi.conv_plan.__wrapped__("forward", geometry, 1, 8, 8, "float32", False)
+    _ffi.conv_plan.__wrapped__("forward", Problem(geometry, 1, 8, 8, np.dtype("float32")), False)
 
 
 def _resident_megabytes() -> float:

@@ -42,10 +42,12 @@ def lowered(size=8, dtype="float32", implementation="cudnn"):
 def engine(size=8, dtype="float32", epilogue=_ffi.Epilogue(), **changes):
     "cuDNN's engine in a forward call, and the bytes of its workspace."
     from jaxgrad._conv_geometry import Geometry
+    from jaxgrad._conv_problem import Problem
     spec = (0, 3, 1, 2)
     g = Geometry(spec, (3, 2, 0, 1), spec, (1, 1), ((2, 0), (2, 0)), (1, 1), 1, (size, size), (3, 3))
     with config.override(**changes):
-        plan = _ffi.cuda_conv_plan("forward", g, (2, 4, 4), dtype, True, config.current(), epilogue)
+        problem = Problem(g, 2, 4, 4, jnp.dtype(dtype))
+        plan = _ffi.cuda_conv_plan("forward", problem, True, config.current(), epilogue)
     return None if plan is None else [plan.engine, plan.workspace]
 
 def counts():

@@ -8,13 +8,13 @@ needs it. It sums in float32, in an order that is always the same, and rounds no
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxgrad import _conv_xla, _ffi
 from jaxgrad._conv_geometry import Geometry
+from jaxgrad._conv_problem import Problem
 from jaxgrad._dispatch import Kernel, Obstacle, Obstacles
 
 _UNIT = "backward_filter"
@@ -29,7 +29,7 @@ KERNEL = Kernel(
 USUAL: Obstacles = {("cuda", _UNIT): Obstacle("jaxgrad's own kernel is for depthwise convolutions")}
 
 
-def faster_elsewhere(geometry: Geometry, dtype: Any) -> str:
+def faster_elsewhere(problem: Problem) -> str:
     """Why XLA or cuDNN is to be preferred for a depthwise weight gradient; empty where the kernel is.
 
     With channels last it always is. On an H200 (jax 0.11.2, cuDNN 9.19) XLA's choice, cuDNN's kernels among them, took
@@ -37,11 +37,11 @@ def faster_elsewhere(geometry: Geometry, dtype: Any) -> str:
     strides of 1 and 2, 8 to 960 channels, batches of 1 to 64. Of other layouts x and dy are transposed first, which
     takes longer than the kernel does: that pays where XLA takes milliseconds, for large or dilated windows in float32.
     """
-    g = geometry
+    g = problem.geometry
     last = len(g.lhs_spec) - 1
     if g.lhs_spec[1] == g.out_spec[1] == last and g.lhs_spec[0] == g.out_spec[0] == 0:
         return ""
-    slow = dtype == jnp.float32 and (math.prod(g.w_spatial) > _FEW_TAPS or max(g.rhs_dilation) > 1)
+    slow = problem.dtype == jnp.float32 and (math.prod(g.w_spatial) > _FEW_TAPS or max(g.rhs_dilation) > 1)
     return (
         "" if slow else "jaxgrad's own kernel takes channels last, and to bring them there takes longer than it saves"
     )
@@ -50,32 +50,26 @@ def faster_elsewhere(geometry: Geometry, dtype: Any) -> str:
 _FEW_TAPS = 25
 
 
-def obstacles(geometry: Geometry, sizes: tuple[int, int, int], dtype: Any, implementation: str | None) -> Obstacles:
-    """What stands in the kernel's way in a call of batch, features and output features `sizes`."""
+def obstacles(problem: Problem, implementation: str | None) -> Obstacles:
+    """What stands in the kernel's way in a call."""
     if implementation not in (None, "cuda"):
         return {}
-    _, features, out_features = sizes
     obstacle: Obstacle | None = None
-    if not features == out_features == geometry.feature_group_count:
+    if not problem.is_depthwise:
         obstacle = USUAL["cuda", _UNIT]
     elif not _ffi.cuda_targets():
         obstacle = _missing(_ffi.cuda_problem())
-    elif implementation is None and (reason := faster_elsewhere(geometry, dtype)):
+    elif implementation is None and (reason := faster_elsewhere(problem)):
         obstacle = Obstacle(reason, slower=True)
-    elif problem := without_plan(geometry, sizes, dtype):
-        obstacle = Obstacle(problem)
-    elif problem := _ffi.nvrtc_problem():
-        obstacle = _missing(problem)
+    elif reason := _ffi.cuda_depthwise_problem(problem):
+        obstacle = Obstacle(reason)
+    elif reason := _ffi.nvrtc_problem():
+        obstacle = _missing(reason)
     return {("cuda", _UNIT): obstacle}
 
 
-def _missing(problem: str) -> Obstacle:
-    return Obstacle(f"jaxgrad's {KERNEL.title} are missing: {problem}", missing=problem)
-
-
-def without_plan(geometry: Geometry, sizes: tuple[int, int, int], dtype: Any) -> str:
-    """Why the kernel cannot take a call of batch, features and output features `sizes`; empty where it can."""
-    return _ffi.cuda_depthwise_problem(geometry, sizes, dtype.name)
+def _missing(reason: str) -> Obstacle:
+    return Obstacle(f"jaxgrad's {KERNEL.title} are missing: {reason}", missing=reason)
 
 
 def backward_filter(

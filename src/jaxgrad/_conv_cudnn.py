@@ -11,8 +11,9 @@ from typing import Any
 
 import jax
 
-from jaxgrad import _conv_xla, _ffi, config
+from jaxgrad import _conv_problem, _conv_xla, _ffi, config
 from jaxgrad._conv_geometry import Geometry
+from jaxgrad._conv_problem import Problem
 from jaxgrad._dispatch import Kernel, Obstacle, Obstacles
 
 KERNEL = Kernel("cudnn", "cuDNN", _ffi.cuda_problem, "cuDNN kernels")
@@ -21,7 +22,7 @@ _LEVEL = "XLA runs this unit on cuDNN itself, as fast, and fuses what stands aro
 _GROUPS = "XLA's kernels for groups are as fast, and at times much faster"
 
 
-def faster_on_xla(kind: str, geometry: Geometry, sizes: tuple[int, int, int], dtype: Any, transposed: bool) -> str:
+def faster_on_xla(kind: str, problem: Problem, transposed: bool) -> str:
     """Why XLA is to be preferred for a unit; empty where cuDNN called from here is the faster.
 
     XLA hands most convolutions to cuDNN as they are, but transposes the weight gradient, which cuDNN writes with the
@@ -34,24 +35,22 @@ def faster_on_xla(kind: str, geometry: Geometry, sizes: tuple[int, int, int], dt
 
     Args:
       kind: the unit.
-      geometry: of the convolution.
-      sizes: its batch, features and output features.
-      dtype: of its operands.
+      problem: the convolution.
       transposed: the convolution is the one that a transposed convolution transposes.
     """
-    g = geometry
+    g = problem.geometry
     lopsided = any(low != high for low, high in g.padding)
     volume = len(g.w_spatial) == 3
     dilated, strided, grouped = max(g.rhs_dilation) > 1, max(g.window_strides) > 1, g.feature_group_count > 1
-    narrow, features = dtype.itemsize == 2, sizes[1]
+    narrow, features = problem.dtype.itemsize == 2, problem.features
     window = math.prod(g.w_spatial) > 1  # what has none, XLA computes as a matrix product
-    if window and not grouped and g.multiplications(*sizes) <= _FEW_MULTIPLICATIONS:
+    if window and not grouped and problem.multiplications <= _FEW_MULTIPLICATIONS:
         return ""
     if kind == "backward_filter":
         apart = all(k <= stride for k, stride in zip(g.w_spatial, g.window_strides, strict=True))
         if apart and narrow and not (transposed or dilated or lopsided or volume or grouped):
             return "XLA's choice of kernel is the better one where windows do not overlap"
-        missed = strided or dilated or lopsided or (volume and not grouped) or slow_to_transpose(g, sizes, dtype)
+        missed = strided or dilated or lopsided or (volume and not grouped) or slow_to_transpose(problem)
         return "" if missed else _GROUPS if grouped else _LEVEL
     if kind == "forward":
         if lopsided or (volume and not grouped):
@@ -67,25 +66,18 @@ def faster_on_xla(kind: str, geometry: Geometry, sizes: tuple[int, int, int], dt
     return "" if lopsided or volume else _LEVEL
 
 
-def slow_to_transpose(geometry: Geometry, sizes: tuple[int, int, int], dtype: Any) -> bool:
+def slow_to_transpose(problem: Problem) -> bool:
     """Whether XLA would take long to transpose dw from cuDNN's layout, and a call from here does it itself."""
-    _, features, out_features = sizes
-    features //= geometry.feature_group_count
-    window = math.prod(geometry.w_spatial)
-    many = out_features >= _MANY_FEATURES and features * out_features * window >= _MANY_WEIGHTS
-    padded = features % _TENSOR_CORE or out_features % _TENSOR_CORE  # by cuDNN, where XLA may take another way
-    return (
-        dtype.itemsize == 2
-        and window > 1
-        and many
-        and not padded
-        and _ffi.transposes_filter(geometry, sizes, dtype.name)
-    )
+    features = problem.features // problem.geometry.feature_group_count
+    many = problem.out_features >= _MANY_FEATURES and math.prod(problem.w_shape) >= _MANY_WEIGHTS
+    padded = features % _TENSOR_CORE or problem.out_features % _TENSOR_CORE  # by cuDNN, where XLA may take another way
+    window = math.prod(problem.geometry.w_spatial) > 1
+    return problem.dtype.itemsize == 2 and window and many and not padded and _ffi.transposes_filter(problem)
 
 
-def how_transposed(geometry: Geometry, sizes: tuple[int, int, int], dtype: Any) -> str:
+def how_transposed(problem: Problem) -> str:
     """What is to be told of the transposition of dw."""
-    return "XLA would take long to transpose the weights" if slow_to_transpose(geometry, sizes, dtype) else ""
+    return "XLA would take long to transpose the weights" if slow_to_transpose(problem) else ""
 
 
 # With 1024 output features 294912 weights take XLA 8 us and a kernel of our own 2, with 512 ones 2359296 take them 12
@@ -101,16 +93,14 @@ USUAL_TRANSPOSED: Obstacles = {("cudnn", "forward"): Obstacle(_LEVEL, slower=Tru
 
 
 def obstacles(
-    geometry: Geometry,
-    sizes: tuple[int, int, int],
-    dtype: Any,
+    problem: Problem,
     precision: Any,
     implementation: str | None,
     transposed: bool,
     epilogue: _ffi.Epilogue,
     taken: Collection[str] = (),
 ) -> Obstacles:
-    """What stands in the way of cuDNN in each unit of a call of batch, features and output features `sizes`.
+    """What stands in the way of cuDNN in each unit of a call.
 
     The units in `taken` have a faster kernel: cuDNN is not asked for them.
     """
@@ -121,32 +111,25 @@ def obstacles(
         obstacle = None
         if kind in taken:
             obstacle = Obstacle("jaxgrad's own kernel is the faster one", slower=True)
-        elif implementation is None and (reason := faster_on_xla(kind, geometry, sizes, dtype, transposed)):
+        elif implementation is None and (reason := faster_on_xla(kind, problem, transposed)):
             obstacle = Obstacle(reason, slower=True)
         else:
-            obstacle = without_plan(kind, geometry, sizes, dtype, precision, config.current(), epilogue)
+            obstacle = without_plan(kind, problem, precision, config.current(), epilogue)
         found["cudnn", kind] = obstacle
     return found
 
 
 def without_plan(
-    kind: str,
-    geometry: Geometry,
-    sizes: tuple[int, int, int],
-    dtype: Any,
-    precision: Any,
-    settings: config.Settings,
-    epilogue: _ffi.Epilogue,
+    kind: str, problem: Problem, precision: Any, settings: config.Settings, epilogue: _ffi.Epilogue
 ) -> Obstacle | None:
     """Why cuDNN has no kernel, as far as can be said here: without a GPU that is left to where the program runs.
 
     Raises RuntimeError where cuDNN cannot be asked and other processes, where it can be, wait for the same program.
     """
-    call = (geometry, sizes, dtype, precision, settings)
     try:
-        if kind == "forward" and fuses(*call, epilogue):
+        if kind == "forward" and fuses(problem, precision, settings, epilogue):
             return None
-        plan = _ffi.cuda_conv_plan(kind, geometry, sizes, dtype.name, _ffi.allows_tf32(precision), settings)
+        plan = _ffi.cuda_conv_plan(kind, problem, _ffi.allows_tf32(precision), settings)
     except RuntimeError as error:
         if jax.process_count() > 1:
             raise
@@ -154,14 +137,7 @@ def without_plan(
     return None if plan is not None else Obstacle(f"cuDNN has no kernel for the unit {kind} of this shape")
 
 
-def fuses(
-    geometry: Geometry,
-    sizes: tuple[int, int, int],
-    dtype: Any,
-    precision: Any,
-    settings: config.Settings,
-    epilogue: _ffi.Epilogue,
-) -> bool:
+def fuses(problem: Problem, precision: Any, settings: config.Settings, epilogue: _ffi.Epilogue) -> bool:
     """Whether one kernel of cuDNN is to compute y, add the bias and take the relu.
 
     A bias alone is XLA's to add, which costs as little and fuses with what follows. Without a GPU here nobody knows
@@ -169,20 +145,12 @@ def fuses(
     """
     if not epilogue.relu or _ffi.gpu_ordinal() is None:
         return False
-    tf32 = _ffi.allows_tf32(precision)
-    return _ffi.cuda_conv_plan("forward", geometry, sizes, dtype.name, tf32, settings, epilogue) is not None
+    return _ffi.cuda_conv_plan("forward", problem, _ffi.allows_tf32(precision), settings, epilogue) is not None
 
 
-def where_relu_is(
-    geometry: Geometry,
-    sizes: tuple[int, int, int],
-    dtype: Any,
-    precision: Any,
-    settings: config.Settings,
-    epilogue: _ffi.Epilogue,
-) -> str:
+def where_relu_is(problem: Problem, precision: Any, settings: config.Settings, epilogue: _ffi.Epilogue) -> str:
     """Where the relu of a call that runs on cuDNN is computed."""
-    if fuses(geometry, sizes, dtype, precision, settings, epilogue):
+    if fuses(problem, precision, settings, epilogue):
         return "with bias and relu in its kernel" if epilogue.has_bias else "with relu in its kernel"
     if _ffi.gpu_ordinal() is None:
         return "relu is XLA's: without a GPU here cuDNN cannot be asked for a kernel with it"
@@ -199,8 +167,8 @@ def forward(
     bias: jax.Array | None,
 ) -> jax.Array:
     """y, or its relu. What the kernel does not do of that XLA does, and fuses it with what follows."""
-    sizes = (x.shape[geometry.lhs_spec[0]], x.shape[geometry.lhs_spec[1]], w.shape[geometry.rhs_spec[0]])
-    if fuses(geometry, sizes, x.dtype, precision, settings, _ffi.Epilogue(bias is not None, relu)):
+    epilogue = _ffi.Epilogue(bias is not None, relu)
+    if fuses(_conv_problem.of_forward(geometry, x, w), precision, settings, epilogue):
         return _ffi.cuda_conv_forward(geometry, precision, settings, x, w, bias, relu)
     y = _ffi.cuda_conv_forward(geometry, precision, settings, x, w)
     return _conv_xla.finish(y, bias, relu, geometry.out_spec)

@@ -48,11 +48,6 @@ class Geometry:
             )
         )
 
-    def multiplications(self, batch: int, features: int, out_features: int) -> int:
-        """Of each of the three convolutions, those with padding included."""
-        places = batch * math.prod(self.y_spatial)
-        return places * math.prod(self.w_spatial) * features * out_features // self.feature_group_count
-
     def in_groups(self, count: int) -> Geometry:
         """The geometry of one convolution whose groups are as many of this one."""
         return dataclasses.replace(self, feature_group_count=self.feature_group_count * count)

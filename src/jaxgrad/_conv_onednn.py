@@ -5,12 +5,11 @@ This is the one place that says so; `jaxgrad.explain` tells what it says.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 
 from jaxgrad import _conv_xla, _ffi
 from jaxgrad._conv_geometry import Geometry
+from jaxgrad._conv_problem import Problem
 from jaxgrad._dispatch import Obstacle, Obstacles, cpu_kernel
 
 KERNEL = cpu_kernel("oneDNN", _ffi.onednn_problem)
@@ -19,53 +18,39 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _FEW_MULTIPLICATIONS = 2000  # below, a call costs its dispatch and no more: 7 us on XLA, 8 us on oneDNN
 
 
-def faster_on_xla(kind: str, geometry: Geometry, sizes: tuple[int, int, int]) -> str:
-    """Why XLA is to be preferred for a unit of batch, features and output features `sizes`, if it is.
-
-    Measured on an AMD EPYC with AVX-512, in float32.
-    """
-    g = geometry
+def faster_on_xla(kind: str, problem: Problem) -> str:
+    """Why XLA is to be preferred for a unit, if it is. Measured on an AMD EPYC with AVX-512, in float32."""
+    g = problem.geometry
     if g.feature_group_count > 1:
         return ""
-    multiplications = g.multiplications(*sizes)
-    if multiplications < _FEW_MULTIPLICATIONS:
-        return f"XLA is faster for as few as {multiplications} multiplications"
+    if problem.multiplications < _FEW_MULTIPLICATIONS:
+        return f"XLA is faster for as few as {problem.multiplications} multiplications"
     features_first = g.lhs_spec[1] != len(g.lhs_spec) - 1
     if kind == "backward_filter" and features_first and len(g.w_spatial) == 1 and g.rhs_dilation[0] > 1:
         return "XLA's weight gradient of a dilated window over one axis is faster where the features stand first"
     return ""
 
 
-def obstacles(geometry: Geometry, sizes: tuple[int, int, int], dtype: Any, has_bias: bool) -> Obstacles:
-    """What stands in the way of oneDNN in each unit of a call of batch, features and output features `sizes`."""
-    return {("cpu", kind): _obstacle(kind, geometry, sizes, dtype, has_bias) for kind in _ffi.CONV_KINDS}
+def obstacles(problem: Problem, has_bias: bool) -> Obstacles:
+    """What stands in the way of oneDNN in each unit of a call."""
+    return {("cpu", kind): _obstacle(kind, problem, has_bias) for kind in _ffi.CONV_KINDS}
 
 
-def _obstacle(
-    kind: str, geometry: Geometry, sizes: tuple[int, int, int], dtype: Any, has_bias: bool
-) -> Obstacle | None:
-    if dtype.name not in _DTYPES:
-        return Obstacle(f"oneDNN has no {dtype.name}")
+def _obstacle(kind: str, problem: Problem, has_bias: bool) -> Obstacle | None:
+    if problem.dtype.name not in _DTYPES:
+        return Obstacle(f"oneDNN has no {problem.dtype.name}")
     if _ffi.onednn_problem():
         return None  # which the dispatch tells by itself
-    if not has_plan(kind, geometry, sizes, dtype, has_bias):
+    if not has_plan(kind, problem, has_bias):
         return Obstacle(f"oneDNN has no fast kernel for the unit {kind} of this shape")
-    if reason := faster_on_xla(kind, geometry, sizes):
+    if reason := faster_on_xla(kind, problem):
         return Obstacle(reason, slower=True)
     return None
 
 
-def has_plan(
-    kind: str,
-    geometry: Geometry,
-    sizes: tuple[int, int, int],
-    dtype: Any,
-    has_bias: bool,
-    examples: tuple[int, ...] = (),
-) -> bool:
+def has_plan(kind: str, problem: Problem, has_bias: bool) -> bool:
     """Whether oneDNN has a kernel, and not only the reference implementation of one."""
-    compute = _ffi.conv_compute_dtype(kind, geometry, dtype)
-    plan = _ffi.conv_plan(kind, geometry, *sizes, compute, has_bias and kind != "backward_input", examples)
+    plan = _ffi.conv_plan(kind, _ffi.conv_computed(kind, problem), has_bias and kind != "backward_input")
     return plan is not None and not plan.implementation.startswith("ref")
 
 

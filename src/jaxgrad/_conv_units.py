@@ -6,22 +6,23 @@ Which implementation a unit takes is its `Spec`'s to say; its derivatives are `_
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
 import jax
 from jax.custom_batching import custom_vmap
 
-from jaxgrad import _conv_cuda, _conv_cudnn, _conv_onednn, _conv_xla, _ffi
+from jaxgrad import _conv_cuda, _conv_cudnn, _conv_onednn, _conv_problem, _conv_xla, _ffi
 from jaxgrad._batching import no_examples
 from jaxgrad._conv_examples import by_groups, fold, mapped, more_examples, unfold
-from jaxgrad._conv_geometry import Geometry, leading_sizes
+from jaxgrad._conv_geometry import Geometry
+from jaxgrad._conv_problem import Problem
 from jaxgrad._dispatch import Route
-from jaxgrad._partitioning import Dims, Layout, dims, on_own_part, over_mesh
+from jaxgrad._partitioning import Devices, Dims, Layout, dims, on_own_part, over_mesh
 from jaxgrad.config import Settings
 
+_Kernels = Mapping[str, Callable[..., Any]]  # by implementation
 _MOST_UNITS = 1024  # of each kind and of different shapes and settings, kept jitted
 
 
@@ -35,34 +36,23 @@ class Spec:
     settings: Settings
     examples: bool = False  # vmap's: each array has an axis before the geometry's, of as many independent calls
 
-    def route(
-        self,
-        kind: str,
-        sizes: tuple[int, int, int],
-        first: jax.Array,
-        has_bias: bool = False,
-        relu: bool = False,
-    ) -> Route:
-        """The route of a unit, for the call itself or for one of other sizes that vmap made of it.
+    def route(self, kind: str, problem: Problem, has_bias: bool = False, relu: bool = False) -> Route:
+        """The route of a unit, for the call itself or for one of other sizes that vmap or a mesh made of it.
 
         Args:
           kind: of the unit.
-          sizes: batch, features and output features, of one example.
-          first: the unit's first operand.
+          problem: the convolution, or those of all examples.
           has_bias: there is a bias, or its gradient is wanted.
           relu: the result's relu is taken.
         """
-        found, dtype = dict(self.routes)[kind], first.dtype
-        examples = first.shape[:1] if self.examples else ()
-        if "cpu" in found.kernels and not _conv_onednn.has_plan(kind, self.geometry, sizes, dtype, has_bias, examples):
+        found, grouped = dict(self.routes)[kind], problem.in_groups()
+        if "cpu" in found.kernels and not _conv_onednn.has_plan(kind, problem, has_bias):
             found = found.without("cpu")
-        (batch, inn, out), groups = sizes, math.prod(examples)
-        geometry, grouped = self.geometry.in_groups(groups), (batch, inn * groups, out * groups)
-        if "cuda" in found.kernels and _conv_cuda.without_plan(geometry, grouped, dtype):
+        if "cuda" in found.kernels and _ffi.cuda_depthwise_problem(grouped):
             found = found.without("cuda")
         if "cudnn" in found.kernels:
             epilogue = _ffi.Epilogue(has_bias, relu)
-            if _conv_cudnn.without_plan(kind, geometry, grouped, dtype, self.precision, self.settings, epilogue):
+            if _conv_cudnn.without_plan(kind, grouped, self.precision, self.settings, epilogue):
                 return found.without("cudnn")
         return found
 
@@ -94,22 +84,37 @@ class _Names:
         return ("E", *own) if self.spec.examples else own
 
 
-def _xla_gathers(spec: Spec, sizes: tuple[int, int, int]) -> bool:
-    """Whether XLA's partitioner gathers a batch that is split: of groups, unless each has one input and one output."""
-    groups, (_, features, outputs) = spec.geometry.feature_group_count, sizes
-    return (spec.examples or groups > 1) and not features == outputs == groups
+def _unit(
+    spec: Spec,
+    layout: Layout,
+    problem: Callable[..., Problem],
+    route: Callable[..., Route],
+    kernels: _Kernels,
+    xla: Callable[..., Any],
+    across: Callable[[Devices], Callable[..., Any]] | None = None,
+) -> custom_vmap:
+    """A unit over a mesh; `problem` and `route` are those of its operands."""
+
+    def xla_gathers(*operands: Any) -> bool:
+        """Whether XLA's partitioner gathers a batch that is split: of groups that are not depthwise."""
+        found = problem(*operands)
+        return (spec.examples or spec.geometry.feature_group_count > 1) and not found.is_depthwise
+
+    return custom_vmap(over_mesh(layout, route, kernels, xla, across, xla_gathers))
 
 
 @lru_cache(_MOST_UNITS)
 def forward_unit(spec: Spec, relu: bool = False) -> Callable[..., Any]:
-    def sizes(x, w, bias):
-        return *leading_sizes(x, g.lhs_spec), leading_sizes(w, g.rhs_spec)[0]
+    g = spec.geometry
+
+    def problem(x, w, bias):
+        return _conv_problem.of_forward(g, x, w)
 
     def route(x, w, bias):
-        return spec.route("forward", sizes(x, w, bias), x, bias is not None, relu)
+        return spec.route("forward", problem(x, w, bias), bias is not None, relu)
 
-    def calls(relu):
-        """By implementation, the kernels; and XLA's call."""
+    def calls(relu: bool) -> tuple[_Kernels, Callable[..., Any]]:
+        """The kernels', and XLA's."""
 
         def cudnn(geometry):
             return partial(_conv_cudnn.forward, geometry, spec.precision, spec.settings, relu)
@@ -118,7 +123,7 @@ def forward_unit(spec: Spec, relu: bool = False) -> Callable[..., Any]:
             return partial(_conv_xla.forward, geometry, spec.precision, relu)
 
         axes = (g.lhs_spec[1], g.rhs_spec[0], 0), g.out_spec[1]
-        kernels = {"cpu": partial(_conv_onednn.forward, g, relu), "cudnn": by_groups(spec, cudnn, *axes)}
+        kernels: _Kernels = {"cpu": partial(_conv_onednn.forward, g, relu), "cudnn": by_groups(spec, cudnn, *axes)}
         return kernels, by_groups(spec, xla, *axes)
 
     def across(devices):
@@ -128,17 +133,15 @@ def forward_unit(spec: Spec, relu: bool = False) -> Callable[..., Any]:
             return _conv_xla.finish(y, bias, relu, g.out_spec)
 
         def call(x, w, bias):
-            linear = spec.route("forward", sizes(x, w, None), x)
+            linear = spec.route("forward", problem(x, w, None))
             y = devices.sum(on_own_part(linear, *calls(relu=False), x, w, None))
             return (jax.vmap(finish) if spec.examples else finish)(y, bias)
 
         return call
 
-    g = spec.geometry
     names = _Names(spec)
     layout = Layout((names.x("N", "I"), names.w("O", "I"), names.bias), (names.y("N", "O"),), summed=("I",))
-    kernels, xla = calls(relu)
-    unit = custom_vmap(over_mesh(layout, route, kernels, xla, across, lambda *a: _xla_gathers(spec, sizes(*a))))
+    unit = _unit(spec, layout, problem, route, *calls(relu), across)
 
     @unit.def_vmap
     def rule(size, is_mapped, x, w, bias):
@@ -160,12 +163,11 @@ def forward_unit(spec: Spec, relu: bool = False) -> Callable[..., Any]:
 
 @lru_cache(_MOST_UNITS)
 def backward_input_unit(spec: Spec) -> Callable[..., Any]:
-    def sizes(dy, w):
-        batch, out_features = leading_sizes(dy, g.out_spec)
-        return batch, leading_sizes(w, g.rhs_spec)[1] * g.feature_group_count, out_features
+    g = spec.geometry
+    problem = partial(_conv_problem.of_backward_input, g)
 
     def route(dy, w):
-        return spec.route("backward_input", sizes(dy, w), dy)
+        return spec.route("backward_input", problem(dy, w))
 
     def cudnn(geometry):
         return partial(_ffi.cuda_conv_backward_input, geometry, spec.precision, spec.settings)
@@ -173,16 +175,14 @@ def backward_input_unit(spec: Spec) -> Callable[..., Any]:
     def xla(geometry):
         return partial(_conv_xla.backward_input, geometry, spec.precision)
 
-    g = spec.geometry
     axes = (g.out_spec[1], g.rhs_spec[0]), g.lhs_spec[1]
-    kernels: dict[str, Callable[..., Any]] = {
+    kernels: _Kernels = {
         "cpu": partial(_ffi.conv_backward_input, g),
         "cudnn": by_groups(spec, cudnn, *axes),
     }
     names = _Names(spec)
     layout = Layout((names.y("N", "O"), names.w("O", "I")), (names.x("N", "I"),), summed=("O",))
-    xla_call = by_groups(spec, xla, *axes)
-    unit = custom_vmap(over_mesh(layout, route, kernels, xla_call, None, lambda *a: _xla_gathers(spec, sizes(*a))))
+    unit = _unit(spec, layout, problem, route, kernels, by_groups(spec, xla, *axes))
 
     @unit.def_vmap
     def rule(size, is_mapped, dy, w):
@@ -199,11 +199,11 @@ def backward_input_unit(spec: Spec) -> Callable[..., Any]:
 
 @lru_cache(_MOST_UNITS)
 def backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
-    def sizes(x, dy):
-        return *leading_sizes(x, g.lhs_spec), leading_sizes(dy, g.out_spec)[1]
+    g = spec.geometry
+    problem = partial(_conv_problem.of_backward_filter, g)
 
     def route(x, dy):
-        return spec.route("backward_filter", sizes(x, dy), x, want_bias)
+        return spec.route("backward_filter", problem(x, dy), want_bias)
 
     def cuda(geometry):
         return partial(_conv_cuda.backward_filter, geometry, want_bias)
@@ -214,9 +214,8 @@ def backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
     def xla(geometry):
         return partial(_conv_xla.backward_filter, geometry, spec.precision, want_bias)
 
-    g = spec.geometry
     axes = (g.lhs_spec[1], g.out_spec[1]), (g.rhs_spec[0], 0 if want_bias else None)
-    kernels: dict[str, Callable[..., Any]] = {
+    kernels: _Kernels = {
         "cpu": partial(_ffi.conv_backward_filter, g, want_bias),
         "cuda": by_groups(spec, cuda, *axes),
         "cudnn": by_groups(spec, cudnn, *axes),
@@ -224,8 +223,7 @@ def backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
     names = _Names(spec)
     results = (names.w("O", "I"), names.bias if want_bias else None)
     layout = Layout((names.x("N", "I"), names.y("N", "O")), results, summed=("N",))
-    xla_call = by_groups(spec, xla, *axes)
-    unit = custom_vmap(over_mesh(layout, route, kernels, xla_call, None, lambda *a: _xla_gathers(spec, sizes(*a))))
+    unit = _unit(spec, layout, problem, route, kernels, by_groups(spec, xla, *axes))
 
     @unit.def_vmap
     def rule(size, is_mapped, x, dy):

@@ -22,6 +22,7 @@ from jaxgrad import (
     _conv_cuda,
     _conv_cudnn,
     _conv_onednn,
+    _conv_problem,
     _conv_tangents,
     _conv_triangle,
     _conv_xla,
@@ -30,6 +31,7 @@ from jaxgrad import (
     config,
 )
 from jaxgrad._conv_geometry import Geometry, Pairs, dilated_size, transposed
+from jaxgrad._conv_problem import Problem
 from jaxgrad._dispatch import IMPLEMENTATIONS, XLA, Notes, Obstacle, Obstacles, Op, symbolic_obstacle
 from jaxgrad._partitioning import vary_alike
 
@@ -147,30 +149,10 @@ def convolve(
             call, obstacle = None, Obstacle("a window that meets nothing but padding is XLA's")
         else:
             lhs, rhs = lhs.astype(result.dtype), rhs.astype(result.dtype)
-            sizes = call.sizes(lhs, rhs)
-            own = _conv_cuda.obstacles(call.geometry, sizes, lhs.dtype, implementation)
-            taken = [unit for (_, unit), found in own.items() if found is None]
-            # Of a transposed convolution bias and activation are XLA's.
-            epilogue = _ffi.Epilogue() if call.transposed else _ffi.Epilogue(bias is not None, relu)
-            obstacles = {
-                **own,
-                **_conv_onednn.obstacles(call.geometry, sizes, lhs.dtype, epilogue.has_bias),
-                **_conv_cudnn.obstacles(
-                    call.geometry,
-                    sizes,
-                    lhs.dtype,
-                    settings["precision"],
-                    implementation,
-                    call.transposed,
-                    epilogue,
-                    taken,
-                ),
-            }
-            if relu:
-                notes = _where_relu_is(call, sizes, lhs.dtype, settings["precision"], epilogue, obstacles)
-            filter_unit = ("cudnn", "backward_filter")
-            if filter_unit in obstacles and obstacles[filter_unit] is None:
-                notes = {**notes, filter_unit: _conv_cudnn.how_transposed(call.geometry, sizes, lhs.dtype)}
+            problem, precision = call.problem(lhs, rhs), settings["precision"]
+            epilogue = _ffi.Epilogue(bias is not None, relu)
+            obstacles = _obstacles(call, problem, precision, implementation, epilogue)
+            notes = _notes(call, problem, precision, epilogue, obstacles)
     routes = op.decide(implementation, obstacle, obstacles, notes).routes
     # XLA itself is at its best without the triangle around it, but for the weight gradients of groups.
     plainly = all(route == XLA for route in routes.values()) and settings["feature_group_count"] == 1
@@ -181,19 +163,43 @@ def convolve(
     return call.run(lhs, rhs, bias, relu, spec)
 
 
-def _where_relu_is(
+def _obstacles(
     call: _ForwardCall | _TransposedCall,
-    sizes: tuple[int, int, int],
-    dtype: Any,
+    problem: Problem,
+    precision: Any,
+    implementation: str | None,
+    epilogue: _ffi.Epilogue,
+) -> Obstacles:
+    """What stands in the way of each kernel in each unit of a call."""
+    if call.transposed:
+        epilogue = _ffi.Epilogue()  # which is XLA's
+    own = _conv_cuda.obstacles(problem, implementation)
+    taken = [unit for (_, unit), found in own.items() if found is None]
+    return {
+        **own,
+        **_conv_onednn.obstacles(problem, epilogue.has_bias),
+        **_conv_cudnn.obstacles(problem, precision, implementation, call.transposed, epilogue, taken),
+    }
+
+
+def _notes(
+    call: _ForwardCall | _TransposedCall,
+    problem: Problem,
     precision: Any,
     epilogue: _ffi.Epilogue,
     obstacles: Obstacles,
 ) -> Notes:
-    unit = "backward_input" if call.transposed else "forward"
-    in_cudnn = elsewhere = "relu is XLA's"
-    if epilogue.relu and ("cudnn", unit) in obstacles and obstacles["cudnn", unit] is None:
-        in_cudnn = _conv_cudnn.where_relu_is(call.geometry, sizes, dtype, precision, config.current(), epilogue)
-    return {("cpu", unit): elsewhere, ("cudnn", unit): in_cudnn}
+    """Where relu is computed, and how cuDNN's weight gradient is transposed."""
+    on_cudnn = {unit for (name, unit), found in obstacles.items() if name == "cudnn" and found is None}
+    notes = {}
+    if epilogue.relu:
+        unit = "backward_input" if call.transposed else "forward"
+        notes = {("cpu", unit): "relu is XLA's", ("cudnn", unit): "relu is XLA's"}
+        if not call.transposed and unit in on_cudnn:
+            notes["cudnn", unit] = _conv_cudnn.where_relu_is(problem, precision, config.current(), epilogue)
+    if "backward_filter" in on_cudnn:
+        notes["cudnn", "backward_filter"] = _conv_cudnn.how_transposed(problem)
+    return notes
 
 
 def _result(settings: dict[str, Any], lhs: jax.Array, rhs: jax.Array) -> jax.ShapeDtypeStruct:
@@ -285,10 +291,8 @@ class _ForwardCall:
 
     transposed: ClassVar[bool] = False
 
-    def sizes(self, lhs: jax.Array, rhs: jax.Array) -> tuple[int, int, int]:
-        """Batch, features and output features of the geometry."""
-        g = self.geometry
-        return lhs.shape[g.lhs_spec[0]], lhs.shape[g.lhs_spec[1]], rhs.shape[g.rhs_spec[0]]
+    def problem(self, lhs: jax.Array, rhs: jax.Array) -> Problem:
+        return _conv_problem.of_forward(self.geometry, lhs, rhs)
 
     def run(
         self, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, relu: bool, spec: _conv_triangle.Spec
@@ -308,10 +312,9 @@ class _TransposedCall:
 
     transposed: ClassVar[bool] = True
 
-    def sizes(self, lhs: jax.Array, rhs: jax.Array) -> tuple[int, int, int]:
-        """Batch, features and output features of the geometry."""
+    def problem(self, lhs: jax.Array, rhs: jax.Array) -> Problem:
         g = self.geometry
-        return lhs.shape[g.out_spec[0]], rhs.shape[_output_axis(g)], lhs.shape[g.out_spec[1]]
+        return Problem(g, lhs.shape[g.out_spec[0]], rhs.shape[_output_axis(g)], lhs.shape[g.out_spec[1]], lhs.dtype)
 
     def run(
         self, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, relu: bool, spec: _conv_triangle.Spec

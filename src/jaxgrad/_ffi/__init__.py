@@ -13,7 +13,7 @@ from jaxgrad._ffi.batch_norm_cuda import cuda_batch_norm_problem as cuda_batch_n
 from jaxgrad._ffi.conv import CONV_KINDS as CONV_KINDS
 from jaxgrad._ffi.conv import conv_backward_filter as conv_backward_filter
 from jaxgrad._ffi.conv import conv_backward_input as conv_backward_input
-from jaxgrad._ffi.conv import conv_compute_dtype as conv_compute_dtype
+from jaxgrad._ffi.conv import conv_computed as conv_computed
 from jaxgrad._ffi.conv import conv_forward as conv_forward
 from jaxgrad._ffi.conv import conv_plan as conv_plan
 from jaxgrad._ffi.conv import conv_plan_cache_info as conv_plan_cache_info

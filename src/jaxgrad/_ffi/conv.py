@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrad._conv_geometry import Geometry, dilated_size, leading_sizes, shape_of
+from jaxgrad import _conv_problem
+from jaxgrad._conv_geometry import Geometry, dilated_size
+from jaxgrad._conv_problem import Problem
 from jaxgrad._ffi.registration import cpu, or_empty
 
 CONV_KINDS = ("forward", "backward_input", "backward_filter")
@@ -32,14 +34,11 @@ def _conv_layout(geometry: Geometry) -> dict[str, Any]:
     }
 
 
-def _conv_shapes(geometry: Geometry, batch: int, features: int, out_features: int) -> tuple[tuple[int, ...], ...]:
-    """The shapes of x, w and y."""
-    g = geometry
-    return (
-        shape_of(g.lhs_spec, batch, features, g.x_spatial),
-        shape_of(g.rhs_spec, out_features, features // g.feature_group_count, g.w_spatial),
-        shape_of(g.out_spec, batch, out_features, g.y_spatial),
-    )
+def _conv_arguments(geometry: Geometry) -> dict[str, Any]:
+    """The layout as the compiled modules take it where they are called directly."""
+    return {
+        name: value.reshape(-1).tolist() if value.ndim else int(value) for name, value in _conv_layout(geometry).items()
+    }
 
 
 class ConvPlan(NamedTuple):
@@ -50,34 +49,22 @@ class ConvPlan(NamedTuple):
 
 
 @lru_cache(4096)
-def conv_plan(
-    kind: str,
-    geometry: Geometry,
-    batch: int,
-    features: int,
-    out_features: int,
-    dtype: str,
-    has_bias: bool,
-    examples: tuple[int, ...] = (),
-) -> ConvPlan | None:
+def conv_plan(kind: str, problem: Problem, has_bias: bool) -> ConvPlan | None:
     """The plan of a call, built while it is lowered and kept for the call itself; None where oneDNN has none.
 
-    The sizes are those of one example; `examples` is the size of their axis, empty where there is none.
+    The dtype is the one that is computed in: float32 or bfloat16.
     """
-    shapes = [(*examples, *shape) for shape in _conv_shapes(geometry, batch, features, out_features)]
-    layout: dict[str, Any] = {
-        name: np.asarray(value).reshape(-1).tolist() for name, value in _conv_layout(geometry).items()
-    }
-    layout["feature_group_count"] = geometry.feature_group_count
-    found = cpu.conv_plan(CONV_KINDS.index(kind), dtype == "bfloat16", has_bias, *map(list, shapes), **layout)
+    shapes = [[*problem.examples, *shape] for shape in problem.shapes]
+    narrow = problem.dtype == jnp.bfloat16
+    found = cpu.conv_plan(CONV_KINDS.index(kind), narrow, has_bias, *shapes, **_conv_arguments(problem.geometry))
     return None if found is None else ConvPlan(*found)
 
 
-def conv_compute_dtype(kind: str, geometry: Geometry, dtype: Any) -> str:
-    """The dtype that oneDNN computes a unit in: float32 for float16, and for bfloat16 where its kernels will not do."""
-    if dtype == jnp.bfloat16 and onednn_has_bfloat16() and not _reads_unwritten_memory(kind, geometry):
-        return "bfloat16"
-    return "float32"
+def conv_computed(kind: str, problem: Problem) -> Problem:
+    """In the dtype that oneDNN takes: float32 for float16, and for bfloat16 where its kernels will not do."""
+    narrow = problem.dtype == jnp.bfloat16 and onednn_has_bfloat16()
+    narrow = narrow and not _reads_unwritten_memory(kind, problem.geometry)
+    return problem.in_dtype(jnp.dtype("bfloat16" if narrow else "float32"))
 
 
 def _reads_unwritten_memory(kind: str, geometry: Geometry) -> bool:
@@ -100,35 +87,32 @@ def _reads_unwritten_memory(kind: str, geometry: Geometry) -> bool:
 def onednn_has_bfloat16() -> bool:
     """Whether oneDNN has real kernels for bfloat16 on this processor."""
     g = Geometry((0, 1, 2), (0, 1, 2), (0, 1, 2), (1,), ((0, 0),), (1,), 1, (32,), (3,))
-    plan = conv_plan("forward", g, 1, 64, 64, "bfloat16", False)
+    plan = conv_plan("forward", Problem(g, 1, 64, 64, jnp.dtype("bfloat16")), False)
     return plan is not None and "ref" not in plan.implementation
 
 
-def _conv_call(
-    kind: str, geometry: Geometry, sizes: tuple[int, int, int], operands: tuple[jax.Array, ...], has_bias: bool
-) -> tuple[jax.Array, ...]:
-    g, dtype = geometry, operands[0].dtype
-    examples = operands[0].shape[: operands[0].ndim - len(g.lhs_spec)]
-    compute = conv_compute_dtype(kind, g, dtype)
-    plan = conv_plan(kind, g, *sizes, compute, has_bias, examples)
+def _conv_call(kind: str, problem: Problem, operands: tuple[jax.Array, ...], has_bias: bool) -> tuple[jax.Array, ...]:
+    g, examples = problem.geometry, problem.examples
+    compute = conv_computed(kind, problem)
+    plan = conv_plan(kind, compute, has_bias)
     if plan is None:  # the dispatch asked for the call itself; this is one that vmap made of it
         raise NotImplementedError(
             f"oneDNN has no kernel for the unit {kind} of {g} under vmap; implementation='xla' runs it"
         )
-    x, w, y = ((*examples, *shape) for shape in _conv_shapes(g, *sizes))
+    x, w, y = ((*examples, *shape) for shape in problem.shapes)
     taken, results = {
         "forward": ((g.lhs_spec, None, None), ((y, g.out_spec),)),
         "backward_input": ((g.out_spec, None), ((x, g.lhs_spec),)),
         "backward_filter": (
             (g.lhs_spec, g.out_spec),
-            ((w, None), ((*examples, sizes[2]) if has_bias else (0,), None)),
+            ((w, None), ((*examples, problem.out_features) if has_bias else (0,), None)),
         ),
     }[kind]
-    shapes = [jax.ShapeDtypeStruct(_as_rows(*result), compute) for result in results]
+    shapes = [jax.ShapeDtypeStruct(_as_rows(*result), compute.dtype) for result in results]
     call = jax.ffi.ffi_call(f"jaxgrad_conv_{kind}", (*shapes, jax.ShapeDtypeStruct((plan.workspace,), np.uint8)))
-    arrays = (a.astype(compute).reshape(_as_rows(a.shape, spec)) for a, spec in zip(operands, taken, strict=True))
+    arrays = (a.astype(compute.dtype).reshape(_as_rows(a.shape, spec)) for a, spec in zip(operands, taken, strict=True))
     *found, _ = call(*arrays, **_conv_layout(g))
-    return tuple(array.astype(dtype).reshape(shape) for array, (shape, _) in zip(found, results, strict=True))
+    return tuple(array.astype(problem.dtype).reshape(shape) for array, (shape, _) in zip(found, results, strict=True))
 
 
 def _as_rows(shape: tuple[int, ...], spec: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -140,24 +124,20 @@ def _as_rows(shape: tuple[int, ...], spec: tuple[int, ...] | None) -> tuple[int,
 
 def conv_forward(geometry: Geometry, x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
     """y"""
-    sizes = (*leading_sizes(x, geometry.lhs_spec), leading_sizes(w, geometry.rhs_spec)[0])
     operands = (x, w, or_empty(bias, x.dtype))
-    return _conv_call("forward", geometry, sizes, operands, bias is not None)[0]
+    return _conv_call("forward", _conv_problem.of_forward(geometry, x, w), operands, bias is not None)[0]
 
 
 def conv_backward_input(geometry: Geometry, dy: jax.Array, w: jax.Array) -> jax.Array:
     """dx"""
-    batch, out_features = leading_sizes(dy, geometry.out_spec)
-    features = leading_sizes(w, geometry.rhs_spec)[1] * geometry.feature_group_count
-    return _conv_call("backward_input", geometry, (batch, features, out_features), (dy, w), False)[0]
+    return _conv_call("backward_input", _conv_problem.of_backward_input(geometry, dy, w), (dy, w), False)[0]
 
 
 def conv_backward_filter(
     geometry: Geometry, want_bias: bool, x: jax.Array, dy: jax.Array
 ) -> tuple[jax.Array, jax.Array | None]:
     """(dw, db)"""
-    sizes = (*leading_sizes(x, geometry.lhs_spec), leading_sizes(dy, geometry.out_spec)[1])
-    dw, db = _conv_call("backward_filter", geometry, sizes, (x, dy), want_bias)
+    dw, db = _conv_call("backward_filter", _conv_problem.of_backward_filter(geometry, x, dy), (x, dy), want_bias)
     return dw, db if want_bias else None
 
 

@@ -19,9 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxgrad import config
+from jaxgrad import _conv_problem, config
 from jaxgrad._conv_geometry import Geometry
-from jaxgrad._ffi.conv import CONV_KINDS, _conv_layout, _conv_shapes, conv_plan_cache_info
+from jaxgrad._conv_problem import Problem
+from jaxgrad._ffi.conv import CONV_KINDS, _conv_arguments, _conv_layout, conv_plan_cache_info
 from jaxgrad._ffi.registration import cuda, gpu_ordinal, or_empty
 from jaxgrad._ffi.transposition import takes_transposition, transposition_problem
 from jaxgrad.config import SEARCHES, Settings
@@ -69,15 +70,9 @@ _NO_EPILOGUE = Epilogue()
 
 @lru_cache(4096)
 def cuda_conv_plan(
-    kind: str,
-    geometry: Geometry,
-    sizes: tuple[int, int, int],
-    dtype: str,
-    allow_tf32: bool,
-    settings: Settings,
-    epilogue: Epilogue = _NO_EPILOGUE,
+    kind: str, problem: Problem, allow_tf32: bool, settings: Settings, epilogue: Epilogue = _NO_EPILOGUE
 ) -> CudaConvCall | None:
-    """The plan of a call of batch, features and output features `sizes`; None where cuDNN has none.
+    """The plan of a call; None where cuDNN has none.
 
     Raises RuntimeError where cuDNN cannot be asked, as where the GPU's memory is full.
 
@@ -87,24 +82,20 @@ def cuda_conv_plan(
     """
     device = gpu_ordinal()
     limit = _default_limit(device) if settings.workspace_limit is None else settings.workspace_limit
-    layouts = _layouts(geometry, dtype)
+    layouts = _layouts(problem)
     if epilogue.relu:
         layouts = layouts[:1]  # the copies to another one cost more than what the epilogue saves
-    for laid_out in layouts:
-        shapes = _conv_shapes(laid_out, *sizes)
+    for geometry in layouts:
+        shapes = problem.laid_out(geometry).shapes
         if device is None:
-            operands = sum(map(math.prod, shapes)) * jnp.dtype(dtype).itemsize
-            return CudaConvCall(laid_out, min(limit, max(_SMALLEST_RESERVE, 2 * operands)), "")
-        layout: dict[str, Any] = {
-            name: np.asarray(value).reshape(-1).tolist() for name, value in _conv_layout(laid_out).items()
-        }
-        layout["feature_group_count"] = laid_out.feature_group_count
+            operands = sum(map(math.prod, shapes)) * problem.dtype.itemsize
+            return CudaConvCall(geometry, min(limit, max(_SMALLEST_RESERVE, 2 * operands)), "")
         found = cuda.conv_plan(
             device,
             CONV_KINDS.index(kind),
-            _TYPES.index(dtype),
+            _TYPES.index(problem.dtype.name),
             *map(list, shapes),
-            **layout,
+            **_conv_arguments(geometry),
             **epilogue._asdict(),
             allow_tf32=allow_tf32,
             deterministic=settings.deterministic,
@@ -114,7 +105,7 @@ def cuda_conv_plan(
         if cuda.plan_directory_problem():
             _warn_of_directory(settings.plan_cache_dir)
         if found is not None:
-            return CudaConvCall(laid_out, *found)
+            return CudaConvCall(geometry, *found)
     return None
 
 
@@ -153,24 +144,22 @@ def _warn_of_directory(path: str | None) -> None:
     )
 
 
-def _layouts(geometry: Geometry, dtype: str) -> list[Geometry]:
+def _layouts(problem: Problem) -> list[Geometry]:
     """The layouts to try, the better one first."""
-    n = len(geometry.w_spatial)
+    geometry, n = problem.geometry, len(problem.geometry.w_spatial)
     first, last = tuple(range(n + 2)), (0, n + 1, *range(1, n + 1))
     as_given = geometry.lhs_spec == first and geometry.out_spec == first
-    specs = [first, last] if as_given or dtype == "float64" else [last, first]
+    specs = [first, last] if as_given or problem.dtype.name == "float64" else [last, first]
     return [dataclasses.replace(geometry, lhs_spec=spec, rhs_spec=spec, out_spec=spec) for spec in specs]
 
 
-def transposes_filter(
-    geometry: Geometry, sizes: tuple[int, int, int], dtype: str, laid_out: Geometry | None = None
-) -> bool:
+def transposes_filter(problem: Problem, laid_out: Geometry | None = None) -> bool:
     """Whether a call of the unit backward_filter itself brings dw from the layout of its plan to the caller's.
 
     Without a plan, whose layout is `laid_out`, the answer is that for the layout which is tried first.
     """
-    taken = laid_out or _layouts(geometry, dtype)[0]
-    axes = (sizes[2], sizes[1] // geometry.feature_group_count, *geometry.w_spatial)
+    geometry, taken = problem.geometry, laid_out or _layouts(problem)[0]
+    axes = (problem.out_features, problem.features // geometry.feature_group_count, *geometry.w_spatial)
     return takes_transposition(axes, taken.rhs_spec, geometry.rhs_spec) and not transposition_problem(gpu_ordinal())
 
 
@@ -183,8 +172,7 @@ def _relaid(array: jax.Array, spec: Sequence[int], wanted: Sequence[int]) -> jax
 
 def _call(
     kind: str,
-    geometry: Geometry,
-    sizes: tuple[int, int, int],
+    problem: Problem,
     precision: Any,
     settings: Settings,
     operands: dict[str, jax.Array],
@@ -192,9 +180,9 @@ def _call(
     relu: bool = False,
 ) -> jax.Array:
     """The result of a unit: x, w or y, whichever is not among the operands. Only y may have a bias and relu."""
-    dtype = next(iter(operands.values())).dtype
+    geometry, dtype = problem.geometry, problem.dtype
     allow_tf32 = allows_tf32(precision)
-    plan = cuda_conv_plan(kind, geometry, sizes, dtype.name, allow_tf32, settings, Epilogue(bias is not None, relu))
+    plan = cuda_conv_plan(kind, problem, allow_tf32, settings, Epilogue(bias is not None, relu))
     if plan is None:  # the dispatch asked for the call itself; this is one that vmap made of it
         raise NotImplementedError(
             f"cuDNN has no kernel for the unit {kind} of {geometry} under vmap; implementation='xla' runs it"
@@ -204,13 +192,13 @@ def _call(
     taken = {"x": g.lhs_spec, "w": g.rhs_spec, "y": g.out_spec}
     (result,) = set("xwy") - set(operands)
     own: dict[str, Any] = {}  # the attributes that this unit alone has
-    shapes = [dict(zip("xwy", _conv_shapes(g, *sizes), strict=True))[result]]
+    shapes = [dict(zip("xwy", problem.laid_out(g).shapes, strict=True))[result]]
     if result == "y":
         own["relu"] = np.bool_(relu)
     elif result == "w":
-        if transposes_filter(geometry, sizes, dtype.name, g):
+        if transposes_filter(problem, g):
             taken["w"] = geometry.rhs_spec
-            shapes.insert(0, _conv_shapes(geometry, *sizes)[1])
+            shapes.insert(0, problem.w_shape)
         else:
             shapes.append((0,))
         own["dw_spec"] = np.array(taken["w"], np.int64)
@@ -240,25 +228,23 @@ def cuda_conv_forward(
     relu: bool = False,
 ) -> jax.Array:
     """y"""
-    sizes = (x.shape[geometry.lhs_spec[0]], x.shape[geometry.lhs_spec[1]], w.shape[geometry.rhs_spec[0]])
-    return _call("forward", geometry, sizes, precision, settings, {"x": x, "w": w}, bias, relu)
+    return _call("forward", _conv_problem.of_forward(geometry, x, w), precision, settings, {"x": x, "w": w}, bias, relu)
 
 
 def cuda_conv_backward_input(
     geometry: Geometry, precision: Any, settings: Settings, dy: jax.Array, w: jax.Array
 ) -> jax.Array:
     """dx"""
-    features = w.shape[geometry.rhs_spec[1]] * geometry.feature_group_count
-    sizes = (dy.shape[geometry.out_spec[0]], features, dy.shape[geometry.out_spec[1]])
-    return _call("backward_input", geometry, sizes, precision, settings, {"y": dy, "w": w})
+    problem = _conv_problem.of_backward_input(geometry, dy, w)
+    return _call("backward_input", problem, precision, settings, {"y": dy, "w": w})
 
 
 def cuda_conv_backward_filter(
     geometry: Geometry, precision: Any, settings: Settings, x: jax.Array, dy: jax.Array
 ) -> jax.Array:
     """dw"""
-    sizes = (x.shape[geometry.lhs_spec[0]], x.shape[geometry.lhs_spec[1]], dy.shape[geometry.out_spec[1]])
-    return _call("backward_filter", geometry, sizes, precision, settings, {"x": x, "y": dy})
+    problem = _conv_problem.of_backward_filter(geometry, x, dy)
+    return _call("backward_filter", problem, precision, settings, {"x": x, "y": dy})
 
 
 def plan_cache_info() -> dict[str, dict[str, int]]:
