@@ -12,6 +12,10 @@ import numpy as np
 import pytest
 
 from jaxgrad import _ffi
+from jaxgrad._conv_geometry import Geometry
+from jaxgrad._conv_problem import Problem
+from jaxgrad._ffi.conv import _layout_in_lists
+from jaxgrad._ffi.conv_cuda import _TYPES
 
 pytestmark = pytest.mark.skipif(
     not _ffi.cuda_targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
@@ -20,7 +24,6 @@ pytestmark = pytest.mark.skipif(
 # Compute capability, multiprocessors, bytes of shared memory of a block and of a multiprocessor.
 H200 = (90, 132, 232448, 233472)
 SMALL = (86, 5, 101376, 102400)
-_TYPES = {"float32": 0, "bfloat16": 2}
 
 _MAIN = """
 static T *x, *dy, *dw;
@@ -58,17 +61,20 @@ class Call:
         return tuple((n + sum(pads) - (k - 1) * d - 1) // s + 1 for n, k, s, d, pads in axes)
 
     def program(self):
-        from jaxgrad import _cuda
-
         n = len(self.spatial)
-        x = [self.batch, *self.spatial, self.channels]
-        w = [self.channels, 1, *self.window] if self.taps_last else [*self.window, 1, self.channels]
-        last = [0, n + 1, *range(1, n + 1)]
-        rhs_spec = [*range(n + 2)] if self.taps_last else [n + 1, n, *range(n)]
-        padding = [size for pair in self.padding for size in pair]
-        y = [self.batch, *self.out_spatial, self.channels]
-        layout = (last, rhs_spec, last, list(self.strides), padding, list(self.dilation), self.channels)
-        return _cuda.depthwise_filter_program(*self.gpu, _TYPES[self.dtype], x, w, y, *layout)
+        last = (0, n + 1, *range(1, n + 1))
+        weights = tuple(range(n + 2)) if self.taps_last else (n + 1, n, *range(n))
+        g = Geometry(
+            last, weights, last, self.strides, self.padding, self.dilation, self.channels, self.spatial, self.window
+        )
+        return _program(self.gpu, self.dtype, Problem(g, self.batch, self.channels, self.channels, self.dtype))
+
+
+def _program(gpu, dtype, problem):
+    from jaxgrad import _cuda
+
+    layout = _layout_in_lists(problem.geometry)
+    return _cuda.depthwise_filter_program(*gpu, _TYPES.index(dtype), problem.shapes, layout)
 
 
 CALLS = {
@@ -161,26 +167,18 @@ def test_the_calls_above_take_every_turn():
 
 REFUSED = {
     "it is for depthwise convolutions": {"groups": 4},
-    "it has no float64": {"type": 1},
-    "it takes channels-last operands": {"spec": [0, 1, 2, 3]},
-    "it copies 4 bytes or more at a time": {"type": 2, "channels": 7, "groups": 7},
-    "no tiling fits": {"dilation": [300, 300], "size": 700},
+    "it has no float64": {"dtype": "float64"},
+    "it takes channels-last operands": {"spec": (0, 1, 2, 3)},
+    "it copies 4 bytes or more at a time": {"dtype": "bfloat16", "channels": 7, "groups": 7},
+    "no tiling fits": {"dilation": (300, 300), "size": 700},
 }
 
 
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_it_cannot_take_is_told(reason):
-    from jaxgrad import _cuda
-
-    changes = {"groups": 8, "type": 0, "channels": 8, "dilation": [1, 1], "size": 9, **REFUSED[reason]}
-    channels, size, dilation = changes["channels"], changes["size"], changes["dilation"]
-    last = changes.get("spec", [0, 3, 1, 2])
-    inner = channels // changes["groups"]
-    x, w = [2, size, size, channels], [3, 3, inner, channels]
-    out = size - 2 * dilation[0]
-    y = [2, out, out, channels]
-    if last == [0, 1, 2, 3]:
-        x, y = [2, channels, size, size], [2, channels, out, out]
-    layout = (last, [3, 2, 0, 1], last, [1, 1], [0, 0, 0, 0], dilation, changes["groups"])
+    usual = {"groups": 8, "dtype": "float32", "channels": 8, "dilation": (1, 1), "size": 9, "spec": (0, 3, 1, 2)}
+    groups, dtype, channels, dilation, size, spec = {**usual, **REFUSED[reason]}.values()
+    none = ((0, 0), (0, 0))
+    g = Geometry(spec, (3, 2, 0, 1), spec, (1, 1), none, dilation, groups, (size, size), (3, 3))
     with pytest.raises(ValueError, match=reason):
-        _cuda.depthwise_filter_program(*H200, changes["type"], x, w, y, *layout)
+        _program(H200, dtype, Problem(g, 2, channels, channels, dtype))

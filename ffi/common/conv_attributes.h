@@ -12,12 +12,13 @@ inline std::vector<int64_t> to_vector(Axes axes) { return {axes.begin(), axes.en
 
 inline std::vector<int64_t> shape_of(const xla::ffi::AnyBuffer& buffer) { return to_vector(buffer.dimensions()); }
 
-// What the attributes say of a call; the shapes of x, w and y are still to be filled in.
-inline ConvCall conv_layout(Axes lhs_spec, Axes rhs_spec, Axes out_spec, Axes window_strides, Axes padding,
-                            Axes rhs_dilation, int64_t groups) {
-  return {{},
-          {},
-          {},
+// What the buffers and attributes say of a call.
+inline ConvCall conv_call(const xla::ffi::AnyBuffer& x, const xla::ffi::AnyBuffer& w, const xla::ffi::AnyBuffer& y,
+                          Axes lhs_spec, Axes rhs_spec, Axes out_spec, Axes window_strides, Axes padding,
+                          Axes rhs_dilation, int64_t groups) {
+  return {shape_of(x),
+          shape_of(w),
+          shape_of(y),
           to_vector(lhs_spec),
           to_vector(rhs_spec),
           to_vector(out_spec),

@@ -1,11 +1,11 @@
 // The Python module jaxgrad._cpu: the handlers to register, and what Python must know while it lowers a call.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <string>
 
+#include "../common/conv_bindings.h"
 #include "batch_norm.h"
 #include "batch_norm_ffi.h"
 #include "conv.h"
@@ -59,13 +59,8 @@ int64_t batch_norm_scratch(int64_t outer, int64_t C, int64_t inner, int64_t stor
 
 // (workspace bytes, oneDNN's name of the kernel), or None where it has none. Builds the plan that the call will run.
 // Where the shapes have an axis of examples, the workspace is that of all who share them.
-nb::object plan_of(int64_t kind, bool bfloat16, bool has_bias, const std::vector<int64_t>& x,
-                   const std::vector<int64_t>& w, const std::vector<int64_t>& y, const std::vector<int64_t>& lhs_spec,
-                   const std::vector<int64_t>& rhs_spec, const std::vector<int64_t>& out_spec,
-                   const std::vector<int64_t>& window_strides, const std::vector<int64_t>& padding,
-                   const std::vector<int64_t>& rhs_dilation, int64_t feature_group_count) {
-  const ConvCall call{
-      x, w, y, lhs_spec, rhs_spec, out_spec, window_strides, padding, rhs_dilation, feature_group_count};
+nb::object plan_of(int64_t kind, bool bfloat16, bool has_bias, const ConvShapes& shapes, const nb::dict& layout) {
+  const ConvCall call = conv_call(shapes, layout);
   const ConvType type = bfloat16 ? ConvType::kBFloat16 : ConvType::kFloat32;
   std::string problem;
   const ConvWork work = conv_work(static_cast<ConvKind>(kind), type, has_bias, call, problem);
@@ -99,10 +94,8 @@ NB_MODULE(_cpu, module) {
   module.def("registrations", &registrations, "The XLA FFI handlers, by target name.");
   module.def("build_info", &build_info, "FFI API version, compiler, and the instruction set in use here.");
   module.def("load_onednn", &onednn::load, nb::arg("path"), "Opens oneDNN; raises RuntimeError where it cannot serve.");
-  module.def("conv_plan", &plan_of, nb::arg("kind"), nb::arg("bfloat16"), nb::arg("has_bias"), nb::arg("x"),
-             nb::arg("w"), nb::arg("y"), nb::arg("lhs_spec"), nb::arg("rhs_spec"), nb::arg("out_spec"),
-             nb::arg("window_strides"), nb::arg("padding"), nb::arg("rhs_dilation"), nb::arg("feature_group_count"),
-             "(bytes of scratch, name of the kernel) of a convolution's plan, or None.");
+  module.def("conv_plan", &plan_of, nb::arg("kind"), nb::arg("bfloat16"), nb::arg("has_bias"), nb::arg("shapes"),
+             nb::arg("layout"), "(bytes of scratch, name of the kernel) of a convolution's plan, or None.");
   module.def("conv_plan_cache_info", &plan_cache_info, "Hits, misses, size and capacity of the cache of plans.");
   module.def("gru_forward_workspace", &workspace<gru_forward_workspace>, "Bytes of scratch of one forward call.");
   module.def("gru_backward_workspace", &workspace<gru_backward_workspace>, "Bytes of scratch of one backward call.");

@@ -97,28 +97,19 @@ ffi::Error run(ffi::ThreadPool& pool, ConvKind kind, const Arg& first, const Arg
 
 ffi::Error forward(ffi::ThreadPool pool, Arg x, Arg w, Arg bias, Ret y, Bytes workspace, Axes lhs_spec, Axes rhs_spec,
                    Axes out_spec, Axes strides, Axes padding, Axes dilation, int64_t groups) {
-  ConvCall call = conv_layout(lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
-  call.x = shape_of(x);
-  call.w = shape_of(w);
-  call.y = shape_of(*y);
+  const ConvCall call = conv_call(x, w, *y, lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
   return run(pool, ConvKind::kForward, x, w, &bias, *y, workspace, call);
 }
 
 ffi::Error backward_input(ffi::ThreadPool pool, Arg dy, Arg w, Ret dx, Bytes workspace, Axes lhs_spec, Axes rhs_spec,
                           Axes out_spec, Axes strides, Axes padding, Axes dilation, int64_t groups) {
-  ConvCall call = conv_layout(lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
-  call.x = shape_of(*dx);
-  call.w = shape_of(w);
-  call.y = shape_of(dy);
+  const ConvCall call = conv_call(*dx, w, dy, lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
   return run(pool, ConvKind::kBackwardInput, dy, w, nullptr, *dx, workspace, call);
 }
 
 ffi::Error backward_filter(ffi::ThreadPool pool, Arg x, Arg dy, Ret dw, Ret db, Bytes workspace, Axes lhs_spec,
                            Axes rhs_spec, Axes out_spec, Axes strides, Axes padding, Axes dilation, int64_t groups) {
-  ConvCall call = conv_layout(lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
-  call.x = shape_of(x);
-  call.w = shape_of(*dw);
-  call.y = shape_of(dy);
+  const ConvCall call = conv_call(x, *dw, dy, lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
   return run(pool, ConvKind::kBackwardFilter, x, dy, &*db, *dw, workspace, call);
 }
 

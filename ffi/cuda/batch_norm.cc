@@ -11,22 +11,9 @@ namespace jaxgrad {
 namespace {
 
 using cudnn::api;
+using cudnn::data_type;
 
 constexpr int64_t kAlignment = 256;  // bytes; where the reserve space begins in the workspace
-
-cudnnDataType_t data_type(BatchNormType type) {
-  switch (type) {
-    case BatchNormType::kFloat32:
-      return CUDNN_DATA_FLOAT;
-    case BatchNormType::kFloat64:
-      return CUDNN_DATA_DOUBLE;
-    case BatchNormType::kBFloat16:
-      return CUDNN_DATA_BFLOAT16;
-    case BatchNormType::kFloat16:
-      return CUDNN_DATA_HALF;
-  }
-  throw std::invalid_argument("an unknown dtype");
-}
 
 struct DestroyTensor {
   void operator()(cudnnTensorDescriptor_t tensor) const { api().cudnnDestroyTensorDescriptor(tensor); }
@@ -112,7 +99,7 @@ int64_t backward_scratch(const Described& d, bool relu, const cudnn::Handle& han
 // cuDNN's factors for its results and for what lay in their place, in the type of the arithmetic.
 class Factors {
  public:
-  explicit Factors(BatchNormType type) : is_double_(type == BatchNormType::kFloat64) {}
+  explicit Factors(FloatType type) : is_double_(type == FloatType::kFloat64) {}
   const void* one() const { return is_double_ ? static_cast<const void*>(&one_double_) : &one_; }
   const void* zero() const { return is_double_ ? static_cast<const void*>(&zero_double_) : &zero_; }
 
@@ -139,7 +126,7 @@ void batch_norm_forward(const BatchNormCall& call, const BatchNormForward& a, vo
   const Factors factors(call.type);
   const int64_t scratch = forward_scratch(call, d, handle);
   auto* reserve = static_cast<std::byte*>(workspace) + aligned(scratch);
-  const int64_t channel_bytes = call.shape.C * (call.type == BatchNormType::kFloat64 ? 8 : 4);
+  const int64_t channel_bytes = call.shape.C * (call.type == FloatType::kFloat64 ? 8 : 4);
   auto* running_var = static_cast<std::byte*>(a.running) + channel_bytes;
   // cuDNN adds to the running statistics none of what lay there, but 0 times NaN is NaN.
   JAXGRAD_DRIVER(driver::api().cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(a.running), 0,

@@ -10,22 +10,21 @@
 
 #include "../common/batch_norm_shape.h"
 #include "cudnn.h"
+#include "float_type.h"
 
 namespace jaxgrad {
-
-enum class BatchNormType : int64_t { kFloat32 = 0, kFloat64 = 1, kBFloat16 = 2, kFloat16 = 3 };
 
 // What of a call decides which kernel runs.
 struct BatchNormCall {
   BatchNormShape shape;
-  BatchNormType type{};
+  FloatType type{};
   bool relu = false;      // fused; only for what is_persistent
   bool residual = false;  // added before relu; forward only, and only for a multiple of 4 channels
 
   // cuDNN's fast kernels: one launch for all channels, whose blocks wait for each other. They are for channels that
   // come last. Those for channels-first arrays add up integers: their results are wrong for values that are very small
   // or large, so that arrays of that layout, and float64, take the plain kernels, a block for each channel.
-  bool is_persistent() const { return shape.inner == 1 && type != BatchNormType::kFloat64; }
+  bool is_persistent() const { return shape.inner == 1 && type != FloatType::kFloat64; }
 };
 
 // Arrays of [C] are of float32, for float64 of float64.

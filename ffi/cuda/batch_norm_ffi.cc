@@ -1,24 +1,19 @@
 #include "batch_norm_ffi.h"
 
-#include <exception>
-#include <string>
-
 #include "../common/batch_norm_checks.h"
+#include "batch_norm.h"
+#include "handler.h"
 
 namespace jaxgrad {
 namespace ffi = xla::ffi;
 namespace {
-
-using Arg = ffi::AnyBuffer;
-using Ret = ffi::Result<ffi::AnyBuffer>;
-using Bytes = ffi::Result<ffi::Buffer<ffi::U8>>;
 
 class CudaBatchNormChecks : public BatchNormChecks {
  public:
   using BatchNormChecks::BatchNormChecks;
 
   BatchNormCall call(bool relu, bool residual) {
-    BatchNormCall found{shape, type(), relu, residual};
+    BatchNormCall found{shape, float_type(x_.element_type(), *this), relu, residual};
     that(found.is_persistent() || !relu, "relu is fused only where channels come last, in 32 bits or fewer");
     return found;
   }
@@ -27,36 +22,15 @@ class CudaBatchNormChecks : public BatchNormChecks {
   template <class Size, class Run>
   ffi::Error run(CUstream stream, Bytes& workspace, Size size, Run run) {
     if (failed()) return error();
-    try {
+    return guarded("jaxgrad_batch_norm", [&] {
       const driver::CurrentDevice current(stream);
       cudnn::Handle handle(current.device());
-      const int64_t needed = size(handle), given = static_cast<int64_t>(workspace->element_count());
-      that(given >= needed,
-           "the workspace has " + std::to_string(given) + " bytes, cuDNN needs " + std::to_string(needed));
+      check_workspace(workspace, size(handle), *this);
       if (failed()) return error();
       handle.set_stream(stream);
       run(handle);
-    } catch (const std::exception& failure) {
-      return ffi::Error::Internal(std::string("jaxgrad_batch_norm: ") + failure.what());
-    }
-    return ffi::Error::Success();
-  }
-
- private:
-  BatchNormType type() {
-    switch (x_.element_type()) {
-      case ffi::DataType::F32:
-        return BatchNormType::kFloat32;
-      case ffi::DataType::F64:
-        return BatchNormType::kFloat64;
-      case ffi::DataType::BF16:
-        return BatchNormType::kBFloat16;
-      case ffi::DataType::F16:
-        return BatchNormType::kFloat16;
-      default:
-        that(false, "x must be of f32, f64, bf16 or f16");
-        return BatchNormType::kFloat32;
-    }
+      return ffi::Error::Success();
+    });
   }
 };
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "../common/conv_bindings.h"
 #include "batch_norm.h"
 #include "batch_norm_ffi.h"
 #include "conv.h"
@@ -53,19 +54,12 @@ nb::dict build_info() {
 }
 
 // (workspace bytes, cuDNN's engine), or None where it has none. Builds, and times, the plan that the call will run.
-nb::object plan_of(int64_t device, int64_t kind, int64_t type, const std::vector<int64_t>& x,
-                   const std::vector<int64_t>& w, const std::vector<int64_t>& y, const std::vector<int64_t>& lhs_spec,
-                   const std::vector<int64_t>& rhs_spec, const std::vector<int64_t>& out_spec,
-                   const std::vector<int64_t>& window_strides, const std::vector<int64_t>& padding,
-                   const std::vector<int64_t>& rhs_dilation, int64_t feature_group_count, bool has_bias, bool relu,
-                   bool allow_tf32, bool deterministic, int64_t search, int64_t workspace_limit) {
-  const ConvCall call{
-      x, w, y, lhs_spec, rhs_spec, out_spec, window_strides, padding, rhs_dilation, feature_group_count};
-  std::string problem;
+nb::object plan_of(int64_t device, int64_t kind, int64_t type, const ConvShapes& shapes, const nb::dict& layout,
+                   bool has_bias, bool relu, bool allow_tf32, bool deterministic, int64_t search,
+                   int64_t workspace_limit) {
   ConvKey key;
-  static_cast<ConvShape&>(key) = conv_shape(static_cast<ConvKind>(kind), call, problem);
-  if (!problem.empty()) throw nb::value_error(problem.c_str());
-  key.type = static_cast<ConvType>(type);
+  static_cast<ConvShape&>(key) = conv_shape(static_cast<ConvKind>(kind), shapes, layout);
+  key.type = static_cast<FloatType>(type);
   key.has_bias = has_bias;
   key.relu = relu;
   key.allow_tf32 = allow_tf32;
@@ -103,7 +97,7 @@ int64_t batch_norm_workspace(int64_t device, bool is_backward, int64_t type, int
   const nb::gil_scoped_release release;
   const driver::CurrentDevice current(static_cast<int>(device));
   const cudnn::Handle handle(current.device());
-  const BatchNormCall call{{outer, C, inner}, static_cast<BatchNormType>(type), relu, residual};
+  const BatchNormCall call{{outer, C, inner}, static_cast<FloatType>(type), relu, residual};
   return (is_backward ? batch_norm_backward_workspace : batch_norm_forward_workspace)(call, handle);
 }
 
@@ -128,11 +122,10 @@ NB_MODULE(_cuda, module) {
   module.def("registrations", &registrations, "The FFI handlers, by target name.");
   module.def("build_info", &build_info, "How the module was built, and the cuDNN in use here.");
   module.def("load_cudnn", &cudnn::load, nb::arg("paths"), "Opens cuDNN; raises RuntimeError where it cannot serve.");
-  module.def("conv_plan", &plan_of, nb::arg("device"), nb::arg("kind"), nb::arg("type"), nb::arg("x"), nb::arg("w"),
-             nb::arg("y"), nb::arg("lhs_spec"), nb::arg("rhs_spec"), nb::arg("out_spec"), nb::arg("window_strides"),
-             nb::arg("padding"), nb::arg("rhs_dilation"), nb::arg("feature_group_count"), nb::arg("has_bias"),
-             nb::arg("relu"), nb::arg("allow_tf32"), nb::arg("deterministic"), nb::arg("search"),
-             nb::arg("workspace_limit"), "(bytes of workspace, cuDNN's engine) of a convolution's plan, or None.");
+  module.def("conv_plan", &plan_of, nb::arg("device"), nb::arg("kind"), nb::arg("type"), nb::arg("shapes"),
+             nb::arg("layout"), nb::arg("has_bias"), nb::arg("relu"), nb::arg("allow_tf32"), nb::arg("deterministic"),
+             nb::arg("search"), nb::arg("workspace_limit"),
+             "(bytes of workspace, cuDNN's engine) of a convolution's plan, or None.");
   bind_depthwise(module);
   module.def("load_transposition", &load_transposition_on, nb::arg("device"),
              "Makes a device ready to transpose weight gradients; raises RuntimeError where it cannot.");

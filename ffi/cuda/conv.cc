@@ -28,7 +28,7 @@ constexpr float kFarFromBest = 1.5f;       // times the best of the first runs: 
 constexpr uint32_t kPattern = 0x3c003c00;  // 1 in float16, 0.0078 in bfloat16 and float32
 
 int64_t bytes_of(const ConvKey& key, const ConvOperand& operand) {
-  int64_t bytes = key.type == ConvType::kFloat64 ? 8 : key.type == ConvType::kFloat32 ? 4 : 2;
+  int64_t bytes = bytes_of(key.type);
   for (int axis = 0; axis < key.spatial + 2; ++axis) bytes *= operand.sizes[axis];
   return bytes;
 }

@@ -13,10 +13,9 @@
 #include "../common/conv_shape.h"
 #include "../common/plan_cache.h"
 #include "cudnn.h"
+#include "float_type.h"
 
 namespace jaxgrad {
-
-enum class ConvType : int64_t { kFloat32 = 0, kFloat64 = 1, kBFloat16 = 2, kFloat16 = 3 };
 
 // How a plan is chosen among those that cuDNN offers for a shape.
 enum class ConvSearch : int64_t {
@@ -27,7 +26,7 @@ enum class ConvSearch : int64_t {
 
 // Everything that a plan bakes in; what plans are cached under.
 struct ConvKey : ConvShape {
-  ConvType type{};
+  FloatType type{};
   bool has_bias = false;   // forward: [output features] are added to the result, before it is written
   bool relu = false;       // forward: and then its negative elements become zero; NaN stays NaN
   bool allow_tf32 = true;  // float32 operands may be rounded to TF32, on tensor cores

@@ -1,36 +1,19 @@
 #include "conv_ffi.h"
 
-#include <exception>
+#include <stdexcept>
 #include <string>
 
-#include "../common/checks.h"
 #include "../common/conv_attributes.h"
+#include "conv.h"
+#include "handler.h"
 #include "transposition.h"
 
 namespace jaxgrad {
 namespace ffi = xla::ffi;
 
-ConvType conv_type(ffi::DataType dtype, Checks& checks) {
-  switch (dtype) {
-    case ffi::DataType::F32:
-      return ConvType::kFloat32;
-    case ffi::DataType::F64:
-      return ConvType::kFloat64;
-    case ffi::DataType::BF16:
-      return ConvType::kBFloat16;
-    case ffi::DataType::F16:
-      return ConvType::kFloat16;
-    default:
-      checks.that(false, "operands must be of f32, f64, bf16 or f16");
-      return ConvType::kFloat32;
-  }
-}
-
 namespace {
 
-using Arg = ffi::AnyBuffer;
-using Ret = ffi::Result<ffi::AnyBuffer>;
-using Bytes = ffi::Result<ffi::Buffer<ffi::U8>>;
+constexpr const char* kTarget = "jaxgrad_conv";
 
 // Runs the plan; where it fails, the next of cuDNN's list, until one runs or none is left.
 void run_plan(const ConvKey& key, CUstream stream, const Arg& first, const Arg& second, const void* bias,
@@ -61,14 +44,14 @@ void run_plan(const ConvKey& key, CUstream stream, const Arg& first, const Arg& 
 // bias: what the result is to have added, of no elements or null for nothing.
 ffi::Error run(ConvKind kind, CUstream stream, const Arg& first, const Arg& second, const Arg* bias, const Arg& result,
                Bytes& workspace, const ConvCall& call, bool relu, bool allow_tf32, bool deterministic, int64_t search) {
-  Checks checks("jaxgrad_conv");
+  Checks checks(kTarget);
   const ffi::DataType dtype = first.element_type();
   checks.that(second.element_type() == dtype && result.element_type() == dtype, "all arrays must have one dtype");
   checks.that(search >= 0 && search <= 2, "search must be 0, 1 or 2");
   std::string problem;
   ConvKey key;
   static_cast<ConvShape&>(key) = conv_shape(kind, call, problem);
-  key.type = conv_type(dtype, checks);
+  key.type = float_type(dtype, checks);
   key.has_bias = bias != nullptr && bias->element_count() > 0;
   key.relu = relu;
   key.allow_tf32 = allow_tf32;
@@ -79,36 +62,26 @@ ffi::Error run(ConvKind kind, CUstream stream, const Arg& first, const Arg& seco
   if (checks.failed()) return checks.error();
   if (key.has_bias) checks.array("bias", *bias, dtype, {key.w.sizes[0]});
   if (checks.failed()) return checks.error();
-  try {
+  return guarded(kTarget, [&] {
     const driver::CurrentDevice current(stream);
     key.device = current.device();
     const void* added = key.has_bias ? bias->untyped_data() : nullptr;
     run_plan(key, stream, first, second, added, result, workspace->typed_data());
-  } catch (const driver::OutOfMemory& error) {
-    return ffi::Error(ffi::ErrorCode::kResourceExhausted, std::string("jaxgrad_conv: ") + error.what());
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(std::string("jaxgrad_conv: ") + error.what());
-  }
-  return ffi::Error::Success();
+    return ffi::Error::Success();
+  });
 }
 
 ffi::Error forward(CUstream stream, Arg x, Arg w, Arg bias, Ret y, Bytes workspace, Axes lhs_spec, Axes rhs_spec,
                    Axes out_spec, Axes strides, Axes padding, Axes dilation, int64_t groups, bool relu, bool allow_tf32,
                    bool deterministic, int64_t search) {
-  ConvCall call = conv_layout(lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
-  call.x = shape_of(x);
-  call.w = shape_of(w);
-  call.y = shape_of(*y);
+  const ConvCall call = conv_call(x, w, *y, lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
   return run(ConvKind::kForward, stream, x, w, &bias, *y, workspace, call, relu, allow_tf32, deterministic, search);
 }
 
 ffi::Error backward_input(CUstream stream, Arg dy, Arg w, Ret dx, Bytes workspace, Axes lhs_spec, Axes rhs_spec,
                           Axes out_spec, Axes strides, Axes padding, Axes dilation, int64_t groups, bool allow_tf32,
                           bool deterministic, int64_t search) {
-  ConvCall call = conv_layout(lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
-  call.x = shape_of(*dx);
-  call.w = shape_of(w);
-  call.y = shape_of(dy);
+  const ConvCall call = conv_call(*dx, w, dy, lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
   return run(ConvKind::kBackwardInput, stream, dy, w, nullptr, *dx, workspace, call, false, allow_tf32, deterministic,
              search);
 }
@@ -119,32 +92,26 @@ ffi::Error transpose_weights(CUstream stream, const ConvCall& from, const Arg& i
   const ConvShape source = conv_shape(ConvKind::kBackwardFilter, from, problem);
   const ConvShape result = conv_shape(ConvKind::kBackwardFilter, to, problem);
   if (problem.empty() && source.w.sizes != result.w.sizes) problem = "dw must have the same sizes in both layouts";
-  if (!problem.empty()) return ffi::Error::InvalidArgument("jaxgrad_conv: " + problem);
-  try {
+  if (!problem.empty()) return ffi::Error::InvalidArgument(std::string(kTarget) + ": " + problem);
+  return guarded(kTarget, [&] {
     const driver::CurrentDevice current(stream);
     transpose(stream, current.device(), source.spatial + 2, static_cast<int64_t>(ffi::ByteWidth(in.element_type())),
               source.w, in.untyped_data(), result.w, out.untyped_data());
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(std::string("jaxgrad_conv: ") + error.what());
-  }
-  return ffi::Error::Success();
+    return ffi::Error::Success();
+  });
 }
 
 ffi::Error backward_filter(CUstream stream, Arg x, Arg dy, Ret dw, Ret written, Bytes workspace, Axes lhs_spec,
                            Axes rhs_spec, Axes out_spec, Axes strides, Axes padding, Axes dilation, int64_t groups,
                            Axes dw_spec, bool allow_tf32, bool deterministic, int64_t search) {
-  ConvCall call = conv_layout(lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
-  call.x = shape_of(x);
-  call.w = shape_of(*dw);
-  call.y = shape_of(dy);
-  ConvCall given = call;
-  given.rhs_spec = to_vector(dw_spec);
-  const bool transposes = given.rhs_spec != call.rhs_spec;
+  const bool transposes = to_vector(dw_spec) != to_vector(rhs_spec);
   const Arg& result = transposes ? *written : *dw;
-  call.w = shape_of(result);
+  const ConvCall call = conv_call(x, result, dy, lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
   ffi::Error status = run(ConvKind::kBackwardFilter, stream, x, dy, nullptr, result, workspace, call, false, allow_tf32,
                           deterministic, search);
-  return status.failure() || !transposes ? status : transpose_weights(stream, call, result, given, *dw);
+  if (status.failure() || !transposes) return status;
+  const ConvCall given = conv_call(x, *dw, dy, lhs_spec, dw_spec, out_spec, strides, padding, dilation, groups);
+  return transpose_weights(stream, call, result, given, *dw);
 }
 
 }  // namespace

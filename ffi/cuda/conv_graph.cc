@@ -7,26 +7,13 @@ namespace jaxgrad {
 namespace {
 
 using cudnn::api;
+using cudnn::data_type;
 using cudnn::Descriptor;
 
 constexpr int64_t kAlignment = 16;  // bytes; XLA's buffers are aligned to more
 constexpr int64_t kMostNotes = CUDNN_NUMERICAL_NOTE_TYPE_COUNT;
 constexpr int64_t kBetweenId = 16;  // of what the convolution gives, and from there on, where more follows
 constexpr size_t kMostParts = 13;
-
-cudnnDataType_t data_type(ConvType type) {
-  switch (type) {
-    case ConvType::kFloat32:
-      return CUDNN_DATA_FLOAT;
-    case ConvType::kFloat64:
-      return CUDNN_DATA_DOUBLE;
-    case ConvType::kBFloat16:
-      return CUDNN_DATA_BFLOAT16;
-    case ConvType::kFloat16:
-      return CUDNN_DATA_HALF;
-  }
-  throw NoPlan("an unknown dtype");
-}
 
 // cuDNN's convolutions have two spatial axes or three: one axis becomes the second of two, after an axis of size 1.
 template <class Values>
@@ -37,7 +24,7 @@ std::vector<int64_t> with_unit_axis(const ConvKey& key, const Values& values, si
 }
 
 cudnnDataType_t compute_type(const ConvKey& key) {
-  return key.type == ConvType::kFloat64 ? CUDNN_DATA_DOUBLE : CUDNN_DATA_FLOAT;
+  return key.type == FloatType::kFloat64 ? CUDNN_DATA_DOUBLE : CUDNN_DATA_FLOAT;
 }
 
 Descriptor tensor(const ConvKey& key, const ConvOperand& operand, int64_t id, bool in_memory = true) {
@@ -155,12 +142,12 @@ bool arithmetic_fits(const ConvKey& key, const std::vector<cudnnBackendNumerical
   if (has(CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION)) return false;
   if (key.deterministic && has(CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC)) return false;
   if (has(CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13)) return false;  // loses half of the digits
-  const bool exact = key.type == ConvType::kFloat64 || (key.type == ConvType::kFloat32 && !key.allow_tf32);
+  const bool exact = key.type == FloatType::kFloat64 || (key.type == FloatType::kFloat32 && !key.allow_tf32);
   if (!exact) return true;
   for (const auto note : {CUDNN_NUMERICAL_NOTE_TENSOR_CORE, CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS,
                           CUDNN_NUMERICAL_NOTE_FFT, CUDNN_NUMERICAL_NOTE_WINOGRAD})
     // float64 has tensor cores of its own, which round nothing.
-    if (has(note) && !(note == CUDNN_NUMERICAL_NOTE_TENSOR_CORE && key.type == ConvType::kFloat64)) return false;
+    if (has(note) && !(note == CUDNN_NUMERICAL_NOTE_TENSOR_CORE && key.type == FloatType::kFloat64)) return false;
   return true;
 }
 
@@ -218,7 +205,7 @@ ConvGraph conv_graph(const ConvKey& key, const cudnn::Handle& handle) {
   const OperationNames names = names_of(key.kind);
   Descriptor& operation = parts.emplace_back(names.operation);
   operation.set(names.x, x).set(names.w, w).set(names.y, *value).set(names.convolution, conv);
-  if (key.type == ConvType::kFloat64) {
+  if (key.type == FloatType::kFloat64) {
     operation.set(names.alpha, CUDNN_TYPE_DOUBLE, 1.0).set(names.beta, CUDNN_TYPE_DOUBLE, 0.0);
   } else {
     operation.set(names.alpha, CUDNN_TYPE_FLOAT, 1.0f).set(names.beta, CUDNN_TYPE_FLOAT, 0.0f);

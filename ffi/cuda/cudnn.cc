@@ -77,6 +77,20 @@ Error::Error(cudnnStatus_t status, const char* expression, const char* file, int
                          " at " + file + ":" + std::to_string(line)),
       status(status) {}
 
+cudnnDataType_t data_type(FloatType type) {
+  switch (type) {
+    case FloatType::kFloat32:
+      return CUDNN_DATA_FLOAT;
+    case FloatType::kFloat64:
+      return CUDNN_DATA_DOUBLE;
+    case FloatType::kBFloat16:
+      return CUDNN_DATA_BFLOAT16;
+    case FloatType::kFloat16:
+      return CUDNN_DATA_HALF;
+  }
+  throw std::invalid_argument("an unknown dtype");
+}
+
 Descriptor::Descriptor(cudnnBackendDescriptorType_t type) {
   cudnnBackendDescriptor_t created = nullptr;
   JAXGRAD_CUDNN(api().cudnnBackendCreateDescriptor(type, &created));

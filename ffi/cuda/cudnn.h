@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "driver.h"
+#include "float_type.h"
 
 namespace jaxgrad::cudnn {
 
@@ -70,6 +71,8 @@ class Error : public std::runtime_error {
     if (jaxgrad_status != CUDNN_STATUS_SUCCESS)                                       \
       throw ::jaxgrad::cudnn::Error(jaxgrad_status, #expression, __FILE__, __LINE__); \
   } while (false)
+
+cudnnDataType_t data_type(FloatType type);
 
 // A descriptor of the backend interface: created, given its attributes, finalised, and then only read.
 class Descriptor {

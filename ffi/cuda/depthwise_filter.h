@@ -11,7 +11,7 @@
 namespace jaxgrad {
 
 struct DepthwiseFilterKey : ConvShape {
-  ConvType type{};
+  FloatType type{};
   int device = 0;
 
   bool operator==(const DepthwiseFilterKey& other) const {

@@ -1,54 +1,43 @@
 #include "depthwise_filter_ffi.h"
 
 #include <cstdint>
-#include <exception>
 #include <string>
 
-#include "../common/checks.h"
 #include "../common/conv_attributes.h"
-#include "conv_ffi.h"
 #include "depthwise_filter.h"
+#include "handler.h"
 
 namespace jaxgrad {
 namespace ffi = xla::ffi;
 namespace {
 
-using Arg = ffi::AnyBuffer;
-using Ret = ffi::Result<ffi::AnyBuffer>;
-using Bytes = ffi::Result<ffi::Buffer<ffi::U8>>;
+constexpr const char* kTarget = "jaxgrad_conv_depthwise_filter";
 
 bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
 
 ffi::Error depthwise_filter(CUstream stream, Arg x, Arg dy, Ret dw, Bytes workspace, Axes lhs_spec, Axes rhs_spec,
                             Axes out_spec, Axes strides, Axes padding, Axes dilation, int64_t groups) {
-  Checks checks("jaxgrad_conv_depthwise_filter");
-  ConvCall call = conv_layout(lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
-  call.x = shape_of(x);
-  call.w = shape_of(*dw);
-  call.y = shape_of(dy);
+  Checks checks(kTarget);
+  const ConvCall call = conv_call(x, *dw, dy, lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
   const ffi::DataType dtype = x.element_type();
   checks.that(dy.element_type() == dtype && dw->element_type() == dtype, "all arrays must have one dtype");
   std::string problem;
   DepthwiseFilterKey key;
   static_cast<ConvShape&>(key) = conv_shape(ConvKind::kBackwardFilter, call, problem);
-  key.type = conv_type(dtype, checks);
+  key.type = float_type(dtype, checks);
   checks.that(problem.empty(), problem);
   checks.that(is_aligned(x.untyped_data()) && is_aligned(dy.untyped_data()),
               "arrays must start at multiples of 16 bytes");
   if (checks.failed()) return checks.error();
-  try {
+  return guarded(kTarget, [&] {
     const driver::CurrentDevice current(stream);
     key.device = current.device();
     const auto plan = depthwise_filter_plan(key);
-    const int64_t given = static_cast<int64_t>(workspace->element_count()), needed = plan->workspace_bytes();
-    checks.that(given >= needed,
-                "the workspace has " + std::to_string(given) + " bytes, needed are " + std::to_string(needed));
+    check_workspace(workspace, plan->workspace_bytes(), checks);
     if (checks.failed()) return checks.error();
     plan->run(stream, x.untyped_data(), dy.untyped_data(), dw->untyped_data(), workspace->untyped_data());
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(std::string("jaxgrad_conv_depthwise_filter: ") + error.what());
-  }
-  return ffi::Error::Success();
+    return ffi::Error::Success();
+  });
 }
 
 }  // namespace

@@ -120,14 +120,14 @@ double estimate(const DepthwiseShape& s, const Gpu& gpu, const DepthwiseTiling& 
 
 }  // namespace
 
-std::optional<DepthwiseShape> depthwise_shape(const ConvShape& call, ConvType type, std::string& reason) {
+std::optional<DepthwiseShape> depthwise_shape(const ConvShape& call, FloatType type, std::string& reason) {
   const auto fail = [&](const char* why) {
     reason = why;
     return std::nullopt;
   };
   const int n = call.spatial;
   if (call.kind != ConvKind::kBackwardFilter) return fail("it computes weight gradients alone");
-  if (type == ConvType::kFloat64) return fail("it has no float64");
+  if (type == FloatType::kFloat64) return fail("it has no float64");
   if (call.groups != call.x.sizes[1] || call.w.sizes[0] != call.groups) return fail("it is for depthwise convolutions");
   if (n > 2) return fail("it takes one or two spatial axes");
   DepthwiseShape s{};
@@ -202,7 +202,7 @@ std::optional<DepthwiseTiling> depthwise_tiling(const DepthwiseShape& shape, con
 
 std::string depthwise_definitions(const DepthwiseShape& s, const DepthwiseTiling& t) {
   const std::pair<const char*, int64_t> numbers[] = {
-      {"ELEMENT_IS_BFLOAT16", s.type == ConvType::kBFloat16},
+      {"ELEMENT_IS_BFLOAT16", s.type == FloatType::kBFloat16},
       {"TAPS_LAST", s.taps_last},
       {"SLICES", kDepthwiseSumSlices},
       {"N", s.N},
@@ -231,7 +231,7 @@ std::string depthwise_definitions(const DepthwiseShape& s, const DepthwiseTiling
       {"BLOCKS", t.BLOCKS},
       {"VECTOR", t.VECTOR},
   };
-  std::string definitions = std::string("#define T ") + (s.type == ConvType::kFloat32 ? "float" : "Half") + "\n";
+  std::string definitions = std::string("#define T ") + (s.type == FloatType::kFloat32 ? "float" : "Half") + "\n";
   for (const auto& [name, value] : numbers)
     definitions += std::string("#define ") + name + " " + std::to_string(value) + "\n";
   return definitions;

@@ -19,12 +19,12 @@ struct Gpu {
 
 // A depthwise convolution of [N, H, W, C] with a window of [KH, KW, C]; one over a single axis has an H of 1.
 struct DepthwiseShape {
-  ConvType type{};
+  FloatType type{};
   int64_t N, H, W, C, HO, WO, KH, KW;
   int64_t SH, SW, PH, PW, DH, DW;  // strides, padding before the first element, dilation of the window
   bool taps_last;                  // the weights lie as [C, KH, KW], otherwise as [KH, KW, C]
 
-  int64_t element_bytes() const { return type == ConvType::kFloat32 ? 4 : 2; }
+  int64_t element_bytes() const { return bytes_of(type); }
   int64_t taps() const { return KH * KW; }
 };
 
@@ -38,7 +38,7 @@ struct DepthwiseTiling {
 };
 
 // The shape of a call of the unit backward_filter; empty where the kernel cannot take it, with the reason.
-std::optional<DepthwiseShape> depthwise_shape(const ConvShape& call, ConvType type, std::string& reason);
+std::optional<DepthwiseShape> depthwise_shape(const ConvShape& call, FloatType type, std::string& reason);
 
 // The tiling whose time is estimated to be the least; empty where none fits the GPU.
 std::optional<DepthwiseTiling> depthwise_tiling(const DepthwiseShape& shape, const Gpu& gpu);

@@ -34,10 +34,10 @@ def _conv_layout(geometry: Geometry) -> dict[str, Any]:
     }
 
 
-def _conv_arguments(geometry: Geometry) -> dict[str, Any]:
-    """The layout as the compiled modules take it where they are called directly."""
+def _layout_in_lists(geometry: Geometry) -> dict[str, Any]:
+    """As the compiled modules take it where they are called directly."""
     return {
-        name: value.reshape(-1).tolist() if value.ndim else int(value) for name, value in _conv_layout(geometry).items()
+        name: np.ravel(value).tolist() if value.ndim else int(value) for name, value in _conv_layout(geometry).items()
     }
 
 
@@ -54,9 +54,9 @@ def conv_plan(kind: str, problem: Problem, has_bias: bool) -> ConvPlan | None:
 
     The dtype is the one that is computed in: float32 or bfloat16.
     """
-    shapes = [[*problem.examples, *shape] for shape in problem.shapes]
-    narrow = problem.dtype == jnp.bfloat16
-    found = cpu.conv_plan(CONV_KINDS.index(kind), narrow, has_bias, *shapes, **_conv_arguments(problem.geometry))
+    shapes = [(*problem.examples, *shape) for shape in problem.shapes]
+    layout = _layout_in_lists(problem.geometry)
+    found = cpu.conv_plan(CONV_KINDS.index(kind), problem.dtype == jnp.bfloat16, has_bias, shapes, layout)
     return None if found is None else ConvPlan(*found)
 
 

@@ -22,7 +22,7 @@ from jax import lax
 from jaxgrad import _conv_problem, config
 from jaxgrad._conv_geometry import Geometry
 from jaxgrad._conv_problem import Problem
-from jaxgrad._ffi.conv import CONV_KINDS, _conv_arguments, _conv_layout, conv_plan_cache_info
+from jaxgrad._ffi.conv import CONV_KINDS, _conv_layout, _layout_in_lists, conv_plan_cache_info
 from jaxgrad._ffi.registration import cuda, gpu_ordinal, or_empty
 from jaxgrad._ffi.transposition import takes_transposition, transposition_problem
 from jaxgrad.config import SEARCHES, Settings
@@ -94,8 +94,8 @@ def cuda_conv_plan(
             device,
             CONV_KINDS.index(kind),
             _TYPES.index(problem.dtype.name),
-            *map(list, shapes),
-            **_conv_arguments(geometry),
+            shapes,
+            _layout_in_lists(geometry),
             **epilogue._asdict(),
             allow_tf32=allow_tf32,
             deterministic=settings.deterministic,

@@ -16,7 +16,7 @@ import numpy as np
 from jaxgrad import _conv_problem
 from jaxgrad._conv_geometry import Geometry
 from jaxgrad._conv_problem import Problem
-from jaxgrad._ffi.conv import _conv_arguments, _conv_layout
+from jaxgrad._ffi.conv import _conv_layout, _layout_in_lists
 from jaxgrad._ffi.conv_cuda import _TYPES, _relaid
 from jaxgrad._ffi.registration import cuda, gpu_ordinal
 
@@ -42,8 +42,7 @@ def _workspace(problem: Problem) -> int:
 
 def _described(device: int | None, problem: Problem) -> tuple[Any, ...]:
     """A call as the compiled module is told of it."""
-    shapes = map(list, problem.shapes)
-    return device, _TYPES.index(problem.dtype.name), *shapes, *_conv_arguments(problem.geometry).values()
+    return device, _TYPES.index(problem.dtype.name), problem.shapes, _layout_in_lists(problem.geometry)
 
 
 def _laid_out(problem: Problem) -> Problem:
