@@ -23,7 +23,7 @@ from jaxgrad import _batch_norm_xla
 from jaxgrad._batch_norm_units import Spec
 from jaxgrad._batch_norm_xla import Statistics, compute_dtype
 from jaxgrad._dispatch import Route
-from jaxgrad._forward_mode import Rules
+from jaxgrad._forward_maps import Rules
 
 
 def _training(spec, primals, tangents):

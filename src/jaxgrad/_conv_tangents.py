@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from jaxgrad import _conv_triangle, _conv_xla
-from jaxgrad._forward_mode import Rules
+from jaxgrad._forward_maps import Rules
 
 
 def _forward(spec, primals, tangents):

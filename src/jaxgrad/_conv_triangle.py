@@ -11,35 +11,20 @@ derivatives are forward's, of a dy that is zero where y is.
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxgrad import _conv_xla
 from jaxgrad._conv_units import Spec, backward_filter_unit, backward_input_unit, forward_unit
 from jaxgrad._partitioning import vary_alike
+from jaxgrad._symbolic_zeros import instantiated, values_and_wanted
 
 __all__ = ["Spec", "backward_filter", "backward_input", "forward", "forward_relu"]
 
 # What policies of `jax.checkpoint` know a differentiated result by: the op that the unit is.
 _FORWARD_NAME, _BACKWARD_INPUT_NAME = "jaxgrad.conv_general_dilated", "jaxgrad.conv_transpose"
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class _Wanted:
-    """Which operands are differentiated: a residual known while tracing."""
-
-    flags: tuple[bool, ...]
-
-
-def _values_and_wanted(*primals: Any) -> tuple[tuple[Any, ...], _Wanted]:
-    values = tuple(None if p is None else p.value for p in primals)
-    return values, _Wanted(tuple(p is not None and p.perturbed for p in primals))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -67,7 +52,7 @@ def backward_filter(spec, want_bias, x, dy):
 
 
 def _forward_fwd(spec, x, w, bias):
-    (x, w, bias), wanted = _values_and_wanted(x, w, bias)
+    (x, w, bias), wanted = values_and_wanted(x, w, bias)
     return checkpoint_name(forward(spec, x, w, bias), _FORWARD_NAME), (x, w, wanted)
 
 
@@ -84,7 +69,7 @@ def _forward_bwd(spec, residuals, dy):
 
 
 def _forward_relu_fwd(spec, x, w, bias):
-    (x, w, bias), wanted = _values_and_wanted(x, w, bias)
+    (x, w, bias), wanted = values_and_wanted(x, w, bias)
     y = checkpoint_name(forward_relu(spec, x, w, bias), _FORWARD_NAME)
     return y, (y, (x, w, wanted))
 
@@ -95,7 +80,7 @@ def _forward_relu_bwd(spec, residuals, dy):
 
 
 def _backward_input_fwd(spec, dy, w):
-    (dy, w), wanted = _values_and_wanted(dy, w)
+    (dy, w), wanted = values_and_wanted(dy, w)
     return checkpoint_name(backward_input(spec, dy, w), _BACKWARD_INPUT_NAME), (dy, w, wanted)
 
 
@@ -109,23 +94,19 @@ def _backward_input_bwd(spec, residuals, dx):
 
 
 def _backward_filter_fwd(spec, want_bias, x, dy):
-    (x, dy), wanted = _values_and_wanted(x, dy)
+    (x, dy), wanted = values_and_wanted(x, dy)
     return backward_filter(spec, want_bias, x, dy), (x, dy, wanted)
 
 
 def _backward_filter_bwd(spec, want_bias, residuals, cotangents):
     x, dy, wanted = residuals
     want_x, want_dy = wanted.flags
-    dw, db = (jnp.zeros(c.shape, c.dtype) if _is_symbolic_zero(c) else c for c in (*cotangents,))
+    dw, db = map(instantiated, cotangents)
     x, dy, dw, db = vary_alike(x, dy, dw, db)
     return (
         backward_input(spec, dy, dw) if want_x else None,
         forward(spec, x, dw, db) if want_dy else None,
     )
-
-
-def _is_symbolic_zero(cotangent: Any) -> bool:
-    return isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
 
 
 forward.defvjp(_forward_fwd, _forward_bwd, symbolic_zeros=True)

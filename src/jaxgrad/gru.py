@@ -1,53 +1,26 @@
-"""The gated recurrent unit: the public op, its checks and its differentiation rules.
+"""The gated recurrent unit: the public op and its checks.
 
-The path of a call: `gru` checks its arguments, `_gru` is the `jax.custom_vjp`, `_units` wraps one kernel call for
-`jit`, `vmap` and meshes of devices, `_ffi` calls the handler in ffi/cpu/gru_ffi.cc, which runs ffi/cpu/gru.cc.
+The path of a call: `gru` checks its arguments, `_gru_vjp` holds the `jax.custom_vjp`, `_gru_units` wraps one kernel
+call for `jit`, `vmap` and meshes of devices, `_ffi` calls the handler in ffi/cpu/gru_ffi.cc, which runs ffi/cpu/gru.cc.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable
-from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.ad_checkpoint import checkpoint_name
 
-from jaxgrad import _checks, _ffi, _forward_mode, _gru_xla
-from jaxgrad._batching import fold_or_loop
-from jaxgrad._dispatch import IMPLEMENTATIONS, Op, Route, cpu_kernel, symbolic_obstacle
-from jaxgrad._gru_xla import Gradients
-from jaxgrad._partitioning import Layout, dims, over_mesh, vary_alike
+from jaxgrad import _checks, _ffi, _forward_mode, _gru_vjp
+from jaxgrad._dispatch import IMPLEMENTATIONS, Op, cpu_kernel, symbolic_obstacle
+from jaxgrad._gru_units import Spec
+from jaxgrad._partitioning import vary_alike
 
 _OP = "jaxgrad.gru"
 _DISPATCH = Op("gru", (cpu_kernel("the CPU kernel takes every dtype and shape of this op", _ffi.cpu_problem),))
 _DIRECTIONS = ("forward", "reverse", "bidirectional")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Spec:
-    """The static arguments of one call."""
-
-    direction: str
-    linear_before_reset: bool
-    clip: float | None
-    route: Route
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        return {"direction": self.direction, "linear_before_reset": self.linear_before_reset, "clip": self.clip}
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class _Wanted:
-    """Which of (x, w, r, b, initial_h) are differentiated: a residual known while tracing."""
-
-    flags: tuple[bool, ...]
 
 
 def gru(
@@ -128,8 +101,8 @@ def gru(
     clip = _check_clip(clip)
     arrays = _check_arrays(x, w, r, b, sequence_lens, initial_h, 2 if direction == "bidirectional" else 1)
     route = _DISPATCH.decide(implementation, symbolic_obstacle(*arrays)).route
-    spec = _Spec(direction, linear_before_reset, clip, route)
-    y, y_h = _forward_mode.call(_gru, _FORWARD_MODE, spec, *vary_alike(*arrays))
+    spec = Spec(direction, linear_before_reset, clip, route)
+    y, y_h = _forward_mode.call(_gru_vjp.gru, _gru_vjp.FORWARD_MODE, spec, *vary_alike(*arrays))
     return y, y_h
 
 
@@ -191,161 +164,3 @@ def _check_lengths(sequence_lens: Any, T: int, B: int) -> jax.Array | None:
         if jnp.issubdtype(lengths.dtype, jnp.signedinteger):
             lengths = jnp.maximum(lengths, integer(-1))
     return lengths.astype(np.int32)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gru(spec, x, w, r, b, sequence_lens, initial_h):
-    """`(y, y_h)`; without differentiation no residuals are kept."""
-    y, y_h, _ = _forward_unit(spec, False)(x, w, r, b, sequence_lens, initial_h)
-    return y, y_h
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gru_training(spec, x, w, r, b, sequence_lens, initial_h):
-    """`(y, y_h, gates)`. The gates are a function of the inputs, which the rules follow: they get no gradient."""
-    return _forward_unit(spec, True)(x, w, r, b, sequence_lens, initial_h)
-
-
-def _training_fwd(spec, x, w, r, b, sequence_lens, initial_h):
-    primals = (x, w, r, b, sequence_lens, initial_h)
-    values = tuple(None if p is None else p.value for p in primals)
-    wanted = _Wanted(tuple(p is not None and p.perturbed for p in (x, w, r, b, initial_h)))
-    y, y_h, gates = checkpoint_name(_gru_training(spec, *values), _OP)
-    return (y, y_h, gates), (values, y, gates, wanted)
-
-
-def _gru_fwd(spec, *primals):
-    (y, y_h, _), residuals = _training_fwd(spec, *primals)
-    return (y, y_h), residuals
-
-
-def _gru_bwd(spec, residuals, cotangents):
-    (x, w, r, b, sequence_lens, initial_h), y, gates, wanted = residuals
-    dy, dy_h = (None if isinstance(c, jax.custom_derivatives.SymbolicZero) else c for c in cotangents[:2])
-    gradients = _gru_backward(spec, wanted.flags, x, w, r, b, sequence_lens, initial_h, y, gates, dy, dy_h)
-    return gradients.x, gradients.w, gradients.r, gradients.b, None, gradients.initial_h
-
-
-def _formula(spec, *arrays):
-    return _gru_xla.forward(*arrays, **spec.attributes, training=False)[:2]
-
-
-def _differentiated(spec, *arrays):
-    return _gru_training(spec, *arrays)[:2]
-
-
-def _gradient_formula(spec, arrays, cotangents, wanted):
-    """By the hand-written backward pass, whose derivatives are faster than those of the scan's own reverse mode."""
-    x, w, r, _, sequence_lens, initial_h = arrays
-    y, _, gates = _gru_xla.forward(*arrays, **spec.attributes, training=True)
-    flags = tuple(bool(flag) for i, flag in enumerate(wanted) if i != 4)  # lengths have none
-    residuals = (x, w, r, sequence_lens, initial_h, y, gates, cotangents.get(0), cotangents.get(1))
-    found = _gru_xla.backward(*residuals, **spec.attributes, wanted=flags)
-    return found.x, found.w, found.r, found.b, None, found.initial_h
-
-
-_FORWARD_MODE = _forward_mode.Rules(formula=_formula, gradient=_gradient_formula, differentiated=_differentiated)
-_gru.defvjp(_gru_fwd, _gru_bwd, symbolic_zeros=True)
-_gru_training.defvjp(_training_fwd, _gru_bwd, symbolic_zeros=True)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _gru_backward(spec, wanted, x, w, r, b, sequence_lens, initial_h, y, gates, dy, dy_h):
-    return Gradients(*_backward_unit(spec, wanted)(x, w, r, sequence_lens, initial_h, y, gates, dy, dy_h))
-
-
-def _gru_backward_fwd(spec, wanted, *args):
-    return _gru_backward(spec, wanted, *args), args
-
-
-def _gru_backward_bwd(spec, wanted, args, cotangents):
-    """Gradients of gradients, by differentiating XLA's backward pass through its forward scan.
-
-    y and gates get none: they are functions of the inputs, and the scan that is differentiated here computes them anew.
-    """
-    x, w, r, b, sequence_lens, initial_h, _, _, dy, dy_h = args
-
-    def gradients(inputs, dy, dy_h):
-        def outputs(inputs):
-            x, w, r, b, initial_h = inputs
-            return _formula(spec, x, w, r, b, sequence_lens, initial_h)
-
-        (y, y_h), pullback = jax.vjp(outputs, inputs)
-        (found,) = pullback((jnp.zeros_like(y) if dy is None else dy, jnp.zeros_like(y_h) if dy_h is None else dy_h))
-        return Gradients(*(g if want else None for g, want in zip(found, wanted, strict=True)))
-
-    _, pullback = jax.vjp(gradients, (x, w, r, b, initial_h), dy, dy_h)
-    (x, w, r, b, initial_h), dy, dy_h = pullback(cotangents)
-    return x, w, r, b, None, initial_h, None, None, dy, dy_h
-
-
-_gru_backward.defvjp(_gru_backward_fwd, _gru_backward_bwd)
-
-
-def _sizes(x: jax.Array, r: jax.Array) -> _ffi.GruSizes:
-    T, B, I = x.shape  # noqa: E741
-    return _ffi.GruSizes(T, B, I, H=r.shape[2], D=r.shape[0])
-
-
-# The axis that holds the batch, by operand and result: what a mapped axis can be folded into.
-_AXIS = {"x": 1, "sequence_lens": 0, "initial_h": 1, "y": 2, "y_h": 1, "gates": 2}
-_RANK = {"x": 3, "weights": 3, "b": 2, "sequence_lens": 1, "initial_h": 3, "y": 4, "y_h": 3, "gates": 4}
-
-# The dimensions that may be split over a mesh: the batch.
-_NAMES = {name: dims(rank, **({"B": _AXIS[name]} if name in _AXIS else {})) for name, rank in _RANK.items()}
-
-
-@cache
-def _forward_unit(spec: _Spec, training: bool) -> Callable[..., Any]:
-    """(x, w, r, b, sequence_lens, initial_h) -> (y, y_h, gates), jitted, with a batching rule of our own."""
-
-    def kernel(x, w, r, b, sequence_lens, initial_h):
-        arrays = (x, w, r, b, sequence_lens, initial_h)
-        return _ffi.gru_forward(*arrays, sizes=_sizes(x, r), **spec.attributes, training=training)
-
-    xla = partial(_gru_xla.forward, **spec.attributes, training=training)
-    operands = (_NAMES["x"], *[_NAMES["weights"]] * 2, _NAMES["b"], _NAMES["sequence_lens"], _NAMES["initial_h"])
-    layout = Layout(operands, (_NAMES["y"], _NAMES["y_h"], _NAMES["gates"] if training else (None,)))
-    unit = fold_or_loop(
-        over_mesh(layout, lambda *_: spec.route, {"cpu": kernel}, xla),
-        in_axes=(_AXIS["x"], None, None, None, _AXIS["sequence_lens"], _AXIS["initial_h"]),
-        out_axes=(_AXIS["y"], _AXIS["y_h"], _AXIS["gates"] if training else None),
-    )
-    return jax.jit(unit)
-
-
-@cache
-def _backward_unit(spec: _Spec, wanted: tuple[bool, ...]) -> Callable[..., Any]:
-    """(x, w, r, sequence_lens, initial_h, y, gates, dy, dy_h) -> (dx, dw, dr, db, dh0), None where not wanted."""
-
-    def kernel(x, w, r, *rest):
-        gradients = _ffi.gru_backward(x, w, r, *rest, sizes=_sizes(x, r), **spec.attributes, wanted=wanted)
-        return tuple(g if want else None for g, want in zip(gradients, wanted, strict=True))
-
-    def xla(*arrays):
-        return tuple(_gru_xla.backward(*arrays, **spec.attributes, wanted=wanted))
-
-    arguments = ("x", "weights", "weights", "sequence_lens", "initial_h", "y", "gates", "y", "y_h")
-    gradients = ("x", "weights", "weights", "b", "initial_h")
-    layout = Layout(
-        tuple(_NAMES[name] for name in arguments),
-        tuple(_NAMES[name] if want else None for name, want in zip(gradients, wanted, strict=True)),
-        summed=("B",),
-    )
-    unit = fold_or_loop(
-        over_mesh(layout, lambda *_: spec.route, {"cpu": kernel}, xla),
-        in_axes=(
-            _AXIS["x"],
-            None,
-            None,
-            _AXIS["sequence_lens"],
-            _AXIS["initial_h"],
-            _AXIS["y"],
-            _AXIS["gates"],
-            _AXIS["y"],
-            _AXIS["y_h"],
-        ),
-        out_axes=(_AXIS["x"], None, None, None, _AXIS["initial_h"]),
-        foldable=not any(wanted[1:4]),  # the gradients of w, r and b add up over the batch
-    )
-    return jax.jit(unit)
