@@ -43,16 +43,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     own = any("target" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
     if "target" in metafunc.fixturenames and not own:
         targets = getattr(metafunc.module, "TARGETS", EVERY_OP)
-        params = [pytest.param(t, marks=_marks(Path(metafunc.module.__file__).stem, t)) for t in targets]
+        params = [pytest.param(t, marks=_marks(metafunc, t)) for t in targets]
         metafunc.parametrize("target", params, indirect=True, scope="module", ids=str)
 
 
-def _marks(module: str, target: Target) -> list[pytest.MarkDecorator]:
+def _marks(metafunc: pytest.Metafunc, target: Target) -> list[pytest.MarkDecorator]:
     if target.platform == "gpu":
         return [pytest.mark.gpu]
+    module = Path(metafunc.module.__file__).stem
     if target != XLA or not module.startswith("test_gru"):
         return []
-    return [pytest.mark.scan, *([pytest.mark.thorough] if module in THOROUGH_ON_XLA else [])]
+    thorough = module in THOROUGH_ON_XLA or metafunc.definition.get_closest_marker("thorough_on_xla")
+    return [pytest.mark.scan, *([pytest.mark.thorough] if thorough else [])]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,6 +9,7 @@ from conv_cases import cotangent, make_conv_inputs, random_case
 from conv_references import in_float64, lax_conv
 from conv_running import assert_same, conv, run, terms
 from targets import CPU_KERNEL, XLA, Target
+from thorough import beyond
 
 import jaxgrad
 
@@ -28,7 +29,7 @@ def _check(case, dtype, targets):
         assert_same(actual, expected, dtype=dtype, terms=terms(inputs, y), message=message)
 
 
-@pytest.mark.parametrize("seed", [*range(30), *(pytest.param(n, marks=pytest.mark.thorough) for n in range(30, 150))])
+@pytest.mark.parametrize("seed", beyond(30, range(150)))
 def test_values_and_gradients(seed):
     """The kernel where it has one, and what is taken in its place where it has not."""
     case, dtype = random_case(seed), DTYPE_OF_SEED[seed % 10]

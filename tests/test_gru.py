@@ -64,6 +64,7 @@ def test_every_size(target, sizes):
     check(target, Case(*sizes), "float32")
 
 
+@pytest.mark.thorough_on_xla
 @pytest.mark.parametrize(("case", "dtype"), [*((case, "float32") for case in LARGER), (LARGER[2], "bfloat16")], ids=str)
 def test_larger_sizes(target, case, dtype):
     check(target, case, dtype, optimised=True)

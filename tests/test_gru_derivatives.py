@@ -11,6 +11,7 @@ import pytest
 import references
 from cases import Case, fill_padding, is_padding, make_inputs
 from jax.test_util import check_grads
+from thorough import beyond
 
 SETTINGS = [
     Case(T=4, B=2, I=3, H=3, direction="bidirectional", linear_before_reset=True),
@@ -62,7 +63,7 @@ def _expected_penalty(case):
         return _gradient_of_penalty(call(references.forward, case.settings))(given, cotangents)
 
 
-@pytest.mark.parametrize("case", SETTINGS, ids=str)
+@pytest.mark.parametrize("case", beyond(2, SETTINGS), ids=str)
 def test_a_gradient_penalty_agrees_with_the_reference(target, case):
     inputs, cotangents = target.put(make_inputs(case, "float64"))
     given, call = _split(inputs)
@@ -92,7 +93,7 @@ def test_a_gradient_penalty_on_one_input_with_one_result_read(target, read):
     assert np.abs(expected).max() > 1e-2
 
 
-@pytest.mark.parametrize("case", SETTINGS[:2], ids=str)
+@pytest.mark.parametrize("case", beyond(1, SETTINGS[:2]), ids=str)
 def test_a_gradient_penalty_does_not_read_the_padding(target, case):
     inputs, _ = make_inputs(case, "float64")
 

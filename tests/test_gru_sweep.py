@@ -8,6 +8,7 @@ from cases import Case
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from running import check
+from thorough import beyond
 
 # Around the lengths of vectors and the blocks of the kernels, and away from them.
 _SIZES_OF_INPUT = (1, 2, 3, 5, 8, 13, 16, 17, 33, 50)
@@ -27,12 +28,12 @@ CASES = st.builds(
     initial_h=st.booleans(),
     seed=st.integers(0, 99),
 )
-_COUNT = {"cpu": 200, "xla": 30}  # XLA compiles for a second each, and does not care for sizes as a kernel does
 
 
+@pytest.mark.parametrize("count", beyond(1, [50, 200]))
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_random_calls(target, dtype):
-    @settings(max_examples=_COUNT[target.implementation], deadline=None, derandomize=True, database=None)
+def test_random_calls(target, dtype, count):
+    @settings(max_examples=count, deadline=None, derandomize=True, database=None)
     @given(CASES)
     def sweep(case):
         assume(references.is_clear_of_the_bounds(case, dtype))

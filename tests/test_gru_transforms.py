@@ -52,6 +52,7 @@ def test_grad_of_jit(target):
     _compare(inner(differentiable), plain(differentiable))
 
 
+@pytest.mark.thorough_on_xla
 @pytest.mark.parametrize("policy", POLICIES)
 def test_checkpoint(target, policy):
     inputs = _inputs(target)
@@ -110,6 +111,7 @@ def _either_branch(gru, inputs):
     ]
 
 
+@pytest.mark.thorough_on_xla
 @pytest.mark.parametrize("model", [_stack_by_scan, _stack_with_own_weights, _either_branch])
 def test_control_flow_with_gradients(target, model):
     inputs = _inputs(target)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import references
 from cases import Case, make_inputs
+from thorough import beyond
 
 SETTINGS = [
     Case(direction=direction, linear_before_reset=linear_before_reset, clip=clip, seed=5)
@@ -17,7 +18,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("case", SETTINGS, ids=str)
-@pytest.mark.parametrize("given", [True, False], ids=["all", "bare"])
+@pytest.mark.parametrize("given", beyond(1, [True, False]), ids=["all", "bare"])
 def test_the_scan_agrees_with_numpy(case, given):
     inputs, cotangents = make_inputs(case.replace(b=given, sequence_lens=given, initial_h=given))
     y, y_h, _ = references.numpy_forward(inputs, **case.settings)
