@@ -17,7 +17,7 @@ from jaxgrad import _batch_norm_cudnn, _batch_norm_xla, _ffi
 from jaxgrad._batch_norm_xla import Statistics
 from jaxgrad._batching import fold_or_loop
 from jaxgrad._dispatch import XLA, Route
-from jaxgrad._partitioning import Devices, Dims, Layout, on_own_part, over_mesh
+from jaxgrad._partitioning import Devices, Dims, Layout, jitted, on_own_part, over_mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,8 @@ def forward(spec: Spec) -> Callable[..., Any]:
         kernels = {"cpu": cpu, "cudnn": cudnn}
         return over_mesh(layout, lambda x, *_: _route(spec.forward, x), kernels, xla, across, lambda *_: True)(x, *rest)
 
-    return jax.jit(fold_or_loop(call, in_axes=(axis, 0, 0, axis), out_axes=(axis, 0, 0, 0, 0)))
+    unit = fold_or_loop(call, in_axes=(axis, 0, 0, axis), out_axes=(axis, 0, 0, 0, 0))
+    return jitted(unit, "batch_norm_forward", spec)
 
 
 @cache
@@ -120,7 +121,8 @@ def normalise(spec: Spec) -> Callable[..., Any]:
         return over_mesh(layout, lambda x, *_: _kernel_route(spec, x), {"cpu": cpu}, xla)(x, *rest)
 
     axis = spec.feature_axis
-    return jax.jit(fold_or_loop(call, in_axes=(axis, 0, 0, 0, 0, 0, axis), out_axes=(axis,)))
+    unit = fold_or_loop(call, in_axes=(axis, 0, 0, 0, 0, 0, axis), out_axes=(axis,))
+    return jitted(unit, "batch_norm_normalise", spec)
 
 
 @cache
@@ -176,7 +178,8 @@ def backward(spec: Spec, frozen: bool, wanted: tuple[bool, ...]) -> Callable[...
 
     axis = spec.feature_axis
     in_axes = (axis, 0, 0, 0, 0, 0, axis, axis, 0, 0)
-    return jax.jit(fold_or_loop(call, in_axes=in_axes, out_axes=(axis, 0, 0, axis)))
+    unit = fold_or_loop(call, in_axes=in_axes, out_axes=(axis, 0, 0, axis))
+    return jitted(unit, "batch_norm_backward", spec, frozen, wanted)
 
 
 # --- a batch that lies on several devices, of which x is one's part -----------------------------------------------

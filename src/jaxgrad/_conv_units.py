@@ -19,7 +19,7 @@ from jaxgrad._conv_examples import by_groups, fold, mapped, more_examples, unfol
 from jaxgrad._conv_geometry import Geometry
 from jaxgrad._conv_problem import Problem
 from jaxgrad._dispatch import Route
-from jaxgrad._partitioning import Devices, Dims, Layout, dims, on_own_part, over_mesh
+from jaxgrad._partitioning import Devices, Dims, Layout, dims, jitted, on_own_part, over_mesh
 from jaxgrad.config import Settings
 
 _Kernels = Mapping[str, Callable[..., Any]]  # by implementation
@@ -35,6 +35,11 @@ class Spec:
     routes: tuple[tuple[str, Route], ...]  # by unit
     settings: Settings
     examples: bool = False  # vmap's: each array has an axis before the geometry's, of as many independent calls
+
+    @property
+    def identity(self) -> Spec:
+        """What programs differ by: not by where plans are kept."""
+        return dataclasses.replace(self, settings=dataclasses.replace(self.settings, plan_cache_dir=None))
 
     def route(self, kind: str, problem: Problem, has_bias: bool = False, relu: bool = False) -> Route:
         """The route of a unit, for the call itself or for one of other sizes that vmap or a mesh made of it.
@@ -158,7 +163,7 @@ def forward_unit(spec: Spec, relu: bool = False) -> Callable[..., Any]:
             return unfold(unit(x, w, bias), first + g.out_spec[1], size), True
         return more_examples(partial(forward_unit, relu=relu), spec, size, is_mapped, (x, w, bias))
 
-    return jax.jit(unit)
+    return jitted(unit, "conv_forward", spec.identity, relu)
 
 
 @lru_cache(_MOST_UNITS)
@@ -194,7 +199,7 @@ def backward_input_unit(spec: Spec) -> Callable[..., Any]:
             return unfold(unit(fold(dy, first + g.out_spec[0]), w), first + g.lhs_spec[0], size), True
         return more_examples(backward_input_unit, spec, size, is_mapped, (dy, w))
 
-    return jax.jit(unit)
+    return jitted(unit, "conv_backward_input", spec.identity)
 
 
 @lru_cache(_MOST_UNITS)
@@ -231,4 +236,4 @@ def backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
             return no_examples(unit, is_mapped, (x, dy))
         return more_examples(partial(backward_filter_unit, want_bias=want_bias), spec, size, is_mapped, (x, dy))
 
-    return jax.jit(unit)
+    return jitted(unit, "conv_backward_filter", spec.identity, want_bias)

@@ -15,7 +15,7 @@ import jax
 from jaxgrad import _ffi, _gru_xla
 from jaxgrad._batching import fold_or_loop
 from jaxgrad._dispatch import Route
-from jaxgrad._partitioning import Layout, dims, over_mesh
+from jaxgrad._partitioning import Layout, dims, jitted, over_mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ def forward_unit(spec: Spec, training: bool) -> Callable[..., Any]:
         in_axes=(_AXIS["x"], None, None, None, _AXIS["sequence_lens"], _AXIS["initial_h"]),
         out_axes=(_AXIS["y"], _AXIS["y_h"], _AXIS["gates"] if training else None),
     )
-    return jax.jit(unit)
+    return jitted(unit, "gru_forward", spec, training)
 
 
 @cache
@@ -98,4 +98,4 @@ def backward_unit(spec: Spec, wanted: tuple[bool, ...]) -> Callable[..., Any]:
         out_axes=(_AXIS["x"], None, None, None, _AXIS["initial_h"]),
         foldable=not any(wanted[1:4]),  # the gradients of w, r and b add up over the batch
     )
-    return jax.jit(unit)
+    return jitted(unit, "gru_backward", spec, wanted)

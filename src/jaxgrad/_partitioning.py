@@ -12,6 +12,7 @@ says which dimensions of a unit may be split, so that each device runs the unit 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from jaxgrad import _ffi
 from jaxgrad._dispatch import Route, by_platform
 
 Dims = tuple[str | None, ...]
@@ -150,6 +152,27 @@ def over_mesh(
         return (_partitioned(local, given, across) if follows else xla)(*arrays)
 
     return unit
+
+
+def jitted(unit: Callable[..., Any], name: str, *identity: Any) -> Callable[..., Any]:
+    """`jax.jit` of a unit, under a name that no other unit has, and that is the same in every process.
+
+    Over a mesh a program's text holds the address of a callback in the place of the unit. JAX can be told to leave such
+    addresses out of the keys of its persistent cache; the name is then what tells programs apart whose units take
+    arrays of the same shapes.
+
+    Args:
+      unit: that of `over_mesh`.
+      name: what it computes.
+      identity: everything else that it depends on, beside the shapes: what prints alike is alike.
+    """
+    digest = hashlib.sha256(repr((identity, _ffi.builds())).encode()).hexdigest()[:16]
+
+    def call(*arrays: Any) -> Any:
+        return unit(*arrays)
+
+    call.__name__ = call.__qualname__ = f"jaxgrad.{name}.{digest}"
+    return jax.jit(call)
 
 
 def on_own_part(route: Route, kernels: Mapping[str, Callable[..., Any]], xla: Callable[..., Any], *arrays: Any) -> Any:

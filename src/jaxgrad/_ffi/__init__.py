@@ -31,6 +31,7 @@ from jaxgrad._ffi.depthwise import cuda_depthwise_problem as cuda_depthwise_prob
 from jaxgrad._ffi.gru import GruSizes as GruSizes
 from jaxgrad._ffi.gru import gru_backward as gru_backward
 from jaxgrad._ffi.gru import gru_forward as gru_forward
+from jaxgrad._ffi.registration import builds as builds
 from jaxgrad._ffi.registration import cpu_build as cpu_build
 from jaxgrad._ffi.registration import cpu_problem as cpu_problem
 from jaxgrad._ffi.registration import cpu_targets as cpu_targets

@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxgrad._version import __version__
+
 cpu: Any
 try:
     cpu = importlib.import_module("jaxgrad._cpu")
@@ -83,6 +85,13 @@ def cuda_targets() -> tuple[str, ...]:
 def cuda_build() -> dict[str, str]:
     """What the CUDA module says of itself: FFI API version, compiler, the cuDNN it was built for and the one in use."""
     return dict(cuda.build_info()) if cuda is not None else {}
+
+
+@cache
+def builds() -> tuple[Any, ...]:
+    """What a compiled program depends on beside its text: the releases of jaxgrad and of the library that it calls, and
+    on a CPU the instruction set. All hosts of a computation on GPUs have the same."""
+    return __version__, cpu_build() if gpu_ordinal() is None else cuda_build().get("cudnn")
 
 
 @cache
