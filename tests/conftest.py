@@ -26,10 +26,11 @@ def _gpus() -> int:
         return 0
 
 
-if _gpus():
+# Compiling is most of what the suite costs on a CPU. running.py compiles some of its programs as users' are.
+_OPTIMISES = bool(_gpus())
+if _OPTIMISES:
     jaxgrad.config.update(search="heuristic")  # to time candidates takes longer than the tests do
 else:
-    # Compiling scans is most of what the suite costs. running.py compiles some of its programs as users' are.
     jax.config.update("jax_disable_most_optimizations", True)
 
 
@@ -79,9 +80,10 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
         paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        usual = {"PYTHONPATH": os.pathsep.join(paths), "JAX_DISABLE_MOST_OPTIMIZATIONS": str(not _OPTIMISES)}
         done = subprocess.run(
             [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
+            env={**os.environ, **usual, **environment},
             capture_output=True,
             text=True,
             timeout=240,
