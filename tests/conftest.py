@@ -51,11 +51,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _marks(metafunc: pytest.Metafunc, target: Target) -> list[pytest.MarkDecorator]:
     if target.platform == "gpu":
         return [pytest.mark.gpu]
-    module = Path(metafunc.module.__file__).stem
-    if target != XLA or not module.startswith("test_gru"):
+    if target != XLA:
         return []
+    module = Path(metafunc.module.__file__).stem
     thorough = module in THOROUGH_ON_XLA or metafunc.definition.get_closest_marker("thorough_on_xla")
-    return [pytest.mark.scan, *([pytest.mark.thorough] if thorough else [])]
+    return [pytest.mark.scan] * module.startswith("test_gru") + [pytest.mark.thorough] * bool(thorough)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -42,14 +42,23 @@ CUDNN, CUDA = Target("cudnn", "gpu"), Target("cuda", "gpu")
 EVERY_OP = (CPU_KERNEL, XLA, XLA_ON_GPU)
 CONVOLUTION = BATCH_NORM = (*EVERY_OP, CUDNN)
 
-# The modules whose tests of the GRU on XLA are thorough: each compiles scans, which takes seconds.
+# The modules whose tests of plain XLA on a CPU are thorough: the GRU's compile scans, which takes seconds each, and
+# convolution's come to what jax.lax does.
 THOROUGH_ON_XLA = (
+    "test_batch_norm_transforms",
+    "test_conv_derivatives",
+    "test_conv_dtypes",
+    "test_conv_runtime",
+    "test_conv_transpose_torch",
+    "test_conv_vmap",
+    "test_conv_wanted",
     "test_gru_clip",
     "test_gru_derivatives",
     "test_gru_lengths",
     "test_gru_nan",
     "test_gru_runtime",
     "test_gru_sweep",
+    "test_gru_torch",
     "test_gru_vmap",
     "test_gru_wanted",
 )

@@ -51,7 +51,7 @@ def test_every_script_is_tested():
     [
         ("train_digits_cnn", ["--model", "plain"]),
         pytest.param("train_digits_cnn", ["--model", "resnext"], marks=pytest.mark.thorough),
-        ("train_digits_cnn", ["--model", "mobilenet"]),
+        pytest.param("train_digits_cnn", ["--model", "mobilenet"], marks=pytest.mark.thorough),
         ("train_digits_gru", ["--direction", "bidirectional"]),
         ("train_data_parallel", []),
     ],

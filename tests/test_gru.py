@@ -46,12 +46,14 @@ def test_every_setting(target, case):
     check(target, case, "float64")
 
 
+@pytest.mark.thorough_on_xla
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("linear_before_reset", [False, True])
 def test_every_dtype(target, dtype, linear_before_reset):
     check(target, Case(9, 7, 10, 19, "bidirectional", linear_before_reset), dtype)
 
 
+@pytest.mark.thorough_on_xla
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("linear_before_reset", [False, True])
 def test_every_dtype_without_the_optional_arrays(target, dtype, linear_before_reset):
@@ -59,6 +61,7 @@ def test_every_dtype_without_the_optional_arrays(target, dtype, linear_before_re
     check(target, case, dtype)
 
 
+@pytest.mark.thorough_on_xla
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_every_size(target, sizes):
     check(target, Case(*sizes), "float32")
@@ -70,6 +73,7 @@ def test_larger_sizes(target, case, dtype):
     check(target, case, dtype, optimised=True)
 
 
+@pytest.mark.thorough_on_xla
 @pytest.mark.parametrize("linear_before_reset", [False, True])
 @pytest.mark.parametrize("read", ["y", "y_h"])
 def test_a_loss_that_reads_one_result_only(target, linear_before_reset, read):
@@ -88,6 +92,7 @@ def test_a_loss_that_reads_neither_result_has_zero_gradients(target):
         np.testing.assert_array_equal(getattr(gradients, name), np.zeros_like(getattr(inputs, name)))
 
 
+@pytest.mark.thorough_on_xla
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_results_without_differentiation_are_those_with_it(target, dtype):
     case = Case(direction="reverse", linear_before_reset=True, clip=0.7)

@@ -14,13 +14,13 @@ from targets import CPU_KERNEL, XLA, XLA_ON_GPU
 from thorough import beyond
 
 NAMES = Inputs._fields
-SUBSETS = [names for n in range(1, 7) for names in itertools.combinations(NAMES, n)]
+SUBSETS = [names for n in (6, 1, 2, 3, 4, 5) for names in itertools.combinations(NAMES, n)]
 SOME_SUBSETS = [
     NAMES,
     ("x", "sequence_lens", "initial_h"),
     ("x", "r", "sequence_lens"),
     ("x", "initial_h"),
-    *SUBSETS[:6],
+    *SUBSETS[1:7],
 ]
 N = 3  # examples
 TOLERANCE = {"rtol": 0, "atol": 2e-5}
@@ -74,7 +74,7 @@ def _check_choice(target, names):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **TOLERANCE), mapped, expected)
 
 
-@pytest.mark.parametrize("names", SUBSETS, ids="-".join)
+@pytest.mark.parametrize("names", beyond(22, SUBSETS), ids="-".join)
 def test_every_choice_of_arguments_of_the_kernel(names):
     _check_choice(CPU_KERNEL, names)
 

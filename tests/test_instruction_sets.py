@@ -25,7 +25,7 @@ from jaxgrad import _cpu
 
 found = _cpu.build_info()["instruction_set"]
 assert found == os.environ["EXPECTED"], f"runs on {found}"
-for T, B, I, H in ((3, 2, 5, 3), (5, 9, 7, 17), (4, 21, 33, 50)):
+for T, B, I, H in ((3, 9, 5, 3), (4, 21, 33, 50)):
     for linear_before_reset in (False, True):
         for dtype in DTYPES:
             direction = "forward" if dtype == "bfloat16" else "reverse" if dtype == "float16" else "bidirectional"
