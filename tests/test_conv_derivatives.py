@@ -106,3 +106,18 @@ def test_a_filter_gradient_alone_differentiates(target):
     narrow = target.put(tuple(np.asarray(a, np.float32) for a in inputs))
     found = jax.grad(partial(loss, op))(narrow[0], narrow[1:])
     np.testing.assert_allclose(found, expected, rtol=0, atol=3e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("read", [0, 1], ids=["dw", "db"])
+def test_one_of_both_filter_gradients_differentiates(read):
+    """Both are asked for, and one is read: the cotangent of the other is a zero without a value."""
+    op, inputs = _op(CPU_KERNEL, CASES[1])
+
+    def loss(op, lhs, others):
+        return jnp.sum(jax.grad(lambda others: jnp.sum(jnp.sin(op(lhs, *others))))(others)[read] ** 2)
+
+    wide = tuple(map(jnp.asarray, inputs))
+    expected = jax.grad(partial(loss, _reference(CASES[1])))(wide[0], wide[1:])
+    narrow = tuple(np.asarray(a, np.float32) for a in inputs)
+    found = jax.grad(partial(loss, op))(narrow[0], narrow[1:])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=3e-6 * np.abs(expected).max())

@@ -14,7 +14,9 @@ from conv_running import compiled_calls, conv, conv_transpose
 from conv_transpose_cases import TransposeCase, make_transpose_inputs
 from targets import CONVOLUTION, CPU_KERNEL, Target
 
+from jaxgrad._conv_examples import fold
 from jaxgrad._conv_geometry import Geometry
+from jaxgrad._conv_problem import of_forward
 from jaxgrad._ffi.conv import _conv_layout
 
 TARGETS = CONVOLUTION
@@ -165,6 +167,15 @@ def test_examples_worth_several_threads(examples, size, layout):
     inputs, in_axes = _examples(case, make, FIELDS, examples)
     results = partial(_results, op)
     _compare(_jit(jax.vmap(results))(*inputs), _jit(results), inputs, in_axes, examples)
+
+
+def test_examples_are_groups_of_one_convolution():
+    """What the kernels without an axis of examples are chosen by is what they are called with."""
+    g = Geometry((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2), (1, 2), ((1, 0), (0, 2)), (1, 1), 2, (5, 6), (2, 3))
+    x, w = np.zeros((N, 7, 5, 6, 4), np.float32), np.zeros((N, 2, 3, 2, 10), np.float32)
+    called = of_forward(g.in_groups(N), fold(x, 3), fold(w, 3))
+    assert of_forward(g, x, w).in_groups() == called
+    assert called.shapes[:2] == ((7, 5, 6, 12), (2, 3, 2, 30))
 
 
 def test_the_handler_checks_the_examples():

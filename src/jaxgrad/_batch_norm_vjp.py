@@ -125,6 +125,7 @@ _training_backward.defvjp(_training_backward_fwd, _training_backward_bwd)
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def inference(spec, x, scale, bias, mean, var):
+    """y"""
     dtype = compute_dtype(x)
     scale, bias, mean, var = (a.astype(dtype) for a in (scale, bias, mean, var))
     (y,) = units.normalise(spec)(x, scale, bias, mean, None, lax.rsqrt(var + spec.epsilon), None)

@@ -91,7 +91,7 @@ def cuda_build() -> dict[str, str]:
 def builds() -> tuple[Any, ...]:
     """What a compiled program depends on beside its text: the releases of jaxgrad and of the library that it calls, and
     on a CPU the instruction set. All hosts of a computation on GPUs have the same."""
-    return __version__, cpu_build() if gpu_ordinal() is None else cuda_build().get("cudnn")
+    return __version__, cpu_build() if gpu_ordinal() is None else cudnn_problem() or cuda_build()["cudnn"]
 
 
 @cache
