@@ -16,7 +16,7 @@ import jaxgrad
 from benchmarks import environment
 from benchmarks.compare import Work, compare
 from benchmarks.report import OURS
-from benchmarks.timing import Effort, jax_contender
+from benchmarks.timing import Effort, jax_queued_contender
 
 BASELINE = "jax.lax"
 OURS_LOOPED, LAX_LOOPED = "lax.map, jaxgrad", "lax.map, jax.lax"
@@ -58,7 +58,10 @@ class Case:
         return total
 
 
-CASES = {"cpu": (Case(32, 8, 8), Case(16, 16, 8), Case(64, 28, 8), Case(32, 32, 16), Case(16, 32, 32))}
+CASES = {
+    "cpu": (Case(32, 8, 8), Case(16, 16, 8), Case(64, 28, 8), Case(32, 32, 16), Case(16, 32, 32)),
+    "gpu": (Case(256, 8, 16), Case(64, 28, 8), Case(256, 32, 16), Case(256, 32, 32), Case(64, 64, 64), Case(16, 224, 64)),
+}
 QUICK_CASES = (Case(3, 6, 2),)
 
 
@@ -87,9 +90,9 @@ def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
 
 
 def _row(case: Case, effort: Effort) -> dict[str, Any]:
-    args = _arrays(case)
+    args = jax.device_put(_arrays(case))
     contenders = [
-        jax_contender(name, gradients(op), *args)
+        jax_queued_contender(name, gradients(op), *args)
         for name, gradients, op in (
             (OURS, _mapped, jaxgrad.conv_general_dilated),
             (OURS_LOOPED, _looped, jaxgrad.conv_general_dilated),
