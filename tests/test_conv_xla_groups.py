@@ -1,17 +1,21 @@
-"""The weight gradient of grouped convolutions on XLA, written tap by tap: right, and not slow."""
+"""The weight gradients of grouped convolutions and of examples on XLA, written tap by tap: right, and not slow."""
 
 from __future__ import annotations
 
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conv_cases import ConvCase, cotangent, make_conv_inputs
 from conv_references import lax_conv, numpy_conv, numpy_weight_gradient
-from conv_running import conv, run, terms
-from targets import XLA
+from conv_running import calls, conv, run, terms
+from targets import XLA, Target
 from tolerances import assert_close
+
+from jaxgrad import _conv_xla
+from jaxgrad.conv import _triangle_call
 
 CASES = [
     ConvCase(groups=3, strides=(2, 3), padding=((1, 2), (0, 3)), rhs_dilation=(2, 1), bias=False),
@@ -50,6 +54,37 @@ def test_the_numpy_reference_is_a_convolution():
         np.testing.assert_allclose(numpy_conv(*inputs[:2], *_settings(case)), expected.y, rtol=0, atol=1e-12)
         dw = numpy_weight_gradient(inputs.lhs, inputs.rhs.shape, dy, *_settings(case))
         np.testing.assert_allclose(dw, expected.rhs, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("taps_bytes", [0, 4000, 1 << 30])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_examples_by_any_number_of_taps(case, taps_bytes):
+    drawn = [make_conv_inputs(case.replace(seed=seed)) for seed in range(3)]
+    x, w = np.stack([one.lhs for one in drawn]), drawn[0].rhs
+    dys = [cotangent(numpy_conv(one.lhs, w, *_settings(case)).shape, "float32", seed=i) for i, one in enumerate(drawn)]
+    geometry = _triangle_call(x.shape[1:], w.shape, case.numbers, case.settings).geometry
+    found = _conv_xla._examples_weight_gradients(geometry, None, taps_bytes, jnp.asarray(x), jnp.asarray(np.stack(dys)))
+    for i, (one, dy) in enumerate(zip(drawn, dys, strict=True)):
+        expected = numpy_weight_gradient(one.lhs.astype(np.float64), w.shape, dy, *_settings(case))
+        np.testing.assert_allclose(found[i], expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(("platform", "groups"), [("cpu", 4), ("cuda", 1), ("cuda", 4)])
+def test_examples_are_batched_products(platform, groups):
+    """One product of all taps for each example on a GPU, one of each tap elsewhere."""
+    case = ConvCase(batch=4, window=(3, 3), features=8, out_features=8, groups=groups, padding="SAME", bias=False)
+    implementation = "xla" if platform == "cpu" else None
+    op = conv(Target(implementation, platform), **case.settings)
+
+    def gradients(lhs, rhs, dy):
+        return jax.vmap(lambda lhs, dy: jax.vjp(lambda rhs: op(lhs, rhs), rhs)[1](dy)[0])(lhs, dy)
+
+    lhs, rhs, _ = make_conv_inputs(case)
+    dy = np.zeros((3, *op(lhs, rhs).shape), np.float32)
+    lowered = jax.jit(gradients).trace(np.stack([lhs] * 3), rhs, dy).lower(lowering_platforms=(platform,))
+    text = lowered.as_text()
+    assert not any(calls(text).values()) and "stablehlo.convolution" not in text
+    assert text.count("stablehlo.dot_general") == (1 if platform == "cuda" else 9)
 
 
 def _seconds(case):

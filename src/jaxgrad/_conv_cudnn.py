@@ -44,6 +44,8 @@ def faster_on_xla(kind: str, problem: Problem, transposed: bool) -> str:
     dilated, strided, grouped = max(g.rhs_dilation) > 1, max(g.window_strides) > 1, g.feature_group_count > 1
     narrow, features = problem.dtype.itemsize == 2, problem.features
     window = math.prod(g.w_spatial) > 1  # what has none, XLA computes as a matrix product
+    if g.is_product:
+        return _conv_xla.PRODUCT
     if window and not grouped and problem.multiplications <= _FEW_MULTIPLICATIONS:
         return ""
     if kind == "backward_filter":
@@ -64,6 +66,14 @@ def faster_on_xla(kind: str, problem: Problem, transposed: bool) -> str:
     if features < _FEW_FEATURES:
         return "" if volume and narrow else "XLA's choice of kernel is the better one for few input features"
     return "" if lopsided or volume else _LEVEL
+
+
+def slower_for_examples(kind: str, problem: Problem) -> bool:
+    """Whether XLA is to be preferred for a unit of independent examples, which on cuDNN are groups of one convolution.
+
+    Their weight gradients are products of matrices on XLA, but for depthwise ones: see `_conv_xla.py`.
+    """
+    return kind == "backward_filter" and bool(problem.examples) and not problem.is_depthwise
 
 
 def slow_to_transpose(problem: Problem) -> bool:

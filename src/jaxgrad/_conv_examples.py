@@ -54,6 +54,15 @@ def by_groups(
     return call
 
 
+def on_xla(
+    spec: Any, call_of: Callable[[Geometry], Callable[..., Any]], feature_axes: tuple[int, ...], result_axes: Any
+) -> Callable[..., Any]:
+    """The same on XLA, where examples of a product of matrices are a product of as many."""
+    if spec.examples and spec.geometry.is_product:
+        return jax.vmap(call_of(spec.geometry))
+    return by_groups(spec, call_of, feature_axes, result_axes)
+
+
 def mapped(array: jax.Array, is_mapped: bool | None, size: int) -> jax.Array:
     return array if is_mapped else jnp.broadcast_to(array, (size, *array.shape))
 

@@ -48,6 +48,17 @@ class Geometry:
             )
         )
 
+    @property
+    def is_product(self) -> bool:
+        """The window covers all of x and is more than a point, so that y is a product of x and w as matrices."""
+        covers = self.x_spatial == self.w_spatial and not any(map(any, self.padding)) and max(self.rhs_dilation) == 1
+        return covers and math.prod(self.w_spatial) > 1 and self.feature_group_count == 1
+
+    @property
+    def suits_xla(self) -> bool:
+        """XLA is at its best without the triangle around it: unless `_conv_xla.py` writes the convolution otherwise."""
+        return self.feature_group_count == 1 and not self.is_product
+
     def in_groups(self, count: int) -> Geometry:
         """The geometry of one convolution whose groups are as many of this one."""
         return dataclasses.replace(self, feature_group_count=self.feature_group_count * count)

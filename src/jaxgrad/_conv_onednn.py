@@ -23,6 +23,8 @@ def faster_on_xla(kind: str, problem: Problem) -> str:
     g = problem.geometry
     if g.feature_group_count > 1:
         return ""
+    if g.is_product:
+        return _conv_xla.PRODUCT
     if problem.multiplications < _FEW_MULTIPLICATIONS:
         return f"XLA is faster for as few as {problem.multiplications} multiplications"
     features_first = g.lhs_spec[1] != len(g.lhs_spec) - 1

@@ -15,7 +15,7 @@ from jax.custom_batching import custom_vmap
 
 from jaxgrad import _conv_cuda, _conv_cudnn, _conv_onednn, _conv_problem, _conv_xla, _ffi
 from jaxgrad._batching import no_examples
-from jaxgrad._conv_examples import by_groups, fold, mapped, more_examples, unfold
+from jaxgrad._conv_examples import by_groups, fold, mapped, more_examples, on_xla, unfold
 from jaxgrad._conv_geometry import Geometry
 from jaxgrad._conv_problem import Problem
 from jaxgrad._dispatch import Route
@@ -55,6 +55,8 @@ class Spec:
             found = found.without("cpu")
         if "cuda" in found.kernels and _ffi.cuda_depthwise_problem(grouped):
             found = found.without("cuda")
+        if "cudnn" in found.kernels and _conv_cudnn.slower_for_examples(kind, problem):
+            found = found.without("cudnn")
         if "cudnn" in found.kernels:
             epilogue = _ffi.Epilogue(has_bias, relu)
             if _conv_cudnn.without_plan(kind, grouped, self.precision, self.settings, epilogue):
@@ -129,7 +131,7 @@ def forward_unit(spec: Spec, relu: bool = False) -> Callable[..., Any]:
 
         axes = (g.lhs_spec[1], g.rhs_spec[0], 0), g.out_spec[1]
         kernels: _Kernels = {"cpu": partial(_conv_onednn.forward, g, relu), "cudnn": by_groups(spec, cudnn, *axes)}
-        return kernels, by_groups(spec, xla, *axes)
+        return kernels, on_xla(spec, xla, *axes)
 
     def across(devices):
         """Of input features that are split: the bias and the activation follow the sum."""
@@ -187,7 +189,7 @@ def backward_input_unit(spec: Spec) -> Callable[..., Any]:
     }
     names = _Names(spec)
     layout = Layout((names.y("N", "O"), names.w("O", "I")), (names.x("N", "I"),), summed=("O",))
-    unit = _unit(spec, layout, problem, route, kernels, by_groups(spec, xla, *axes))
+    unit = _unit(spec, layout, problem, route, kernels, on_xla(spec, xla, *axes))
 
     @unit.def_vmap
     def rule(size, is_mapped, dy, w):
@@ -216,7 +218,12 @@ def backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
     def cudnn(geometry):
         return partial(_conv_cudnn.backward_filter, geometry, spec.precision, spec.settings, want_bias)
 
-    def xla(geometry):
+    def xla(x, dy):
+        if spec.examples and not problem(x, dy).is_depthwise and not g.is_product:
+            return _conv_xla.backward_filter_of_examples(g, spec.precision, want_bias, x, dy)
+        return on_xla(spec, xla_of, *axes)(x, dy)
+
+    def xla_of(geometry):
         return partial(_conv_xla.backward_filter, geometry, spec.precision, want_bias)
 
     axes = (g.lhs_spec[1], g.out_spec[1]), (g.rhs_spec[0], 0 if want_bias else None)
@@ -228,7 +235,7 @@ def backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
     names = _Names(spec)
     results = (names.w("O", "I"), names.bias if want_bias else None)
     layout = Layout((names.x("N", "I"), names.y("N", "O")), results, summed=("N",))
-    unit = _unit(spec, layout, problem, route, kernels, by_groups(spec, xla, *axes))
+    unit = _unit(spec, layout, problem, route, kernels, xla)
 
     @unit.def_vmap
     def rule(size, is_mapped, x, dy):

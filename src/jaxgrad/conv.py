@@ -154,9 +154,7 @@ def convolve(
             obstacles = _obstacles(call, problem, precision, implementation, epilogue)
             notes = _notes(call, problem, precision, epilogue, obstacles)
     routes = op.decide(implementation, obstacle, obstacles, notes).routes
-    # XLA itself is at its best without the triangle around it, but for the weight gradients of groups.
-    plainly = all(route == XLA for route in routes.values()) and settings["feature_group_count"] == 1
-    if call is None or plainly:
+    if call is None or (all(route == XLA for route in routes.values()) and call.geometry.suits_xla):
         return _conv_xla.finish(plain(lhs, rhs), bias, relu, dn.out_spec)
     spec = _conv_triangle.Spec(call.geometry, settings["precision"], tuple(routes.items()), config.current())
     lhs, rhs, bias = vary_alike(lhs, rhs, bias)
@@ -271,8 +269,11 @@ def _triangle_call(
         extents = [dilated_size(k, d) for k, d in zip(window, rhs_dilation, strict=True)]
         padding = lax.padtype_to_pads(sizes, extents, strides, padding)
     pads: Pairs = tuple((int(low), int(high)) for low, high in padding)
-    if any(d > 1 for d in lhs_dilation):
-        return _TransposedCall(*transposed(lhs_shape, rhs_shape, dn, lhs_dilation, pads, rhs_dilation, groups))
+    if any(d > 1 for d in lhs_dilation) or (max(sizes) == 1 and max(strides) == 1):
+        call = _TransposedCall(*transposed(lhs_shape, rhs_shape, dn, lhs_dilation, pads, rhs_dilation, groups))
+        # A window around a single position, whose padding is all that it meets otherwise, spreads it.
+        if any(d > 1 for d in lhs_dilation) or (call.geometry.is_product and not any(map(any, call.pad))):
+            return call
     crop = tuple((min(0, low), min(0, high)) for low, high in pads)
     kept = tuple((max(0, low), max(0, high)) for low, high in pads)
     cropped = tuple(size + sum(pair) for size, pair in zip(sizes, crop, strict=True))
