@@ -60,7 +60,14 @@ class Case:
 
 CASES = {
     "cpu": (Case(32, 8, 8), Case(16, 16, 8), Case(64, 28, 8), Case(32, 32, 16), Case(16, 32, 32)),
-    "gpu": (Case(256, 8, 16), Case(64, 28, 8), Case(256, 32, 16), Case(256, 32, 32), Case(64, 64, 64), Case(16, 224, 64)),
+    "gpu": (
+        Case(256, 8, 16),
+        Case(64, 28, 8),
+        Case(256, 32, 16),
+        Case(256, 32, 32),
+        Case(64, 64, 64),
+        Case(16, 224, 64),
+    ),
 }
 QUICK_CASES = (Case(3, 6, 2),)
 
