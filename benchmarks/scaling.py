@@ -57,7 +57,7 @@ CASES = {
         Case("unet", 16, 256, "bfloat16"),
         Case("wavenet", 8, 16384, "bfloat16"),
         Case("resnet50", 256, 224, "bfloat16"),
-        Case("resnext50", 256, 224, "bfloat16"),
+        Case("resnext50", 128, 224, "bfloat16"),
     )
 }
 QUICK_CASES = (Case("resnext", 2, 8), Case("wavenet", 1, 32, "bfloat16"))

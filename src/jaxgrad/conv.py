@@ -154,7 +154,8 @@ def convolve(
             obstacles = _obstacles(call, problem, precision, implementation, epilogue)
             notes = _notes(call, problem, precision, epilogue, obstacles)
     routes = op.decide(implementation, obstacle, obstacles, notes).routes
-    if call is None or (all(route == XLA for route in routes.values()) and call.geometry.suits_xla):
+    plain_suits = implementation == "xla" or _ffi.cuda_problem()  # on a GPU the triangle has better rules for vmap
+    if call is None or (plain_suits and all(route == XLA for route in routes.values()) and call.geometry.suits_xla):
         return _conv_xla.finish(plain(lhs, rhs), bias, relu, dn.out_spec)
     spec = _conv_triangle.Spec(call.geometry, settings["precision"], tuple(routes.items()), config.current())
     lhs, rhs, bias = vary_alike(lhs, rhs, bias)
