@@ -48,7 +48,8 @@ class Route:
     Attributes:
       kernels: the implementations whose kernels it takes, each on its own platform, and of those on one platform the
         first; XLA does the rest.
-      forced: what the call forces, if it does: then there is one of them, or none that computes this unit.
+      forced: what the call forces, if anything: `kernels` then holds it alone, or nothing where it has no kernel for
+        the unit.
     """
 
     kernels: tuple[str, ...] = ()
@@ -322,9 +323,9 @@ def by_platform(route: Route, kernels: Mapping[str, Callable[..., Any]], xla: Ca
 
 
 def on_forced_platform(route: Route, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The operands of a unit, of which the first is an array, of a program that can be lowered for the platform of the
-    forced implementation alone. Handlers of several platforms have one name: what is lowered for another one would
-    call those, and fail for its attributes."""
+    """The operands of a unit, the first of them an array, such that lowering for any platform but that of a forced
+    implementation raises. Handlers of several platforms share a name: without this the program would call another
+    platform's, which fails on the attributes when it runs, and says nothing of the cause."""
     if route.forced is None:
         return args
     return _on_forced_platform_p.bind(args[0], forced=route.forced), *args[1:]

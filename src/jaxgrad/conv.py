@@ -83,7 +83,8 @@ def conv_general_dilated(
 
     Raises:
       TypeError, ValueError: what `jax.lax.conv_general_dilated` raises; bias of another shape or dtype; an unknown
-        activation or implementation; or a forced implementation that has no kernel for the call, with the reason.
+        activation or implementation; or a forced implementation that has no kernel for the call, with the reason, or
+        that is lowered for another platform than its own.
       RuntimeError: a forced implementation whose library or compiled module cannot be loaded.
 
     oneDNN takes 1 to 3 spatial axes in any layout, groups, window dilation, asymmetric and negative padding, in
