@@ -17,13 +17,14 @@ from op_cases import OPS, op_case, values_and_gradients
 import jaxgrad
 from jaxgrad import _ffi
 
-FORCED = [
-    *((name, "cpu") for name in OPS),
-    *((name, "cudnn") for name in ("conv_general_dilated", "conv_transpose", "batch_norm_training")),
-]
 needs_cuda_module = pytest.mark.skipif(
     not _ffi.cuda_targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
 )
+ON_CUDNN = [
+    pytest.param(name, "cudnn", marks=needs_cuda_module)
+    for name in ("conv_general_dilated", "conv_transpose", "batch_norm_training")
+]
+FORCED = [*((name, "cpu") for name in OPS), *ON_CUDNN]
 
 
 def _calls(name, implementation):
@@ -37,7 +38,6 @@ def _message(name, implementation, wrong):
     return rf"^jaxgrad.{name}: implementation='{implementation}' runs on the platform '{own}' only, got '{wrong}'"
 
 
-@needs_cuda_module
 @pytest.mark.parametrize(("name", "implementation"), FORCED)
 @pytest.mark.parametrize("what", ["value", "gradients"])
 def test_lowered_for_another_platform(name, implementation, what):
@@ -54,8 +54,7 @@ def test_lowered_for_another_platform(name, implementation, what):
         jax.export.export(jax.jit(calls[what]), **exported)(*arrays)
 
 
-@needs_cuda_module
-@pytest.mark.parametrize(("name", "implementation"), [pair for pair in FORCED if pair[1] != "cpu"])
+@pytest.mark.parametrize(("name", "implementation"), ON_CUDNN)
 @pytest.mark.parametrize("what", ["value", "gradients"])
 def test_run_on_the_cpu(name, implementation, what):
     arrays, calls = _calls(name, implementation)
