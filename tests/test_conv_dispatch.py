@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import jaxgrad
-from jaxgrad import _ffi
+from jaxgrad import _ffi, conv
 
 RNG = np.random.default_rng(0)
 
@@ -205,3 +205,72 @@ def test_a_shape_made_by_vmap_that_onednn_has_no_kernel_for(monkeypatch, impleme
     else:
         plain = jax.vmap(lambda a, b: lax.conv_general_dilated(a, b, (1, 1), "SAME"))
         np.testing.assert_allclose(mapped(lhs, rhs), plain(lhs, rhs), rtol=0, atol=1e-4)
+
+
+# --- what is kept of a call for the next one like it --------------------------------------------------------------
+
+
+@pytest.fixture
+def described():
+    """Counts the calls that were described anew, and those that were known."""
+    conv._describe.cache_clear()
+    return lambda: conv._describe.cache_info()[:2][::-1]
+
+
+def test_a_call_is_described_once(described):
+    lhs, rhs = _random((2, 3, 5, 4)), _random((6, 3, 2, 2))
+    for window_strides, padding in (((1, 1), "SAME"), ([1, 1], "SAME"), (np.ones(2, int), "SAME")):
+        jaxgrad.conv_general_dilated(lhs, rhs, window_strides, padding)
+    assert described() == (1, 2)
+    choices = {jaxgrad.explain(jaxgrad.conv_general_dilated, lhs, rhs, (1, 1), "SAME", platform="cpu") for _ in "ab"}
+    assert len(choices) == 1
+    assert described() == (1, 4)
+
+
+@pytest.mark.parametrize("change", ["shape", "dtype", "padding", "bias", "groups"])
+def test_another_call_is_described_anew(described, change):
+    lhs, rhs = _random((2, 4, 5, 4)), _random((6, 4, 2, 2))
+    jaxgrad.conv_general_dilated(lhs, rhs, (1, 1), "SAME")
+    kwargs: dict = {"padding": "SAME"}
+    if change == "shape":
+        lhs = _random((3, 4, 5, 4))
+    elif change == "dtype":
+        lhs, rhs = lhs.astype("float64"), rhs.astype("float64")
+    elif change == "padding":
+        kwargs["padding"] = ((2, 0), (1, 1))
+    elif change == "bias":
+        kwargs["bias"] = _random((6,))
+    else:
+        rhs, kwargs["feature_group_count"] = _random((6, 2, 2, 2)), 2
+    y = jaxgrad.conv_general_dilated(lhs, rhs, (1, 1), **kwargs)
+    bias = kwargs.pop("bias", np.zeros(6, lhs.dtype))
+    expected = lax.conv_general_dilated(lhs, rhs, (1, 1), **kwargs) + bias[:, None, None]
+    assert (y.shape, y.dtype) == (expected.shape, expected.dtype)
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
+    assert described() == (2, 0)
+
+
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64")
+def test_64_bits_are_part_of_what_a_call_is(described):
+    lhs, rhs = _random((2, 3, 5)), _random((4, 3, 2))
+    for wide in (False, True, False):
+        with jax.enable_x64(wide):
+            y = jaxgrad.conv_general_dilated(lhs, rhs, (1,), "SAME", preferred_element_type=jnp.float64)
+            assert y.dtype == (jnp.float64 if wide else jnp.float32)
+    assert described() == (2, 1)
+
+
+def test_what_cannot_be_kept_runs(described):
+    lhs, rhs = _random((2, 3, 5, 4)), _random((6, 3, 2, 2))
+    expected = lax.conv_general_dilated(lhs, rhs, (1, 1), ((1, 0), (2, 1)))
+    for _ in range(2):
+        y = jaxgrad.conv_general_dilated(lhs, rhs, (1, 1), np.array([[1, 0], [2, 1]]))
+        np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
+    assert described() == (0, 0)
+
+
+def test_a_mistake_is_an_error_each_time():
+    lhs, rhs = _random((2, 3, 5, 4)), _random((6, 5, 2, 2))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="lhs feature dimension"):
+            jaxgrad.conv_general_dilated(lhs, rhs, (1, 1), "SAME")

@@ -216,3 +216,19 @@ tell(report=dict(__main__._cuda()))
 """)
     assert found["report"]["NVRTC"] == "13.0"
     assert "jaxgrad_conv_depthwise_filter" in found["report"]["CUDA handlers"]
+
+
+def test_forced_it_is_lowered_for_a_gpu_alone(run):
+    """The value too, which XLA computes: the call has asked for a GPU."""
+    found = run("""
+x, w = arrays()
+call = lambda x, w: jaxgrad.conv_general_dilated(x, w, **settings(), implementation="cuda")
+gradient = jax.grad(lambda x, w: call(x, w).sum(), argnums=1)
+lower = lambda function, platform: jax.jit(function).trace(x, w).lower(lowering_platforms=(platform,))
+tell(**{p: [error(lower, function, p) for function in (call, gradient)] for p in ("cuda", "cpu")})
+""")
+    message = (
+        "ValueError: jaxgrad.conv_general_dilated: implementation='cuda' runs on the platform 'gpu' only, got 'cpu'"
+    )
+    assert found["cuda"] == ["", ""]
+    assert [told.splitlines()[0] for told in found["cpu"]] == [message] * 2

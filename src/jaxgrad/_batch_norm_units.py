@@ -16,7 +16,7 @@ import jax
 from jaxgrad import _batch_norm_cudnn, _batch_norm_xla, _ffi
 from jaxgrad._batch_norm_xla import Statistics
 from jaxgrad._batching import fold_or_loop
-from jaxgrad._dispatch import XLA, Route
+from jaxgrad._dispatch import Route
 from jaxgrad._partitioning import Devices, Dims, Layout, jitted, on_own_part, over_mesh
 
 
@@ -40,7 +40,7 @@ class Spec:
 def _route(route: Route, x: jax.Array) -> Route:
     """What is left of the route for the x that a unit was given, which vmap may have made larger than the call's."""
     if x.size == 0:
-        return XLA
+        return route.on_xla()
     # Only sizes that are known now are asked about: where one is a symbol the route holds no kernels.
     return route.without("cudnn") if "cudnn" in route.kernels and not _batch_norm_cudnn.takes(x) else route
 
@@ -48,7 +48,7 @@ def _route(route: Route, x: jax.Array) -> Route:
 def _kernel_route(spec: Spec, x: jax.Array) -> Route:
     """That of the passes which have a kernel on the CPU alone."""
     found = _route(spec.forward, x)
-    return found.without("cudnn") if not found.forced or "cpu" in found.kernels else XLA
+    return found.without("cudnn") if not found.forced or "cpu" in found.kernels else found.on_xla()
 
 
 def _names(spec: Spec, x: jax.Array) -> Dims:
@@ -157,7 +157,7 @@ def backward(spec: Spec, frozen: bool, wanted: tuple[bool, ...]) -> Callable[...
         return tuple(_batch_norm_xla.backward(x, scale, bias, Statistics(mean, mean_low, rstd), *rest, **settings))
 
     def route(x, scale, bias, mean, mean_low, rstd, y, dy, dmean, dvar):
-        found = _route(spec.backward, x) if dy is not None and any(wanted) else XLA
+        found = _route(spec.backward, x) if dy is not None and any(wanted) else spec.backward.on_xla()
         return found if wanted[0] else found.without("cudnn")  # XLA leaves out what dx alone needs
 
     def across(devices):

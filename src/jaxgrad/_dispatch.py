@@ -12,6 +12,8 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 from jaxgrad import _checks
 
@@ -23,23 +25,45 @@ _LOWERED_FOR = {"cpu": "cpu", "cudnn": "cuda", "cuda": "cuda"}
 
 
 @dataclasses.dataclass(frozen=True)
+class Forced:
+    """The kernels that a call's `implementation` asks for: nothing may stand in for them."""
+
+    op: str
+    implementation: str
+
+    def check(self, platform: str) -> None:
+        """Raises where they do not run on the platform, JAX's or the one that a program is lowered for."""
+        own, given = PLATFORM[self.implementation], "gpu" if platform == "cuda" else platform
+        if given != own:
+            raise ValueError(
+                f"jaxgrad.{self.op}: implementation={self.implementation!r} runs on the platform {own!r} only, "
+                f"got {given!r}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class Route:
     """What one unit of a call may run on, known while it is traced.
 
     Attributes:
       kernels: the implementations whose kernels it takes, each on its own platform, and of those on one platform the
         first; XLA does the rest.
-      forced: there is one of them, and nothing may stand in for it.
+      forced: what the call forces, if anything: `kernels` then holds it alone, or nothing where it has no kernel for
+        the unit.
     """
 
     kernels: tuple[str, ...] = ()
-    forced: bool = False
+    forced: Forced | None = None
 
     def without(self, implementation: str) -> Route:
         """The route once it turns out that one of the kernels cannot take the call; a forced one must."""
         if self.forced:
             return self
         return Route(tuple(name for name in self.kernels if name != implementation))
+
+    def on_xla(self) -> Route:
+        """The route of what no kernel computes; a forced implementation keeps the call to its platform."""
+        return dataclasses.replace(self, kernels=())
 
 
 XLA = Route()
@@ -155,8 +179,8 @@ class Decision:
             return XLA
         kernels = [kernel for kernel in self.op.kernels if kernel.has(unit)]
         if self.implementation is not None:
-            forced = any(kernel.implementation == self.implementation for kernel in kernels)
-            return Route((self.implementation,), forced=True) if forced else XLA
+            taken = tuple(kernel.implementation for kernel in kernels if kernel.implementation == self.implementation)
+            return Route(taken, Forced(self.op.name, self.implementation))
         return Route(tuple(k.implementation for k in kernels if self.obstacles.get((k.implementation, unit)) is None))
 
     def choice(self, platform: str) -> Choice:
@@ -169,13 +193,10 @@ class Decision:
     def _unit_choice(self, unit: str, platform: str) -> tuple[str, str]:
         forced = self.implementation
         if forced is not None:
-            if forced != "xla" and platform != PLATFORM[forced]:
-                raise ValueError(
-                    f"jaxgrad.{self.op.name}: implementation={forced!r} runs on the platform {PLATFORM[forced]!r} "
-                    f"only, got {platform!r}"
-                )
-            if forced != "xla" and not self.op.kernel(forced).has(unit):
-                return "xla", f"implementation={forced!r} has no kernel for this unit"
+            if forced != "xla":
+                Forced(self.op.name, forced).check(platform)
+                if not self.op.kernel(forced).has(unit):
+                    return "xla", f"implementation={forced!r} has no kernel for this unit"
             return forced, self._noted(f"forced by implementation={forced!r}", forced, unit)
         reason, missing = f"jaxgrad has no {self.op.name} kernel for the platform {platform!r}", ""
         for kernel in self.op.kernels:
@@ -289,6 +310,7 @@ def by_platform(route: Route, kernels: Mapping[str, Callable[..., Any]], xla: Ca
       xla: what to call on every other platform.
       *args: the operands, arrays or None.
     """
+    args = on_forced_platform(route, args)
     taken: dict[str, Callable[..., Any]] = {}
     for name in route.kernels:
         taken.setdefault(_LOWERED_FOR[name], kernels[name])
@@ -298,6 +320,42 @@ def by_platform(route: Route, kernels: Mapping[str, Callable[..., Any]], xla: Ca
         (kernel,) = taken.values()
         return kernel(*args)
     return lax.platform_dependent(*args, **taken, default=xla)
+
+
+def on_forced_platform(route: Route, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The operands of a unit, the first of them an array, such that lowering for any platform but that of a forced
+    implementation raises. Handlers of several platforms share a name: without this the program would call another
+    platform's, which fails on the attributes when it runs, and says nothing of the cause."""
+    if route.forced is None:
+        return args
+    return _on_forced_platform_p.bind(args[0], forced=route.forced), *args[1:]
+
+
+_on_forced_platform_p = Primitive("jaxgrad_on_forced_platform")
+
+
+@_on_forced_platform_p.def_abstract_eval
+def _same(aval, *, forced):
+    return aval
+
+
+@_on_forced_platform_p.def_impl
+def _checked(array, *, forced):
+    for device in array.devices():
+        forced.check(device.platform)
+    return array
+
+
+def _lowered_for(platform: str) -> Callable[..., Any]:
+    def lowered(ctx, array, *, forced):
+        forced.check(platform)
+        return [array]
+
+    return lowered
+
+
+for _platform in ("cpu", "cuda", "rocm", "tpu"):
+    mlir.register_lowering(_on_forced_platform_p, _lowered_for(_platform), platform=_platform)
 
 
 @contextlib.contextmanager

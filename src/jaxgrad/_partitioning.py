@@ -24,7 +24,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxgrad import _ffi
-from jaxgrad._dispatch import Route, by_platform
+from jaxgrad._dispatch import Route, by_platform, on_forced_platform
 
 Dims = tuple[str | None, ...]
 
@@ -148,7 +148,10 @@ def over_mesh(
         given = layout.of(arrays)
         if jax.sharding.get_abstract_mesh().explicit_axes:
             return _over_explicit_axes(local, given, across, arrays)
-        follows = route(*arrays).kernels or xla_is_worse(*arrays)
+        found = route(*arrays)
+        # Here too: an error that is raised while XLA partitions the unit reaches the user as one of XLA's own.
+        arrays = on_forced_platform(found, arrays)
+        follows = found.kernels or xla_is_worse(*arrays)
         return (_partitioned(local, given, across) if follows else xla)(*arrays)
 
     return unit

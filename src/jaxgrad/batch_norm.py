@@ -91,7 +91,8 @@ def batch_norm_training(
       TypeError: an array's dtype is none of those above, or feature_axis or epsilon is not a number of the right kind.
       ValueError: a rank or a dimension does not fit, feature_axis is out of range, epsilon is negative or NaN, or
         activation or implementation is unknown; axis_name names no axis of a shard_map or pmap around the call;
-        axis_index_groups are not of one size; or `implementation="cudnn"` for what cuDNN cannot take.
+        axis_index_groups are not of one size; `implementation="cudnn"` for what cuDNN cannot take; or a forced
+        implementation is lowered for another platform than its own.
       RuntimeError: `implementation="cpu"` or `"cudnn"` where the compiled module or cuDNN cannot be loaded.
 
     Where the batch is spread over devices each one's own statistics are merged, by sums of arrays of [C]; the part of
@@ -166,7 +167,7 @@ def batch_norm_inference(
     Raises:
       TypeError: an array's dtype is none of those above, or feature_axis or epsilon is not a number of the right kind.
       ValueError: a rank or a dimension does not fit, feature_axis is out of range, epsilon is negative or NaN, or
-        implementation is unknown.
+        implementation is unknown; or `implementation="cpu"` is lowered for another platform.
       RuntimeError: `implementation="cpu"` where the compiled module cannot be loaded.
 
     Reverse-mode differentiation works to any order, for all five arrays; the statistics are constants of x, as where a

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, ClassVar
+from functools import lru_cache, partial
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,7 @@ from jaxgrad._partitioning import vary_alike
 
 _OP = "conv_general_dilated"
 KERNELS = (_conv_onednn.KERNEL, _conv_cuda.KERNEL, _conv_cudnn.KERNEL)
+_MOST_DESCRIPTIONS = 4096  # kept, of calls of different shapes and settings
 _DISPATCH = Op(_OP, KERNELS, _ffi.CONV_KINDS, {**_conv_cuda.USUAL, **_conv_cudnn.USUAL})
 
 
@@ -82,7 +83,8 @@ def conv_general_dilated(
 
     Raises:
       TypeError, ValueError: what `jax.lax.conv_general_dilated` raises; bias of another shape or dtype; an unknown
-        activation or implementation; or a forced implementation that has no kernel for the call, with the reason.
+        activation or implementation; or a forced implementation that has no kernel for the call, with the reason, or
+        that is lowered for another platform than its own.
       RuntimeError: a forced implementation whose library or compiled module cannot be loaded.
 
     oneDNN takes 1 to 3 spatial axes in any layout, groups, window dilation, asymmetric and negative padding, in
@@ -133,26 +135,20 @@ def convolve(
     _checks.check_choice(name, "implementation", implementation, IMPLEMENTATIONS)
     lhs, rhs = _checks.as_array(name, "lhs", lhs), _checks.as_array(name, "rhs", rhs)
     plain: Callable[..., jax.Array] = partial(lax.conv_general_dilated, **settings)
-    result = _result(settings, lhs, rhs)
-    dn = lax.conv_dimension_numbers(lhs.shape, rhs.shape, settings["dimension_numbers"])
+    has_bias, relu = bias is not None, activation == "relu"
+    result, dn, call, outside, of_onednn = _described(settings, lhs, rhs, has_bias)
     bias = _check_bias(name, bias, result, dn)
-    call: _ForwardCall | _TransposedCall | None = None
     obstacle: Obstacle | None = None
     obstacles: Obstacles = {}
     notes: Notes = {}
-    relu = activation == "relu"
-    if reason := _outside_triangle(lhs, rhs, result, settings):
-        obstacle = Obstacle(reason)
+    if call is None:
+        obstacle = Obstacle(outside)
     else:
-        call = _triangle_call(lhs.shape, rhs.shape, dn, settings)
-        if min(call.geometry.x_spatial) <= 0:
-            call, obstacle = None, Obstacle("a window that meets nothing but padding is XLA's")
-        else:
-            lhs, rhs = lhs.astype(result.dtype), rhs.astype(result.dtype)
-            problem, precision = call.problem(lhs, rhs), settings["precision"]
-            epilogue = _ffi.Epilogue(bias is not None, relu)
-            obstacles = _obstacles(call, problem, precision, implementation, epilogue)
-            notes = _notes(call, problem, precision, epilogue, obstacles)
+        lhs, rhs = (a if a.dtype == result.dtype else a.astype(result.dtype) for a in (lhs, rhs))
+        problem, precision = call.problem(lhs, rhs), settings["precision"]
+        epilogue = _ffi.Epilogue(has_bias, relu)
+        obstacles = {**of_onednn, **_obstacles_of_cuda(call, problem, precision, implementation, epilogue)}
+        notes = _notes(call, problem, precision, epilogue, obstacles)
     routes = op.decide(implementation, obstacle, obstacles, notes).routes
     plain_suits = implementation == "xla" or _ffi.cuda_problem()  # on a GPU the triangle has better rules for vmap
     if call is None or (plain_suits and all(route == XLA for route in routes.values()) and call.geometry.suits_xla):
@@ -162,21 +158,20 @@ def convolve(
     return call.run(lhs, rhs, bias, relu, spec)
 
 
-def _obstacles(
+def _obstacles_of_cuda(
     call: _ForwardCall | _TransposedCall,
     problem: Problem,
     precision: Any,
     implementation: str | None,
     epilogue: _ffi.Epilogue,
 ) -> Obstacles:
-    """What stands in the way of each kernel in each unit of a call."""
+    """What stands in the way of each of CUDA's kernels in each unit of a call."""
     if call.transposed:
         epilogue = _ffi.Epilogue()  # which is XLA's
     own = _conv_cuda.obstacles(problem, implementation)
     taken = [unit for (_, unit), found in own.items() if found is None]
     return {
         **own,
-        **_conv_onednn.obstacles(problem, epilogue.has_bias),
         **_conv_cudnn.obstacles(problem, precision, implementation, call.transposed, epilogue, taken),
     }
 
@@ -201,20 +196,43 @@ def _notes(
     return notes
 
 
-def _result(settings: dict[str, Any], lhs: jax.Array, rhs: jax.Array) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of the result, by jax.lax's own checks of the call, which `jax.jit` keeps: of a call without
-    `jit` around it they take longer than all else that Python does."""
+class _Description(NamedTuple):
+    """What a call is by its shapes, dtypes and settings alone."""
+
+    result: jax.ShapeDtypeStruct
+    dimension_numbers: lax.ConvDimensionNumbers
+    call: _ForwardCall | _TransposedCall | None
+    outside: str  # why it is none of the triangle's units, where it is none
+    of_onednn: Obstacles
+
+
+def _described(settings: dict[str, Any], lhs: jax.Array, rhs: jax.Array, has_bias: bool) -> _Description:
+    """The description, kept for the next call like this one: without `jit` around it, a call would take Python longer
+    to describe than JAX to run. What cuDNN says is none of it, for that may change: with memory, or the settings."""
     frozen = tuple((name, _hashable(value)) for name, value in settings.items())
+    arrays = lhs.shape, lhs.dtype, rhs.shape, rhs.dtype
+    x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]  # which bounds the preferred dtype
     try:
         hash(frozen)
     except TypeError:  # such as a padding that is an array of NumPy
-        return jax.eval_shape(partial(lax.conv_general_dilated, **settings), lhs, rhs)
-    return _plain.eval_shape(frozen, lhs, rhs)
+        return _describe.__wrapped__(frozen, *arrays, has_bias, x64)
+    return _describe(frozen, *arrays, has_bias, x64)
 
 
-@partial(jax.jit, static_argnums=0)
-def _plain(settings, lhs, rhs):
-    return lax.conv_general_dilated(lhs, rhs, **dict(settings))
+@lru_cache(_MOST_DESCRIPTIONS)
+def _describe(frozen, lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, has_bias, x64):
+    settings = dict(frozen)
+    lhs: Any = jax.ShapeDtypeStruct(lhs_shape, lhs_dtype)
+    rhs: Any = jax.ShapeDtypeStruct(rhs_shape, rhs_dtype)
+    result = jax.eval_shape(partial(lax.conv_general_dilated, **settings), lhs, rhs)  # jax.lax's own checks of the call
+    dn = lax.conv_dimension_numbers(lhs_shape, rhs_shape, settings["dimension_numbers"])
+    if outside := _outside_triangle(lhs, rhs, result, settings):
+        return _Description(result, dn, None, outside, {})
+    call = _triangle_call(lhs_shape, rhs_shape, dn, settings)
+    if min(call.geometry.x_spatial) <= 0:
+        return _Description(result, dn, None, "a window that meets nothing but padding is XLA's", {})
+    problem = call.problem(lhs, rhs).in_dtype(result.dtype)
+    return _Description(result, dn, call, "", _conv_onednn.obstacles(problem, has_bias and not call.transposed))
 
 
 def _hashable(value: Any) -> Any:

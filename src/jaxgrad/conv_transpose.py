@@ -69,7 +69,7 @@ def conv_transpose(
 
     Raises:
       TypeError, ValueError: what `jax.lax.conv_general_dilated` raises; padding, output_padding, bias, activation
-        or implementation out of what is said above.
+        or implementation out of what is said above; or a forced implementation, as for `conv_general_dilated`.
       RuntimeError: a forced implementation whose library or compiled module cannot be loaded.
 
     Example:

@@ -75,7 +75,7 @@ def gru(
       ValueError: a rank or a dimension does not fit, direction or implementation is unknown, clip is not positive, or
         sequence_lens holds a value outside [0, T]. Lengths whose values are not known while tracing are checked by the
         CPU kernels when they run, which raises `jax.errors.JaxRuntimeError`; the XLA implementation takes the nearest
-        length in [0, T].
+        length in [0, T]. Or `implementation="cpu"` is lowered for another platform.
       RuntimeError: `implementation="cpu"` where the compiled module cannot be loaded.
 
     Reverse-mode differentiation works to any order; the first uses the kernels, those above it XLA. Forward mode, on
