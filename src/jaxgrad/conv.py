@@ -126,8 +126,10 @@ def convolve(
     activation: str | None,
     implementation: str | None,
     settings: dict[str, Any],
+    window_reversed: bool = False,
 ) -> jax.Array:
-    """The convolution that `settings`, arguments of `jax.lax.conv_general_dilated`, describe."""
+    """The convolution that `settings`, arguments of `jax.lax.conv_general_dilated`, describe, of rhs as it is given or
+    with its window reversed."""
     name = f"jaxgrad.{op.name}"
     _checks.check_choice(name, "activation", activation, (None, "relu"))
     _checks.check_choice(name, "implementation", implementation, IMPLEMENTATIONS)
@@ -144,7 +146,7 @@ def convolve(
     if reason := _outside_triangle(lhs, rhs, result, settings):
         obstacle = Obstacle(reason)
     else:
-        call = _triangle_call(lhs.shape, rhs.shape, dn, settings)
+        call = _triangle_call(lhs.shape, rhs.shape, dn, settings, window_reversed)
         if min(call.geometry.x_spatial) <= 0:
             call, obstacle = None, Obstacle("a window that meets nothing but padding is XLA's")
         else:
@@ -156,6 +158,7 @@ def convolve(
     routes = op.decide(implementation, obstacle, obstacles, notes).routes
     plain_suits = implementation == "xla" or _ffi.cuda_problem()  # on a GPU the triangle has better rules for vmap
     if call is None or (plain_suits and all(route == XLA for route in routes.values()) and call.geometry.suits_xla):
+        rhs = lax.rev(rhs, dn.rhs_spec[2:]) if window_reversed else rhs
         return _conv_xla.finish(plain(lhs, rhs), bias, relu, dn.out_spec)
     spec = _conv_triangle.Spec(call.geometry, settings["precision"], tuple(routes.items()), config.current())
     lhs, rhs, bias = vary_alike(lhs, rhs, bias)
@@ -257,7 +260,11 @@ def _outside_triangle(lhs: jax.Array, rhs: jax.Array, result: jax.ShapeDtypeStru
 
 
 def _triangle_call(
-    lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dn: lax.ConvDimensionNumbers, settings: dict[str, Any]
+    lhs_shape: tuple[int, ...],
+    rhs_shape: tuple[int, ...],
+    dn: lax.ConvDimensionNumbers,
+    settings: dict[str, Any],
+    window_reversed: bool = False,
 ) -> _ForwardCall | _TransposedCall:
     n, groups = len(lhs_shape) - 2, settings["feature_group_count"]
     strides = tuple(map(int, settings["window_strides"]))
@@ -271,7 +278,9 @@ def _triangle_call(
         padding = lax.padtype_to_pads(sizes, extents, strides, padding)
     pads: Pairs = tuple((int(low), int(high)) for low, high in padding)
     if any(d > 1 for d in lhs_dilation) or (max(sizes) == 1 and max(strides) == 1):
-        call = _TransposedCall(*transposed(lhs_shape, rhs_shape, dn, lhs_dilation, pads, rhs_dilation, groups))
+        call = _TransposedCall(
+            *transposed(lhs_shape, rhs_shape, dn, lhs_dilation, pads, rhs_dilation, groups, window_reversed)
+        )
         # A window around a single position, whose padding is all that it meets otherwise, spreads it.
         if any(d > 1 for d in lhs_dilation) or (call.geometry.is_product and not any(map(any, call.pad))):
             return call
@@ -279,9 +288,19 @@ def _triangle_call(
     kept = tuple((max(0, low), max(0, high)) for low, high in pads)
     cropped = tuple(size + sum(pair) for size, pair in zip(sizes, crop, strict=True))
     lhs_spec, rhs_spec, out_spec = map(tuple, dn)
-    return _ForwardCall(
-        Geometry(lhs_spec, rhs_spec, out_spec, strides, kept, rhs_dilation, groups, cropped, tuple(window)), crop
+    geometry = Geometry(
+        lhs_spec,
+        rhs_spec,
+        out_spec,
+        strides,
+        kept,
+        rhs_dilation,
+        groups,
+        cropped,
+        tuple(window),
+        window_reversed,
     )
+    return _ForwardCall(geometry, crop)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,9 +341,7 @@ class _TransposedCall:
         self, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, relu: bool, spec: _conv_triangle.Spec
     ) -> jax.Array:
         g = self.geometry
-        w = lax.rev(rhs, g.rhs_spec[2:])
-        if g.feature_group_count > 1:
-            w = swap_features(w, g.rhs_spec, g.feature_group_count)
+        w = rhs if g.feature_group_count == 1 else swap_features(rhs, g.rhs_spec, g.feature_group_count)
         y = _forward_mode.call(_conv_triangle.backward_input, _conv_tangents.BACKWARD_INPUT, spec, lhs, w)
         return _conv_xla.finish(_pad(y, g.lhs_spec, self.pad), bias, relu, g.lhs_spec)
 

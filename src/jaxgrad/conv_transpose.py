@@ -97,7 +97,7 @@ def conv_transpose(
     pads = _padding(padding, use_consistent_padding, extents, strides)
     added = _output_padding(output_padding, strides, dilation)
     if transpose_kernel:
-        rhs = swap_features(lax.rev(rhs, dn.rhs_spec[2:]), dn.rhs_spec, feature_group_count)
+        rhs = swap_features(rhs, dn.rhs_spec, feature_group_count)
     settings = {
         "window_strides": (1,) * n,
         "padding": [(low, high + more) for (low, high), more in zip(pads, added, strict=True)],
@@ -109,7 +109,7 @@ def conv_transpose(
         "precision": precision,
         "preferred_element_type": preferred_element_type,
     }
-    return convolve(_DISPATCH, lhs, rhs, bias, activation, implementation, settings)
+    return convolve(_DISPATCH, lhs, rhs, bias, activation, implementation, settings, window_reversed=transpose_kernel)
 
 
 def _check_groups(feature_group_count: int, output_features: int) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from jaxgrad import _conv_problem, config
-from jaxgrad._conv_geometry import Geometry
+from jaxgrad._conv_geometry import Geometry, oriented
 from jaxgrad._conv_problem import Problem
 from jaxgrad._ffi.conv import CONV_KINDS, _conv_layout, _layout_in_lists, conv_plan_cache_info
 from jaxgrad._ffi.registration import cuda, gpu_ordinal, or_empty
@@ -179,7 +179,10 @@ def _call(
     bias: jax.Array | None = None,
     relu: bool = False,
 ) -> jax.Array:
-    """The result of a unit: x, w or y, whichever is not among the operands. Only y may have a bias and relu."""
+    """The result of a unit: x, w or y, whichever is not among the operands. Only y may have a bias and relu.
+
+    The operand w is oriented as cuDNN takes it, the result as the unit gives it.
+    """
     geometry, dtype = problem.geometry, problem.dtype
     allow_tf32 = allows_tf32(precision)
     plan = cuda_conv_plan(kind, problem, allow_tf32, settings, Epilogue(bias is not None, relu))
@@ -215,7 +218,8 @@ def _call(
         deterministic=np.bool_(settings.deterministic),
         search=np.int64(_search(settings)),
     )
-    return _relaid(found, taken[result], given[result])
+    found = _relaid(found, taken[result], given[result])
+    return oriented(geometry, found) if result == "w" else found
 
 
 def cuda_conv_forward(
@@ -228,7 +232,8 @@ def cuda_conv_forward(
     relu: bool = False,
 ) -> jax.Array:
     """y"""
-    return _call("forward", _conv_problem.of_forward(geometry, x, w), precision, settings, {"x": x, "w": w}, bias, relu)
+    problem, operands = _conv_problem.of_forward(geometry, x, w), {"x": x, "w": oriented(geometry, w)}
+    return _call("forward", problem, precision, settings, operands, bias, relu)
 
 
 def cuda_conv_backward_input(
@@ -236,7 +241,7 @@ def cuda_conv_backward_input(
 ) -> jax.Array:
     """dx"""
     problem = _conv_problem.of_backward_input(geometry, dy, w)
-    return _call("backward_input", problem, precision, settings, {"y": dy, "w": w})
+    return _call("backward_input", problem, precision, settings, {"y": dy, "w": oriented(geometry, w)})
 
 
 def cuda_conv_backward_filter(
