@@ -96,8 +96,11 @@ def conv_transpose(
         padding = lax.padtype_to_pads([lhs.shape[axis] for axis in dn.lhs_spec[2:]], extents, strides, padding)
     pads = _padding(padding, use_consistent_padding, extents, strides)
     added = _output_padding(output_padding, strides, dilation)
-    if transpose_kernel:
+    if transpose_kernel and feature_group_count > 1:
         rhs = swap_features(rhs, dn.rhs_spec, feature_group_count)
+    elif transpose_kernel:
+        out, inn, *window = dn.rhs_spec
+        dn = dn._replace(rhs_spec=(inn, out, *window))
     settings = {
         "window_strides": (1,) * n,
         "padding": [(low, high + more) for (low, high), more in zip(pads, added, strict=True)],
