@@ -62,6 +62,20 @@ static void commit_copies() {}
 template <int LEFT>
 static void wait_for_copies() {}
 
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+
+static unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+
+/* The bytes of b and a that the four digits of `selector` name, the lowest first. */
+static unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+  const uint64_t bytes = uint64_t(b) << 32 | a;
+  unsigned found = 0;
+  for (int i = 0; i < 4; ++i) found |= unsigned(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return found;
+}
+
 static ucontext_t host;
 static std::vector<ucontext_t> threads;
 static std::vector<char> is_done;

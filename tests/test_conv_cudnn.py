@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from conv_cases import ConvCase, cotangent, make_conv_inputs, random_case
 from conv_references import in_float64, lax_conv
-from conv_running import KINDS, assert_same, calls, conv, run, terms
+from conv_running import KINDS, assert_same, calls, conv, conv_transpose, run, terms
+from conv_transpose_cases import TransposeCase, lax_conv_transpose, make_transpose_inputs
 from jax import lax
 from targets import CUDNN, Target
 
@@ -27,11 +28,13 @@ DEFAULT_ON_GPU = Target(None, "gpu")
 
 
 def _check(target, case, dtype):
-    inputs = make_conv_inputs(case, dtype)
-    plain = lax_conv(case)
+    if isinstance(case, TransposeCase):
+        inputs, plain, op = make_transpose_inputs(case, dtype), lax_conv_transpose(case), conv_transpose
+    else:
+        inputs, plain, op = make_conv_inputs(case, dtype), lax_conv(case), conv
     y = jax.eval_shape(plain, *inputs)
     dy = cotangent(y.shape, dtype, case.seed)
-    actual = run(conv(target, **case.settings), inputs, dy)
+    actual = run(op(target, **case.settings), inputs, dy)
     assert_same(
         actual, in_float64(plain, inputs, dy), dtype=dtype, terms=terms(inputs, y), message=f"{target} {dtype} {case}"
     )
@@ -159,6 +162,74 @@ def test_weight_gradients_in_the_callers_layout(name, dtype):
         assert dw.startswith(f"tensor<{'x'.join(map(str, inputs.rhs.shape))}x")
         assert dw != written
         assert not written.startswith("tensor<0x")
+    _check(CUDNN, case, dtype)
+
+
+_REVERSED = {
+    "HWIO": TransposeCase(
+        spatial=(5, 4), window=(4, 3), strides=(2, 2), features=520, out_features=40, layout=LAST, bias=False
+    ),
+    "HWIO, odd": TransposeCase(
+        spatial=(5, 4), window=(3, 4), strides=(2, 1), features=33, out_features=35, layout=LAST, bias=False
+    ),
+    "HWOI": TransposeCase(
+        spatial=(5, 4),
+        window=(4, 3),
+        strides=(2, 2),
+        features=520,
+        out_features=40,
+        layout=("NHWC", "HWOI", "NHWC"),
+        bias=False,
+    ),
+    "window last": TransposeCase(
+        spatial=(5, 4),
+        window=(4, 3),
+        strides=(2, 2),
+        features=34,
+        out_features=38,
+        layout=("NHWC", "IOHW", "NHWC"),
+        bias=False,
+    ),
+    "one axis": TransposeCase(
+        spatial=(9,), window=(5,), strides=(2,), features=520, out_features=24, layout=("NWC", "WIO", "NWC"), bias=False
+    ),
+    "three axes, apart": TransposeCase(
+        spatial=(3, 4, 2),
+        window=(2, 3, 4),
+        strides=(2, 1, 2),
+        features=18,
+        out_features=20,
+        layout=("NDHWC", "DIHWO", "NDHWC"),
+        bias=False,
+    ),
+    "transposed kernel": TransposeCase(
+        spatial=(5, 4),
+        window=(4, 3),
+        strides=(1, 1),
+        features=520,
+        out_features=40,
+        layout=LAST,
+        transpose_kernel=True,
+        bias=False,
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:3])
+@pytest.mark.parametrize("name", _REVERSED)
+def test_reversed_weight_gradients_in_the_callers_layout(name, dtype):
+    """Those of transposed convolutions: jaxgrad's own kernel reverses the window as well, and XLA has nothing to do."""
+    case = _REVERSED[name]
+    inputs = make_transpose_inputs(case, dtype)
+    op = conv_transpose(CUDNN, **case.settings)
+
+    def gradient(lhs, dy):
+        return jax.vjp(lambda rhs: op(lhs, rhs), jnp.zeros_like(inputs.rhs))[1](dy)[0]
+
+    text = jax.jit(gradient).lower(inputs.lhs, jax.eval_shape(op, *inputs)).as_text()
+    assert calls(text)["backward_filter"] == 1
+    assert "dw_reversed = true" in text
+    assert not any(f"stablehlo.{moved}" in text for moved in ("reverse", "transpose"))
     _check(CUDNN, case, dtype)
 
 

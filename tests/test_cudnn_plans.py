@@ -481,6 +481,59 @@ def test_a_weight_gradient_is_written_as_the_caller_has_it(run, dtype):
     assert found["WOIH"]["compiled"] == 2  # once for all, after a program of nothing, which tells whether NVRTC works
 
 
+_REVERSED = """
+def weight_gradient(rhs_layout="HWIO", dtype="bfloat16", layout="NHWC", strides=(2, 2), transpose_kernel=False):
+    "What the program of a transposed convolution's weight gradient alone does with dw."
+    sizes = {"N": 2, "C": 4, "H": 8, "W": 8}
+    x = jax.ShapeDtypeStruct(tuple(sizes[axis] for axis in layout), dtype)
+    sizes = {"H": 3, "W": 2, "I": 6 if transpose_kernel else 4, "O": 4 if transpose_kernel else 6}
+    w = jax.ShapeDtypeStruct(tuple(sizes[axis] for axis in rhs_layout), dtype)
+    numbers = layout, rhs_layout, layout
+
+    def op(x, w):
+        return jaxgrad.conv_transpose(
+            x, w, strides, "SAME", None, numbers, transpose_kernel, implementation="cudnn"
+        )
+
+    def gradient(x, dy):
+        return jax.vjp(lambda w: op(x, w), jnp.zeros(w.shape, dtype))[1](dy)[0]
+
+    traced = jax.jit(gradient).trace(x, jax.eval_shape(op, x, w))
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    return {
+        "call_reverses": "dw_reversed = true" in text,
+        "reversed": text.count("stablehlo.reverse"),
+        "transposed": text.count("stablehlo.transpose"),
+    }
+"""
+
+
+def test_the_weight_gradient_of_a_transposed_convolution_is_reversed_in_its_call(run):
+    """Wherever the call transposes dw too; else the reversal is XLA's, as all of it is on the CPU and on XLA."""
+    script = """
+tell(
+    usual=weight_gradient(),
+    wide=weight_gradient(dtype="float32"),
+    by_rows=weight_gradient("HWOI"),
+    window_last=weight_gradient("IOHW"),
+    unit_strides=weight_gradient(strides=(1, 1), transpose_kernel=True),
+    of_cudnns_layout=weight_gradient("IHWO"),
+    rows_of_the_window=weight_gradient("OIHW", layout="NCHW"),
+    transposed_kernel=weight_gradient(transpose_kernel=True),
+)
+"""
+    found = run(_TRANSPOSED + _REVERSED + script)
+    in_the_call = {"call_reverses": True, "reversed": 0, "transposed": 0}
+    for name in ("usual", "wide", "by_rows", "window_last", "unit_strides"):
+        assert {key: found[name][key] for key in in_the_call} == in_the_call, name
+    for name in ("of_cudnns_layout", "rows_of_the_window"):
+        assert not found[name]["call_reverses"], name
+        assert found[name]["reversed"] == 1, name
+    assert found["transposed_kernel"] == {"call_reverses": False, "reversed": 0, "transposed": 0}
+    lost = run(_TRANSPOSED + _REVERSED + "tell(lost=weight_gradient())", FAKE_NVRTC="6")["lost"]
+    assert lost == {**found["usual"], "call_reverses": False, "reversed": 1, "transposed": 1}
+
+
 def test_where_nvrtc_cannot_compile_weights_are_transposed_by_xla(run):
     script = _TRANSPOSED + "tell(one=weight_gradient('HWIO'), another=weight_gradient('HWIO', size=9))"
     own, _ = run(script).values()

@@ -16,6 +16,7 @@
 #include "depthwise_bindings.h"
 #include "depthwise_filter_ffi.h"
 #include "driver.h"
+#include "kernel_sources.h"
 #include "nvrtc.h"
 #include "plan_store.h"
 #include "transposition.h"
@@ -87,6 +88,26 @@ void load_transposition_on(int64_t device) {
   load_transposition(current.device());
 }
 
+// What would be compiled to transpose an array, by which of its kernels in how many blocks, and that kernel's argument.
+nb::dict transposition_program(int64_t element_bytes, const std::vector<int64_t>& sizes,
+                               const std::vector<int64_t>& from_strides, const std::vector<int64_t>& to_strides) {
+  ConvOperand from, to;
+  if (sizes.size() > from.sizes.size() || from_strides.size() != sizes.size() || to_strides.size() != sizes.size())
+    throw nb::value_error("there must be at most five axes, and two strides to each");
+  for (size_t axis = 0; axis < sizes.size(); ++axis) {
+    from.sizes[axis] = to.sizes[axis] = sizes[axis];
+    from.strides[axis] = from_strides[axis];
+    to.strides[axis] = to_strides[axis];
+  }
+  const auto launch = transposition_launch(static_cast<int>(sizes.size()), element_bytes, from, nullptr, to, nullptr);
+  nb::dict program;
+  program["source"] = std::string(kTranspositionHeader) + kTranspositionSource;
+  program["kernel"] = kTranspositionKernels[launch.kernel];
+  program["blocks"] = launch.blocks;
+  program["argument"] = nb::bytes(&launch.description, sizeof(Transposition));
+  return program;
+}
+
 void use_plan_directory(const std::string& directory) { plan_store().use(directory); }
 
 std::string plan_directory_problem() { return plan_store().info().problem; }
@@ -129,6 +150,9 @@ NB_MODULE(_cuda, module) {
   bind_depthwise(module);
   module.def("load_transposition", &load_transposition_on, nb::arg("device"),
              "Makes a device ready to transpose weight gradients; raises RuntimeError where it cannot.");
+  module.def("transposition_program", &transposition_program, nb::arg("element_bytes"), nb::arg("sizes"),
+             nb::arg("from_strides"), nb::arg("to_strides"),
+             "What would be compiled and launched to transpose an array on a GPU that need not be here.");
   module.def("total_memory", &driver::total_memory, nb::arg("device"), "Bytes of a device's memory.");
   module.def("use_plan_directory", &use_plan_directory, nb::arg("directory"),
              "Keeps choices of plans in a directory from now on; an empty path for nowhere.");

@@ -86,13 +86,16 @@ ffi::Error backward_input(CUstream stream, Arg dy, Arg w, Ret dx, Bytes workspac
              search);
 }
 
-// Brings weights that lie as one call says to where another says.
-ffi::Error transpose_weights(CUstream stream, const ConvCall& from, const Arg& in, const ConvCall& to, const Arg& out) {
+// Brings weights that lie as one call says to where another says; on the way the window's axes may be reversed.
+ffi::Error transpose_weights(CUstream stream, const ConvCall& from, const Arg& in, const ConvCall& to, const Arg& out,
+                             bool reverses_window) {
   std::string problem;
   const ConvShape source = conv_shape(ConvKind::kBackwardFilter, from, problem);
-  const ConvShape result = conv_shape(ConvKind::kBackwardFilter, to, problem);
+  ConvShape result = conv_shape(ConvKind::kBackwardFilter, to, problem);
   if (problem.empty() && source.w.sizes != result.w.sizes) problem = "dw must have the same sizes in both layouts";
   if (!problem.empty()) return ffi::Error::InvalidArgument(std::string(kTarget) + ": " + problem);
+  if (reverses_window)
+    for (int axis = 2; axis < result.spatial + 2; ++axis) result.w.strides[axis] *= -1;
   return guarded(kTarget, [&] {
     const driver::CurrentDevice current(stream);
     transpose(stream, current.device(), source.spatial + 2, static_cast<int64_t>(ffi::ByteWidth(in.element_type())),
@@ -103,15 +106,17 @@ ffi::Error transpose_weights(CUstream stream, const ConvCall& from, const Arg& i
 
 ffi::Error backward_filter(CUstream stream, Arg x, Arg dy, Ret dw, Ret written, Bytes workspace, Axes lhs_spec,
                            Axes rhs_spec, Axes out_spec, Axes strides, Axes padding, Axes dilation, int64_t groups,
-                           Axes dw_spec, bool allow_tf32, bool deterministic, int64_t search) {
+                           Axes dw_spec, bool dw_reversed, bool allow_tf32, bool deterministic, int64_t search) {
   const bool transposes = to_vector(dw_spec) != to_vector(rhs_spec);
+  if (dw_reversed && !transposes)
+    return ffi::Error::InvalidArgument(std::string(kTarget) + ": dw is reversed only where it is transposed");
   const Arg& result = transposes ? *written : *dw;
   const ConvCall call = conv_call(x, result, dy, lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
   ffi::Error status = run(ConvKind::kBackwardFilter, stream, x, dy, nullptr, result, workspace, call, false, allow_tf32,
                           deterministic, search);
   if (status.failure() || !transposes) return status;
   const ConvCall given = conv_call(x, *dw, dy, lhs_spec, dw_spec, out_spec, strides, padding, dilation, groups);
-  return transpose_weights(stream, call, result, given, *dw);
+  return transpose_weights(stream, call, result, given, *dw, dw_reversed);
 }
 
 }  // namespace
@@ -147,10 +152,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cuda_conv_backward_filter, backward_filter
                                   .Ctx<ffi::PlatformStream<CUstream>>()
                                   .Arg<ffi::AnyBuffer>()        // x     as lhs_spec says
                                   .Arg<ffi::AnyBuffer>()        // dy    as out_spec says
-                                  .Ret<ffi::AnyBuffer>()        // dw    as dw_spec says
+                                  .Ret<ffi::AnyBuffer>()        // dw    as dw_spec says, its window reversed or not
                                   .Ret<ffi::AnyBuffer>()        // dw    as rhs_spec says; where that is the same, none
                                   .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                              JAXGRAD_CONV_LAYOUT.Attr<Axes>("dw_spec") JAXGRAD_CONV_CHOICE,
+                              JAXGRAD_CONV_LAYOUT.Attr<Axes>("dw_spec")
+                                  .Attr<bool>("dw_reversed") JAXGRAD_CONV_CHOICE,
                               {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace jaxgrad

@@ -71,8 +71,8 @@ def faster_on_xla(kind: str, problem: Problem, transposed: bool) -> str:
 def slower_for_examples(kind: str, problem: Problem) -> bool:
     """Whether XLA is to be preferred for a unit of independent examples, which on cuDNN are groups of one convolution.
 
-    Their weight gradients are products of matrices on XLA (see `_conv_xla.py`), which on an H200 took between 0.1 and 1.3
-    of cuDNN's time for 16 to 256 examples, but with few of many positions up to 7 times as long.
+    Their weight gradients are products of matrices on XLA (see `_conv_xla.py`), which on an H200 took 0.1 to 1.3 of
+    cuDNN's time for 16 to 256 examples, but for few examples of many positions up to 7 times as long.
     """
     if kind != "backward_filter" or not problem.examples or problem.is_depthwise:
         return False

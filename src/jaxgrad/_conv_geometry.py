@@ -1,4 +1,4 @@
-"""The geometry of convolutions, in plain Python: what is static in a call, and how convolutions are transposed."""
+"""The geometry of convolutions: what is static in a call, and how convolutions are transposed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from jax import lax
 
 Pairs = tuple[tuple[int, int], ...]
@@ -23,6 +24,7 @@ class Geometry:
         spatial axis, none negative.
       feature_group_count: the number of groups.
       x_spatial, w_spatial: the spatial sizes of x and w, in the order of the spatial axes.
+      window_reversed: the units take w, and give dw, with its spatial axes reversed.
     """
 
     lhs_spec: tuple[int, ...]
@@ -34,6 +36,7 @@ class Geometry:
     feature_group_count: int
     x_spatial: tuple[int, ...]
     w_spatial: tuple[int, ...]
+    window_reversed: bool = False
 
     @property
     def dimension_numbers(self) -> lax.ConvDimensionNumbers:
@@ -82,6 +85,17 @@ def shape_of(spec: Sequence[int], first: int, second: int, spatial: Sequence[int
     return tuple(shape)
 
 
+def oriented(geometry: Geometry, w: jax.Array) -> jax.Array:
+    """w from how a unit takes it to how `jax.lax` and the kernels do, or back: reversed where the geometry says so.
+
+    It may have an axis of examples before the geometry's.
+    """
+    if not geometry.window_reversed:
+        return w
+    first = w.ndim - len(geometry.rhs_spec)
+    return lax.rev(w, [first + axis for axis in geometry.rhs_spec[2:]])
+
+
 def leading_sizes(array: Any, spec: Sequence[int]) -> tuple[int, int]:
     """The sizes of the first two axes of `spec`, in an array that may have an axis of examples before them all."""
     shape = array.shape[array.ndim - len(spec) :]
@@ -96,6 +110,7 @@ def transposed(
     padding: Pairs,
     rhs_dilation: Sequence[int],
     groups: int,
+    window_reversed: bool,
 ) -> tuple[Geometry, Pairs]:
     """The convolution of which one with `lhs_dilation=strides` and unit window strides is the input gradient.
 
@@ -104,6 +119,7 @@ def transposed(
 
     Args:
       lhs_shape, rhs_shape, dn, strides, padding, rhs_dilation, groups: those of the call, `strides` its lhs_dilation.
+      window_reversed: the call itself reverses the window of its rhs, which then is that of the other convolution.
 
     Returns:
       The geometry of that convolution, with x the call's result and y its lhs, and the sizes by which its x must be
@@ -129,6 +145,7 @@ def transposed(
         feature_group_count=groups,
         x_spatial=x_spatial,
         w_spatial=tuple(rhs_shape[axis] for axis in spatial),
+        window_reversed=not window_reversed,
     )
     return geometry, extra
 

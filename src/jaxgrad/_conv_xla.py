@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxgrad._conv_geometry import Geometry, shape_of
+from jaxgrad._conv_geometry import Geometry, oriented, shape_of
 from jaxgrad._partitioning import vary_alike
 
 PRODUCT = "XLA computes a window that covers all of x as a product of matrices"
@@ -33,6 +33,7 @@ def forward(
 
 
 def _convolve(geometry: Geometry, precision: Any, x: jax.Array, w: jax.Array) -> jax.Array:
+    w = oriented(geometry, w)
     if geometry.is_product:
         return _product(geometry, precision, x, w)
     return lax.conv_general_dilated(
@@ -180,7 +181,8 @@ def _examples_weight_gradients(
     # [E G, O, taps, I] -> [E, G O, I, window], and from there to w's own order of axes.
     found = found.reshape(examples, -1, *window, found.shape[-1])
     canonical = jnp.moveaxis(found, -1, 2)
-    return jnp.transpose(canonical, [0, *(1 + geometry.rhs_spec.index(axis) for axis in range(spatial + 2))])
+    dw = jnp.transpose(canonical, [0, *(1 + geometry.rhs_spec.index(axis) for axis in range(spatial + 2))])
+    return oriented(geometry, dw)
 
 
 def _by_group(array: jax.Array, spec: tuple[int, ...], groups: int) -> jax.Array:

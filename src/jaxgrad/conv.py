@@ -128,15 +128,17 @@ def convolve(
     activation: str | None,
     implementation: str | None,
     settings: dict[str, Any],
+    window_reversed: bool = False,
 ) -> jax.Array:
-    """The convolution that `settings`, arguments of `jax.lax.conv_general_dilated`, describe."""
+    """The convolution that `settings`, arguments of `jax.lax.conv_general_dilated`, describe, of rhs as it is given or
+    with its window reversed."""
     name = f"jaxgrad.{op.name}"
     _checks.check_choice(name, "activation", activation, (None, "relu"))
     _checks.check_choice(name, "implementation", implementation, IMPLEMENTATIONS)
     lhs, rhs = _checks.as_array(name, "lhs", lhs), _checks.as_array(name, "rhs", rhs)
     plain: Callable[..., jax.Array] = partial(lax.conv_general_dilated, **settings)
     has_bias, relu = bias is not None, activation == "relu"
-    result, dn, call, outside, of_onednn = _described(settings, lhs, rhs, has_bias)
+    result, dn, call, outside, of_onednn = _described(settings, lhs, rhs, has_bias, window_reversed)
     bias = _check_bias(name, bias, result, dn)
     obstacle: Obstacle | None = None
     obstacles: Obstacles = {}
@@ -152,6 +154,7 @@ def convolve(
     routes = op.decide(implementation, obstacle, obstacles, notes).routes
     plain_suits = implementation == "xla" or _ffi.cuda_problem()  # on a GPU the triangle has better rules for vmap
     if call is None or (plain_suits and all(route == XLA for route in routes.values()) and call.geometry.suits_xla):
+        rhs = lax.rev(rhs, dn.rhs_spec[2:]) if window_reversed else rhs
         return _conv_xla.finish(plain(lhs, rhs), bias, relu, dn.out_spec)
     spec = _conv_triangle.Spec(call.geometry, settings["precision"], tuple(routes.items()), config.current())
     lhs, rhs, bias = vary_alike(lhs, rhs, bias)
@@ -206,7 +209,9 @@ class _Description(NamedTuple):
     of_onednn: Obstacles
 
 
-def _described(settings: dict[str, Any], lhs: jax.Array, rhs: jax.Array, has_bias: bool) -> _Description:
+def _described(
+    settings: dict[str, Any], lhs: jax.Array, rhs: jax.Array, has_bias: bool, window_reversed: bool
+) -> _Description:
     """The description, kept for the next call like this one: without `jit` around it, a call would take Python longer
     to describe than JAX to run. What cuDNN says is none of it, for that may change: with memory, or the settings."""
     frozen = tuple((name, _hashable(value)) for name, value in settings.items())
@@ -215,12 +220,12 @@ def _described(settings: dict[str, Any], lhs: jax.Array, rhs: jax.Array, has_bia
     try:
         hash(frozen)
     except TypeError:  # such as a padding that is an array of NumPy
-        return _describe.__wrapped__(frozen, *arrays, has_bias, x64)
-    return _describe(frozen, *arrays, has_bias, x64)
+        return _describe.__wrapped__(frozen, *arrays, has_bias, window_reversed, x64)
+    return _describe(frozen, *arrays, has_bias, window_reversed, x64)
 
 
 @lru_cache(_MOST_DESCRIPTIONS)
-def _describe(frozen, lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, has_bias, x64):
+def _describe(frozen, lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, has_bias, window_reversed, x64):
     settings = dict(frozen)
     lhs: Any = jax.ShapeDtypeStruct(lhs_shape, lhs_dtype)
     rhs: Any = jax.ShapeDtypeStruct(rhs_shape, rhs_dtype)
@@ -228,7 +233,7 @@ def _describe(frozen, lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, has_bias, x64)
     dn = lax.conv_dimension_numbers(lhs_shape, rhs_shape, settings["dimension_numbers"])
     if outside := _outside_triangle(lhs, rhs, result, settings):
         return _Description(result, dn, None, outside, {})
-    call = _triangle_call(lhs_shape, rhs_shape, dn, settings)
+    call = _triangle_call(lhs_shape, rhs_shape, dn, settings, window_reversed)
     if min(call.geometry.x_spatial) <= 0:
         return _Description(result, dn, None, "a window that meets nothing but padding is XLA's", {})
     problem = call.problem(lhs, rhs).in_dtype(result.dtype)
@@ -275,7 +280,11 @@ def _outside_triangle(lhs: jax.Array, rhs: jax.Array, result: jax.ShapeDtypeStru
 
 
 def _triangle_call(
-    lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dn: lax.ConvDimensionNumbers, settings: dict[str, Any]
+    lhs_shape: tuple[int, ...],
+    rhs_shape: tuple[int, ...],
+    dn: lax.ConvDimensionNumbers,
+    settings: dict[str, Any],
+    window_reversed: bool = False,
 ) -> _ForwardCall | _TransposedCall:
     n, groups = len(lhs_shape) - 2, settings["feature_group_count"]
     strides = tuple(map(int, settings["window_strides"]))
@@ -289,7 +298,9 @@ def _triangle_call(
         padding = lax.padtype_to_pads(sizes, extents, strides, padding)
     pads: Pairs = tuple((int(low), int(high)) for low, high in padding)
     if any(d > 1 for d in lhs_dilation) or (max(sizes) == 1 and max(strides) == 1):
-        call = _TransposedCall(*transposed(lhs_shape, rhs_shape, dn, lhs_dilation, pads, rhs_dilation, groups))
+        call = _TransposedCall(
+            *transposed(lhs_shape, rhs_shape, dn, lhs_dilation, pads, rhs_dilation, groups, window_reversed)
+        )
         # A window around a single position, whose padding is all that it meets otherwise, spreads it.
         if any(d > 1 for d in lhs_dilation) or (call.geometry.is_product and not any(map(any, call.pad))):
             return call
@@ -297,9 +308,19 @@ def _triangle_call(
     kept = tuple((max(0, low), max(0, high)) for low, high in pads)
     cropped = tuple(size + sum(pair) for size, pair in zip(sizes, crop, strict=True))
     lhs_spec, rhs_spec, out_spec = map(tuple, dn)
-    return _ForwardCall(
-        Geometry(lhs_spec, rhs_spec, out_spec, strides, kept, rhs_dilation, groups, cropped, tuple(window)), crop
+    geometry = Geometry(
+        lhs_spec,
+        rhs_spec,
+        out_spec,
+        strides,
+        kept,
+        rhs_dilation,
+        groups,
+        cropped,
+        tuple(window),
+        window_reversed,
     )
+    return _ForwardCall(geometry, crop)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -340,9 +361,7 @@ class _TransposedCall:
         self, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, relu: bool, spec: _conv_triangle.Spec
     ) -> jax.Array:
         g = self.geometry
-        w = lax.rev(rhs, g.rhs_spec[2:])
-        if g.feature_group_count > 1:
-            w = swap_features(w, g.rhs_spec, g.feature_group_count)
+        w = rhs if g.feature_group_count == 1 else swap_features(rhs, g.rhs_spec, g.feature_group_count)
         y = _forward_mode.call(_conv_triangle.backward_input, _conv_tangents.BACKWARD_INPUT, spec, lhs, w)
         return _conv_xla.finish(_pad(y, g.lhs_spec, self.pad), bias, relu, g.lhs_spec)
 

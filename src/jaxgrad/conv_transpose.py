@@ -96,8 +96,11 @@ def conv_transpose(
         padding = lax.padtype_to_pads([lhs.shape[axis] for axis in dn.lhs_spec[2:]], extents, strides, padding)
     pads = _padding(padding, use_consistent_padding, extents, strides)
     added = _output_padding(output_padding, strides, dilation)
-    if transpose_kernel:
-        rhs = swap_features(lax.rev(rhs, dn.rhs_spec[2:]), dn.rhs_spec, feature_group_count)
+    if transpose_kernel and feature_group_count > 1:
+        rhs = swap_features(rhs, dn.rhs_spec, feature_group_count)
+    elif transpose_kernel:
+        out, inn, *window = dn.rhs_spec
+        dn = dn._replace(rhs_spec=(inn, out, *window))
     settings = {
         "window_strides": (1,) * n,
         "padding": [(low, high + more) for (low, high), more in zip(pads, added, strict=True)],
@@ -109,7 +112,7 @@ def conv_transpose(
         "precision": precision,
         "preferred_element_type": preferred_element_type,
     }
-    return convolve(_DISPATCH, lhs, rhs, bias, activation, implementation, settings)
+    return convolve(_DISPATCH, lhs, rhs, bias, activation, implementation, settings, window_reversed=transpose_kernel)
 
 
 def _check_groups(feature_group_count: int, output_features: int) -> None:

@@ -7,18 +7,21 @@ struct Tile {
   unsigned long long in, out;  // its first element
 };
 
+// Both factors are signed: a product of an unsigned one and a signed one takes more instructions.
+__device__ inline long long offset(unsigned places, int stride) { return (int)places * (long long)stride; }
+
 __device__ inline Tile tile_at(const Transposition& t) {
   unsigned index = blockIdx.x / t.column_tiles;
   const unsigned column = (blockIdx.x - index * t.column_tiles) * t.tile_columns;
   const unsigned row = index % t.row_tiles * t.tile_rows;
   index /= t.row_tiles;
-  unsigned long long in = row * (unsigned long long)t.row_stride + column;
-  unsigned long long out = column * (unsigned long long)t.column_stride + row;
+  unsigned long long in = t.in_start + offset(row, t.in_row_stride) + column;
+  unsigned long long out = t.out_start + offset(row, t.out_row_stride) + offset(column, t.out_column_stride);
   for (int axis = 0; axis < 3 && index > 0; ++axis) {
     const unsigned place = index % t.sizes[axis];
     index /= t.sizes[axis];
-    in += place * (unsigned long long)t.in_strides[axis];
-    out += place * (unsigned long long)t.out_strides[axis];
+    in += offset(place, t.in_strides[axis]);
+    out += offset(place, t.out_strides[axis]);
   }
   return {min(t.rows - row, t.tile_rows), min(t.columns - column, t.tile_columns), in, out};
 }
@@ -36,8 +39,7 @@ __device__ inline void transpose(const T* __restrict__ in, T* __restrict__ out, 
 #pragma unroll
   for (unsigned k = 0; k < EACH; ++k) {
     const unsigned index = k * kTransposeThreads + threadIdx.x, row = index / columns, column = index % columns;
-    if (row < tile.rows && column < tile.columns)
-      values[k] = in[tile.in + row * (unsigned long long)t.row_stride + column];
+    if (row < tile.rows && column < tile.columns) values[k] = in[tile.in + offset(row, t.in_row_stride) + column];
   }
 #pragma unroll
   for (unsigned k = 0; k < EACH; ++k) {
@@ -49,7 +51,27 @@ __device__ inline void transpose(const T* __restrict__ in, T* __restrict__ out, 
   for (unsigned k = 0; k < EACH; ++k) {
     const unsigned index = k * kTransposeThreads + threadIdx.x, column = index / rows, row = index % rows;
     if (row < tile.rows && column < tile.columns)
-      out[tile.out + column * (unsigned long long)t.column_stride + row] = shared[row * pitch + column];
+      out[tile.out + offset(column, t.out_column_stride) + row] = shared[row * pitch + column];
+  }
+}
+
+// Moves tiles of rows of which neighbouring elements stay neighbours.
+template <class T>
+__device__ inline void move_rows(const T* __restrict__ in, T* __restrict__ out, const Transposition& t) {
+  constexpr unsigned EACH = kTransposeElements / kTransposeThreads;
+  const Tile tile = tile_at(t);
+  T values[EACH];
+#pragma unroll
+  for (unsigned k = 0; k < EACH; ++k) {
+    const unsigned index = k * kTransposeThreads + threadIdx.x, row = index / t.tile_columns,
+                   column = index % t.tile_columns;
+    if (row < tile.rows && column < tile.columns) values[k] = in[tile.in + offset(row, t.in_row_stride) + column];
+  }
+#pragma unroll
+  for (unsigned k = 0; k < EACH; ++k) {
+    const unsigned index = k * kTransposeThreads + threadIdx.x, row = index / t.tile_columns,
+                   column = index % t.tile_columns;
+    if (row < tile.rows && column < tile.columns) out[tile.out + offset(row, t.out_row_stride) + column] = values[k];
   }
 }
 
@@ -65,6 +87,16 @@ TRANSPOSE(transpose_few_2, unsigned short, 0, 0)
 TRANSPOSE(transpose_few_4, unsigned, 0, 0)
 TRANSPOSE(transpose_few_8, unsigned long long, 0, 0)
 
+#define MOVE_ROWS(NAME, T)                                                                                     \
+  extern "C" __global__ void __launch_bounds__(kTransposeThreads) NAME(const T* in, T* out, Transposition t) { \
+    move_rows(in, out, t);                                                                                     \
+  }
+
+MOVE_ROWS(move_rows_2, unsigned short)
+MOVE_ROWS(move_rows_4, unsigned)
+MOVE_ROWS(move_rows_8, unsigned long long)
+MOVE_ROWS(move_rows_16, uint4)
+
 // Elements of 2 bytes, of which every number and stride is even: a warp reads and writes 128 bytes at a time. A thread
 // reads two columns of two rows, and turns these into two rows of two columns.
 extern "C" __global__ void __launch_bounds__(kTransposeThreads)
@@ -78,9 +110,9 @@ extern "C" __global__ void __launch_bounds__(kTransposeThreads)
   for (unsigned k = 0; k < PAIRS / WARPS; ++k) {
     const unsigned pair = k * WARPS + warp;
     if (2 * pair < tile.rows && 2 * lane < tile.columns) {
-      const unsigned long long at = tile.in / 2 + pair * (unsigned long long)t.row_stride + lane;
+      const unsigned long long at = tile.in / 2 + offset(pair, t.in_row_stride) + lane;
       upper[k] = in[at];
-      lower[k] = in[at + t.row_stride / 2];
+      lower[k] = in[at + t.in_row_stride / 2];
     }
   }
 #pragma unroll
@@ -96,6 +128,6 @@ extern "C" __global__ void __launch_bounds__(kTransposeThreads)
   for (unsigned k = 0; k < kTransposeRows / WARPS; ++k) {
     const unsigned column = k * WARPS + warp;
     if (column < tile.columns && 2 * lane < tile.rows)
-      out[(tile.out + column * (unsigned long long)t.column_stride) / 2 + lane] = shared[column % 2][column / 2][lane];
+      out[(tile.out + offset(column, t.out_column_stride)) / 2 + lane] = shared[column % 2][column / 2][lane];
   }
 }

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgrad import _conv_problem
-from jaxgrad._conv_geometry import Geometry, dilated_size
+from jaxgrad._conv_geometry import Geometry, dilated_size, oriented
 from jaxgrad._conv_problem import Problem
 from jaxgrad._ffi.registration import cpu, or_empty
 
@@ -124,13 +124,14 @@ def _as_rows(shape: tuple[int, ...], spec: tuple[int, ...] | None) -> tuple[int,
 
 def conv_forward(geometry: Geometry, x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
     """y"""
-    operands = (x, w, or_empty(bias, x.dtype))
+    operands = (x, oriented(geometry, w), or_empty(bias, x.dtype))
     return _conv_call("forward", _conv_problem.of_forward(geometry, x, w), operands, bias is not None)[0]
 
 
 def conv_backward_input(geometry: Geometry, dy: jax.Array, w: jax.Array) -> jax.Array:
     """dx"""
-    return _conv_call("backward_input", _conv_problem.of_backward_input(geometry, dy, w), (dy, w), False)[0]
+    problem = _conv_problem.of_backward_input(geometry, dy, w)
+    return _conv_call("backward_input", problem, (dy, oriented(geometry, w)), False)[0]
 
 
 def conv_backward_filter(
@@ -138,7 +139,7 @@ def conv_backward_filter(
 ) -> tuple[jax.Array, jax.Array | None]:
     """(dw, db)"""
     dw, db = _conv_call("backward_filter", _conv_problem.of_backward_filter(geometry, x, dy), (x, dy), want_bias)
-    return dw, db if want_bias else None
+    return oriented(geometry, dw), db if want_bias else None
 
 
 def conv_plan_cache_info() -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 cuDNN has fast kernels for channels-last operands and good ones for channels-first; operands of neither layout, and
 filters, are transposed before the call and results after it, in XLA, which can fuse that with what stands around. A
-weight gradient the call transposes itself where it can.
+weight gradient the call transposes itself where it can, and then reverses its window too where that is asked for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from jaxgrad import _conv_problem, config
-from jaxgrad._conv_geometry import Geometry
+from jaxgrad._conv_geometry import Geometry, oriented
 from jaxgrad._conv_problem import Problem
 from jaxgrad._ffi.conv import CONV_KINDS, _conv_layout, _layout_in_lists, conv_plan_cache_info
 from jaxgrad._ffi.registration import cuda, gpu_ordinal, or_empty
@@ -154,13 +154,16 @@ def _layouts(problem: Problem) -> list[Geometry]:
 
 
 def transposes_filter(problem: Problem, laid_out: Geometry | None = None) -> bool:
-    """Whether a call of the unit backward_filter itself brings dw from the layout of its plan to the caller's.
+    """Whether a call of the unit backward_filter itself brings dw from the layout of its plan to the caller's, and
+    reverses its window where the geometry says so.
 
     Without a plan, whose layout is `laid_out`, the answer is that for the layout which is tried first.
     """
     geometry, taken = problem.geometry, laid_out or _layouts(problem)[0]
     axes = (problem.out_features, problem.features // geometry.feature_group_count, *geometry.w_spatial)
-    return takes_transposition(axes, taken.rhs_spec, geometry.rhs_spec) and not transposition_problem(gpu_ordinal())
+    turned = range(2, len(axes)) if geometry.window_reversed else ()
+    takes = takes_transposition(axes, taken.rhs_spec, geometry.rhs_spec, turned)
+    return takes and not transposition_problem(gpu_ordinal())
 
 
 def _relaid(array: jax.Array, spec: Sequence[int], wanted: Sequence[int]) -> jax.Array:
@@ -179,7 +182,10 @@ def _call(
     bias: jax.Array | None = None,
     relu: bool = False,
 ) -> jax.Array:
-    """The result of a unit: x, w or y, whichever is not among the operands. Only y may have a bias and relu."""
+    """The result of a unit: x, w or y, whichever is not among the operands. Only y may have a bias and relu.
+
+    The operand w is oriented as cuDNN takes it, the result as the unit gives it.
+    """
     geometry, dtype = problem.geometry, problem.dtype
     allow_tf32 = allows_tf32(precision)
     plan = cuda_conv_plan(kind, problem, allow_tf32, settings, Epilogue(bias is not None, relu))
@@ -196,12 +202,14 @@ def _call(
     if result == "y":
         own["relu"] = np.bool_(relu)
     elif result == "w":
-        if transposes_filter(problem, g):
+        transposes = transposes_filter(problem, g)
+        if transposes:
             taken["w"] = geometry.rhs_spec
             shapes.insert(0, problem.w_shape)
         else:
             shapes.append((0,))
         own["dw_spec"] = np.array(taken["w"], np.int64)
+        own["dw_reversed"] = np.bool_(transposes and geometry.window_reversed)
     call = jax.ffi.ffi_call(
         f"jaxgrad_conv_{kind}",
         (*(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes), jax.ShapeDtypeStruct((plan.workspace,), np.uint8)),
@@ -215,7 +223,8 @@ def _call(
         deterministic=np.bool_(settings.deterministic),
         search=np.int64(_search(settings)),
     )
-    return _relaid(found, taken[result], given[result])
+    found = _relaid(found, taken[result], given[result])
+    return oriented(geometry, found) if result == "w" and not own["dw_reversed"] else found
 
 
 def cuda_conv_forward(
@@ -228,7 +237,8 @@ def cuda_conv_forward(
     relu: bool = False,
 ) -> jax.Array:
     """y"""
-    return _call("forward", _conv_problem.of_forward(geometry, x, w), precision, settings, {"x": x, "w": w}, bias, relu)
+    problem, operands = _conv_problem.of_forward(geometry, x, w), {"x": x, "w": oriented(geometry, w)}
+    return _call("forward", problem, precision, settings, operands, bias, relu)
 
 
 def cuda_conv_backward_input(
@@ -236,7 +246,7 @@ def cuda_conv_backward_input(
 ) -> jax.Array:
     """dx"""
     problem = _conv_problem.of_backward_input(geometry, dy, w)
-    return _call("backward_input", problem, precision, settings, {"y": dy, "w": w})
+    return _call("backward_input", problem, precision, settings, {"y": dy, "w": oriented(geometry, w)})
 
 
 def cuda_conv_backward_filter(

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxgrad import _conv_problem
-from jaxgrad._conv_geometry import Geometry
+from jaxgrad._conv_geometry import Geometry, oriented
 from jaxgrad._conv_problem import Problem
 from jaxgrad._ffi.conv import _conv_layout, _layout_in_lists
 from jaxgrad._ffi.conv_cuda import _TYPES, _relaid
@@ -69,4 +69,4 @@ def cuda_depthwise_filter(geometry: Geometry, x: jax.Array, dy: jax.Array) -> ja
     )
     operands = _relaid(x, geometry.lhs_spec, g.lhs_spec), _relaid(dy, geometry.out_spec, g.out_spec)
     dw, _ = call(*operands, **_conv_layout(g))
-    return _relaid(dw, g.rhs_spec, geometry.rhs_spec)
+    return oriented(geometry, _relaid(dw, g.rhs_spec, geometry.rhs_spec))

@@ -1,7 +1,8 @@
 """Where a call transposes its result by jaxgrad's own kernel: ffi/cuda/transposition.cc.
 
 XLA's transpositions of elements of 2 bytes take several times as long. Those that only move rows of neighbouring
-elements, or nothing at all, are XLA's: it does the former well, and the latter without a copy.
+elements, or nothing at all, are XLA's: it does the former well, and the latter without a copy. But where axes are
+reversed on the way, XLA is slow with rows too.
 """
 
 from __future__ import annotations
@@ -38,9 +39,21 @@ def transposition_problem(device: int | None) -> str:
     return ""
 
 
-def takes_transposition(sizes: Sequence[int], spec: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether the kernel takes arrays from where `spec` puts axes of these sizes to where `wanted` does."""
-    return math.prod(sizes) <= _MOST_ELEMENTS and _innermost(sizes, spec) != _innermost(sizes, wanted)
+def takes_transposition(
+    sizes: Sequence[int], spec: Sequence[int], wanted: Sequence[int], turned: Sequence[int] = ()
+) -> bool:
+    """Whether the kernel takes arrays from where `spec` puts axes of these sizes to where `wanted` does.
+
+    The axes in `turned` are reversed on the way. What the kernel cannot reverse are the elements of rows that stay
+    rows, and an array in which nothing moves besides is XLA's too.
+    """
+    if math.prod(sizes) > _MOST_ELEMENTS:
+        return False
+    last = _innermost(sizes, spec)
+    if last != _innermost(sizes, wanted):
+        return True
+    turns = any(sizes[axis] > 1 for axis in turned)
+    return turns and last not in turned and tuple(spec) != tuple(wanted)
 
 
 def _innermost(sizes: Sequence[int], spec: Sequence[int]) -> int | None:
