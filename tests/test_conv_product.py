@@ -37,9 +37,11 @@ def _spreading(n, kind, **changes):
 
 CASES = {
     **{f"covering_{n}_{kind}": _covering(n, kind) for n in WINDOWS for kind in ("first", "last", "permuted")},
+    "covering_a_line_dilated": _covering(2, "last").replace(spatial=(1, 5), window=(1, 5), rhs_dilation=(3, 1)),
     "covering_strided": _covering(2, "last").replace(strides=(2, 3)),
     **{f"spreading_{n}_{kind}": _spreading(n, kind) for n in WINDOWS for kind in ("first", "last", "permuted")},
     "spreading_strided": _spreading(2, "last", strides=(2, 5)),
+    "spreading_padded": _spreading(2, "last", padding=((2, 1), (4, 6))),
     "spreading_swapped": _spreading(2, "last", transpose_kernel=True),
 }
 NEARLY = {

@@ -97,6 +97,30 @@ RULES = {
 }
 
 
+@pytest.mark.parametrize(
+    ("examples", "spatial", "dtype", "products"),
+    [
+        (9, (64, 64), "bfloat16", 1),
+        (8, (64, 64), "bfloat16", 0),
+        (8, (63, 64), "bfloat16", 1),
+        (9, (1024, 1024), "bfloat16", 3),  # each of three taps, of 150 MB; alone it would be XLA's
+        (9, (512, 512), "float64", 3),  # for which there is no kernel on any platform
+    ],
+)
+def test_weight_gradients_of_examples(examples, spatial, dtype, products):
+    """Products of matrices, but for few examples of many positions, which are groups of one call of cuDNN."""
+    case = PLAIN.replace(spatial=spatial, batch=1)
+    op = conv(DEFAULT, **case.settings)
+    x, w, _ = _arrays(case, dtype)
+    gradient = jax.grad(lambda w, x: jnp.sum(op(x, w).astype(jnp.float32) ** 2))
+    xs = jax.ShapeDtypeStruct((examples, *x.shape), x.dtype)
+    mapped = jax.jit(jax.vmap(gradient, in_axes=(None, 0)))
+    text = mapped.trace(w, xs).lower(lowering_platforms=("cuda",)).as_text()
+    assert calls(text)["backward_filter"] == (products == 0)
+    assert text.count("stablehlo.dot_general") == products
+    assert text.count("stablehlo.convolution") <= 1  # the forward pass
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_the_rule_of_the_default(name):
     """The program holds cuDNN's call of just the units that `explain` names."""

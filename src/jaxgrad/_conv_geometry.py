@@ -54,7 +54,7 @@ class Geometry:
     @property
     def is_product(self) -> bool:
         """The window covers all of x and is more than a point, so that y is a product of x and w as matrices."""
-        covers = self.x_spatial == self.w_spatial and not any(map(any, self.padding)) and max(self.rhs_dilation) == 1
+        covers = self.x_spatial == self.w_spatial and not any(map(any, self.padding))
         return covers and math.prod(self.w_spatial) > 1 and self.feature_group_count == 1
 
     @property

@@ -297,12 +297,13 @@ def _triangle_call(
         extents = [dilated_size(k, d) for k, d in zip(window, rhs_dilation, strict=True)]
         padding = lax.padtype_to_pads(sizes, extents, strides, padding)
     pads: Pairs = tuple((int(low), int(high)) for low, high in padding)
-    if any(d > 1 for d in lhs_dilation) or (max(sizes) == 1 and max(strides) == 1):
+    spread = any(d > 1 for d in lhs_dilation)
+    if spread or (max(sizes) == 1 and max(strides) == 1):
         call = _TransposedCall(
             *transposed(lhs_shape, rhs_shape, dn, lhs_dilation, pads, rhs_dilation, groups, window_reversed)
         )
         # A window around a single position, whose padding is all that it meets otherwise, spreads it.
-        if any(d > 1 for d in lhs_dilation) or (call.geometry.is_product and not any(map(any, call.pad))):
+        if spread or call.geometry.is_product:
             return call
     crop = tuple((min(0, low), min(0, high)) for low, high in pads)
     kept = tuple((max(0, low), max(0, high)) for low, high in pads)
