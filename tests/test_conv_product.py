@@ -15,7 +15,7 @@ from conv_transpose_cases import TransposeCase, lax_conv_transpose, make_transpo
 from targets import CONVOLUTION, Target
 
 import jaxgrad
-from jaxgrad import _conv_xla
+from jaxgrad import _conv_xla, _ffi
 
 TARGETS = (Target(None, "cpu"), Target(None, "gpu"), *CONVOLUTION)
 
@@ -121,7 +121,9 @@ def _all_units(op):
 def test_every_unit_is_a_product(name, platform):
     case = CASES[name]
     choice = _explained(case, platform)
-    assert (choice.implementation, choice.reason, choice.units) == ("xla", _conv_xla.PRODUCT, ())
+    assert (choice.implementation, choice.units) == ("xla", ())
+    if platform == "cpu" or _ffi.cuda_targets():  # a build for the CPU alone tells that it has no kernels for a GPU
+        assert choice.reason == _conv_xla.PRODUCT
     op = _op(Target(None, platform), case)
     lhs, rhs, bias = _shapes(case)
     dy = jax.eval_shape(op, lhs, rhs, bias)
