@@ -165,53 +165,26 @@ def test_weight_gradients_in_the_callers_layout(name, dtype):
     _check(CUDNN, case, dtype)
 
 
+_UP = TransposeCase(
+    spatial=(5, 4), window=(4, 3), strides=(2, 2), features=520, out_features=40, layout=LAST, bias=False
+)
 _REVERSED = {
-    "HWIO": TransposeCase(
-        spatial=(5, 4), window=(4, 3), strides=(2, 2), features=520, out_features=40, layout=LAST, bias=False
+    "HWIO": _UP,
+    "HWIO, odd": _UP.replace(window=(3, 4), strides=(2, 1), features=33, out_features=35),
+    "HWOI": _UP.replace(layout=("NHWC", "HWOI", "NHWC")),
+    "window last": _UP.replace(features=34, out_features=38, layout=("NHWC", "IOHW", "NHWC")),
+    "one axis": _UP.replace(
+        spatial=(9,), window=(5,), strides=(2,), features=520, out_features=24, layout=("NWC", "WIO", "NWC")
     ),
-    "HWIO, odd": TransposeCase(
-        spatial=(5, 4), window=(3, 4), strides=(2, 1), features=33, out_features=35, layout=LAST, bias=False
-    ),
-    "HWOI": TransposeCase(
-        spatial=(5, 4),
-        window=(4, 3),
-        strides=(2, 2),
-        features=520,
-        out_features=40,
-        layout=("NHWC", "HWOI", "NHWC"),
-        bias=False,
-    ),
-    "window last": TransposeCase(
-        spatial=(5, 4),
-        window=(4, 3),
-        strides=(2, 2),
-        features=34,
-        out_features=38,
-        layout=("NHWC", "IOHW", "NHWC"),
-        bias=False,
-    ),
-    "one axis": TransposeCase(
-        spatial=(9,), window=(5,), strides=(2,), features=520, out_features=24, layout=("NWC", "WIO", "NWC"), bias=False
-    ),
-    "three axes, apart": TransposeCase(
+    "three axes, apart": _UP.replace(
         spatial=(3, 4, 2),
         window=(2, 3, 4),
         strides=(2, 1, 2),
         features=18,
         out_features=20,
         layout=("NDHWC", "DIHWO", "NDHWC"),
-        bias=False,
     ),
-    "transposed kernel": TransposeCase(
-        spatial=(5, 4),
-        window=(4, 3),
-        strides=(1, 1),
-        features=520,
-        out_features=40,
-        layout=LAST,
-        transpose_kernel=True,
-        bias=False,
-    ),
+    "transposed kernel": _UP.replace(strides=(1, 1), transpose_kernel=True),
 }
 
 

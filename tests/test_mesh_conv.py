@@ -162,6 +162,29 @@ def check_gradients_of_each_example():
         assert not found, found
 
 
+def _products(z, w_up, w_down):
+    """A position that is spread to 4 x 6, and a window that covers these: products of matrices."""
+    y = jnp.tanh(jaxgrad.conv_transpose(z, w_up, (1, 1), "VALID"))
+    y = jaxgrad.conv_general_dilated(y, w_down, (1, 1), "VALID", dimension_numbers=NHWC)
+    return jnp.sum(jnp.sin(y))
+
+
+def check_products():
+    """They stay local, as do those of each example."""
+    keys = jax.random.split(jax.random.key(1), 3)
+    shapes = (16, 1, 1, 8), (4, 6, 8, 5), (4, 6, 5, 3)
+    args = tuple(jax.random.normal(key, shape) / 4 for key, shape in zip(keys, shapes, strict=True))
+    (dz, *dws), found = over(mesh(), jax.grad(_products, BY), args, BATCH)
+    assert found == {"all-reduce": 1}, found
+    assert dz.sharding.spec[0] == "d"
+    assert all(g.sharding.is_fully_replicated for g in dws)
+    of_one = jax.grad(lambda z, *ws: _products(z[None], *ws), BY)
+    gradients, found = over(mesh(), jax.vmap(of_one, (0, None, None)), args, BATCH)
+    assert not found, found
+    assert all(g.sharding.spec[0] == "d" for g in gradients)
+    check_shard_map(_products, args, BATCH, BY)
+
+
 def check_inside_shard_map():
     check_shard_map(_loss, _args(), BATCH, BY)
     with_groups = partial(_loss, groups=4, implementation=None)  # where the CPU's branch is a kernel, the GPU's is XLA
@@ -214,6 +237,7 @@ def check_pmap():
         check_inside_shard_map,
         check_xla_inside_shard_map,
         check_groups_on_xla,
+        check_products,
         check_pmap,
     ],
 )

@@ -310,16 +310,7 @@ def _triangle_call(
     cropped = tuple(size + sum(pair) for size, pair in zip(sizes, crop, strict=True))
     lhs_spec, rhs_spec, out_spec = map(tuple, dn)
     geometry = Geometry(
-        lhs_spec,
-        rhs_spec,
-        out_spec,
-        strides,
-        kept,
-        rhs_dilation,
-        groups,
-        cropped,
-        tuple(window),
-        window_reversed,
+        lhs_spec, rhs_spec, out_spec, strides, kept, rhs_dilation, groups, cropped, tuple(window), window_reversed
     )
     return _ForwardCall(geometry, crop)
 
