@@ -205,6 +205,15 @@ def check_groups_on_xla():
     assert found == {"all-reduce": 1}, found
 
 
+def check_examples_on_xla():
+    """Examples with weights of their own, which are groups there."""
+    x, (w, *_), bias = _args()
+    own = (w[0] * jnp.arange(1.0, 17).reshape(16, 1, 1, 1), bias * jnp.arange(1.0, 17)[:, None])
+    gradient = jax.vmap(jax.grad(lambda x, w, bias: _loss_on_xla(x[None], w, bias), BY))
+    _, found = over(mesh(), gradient, (x[:, 0], *own), (P("d"),) * 3)
+    assert not found, found
+
+
 def _loss_on_xla(x, w, bias, groups=1):
     """Of the triangle on plain XLA, with one spatial axis of eight."""
     geometry = Geometry((0, 2, 1), (2, 1, 0), (0, 2, 1), (1,), ((1, 1),), (1,), groups, (8,), (3,))
@@ -237,6 +246,7 @@ def check_pmap():
         check_inside_shard_map,
         check_xla_inside_shard_map,
         check_groups_on_xla,
+        check_examples_on_xla,
         check_products,
         check_pmap,
     ],
