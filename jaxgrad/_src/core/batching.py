@@ -1,4 +1,4 @@
-"""`vmap` of a kernel call: folds the mapped axis into the batch, or loops over it where the weights are mapped too."""
+"""`vmap` of a kernel call: folds the mapped axis into the batch, or loops over it where the weights are mapped."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ BatchAxis = int | None
 def fold_or_loop(
     call: Callable[..., Any], in_axes: tuple[BatchAxis, ...], out_axes: tuple[BatchAxis, ...], *, foldable: bool = True
 ) -> Callable[..., Any]:
-    """Gives `call` a batching rule.
+    """Returns `call` with a batching rule.
 
     Args:
       call: takes arrays or None, and returns a tuple of arrays or None.
-      in_axes: for each operand, the axis that holds the batch, or None for an operand that all rows share.
-      out_axes: for each result, likewise; None for a result without rows (it has no elements, or all rows add to it).
-      foldable: False where a result adds over the rows, so that folded examples could not be told apart.
+      in_axes: for each operand the axis of the batch; None for an operand that the whole batch shares.
+      out_axes: for each result the axis of the batch; None for a result without one.
+      foldable: False if a result sums over the batch, so that the mapped axis cannot be folded into it.
     """
     mapped = custom_vmap(call)
 
@@ -32,7 +32,7 @@ def fold_or_loop(
                 return arg
             if not mapped_here:
                 arg = jnp.broadcast_to(arg, (size, *arg.shape))
-            arg = jnp.moveaxis(arg, 0, axis)  # the mapped axis stands right before the batch
+            arg = jnp.moveaxis(arg, 0, axis)  # right before the batch
             return arg.reshape(*arg.shape[:axis], size * arg.shape[axis + 1], *arg.shape[axis + 2 :])
 
         def unfold_result(result: Any, axis: BatchAxis) -> Any:
@@ -56,15 +56,15 @@ def fold_or_loop(
     @mapped.def_vmap
     def rule(axis_size: int, is_mapped: Sequence[bool | None], *args: Any) -> Any:
         if axis_size == 0:
-            return no_examples(mapped, is_mapped, args)
+            return empty_vmap(mapped, is_mapped, args)
         weights_mapped = any(here for here, axis in zip(is_mapped, in_axes, strict=True) if axis is None)
         return (loop if weights_mapped or not foldable else fold)(axis_size, is_mapped, args)
 
     return mapped
 
 
-def no_examples(call: Callable[..., Any], is_mapped: Sequence[bool | None], args: Sequence[Any]) -> tuple[Any, Any]:
-    """The results of a map over nothing, for a batching rule to return."""
+def empty_vmap(call: Callable[..., Any], is_mapped: Sequence[bool | None], args: Sequence[Any]) -> tuple[Any, Any]:
+    """The results of a `vmap` over an axis of size 0, for a batching rule to return."""
 
     def one(arg: Any, mapped: bool | None) -> Any:
         return jax.ShapeDtypeStruct(arg.shape[1:], arg.dtype) if mapped else arg

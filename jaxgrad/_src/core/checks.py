@@ -1,4 +1,4 @@
-"""Checks of arguments: each error names the argument, what was expected and what came."""
+"""Checks of arguments. Each error names the argument, what was expected and what was given."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FLOATING = ("float32", "float64", "bfloat16", "float16")
 
 
 def as_array(op: str, name: str, value: Any) -> jax.Array:
-    """`value` as a JAX array, without a copy where it is one already."""
+    """Returns `value` as a JAX array, without a copy if it is one."""
     if isinstance(value, jax.Array):
         return value
     try:
@@ -36,7 +36,7 @@ def check_same_dtype(op: str, name: str, array: jax.Array, like_name: str, like:
 
 
 def check_shape(op: str, name: str, array: jax.Array, dims: Sequence[str], sizes: Sequence[int]) -> None:
-    """`dims` are the dimensions as the docstring writes them ("3H"), `sizes` what they come to in this call."""
+    """Checks a shape. `dims` names the dimensions as the docstring does ("3H"); `sizes` are their values in this call."""
     if tuple(array.shape) == tuple(sizes):
         return
     expected = f"[{', '.join(dims)}] = {tuple(sizes)}"

@@ -1,15 +1,15 @@
-"""The algebra of forward mode: the functions that the primitive of `_forward_mode` carries.
+"""The functions that the primitive of forward mode carries, closed under differentiation and transposition.
 
-A `Map` is a function of arrays. The derivative of one is another, `_Push`, linear in the tangents, and the transpose of
-that is a third, `_Pull`:
+A `Map` is a function of arrays. Its derivative is a `Jvp`, which is linear in the tangents, and the transpose of a `Jvp`
+is a `Vjp`:
 
-  Value   (x)      -> y                    the op itself
-  _Push   (x, x')  -> y' = J(x) x'         the op's own tangent rule
-  _Pull   (x, dy)  -> dx = J(x)^T dy       the op's own reverse mode
+  Primal  (x)      -> y                    the op itself
+  Jvp     (x, x')  -> y' = J(x) x'         the op's own jvp rule
+  Vjp     (x, dy)  -> dx = J(x)^T dy       the op's own reverse mode
 
-The last two are differentiated as any map is, so the modes nest to any order. Derivatives of derivatives are taken of
-the op's formula in plain JAX, where it has one, or of the op, whose reverse mode has an order as high as is asked for:
-reverse mode that is differentiated in reverse, along the cotangents, is forward mode.
+All three are maps and can be differentiated again, so the modes nest to any order. Derivatives of a `Jvp` or a `Vjp`
+are derivatives of the op's formula in plain JAX, if it has one. Otherwise they are derivatives of the op itself, whose
+reverse mode works to any order: reverse mode, differentiated in reverse along the cotangents, is forward mode.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ import jax.numpy as jnp
 
 
 @dataclasses.dataclass(frozen=True)
-class Rules:
-    """What forward mode takes from an op `op(spec, *arrays)`, a `jax.custom_vjp` function of arrays or None.
+class JvpRules:
+    """The rules of forward mode for `op(params, *arrays)`, a `jax.custom_vjp` function of arrays or None.
 
     Attributes:
-      tangent: `tangent(spec, primals, tangents)`, the tangent of what the op returns; a tangent of None is zero.
-      formula: `formula(spec, *arrays)`, what the op returns, in plain JAX. An op without it must be differentiable in
-        reverse to any order, and so must its tangent.
-      gradient: `gradient(spec, arrays, cotangents, wanted)`, the formula's reverse mode in plain JAX, where it has a
-        faster one than JAX's: of the arrays that are wanted, None for the others, from the cotangents by position.
-      differentiated: called for the op where it is differentiated: the kernel call that its reverse mode makes too, so
-        that XLA makes one of the two. None where the op makes the same call by itself.
+      tangent: `tangent(params, primals, tangents)`, the tangent of the results. A tangent that is None is zero.
+      formula: `formula(params, *arrays)`, the results in plain JAX. Without a formula, the op and its `tangent` must be
+        differentiable in reverse to any order.
+      gradient: `gradient(params, arrays, cotangents, needed)`, the formula's gradients in plain JAX, if there is a faster
+        way than JAX's own: for the arrays that are `needed`, None for the others; `cotangents` maps positions to arrays.
+      differentiated: `differentiated(params, *arrays)`, called instead of the op beside its derivative: it makes the
+        same kernel call as reverse mode, so that XLA merges the two calls. None if the op itself does.
     """
 
     tangent: Callable[..., Any] | None = None
@@ -49,48 +49,48 @@ class Map(abc.ABC):
 
     @property
     def linear(self) -> int:
-        """How many of its arguments, the last ones, it is linear in."""
+        """The number of arguments, counted from the last one, in which the map is linear."""
         return 0
 
     @abc.abstractmethod
     def __call__(self, *arrays: jax.Array) -> Any: ...
 
     def formula(self) -> Callable[..., Any] | None:
-        """The same function in plain JAX, if there is one."""
+        """Returns the same function in plain JAX, or None."""
         return None
 
     def differentiated(self) -> Map:
-        """The same function, to be called beside its derivative."""
+        """Returns the map to call beside its derivative."""
         return self
 
-    def push(self, wanted: tuple[int, ...]) -> Map:
-        """The derivative along tangents of the `wanted` arguments, which follow the arguments."""
-        return _Push(self, wanted, None)
+    def jvp_map(self, needed: tuple[int, ...]) -> Map:
+        """Returns the derivative along tangents of the `needed` arguments. The tangents follow the arguments."""
+        return Jvp(self, needed, None)
 
-    def transposed(self, wanted: tuple[int, ...], given: tuple[int, ...]) -> Map:
-        """The transpose in the `wanted` of the linear arguments, from cotangents of the `given` results."""
+    def transposed(self, needed: tuple[int, ...], given: tuple[int, ...]) -> Map:
+        """Returns the transpose in the `needed` linear arguments, from cotangents of the `given` results."""
         raise TypeError(f"{self} is linear in no argument")
 
     def tangent_operand(self, position: int, tangent: jax.Array) -> jax.Array:
-        """A tangent of the argument at `position`, as `push` takes it."""
+        """Returns a tangent of the argument at `position` in the form that `jvp_map` takes."""
         return tangent
 
 
 @dataclasses.dataclass(frozen=True)
-class Value(Map):
+class Primal(Map):
     """An op itself."""
 
     op: Callable[..., Any]
-    rules: Rules
-    spec: Any
+    rules: JvpRules
+    params: Any
     tree: Any  # of the operands, some of which may be None
 
     def __call__(self, *arrays):
-        return self.op(self.spec, *self.operands(arrays))
+        return self.op(self.params, *self.operands(arrays))
 
     def formula(self):
         formula = self.rules.formula
-        return None if formula is None else lambda *arrays: formula(self.spec, *self.operands(arrays))
+        return None if formula is None else lambda *arrays: formula(self.params, *self.operands(arrays))
 
     def differentiated(self):
         return dataclasses.replace(self, op=self.rules.differentiated or self.op)
@@ -100,29 +100,29 @@ class Value(Map):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Push(Map):
-    """(*arguments, *tangents of those `wanted`) -> tangents of the results `given`, of all where that is None."""
+class Jvp(Map):
+    """(*arguments, *tangents of the arguments `needed`) -> tangents of the results `given`; None for all results."""
 
     of: Map
-    wanted: tuple[int, ...]
+    needed: tuple[int, ...]
     given: tuple[int, ...] | None
 
     @property
     def linear(self) -> int:
-        return len(self.wanted)
+        return len(self.needed)
 
     def __call__(self, *arrays):
-        if isinstance(self.of, Value) and self.of.rules.tangent is not None:
+        if isinstance(self.of, Primal) and self.of.rules.tangent is not None:
             primals, tangents = _split(self, arrays)
-            by_position = dict(zip(self.wanted, tangents, strict=True))
+            by_position = dict(zip(self.needed, tangents, strict=True))
             every = [by_position.get(i) for i in range(len(primals))]
-            results = self.of.rules.tangent(self.of.spec, self.of.operands(primals), self.of.operands(every))
+            results = self.of.rules.tangent(self.of.params, self.of.operands(primals), self.of.operands(every))
             return _pick(jax.tree.leaves(results), self.given)
         formula = self.formula()
         if formula is not None:
             return formula(*arrays)
-        # The pullback is linear, so that its transpose, which reverse mode takes of it, is the same everywhere.
-        function, at, tangents = _in_wanted(self.of, self, arrays)
+        # The pullback is linear, so its own vjp at zero is the Jacobian times the tangents.
+        function, at, tangents = _of_needed(self.of, self, arrays)
         results, pullback = jax.vjp(function, *at)
         return jax.vjp(pullback, jax.tree.map(jnp.zeros_like, results))[1](tuple(tangents))[0]
 
@@ -132,21 +132,21 @@ class _Push(Map):
             return None
 
         def pushed(*arrays):
-            function, at, tangents = _in_wanted(formula, self, arrays)
+            function, at, tangents = _of_needed(formula, self, arrays)
             return jax.jvp(function, at, tangents)[1]
 
         return pushed
 
-    def transposed(self, wanted, given):
-        return _Pull(self.of, _pick(self.wanted, wanted), given if self.given is None else _pick(self.given, given))
+    def transposed(self, needed, given):
+        return Vjp(self.of, _pick(self.needed, needed), given if self.given is None else _pick(self.given, given))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Pull(Map):
-    """(*arguments, *cotangents of the results `given`) -> gradients of the arguments `wanted`."""
+class Vjp(Map):
+    """(*arguments, *cotangents of the results `given`) -> gradients of the arguments `needed`."""
 
     of: Map
-    wanted: tuple[int, ...]
+    needed: tuple[int, ...]
     given: tuple[int, ...]
 
     @property
@@ -154,32 +154,32 @@ class _Pull(Map):
         return len(self.given)
 
     def __call__(self, *arrays):
-        formula = None if isinstance(self.of, Value) else self.of.formula()
+        formula = None if isinstance(self.of, Primal) else self.of.formula()
         return self._pulled(formula or self.of, arrays)
 
     def formula(self):
-        if isinstance(self.of, Value) and (gradient := self.of.rules.gradient) is not None:
+        if isinstance(self.of, Primal) and (gradient := self.of.rules.gradient) is not None:
             return partial(self._by_rule, gradient, self.of)
         formula = self.of.formula()
         return None if formula is None else lambda *arrays: self._pulled(formula, arrays)
 
-    def _by_rule(self, gradient: Callable[..., Any], value: Value, *arrays: jax.Array) -> Any:
+    def _by_rule(self, gradient: Callable[..., Any], primal: Primal, *arrays: jax.Array) -> Any:
         primals, cotangents = _split(self, arrays)
-        wanted = value.operands([i in self.wanted for i in range(len(primals))])
+        needed = primal.operands([i in self.needed for i in range(len(primals))])
         by_position = dict(zip(self.given, cotangents, strict=True))
-        return jax.tree.leaves(gradient(value.spec, value.operands(primals), by_position, wanted))
+        return jax.tree.leaves(gradient(primal.params, primal.operands(primals), by_position, needed))
 
     def _pulled(self, of: Callable[..., Any], arrays: Sequence[jax.Array]) -> Any:
-        function, at, cotangents = _in_wanted(of, self, arrays)
+        function, at, cotangents = _of_needed(of, self, arrays)
         return jax.vjp(function, *at)[1](cotangents)
 
-    def transposed(self, wanted, given):
-        return _Push(self.of, _pick(self.wanted, given), _pick(self.given, wanted))
+    def transposed(self, needed, given):
+        return Jvp(self.of, _pick(self.needed, given), _pick(self.given, needed))
 
 
 @dataclasses.dataclass(frozen=True)
 class Batched(Map):
-    """A map over the first axis of the arguments whose axis is 0, of `size`; every linear argument is one of them."""
+    """`jax.vmap` of a map over the first axis, of `size`, of the arguments whose axis is 0; all linear arguments are."""
 
     of: Map
     axes: tuple[int | None, ...]
@@ -195,12 +195,12 @@ class Batched(Map):
     def differentiated(self):
         return Batched(self.of.differentiated(), self.axes, self.size)
 
-    def push(self, wanted):
-        return Batched(self.of.push(wanted), self.axes + (0,) * len(wanted), self.size)
+    def jvp_map(self, needed):
+        return Batched(self.of.jvp_map(needed), self.axes + (0,) * len(needed), self.size)
 
-    def transposed(self, wanted, given):
+    def transposed(self, needed, given):
         kept = self.axes[: len(self.axes) - self.linear]
-        return Batched(self.of.transposed(wanted, given), kept + (0,) * len(given), self.size)
+        return Batched(self.of.transposed(needed, given), kept + (0,) * len(given), self.size)
 
     def tangent_operand(self, position, tangent):
         return tangent if self.axes[position] == 0 else jnp.broadcast_to(tangent, (self.size, *tangent.shape))
@@ -210,22 +210,22 @@ def _pick(values: Sequence[Any], positions: Sequence[int] | None) -> tuple[Any, 
     return tuple(values) if positions is None else tuple(values[i] for i in positions)
 
 
-def _split(derivative: _Push | _Pull, arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
-    """The arguments of the map that it is the derivative of, and those it is linear in."""
+def _split(derivative: Jvp | Vjp, arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Returns the arguments of the differentiated map, and the tangents or cotangents."""
     count = len(arrays) - derivative.linear
     return list(arrays[:count]), list(arrays[count:])
 
 
-def _in_wanted(
-    of: Callable[..., Any], derivative: _Push | _Pull, arrays: Sequence[jax.Array]
+def _of_needed(
+    of: Callable[..., Any], derivative: Jvp | Vjp, arrays: Sequence[jax.Array]
 ) -> tuple[Callable[..., Any], list[jax.Array], list[jax.Array]]:
-    """`of` as a function of the wanted arguments alone to the given results, where they are, and the directions."""
+    """Returns `of` as a function from the needed arguments to the given results, their values, and the directions."""
     primals, directions = _split(derivative, arrays)
 
-    def function(*wanted):
+    def function(*needed):
         arguments = list(primals)
-        for i, array in zip(derivative.wanted, wanted, strict=True):
+        for i, array in zip(derivative.needed, needed, strict=True):
             arguments[i] = array
         return list(_pick(jax.tree.leaves(of(*arguments)), derivative.given))
 
-    return function, [primals[i] for i in derivative.wanted], directions
+    return function, [primals[i] for i in derivative.needed], directions

@@ -1,21 +1,21 @@
-"""What `jax.export` must be told of jaxgrad's custom calls."""
+"""The exemptions that `jax.export` needs for jaxgrad's custom calls."""
 
 from __future__ import annotations
 
 from jax import export
 
-from jaxgrad import _ffi
+from jaxgrad._src.native import cpu, cuda
 
 
 def export_disabled_checks() -> list[export.DisabledSafetyCheck]:
-    """The safety checks of `jax.export` that a program with jaxgrad's ops needs disabled.
+    """Returns the safety checks that `jax.export.export` must disable for programs with jaxgrad's ops.
 
-    JAX refuses to export a custom call that it does not know, for it cannot promise that a later version runs it.
-    jaxgrad's own calls keep their names and operands within a version of jaxgrad; a module exported with one is for
-    processes that have imported the same one, which registers the handlers.
+    JAX refuses to export custom calls that it does not know, because it cannot promise that later versions run them.
+    The names and operands of jaxgrad's handlers are stable within one version of jaxgrad. A process that runs the
+    exported program must import the same version.
 
     Returns:
-      One exemption for each handler that this build of jaxgrad registers, for the CPU and for CUDA.
+      One exemption for each CPU and CUDA handler of this build of jaxgrad.
 
     Example:
       >>> from jax import export
@@ -23,5 +23,5 @@ def export_disabled_checks() -> list[export.DisabledSafetyCheck]:
       >>> shapes = jax.ShapeDtypeStruct((8, 3, 32, 32), "float32"), jax.ShapeDtypeStruct((16, 3, 3, 3), "float32")
       >>> exported = export.export(step, disabled_checks=jaxgrad.export_disabled_checks())(*shapes)
     """
-    targets = sorted({*_ffi.cpu_targets(), *_ffi.cuda_targets()})
+    targets = sorted((*cpu.targets(), *cuda.targets()))
     return [export.DisabledSafetyCheck.custom_call(target) for target in targets]

@@ -1,8 +1,7 @@
-"""Forward mode: the switch, and the primitive that the ops become under it.
+"""Forward mode: the context manager that switches it on, and the primitive that an op becomes inside it.
 
-A `jax.custom_vjp` has no forward mode, so under the switch an op is a call of `_call_p` instead. That primitive carries
-a `Map` of `_forward_maps`, a function of arrays, and its rules never look inside: its derivative is a call of another
-map.
+A `jax.custom_vjp` function has no forward mode. Inside the context an op is a call of the primitive `_call_p` instead,
+whose parameter is a `Map` of `derivative_maps`. The derivative of a call is a call with another map.
 """
 
 from __future__ import annotations
@@ -16,74 +15,80 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
-from jaxgrad._forward_maps import Batched, Map, Rules, Value
+from jaxgrad._src.core.derivative_maps import Batched, JvpRules, Map, Primal
 
-# Part of the keys of jax.jit's caches: a function that was compiled without the switch is traced anew under it.
-_switch = jax.make_user_context(False)
+# Part of the cache keys of jax.jit: a function that was traced outside the context is traced again inside it.
+_enabled = jax.make_user_context(False)
 
-_HINT = "jaxgrad's ops have forward mode inside `with jaxgrad.forward_mode():`, see docs/forward_mode.md."
+_HINT = "jaxgrad's ops support forward mode inside `with jaxgrad.forward_mode():`; see docs/forward_mode.md."
 
 
 def forward_mode() -> contextlib.AbstractContextManager[None]:
-    """Gives every op forward mode inside a `with` block: `jax.jvp`, `jax.linearize`, `jax.jacfwd`, `jax.hessian`.
+    """Enables forward-mode differentiation of jaxgrad's ops inside a `with` block.
 
-    Without it an op is a `jax.custom_vjp` function, and JAX raises "can't apply forward-mode autodiff (jvp) to
-    a custom_vjp function". Inside the block both modes work, and nest to any order. The block must hold the call of the
-    transformation that differentiates; functions under `jax.jit` are traced anew in it.
+    `jax.jvp`, `jax.linearize`, `jax.jacfwd` and `jax.hessian` then work on every op, and forward and reverse mode nest
+    to any order. Outside the block the ops are `jax.custom_vjp` functions, for which JAX raises "can't apply
+    forward-mode autodiff (jvp) to a custom_vjp function".
 
-    Values and gradients come from the same kernels as outside; docs/forward_mode.md tells what the tangents of each op
-    run on, and what reverse mode costs inside the block.
+    The block must contain the call of the differentiating transformation. Functions under `jax.jit` are traced again
+    inside the block. Values and gradients come from the same kernels inside and outside. docs/forward_mode.md lists
+    what the tangents of each op run on, and what reverse mode costs inside the block.
 
     Returns:
-      A context manager. It counts for the thread that enters it.
+      A context manager for the thread that enters it.
 
     Example:
+      >>> x, w = jnp.ones((2, 3, 8, 8)), jnp.ones((4, 3, 3, 3))
+      >>> loss = lambda w: (jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME") ** 2).mean()
       >>> with jaxgrad.forward_mode():
-      ...     loss, slope = jax.jvp(loss_of, (parameters,), (direction,))
-      ...     product = jax.jvp(jax.grad(loss_of), (parameters,), (direction,))[1]  # the Hessian times direction
+      ...     value, slope = jax.jvp(loss, (w,), (w,))
+      ...     _, hessian_times_w = jax.jvp(jax.grad(loss), (w,), (w,))
+      >>> hessian_times_w.shape
+      (4, 3, 3, 3)
     """
-    return _switch(True)
+    return _enabled(True)
 
 
 def jvp(
     fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False
 ) -> tuple[Any, ...]:
-    """`jax.jvp` of a function that calls jaxgrad's ops: the value of `fun` and its derivative along `tangents`.
+    """`jax.jvp` inside `jaxgrad.forward_mode()`: the value of `fun` and its derivative along `tangents`.
 
     Args:
-      fun: the function, of as many positional arguments as there are primals.
-      primals: the arguments at which it is differentiated: arrays or trees of them.
-      tangents: the direction, of the structure, shapes and dtypes of the primals.
-      has_aux: `fun` returns a pair whose second part is not differentiated.
+      fun: a function that may call jaxgrad's ops, with one positional argument for each primal.
+      primals: the arguments at which `fun` is differentiated: arrays or pytrees of arrays.
+      tangents: the direction, with the structure, shapes and dtypes of `primals`.
+      has_aux: whether `fun` returns a pair whose second element is not differentiated.
 
     Returns:
       `(value, tangent)`, or `(value, tangent, aux)` with `has_aux`.
 
     Raises:
-      TypeError, ValueError: what `jax.jvp` raises.
-
-    The same as `jax.jvp` inside `with jaxgrad.forward_mode():`, which is there for the other transformations.
+      TypeError, ValueError: the errors of `jax.jvp`.
 
     Example:
-      >>> y, slope = jaxgrad.jvp(lambda w: jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME"), (w,), (direction,))
+      >>> x, w = jnp.ones((2, 3, 8, 8)), jnp.ones((4, 3, 3, 3))
+      >>> y, slope = jaxgrad.jvp(lambda w: jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME"), (w,), (w,))
+      >>> slope.shape
+      (2, 4, 8, 8)
     """
     with forward_mode():
         return jax.jvp(fun, primals, tangents, has_aux=has_aux)
 
 
-def call(op: Callable[..., Any], rules: Rules, spec: Any, *arrays: Any) -> Any:
-    """`op(spec, *arrays)`, which has both modes where the switch is on; spec must be hashable."""
-    if not _switch.value:
+def call(op: Callable[..., Any], rules: JvpRules, params: Any, *arrays: Any) -> Any:
+    """Calls `op(params, *arrays)`, with forward mode inside the context; `params` must be hashable."""
+    if not _enabled.value:
         try:
-            return op(spec, *arrays)
+            return op(params, *arrays)
         except TypeError as error:
             if "forward-mode" in str(error):
                 error.add_note(_HINT)
             raise
     leaves, tree = jax.tree.flatten(arrays)
-    value = Value(op, rules, spec, tree)
-    results = _bind(value, *leaves)
-    return jax.tree.unflatten(jax.tree.structure(_traced(value, *leaves).out_info), results)
+    primal = Primal(op, rules, params, tree)
+    results = _bind(primal, *leaves)
+    return jax.tree.unflatten(jax.tree.structure(_traced(primal, *leaves).out_info), results)
 
 
 _call_p = Primitive("jaxgrad_call")
@@ -96,7 +101,7 @@ def _traced(map_: Map, *arrays: Any) -> Any:
 
 
 def _bind(map_: Map, *arrays: jax.Array) -> list[jax.Array]:
-    # With the jaxpr among its parameters, JAX sees the shapes, and whatever else it looks for, inside the call.
+    # The jaxpr is a parameter so that JAX can look into the call, for instance for effects and shapes.
     return _call_p.bind(*arrays, map_=map_, jaxpr=_traced(map_, *arrays).jaxpr)
 
 
@@ -112,11 +117,11 @@ def _abstract_eval(*avals, map_, jaxpr):
 
 def _jvp_rule(primals, tangents, *, map_, jaxpr):
     count = len(primals) - map_.linear
-    wanted = tuple(i for i, t in enumerate(tangents[:count]) if not isinstance(t, ad.Zero))
-    directions, linear = [map_.tangent_operand(i, tangents[i]) for i in wanted], tangents[count:]
+    needed = tuple(i for i, t in enumerate(tangents[:count]) if not isinstance(t, ad.Zero))
+    directions, linear = [map_.tangent_operand(i, tangents[i]) for i in needed], tangents[count:]
     terms = []
-    if wanted:
-        terms.append(_bind(map_.push(wanted), *primals, *directions))
+    if needed:
+        terms.append(_bind(map_.jvp_map(needed), *primals, *directions))
     if not all(isinstance(t, ad.Zero) for t in linear):
         terms.append(_bind(map_, *primals[:count], *map(ad.instantiate_zeros, linear)))
     return _bind(map_.differentiated(), *primals), [sum(parts[1:], parts[0]) for parts in zip(*terms, strict=True)]
@@ -124,11 +129,11 @@ def _jvp_rule(primals, tangents, *, map_, jaxpr):
 
 def _transpose_rule(cotangents, *arrays, map_, jaxpr):
     count = len(arrays) - map_.linear
-    wanted = tuple(i for i, a in enumerate(arrays[count:]) if ad.is_undefined_primal(a))
+    needed = tuple(i for i, a in enumerate(arrays[count:]) if ad.is_undefined_primal(a))
     given = tuple(i for i, c in enumerate(cotangents) if not isinstance(c, ad.Zero))
-    found = _bind(map_.transposed(wanted, given), *arrays[:count], *(cotangents[i] for i in given))
+    found = _bind(map_.transposed(needed, given), *arrays[:count], *(cotangents[i] for i in given))
     gradients = [None] * len(arrays)
-    for i, gradient in zip(wanted, found, strict=True):
+    for i, gradient in zip(needed, found, strict=True):
         gradients[count + i] = gradient
     return gradients
 

@@ -1,158 +1,94 @@
-"""Loads the compiled module and oneDNN, and registers the handlers. What is missing is told, not raised."""
+"""Loads the compiled CUDA module, cuDNN and NVRTC, and registers the CUDA handlers.
+
+Importing this file never fails because of a missing library: the functions below say what is missing. cuDNN and NVRTC
+are loaded at first use.
+"""
 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from functools import cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from jaxgrad._version import __version__
+from jaxgrad._src.native.libraries import library_paths
 
-cpu: Any
+module: Any  # jaxgrad._cuda, or None
 try:
-    cpu = importlib.import_module("jaxgrad._cpu")
+    module = importlib.import_module("jaxgrad._cuda")
 except ImportError as error:
-    cpu, _cpu_error = None, f"the compiled module cannot be loaded ({error})"
+    module = None
+    _error = f"this build of jaxgrad has no CUDA module, or it cannot be loaded ({error})"
 else:
-    _cpu_error = ""
-    for _name, _capsule in cpu.registrations().items():
-        jax.ffi.register_ffi_target(_name, _capsule, platform="cpu")
-
-
-cuda: Any
-try:
-    cuda = importlib.import_module("jaxgrad._cuda")
-except ImportError as error:
-    cuda = None
-    _cuda_error = f"this build of jaxgrad has no CUDA module, or it cannot be loaded ({error})"
-else:
-    _cuda_error = ""
-    for _name, _capsule in cuda.registrations().items():
+    _error = ""
+    for _name, _capsule in module.registrations().items():
         jax.ffi.register_ffi_target(_name, _capsule, platform="CUDA")
 
-
-def cpu_problem() -> str:
-    """Why the CPU kernels cannot be used; empty when they can."""
-    return _cpu_error
-
-
-def cpu_targets() -> tuple[str, ...]:
-    """The names of the registered CPU handlers."""
-    return tuple(sorted(cpu.registrations())) if cpu is not None else ()
+# Searched where JAX has not loaded these libraries yet.
+_CUDNN_PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
+_NVRTC_PACKAGES = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
+_FLOAT_TYPES = ("float32", "float64", "bfloat16", "float16")  # FloatType in ffi/cuda
 
 
-def cpu_build() -> dict[str, str]:
-    """What the compiled module says of itself: FFI API version, compiler, the instruction set in use."""
-    return dict(cpu.build_info()) if cpu is not None else {}
+def float_type(dtype: Any) -> int:
+    """Returns the number of a dtype in the CUDA module."""
+    return _FLOAT_TYPES.index(dtype.name)
 
 
-def _load_onednn() -> str:
-    """Opens oneDNN for the compiled module; says what is wrong, or nothing."""
-    if cpu is None:
-        return _cpu_error
-    try:
-        files = importlib.metadata.files(_ONEDNN) or []
-    except importlib.metadata.PackageNotFoundError:
-        return f"oneDNN is not installed (the package {_ONEDNN})"
-    for file in files:
-        if file.name == "libdnnl.so.3":
-            try:
-                cpu.load_onednn(str(file.locate()))
-            except RuntimeError as error:
-                return f"oneDNN cannot be loaded ({error})"
-            return ""
-    return f"the package {_ONEDNN} has no libdnnl.so.3"
+def targets() -> tuple[str, ...]:
+    """Returns the names of the registered CUDA handlers."""
+    return tuple(sorted(module.registrations())) if module is not None else ()
 
 
-_ONEDNN = "onednn-cpu-gomp"
-_onednn_error = _load_onednn()
-
-
-def onednn_problem() -> str:
-    """Why oneDNN's kernels cannot be used; empty when they can."""
-    return _onednn_error
-
-
-def cuda_targets() -> tuple[str, ...]:
-    """The names of the registered CUDA handlers."""
-    return tuple(sorted(cuda.registrations())) if cuda is not None else ()
-
-
-def cuda_build() -> dict[str, str]:
-    """What the CUDA module says of itself: FFI API version, compiler, the cuDNN it was built for and the one in use."""
-    return dict(cuda.build_info()) if cuda is not None else {}
-
-
-@cache
-def builds() -> tuple[Any, ...]:
-    """What a compiled program depends on beside its text: the releases of jaxgrad and of the library that it calls, and
-    on a CPU the instruction set. All hosts of a computation on GPUs have the same."""
-    return __version__, cpu_build() if gpu_ordinal() is None else cudnn_problem() or cuda_build()["cudnn"]
+def build_info() -> dict[str, str]:
+    """Returns the FFI API version and compiler of the CUDA module, and the cuDNN and NVRTC versions."""
+    return dict(module.build_info()) if module is not None else {}
 
 
 @cache
 def gpu_ordinal() -> int | None:
-    """CUDA's number of the first GPU that JAX uses, or None where it uses none."""
+    """Returns CUDA's number of the first GPU that JAX uses, or None."""
     try:
         return int(jax.local_devices(backend="cuda")[0].local_hardware_id)
     except (RuntimeError, IndexError):
         return None
 
 
-def cuda_problem() -> str:
-    """Why a call cannot be lowered for cuDNN's kernels; empty when it can.
+def module_unavailable() -> str:
+    """Returns why the CUDA module cannot be used; empty if it can."""
+    return _error
 
-    Where JAX uses no GPU this asks for the module alone: what is lowered here runs elsewhere.
+
+def unavailable() -> str:
+    """Returns why a call cannot be lowered to cuDNN; empty if it can.
+
+    Without a GPU on this machine only the CUDA module is required: the program will run elsewhere.
     """
-    return _cuda_error if cuda is None or gpu_ordinal() is None else cudnn_problem()
+    return _error if module is None or gpu_ordinal() is None else cudnn_unavailable()
 
 
 @cache
-def cudnn_problem() -> str:
-    """Why cuDNN's kernels cannot run here; empty when they can. Opens cuDNN at its first call."""
-    if cuda is None:
-        return _cuda_error
+def cudnn_unavailable() -> str:
+    """Returns why cuDNN cannot run on this machine; empty if it can. Loads cuDNN at the first call."""
+    if module is None:
+        return _error
     try:
-        cuda.load_cudnn(_libraries(_CUDNN_PACKAGES, ("libcudnn.so.9",)))
+        module.load_cudnn(library_paths(_CUDNN_PACKAGES, ("libcudnn.so.9",)))
     except RuntimeError as error:
         return str(error)
     return ""
 
 
 @cache
-def nvrtc_problem() -> str:
-    """Why jaxgrad's own kernels cannot be compiled here; empty when they can. Opens NVRTC at its first call."""
-    if cuda is None:
-        return _cuda_error
+def nvrtc_unavailable() -> str:
+    """Returns why CUDA kernels cannot be compiled on this machine; empty if they can. Loads NVRTC at the first call."""
+    if module is None:
+        return _error
     try:
-        cuda.load_nvrtc(_libraries(_NVRTC_PACKAGES, ("libnvrtc.so.13", "libnvrtc.so.12")))
+        module.load_nvrtc(library_paths(_NVRTC_PACKAGES, ("libnvrtc.so.13", "libnvrtc.so.12")))
         if (device := gpu_ordinal()) is not None:
-            cuda.check_nvrtc(device)
+            module.check_nvrtc(device)
     except RuntimeError as error:
         return str(error)
     return ""
-
-
-def _libraries(packages: tuple[str, ...], names: tuple[str, ...]) -> list[str]:
-    """The paths of the libraries that the installed ones of the packages hold."""
-    found = []
-    for package in packages:
-        try:
-            files = importlib.metadata.files(package) or []
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        found += [str(file.locate()) for file in files if file.name in names]
-    return found
-
-
-# Used where JAX has not opened these libraries yet.
-_CUDNN_PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
-_NVRTC_PACKAGES = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
-
-
-def or_empty(array: jax.Array | None, dtype: Any) -> jax.Array:
-    return jnp.zeros((0,), dtype) if array is None else array

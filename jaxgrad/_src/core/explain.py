@@ -1,0 +1,139 @@
+"""`jaxgrad.explain`: which implementation runs each pass of a call, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxgrad._src.core.op import OPS, Backend, op_of, public_platform
+from jaxgrad._src.core.selection import Forced, Selection, recording, select_typical
+
+
+@dataclasses.dataclass(frozen=True)
+class PassExplanation:
+    """The implementation that runs one pass of an op.
+
+    Attributes:
+      name: the pass, such as "forward" or "weight_gradient".
+      implementation: as in `Explanation`.
+      reason: why, in one sentence.
+    """
+
+    name: str
+    implementation: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.implementation!r} ({self.reason})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """The implementation that runs an op on one platform. Prints as a sentence.
+
+    Attributes:
+      op: the name of the op.
+      platform: the JAX platform, `"cpu"` or `"gpu"`.
+      implementation: what computes the op's value: `"cpu"` (oneDNN or jaxgrad's C++ kernels), `"cudnn"`, `"cuda"`
+        (jaxgrad's CUDA kernels) or `"xla"`.
+      reason: why, in one sentence.
+      passes: one explanation for each pass, where the passes differ; otherwise empty.
+    """
+
+    op: str
+    platform: str
+    implementation: str
+    reason: str
+    passes: tuple[PassExplanation, ...] = ()
+
+    def __str__(self) -> str:
+        if self.passes:
+            return f"{self.op} on {self.platform}: {'; '.join(map(str, self.passes))}"
+        return f"{self.op} on {self.platform}: {self.implementation!r} ({self.reason})"
+
+
+def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **kwargs: Any) -> Explanation:
+    """Returns which implementation runs a call of an op and of its gradients, and why. Runs nothing.
+
+    Args:
+      op: an op of jaxgrad, such as `jaxgrad.conv_general_dilated`.
+      *args: the arguments of the call. Arrays may be `jax.ShapeDtypeStruct`. Without arguments, explains a typical call.
+      platform: "cpu" or "gpu"; by default the platform of JAX's default device.
+      **kwargs: the keyword arguments of the call, including `implementation`.
+
+    Returns:
+      An `Explanation`.
+
+    Raises:
+      ValueError: `op` is not an op of jaxgrad, or the call itself would raise ValueError.
+      TypeError: the call itself would raise TypeError.
+      RuntimeError: the forced implementation is not available on this machine.
+
+    Example:
+      >>> x, w = jnp.ones((8, 64, 32, 32)), jnp.ones((64, 64, 3, 3))
+      >>> print(jaxgrad.explain(jaxgrad.conv_general_dilated, x, w, (1, 1), "SAME", platform="cpu"))
+      conv_general_dilated on cpu: 'cpu' (oneDNN)
+    """
+    function = inspect.unwrap(op) if callable(op) else op
+    contract = op_of(function)
+    if contract is None:
+        raise ValueError(f"jaxgrad.explain: op must be one of jaxgrad's ops ({', '.join(OPS)}), got {op!r}")
+    platform = platform or jax.default_backend()
+    if not args and not any(hasattr(value, "ndim") and value.ndim > 0 for value in kwargs.values()):
+        implementation = kwargs.get("implementation")
+        contract.check_implementation(implementation)
+        return explanation(select_typical(contract, implementation), platform)
+    # Only arrays without values are traced: the call checks the values of the others as it always does.
+    given: dict[str, Any] = {**{str(i): value for i, value in enumerate(args)}, **kwargs}
+    specs = {key: value for key, value in given.items() if isinstance(value, jax.ShapeDtypeStruct)}
+
+    def call(arrays: dict[str, Any]) -> Any:
+        both = {**given, **arrays}
+        return function(*(both[str(i)] for i in range(len(args))), **{key: both[key] for key in kwargs})
+
+    with recording() as selections:
+        jax.eval_shape(call, specs)
+    return explanation(selections[0], platform)
+
+
+def explanation(selection: Selection, platform: str) -> Explanation:
+    """Explains a selection; raises ValueError where a forced implementation cannot run on `platform`."""
+    platform = public_platform(platform)
+    passes = tuple(
+        PassExplanation(name, *_implementation_and_reason(selection, name, platform)) for name in selection.op.passes
+    )
+    alike = len({(found.implementation, found.reason) for found in passes}) == 1
+    return Explanation(
+        selection.op.name, platform, passes[0].implementation, passes[0].reason, () if alike else passes
+    )
+
+
+def _implementation_and_reason(selection: Selection, pass_name: str, platform: str) -> tuple[str, str]:
+    op, forced = selection.op, selection.implementation
+    if forced == "xla":
+        return forced, "forced by implementation='xla'"
+    if forced is not None:
+        Forced(op.name, forced).check_platform(platform)
+        backend = op.backend(forced)
+        if backend is None or not backend.has(pass_name):
+            return "xla", f"implementation={forced!r} has no kernel for this pass"
+        return forced, _with_remark(f"forced by implementation={forced!r}", selection, backend, pass_name)
+    reason, missing = f"jaxgrad has no {op.name} kernel for the platform {platform!r}", ""
+    for backend in op.backends:
+        if public_platform(backend.platform) != platform or not backend.has(pass_name):
+            continue
+        rejection = selection.rejections.get((backend.implementation, pass_name))
+        if rejection is None:
+            return backend.implementation, _with_remark(backend.description, selection, backend, pass_name) + missing
+        reason = rejection.reason + missing
+        missing += f"; {rejection.reason}" if rejection.missing else ""
+    return "xla", reason
+
+
+def _with_remark(reason: str, selection: Selection, backend: Backend, pass_name: str) -> str:
+    remark = "" if selection.call is None else backend.remark(pass_name, selection.call)
+    return f"{reason}; {remark}" if remark else reason

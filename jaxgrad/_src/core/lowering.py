@@ -1,0 +1,74 @@
+"""Lowers a pass to the kernel of the program's platform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from jaxgrad._src.core.op import platform_of
+from jaxgrad._src.core.selection import Candidates
+
+
+def platform_call(
+    candidates: Candidates, kernels: Mapping[str, Callable[..., Any]], xla: Callable[..., Any], *args: Any
+) -> Any:
+    """Calls the candidate's kernel on the platform that the program is lowered for, and `xla` where there is none.
+
+    The platform is known when the program is lowered. It need not be that of JAX's default device: a program lowered
+    for a GPU on a machine without one takes the GPU's branch.
+
+    Args:
+      candidates: of the pass.
+      kernels: by implementation, a function of the operands; at least those of the candidates.
+      xla: the same function on XLA.
+      *args: the operands, arrays or None.
+    """
+    args = require_platform(candidates, args)
+    taken: dict[str, Callable[..., Any]] = {}
+    for name in candidates.implementations:
+        taken.setdefault(platform_of(name), kernels[name])
+    if not taken:
+        return xla(*args)
+    if candidates.forced:
+        (kernel,) = taken.values()
+        return kernel(*args)
+    return lax.platform_dependent(*args, **taken, default=xla)
+
+
+def require_platform(candidates: Candidates, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the operands, the first of which is an array, so that lowering for another platform than that of a forced
+    implementation raises ValueError.
+
+    `lax.platform_dependent` without a default raises there too, but its error names neither the op nor the argument.
+    """
+    if candidates.forced is None:
+        return args
+    return _require_platform_p.bind(args[0], forced=candidates.forced), *args[1:]
+
+
+_require_platform_p = Primitive("jaxgrad_require_platform")
+
+
+@_require_platform_p.def_abstract_eval
+def _abstract_eval(aval, *, forced):
+    return aval
+
+
+@_require_platform_p.def_impl
+def _impl(array, *, forced):
+    for device in array.devices():
+        forced.check_platform(device.platform)
+    return array
+
+
+def _lowering(ctx, array, *, forced):
+    for platform in ctx.platforms or ctx.module_context.platforms:
+        forced.check_platform(platform)
+    return [array]
+
+
+mlir.register_lowering(_require_platform_p, _lowering)

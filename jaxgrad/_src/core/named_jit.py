@@ -1,0 +1,32 @@
+"""`jax.jit` of a pass under a name that identifies what it computes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxgrad._src.native.fingerprint import library_fingerprint
+
+
+def named_jit(function: Callable[..., Any], name: str, *identity: Any) -> Callable[..., Any]:
+    """Returns `jax.jit` of a pass. The jitted function's name holds a digest of `identity` and of the libraries.
+
+    The text of a program over a mesh holds the address of a Python callback in place of the pass. JAX can be told to
+    leave such addresses out of the keys of its persistent compilation cache. The name then tells programs apart that
+    differ only in the parameters of a pass, and it is the same in every process.
+
+    Args:
+      function: the pass.
+      name: the name of the pass.
+      identity: everything that the pass depends on beside the shapes. Equal `repr` means equal.
+    """
+    digest = hashlib.sha256(repr((identity, library_fingerprint())).encode()).hexdigest()[:16]
+
+    def call(*arrays: Any) -> Any:
+        return function(*arrays)
+
+    call.__name__ = call.__qualname__ = f"jaxgrad.{name}.{digest}"
+    return jax.jit(call)

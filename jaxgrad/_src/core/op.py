@@ -1,0 +1,171 @@
+"""The contract between an op and its backends.
+
+An `Op` has passes (its value and its gradients) and backends. A `Backend` is a set of kernels for some of the passes on
+one platform. Backends are asked, call by call, whether they support a pass and whether another backend is faster there;
+XLA runs what no backend takes. To add a backend to an op, subclass the op's own backend class (such as
+`conv.backend.ConvBackend`, which adds a method for each pass) and add an instance to the op's list of backends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from jaxgrad._src.core import checks
+
+
+@dataclasses.dataclass(frozen=True)
+class Rejection:
+    """Why a backend does not run a pass.
+
+    Attributes:
+      reason: one sentence.
+      missing: what is not installed, if only that keeps the backend from running the pass. The user is warned of it.
+      slower: the backend supports the pass, but XLA or another backend is faster.
+    """
+
+    reason: str
+    missing: str = ""
+    slower: bool = False
+
+
+class Backend:
+    """Kernels for the passes of one op on one platform.
+
+    `call` below is the op's description of one call: its problem and its parameters.
+
+    Attributes:
+      implementation: the value of the argument `implementation=` that forces this backend.
+      platform: the platform of the kernels, as JAX names it when a program is lowered: "cpu" or "cuda".
+      title: the kernels' name in messages, in the plural.
+      description: why the backend is selected, for `jaxgrad.explain`.
+      passes: the passes that it has kernels for; None for all passes of the op.
+      instead: what runs where the kernels are missing, for the warning.
+    """
+
+    implementation: ClassVar[str]
+    platform: ClassVar[str]
+    title: ClassVar[str]
+    description: ClassVar[str]
+    passes: ClassVar[tuple[str, ...] | None] = None
+    instead: ClassVar[str] = "XLA"
+
+    def has(self, pass_name: str) -> bool:
+        """Whether there is a kernel for a pass."""
+        return self.passes is None or pass_name in self.passes
+
+    def unavailable(self) -> str:
+        """Returns why no call can use the kernels; empty if calls can."""
+        return ""
+
+    def supports(self, pass_name: str, call: Any) -> Rejection | None:
+        """Returns why the kernels cannot compute a pass correctly; None if they can."""
+        return None
+
+    def prefers_other(self, pass_name: str, call: Any) -> str:
+        """Returns why XLA or another backend is faster for a pass, as measured; empty if this backend is."""
+        return ""
+
+    def find_plan(self, pass_name: str, call: Any) -> Rejection | None:
+        """Asks the library for a plan. Returns why there is none; None if there is one."""
+        return None
+
+    def remark(self, pass_name: str, call: Any) -> str:
+        """Returns what `jaxgrad.explain` adds where this backend runs a pass."""
+        return ""
+
+    def typical_rejection(self, op_name: str, pass_name: str) -> Rejection | None:
+        """Returns the rejection in a typical call, for `jaxgrad.explain` without arguments."""
+        return None
+
+    def plan_cache_info(self) -> dict[str, int]:
+        """Returns the counters of the backend's plan cache; empty if it has none."""
+        return {}
+
+    def reject(self, pass_name: str, call: Any, *, forced: bool) -> Rejection | None:
+        """Returns why the backend does not run a pass of a call; None if it does."""
+        if rejection := self.supports(pass_name, call):
+            return rejection
+        if not forced and (reason := self.prefers_other(pass_name, call)):
+            return Rejection(reason, slower=True)
+        return self.find_plan(pass_name, call)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Op:
+    """A public op.
+
+    Attributes:
+      name: the name of the public function.
+      passes: the passes, the first of which computes the op's value.
+      backends: the backends; among those of one platform, the preferred one first.
+    """
+
+    name: str
+    passes: tuple[str, ...]
+    backends: tuple[Backend, ...]
+
+    def __post_init__(self) -> None:
+        OPS[self.name] = self
+        for backend in self.backends:
+            if _PLATFORMS.setdefault(backend.implementation, backend.platform) != backend.platform:
+                raise ValueError(f"the implementation {backend.implementation!r} has two platforms")
+
+    def public(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorator of the op's public function, by which `jaxgrad.explain` recognizes the op."""
+        _PUBLIC[function] = self
+        return function
+
+    def backend(self, implementation: str) -> Backend | None:
+        """Returns the backend of an implementation, or None."""
+        return next((b for b in self.backends if b.implementation == implementation), None)
+
+    def check_implementation(self, implementation: Any) -> None:
+        """Raises ValueError where the argument `implementation=` is not one that some op has."""
+        checks.check_choice(f"jaxgrad.{self.name}", "implementation", implementation, (None, "xla", *_PLATFORMS))
+
+
+OPS: dict[str, Op] = {}
+_PUBLIC: dict[Callable[..., Any], Op] = {}
+_PLATFORMS: dict[str, str] = {}  # by implementation
+
+
+def op_of(function: Any) -> Op | None:
+    """Returns the op of a public function, or None."""
+    try:
+        return _PUBLIC.get(function)
+    except TypeError:  # not hashable
+        return None
+
+
+def platform_of(implementation: str) -> str:
+    """Returns the platform that an implementation runs on, as JAX names it when a program is lowered."""
+    return _PLATFORMS[implementation]
+
+
+def public_platform(platform: str) -> str:
+    """Returns the name of a lowering platform in `jax.devices` and in jaxgrad's messages."""
+    return "gpu" if platform == "cuda" else platform
+
+
+def plan_cache_info() -> dict[str, dict[str, int]]:
+    """Returns counters of the plan caches of this process.
+
+    A plan is a kernel that is ready to run one problem. The least recently used plan is dropped when a cache is full.
+
+    Returns:
+      By implementation ("cpu" for oneDNN, "cudnn"), where its library can be loaded: "hits", "misses", "size" and
+      "capacity". For cuDNN also "recorded", the number of plans retained for CUDA graphs, and "disk_hits" and
+      "disk_misses", the lookups in `jaxgrad.config`'s plan_cache_dir.
+
+    Example:
+      >>> sorted(jaxgrad.plan_cache_info()["cpu"])
+      ['capacity', 'hits', 'misses', 'size']
+    """
+    found: dict[str, dict[str, int]] = {}
+    for op in OPS.values():
+        for backend in op.backends:
+            if backend.implementation not in found and (info := backend.plan_cache_info()):
+                found[backend.implementation] = info
+    return found
