@@ -1,21 +1,25 @@
-"""jaxgrad: JAX ops whose gradients are hand-written kernels."""
+"""jaxgrad: JAX ops with fast gradients, computed by cuDNN, oneDNN and hand-written kernels."""
 
-from jaxgrad import config as config
-from jaxgrad._dispatch import Choice as Choice
-from jaxgrad._dispatch import explain as explain
-from jaxgrad._export import export_disabled_checks as export_disabled_checks
-from jaxgrad._ffi import plan_cache_info as plan_cache_info
-from jaxgrad._forward_mode import forward_mode as forward_mode
-from jaxgrad._forward_mode import jvp as jvp
-from jaxgrad._version import __version__ as __version__
-from jaxgrad.batch_norm import batch_norm_inference as batch_norm_inference
-from jaxgrad.batch_norm import batch_norm_training as batch_norm_training
-from jaxgrad.conv import conv_general_dilated as conv_general_dilated
-from jaxgrad.conv_transpose import conv_transpose as conv_transpose
-from jaxgrad.gru import gru as gru
+from jaxgrad._src.native.checkout import require_compiled_kernels as _require_compiled_kernels
+
+_require_compiled_kernels()
+
+from jaxgrad import config as config  # noqa: E402
+from jaxgrad._src.batch_norm.api import batch_norm_inference as batch_norm_inference  # noqa: E402
+from jaxgrad._src.batch_norm.api import batch_norm_training as batch_norm_training  # noqa: E402
+from jaxgrad._src.conv.api import conv_general_dilated as conv_general_dilated  # noqa: E402
+from jaxgrad._src.conv.transpose import conv_transpose as conv_transpose  # noqa: E402
+from jaxgrad._src.core.explain import Explanation as Explanation  # noqa: E402
+from jaxgrad._src.core.explain import explain as explain  # noqa: E402
+from jaxgrad._src.core.export import export_disabled_checks as export_disabled_checks  # noqa: E402
+from jaxgrad._src.core.forward_mode import forward_mode as forward_mode  # noqa: E402
+from jaxgrad._src.core.forward_mode import jvp as jvp  # noqa: E402
+from jaxgrad._src.core.op import plan_cache_info as plan_cache_info  # noqa: E402
+from jaxgrad._src.gru.api import gru as gru  # noqa: E402
+from jaxgrad._src.version import __version__ as __version__  # noqa: E402
 
 __all__ = [
-    "Choice",
+    "Explanation",
     "__version__",
     "batch_norm_inference",
     "batch_norm_training",

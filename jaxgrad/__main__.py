@@ -1,4 +1,4 @@
-"""`python -m jaxgrad` prints what a bug report needs: versions, handlers, devices, and what each op would run on."""
+"""`python -m jaxgrad` prints what a bug report needs: versions, handlers, devices, and the selection for each op."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import jax
 import numpy as np
 
 import jaxgrad
-from jaxgrad import _dispatch, _ffi
+from jaxgrad._src.core.explain import explanation
+from jaxgrad._src.core.op import OPS
+from jaxgrad._src.core.selection import select_typical
+from jaxgrad._src.native import cpu, cuda
 
 
 def _runtime_ffi_api() -> str:
-    """The FFI API version of the installed jaxlib, read from the header that it carries."""
+    """The FFI API version of the installed jaxlib, from the header that it contains."""
     header = f"{jax.ffi.include_dir()}/xla/ffi/api/c_api.h"
     found = {}
     try:
@@ -40,29 +43,43 @@ def _devices() -> Iterator[str]:
 def _platforms() -> list[str]:
     try:
         return list(dict.fromkeys(["cpu", jax.default_backend()]))
-    except RuntimeError:  # JAX has no device to work on
+    except RuntimeError:  # JAX has no device
         return ["cpu"]
 
 
+def _cpu() -> Iterator[tuple[str, str]]:
+    if problem := cpu.unavailable():
+        yield "CPU kernels", f"missing: {problem}"
+        return
+    problem = cpu.onednn_unavailable()
+    build = cpu.build_info()
+    yield (
+        "CPU kernels",
+        f"built for FFI API {build['ffi_api']} with {build['compiler']}, using {build['instruction_set']}",
+    )
+    yield "oneDNN", build["onednn"] or f"missing: {problem}"
+    yield "CPU handlers", ", ".join(cpu.targets())
+
+
 def _cuda() -> Iterator[tuple[str, str]]:
-    """The CUDA module, cuDNN and NVRTC, which are there, or may be, without a GPU too."""
-    problem = _ffi.cudnn_problem()
-    build = _ffi.cuda_build()
-    if build:
-        yield (
-            "CUDA kernels",
-            f"built for FFI API {build['ffi_api']} with {build['compiler']}, headers of cuDNN {build['cudnn_headers']}",
-        )
-        yield "cuDNN", build["cudnn"] or f"missing: {problem}"
-        nvrtc_problem = _ffi.nvrtc_problem()
-        yield "NVRTC", _ffi.cuda_build()["nvrtc"] or f"missing: {nvrtc_problem}"
-        yield "CUDA handlers", ", ".join(_ffi.cuda_targets())
-    else:
+    """The CUDA module, cuDNN and NVRTC, which may be installed on a machine without a GPU."""
+    problem = cuda.cudnn_unavailable()
+    if not cuda.build_info():
         yield "CUDA kernels", f"missing: {problem}"
+        return
+    nvrtc_problem = cuda.nvrtc_unavailable()
+    build = cuda.build_info()
+    yield (
+        "CUDA kernels",
+        f"built for FFI API {build['ffi_api']} with {build['compiler']}, headers of cuDNN {build['cudnn_headers']}",
+    )
+    yield "cuDNN", build["cudnn"] or f"missing: {problem}"
+    yield "NVRTC", build["nvrtc"] or f"missing: {nvrtc_problem}"
+    yield "CUDA handlers", ", ".join(cuda.targets())
 
 
 def report() -> Iterator[tuple[str, str]]:
-    """The lines of the diagnosis, as (label, text)."""
+    """Yields the lines of the diagnosis, as (label, text)."""
     yield "jaxgrad", f"{jaxgrad.__version__} from {jaxgrad.__path__[0]}"
     yield "python", f"{platform.python_version()} on {platform.platform()}"
     yield "jax", jax.__version__
@@ -70,21 +87,11 @@ def report() -> Iterator[tuple[str, str]]:
     yield "numpy", np.__version__
     for device in _devices():
         yield "device", device
-    problem = _ffi.cpu_problem()
-    if problem:
-        yield "CPU kernels", f"missing: {problem}"
-    else:
-        build = _ffi.cpu_build()
-        yield (
-            "CPU kernels",
-            (f"built for FFI API {build['ffi_api']} with {build['compiler']}, using {build['instruction_set']}"),
-        )
-        yield "oneDNN", build["onednn"] or f"missing: {_ffi.onednn_problem()}"
-        yield "CPU handlers", ", ".join(_ffi.cpu_targets())
+    yield from _cpu()
     yield from _cuda()
-    for op in _dispatch.OPS:
+    for op in OPS.values():
         for name in _platforms():
-            yield "op", str(_dispatch.explain(getattr(jaxgrad, op), platform=name))
+            yield "op", str(explanation(select_typical(op, None), name))
 
 
 def main() -> int:

@@ -1,12 +1,12 @@
-"""The convolution triangle: three bilinear units, each the `jax.custom_vjp` of the other two.
+"""The differentiation rules of convolution: three bilinear passes, each the `jax.custom_vjp` of the other two.
 
-  forward(x, w, bias)    y  = conv(x, w) + bias
-  backward_input(dy, w)  dx, the transpose of conv in x
-  backward_filter(x, dy) dw and db, the transpose of conv in w and bias
+  forward(x, w, bias)      y = conv(x, w) + bias
+  input_gradient(dy, w)    dx, the transpose of conv in x
+  weight_gradient(x, dy)   dw and db, the transpose of conv in w and bias
 
-Since each unit's derivatives are the other two, gradients of gradients run on the same kernels to any order, and a
-transposed convolution is backward_input read as an op of its own. forward_relu(x, w, bias) stands beside them: its
-derivatives are forward's, of a dy that is zero where y is.
+The derivatives of each pass are the other two, so gradients of any order run on the same kernels. A transposed
+convolution is input_gradient, read as an op. forward_relu(x, w, bias) is relu(forward(x, w, bias)); its derivatives are
+those of forward with a dy that is zero where y is.
 """
 
 from __future__ import annotations
@@ -16,100 +16,98 @@ from functools import partial
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxgrad import _conv_xla
-from jaxgrad._conv_units import Spec, backward_filter_unit, backward_input_unit, forward_unit
-from jaxgrad._partitioning import vary_alike
-from jaxgrad._symbolic_zeros import instantiated, values_and_wanted
+from jaxgrad._src.conv.passes import forward_pass, input_gradient_pass, weight_gradient_pass
+from jaxgrad._src.conv.xla import bias_gradient, relu_grad
+from jaxgrad._src.core.mesh_axes import pvary_to_match
+from jaxgrad._src.core.symbolic_zeros import instantiate_zeros, values_and_needs_grad
 
-__all__ = ["Spec", "backward_filter", "backward_input", "forward", "forward_relu"]
-
-# What policies of `jax.checkpoint` know a differentiated result by: the op that the unit is.
-_FORWARD_NAME, _BACKWARD_INPUT_NAME = "jaxgrad.conv_general_dilated", "jaxgrad.conv_transpose"
+# The names by which policies of `jax.checkpoint` select the differentiated results.
+_FORWARD_NAME, _INPUT_GRADIENT_NAME = "jaxgrad.conv_general_dilated", "jaxgrad.conv_transpose"
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def forward(spec, x, w, bias):
-    """y, in the layout of the geometry's out_spec; bias [output features] or None."""
-    return forward_unit(spec)(x, w, bias)
+def forward(params, x, w, bias):
+    """y, in the layout out_spec of the geometry; bias: [output features] or None."""
+    return forward_pass(params)(x, w, bias)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def forward_relu(spec, x, w, bias):
-    """The relu of y: the forward unit with an epilogue, which a kernel may have, and the only thing here not linear."""
-    return forward_unit(spec, relu=True)(x, w, bias)
+def forward_relu(params, x, w, bias):
+    """The relu of y. A kernel may fuse it. This is the only function here that is not linear."""
+    return forward_pass(params, relu=True)(x, w, bias)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def backward_input(spec, dy, w):
-    """dx, in the layout of the geometry's lhs_spec."""
-    return backward_input_unit(spec)(dy, w)
+def input_gradient(params, dy, w):
+    """dx, in the layout lhs_spec of the geometry."""
+    return input_gradient_pass(params)(dy, w)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def backward_filter(spec, want_bias, x, dy):
-    """(dw, db), dw in the layout of the geometry's rhs_spec, db [output features] or None if not wanted."""
-    return backward_filter_unit(spec, want_bias)(x, dy)
+def weight_gradient(params, needs_bias_gradient, x, dy):
+    """dw, in the layout rhs_spec of the geometry, and db: [output features], or None if it is not needed."""
+    return weight_gradient_pass(params, needs_bias_gradient)(x, dy)
 
 
-def _forward_fwd(spec, x, w, bias):
-    (x, w, bias), wanted = values_and_wanted(x, w, bias)
-    return checkpoint_name(forward(spec, x, w, bias), _FORWARD_NAME), (x, w, wanted)
+def _forward_fwd(params, x, w, bias):
+    (x, w, bias), needs_grad = values_and_needs_grad(x, w, bias)
+    return checkpoint_name(forward(params, x, w, bias), _FORWARD_NAME), (x, w, needs_grad)
 
 
-def _forward_bwd(spec, residuals, dy):
-    x, w, wanted = residuals
-    want_x, want_w, want_bias = wanted.flags
-    dx = backward_input(spec, dy, w) if want_x else None
+def _forward_bwd(params, residuals, dy):
+    x, w, needs_grad = residuals
+    needs_dx, needs_dw, needs_bias_gradient = needs_grad.flags
+    dx = input_gradient(params, dy, w) if needs_dx else None
     dw = db = None
-    if want_w:
-        dw, db = backward_filter(spec, want_bias, x, dy)
-    elif want_bias:
-        db = _conv_xla.bias_gradient(spec.geometry, dy)
+    if needs_dw:
+        dw, db = weight_gradient(params, needs_bias_gradient, x, dy)
+    elif needs_bias_gradient:
+        db = bias_gradient(params.geometry, dy)
     return dx, dw, db
 
 
-def _forward_relu_fwd(spec, x, w, bias):
-    (x, w, bias), wanted = values_and_wanted(x, w, bias)
-    y = checkpoint_name(forward_relu(spec, x, w, bias), _FORWARD_NAME)
-    return y, (y, (x, w, wanted))
+def _forward_relu_fwd(params, x, w, bias):
+    (x, w, bias), needs_grad = values_and_needs_grad(x, w, bias)
+    y = checkpoint_name(forward_relu(params, x, w, bias), _FORWARD_NAME)
+    return y, (y, (x, w, needs_grad))
 
 
-def _forward_relu_bwd(spec, residuals, dy):
-    y, of_forward = residuals
-    return _forward_bwd(spec, of_forward, _conv_xla.where_passed(y, dy))
+def _forward_relu_bwd(params, residuals, dy):
+    y, forward_residuals = residuals
+    return _forward_bwd(params, forward_residuals, relu_grad(y, dy))
 
 
-def _backward_input_fwd(spec, dy, w):
-    (dy, w), wanted = values_and_wanted(dy, w)
-    return checkpoint_name(backward_input(spec, dy, w), _BACKWARD_INPUT_NAME), (dy, w, wanted)
+def _input_gradient_fwd(params, dy, w):
+    (dy, w), needs_grad = values_and_needs_grad(dy, w)
+    return checkpoint_name(input_gradient(params, dy, w), _INPUT_GRADIENT_NAME), (dy, w, needs_grad)
 
 
-def _backward_input_bwd(spec, residuals, dx):
-    dy, w, wanted = residuals
-    want_dy, want_w = wanted.flags
+def _input_gradient_bwd(params, residuals, dx):
+    dy, w, needs_grad = residuals
+    needs_ddy, needs_dw = needs_grad.flags
     return (
-        forward(spec, dx, w, None) if want_dy else None,
-        backward_filter(spec, False, dx, dy)[0] if want_w else None,
+        forward(params, dx, w, None) if needs_ddy else None,
+        weight_gradient(params, False, dx, dy)[0] if needs_dw else None,
     )
 
 
-def _backward_filter_fwd(spec, want_bias, x, dy):
-    (x, dy), wanted = values_and_wanted(x, dy)
-    return backward_filter(spec, want_bias, x, dy), (x, dy, wanted)
+def _weight_gradient_fwd(params, needs_bias_gradient, x, dy):
+    (x, dy), needs_grad = values_and_needs_grad(x, dy)
+    return weight_gradient(params, needs_bias_gradient, x, dy), (x, dy, needs_grad)
 
 
-def _backward_filter_bwd(spec, want_bias, residuals, cotangents):
-    x, dy, wanted = residuals
-    want_x, want_dy = wanted.flags
-    dw, db = map(instantiated, cotangents)
-    x, dy, dw, db = vary_alike(x, dy, dw, db)
+def _weight_gradient_bwd(params, needs_bias_gradient, residuals, cotangents):
+    x, dy, needs_grad = residuals
+    needs_dx, needs_ddy = needs_grad.flags
+    dw, db = map(instantiate_zeros, cotangents)
+    x, dy, dw, db = pvary_to_match(x, dy, dw, db)
     return (
-        backward_input(spec, dy, dw) if want_x else None,
-        forward(spec, x, dw, db) if want_dy else None,
+        input_gradient(params, dy, dw) if needs_dx else None,
+        forward(params, x, dw, db) if needs_ddy else None,
     )
 
 
 forward.defvjp(_forward_fwd, _forward_bwd, symbolic_zeros=True)
 forward_relu.defvjp(_forward_relu_fwd, _forward_relu_bwd, symbolic_zeros=True)
-backward_input.defvjp(_backward_input_fwd, _backward_input_bwd, symbolic_zeros=True)
-backward_filter.defvjp(_backward_filter_fwd, _backward_filter_bwd, symbolic_zeros=True)
+input_gradient.defvjp(_input_gradient_fwd, _input_gradient_bwd, symbolic_zeros=True)
+weight_gradient.defvjp(_weight_gradient_fwd, _weight_gradient_bwd, symbolic_zeros=True)

@@ -1,8 +1,8 @@
-"""`vmap` of the convolution triangle's units: rows of a batch, features, or examples that share nothing.
+"""`vmap` of the convolution passes: folds the mapped axis, or keeps it as an axis of independent problems.
 
-Where the weights are mapped too, a unit is called on examples: each array has an axis of them before its own, which may
-be split over a mesh as a batch may. The kernels of the CPU take that axis as it is; for the others the examples become
-groups of one convolution.
+If all operands of a pass are mapped, the pass is called with an axis of independent problems before the axes of each
+array. A mesh may split that axis as it splits a batch. The CPU kernels take the axis as it is; for the others the
+problems become groups of one convolution.
 """
 
 from __future__ import annotations
@@ -14,65 +14,65 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxgrad._conv_geometry import Geometry
+from jaxgrad._src.conv.params import ConvParams
 
 
-def more_examples(
-    unit_of: Callable[..., Any], spec: Any, size: int, is_mapped: Sequence[bool | None], arrays: Sequence[Any]
+def as_independent_problems(
+    pass_of: Callable[[ConvParams], Callable[..., Any]],
+    params: ConvParams,
+    size: int,
+    is_mapped: Sequence[bool | None],
+    arrays: Sequence[Any],
 ) -> tuple[Any, Any]:
-    """A batching rule of every unit: one call with the mapped axis as that of the examples, or as a part of it."""
-    arrays = [None if a is None else mapped(a, here, size) for a, here in zip(arrays, is_mapped, strict=True)]
-    unit = unit_of(dataclasses.replace(spec, examples=True))
-    if spec.examples:
-        results = unit(*(None if a is None else fold(a, 0) for a in arrays))
+    """A batching rule of every pass: one call whose axis of independent problems is, or contains, the mapped axis."""
+    arrays = [None if a is None else broadcast(a, here, size) for a, here in zip(arrays, is_mapped, strict=True)]
+    batched_pass = pass_of(dataclasses.replace(params, batched=True))
+    if params.batched:
+        results = batched_pass(*(None if a is None else fold(a, 0) for a in arrays))
         results = jax.tree.map(lambda r: unfold(r, 0, size), results)
     else:
-        results = unit(*arrays)
+        results = batched_pass(*arrays)
     return results, jax.tree.map(lambda _: True, results)
 
 
-def by_groups(
-    spec: Any, call_of: Callable[[Geometry], Callable[..., Any]], feature_axes: tuple[int, ...], result_axes: Any
+def as_groups(
+    params: ConvParams,
+    call_of: Callable[[ConvParams], Callable[..., Any]],
+    operand_axes: Sequence[int],
+    result_axes: Any,
 ) -> Callable[..., Any]:
-    """The call of a geometry, with examples as groups of one convolution; the kernels of the CPU take them as they are.
+    """Returns a call in which independent problems, if there are any, become groups of one convolution.
 
     Args:
-      spec: of the unit.
-      call_of: gives the call.
-      feature_axes: of each operand, the axis that has the groups.
-      result_axes: likewise of the results, a tree as they are.
+      params: the parameters of the pass.
+      call_of: returns the call for given parameters.
+      operand_axes: the feature axis of each operand that is divided into groups.
+      result_axes: the same for the results, as a tree of their structure.
     """
-    if not spec.examples:
-        return call_of(spec.geometry)
+    if not params.batched:
+        return call_of(params)
 
     def call(*arrays):
         size = arrays[0].shape[0]
-        grouped = call_of(spec.geometry.in_groups(size))
-        folded = (None if a is None else fold(a, axis) for a, axis in zip(arrays, feature_axes, strict=True))
+        grouped = call_of(params.in_groups(size))
+        folded = (None if a is None else fold(a, axis) for a, axis in zip(arrays, operand_axes, strict=True))
         return jax.tree.map(lambda result, axis: unfold(result, axis, size), grouped(*folded), result_axes)
 
     return call
 
 
-def on_xla(
-    spec: Any, call_of: Callable[[Geometry], Callable[..., Any]], feature_axes: tuple[int, ...], result_axes: Any
-) -> Callable[..., Any]:
-    """The same on XLA, where examples of a product of matrices are a product of as many."""
-    if spec.examples and spec.geometry.is_product:
-        return jax.vmap(call_of(spec.geometry))
-    return by_groups(spec, call_of, feature_axes, result_axes)
-
-
-def mapped(array: jax.Array, is_mapped: bool | None, size: int) -> jax.Array:
+def broadcast(array: jax.Array, is_mapped: bool | None, size: int) -> jax.Array:
+    """Returns the array with the mapped axis first, broadcast if it is not mapped."""
     return array if is_mapped else jnp.broadcast_to(array, (size, *array.shape))
 
 
 def fold(array: jax.Array, axis: int) -> jax.Array:
-    """Merges the mapped axis, the first, into `axis` of the rest, as its slower part."""
+    """Merges the first axis into `axis` of the others, as the slower-varying part."""
     array = jnp.moveaxis(array, 0, axis)
     return array.reshape(*array.shape[:axis], array.shape[axis] * array.shape[axis + 1], *array.shape[axis + 2 :])
 
 
 def unfold(array: jax.Array, axis: int, size: int) -> jax.Array:
+    """Splits `axis` into a first axis of `size` and the rest: the inverse of `fold`."""
     array = array.reshape(*array.shape[:axis], size, array.shape[axis] // size, *array.shape[axis + 1 :])
     return jnp.moveaxis(array, axis, 0)

@@ -1,7 +1,8 @@
-"""The call of ffi/cuda/depthwise_filter_ffi.cc, and the plans behind it.
+"""The weight gradient of depthwise convolutions on jaxgrad's own CUDA kernel, ffi/cuda/depthwise.
 
-The kernel takes channels-last operands, and weights whose output features stand first or last; others are transposed
-before the call and after it, in XLA.
+NVRTC, which comes with JAX's CUDA packages, compiles the kernel while a gradient that needs it is lowered. The kernel
+sums in float32, always in the same order, without TF32. It takes channels-last operands, and weights whose output
+features are the first or the last axis. XLA transposes other layouts before and after the call.
 """
 
 from __future__ import annotations
@@ -11,62 +12,110 @@ from functools import lru_cache
 from typing import Any
 
 import jax
-import numpy as np
 
-from jaxgrad import _conv_problem
-from jaxgrad._conv_geometry import Geometry, oriented
-from jaxgrad._conv_problem import Problem
-from jaxgrad._ffi.conv import _conv_layout, _layout_in_lists
-from jaxgrad._ffi.conv_cuda import _TYPES, _relaid
-from jaxgrad._ffi.registration import cuda, gpu_ordinal
+from jaxgrad._src.conv.attributes import geometry_attributes
+from jaxgrad._src.conv.backend import ConvBackend
+from jaxgrad._src.conv.geometry import change_layout, maybe_reverse_window
+from jaxgrad._src.conv.params import ConvCall, ConvParams
+from jaxgrad._src.conv.problem import ConvProblem, weight_gradient_problem
+from jaxgrad._src.conv.xla import bias_gradient
+from jaxgrad._src.core.op import Rejection
+from jaxgrad._src.native import cuda
+from jaxgrad._src.native.ffi import ffi_call
+from jaxgrad._src.selection import conv_depthwise_cuda
+
+_NOT_DEPTHWISE = Rejection("jaxgrad's own kernel is for depthwise convolutions")
+
+
+class DepthwiseCudaBackend(ConvBackend):
+    """jaxgrad's CUDA kernel for depthwise weight gradients."""
+
+    implementation = "cuda"
+    platform = "cuda"
+    title = "own CUDA kernels"
+    description = "jaxgrad's own kernel"
+    passes = ("weight_gradient",)
+    instead = "cuDNN or XLA"
+
+    def supports(self, pass_name: str, call: ConvCall) -> Rejection | None:
+        # A missing library is reported here and not by `unavailable`: most convolutions have no use for the kernel.
+        if not call.problem.is_depthwise:
+            return _NOT_DEPTHWISE
+        return None if cuda.targets() else _missing(cuda.unavailable())
+
+    def prefers_other(self, pass_name: str, call: ConvCall) -> str:
+        return conv_depthwise_cuda.other_is_faster(call.problem)
+
+    def find_plan(self, pass_name: str, call: ConvCall) -> Rejection | None:
+        if reason := kernel_rejection(call.problem):
+            return Rejection(reason)
+        if reason := cuda.nvrtc_unavailable():
+            return _missing(reason)
+        return None
+
+    def supports_resized(self, pass_name: str, call: ConvCall) -> bool:
+        return not kernel_rejection(call.problem.in_groups())
+
+    def typical_rejection(self, op_name: str, pass_name: str) -> Rejection | None:
+        return _NOT_DEPTHWISE
+
+    def weight_gradient(
+        self, params: ConvParams, needs_bias_gradient: bool, x: jax.Array, dy: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None]:
+        dw = _weight_gradient(params, x, dy)
+        return dw, bias_gradient(params.geometry, dy) if needs_bias_gradient else None
+
+
+def _missing(reason: str) -> Rejection:
+    return Rejection(f"jaxgrad's own CUDA kernels are missing: {reason}", missing=reason)
 
 
 @lru_cache(4096)
-def cuda_depthwise_problem(problem: Problem) -> str:
-    """Why the kernel cannot take a weight gradient; empty where it can."""
-    device = gpu_ordinal()
+def kernel_rejection(problem: ConvProblem) -> str:
+    """Returns why the kernel cannot compute a weight gradient; empty if it can."""
+    device = cuda.gpu_ordinal()
     if device is None:
-        return "jaxgrad's own kernel is made for the GPU that a program is lowered on, and there is none here"
-    return str(cuda.depthwise_filter_problem(*_described(device, _laid_out(problem))))
+        return "jaxgrad's own kernel is compiled for the GPU of the machine that lowers the program, which has none"
+    return str(cuda.module.depthwise_weight_gradient_rejection(*_arguments(device, _kernel_layout(problem))))
 
 
 @lru_cache(4096)
-def _workspace(problem: Problem) -> int:
-    """The bytes of scratch of a call whose operands are laid out as the kernel takes them.
+def _workspace(problem: ConvProblem) -> int:
+    """The bytes of workspace of a call in the kernel's layout.
 
-    The kernel is compiled at once, for the first GPU that JAX uses, and is there when the call runs. What a call takes
-    follows from that GPU's kind alone, so that every host lowers the same program.
+    This compiles the kernel for the first GPU that JAX uses. The size depends only on the kind of that GPU, so that
+    every host lowers the same program.
     """
-    return int(cuda.depthwise_filter_plan(*_described(gpu_ordinal(), problem)))
+    return int(cuda.module.depthwise_weight_gradient_plan(*_arguments(cuda.gpu_ordinal(), problem)))
 
 
-def _described(device: int | None, problem: Problem) -> tuple[Any, ...]:
-    """A call as the compiled module is told of it."""
-    return device, _TYPES.index(problem.dtype.name), problem.shapes, _layout_in_lists(problem.geometry)
+def _arguments(device: int | None, problem: ConvProblem) -> tuple[Any, ...]:
+    return device, cuda.float_type(problem.dtype), problem.shapes, geometry_attributes(problem.geometry)
 
 
-def _laid_out(problem: Problem) -> Problem:
+def _kernel_layout(problem: ConvProblem) -> ConvProblem:
+    """The problem in the layout that the kernel takes: the caller's layout of the weights where possible."""
     g = problem.geometry
     n = len(g.w_spatial)
     last = (0, n + 1, *range(1, n + 1))
     out, _, *window = g.rhs_spec
     as_given = window == sorted(window) and (out < window[0] or out > window[-1])
     weights = g.rhs_spec if as_given else tuple(range(n + 2))
-    return problem.laid_out(dataclasses.replace(g, lhs_spec=last, rhs_spec=weights, out_spec=last))
+    return problem.with_geometry(dataclasses.replace(g, lhs_spec=last, rhs_spec=weights, out_spec=last))
 
 
-def cuda_depthwise_filter(geometry: Geometry, x: jax.Array, dy: jax.Array) -> jax.Array:
-    """dw"""
-    problem = _conv_problem.of_backward_filter(geometry, x, dy)
-    if reason := cuda_depthwise_problem(problem):
-        # The dispatch asked for the call itself; this is one that vmap made of it.
+def _weight_gradient(params: ConvParams, x: jax.Array, dy: jax.Array) -> jax.Array:
+    geometry = params.geometry
+    problem = weight_gradient_problem(geometry, x, dy)
+    if reason := kernel_rejection(problem):  # only a forced call that vmap has changed
         raise NotImplementedError(f"{reason}: {geometry} under vmap; implementation='xla' runs it")
-    taken = _laid_out(problem)
+    taken = _kernel_layout(problem)
     g = taken.geometry
-    call = jax.ffi.ffi_call(
-        "jaxgrad_conv_depthwise_filter",
-        (jax.ShapeDtypeStruct(taken.w_shape, x.dtype), jax.ShapeDtypeStruct((_workspace(taken),), np.uint8)),
+    (dw,) = ffi_call(
+        "jaxgrad_cuda_depthwise_weight_gradient",
+        [jax.ShapeDtypeStruct(taken.w_shape, x.dtype)],
+        [change_layout(x, geometry.lhs_spec, g.lhs_spec), change_layout(dy, geometry.out_spec, g.out_spec)],
+        _workspace(taken),
+        **geometry_attributes(g),
     )
-    operands = _relaid(x, geometry.lhs_spec, g.lhs_spec), _relaid(dy, geometry.out_spec, g.out_spec)
-    dw, _ = call(*operands, **_conv_layout(g))
-    return oriented(geometry, _relaid(dw, g.rhs_spec, geometry.rhs_spec))
+    return maybe_reverse_window(geometry, change_layout(dw, g.rhs_spec, geometry.rhs_spec))

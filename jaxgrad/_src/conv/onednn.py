@@ -1,147 +1,177 @@
-"""The calls of ffi/cpu/conv_ffi.cc, and the plans behind them.
+"""The convolution passes on oneDNN: plans, and the calls of ffi/cpu/conv/handler.cc.
 
-A call whose arrays have an axis before those of its geometry is of as many examples: independent convolutions of one
-shape, which share nothing. The handlers take them as rows of one batch too, where the batch is the first axis: as the
-calls around it do whose examples share their weights, so that XLA computes what both read once.
+The handlers take an axis of independent problems before the axes of the geometry. If the batch is the first axis of an
+array, its problems are passed as rows of one batch: the calls around it whose problems share their weights do the same,
+and XLA then computes the common operand once.
 """
 
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxgrad import _conv_problem
-from jaxgrad._conv_geometry import Geometry, dilated_size, oriented
-from jaxgrad._conv_problem import Problem
-from jaxgrad._ffi.registration import cpu, or_empty
+from jaxgrad._src.conv.attributes import geometry_attributes
+from jaxgrad._src.conv.backend import ConvBackend
+from jaxgrad._src.conv.geometry import ConvGeometry, dilated_size, maybe_reverse_window
+from jaxgrad._src.conv.params import PASSES, ConvCall, ConvParams
+from jaxgrad._src.conv.problem import (
+    ConvProblem,
+    forward_problem,
+    input_gradient_problem,
+    weight_gradient_problem,
+)
+from jaxgrad._src.conv.xla import add_bias_and_relu
+from jaxgrad._src.core.op import Rejection
+from jaxgrad._src.native import cpu
+from jaxgrad._src.native.ffi import empty_if_none, ffi_call
+from jaxgrad._src.selection import conv_onednn
 
-CONV_KINDS = ("forward", "backward_input", "backward_filter")
-
-
-def _conv_layout(geometry: Geometry) -> dict[str, Any]:
-    return {
-        "lhs_spec": np.array(geometry.lhs_spec, np.int64),
-        "rhs_spec": np.array(geometry.rhs_spec, np.int64),
-        "out_spec": np.array(geometry.out_spec, np.int64),
-        "window_strides": np.array(geometry.window_strides, np.int64),
-        "padding": np.array(geometry.padding, np.int64).reshape(-1),
-        "rhs_dilation": np.array(geometry.rhs_dilation, np.int64),
-        "feature_group_count": np.int64(geometry.feature_group_count),
-    }
+_DTYPES = ("float32", "bfloat16", "float16")
 
 
-def _layout_in_lists(geometry: Geometry) -> dict[str, Any]:
-    """As the compiled modules take it where they are called directly."""
-    return {
-        name: np.ravel(value).tolist() if value.ndim else int(value) for name, value in _conv_layout(geometry).items()
-    }
+class OneDnnBackend(ConvBackend):
+    """oneDNN on the CPU."""
+
+    implementation = "cpu"
+    platform = "cpu"
+    title = "CPU kernels"
+    description = "oneDNN"
+    takes_independent_problems = True
+    depends_on_problem_only = True
+
+    def unavailable(self) -> str:
+        return cpu.onednn_unavailable()
+
+    def supports(self, pass_name: str, call: ConvCall) -> Rejection | None:
+        dtype = call.problem.dtype.name
+        return None if dtype in _DTYPES else Rejection(f"oneDNN has no {dtype}")
+
+    def prefers_other(self, pass_name: str, call: ConvCall) -> str:
+        return conv_onednn.xla_is_faster(pass_name, call.problem)
+
+    def find_plan(self, pass_name: str, call: ConvCall) -> Rejection | None:
+        has_bias = call.fused_bias and pass_name != "input_gradient"
+        plan = onednn_plan(pass_name, computed_problem(pass_name, call.problem), has_bias)
+        if plan is None or plan.kernel.startswith("ref"):
+            return Rejection(f"oneDNN has no optimized kernel for the pass {pass_name} of this problem")
+        return None
+
+    def remark(self, pass_name: str, call: ConvCall) -> str:
+        value = "input_gradient" if call.transposed else "forward"
+        return "XLA applies relu" if call.relu and pass_name == value else ""
+
+    def plan_cache_info(self) -> dict[str, int]:
+        return dict(cpu.module.conv_plan_cache_info()) if cpu.module is not None else {}
+
+    def forward(self, params: ConvParams, relu: bool, x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
+        # The relu of oneDNN returns zero for NaN.
+        g = params.geometry
+        operands = (x, maybe_reverse_window(g, w), empty_if_none(bias, x.dtype))
+        (y,) = _call("forward", forward_problem(g, x, w), operands, bias is not None)
+        return add_bias_and_relu(y, None, relu, g.out_spec)
+
+    def input_gradient(self, params: ConvParams, dy: jax.Array, w: jax.Array) -> jax.Array:
+        g = params.geometry
+        (dx,) = _call("input_gradient", input_gradient_problem(g, dy, w), (dy, maybe_reverse_window(g, w)), False)
+        return dx
+
+    def weight_gradient(
+        self, params: ConvParams, needs_bias_gradient: bool, x: jax.Array, dy: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None]:
+        g = params.geometry
+        dw, db = _call("weight_gradient", weight_gradient_problem(g, x, dy), (x, dy), needs_bias_gradient)
+        return maybe_reverse_window(g, dw), db if needs_bias_gradient else None
 
 
-class ConvPlan(NamedTuple):
-    """What the compiled module says of one call: the bytes of scratch, and oneDNN's name of the kernel."""
+class OneDnnPlan(NamedTuple):
+    """A plan of oneDNN: bytes of workspace, and oneDNN's name of the kernel."""
 
     workspace: int
-    implementation: str
+    kernel: str
 
 
 @lru_cache(4096)
-def conv_plan(kind: str, problem: Problem, has_bias: bool) -> ConvPlan | None:
-    """The plan of a call, built while it is lowered and kept for the call itself; None where oneDNN has none.
+def onednn_plan(pass_name: str, problem: ConvProblem, has_bias: bool) -> OneDnnPlan | None:
+    """Returns the plan of a call, or None if oneDNN has none. The C++ module keeps the plan for the call itself.
 
-    The dtype is the one that is computed in: float32 or bfloat16.
+    The dtype of the problem is the one that is computed in: float32 or bfloat16.
     """
-    shapes = [(*problem.examples, *shape) for shape in problem.shapes]
-    layout = _layout_in_lists(problem.geometry)
-    found = cpu.conv_plan(CONV_KINDS.index(kind), problem.dtype == jnp.bfloat16, has_bias, shapes, layout)
-    return None if found is None else ConvPlan(*found)
+    shapes = [(*problem.num_problems, *shape) for shape in problem.shapes]
+    is_bfloat16 = problem.dtype == jnp.bfloat16
+    attributes = geometry_attributes(problem.geometry)
+    found = cpu.module.conv_plan(PASSES.index(pass_name), is_bfloat16, has_bias, shapes, attributes)
+    return None if found is None else OneDnnPlan(*found)
 
 
-def conv_computed(kind: str, problem: Problem) -> Problem:
-    """In the dtype that oneDNN takes: float32 for float16, and for bfloat16 where its kernels will not do."""
-    narrow = problem.dtype == jnp.bfloat16 and onednn_has_bfloat16()
-    narrow = narrow and not _reads_unwritten_memory(kind, problem.geometry)
-    return problem.in_dtype(jnp.dtype("bfloat16" if narrow else "float32"))
+def computed_problem(pass_name: str, problem: ConvProblem) -> ConvProblem:
+    """The problem in the dtype that oneDNN computes in: float32 for float16, and for bfloat16 without good kernels."""
+    use_bfloat16 = problem.dtype == jnp.bfloat16 and onednn_has_bfloat16()
+    use_bfloat16 = use_bfloat16 and not _reads_uninitialized_memory(pass_name, problem.geometry)
+    return problem.in_dtype(jnp.dtype("bfloat16" if use_bfloat16 else "float32"))
 
 
-def _reads_unwritten_memory(kind: str, geometry: Geometry) -> bool:
-    """Whether the bfloat16 kernel reads memory that it never wrote, and gives what it finds there.
+def _reads_uninitialized_memory(pass_name: str, geometry: ConvGeometry) -> bool:
+    """Whether the bfloat16 kernel reads memory that it never wrote.
 
-    oneDNN 3.2's weight gradient does where the last spatial axis is shorter than its stride and, with three axes, where
-    no window lies within the first one: the elements of the window are then never all met at once.
+    The weight gradient of oneDNN 3.2 does if the last spatial axis is shorter than its stride and, with three spatial
+    axes, if no window lies within the first one: no position then covers all elements of the window at once.
     """
-    if kind != "backward_filter":
+    if pass_name != "weight_gradient":
         return False
     g = geometry
     if g.x_spatial[-1] < g.window_strides[-1]:
         return True
     window, (low, _) = dilated_size(g.w_spatial[0], g.rhs_dilation[0]), g.padding[0]
-    starts = (place * g.window_strides[0] - low for place in range(g.y_spatial[0]))
+    starts = (position * g.window_strides[0] - low for position in range(g.y_spatial[0]))
     return len(g.w_spatial) == 3 and not any(0 <= start <= g.x_spatial[0] - window for start in starts)
 
 
 @cache
 def onednn_has_bfloat16() -> bool:
-    """Whether oneDNN has real kernels for bfloat16 on this processor."""
-    g = Geometry((0, 1, 2), (0, 1, 2), (0, 1, 2), (1,), ((0, 0),), (1,), 1, (32,), (3,))
-    plan = conv_plan("forward", Problem(g, 1, 64, 64, jnp.dtype("bfloat16")), False)
-    return plan is not None and "ref" not in plan.implementation
+    """Whether oneDNN has optimized bfloat16 kernels for this processor."""
+    g = ConvGeometry((0, 1, 2), (0, 1, 2), (0, 1, 2), (1,), ((0, 0),), (1,), 1, (32,), (3,))
+    plan = onednn_plan("forward", ConvProblem(g, 1, 64, 64, jnp.dtype("bfloat16")), False)
+    return plan is not None and "ref" not in plan.kernel
 
 
-def _conv_call(kind: str, problem: Problem, operands: tuple[jax.Array, ...], has_bias: bool) -> tuple[jax.Array, ...]:
-    g, examples = problem.geometry, problem.examples
-    compute = conv_computed(kind, problem)
-    plan = conv_plan(kind, compute, has_bias)
-    if plan is None:  # the dispatch asked for the call itself; this is one that vmap made of it
+def _call(
+    pass_name: str, problem: ConvProblem, operands: tuple[jax.Array, ...], has_bias: bool
+) -> tuple[jax.Array, ...]:
+    g, num_problems = problem.geometry, problem.num_problems
+    compute = computed_problem(pass_name, problem)
+    plan = onednn_plan(pass_name, compute, has_bias)
+    if plan is None:  # only a forced call that vmap has changed: the selection asked for the call itself
         raise NotImplementedError(
-            f"oneDNN has no kernel for the unit {kind} of {g} under vmap; implementation='xla' runs it"
+            f"oneDNN has no kernel for the pass {pass_name} of {g} under vmap; implementation='xla' runs it"
         )
-    x, w, y = ((*examples, *shape) for shape in problem.shapes)
-    taken, results = {
+    x, w, y = ((*num_problems, *shape) for shape in problem.shapes)
+    # The layouts of operands and results with a batch, and the shapes of the results.
+    layouts, results = {
         "forward": ((g.lhs_spec, None, None), ((y, g.out_spec),)),
-        "backward_input": ((g.out_spec, None), ((x, g.lhs_spec),)),
-        "backward_filter": (
+        "input_gradient": ((g.out_spec, None), ((x, g.lhs_spec),)),
+        "weight_gradient": (
             (g.lhs_spec, g.out_spec),
-            ((w, None), ((*examples, problem.out_features) if has_bias else (0,), None)),
+            ((w, None), ((*num_problems, problem.out_features) if has_bias else (0,), None)),
         ),
-    }[kind]
-    shapes = [jax.ShapeDtypeStruct(_as_rows(*result), compute.dtype) for result in results]
-    call = jax.ffi.ffi_call(f"jaxgrad_conv_{kind}", (*shapes, jax.ShapeDtypeStruct((plan.workspace,), np.uint8)))
-    arrays = (a.astype(compute.dtype).reshape(_as_rows(a.shape, spec)) for a, spec in zip(operands, taken, strict=True))
-    *found, _ = call(*arrays, **_conv_layout(g))
+    }[pass_name]
+    found = ffi_call(
+        f"jaxgrad_onednn_conv_{pass_name}",
+        [jax.ShapeDtypeStruct(_as_one_batch(*result), compute.dtype) for result in results],
+        [
+            array.astype(compute.dtype).reshape(_as_one_batch(array.shape, layout))
+            for array, layout in zip(operands, layouts, strict=True)
+        ],
+        plan.workspace,
+        **geometry_attributes(g),
+    )
     return tuple(array.astype(problem.dtype).reshape(shape) for array, (shape, _) in zip(found, results, strict=True))
 
 
-def _as_rows(shape: tuple[int, ...], spec: tuple[int, ...] | None) -> tuple[int, ...]:
-    """The shape with its examples, if there are any, as rows of one batch, if `spec` has that as the first axis."""
-    if spec is None or len(shape) == len(spec) or spec[0] != 0:
+def _as_one_batch(shape: tuple[int, ...], layout: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The shape with independent problems, if there are any, as rows of one batch, if the batch is the first axis."""
+    if layout is None or len(shape) == len(layout) or layout[0] != 0:
         return shape
     return (shape[0] * shape[1], *shape[2:])
-
-
-def conv_forward(geometry: Geometry, x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """y"""
-    operands = (x, oriented(geometry, w), or_empty(bias, x.dtype))
-    return _conv_call("forward", _conv_problem.of_forward(geometry, x, w), operands, bias is not None)[0]
-
-
-def conv_backward_input(geometry: Geometry, dy: jax.Array, w: jax.Array) -> jax.Array:
-    """dx"""
-    problem = _conv_problem.of_backward_input(geometry, dy, w)
-    return _conv_call("backward_input", problem, (dy, oriented(geometry, w)), False)[0]
-
-
-def conv_backward_filter(
-    geometry: Geometry, want_bias: bool, x: jax.Array, dy: jax.Array
-) -> tuple[jax.Array, jax.Array | None]:
-    """(dw, db)"""
-    dw, db = _conv_call("backward_filter", _conv_problem.of_backward_filter(geometry, x, dy), (x, dy), want_bias)
-    return oriented(geometry, dw), db if want_bias else None
-
-
-def conv_plan_cache_info() -> dict[str, int]:
-    """Hits, misses, size and capacity of the cache of oneDNN's plans."""
-    return dict(cpu.conv_plan_cache_info()) if cpu is not None else {}

@@ -1,246 +1,230 @@
-"""The units of the convolution triangle: one jitted call each, with its rules for `vmap` and for meshes.
+"""The convolution passes: jitted functions with rules for `vmap` and for meshes.
 
-Which implementation a unit takes is its `Spec`'s to say; its derivatives are `_conv_triangle.py`'s.
+`ConvParams` says which implementations may run a pass; `autodiff` differentiates the passes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 import jax
 from jax.custom_batching import custom_vmap
 
-from jaxgrad import _conv_cuda, _conv_cudnn, _conv_onednn, _conv_problem, _conv_xla, _ffi
-from jaxgrad._batching import no_examples
-from jaxgrad._conv_examples import by_groups, fold, mapped, more_examples, on_xla, unfold
-from jaxgrad._conv_geometry import Geometry
-from jaxgrad._conv_problem import Problem
-from jaxgrad._dispatch import Route
-from jaxgrad._partitioning import Devices, Dims, Layout, dims, jitted, on_own_part, over_mesh
-from jaxgrad.config import Settings
+from jaxgrad._src.conv import xla
+from jaxgrad._src.conv.backends import BACKENDS
+from jaxgrad._src.conv.batching import as_groups, as_independent_problems, broadcast, fold, unfold
+from jaxgrad._src.conv.params import ConvCall, ConvParams
+from jaxgrad._src.conv.problem import (
+    ConvProblem,
+    forward_problem,
+    input_gradient_problem,
+    weight_gradient_problem,
+)
+from jaxgrad._src.core.batching import empty_vmap
+from jaxgrad._src.core.mesh_axes import MeshAxes
+from jaxgrad._src.core.named_jit import named_jit
+from jaxgrad._src.core.partitioning import CrossDevice, Dims, PartitioningRule, call_on_shard, dims, partitioned
+from jaxgrad._src.core.selection import Candidates
 
 _Kernels = Mapping[str, Callable[..., Any]]  # by implementation
-_MOST_UNITS = 1024  # of each kind and of different shapes and settings, kept jitted
+_MAX_PASSES = 1024  # jitted passes of each kind that are kept, for different geometries and settings
+
+
+@lru_cache(_MAX_PASSES)
+def forward_pass(params: ConvParams, relu: bool = False) -> Callable[..., Any]:
+    """Returns the pass (x, w, bias) -> y; bias may be None."""
+    g = params.geometry
+    axes = (g.lhs_spec[1], g.rhs_spec[0], 0), g.out_spec[1]
+
+    def problem(x, w, bias):
+        return forward_problem(g, x, w)
+
+    def candidates(x, w, bias):
+        return _candidates("forward", params, problem(x, w, bias), bias is not None, relu)
+
+    def cross_device(mesh_axes: MeshAxes) -> Callable[..., Any]:
+        """For split input features: the bias and relu follow the sum over the mesh."""
+
+        def epilogue(y, bias):
+            return xla.add_bias_and_relu(y, bias, relu, g.out_spec)
+
+        def call(x, w, bias):
+            linear = _candidates("forward", params, problem(x, w, None))
+            kernels = _kernels("forward", params, *axes, False)
+            y = mesh_axes.psum(call_on_shard(linear, kernels, partial(xla.forward, params, False), x, w, None))
+            return (jax.vmap(epilogue) if params.batched else epilogue)(y, bias)
+
+        return call
+
+    names = _DimNames(params)
+    rule = PartitioningRule((names.x("N", "I"), names.w("O", "I"), names.bias), (names.y("N", "O"),), summed=("I",))
+    kernels = _kernels("forward", params, *axes, relu)
+    call = _partitioned(params, rule, problem, candidates, kernels, partial(xla.forward, params, relu), cross_device)
+
+    @call.def_vmap
+    def batching_rule(size, is_mapped, x, w, bias):
+        if size == 0:
+            return empty_vmap(call, is_mapped, (x, w, bias))
+        x_mapped, w_mapped, bias_mapped = is_mapped
+        first = int(params.batched)  # the first axis of the geometry
+        if not w_mapped and bias_mapped:  # the weights are shared: add each bias afterwards
+            return _with_mapped_bias(size, x_mapped, x, w, bias)
+        if not w_mapped:  # a larger batch
+            y = call(fold(x, first + g.lhs_spec[0]), w, bias)
+            return unfold(y, first + g.out_spec[0], size), True
+        if not x_mapped and g.feature_group_count == 1:  # more output features
+            w = fold(w, first + g.rhs_spec[0])
+            bias = None if bias is None else fold(broadcast(bias, bias_mapped, size), first)
+            return unfold(call(x, w, bias), first + g.out_spec[1], size), True
+        return as_independent_problems(partial(forward_pass, relu=relu), params, size, is_mapped, (x, w, bias))
+
+    def _with_mapped_bias(size, x_mapped, x, w, bias):
+        def epilogue(y, bias):
+            return xla.add_bias_and_relu(y, bias, relu, g.out_spec)
+
+        if params.batched:
+            epilogue = jax.vmap(epilogue)
+        linear = forward_pass(params)
+        first = int(params.batched)
+        if x_mapped:
+            y = unfold(linear(fold(x, first + g.lhs_spec[0]), w, None), first + g.out_spec[0], size)
+        else:
+            y = linear(x, w, None)
+        return jax.vmap(epilogue, (0 if x_mapped else None, 0))(y, bias), True
+
+    return named_jit(call, "conv_forward", params.identity, relu)
+
+
+@lru_cache(_MAX_PASSES)
+def input_gradient_pass(params: ConvParams) -> Callable[..., Any]:
+    """Returns the pass (dy, w) -> dx."""
+    g = params.geometry
+    axes = (g.out_spec[1], g.rhs_spec[0]), g.lhs_spec[1]
+    problem = partial(input_gradient_problem, g)
+
+    def candidates(dy, w):
+        return _candidates("input_gradient", params, problem(dy, w))
+
+    names = _DimNames(params)
+    rule = PartitioningRule((names.y("N", "O"), names.w("O", "I")), (names.x("N", "I"),), summed=("O",))
+    kernels = _kernels("input_gradient", params, *axes)
+    call = _partitioned(params, rule, problem, candidates, kernels, partial(xla.input_gradient, params))
+
+    @call.def_vmap
+    def batching_rule(size, is_mapped, dy, w):
+        if size == 0:
+            return empty_vmap(call, is_mapped, (dy, w))
+        _, w_mapped = is_mapped
+        if not w_mapped:  # a larger batch
+            first = int(params.batched)
+            return unfold(call(fold(dy, first + g.out_spec[0]), w), first + g.lhs_spec[0], size), True
+        return as_independent_problems(input_gradient_pass, params, size, is_mapped, (dy, w))
+
+    return named_jit(call, "conv_input_gradient", params.identity)
+
+
+@lru_cache(_MAX_PASSES)
+def weight_gradient_pass(params: ConvParams, needs_bias_gradient: bool) -> Callable[..., Any]:
+    """Returns the pass (x, dy) -> (dw, db); db is None if it is not needed."""
+    g = params.geometry
+    axes = (g.lhs_spec[1], g.out_spec[1]), (g.rhs_spec[0], 0 if needs_bias_gradient else None)
+    problem = partial(weight_gradient_problem, g)
+
+    def candidates(x, dy):
+        return _candidates("weight_gradient", params, problem(x, dy), needs_bias_gradient)
+
+    names = _DimNames(params)
+    results = (names.w("O", "I"), names.bias if needs_bias_gradient else None)
+    rule = PartitioningRule((names.x("N", "I"), names.y("N", "O")), results, summed=("N",))
+    kernels = _kernels("weight_gradient", params, *axes, needs_bias_gradient)
+    on_xla = partial(xla.weight_gradient, params, needs_bias_gradient)
+    call = _partitioned(params, rule, problem, candidates, kernels, on_xla)
+
+    @call.def_vmap
+    def batching_rule(size, is_mapped, x, dy):
+        if size == 0:
+            return empty_vmap(call, is_mapped, (x, dy))
+        pass_of = partial(weight_gradient_pass, needs_bias_gradient=needs_bias_gradient)
+        return as_independent_problems(pass_of, params, size, is_mapped, (x, dy))
+
+    return named_jit(call, "conv_weight_gradient", params.identity, needs_bias_gradient)
+
+
+def _kernels(
+    pass_name: str, params: ConvParams, operand_axes: Sequence[int], result_axes: Any, *static: Any
+) -> _Kernels:
+    """The kernel call of each backend that has the pass; `static` are its arguments between params and the arrays."""
+
+    def kernel(backend):
+        def call_of(params):
+            return partial(getattr(backend, pass_name), params, *static)
+
+        if backend.takes_independent_problems:
+            return call_of(params)
+        return as_groups(params, call_of, operand_axes, result_axes)
+
+    return {backend.implementation: kernel(backend) for backend in BACKENDS if backend.has(pass_name)}
+
+
+def _candidates(
+    pass_name: str, params: ConvParams, problem: ConvProblem, has_bias: bool = False, relu: bool = False
+) -> Candidates:
+    """The candidates of the call for a problem of other sizes, which `vmap` or a mesh may have made of it."""
+    found = dict(params.candidates)[pass_name]
+    for backend in BACKENDS:
+        if backend.implementation in found.implementations:
+            call = ConvCall(problem, params.precision, params.settings, has_bias, relu)
+            if not backend.supports_resized(pass_name, call):
+                found = found.without(backend.implementation)
+    return found
+
+
+def _partitioned(
+    params: ConvParams,
+    rule: PartitioningRule,
+    problem: Callable[..., ConvProblem],
+    candidates: Callable[..., Candidates],
+    kernels: _Kernels,
+    on_xla: Callable[..., Any],
+    cross_device: CrossDevice | None = None,
+) -> custom_vmap:
+    """A pass that follows the rule over a mesh; `problem` and `candidates` are functions of its operands."""
+
+    def xla_gathers(*operands: Any) -> bool:
+        """Whether XLA's partitioner gathers a split batch: it does for groups that are not depthwise."""
+        found = problem(*operands)
+        return (params.batched or params.geometry.feature_group_count > 1) and not found.is_depthwise
+
+    return custom_vmap(partitioned(rule, candidates, kernels, on_xla, cross_device, xla_gathers))
 
 
 @dataclasses.dataclass(frozen=True)
-class Spec:
-    """The static arguments of a unit."""
+class _DimNames:
+    """Names of the dimensions of x, w and y that a mesh may split.
 
-    geometry: Geometry
-    precision: Any
-    routes: tuple[tuple[str, Route], ...]  # by unit
-    settings: Settings
-    examples: bool = False  # vmap's: each array has an axis before the geometry's, of as many independent calls
+    P: independent problems, N: batch, I: input features, O: output features. Features in groups are never split.
+    """
 
-    @property
-    def identity(self) -> Spec:
-        """What programs differ by: not by where plans are kept."""
-        return dataclasses.replace(self, settings=dataclasses.replace(self.settings, plan_cache_dir=None))
+    params: ConvParams
 
-    def route(self, kind: str, problem: Problem, has_bias: bool = False, relu: bool = False) -> Route:
-        """The route of a unit, for the call itself or for one of other sizes that vmap or a mesh made of it.
+    def x(self, *names: str) -> Dims:
+        return self._dims(names, "NI", self.params.geometry.lhs_spec)
 
-        Args:
-          kind: of the unit.
-          problem: the convolution, or those of all examples.
-          has_bias: there is a bias, or its gradient is wanted.
-          relu: the result's relu is taken.
-        """
-        found, grouped = dict(self.routes)[kind], problem.in_groups()
-        if "cpu" in found.kernels and not _conv_onednn.has_plan(kind, problem, has_bias):
-            found = found.without("cpu")
-        if "cuda" in found.kernels and _ffi.cuda_depthwise_problem(grouped):
-            found = found.without("cuda")
-        if "cudnn" in found.kernels and _conv_cudnn.slower_for_examples(kind, problem):
-            found = found.without("cudnn")
-        if "cudnn" in found.kernels:
-            epilogue = _ffi.Epilogue(has_bias, relu)
-            if _conv_cudnn.without_plan(kind, grouped, self.precision, self.settings, epilogue):
-                return found.without("cudnn")
-        return found
+    def w(self, *names: str) -> Dims:
+        return self._dims(names, "OI", self.params.geometry.rhs_spec)
 
-
-@dataclasses.dataclass(frozen=True)
-class _Names:
-    """Which dimensions of x, w and y may be split over a mesh: the examples', and of N, the batch, and of O and I,
-    output and input features, those that are asked for. Features in groups are never split."""
-
-    spec: Spec
-
-    def x(self, *wanted: str) -> Dims:
-        return self._dims(wanted, "NI", self.spec.geometry.lhs_spec)
-
-    def w(self, *wanted: str) -> Dims:
-        return self._dims(wanted, "OI", self.spec.geometry.rhs_spec)
-
-    def y(self, *wanted: str) -> Dims:
-        return self._dims(wanted, "NO", self.spec.geometry.out_spec)
+    def y(self, *names: str) -> Dims:
+        return self._dims(names, "NO", self.params.geometry.out_spec)
 
     @property
     def bias(self) -> Dims:
         return self._dims(("O",), "O", (0,))
 
-    def _dims(self, wanted: tuple[str, ...], names: str, axes: tuple[int, ...]) -> Dims:
-        grouped = self.spec.geometry.feature_group_count > 1
-        found = {name: axis for name, axis in zip(names, axes, strict=False) if name in wanted}
+    def _dims(self, names: tuple[str, ...], of_axes: str, axes: tuple[int, ...]) -> Dims:
+        grouped = self.params.geometry.feature_group_count > 1
+        found = {name: axis for name, axis in zip(of_axes, axes, strict=False) if name in names}
         own = dims(len(axes), **{name: axis for name, axis in found.items() if name == "N" or not grouped})
-        return ("E", *own) if self.spec.examples else own
-
-
-def _unit(
-    spec: Spec,
-    layout: Layout,
-    problem: Callable[..., Problem],
-    route: Callable[..., Route],
-    kernels: _Kernels,
-    xla: Callable[..., Any],
-    across: Callable[[Devices], Callable[..., Any]] | None = None,
-) -> custom_vmap:
-    """A unit over a mesh; `problem` and `route` are those of its operands."""
-
-    def xla_gathers(*operands: Any) -> bool:
-        """Whether XLA's partitioner gathers a batch that is split: of groups that are not depthwise."""
-        found = problem(*operands)
-        return (spec.examples or spec.geometry.feature_group_count > 1) and not found.is_depthwise
-
-    return custom_vmap(over_mesh(layout, route, kernels, xla, across, xla_gathers))
-
-
-@lru_cache(_MOST_UNITS)
-def forward_unit(spec: Spec, relu: bool = False) -> Callable[..., Any]:
-    g = spec.geometry
-
-    def problem(x, w, bias):
-        return _conv_problem.of_forward(g, x, w)
-
-    def route(x, w, bias):
-        return spec.route("forward", problem(x, w, bias), bias is not None, relu)
-
-    def calls(relu: bool) -> tuple[_Kernels, Callable[..., Any]]:
-        """The kernels', and XLA's."""
-
-        def cudnn(geometry):
-            return partial(_conv_cudnn.forward, geometry, spec.precision, spec.settings, relu)
-
-        def xla(geometry):
-            return partial(_conv_xla.forward, geometry, spec.precision, relu)
-
-        axes = (g.lhs_spec[1], g.rhs_spec[0], 0), g.out_spec[1]
-        kernels: _Kernels = {"cpu": partial(_conv_onednn.forward, g, relu), "cudnn": by_groups(spec, cudnn, *axes)}
-        return kernels, on_xla(spec, xla, *axes)
-
-    def across(devices):
-        """Of input features that are split: the bias and the activation follow the sum."""
-
-        def finish(y, bias):
-            return _conv_xla.finish(y, bias, relu, g.out_spec)
-
-        def call(x, w, bias):
-            linear = spec.route("forward", problem(x, w, None))
-            y = devices.sum(on_own_part(linear, *calls(relu=False), x, w, None))
-            return (jax.vmap(finish) if spec.examples else finish)(y, bias)
-
-        return call
-
-    names = _Names(spec)
-    layout = Layout((names.x("N", "I"), names.w("O", "I"), names.bias), (names.y("N", "O"),), summed=("I",))
-    unit = _unit(spec, layout, problem, route, *calls(relu), across)
-
-    @unit.def_vmap
-    def rule(size, is_mapped, x, w, bias):
-        if size == 0:
-            return no_examples(unit, is_mapped, (x, w, bias))
-        x_mapped, w_mapped, bias_mapped = is_mapped
-        first = int(spec.examples)  # the first axis of the geometry's own
-        if not w_mapped and not bias_mapped:  # more rows of the same batch
-            y = unit(fold(x, first + g.lhs_spec[0]), w, bias)
-            return unfold(y, first + g.out_spec[0], size), True
-        if not x_mapped and g.feature_group_count == 1:  # more output features
-            w = fold(mapped(w, w_mapped, size), first + g.rhs_spec[0])
-            bias = None if bias is None else fold(mapped(bias, bias_mapped, size), first)
-            return unfold(unit(x, w, bias), first + g.out_spec[1], size), True
-        return more_examples(partial(forward_unit, relu=relu), spec, size, is_mapped, (x, w, bias))
-
-    return jitted(unit, "conv_forward", spec.identity, relu)
-
-
-@lru_cache(_MOST_UNITS)
-def backward_input_unit(spec: Spec) -> Callable[..., Any]:
-    g = spec.geometry
-    problem = partial(_conv_problem.of_backward_input, g)
-
-    def route(dy, w):
-        return spec.route("backward_input", problem(dy, w))
-
-    def cudnn(geometry):
-        return partial(_ffi.cuda_conv_backward_input, geometry, spec.precision, spec.settings)
-
-    def xla(geometry):
-        return partial(_conv_xla.backward_input, geometry, spec.precision)
-
-    axes = (g.out_spec[1], g.rhs_spec[0]), g.lhs_spec[1]
-    kernels: _Kernels = {
-        "cpu": partial(_ffi.conv_backward_input, g),
-        "cudnn": by_groups(spec, cudnn, *axes),
-    }
-    names = _Names(spec)
-    layout = Layout((names.y("N", "O"), names.w("O", "I")), (names.x("N", "I"),), summed=("O",))
-    unit = _unit(spec, layout, problem, route, kernels, on_xla(spec, xla, *axes))
-
-    @unit.def_vmap
-    def rule(size, is_mapped, dy, w):
-        if size == 0:
-            return no_examples(unit, is_mapped, (dy, w))
-        _, w_mapped = is_mapped
-        if not w_mapped:
-            first = int(spec.examples)
-            return unfold(unit(fold(dy, first + g.out_spec[0]), w), first + g.lhs_spec[0], size), True
-        return more_examples(backward_input_unit, spec, size, is_mapped, (dy, w))
-
-    return jitted(unit, "conv_backward_input", spec.identity)
-
-
-@lru_cache(_MOST_UNITS)
-def backward_filter_unit(spec: Spec, want_bias: bool) -> Callable[..., Any]:
-    g = spec.geometry
-    problem = partial(_conv_problem.of_backward_filter, g)
-
-    def route(x, dy):
-        return spec.route("backward_filter", problem(x, dy), want_bias)
-
-    def cuda(geometry):
-        return partial(_conv_cuda.backward_filter, geometry, want_bias)
-
-    def cudnn(geometry):
-        return partial(_conv_cudnn.backward_filter, geometry, spec.precision, spec.settings, want_bias)
-
-    def xla(x, dy):
-        if spec.examples and not problem(x, dy).is_depthwise and not g.is_product:
-            return _conv_xla.backward_filter_of_examples(g, spec.precision, want_bias, x, dy)
-        return on_xla(spec, xla_of, *axes)(x, dy)
-
-    def xla_of(geometry):
-        return partial(_conv_xla.backward_filter, geometry, spec.precision, want_bias)
-
-    axes = (g.lhs_spec[1], g.out_spec[1]), (g.rhs_spec[0], 0 if want_bias else None)
-    kernels: _Kernels = {
-        "cpu": partial(_ffi.conv_backward_filter, g, want_bias),
-        "cuda": by_groups(spec, cuda, *axes),
-        "cudnn": by_groups(spec, cudnn, *axes),
-    }
-    names = _Names(spec)
-    results = (names.w("O", "I"), names.bias if want_bias else None)
-    layout = Layout((names.x("N", "I"), names.y("N", "O")), results, summed=("N",))
-    unit = _unit(spec, layout, problem, route, kernels, xla)
-
-    @unit.def_vmap
-    def rule(size, is_mapped, x, dy):
-        if size == 0:
-            return no_examples(unit, is_mapped, (x, dy))
-        return more_examples(partial(backward_filter_unit, want_bias=want_bias), spec, size, is_mapped, (x, dy))
-
-    return jitted(unit, "conv_backward_filter", spec.identity, want_bias)
+        return ("P", *own) if self.params.batched else own

@@ -1,4 +1,4 @@
-"""What the kernels of a unit of the convolution triangle are chosen by: its geometry, sizes and dtype."""
+"""A convolution problem: geometry, sizes and dtype. Kernels are selected and planned by it."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any
 
 import jax
 
-from jaxgrad._conv_geometry import Geometry, leading_sizes, shape_of
+from jaxgrad._src.conv.geometry import ConvGeometry, leading_sizes, shape_of
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
-    """A convolution of known sizes, whichever of its three operands is being computed.
+class ConvProblem:
+    """A convolution of known sizes. All three passes (y, dx, dw) share it.
 
     Attributes:
-      geometry: what of it is static in a call.
-      batch, features, out_features: the leading sizes of x and of y.
-      dtype: of every operand.
-      examples: of as many independent convolutions of this shape in one call, along an axis before the geometry's;
-        empty where the arrays have no such axis.
+      geometry: its geometry.
+      batch, features, out_features: the sizes of the batch, input feature and output feature axes.
+      dtype: the dtype of every operand.
+      num_problems: `(n,)` for n independent convolutions of this shape in one call, along an axis before the axes of
+        the geometry; `()` if the arrays have no such axis.
     """
 
-    geometry: Geometry
+    geometry: ConvGeometry
     batch: int
     features: int
     out_features: int
     dtype: Any
-    examples: tuple[int, ...] = ()
+    num_problems: tuple[int, ...] = ()
 
     @property
     def x_shape(self) -> tuple[int, ...]:
@@ -45,54 +45,54 @@ class Problem:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of x, w and y, without the axis of examples."""
+        """The shapes of x, w and y, without the axis of independent problems."""
         return self.x_shape, self.w_shape, self.y_shape
 
     @property
     def is_depthwise(self) -> bool:
-        """Each group has one feature and one output feature."""
+        """Whether each group has one input and one output feature."""
         return self.features == self.out_features == self.geometry.feature_group_count
 
     @property
     def multiplications(self) -> int:
-        """Of each of the three convolutions of one example, those with padding included."""
+        """The multiplications of one pass of one problem, those with padding included."""
         g = self.geometry
         places = self.batch * math.prod(g.y_spatial)
         return places * math.prod(g.w_spatial) * self.features * self.out_features // g.feature_group_count
 
-    def laid_out(self, geometry: Geometry) -> Problem:
-        """The same convolution with its operands laid out as those of another geometry."""
+    def with_geometry(self, geometry: ConvGeometry) -> ConvProblem:
+        """The same convolution with other layouts of its operands."""
         return dataclasses.replace(self, geometry=geometry)
 
-    def in_dtype(self, dtype: Any) -> Problem:
+    def in_dtype(self, dtype: Any) -> ConvProblem:
         return dataclasses.replace(self, dtype=dtype)
 
-    def in_groups(self) -> Problem:
-        """One convolution whose groups are the examples'."""
-        count = math.prod(self.examples)
-        return Problem(
+    def in_groups(self) -> ConvProblem:
+        """One convolution whose groups are the groups of all independent problems."""
+        count = math.prod(self.num_problems)
+        return ConvProblem(
             self.geometry.in_groups(count), self.batch, self.features * count, self.out_features * count, self.dtype
         )
 
 
-def of_forward(geometry: Geometry, x: jax.Array, w: jax.Array) -> Problem:
+def forward_problem(geometry: ConvGeometry, x: jax.Array, w: jax.Array) -> ConvProblem:
     batch, features = leading_sizes(x, geometry.lhs_spec)
     out_features, _ = leading_sizes(w, geometry.rhs_spec)
-    return Problem(geometry, batch, features, out_features, x.dtype, _examples(geometry, x))
+    return ConvProblem(geometry, batch, features, out_features, x.dtype, _num_problems(geometry, x))
 
 
-def of_backward_input(geometry: Geometry, dy: jax.Array, w: jax.Array) -> Problem:
+def input_gradient_problem(geometry: ConvGeometry, dy: jax.Array, w: jax.Array) -> ConvProblem:
     batch, out_features = leading_sizes(dy, geometry.out_spec)
-    _, of_group = leading_sizes(w, geometry.rhs_spec)
-    features = of_group * geometry.feature_group_count
-    return Problem(geometry, batch, features, out_features, dy.dtype, _examples(geometry, dy))
+    _, group_features = leading_sizes(w, geometry.rhs_spec)
+    features = group_features * geometry.feature_group_count
+    return ConvProblem(geometry, batch, features, out_features, dy.dtype, _num_problems(geometry, dy))
 
 
-def of_backward_filter(geometry: Geometry, x: jax.Array, dy: jax.Array) -> Problem:
+def weight_gradient_problem(geometry: ConvGeometry, x: jax.Array, dy: jax.Array) -> ConvProblem:
     batch, features = leading_sizes(x, geometry.lhs_spec)
     _, out_features = leading_sizes(dy, geometry.out_spec)
-    return Problem(geometry, batch, features, out_features, x.dtype, _examples(geometry, x))
+    return ConvProblem(geometry, batch, features, out_features, x.dtype, _num_problems(geometry, x))
 
 
-def _examples(geometry: Geometry, array: jax.Array) -> tuple[int, ...]:
+def _num_problems(geometry: ConvGeometry, array: jax.Array) -> tuple[int, ...]:
     return array.shape[: array.ndim - len(geometry.lhs_spec)]

@@ -1,61 +1,54 @@
-"""Where a call transposes its result by jaxgrad's own kernel: ffi/cuda/transposition.cc.
+"""Transposes a weight gradient from cuDNN's layout to the caller's with jaxgrad's own CUDA kernel.
 
-XLA's transpositions of elements of 2 bytes take several times as long. Those that only move rows of neighbouring
-elements, or nothing at all, are XLA's: it does the former well, and the latter without a copy. But where axes are
-reversed on the way, XLA is slow with rows too.
+XLA's transposes of 2-byte elements take several times as long. ffi/cuda/transpose decides which transposes the kernel
+takes; the others stay with XLA.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from functools import cache
 
 import jax
 
-from jaxgrad._ffi.registration import cuda, nvrtc_problem
+from jaxgrad._src.conv.geometry import ConvGeometry
+from jaxgrad._src.conv.problem import ConvProblem
+from jaxgrad._src.native import cuda
 
-_MOST_ELEMENTS = (1 << 31) - 1
+
+def kernel_transposes(problem: ConvProblem, written: ConvGeometry) -> bool:
+    """Whether jaxgrad's kernel brings dw from the layout that cuDNN writes to the caller's layout, in the same call.
+
+    Args:
+      problem: the convolution in the caller's layouts. Its window is reversed on the way if the geometry says so.
+      written: the geometry whose layout cuDNN writes.
+    """
+    if transpose_unavailable(cuda.gpu_ordinal()):
+        return False
+    geometry = problem.geometry
+    sizes = (problem.out_features, problem.features // geometry.feature_group_count, *geometry.w_spatial)
+    reversed_axes = list(range(2, len(sizes))) if geometry.window_reversed else []
+    return bool(
+        cuda.module.transpose_supported(list(sizes), list(written.rhs_spec), list(geometry.rhs_spec), reversed_axes)
+    )
 
 
 @cache
-def transposition_problem(device: int | None) -> str:
-    """Why calls cannot transpose their results on a GPU; empty when they can, and the kernels are then loaded there.
+def transpose_unavailable(device: int | None) -> str:
+    """Returns why the kernel cannot run on a GPU; empty if it can, and then it is compiled and loaded there.
 
-    Without a GPU here nobody knows whether NVRTC, which compiles the kernels, is there where the program runs.
+    Without a GPU on this machine, it is unknown whether NVRTC, which compiles the kernel, is where the program runs.
 
-    Raises RuntimeError where they cannot be loaded and other processes, where they can be, wait for the same program.
+    Raises:
+      RuntimeError: the kernel cannot be loaded, and other processes of the program may have been able to load it.
     """
     if device is None:
-        return "there is no GPU here"
-    if problem := nvrtc_problem():
+        return "there is no GPU on this machine"
+    if problem := cuda.nvrtc_unavailable():
         return problem
     try:
-        cuda.load_transposition(device)
+        cuda.module.load_transpose_kernels(device)
     except RuntimeError as error:
         if jax.process_count() > 1:
             raise
         return str(error)
     return ""
-
-
-def takes_transposition(
-    sizes: Sequence[int], spec: Sequence[int], wanted: Sequence[int], turned: Sequence[int] = ()
-) -> bool:
-    """Whether the kernel takes arrays from where `spec` puts axes of these sizes to where `wanted` does.
-
-    The axes in `turned` are reversed on the way. What the kernel cannot reverse are the elements of rows that stay
-    rows, and an array in which nothing moves besides is XLA's too.
-    """
-    if math.prod(sizes) > _MOST_ELEMENTS:
-        return False
-    last = _innermost(sizes, spec)
-    if last != _innermost(sizes, wanted):
-        return True
-    turns = any(sizes[axis] > 1 for axis in turned)
-    return turns and last not in turned and tuple(spec) != tuple(wanted)
-
-
-def _innermost(sizes: Sequence[int], spec: Sequence[int]) -> int | None:
-    """The axis whose elements lie side by side."""
-    return max((axis for axis, size in enumerate(sizes) if size > 1), key=lambda axis: spec[axis], default=None)

@@ -1,16 +1,16 @@
-"""The convolution triangle on plain XLA, which is given products of matrices where it is slow at convolutions.
+"""The convolution passes on XLA, written as matrix products where XLA is slow at convolutions.
 
-A window that covers all of x is one product. XLA writes the weight gradient of a grouped convolution as one with
-`batch_group_count`, for which its CPU backend has no fast code; there it is a product for each tap of the window: the
-elements of x that the tap meets, times dy, group by group. Those of examples, which JAX makes groups of, are such
-products on every platform.
+A window that covers all of x is one matrix product. The weight gradient of a grouped convolution is a convolution with
+`batch_group_count`, for which XLA has no fast code on a CPU; there it is one matrix product for each tap of the window:
+the elements of x under the tap times dy, group by group. The weight gradients of independent problems, which JAX turns
+into groups, are such products on every platform.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,25 +18,73 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxgrad._conv_geometry import Geometry, oriented, shape_of
-from jaxgrad._partitioning import vary_alike
-
-PRODUCT = "XLA computes a window that covers all of x as a product of matrices"
+from jaxgrad._src.conv.batching import as_groups
+from jaxgrad._src.conv.geometry import ConvGeometry, maybe_reverse_window, shape_of
+from jaxgrad._src.conv.params import ConvParams
+from jaxgrad._src.conv.problem import weight_gradient_problem
+from jaxgrad._src.core.mesh_axes import pvary_to_match
 
 _MOST_TAPS_UNROLLED = 64
-_TAPS_BYTES = 1 << 29  # of what is met by the taps that a GPU takes together
+_TAPS_BYTES = 1 << 29  # of the elements of x that a GPU gathers for one matrix product
 
 
-def forward(
-    geometry: Geometry, precision: Any, relu: bool, x: jax.Array, w: jax.Array, bias: jax.Array | None
+def forward(params: ConvParams, relu: bool, x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """y = conv(x, w) + bias, or the relu of it."""
+    g = params.geometry
+
+    def call_of(params):
+        return partial(_forward, params.geometry, params.precision, relu)
+
+    return _per_problem(params, call_of, (g.lhs_spec[1], g.rhs_spec[0], 0), g.out_spec[1])(x, w, bias)
+
+
+def input_gradient(params: ConvParams, dy: jax.Array, w: jax.Array) -> jax.Array:
+    """dx, the transpose of the convolution in x."""
+    g = params.geometry
+
+    def call_of(params):
+        return partial(_input_gradient, params.geometry, params.precision)
+
+    return _per_problem(params, call_of, (g.out_spec[1], g.rhs_spec[0]), g.lhs_spec[1])(dy, w)
+
+
+def weight_gradient(
+    params: ConvParams, needs_bias_gradient: bool, x: jax.Array, dy: jax.Array
+) -> tuple[jax.Array, jax.Array | None]:
+    """dw, the transpose of the convolution in w, and the bias gradient if needed."""
+    g = params.geometry
+
+    def call_of(params):
+        return partial(_weight_gradient, params.geometry, params.precision, needs_bias_gradient)
+
+    if params.batched and not weight_gradient_problem(g, x, dy).is_depthwise and not g.is_matrix_product:
+        return _weight_gradients_of_problems(g, params.precision, needs_bias_gradient, x, dy)
+    results = (g.rhs_spec[0], 0 if needs_bias_gradient else None)
+    return _per_problem(params, call_of, (g.lhs_spec[1], g.out_spec[1]), results)(x, dy)
+
+
+def _per_problem(
+    params: ConvParams,
+    call_of: Callable[[ConvParams], Callable[..., Any]],
+    operand_axes: Sequence[int],
+    result_axes: Any,
+) -> Callable[..., Any]:
+    """A call for independent problems: a batched matrix product, or groups of one convolution."""
+    if params.batched and params.geometry.is_matrix_product:
+        return jax.vmap(call_of(params))
+    return as_groups(params, call_of, operand_axes, result_axes)
+
+
+def _forward(
+    geometry: ConvGeometry, precision: Any, relu: bool, x: jax.Array, w: jax.Array, bias: jax.Array | None
 ) -> jax.Array:
-    return finish(_convolve(geometry, precision, x, w), bias, relu, geometry.out_spec)
+    return add_bias_and_relu(_convolve(geometry, precision, x, w), bias, relu, geometry.out_spec)
 
 
-def _convolve(geometry: Geometry, precision: Any, x: jax.Array, w: jax.Array) -> jax.Array:
-    w = oriented(geometry, w)
-    if geometry.is_product:
-        return _product(geometry, precision, x, w)
+def _convolve(geometry: ConvGeometry, precision: Any, x: jax.Array, w: jax.Array) -> jax.Array:
+    w = maybe_reverse_window(geometry, w)
+    if geometry.is_matrix_product:
+        return _matrix_product(geometry, precision, x, w)
     return lax.conv_general_dilated(
         x,
         w,
@@ -49,10 +97,10 @@ def _convolve(geometry: Geometry, precision: Any, x: jax.Array, w: jax.Array) ->
     )
 
 
-def _product(geometry: Geometry, precision: Any, x: jax.Array, w: jax.Array) -> jax.Array:
-    """y, as a product of matrices, and by its transposes dx and dw too: XLA and the libraries would convolve.
+def _matrix_product(geometry: ConvGeometry, precision: Any, x: jax.Array, w: jax.Array) -> jax.Array:
+    """y as a matrix product; its transposes, dx and dw, are matrix products too.
 
-    From 100 features to 4 x 4 x 1024 that takes cuDNN, as XLA calls it, 1.7 to 5 times as long on an H200.
+    XLA would call a convolution. For 100 features to 4x4x1024 cuDNN then takes 1.7 to 5 times as long on an H200.
     """
     of_x, of_w = geometry.lhs_spec[1:], geometry.rhs_spec[1:]
     in_memory = sorted(range(len(of_x)), key=lambda i: of_x[i])  # so that x need not be transposed
@@ -62,111 +110,111 @@ def _product(geometry: Geometry, precision: Any, x: jax.Array, w: jax.Array) -> 
     return lax.expand_dims(y if batch < feature else y.T, spatial)
 
 
-def finish(y: jax.Array, bias: jax.Array | None, with_relu: bool, spec: Sequence[int]) -> jax.Array:
-    """What follows a convolution: the bias, if any, and relu if asked for."""
+def add_bias_and_relu(y: jax.Array, bias: jax.Array | None, with_relu: bool, spec: Sequence[int]) -> jax.Array:
+    """Adds the bias, unless it is None, to the result of a convolution, and applies relu if asked."""
     y = y if bias is None else add_bias(y, bias, spec)
     return relu(y) if with_relu else y
 
 
 @jax.custom_jvp
 def relu(x: jax.Array) -> jax.Array:
-    """`jax.nn.relu`, whose derivative here is read off the result: x need not be kept beside it."""
+    """`jax.nn.relu` with a derivative that reads the result, so that x is not a residual."""
     return jnp.maximum(x, 0)
 
 
 @relu.defjvp
 def _relu_jvp(primals, tangents):
     y = relu(*primals)
-    return y, where_passed(y, *tangents)
+    return y, relu_grad(y, *tangents)
 
 
-def where_passed(y: jax.Array, derivative: jax.Array) -> jax.Array:
-    """The derivative where relu, which gave y, passed its argument on; 0 where that was 0, negative or NaN."""
+def relu_grad(y: jax.Array, derivative: jax.Array) -> jax.Array:
+    """The derivative of y = relu(x) times `derivative`: zero where x was zero, negative or NaN."""
     return jnp.where(y > 0, derivative, jnp.zeros((), derivative.dtype))
 
 
 def add_bias(y: jax.Array, bias: jax.Array, spec: Sequence[int]) -> jax.Array:
-    """y + bias [C] along the feature axis of y, laid out by `spec`.
+    """y + bias [C] along the feature axis of y, whose layout is `spec`.
 
-    16-bit types are added in float32: then their gradient, a sum over all of y, is summed in float32 too.
+    16-bit types are added in float32, so that the bias gradient, a sum over all of y, is accumulated in float32 too.
     """
     wide = jnp.dtype(jnp.float32) if y.dtype.itemsize == 2 else y.dtype
-    spread = lax.expand_dims(bias.astype(wide), [axis for axis in range(y.ndim) if axis != spec[1]])
-    return (y.astype(wide) + spread).astype(y.dtype)
+    expanded = lax.expand_dims(bias.astype(wide), [axis for axis in range(y.ndim) if axis != spec[1]])
+    return (y.astype(wide) + expanded).astype(y.dtype)
 
 
-def backward_input(geometry: Geometry, precision: Any, dy: jax.Array, w: jax.Array) -> jax.Array:
+def _input_gradient(geometry: ConvGeometry, precision: Any, dy: jax.Array, w: jax.Array) -> jax.Array:
     features = w.shape[geometry.rhs_spec[1]] * geometry.feature_group_count
     shape = shape_of(geometry.lhs_spec, dy.shape[geometry.out_spec[0]], features, geometry.x_spatial)
-    x, _ = vary_alike(jnp.zeros(shape, dy.dtype), dy)
+    x, _ = pvary_to_match(jnp.zeros(shape, dy.dtype), dy)
     (dx,) = jax.linear_transpose(lambda x: _convolve(geometry, precision, x, w), x)(dy)
     return dx
 
 
-def backward_filter(
-    geometry: Geometry, precision: Any, want_bias: bool, x: jax.Array, dy: jax.Array
+def _weight_gradient(
+    geometry: ConvGeometry, precision: Any, needs_bias_gradient: bool, x: jax.Array, dy: jax.Array
 ) -> tuple[jax.Array, jax.Array | None]:
-    plain = partial(_weight_gradient, geometry, precision)
+    transposed = partial(_transpose_in_w, geometry, precision)
     if geometry.feature_group_count > 1:
         by_taps = partial(_grouped_weight_gradient, geometry, precision)
-        dw = lax.platform_dependent(x, dy, cuda=plain, default=by_taps)  # on a GPU, XLA has kernels for groups
+        dw = lax.platform_dependent(x, dy, cuda=transposed, default=by_taps)  # on a GPU, XLA has kernels for groups
     else:
-        dw = plain(x, dy)
-    return dw, bias_gradient(geometry, dy) if want_bias else None
+        dw = transposed(x, dy)
+    return dw, bias_gradient(geometry, dy) if needs_bias_gradient else None
 
 
-def backward_filter_of_examples(
-    geometry: Geometry, precision: Any, want_bias: bool, x: jax.Array, dy: jax.Array
+def _weight_gradients_of_problems(
+    geometry: ConvGeometry, precision: Any, needs_bias_gradient: bool, x: jax.Array, dy: jax.Array
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The same of independent examples, along an axis before the geometry's of x, dy and the results.
+    """The weight gradients of independent problems, along a first axis of x, dy and the results.
 
-    A GPU has memory to take many taps together: one product of matrices for each example, of what all taps of the
-    window meet. As groups of one convolution, which is what JAX makes of them, they take XLA 3 to 700 times as long.
+    A GPU has the memory to take many taps at once: one matrix product for each problem, of the elements of x under all
+    taps of the window. As groups of one convolution, which JAX makes of them, they take XLA 3 to 700 times as long.
     """
-    of_cpu, of_gpu = (partial(_examples_weight_gradients, geometry, precision, limit) for limit in (0, _TAPS_BYTES))
-    dw = lax.platform_dependent(x, dy, cuda=of_gpu, default=of_cpu)
-    return dw, jax.vmap(partial(bias_gradient, geometry))(dy) if want_bias else None
+    on_cpu, on_gpu = (partial(_products_by_taps, geometry, precision, limit) for limit in (0, _TAPS_BYTES))
+    dw = lax.platform_dependent(x, dy, cuda=on_gpu, default=on_cpu)
+    return dw, jax.vmap(partial(bias_gradient, geometry))(dy) if needs_bias_gradient else None
 
 
-def _weight_gradient(geometry: Geometry, precision: Any, x: jax.Array, dy: jax.Array) -> jax.Array:
+def _transpose_in_w(geometry: ConvGeometry, precision: Any, x: jax.Array, dy: jax.Array) -> jax.Array:
     features = (dy.shape[geometry.out_spec[1]], x.shape[geometry.lhs_spec[1]] // geometry.feature_group_count)
-    # Were it the same for all devices, the transpose would sum over them, as the rule that asks for dw does later.
-    w, _ = vary_alike(jnp.zeros(shape_of(geometry.rhs_spec, *features, geometry.w_spatial), x.dtype), x)
+    # A w that is the same on all devices would make the transpose sum over them; the rule that needs dw does so later.
+    w, _ = pvary_to_match(jnp.zeros(shape_of(geometry.rhs_spec, *features, geometry.w_spatial), x.dtype), x)
     (dw,) = jax.linear_transpose(lambda w: _convolve(geometry, precision, x, w), w)(dy)
     return dw
 
 
-def bias_gradient(geometry: Geometry, dy: jax.Array) -> jax.Array:
-    """dy summed over all but its feature axis."""
+def bias_gradient(geometry: ConvGeometry, dy: jax.Array) -> jax.Array:
+    """dy summed over all axes but the feature axis."""
     return dy.sum([axis for axis in range(dy.ndim) if axis != geometry.out_spec[1]])
 
 
-def _grouped_weight_gradient(geometry: Geometry, precision: Any, x: jax.Array, dy: jax.Array) -> jax.Array:
-    (dw,) = _examples_weight_gradients(geometry, precision, 0, x[None], dy[None])
+def _grouped_weight_gradient(geometry: ConvGeometry, precision: Any, x: jax.Array, dy: jax.Array) -> jax.Array:
+    (dw,) = _products_by_taps(geometry, precision, 0, x[None], dy[None])
     return dw
 
 
-def _examples_weight_gradients(
-    geometry: Geometry, precision: Any, taps_bytes: int, x: jax.Array, dy: jax.Array
+def _products_by_taps(
+    geometry: ConvGeometry, precision: Any, taps_bytes: int, x: jax.Array, dy: jax.Array
 ) -> jax.Array:
-    """dw of each example, tap by tap, or by as many taps together as meet no more than `taps_bytes` of x."""
-    examples, groups, spatial = x.shape[0], geometry.feature_group_count, len(geometry.w_spatial)
+    """dw of each independent problem, tap by tap, or by as many taps at once as gather at most `taps_bytes` of x."""
+    num_problems, groups, spatial = x.shape[0], geometry.feature_group_count, len(geometry.w_spatial)
     x = _by_group(x, geometry.lhs_spec, groups)
     x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), (0, 0, 0), *((*p, 0) for p in geometry.padding), (0, 0, 0)])
     dy = _by_group(dy, geometry.out_spec, groups)
     dy = dy.reshape(dy.shape[0], -1, dy.shape[-1])
     spans = [(n - 1) * s + 1 for n, s in zip(geometry.y_spatial, geometry.window_strides, strict=True)]
 
-    def met(offsets: Any) -> jax.Array:
-        """[E G, positions, input features of a group], the elements of x that one tap of the window meets."""
+    def gathered(offsets: Any) -> jax.Array:
+        """[P G, positions, input features of a group], the elements of x under one tap of the window."""
         start = [o * d for o, d in zip(offsets, geometry.rhs_dilation, strict=True)]
         found = lax.dynamic_slice(x, (0, 0, *start, 0), (*x.shape[:2], *spans, x.shape[-1]))
         found = lax.slice(found, (0,) * found.ndim, found.shape, (1, 1, *geometry.window_strides, 1))
         return found.reshape(found.shape[0], -1, found.shape[-1])
 
     def product(taps: Sequence[Any]) -> jax.Array:
-        """[E G, output features of a group, taps, input features of a group]"""
-        elements = jnp.concatenate([met(offsets) for offsets in taps], -1)
+        """[P G, output features of a group, taps, input features of a group]"""
+        elements = jnp.concatenate([gathered(offsets) for offsets in taps], -1)
         found = lax.dot_general(dy, elements, (((1,), (1,)), ((0,), (0,))), precision=precision)
         return found.reshape(*found.shape[:2], len(taps), -1)
 
@@ -174,20 +222,20 @@ def _examples_weight_gradients(
     if math.prod(window) <= _MOST_TAPS_UNROLLED:
         taps = list(itertools.product(*map(range, window)))
         tap_bytes = math.prod(dy.shape[:2]) * x.shape[-1] * x.dtype.itemsize
-        together = max(1, min(len(taps), taps_bytes // tap_bytes))
-        found = jnp.concatenate([product(taps[i : i + together]) for i in range(0, len(taps), together)], 2)
-    else:  # computed and not a constant, which `custom_partitioning` takes none of
+        at_once = max(1, min(len(taps), taps_bytes // tap_bytes))
+        found = jnp.concatenate([product(taps[i : i + at_once]) for i in range(0, len(taps), at_once)], 2)
+    else:  # computed, because `custom_partitioning` does not accept constants
         indices = jnp.arange(math.prod(window))
         found = jnp.moveaxis(lax.map(lambda i: product([jnp.unravel_index(i, window)])[:, :, 0], indices), 0, 2)
-    # [E G, O, taps, I] -> [E, G O, I, window], and from there to w's own order of axes.
-    found = found.reshape(examples, -1, *window, found.shape[-1])
+    # [P G, O, taps, I] -> [P, G O, I, window] -> the layout of w.
+    found = found.reshape(num_problems, -1, *window, found.shape[-1])
     canonical = jnp.moveaxis(found, -1, 2)
     dw = jnp.transpose(canonical, [0, *(1 + geometry.rhs_spec.index(axis) for axis in range(spatial + 2))])
-    return oriented(geometry, dw)
+    return maybe_reverse_window(geometry, dw)
 
 
 def _by_group(array: jax.Array, spec: tuple[int, ...], groups: int) -> jax.Array:
-    """[E G, N, *spatial, features of a group] of an array with an axis of examples before those of `spec`."""
+    """[P G, N, *spatial, features of a group] of an array with an axis of P problems before the axes of `spec`."""
     batch, feature, *spatial = (axis + 1 for axis in spec)
     array = jnp.transpose(array, (0, batch, *spatial, feature))
     array = jnp.moveaxis(array.reshape(*array.shape[:-1], groups, -1), -2, 1)

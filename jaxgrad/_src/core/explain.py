@@ -107,9 +107,7 @@ def explanation(selection: Selection, platform: str) -> Explanation:
         PassExplanation(name, *_implementation_and_reason(selection, name, platform)) for name in selection.op.passes
     )
     alike = len({(found.implementation, found.reason) for found in passes}) == 1
-    return Explanation(
-        selection.op.name, platform, passes[0].implementation, passes[0].reason, () if alike else passes
-    )
+    return Explanation(selection.op.name, platform, passes[0].implementation, passes[0].reason, () if alike else passes)
 
 
 def _implementation_and_reason(selection: Selection, pass_name: str, platform: str) -> tuple[str, str]:

@@ -42,6 +42,8 @@ class Backend:
       description: why the backend is selected, for `jaxgrad.explain`.
       passes: the passes that it has kernels for; None for all passes of the op.
       instead: what runs where the kernels are missing, for the warning.
+      depends_on_problem_only: whether the answers depend on nothing but the problem, so that they may be kept. They do
+        not where they depend on settings, or on memory that is free at the time.
     """
 
     implementation: ClassVar[str]
@@ -50,6 +52,7 @@ class Backend:
     description: ClassVar[str]
     passes: ClassVar[tuple[str, ...] | None] = None
     instead: ClassVar[str] = "XLA"
+    depends_on_problem_only: ClassVar[bool] = False
 
     def has(self, pass_name: str) -> bool:
         """Whether there is a kernel for a pass."""

@@ -15,7 +15,11 @@ import numpy as np
 
 
 def ffi_call(
-    target: str, results: Sequence[jax.ShapeDtypeStruct], operands: Sequence[jax.Array], workspace: int, **attributes: Any
+    target: str,
+    results: Sequence[jax.ShapeDtypeStruct],
+    operands: Sequence[jax.Array],
+    workspace: int,
+    **attributes: Any,
 ) -> list[jax.Array]:
     """Calls a handler.
 

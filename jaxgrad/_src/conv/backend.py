@@ -1,0 +1,42 @@
+"""What a backend of the convolutions implements."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import jax
+
+from jaxgrad._src.conv.params import ConvCall, ConvParams
+from jaxgrad._src.core.op import Backend
+
+
+class ConvBackend(Backend):
+    """Kernels for the passes of a convolution. A subclass implements the passes that it has kernels for.
+
+    The arrays have the layouts of `params.geometry`. w and dw have a reversed window where
+    `params.geometry.window_reversed` is set.
+
+    Attributes:
+      takes_independent_problems: whether the kernels take the axis of independent problems that `vmap` makes
+        (`params.batched`). Otherwise the problems become groups of one convolution.
+    """
+
+    takes_independent_problems: ClassVar[bool] = False
+
+    def supports_resized(self, pass_name: str, call: ConvCall) -> bool:
+        """Whether the backend, a candidate already, still runs a pass whose sizes `vmap` or a mesh has changed."""
+        return self.find_plan(pass_name, call) is None
+
+    def forward(self, params: ConvParams, relu: bool, x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
+        """Returns y = conv(x, w) + bias, or the relu of it."""
+        raise NotImplementedError
+
+    def input_gradient(self, params: ConvParams, dy: jax.Array, w: jax.Array) -> jax.Array:
+        """Returns dx."""
+        raise NotImplementedError
+
+    def weight_gradient(
+        self, params: ConvParams, needs_bias_gradient: bool, x: jax.Array, dy: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Returns dw and, if needed, the bias gradient."""
+        raise NotImplementedError

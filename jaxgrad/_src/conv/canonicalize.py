@@ -1,0 +1,222 @@
+"""Reads a call of `jax.lax.conv_general_dilated` as one of the convolution passes.
+
+A convolution without input dilation is a forward pass. One with input dilation and unit window strides is the input
+gradient of another convolution. All others run on XLA.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import lru_cache, partial
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxgrad._src.conv import autodiff, jvp
+from jaxgrad._src.conv.backends import BACKENDS
+from jaxgrad._src.conv.geometry import ConvGeometry, Pairs, dilated_size, transpose_geometry
+from jaxgrad._src.conv.params import PASSES, ConvCall, ConvParams
+from jaxgrad._src.conv.problem import ConvProblem, forward_problem
+from jaxgrad._src.conv.swap_features import swap_features
+from jaxgrad._src.conv.xla import add_bias_and_relu
+from jaxgrad._src.core import checks, forward_mode
+from jaxgrad._src.core.op import Rejection
+from jaxgrad._src.core.selection import reject_symbolic_shapes
+from jaxgrad._src.core.settings import current
+
+_MAX_READINGS = 4096  # kept, of calls with different shapes and arguments
+
+
+@dataclasses.dataclass(frozen=True)
+class LaxArguments:
+    """The arguments of `jax.lax.conv_general_dilated` other than the arrays, and whether the window is reversed."""
+
+    window_strides: Any
+    padding: Any
+    lhs_dilation: Any = None
+    rhs_dilation: Any = None
+    dimension_numbers: Any = None
+    feature_group_count: int = 1
+    batch_group_count: int = 1
+    precision: Any = None
+    preferred_element_type: Any = None
+    window_reversed: bool = False
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _as_tuples(getattr(self, field.name)))
+
+    def call_lax(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        """`jax.lax.conv_general_dilated`, of rhs as it is."""
+        arguments = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "window_reversed"}
+        return lax.conv_general_dilated(lhs, rhs, **arguments)
+
+
+def _as_tuples(value: Any) -> Any:
+    """The value with lists as tuples, so that it is hashable."""
+    return tuple(map(_as_tuples, value)) if type(value) in (list, tuple) else value
+
+
+class Reading(NamedTuple):
+    """A call, read by its shapes, dtypes and arguments alone.
+
+    Attributes:
+      result: shape and dtype of the result.
+      dimension_numbers: of the call.
+      pass_call: the pass that computes the call, or None.
+      reason: why no pass does, if so.
+      static_rejections: rejections by backends that depend on the problem alone, by implementation and pass.
+    """
+
+    result: jax.ShapeDtypeStruct
+    dimension_numbers: lax.ConvDimensionNumbers
+    pass_call: ForwardCall | InputGradientCall | None
+    reason: str
+    static_rejections: dict[tuple[str, str], Rejection | None]
+
+
+def read(arguments: LaxArguments, lhs: jax.Array, rhs: jax.Array, has_bias: bool) -> Reading:
+    """Reads a call; raises what `jax.lax.conv_general_dilated` raises.
+
+    Readings are kept: outside `jax.jit`, reading a call would take Python longer than running it takes JAX.
+    """
+    shapes = lhs.shape, lhs.dtype, rhs.shape, rhs.dtype
+    x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]  # limits preferred_element_type
+    try:
+        hash(arguments)
+    except TypeError:  # for instance a padding that is a NumPy array
+        return _read.__wrapped__(arguments, *shapes, has_bias, x64)
+    return _read(arguments, *shapes, has_bias, x64)
+
+
+@lru_cache(_MAX_READINGS)
+def _read(arguments, lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, has_bias, x64):
+    lhs: Any = jax.ShapeDtypeStruct(lhs_shape, lhs_dtype)
+    rhs: Any = jax.ShapeDtypeStruct(rhs_shape, rhs_dtype)
+    result = jax.eval_shape(arguments.call_lax, lhs, rhs)  # checks the call as jax.lax does
+    dn = lax.conv_dimension_numbers(lhs_shape, rhs_shape, arguments.dimension_numbers)
+    if reason := _runs_on_xla(arguments, lhs, rhs, result):
+        return Reading(result, dn, None, reason, {})
+    pass_call = _pass_call(arguments, lhs_shape, rhs_shape, dn)
+    if min(pass_call.geometry.x_spatial) <= 0:
+        return Reading(result, dn, None, "the window covers only padding; runs on XLA", {})
+    problem = pass_call.problem(lhs, rhs).in_dtype(result.dtype)
+    call = ConvCall(problem, arguments.precision, current(), has_bias, transposed=pass_call.transposed)
+    rejections = {
+        (backend.implementation, name): backend.reject(name, call, forced=False)
+        for backend in BACKENDS
+        if backend.depends_on_problem_only and not backend.unavailable()
+        for name in filter(backend.has, PASSES)
+    }
+    return Reading(result, dn, pass_call, "", rejections)
+
+
+def _runs_on_xla(arguments: LaxArguments, lhs: jax.Array, rhs: jax.Array, result: jax.ShapeDtypeStruct) -> str:
+    """Returns why no pass computes the call; empty if one does."""
+    n = lhs.ndim - 2
+    strides = arguments.window_strides
+    lhs_dilation, rhs_dilation = arguments.lhs_dilation or (1,), arguments.rhs_dilation or (1,)
+    if not jnp.issubdtype(lhs.dtype, jnp.floating):
+        return f"the dtype {lhs.dtype.name} runs on XLA"
+    exact = result.dtype == lhs.dtype or result.dtype.itemsize > lhs.dtype.itemsize  # the operands fit its dtype
+    if lhs.dtype != rhs.dtype or not exact or result.dtype.name not in checks.FLOATING:
+        return f"operands of {lhs.dtype.name} and {rhs.dtype.name} with a result of {result.dtype.name} run on XLA"
+    if not 1 <= n <= 3:
+        return f"{n} spatial dimensions run on XLA; the kernels take 1 to 3"
+    if arguments.batch_group_count > 1:
+        return "batch_group_count above 1 runs on XLA"
+    if max(lhs_dilation) > 1 and max(strides) > 1:
+        return "lhs_dilation and window_strides both above 1 run on XLA"
+    if symbolic := reject_symbolic_shapes(lhs, rhs):
+        return symbolic.reason
+    if min(*strides, *lhs_dilation, *rhs_dilation) < 1:
+        return "a stride or dilation below 1 runs on XLA, which refuses it"
+    if 0 in (*lhs.shape, *rhs.shape, *result.shape):
+        return "an array without elements runs on XLA"
+    return ""
+
+
+def _pass_call(
+    arguments: LaxArguments, lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dn: lax.ConvDimensionNumbers
+) -> ForwardCall | InputGradientCall:
+    n, groups = len(lhs_shape) - 2, arguments.feature_group_count
+    strides = tuple(map(int, arguments.window_strides))
+    lhs_dilation = tuple(map(int, arguments.lhs_dilation or (1,) * n))
+    rhs_dilation = tuple(map(int, arguments.rhs_dilation or (1,) * n))
+    sizes = [lhs_shape[axis] for axis in dn.lhs_spec[2:]]
+    window = [rhs_shape[axis] for axis in dn.rhs_spec[2:]]
+    padding = arguments.padding
+    if isinstance(padding, str):
+        extents = [dilated_size(k, d) for k, d in zip(window, rhs_dilation, strict=True)]
+        padding = lax.padtype_to_pads(sizes, extents, strides, padding)
+    pads: Pairs = tuple((int(low), int(high)) for low, high in padding)
+    dilated = max(lhs_dilation) > 1
+    if dilated or (max(sizes) == 1 and max(strides) == 1):
+        call = InputGradientCall(
+            *transpose_geometry(
+                lhs_shape, rhs_shape, dn, lhs_dilation, pads, rhs_dilation, groups, arguments.window_reversed
+            )
+        )
+        # A single position that the padding surrounds: its input gradient is a matrix product.
+        if dilated or call.geometry.is_matrix_product:
+            return call
+    crop = tuple((min(0, low), min(0, high)) for low, high in pads)
+    kept = tuple((max(0, low), max(0, high)) for low, high in pads)
+    cropped = tuple(size + sum(pair) for size, pair in zip(sizes, crop, strict=True))
+    geometry = ConvGeometry(
+        *map(tuple, dn), strides, kept, rhs_dilation, groups, cropped, tuple(window), arguments.window_reversed
+    )
+    return ForwardCall(geometry, crop)
+
+
+@dataclasses.dataclass(frozen=True)
+class ForwardCall:
+    """A call that is a forward pass, after x is cropped where the padding is negative."""
+
+    geometry: ConvGeometry
+    crop: Pairs
+
+    transposed: ClassVar[bool] = False
+
+    def problem(self, lhs: jax.Array, rhs: jax.Array) -> ConvProblem:
+        return forward_problem(self.geometry, lhs, rhs)
+
+    def run(self, params: ConvParams, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, relu: bool) -> jax.Array:
+        lhs = _pad(lhs, self.geometry.lhs_spec, self.crop)
+        if relu:
+            return forward_mode.call(autodiff.forward_relu, jvp.FORWARD_RELU, params, lhs, rhs, bias)
+        return forward_mode.call(autodiff.forward, jvp.FORWARD, params, lhs, rhs, bias)
+
+
+@dataclasses.dataclass(frozen=True)
+class InputGradientCall:
+    """A call that is an input gradient, whose result is padded where the padding exceeds the window."""
+
+    geometry: ConvGeometry
+    pad: Pairs
+
+    transposed: ClassVar[bool] = True
+
+    def problem(self, lhs: jax.Array, rhs: jax.Array) -> ConvProblem:
+        g = self.geometry
+        # The output features of the call are the input features of the geometry.
+        features = rhs.shape[g.rhs_spec[0] if g.feature_group_count > 1 else g.rhs_spec[1]]
+        return ConvProblem(g, lhs.shape[g.out_spec[0]], features, lhs.shape[g.out_spec[1]], lhs.dtype)
+
+    def run(self, params: ConvParams, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, relu: bool) -> jax.Array:
+        g = self.geometry
+        w = rhs if g.feature_group_count == 1 else swap_features(rhs, g.rhs_spec, g.feature_group_count)
+        y = forward_mode.call(autodiff.input_gradient, jvp.INPUT_GRADIENT, params, lhs, w)
+        return add_bias_and_relu(_pad(y, g.lhs_spec, self.pad), bias, relu, g.lhs_spec)
+
+
+def _pad(array: jax.Array, spec: tuple[int, ...], pairs: Pairs) -> jax.Array:
+    """Pads the spatial axes with zeros; negative padding crops."""
+    if not any(map(any, pairs)):
+        return array
+    config = [(0, 0, 0)] * array.ndim
+    for axis, (low, high) in zip(spec[2:], pairs, strict=True):
+        config[axis] = (low, high, 0)
+    return lax.pad(array, jnp.zeros((), array.dtype), config)

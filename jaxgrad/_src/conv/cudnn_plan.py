@@ -1,0 +1,144 @@
+"""cuDNN's plans for the convolution passes: layouts, workspace, and how engines are searched."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+
+from jaxgrad._src.conv.attributes import geometry_attributes
+from jaxgrad._src.conv.geometry import ConvGeometry
+from jaxgrad._src.conv.params import PASSES
+from jaxgrad._src.conv.problem import ConvProblem
+from jaxgrad._src.core import settings as settings_module
+from jaxgrad._src.core.settings import SEARCHES, Settings
+from jaxgrad._src.core.warn import warn_caller
+from jaxgrad._src.native import cuda
+
+_MIN_WORKSPACE = 32 << 20  # bytes, where there is no GPU to ask
+_MAX_WORKSPACE_LIMIT = 1 << 30  # bytes, unless the settings have a limit
+_WORKSPACE_LIMIT_DIVISOR = 16  # of the GPU's memory, for small GPUs
+
+
+class Epilogue(NamedTuple):
+    """What the kernel of the forward pass does to the convolution's result, in this order."""
+
+    has_bias: bool = False
+    relu: bool = False
+
+
+_NO_EPILOGUE = Epilogue()
+
+
+class CudnnPlan(NamedTuple):
+    """How a call runs: the layouts of its operands, bytes of workspace, and the engine (empty without a GPU)."""
+
+    geometry: ConvGeometry
+    workspace: int
+    engine: str
+
+
+@lru_cache(4096)
+def cudnn_plan(
+    pass_name: str, problem: ConvProblem, allow_tf32: bool, settings: Settings, epilogue: Epilogue = _NO_EPILOGUE
+) -> CudnnPlan | None:
+    """Returns the plan of a call, or None if cuDNN has none.
+
+    With a GPU on this machine the plan is built at once, and timed by the exhaustive search; the C++ module keeps it for
+    the call. The workspace depends only on cuDNN's lists of engines and not on times, so that every host lowers the
+    same program. Without a GPU the workspace is an estimate that leaves cuDNN a choice of engines, and the plan is built
+    where the program runs.
+
+    Raises:
+      RuntimeError: cuDNN failed, for instance because the GPU's memory is full.
+    """
+    device = cuda.gpu_ordinal()
+    limit = _default_workspace_limit(device) if settings.workspace_limit is None else settings.workspace_limit
+    layouts = kernel_layouts(problem)
+    if epilogue.relu:
+        layouts = layouts[:1]  # transposes to another layout cost more than the epilogue saves
+    for geometry in layouts:
+        shapes = problem.with_geometry(geometry).shapes
+        if device is None:
+            operands = sum(map(math.prod, shapes)) * problem.dtype.itemsize
+            return CudnnPlan(geometry, min(limit, max(_MIN_WORKSPACE, 2 * operands)), "")
+        found = cuda.module.conv_plan(
+            device,
+            PASSES.index(pass_name),
+            cuda.float_type(problem.dtype),
+            shapes,
+            geometry_attributes(geometry),
+            **epilogue._asdict(),
+            allow_tf32=allow_tf32,
+            deterministic=settings.deterministic,
+            search=search_mode(settings),
+            workspace_limit=limit,
+        )
+        if error := cuda.module.plan_directory_error():
+            _warn_once_about_directory(settings.plan_cache_dir, error)
+        if found is not None:
+            return CudnnPlan(geometry, *found)
+    return None
+
+
+def kernel_layouts(problem: ConvProblem) -> list[ConvGeometry]:
+    """The geometry in the layouts to try, the faster one first: channels last, or first as the caller has them."""
+    geometry, n = problem.geometry, len(problem.geometry.w_spatial)
+    first, last = tuple(range(n + 2)), (0, n + 1, *range(1, n + 1))
+    as_given = geometry.lhs_spec == first and geometry.out_spec == first
+    specs = [first, last] if as_given or problem.dtype.name == "float64" else [last, first]
+    return [dataclasses.replace(geometry, lhs_spec=spec, rhs_spec=spec, out_spec=spec) for spec in specs]
+
+
+def allows_tf32(precision: Any) -> bool:
+    """Whether float32 operands may be rounded to TF32: unless the precision of one is the highest, as in XLA."""
+    if precision is None:
+        precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    given = precision if isinstance(precision, (tuple, list)) else (precision,)
+    return not any(map(_is_highest, given))
+
+
+def _is_highest(precision: Any) -> bool:
+    if isinstance(precision, str) and precision.upper() == "F32_F32_F32":
+        return True
+    try:
+        return lax.Precision(precision) == lax.Precision.HIGHEST
+    except ValueError:  # the name of an algorithm for dot products
+        return False
+
+
+def search_mode(settings: Settings) -> int:
+    """The number of the search in ffi/cuda: ConvSearch."""
+    search = settings.search or ("exhaustive" if jax.process_count() == 1 else "heuristic")
+    if search == "exhaustive" and settings.deterministic:
+        search = "heuristic"  # times may lead to another choice in the next run
+    return SEARCHES.index(search)
+
+
+@cache
+def _default_workspace_limit(device: int | None) -> int:
+    """Bytes; a power of two, so that GPUs of one kind agree although their memory may differ a little."""
+    if device is None:
+        return _MAX_WORKSPACE_LIMIT
+    share = cuda.module.total_memory(device) // _WORKSPACE_LIMIT_DIVISOR
+    return min(_MAX_WORKSPACE_LIMIT, 1 << share.bit_length() - 1)
+
+
+def _use_plan_cache_dir(path: str | None) -> None:
+    if cuda.module is not None:
+        cuda.module.use_plan_directory(path or "")
+
+
+settings_module.on_plan_cache_dir(_use_plan_cache_dir)
+
+
+@cache
+def _warn_once_about_directory(path: str | None, error: str) -> None:
+    warn_caller(
+        f"jaxgrad cannot write to plan_cache_dir={path!r} and will time plans again in the next process: {error}",
+        RuntimeWarning,
+    )
