@@ -21,7 +21,7 @@ _OP = Op("conv_transpose", ("input_gradient", "forward", "weight_gradient"), BAC
 _DEFAULT_LAYOUTS = {2: "NC IO", 3: "NHC HIO", 4: "NHWC HWIO", 5: "NHWDC HWDIO"}
 
 
-_OP.public@
+@_OP.public
 def conv_transpose(
     lhs: jax.typing.ArrayLike,
     rhs: jax.typing.ArrayLike,
