@@ -1,8 +1,8 @@
 """The public op `jaxgrad.conv_general_dilated`.
 
-The path of a call: `convolve` reads the call as one of the three passes (`canonicalize`), selects backends for each pass
-(`core.selection`) and calls the differentiable pass (`autodiff`). `passes` batches and partitions it, and the backend
-(`onednn`, `cudnn`, `depthwise_cuda`) or `xla` runs it.
+The path of a call: `convolve` reads the call as one of the three passes (`canonicalize`), selects backends for each
+pass (`core.selection`) and calls the differentiable pass (`autodiff`). `passes` batches and partitions it, and a
+backend (`onednn`, `cudnn`, `depthwise_cuda`) or `xla` runs it.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ def convolve(
         y = arguments.call_lax(lhs, rhs)
         return add_bias_and_relu(y, bias, relu, reading.dimension_numbers.out_spec)
     params = ConvParams(pass_call.geometry, arguments.precision, tuple(selection.candidates.items()), current())
-    return pass_call.run(params, *pvary_to_match(lhs, rhs, bias), relu)
+    lhs, rhs, bias = pvary_to_match(lhs, rhs, bias)
+    return pass_call.run(params, lhs, rhs, bias, relu)
 
 
 def _can_bypass_custom_vjp(selection: Selection, reading: Reading) -> bool:

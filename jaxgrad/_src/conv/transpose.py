@@ -51,8 +51,8 @@ def conv_transpose(
       padding: the string "SAME" or "VALID", or a sequence of n pairs `(low, high)` of ints. A string is the padding of
         the convolution that is transposed. Pairs pad the dilated input, unless `use_consistent_padding` is set.
       rhs_dilation: None, or a sequence of n ints, the dilation of the window.
-      dimension_numbers: as in `jax.lax.conv_transpose`. None means channels last, for two spatial dimensions NHWC, HWIO,
-        NHWC.
+      dimension_numbers: as in `jax.lax.conv_transpose`. None means channels last: NHWC, HWIO, NHWC for two spatial
+        dimensions.
       transpose_kernel: whether to reverse the window and swap the feature axes of rhs, which makes the result the
         input gradient of a convolution with rhs.
       precision: as in `jaxgrad.conv_general_dilated`.
@@ -130,7 +130,9 @@ def _check_groups(feature_group_count: int, output_features: int) -> None:
 def _sizes(name: str, value: Sequence[int], n: int) -> tuple[int, ...]:
     sizes = tuple(int(v) for v in value)
     if len(sizes) != n or any(size < 1 for size in sizes):
-        raise ValueError(f"{_NAME}: {name} must be {n} positive integers, one for each spatial dimension, got {tuple(value)}")
+        raise ValueError(
+            f"{_NAME}: {name} must be {n} positive integers, one for each spatial dimension, got {tuple(value)}"
+        )
     return sizes
 
 
