@@ -12,16 +12,16 @@ from typing import Any
 
 import jax
 
+from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.conv.backends import BACKENDS
 from jaxgrad._src.conv.canonicalize import LaxArguments
 from jaxgrad._src.conv.convolve import convolve
-from jaxgrad._src.conv.params import PASSES
 from jaxgrad._src.core.op import Op
 
-_OP = Op("conv_general_dilated", PASSES, BACKENDS)
+OP = Op("conv_general_dilated", PASSES, BACKENDS)
 
 
-@_OP.public
+@OP.public
 def conv_general_dilated(
     lhs: jax.typing.ArrayLike,
     rhs: jax.typing.ArrayLike,
@@ -103,4 +103,4 @@ def conv_general_dilated(
         precision=precision,
         preferred_element_type=preferred_element_type,
     )
-    return convolve(_OP, arguments, lhs, rhs, bias, activation, implementation)
+    return convolve(OP, arguments, lhs, rhs, bias, activation, implementation)

@@ -11,8 +11,8 @@ import jax
 from jax import lax
 
 from jaxgrad._src.conv.attributes import geometry_attributes
+from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.conv.geometry import ConvGeometry
-from jaxgrad._src.conv.params import PASSES
 from jaxgrad._src.conv.problem import ConvProblem
 from jaxgrad._src.core import settings as settings_module
 from jaxgrad._src.core.settings import SEARCHES, Settings

@@ -44,7 +44,7 @@ class DepthwiseCudaBackend(ConvBackend):
         return None if cuda.targets() else _missing(cuda.unavailable())
 
     def prefers_other(self, pass_name: str, call: ConvCall) -> str:
-        return conv_depthwise_cuda.other_is_faster(call.problem)
+        return conv_depthwise_cuda.prefers_other(call.problem)
 
     def find_plan(self, pass_name: str, call: ConvCall) -> Rejection | None:
         if reason := kernel_rejection(call.problem):

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxgrad._src.conv.attributes import geometry_attributes
-from jaxgrad._src.conv.backend import ConvBackend
+from jaxgrad._src.conv.backend import PASSES, ConvBackend
 from jaxgrad._src.conv.geometry import ConvGeometry, dilated_size, maybe_reverse_window
-from jaxgrad._src.conv.params import PASSES, ConvCall, ConvParams
+from jaxgrad._src.conv.params import ConvCall, ConvParams
 from jaxgrad._src.conv.problem import (
     ConvProblem,
     forward_problem,
@@ -50,7 +50,7 @@ class OneDnnBackend(ConvBackend):
         return None if dtype in _DTYPES else Rejection(f"oneDNN has no {dtype}")
 
     def prefers_other(self, pass_name: str, call: ConvCall) -> str:
-        return conv_onednn.xla_is_faster(pass_name, call.problem)
+        return conv_onednn.prefers_xla(pass_name, call.problem)
 
     def find_plan(self, pass_name: str, call: ConvCall) -> Rejection | None:
         has_bias = call.fused_bias and pass_name != "input_gradient"

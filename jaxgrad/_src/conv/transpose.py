@@ -17,11 +17,11 @@ from jaxgrad._src.core import checks
 from jaxgrad._src.core.op import Op
 
 _NAME = "jaxgrad.conv_transpose"
-_OP = Op("conv_transpose", ("input_gradient", "forward", "weight_gradient"), BACKENDS)
+OP = Op("conv_transpose", ("input_gradient", "forward", "weight_gradient"), BACKENDS)
 _DEFAULT_LAYOUTS = {2: "NC IO", 3: "NHC HIO", 4: "NHWC HWIO", 5: "NHWDC HWDIO"}
 
 
-@_OP.public
+@OP.public
 def conv_transpose(
     lhs: jax.typing.ArrayLike,
     rhs: jax.typing.ArrayLike,
@@ -116,7 +116,7 @@ def conv_transpose(
         preferred_element_type=preferred_element_type,
         window_reversed=transpose_kernel,
     )
-    return convolve(_OP, arguments, lhs, rhs, bias, activation, implementation)
+    return convolve(OP, arguments, lhs, rhs, bias, activation, implementation)
 
 
 def _check_groups(feature_group_count: int, output_features: int) -> None:
