@@ -17,10 +17,9 @@ from jax import lax
 from jaxgrad._src.conv import autodiff, jvp
 from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.conv.backends import BACKENDS
-from jaxgrad._src.conv.geometry import ConvGeometry, Pairs, dilated_size, transpose_geometry
+from jaxgrad._src.conv.geometry import ConvGeometry, Pairs, dilated_size, swap_features, transpose_geometry
 from jaxgrad._src.conv.params import ConvCall, ConvParams
 from jaxgrad._src.conv.problem import ConvProblem, forward_problem
-from jaxgrad._src.conv.swap_features import swap_features
 from jaxgrad._src.conv.xla import add_bias_and_relu
 from jaxgrad._src.core import checks, forward_mode
 from jaxgrad._src.core.op import Rejection

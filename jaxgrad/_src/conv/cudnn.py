@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 
-from jaxgrad._src.conv.attributes import geometry_attributes
 from jaxgrad._src.conv.backend import ConvBackend
 from jaxgrad._src.conv.cudnn_plan import Epilogue, allows_tf32, cudnn_plan, kernel_layouts, search_mode
 from jaxgrad._src.conv.geometry import change_layout, maybe_reverse_window
@@ -183,7 +182,7 @@ def _call(
             *([empty_if_none(bias, dtype)] if result == "y" else []),
         ],
         plan.workspace,
-        **geometry_attributes(g),
+        **g.attributes(),
         **own,
         allow_tf32=allow_tf32,
         deterministic=params.settings.deterministic,

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 
-from jaxgrad._src.conv.attributes import geometry_attributes
 from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.conv.geometry import ConvGeometry
 from jaxgrad._src.conv.problem import ConvProblem
@@ -71,7 +70,7 @@ def cudnn_plan(
             PASSES.index(pass_name),
             cuda.float_type(problem.dtype),
             shapes,
-            geometry_attributes(geometry),
+            geometry.attributes(),
             **epilogue._asdict(),
             allow_tf32=allow_tf32,
             deterministic=settings.deterministic,

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxgrad._src.conv.attributes import geometry_attributes
 from jaxgrad._src.conv.backend import PASSES, ConvBackend
 from jaxgrad._src.conv.geometry import ConvGeometry, dilated_size, maybe_reverse_window
 from jaxgrad._src.conv.params import ConvCall, ConvParams
@@ -101,7 +100,7 @@ def onednn_plan(pass_name: str, problem: ConvProblem, has_bias: bool) -> OneDnnP
     """
     shapes = [(*problem.num_problems, *shape) for shape in problem.shapes]
     is_bfloat16 = problem.dtype == jnp.bfloat16
-    attributes = geometry_attributes(problem.geometry)
+    attributes = problem.geometry.attributes()
     found = cpu.module.conv_plan(PASSES.index(pass_name), is_bfloat16, has_bias, shapes, attributes)
     return None if found is None else OneDnnPlan(*found)
 
@@ -165,7 +164,7 @@ def _call(
             for array, layout in zip(operands, layouts, strict=True)
         ],
         plan.workspace,
-        **geometry_attributes(g),
+        **g.attributes(),
     )
     return tuple(array.astype(problem.dtype).reshape(shape) for array, (shape, _) in zip(found, results, strict=True))
 

@@ -8,11 +8,10 @@ from typing import Any
 import jax
 from jax import lax
 
+from jaxgrad._src.conv.api import convolve
 from jaxgrad._src.conv.backends import BACKENDS
 from jaxgrad._src.conv.canonicalize import LaxArguments
-from jaxgrad._src.conv.convolve import convolve
-from jaxgrad._src.conv.geometry import dilated_size, transpose_padding
-from jaxgrad._src.conv.swap_features import swap_features
+from jaxgrad._src.conv.geometry import dilated_size, swap_features, transpose_padding
 from jaxgrad._src.core import checks
 from jaxgrad._src.core.op import Op
 
