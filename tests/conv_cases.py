@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
-from cases import DTYPES
 from jax import lax
+from tolerances import DTYPES
 
 SPATIAL = {0: "", 1: "W", 2: "HW", 3: "DHW", 4: "TDHW"}
 FIELDS = ("lhs", "rhs", "bias")

@@ -9,6 +9,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -60,9 +61,16 @@ def on_devices(*groups: Sequence[Callable[[], None]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("platform", "checks"), params)
 
 
-def run_checks(run_python: Callable[..., Any], platform: str, module: str, checks: Sequence[str]) -> None:
-    script = f"import {module} as t\nfor name in {list(checks)}:\n  print(name, flush=True)\n  getattr(t, name)()"
-    run_python(script, **_ENVIRONMENTS[platform])
+def import_test_module(file: str, name: str) -> str:
+    """Source code that imports the test module in `file` as `name`. Test modules of several folders share a name."""
+    path = Path(file)
+    return f"import sys\nsys.path.insert(0, {str(path.parent)!r})\nimport {path.stem} as {name}\n"
+
+
+def run_checks(run_python: Callable[..., Any], platform: str, file: str, checks: Sequence[str]) -> None:
+    """Runs these functions of the test module `file` in one fresh interpreter."""
+    script = f"for name in {list(checks)}:\n  print(name, flush=True)\n  getattr(module, name)()"
+    run_python(import_test_module(file, "module") + script, **_ENVIRONMENTS[platform])
 
 
 def mesh(*, explicit: bool = False, **sizes: int) -> Mesh:

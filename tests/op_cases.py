@@ -7,15 +7,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import batch_norm_references
+import gru_references
 import jax
 import jax.numpy as jnp
 import numpy as np
-import references
 from batch_norm_references import plain_inference, plain_training
-from cases import Case, make_inputs
 from conv_cases import FIELDS, ConvCase, make_conv_inputs
 from conv_references import lax_conv
 from conv_transpose_cases import TransposeCase, lax_conv_transpose, make_transpose_inputs
+from gru_cases import Case, make_inputs
 
 import jaxgrad
 
@@ -84,7 +84,7 @@ def _gru(size: int) -> OpCase:
     settings = {**case.settings, "sequence_lens": inputs.sequence_lens}
 
     def plain(x, w, r, b, initial_h):
-        return references.forward(x, w, r, b, inputs.sequence_lens, initial_h, **case.settings)
+        return gru_references.forward(x, w, r, b, inputs.sequence_lens, initial_h, **case.settings)
 
     names = ("x", "w", "r", "b", "initial_h")
     arrays = tuple(getattr(inputs, name) for name in names)

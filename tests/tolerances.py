@@ -10,8 +10,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
-from cases import DTYPES
+
+DTYPES = {
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float16": np.dtype(np.float16),
+}
 
 EPS = {name: float(np.finfo(dtype).eps) if dtype.kind == "f" else 2.0**-7 for name, dtype in DTYPES.items()}
 
