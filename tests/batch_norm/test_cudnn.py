@@ -41,7 +41,7 @@ def test_many_rows(shape, dtypes):
     check_training(CUDNN, Case(shape, -1, True, "relu", dtypes))
 
 
-def test_every_call_has_the_same_bits():
+def test_repeated_calls_are_bitwise_equal():
     for dtypes in DTYPES[:3]:
         for shape in ((64, 28, 28, 64), (8, 14, 14, 256), (32, 8, 8, 16)):
             inputs, cotangents = jax.device_put(make_inputs(Case(shape, dtypes=dtypes)))

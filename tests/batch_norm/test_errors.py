@@ -32,20 +32,20 @@ ARRAYS = [(op, name) for op in OPS for name in _arrays(op)]
 
 
 @pytest.mark.parametrize(("op", "name"), ARRAYS)
-def test_what_is_no_array(op, name):
+def test_non_array_argument(op, name):
     for value in ("text", None, object(), [[1.0], [1.0, 2.0]]):
         _raises(op, TypeError, f"{name} must be an array, got {type(value).__name__}", **{name: value})
 
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", ["int32", "bool", "complex64", "uint8"])
-def test_the_dtype_of_x(op, dtype):
+def test_x_dtype(op, dtype):
     _raises(op, TypeError, "x must", "float32, float64, bfloat16, float16", f"got {dtype}", x=np.ones(SHAPE, dtype))
 
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("shape", [(), (3,)])
-def test_the_rank_of_x(op, shape):
+def test_x_rank(op, shape):
     _raises(op, ValueError, f"x must have rank 2 or more, got rank {len(shape)}", x=np.ones(shape, np.float32))
 
 
@@ -58,7 +58,7 @@ def test_feature_axis(op):
 
 
 @pytest.mark.parametrize(("op", "name"), [(op, name) for op, name in ARRAYS if name != "x"])
-def test_arrays_of_one_element_a_channel(op, name):
+def test_channel_array_shapes(op, name):
     for shape in ((4,), (1,)):
         _raises(op, ValueError, f"{name} must have the shape [C] = (3,), got {shape}", **{name: np.ones(shape, "f4")})
     _raises(op, ValueError, f"{name} must have rank 1, [C] = (3,), got rank 2", **{name: np.ones((3, 1), "f4")})
@@ -72,7 +72,7 @@ def test_arrays_of_one_element_a_channel(op, name):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_dtypes_of_the_arrays_of_channels(op):
+def test_channel_array_dtypes(op):
     _raises(op, TypeError, "scale must have the dtype float32, as x has float32, got float64", scale=np.ones(3))
     _raises(op, TypeError, "bias must have the dtype of scale, float32, got float16", bias=np.ones(3, "f2"))
     half = np.ones(SHAPE, np.float16)
@@ -98,7 +98,7 @@ def test_residual():
     _raises("training", TypeError, "residual must be an array, got str", residual="x")
 
 
-def test_unknown_choices():
+def test_unknown_options():
     for activation in ("gelu", "", 0, jax.nn.relu):
         expected = f"activation must be one of None, 'relu', got {activation!r}"
         _raises("training", ValueError, expected, activation=activation)
@@ -161,7 +161,7 @@ def test_statistics_dtype():
         ),
     ],
 )
-def test_the_handlers_check_again(handler, operands, results, attributes, message):
+def test_handlers_check_their_operands(handler, operands, results, attributes, message):
     types = {int: np.int64, float: np.float64, bool: np.bool_}
     call = jax.ffi.ffi_call(
         f"jaxgrad_batch_norm_{handler}",
@@ -173,7 +173,7 @@ def test_the_handlers_check_again(handler, operands, results, attributes, messag
             jax.block_until_ready(call(*arrays, **{k: types[type(v)](v) for k, v in attributes.items()}))
 
 
-def test_a_workspace_that_is_too_small():
+def test_too_small_workspace():
     shapes = (*[jax.ShapeDtypeStruct((3,), np.float32)] * 4, jax.ShapeDtypeStruct((64,), np.uint8))
     call = jax.ffi.ffi_call("jaxgrad_batch_norm_statistics", shapes)
     with (
@@ -190,6 +190,6 @@ def test_a_workspace_that_is_too_small():
         ({"axis_index_groups": [[0]]}, "axis_index_groups needs an axis_name"),
     ],
 )
-def test_names_of_axes(names, message):
+def test_axis_names(names, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         jaxgrad.batch_norm_training(jnp.ones((4, 3)), jnp.ones(3), jnp.zeros(3), **names)

@@ -57,7 +57,7 @@ RULES = {  # x's shape, the axis of its channels, its dtype, and the implementat
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_the_rule_of_the_default(name):
+def test_default_selection(name):
     """The program holds cuDNN's calls in just the cases that `explain` names."""
     shape, axis, dtype, expected = RULES[name]
     with jax.enable_x64(True):
@@ -70,7 +70,7 @@ def test_the_rule_of_the_default(name):
         assert "cuDNN" in choice.reason or "XLA" in choice.reason
 
 
-def test_what_only_reads_dscale_is_xla_s():
+def test_a_loss_of_dscale_alone_runs_on_xla():
     """cuDNN computes every gradient at once; XLA leaves out what only dx needs."""
     arrays = _arrays((8, 14, 14, 256))
     assert _calls(_gradient(DEFAULT, argnums=(1, 2)), *arrays) == (1, 0, 1)
@@ -80,13 +80,13 @@ def test_what_only_reads_dscale_is_xla_s():
 @pytest.mark.parametrize(("activation", "residual"), [(None, False), ("relu", False), ("relu", True), (None, True)])
 @pytest.mark.parametrize(("shape", "axis"), [((4, 6, 6, 16), -1), ((4, 16, 6, 6), 1), ((40, 16), -1)], ids=str)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
-def test_forced_both_passes_are_cudnn(shape, axis, dtype, activation, residual):
+def test_forced_cudnn_runs_both_passes(shape, axis, dtype, activation, residual):
     call = _gradient(CUDNN, residual=residual, activation=activation, feature_axis=axis)
     with jax.enable_x64(True):
         assert _calls(call, *_arrays(shape, axis, dtype)) == (1, 1, 2)
 
 
-def test_on_the_cpu_nothing_of_it_is_in_the_program():
+def test_cpu_program_has_no_cudnn_call():
     assert _calls(_gradient(DEFAULT), *_arrays((8, 7, 7, 32)), platform="cpu")[:2] == (0, 0)
 
 
@@ -97,12 +97,12 @@ def test_gradients_through_the_statistics():
     assert _calls(_gradient(CUDNN, reads=("mean", "var")), *arrays) == (1, 0, 1)
 
 
-def test_a_mapped_call_is_one_call():
+def test_vmap_lowers_to_one_call():
     x, scale, bias = _arrays((7, 4, 6, 16))
     assert _calls(jax.vmap(_gradient(CUDNN), in_axes=(0, None, None)), x, scale, bias) == (1, 1, 2)
 
 
-def test_inference_has_no_such_kernels():
+def test_inference_has_no_cudnn_kernel():
     x, scale, bias = _arrays((4, 6, 6, 16))
     with pytest.raises(ValueError, match=r"batch_norm_inference: implementation='cudnn' cannot run: there are no such"):
         jaxgrad.explain(jaxgrad.batch_norm_inference, x, scale, bias, scale, bias, implementation="cudnn")
@@ -110,7 +110,7 @@ def test_inference_has_no_such_kernels():
     assert choice.implementation == "xla"
 
 
-def test_more_elements_than_cudnn_takes():
+def test_too_many_elements_for_cudnn_run_on_xla():
     arrays = _arrays((1 << 15, 1 << 15, 2))
     choice = jaxgrad.explain(jaxgrad.batch_norm_training, *arrays, platform="gpu")
     assert (choice.implementation, "fewer than 2^31 elements" in choice.reason) == ("xla", True)
@@ -118,7 +118,7 @@ def test_more_elements_than_cudnn_takes():
         jaxgrad.explain(jaxgrad.batch_norm_training, *arrays, platform="gpu", implementation="cudnn")
 
 
-def test_more_elements_than_cudnn_takes_under_vmap():
+def test_too_many_elements_for_cudnn_run_on_xla_under_vmap():
     x, scale, bias = _arrays((4096, 1024))
     mapped = jax.vmap(_gradient(DEFAULT), in_axes=(0, None, None))
     for examples, expected in ((511, (1, 1, 2)), (512, (0, 0, 0))):

@@ -40,7 +40,7 @@ def _lost_with_the_mean(backend, mean, deviation, eps, roundings=4):
 
 @pytest.mark.parametrize(("shape", "axis"), LAYOUTS, ids=str)
 @pytest.mark.parametrize(("mean", "deviation"), [(1e4, 1e-2), (-3e5, 1.0), (1e3, 1e3), (0, 1e-6)])
-def test_a_variance_that_cancels(backend, shape, axis, mean, deviation):
+def test_variance_keeps_its_digits_with_a_large_mean(backend, shape, axis, mean, deviation):
     """float32 with a mean up to a million deviations: E[x^2] - E[x]^2 has no digit left, and here no digit is lost."""
     rng = np.random.default_rng(3)
     x = (mean + deviation * rng.standard_normal(shape)).astype(np.float32)
@@ -63,7 +63,7 @@ def test_a_variance_that_cancels(backend, shape, axis, mean, deviation):
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_a_variance_that_cancels_in_float64(backend, axis):
+def test_variance_keeps_its_digits_in_float64(backend, axis):
     """Against exact integers: values n + k / 4 whose mean and variance are known."""
     steps = np.tile(np.arange(-40, 41), 25)
     x = (2.0**40 + steps / 4)[:, None]
@@ -91,7 +91,7 @@ def test_sorted_values(backend):
 @pytest.mark.parametrize(
     ("activation", "where"), [(None, "x"), (None, "scale"), ("relu", "x"), ("relu", "dy"), ("relu", "bias")]
 )
-def test_what_is_not_finite_stays_in_its_channel_and_is_what_jax_makes_of_it(
+def test_nonfinite_values_stay_in_their_channel_and_match_jax(
     backend, value, shape, axis, activation, where
 ):
     case = Case(shape, axis, activation=activation, dtypes=("float64",) * 3)
@@ -126,7 +126,7 @@ def _assert_results_match(found, expected, *, infinities=True):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf], ids=str)
 @pytest.mark.parametrize("where", range(5))
-def test_what_is_not_finite_with_frozen_statistics(backend, value, where):
+def test_nonfinite_values_with_frozen_statistics(backend, value, where):
     (x, scale, bias, _), (dy, *_) = make_inputs(Case((40, 7), dtypes=("float64",) * 3))
     inputs = (x, scale, bias, bias + 0.3, scale**2 + 0.1)
     inputs[where][..., 2].flat[0] = value
@@ -138,7 +138,7 @@ def test_what_is_not_finite_with_frozen_statistics(backend, value, where):
 
 
 @pytest.mark.parametrize("opposite", [False, True])
-def test_infinities_that_meet(backend, opposite):
+def test_several_infinities_in_one_channel(backend, opposite):
     x = np.random.default_rng(0).standard_normal((300, 4))
     x[7, 1], x[200, 1] = np.inf, -np.inf if opposite else np.inf
     _, mean, var = training(backend)(*backend.put((x, np.ones(4), np.zeros(4))))
@@ -153,7 +153,7 @@ def test_infinities_that_meet(backend, opposite):
 
 @pytest.mark.parametrize(("shape", "axis"), [((0, 3), 1), ((4, 0), 1), ((2, 3, 0), 1), ((0, 5, 4), 2), ((2, 0, 3), 0)])
 @pytest.mark.parametrize(("activation", "residual"), [(None, False), ("relu", False), ("relu", True)])
-def test_nothing_to_normalise(backend, shape, axis, activation, residual):
+def test_empty_arrays(backend, shape, axis, activation, residual):
     case = Case(shape, axis, residual, activation, dtypes=("float64",) * 3)
     inputs, cotangents = make_inputs(case)
 
@@ -169,7 +169,7 @@ def test_nothing_to_normalise(backend, shape, axis, activation, residual):
     jax.tree.map(lambda g: np.testing.assert_array_equal(g, 0), found[1])
 
 
-def test_one_element_a_channel(backend):
+def test_one_element_per_channel(backend):
     """The variance is zero and y is the bias; so no gradient reaches x."""
     x, scale, bias = jnp.array([[3.0, -2.0]]), jnp.array([1.5, 2.0]), jnp.array([0.1, 0.2])
     results, (dx, dscale, dbias) = values_and_gradients(
@@ -195,7 +195,7 @@ def test_one_element_a_channel(backend):
     ],
     ids=str,
 )
-def test_two_sums_as_a_gpu_takes_them(shape, axes, parts):
+def test_two_sums_match_the_gpu_reduction(shape, axes, parts):
     first, second = np.random.default_rng(0).standard_normal((2, *shape)).astype(np.float32)
     assert _batch_norm_xla._parts(shape, axes) == parts
     found = jax.jit(partial(_batch_norm_xla.two_sums_together, axes=axes))(first, second)

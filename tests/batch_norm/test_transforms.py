@@ -80,7 +80,7 @@ def _values_and_gradients(call, *inputs):
 @pytest.mark.parametrize(
     ("shape", "axis"), [((4, 5, 3), -1), pytest.param((3, 4, 6), 0, marks=pytest.mark.thorough)], ids=str
 )
-def test_vmap_of_values_and_gradients_over_every_choice_of_arguments(backend, names, shape, axis):
+def test_every_subset_of_mapped_arguments(backend, names, shape, axis):
     case = Case(shape, axis, residual=True, activation="relu", dtypes=("float64",) * 3)
     drawn = [make_inputs(case.replace(seed=seed))[0] for seed in range(N)]
     inputs = backend.put(
@@ -123,7 +123,7 @@ def test_nested_vmap(backend):
         )
 
 
-def test_a_mapped_call_is_one_kernel_call():
+def test_vmap_is_one_kernel_call():
     """The mapped axis joins the channels; there is no loop."""
     x, c = jnp.ones((7, 4, 5)), jnp.ones(5)
     call = jax.vmap(lambda x: jaxgrad.batch_norm_training(x, c, c, implementation="cpu")[0])
@@ -132,7 +132,7 @@ def test_a_mapped_call_is_one_kernel_call():
     assert "while" not in text
 
 
-def test_only_what_is_read_is_computed():
+def test_only_requested_gradients_are_computed():
     x, c = jnp.ones((4, 5)), jnp.ones(5)
 
     def compiled(function):
@@ -166,7 +166,7 @@ def test_checkpoint_scan_and_donation(backend):
 
 
 @pytest.mark.parametrize(("shape", "axis"), [(("b", "h", 8, 5), -1), (("b", 5, "h"), 1), ((4, "b"), -1)], ids=str)
-def test_sizes_that_are_known_only_later(shape, axis):
+def test_symbolic_shapes(shape, axis):
     """Shape-polymorphic export, whose program runs on XLA."""
     x_shape = jax.export.symbolic_shape(", ".join(map(str, shape)))
     x = jax.ShapeDtypeStruct(x_shape, np.float64)
@@ -215,7 +215,7 @@ print(digest.hexdigest())
 """
 
 
-def test_the_bits_do_not_depend_on_the_number_of_threads(run_python):
+def test_results_do_not_depend_on_the_number_of_threads(run_python):
     several = run_python(_OTHER_SETTINGS, JAX_PLATFORMS="cpu").stdout
     alone = run_python(_OTHER_SETTINGS, JAX_PLATFORMS="cpu", ONE_CORE="1").stdout
     assert several == alone
@@ -275,7 +275,7 @@ def test_lesser_instruction_sets(run_python, name):
         pytest.skip(f"this machine has {found} only")
 
 
-def test_float64_reference_is_no_better_than_it_says():
+def test_float64_reference_matches_finite_differences():
     """The reference against finite differences, so that both could not be wrong alike."""
     inputs, _ = make_inputs(Case((5, 3, 4), residual=True, dtypes=("float64",) * 3))
     check_grads(partial(plain_training, feature_axis=-1), in_float64(tuple(inputs)), order=1, modes=["rev"])

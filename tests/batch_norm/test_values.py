@@ -81,18 +81,18 @@ def test_every_dtype(backend, shape, axis, activation, residual, dtypes):
 
 @pytest.mark.parametrize(("shape", "axis"), [((16, 33, 40, 48), -1), ((8, 24, 70, 65), 1)], ids=str)
 @pytest.mark.parametrize("dtypes", [("float32",) * 3, ("bfloat16", "float32", "float32")], ids="-".join)
-def test_shapes_that_wake_other_threads(backend, shape, axis, dtypes):
+def test_large_shapes_run_on_several_threads(backend, shape, axis, dtypes):
     check_training(backend, Case(shape, axis, dtypes=dtypes))
 
 
-def test_statistics_are_of_the_arithmetic_s_type_where_nothing_is_said(backend):
+def test_default_statistics_dtype(backend):
     for dtype, expected in (("float16", "float32"), ("bfloat16", "float32"), ("float32",) * 2, ("float64",) * 2):
         x = jnp.ones((3, 2), dtype)
         y, mean, var = training(backend)(*backend.put((x, jnp.ones(2, dtype), jnp.zeros(2, dtype))))
         assert (y.dtype, mean.dtype, var.dtype) == (dtype, expected, expected)
 
 
-def test_float16_statistics_are_rounded_only_as_they_are_returned(backend):
+def test_float16_statistics_round_only_the_returned_values(backend):
     """A variance above float16's range is infinite where it is returned, and normalises all the same."""
     x = jnp.array([[-1000.0], [1000.0]], jnp.float16)
     one, zero = jnp.ones(1, jnp.float16), jnp.zeros(1, jnp.float16)
@@ -103,7 +103,7 @@ def test_float16_statistics_are_rounded_only_as_they_are_returned(backend):
 
 @pytest.mark.parametrize("given", ["y", "mean", "var", "y-var"])
 @pytest.mark.parametrize("activation", [None, "relu"])
-def test_a_loss_that_reads_some_results(backend, given, activation):
+def test_gradients_of_a_loss_of_some_results(backend, given, activation):
     case = Case((6, 5, 7), 1, residual=True, activation=activation, dtypes=("float64",) * 3)
     inputs, cotangents = make_inputs(case)
     cotangents = Results(*(c if name in given.split("-") else None for name, c in cotangents._asdict().items()))
@@ -148,7 +148,7 @@ def test_frozen_statistics(backend, shape, axis, dtypes):
 
 @pytest.mark.parametrize("bits", [0b0001, 0b0010, 0b0100, 0b1000, 0b0110, 0b1101])
 @pytest.mark.parametrize("activation", [None, "relu"])
-def test_any_choice_of_gradients(backend, bits, activation):
+def test_every_gradient_subset_matches_all_gradients(backend, bits, activation):
     """Those asked for are what they are among all; those not asked for are not computed."""
     requested = [i for i in range(4) if bits & 1 << i]
     case = Case((4, 5, 33), 1, residual=True, activation=activation, dtypes=("float64",) * 3)
@@ -165,7 +165,7 @@ def test_any_choice_of_gradients(backend, bits, activation):
 
 
 @pytest.mark.parametrize("bits", [0b00001, 0b00010, 0b00100, 0b01000, 0b10000, 0b10101, 0b01010])
-def test_any_choice_of_gradients_with_frozen_statistics(backend, bits):
+def test_every_gradient_subset_with_frozen_statistics(backend, bits):
     requested = [i for i in range(5) if bits & 1 << i]
     (x, scale, bias, _), cotangents = make_inputs(Case((4, 33, 5), dtypes=("float64",) * 3))
     inputs, dy = backend.put(((x, scale, bias, bias + 0.1, scale**2), (cotangents.y,)))
@@ -175,7 +175,7 @@ def test_any_choice_of_gradients_with_frozen_statistics(backend, bits):
         np.testing.assert_allclose(some[i], everything[i], rtol=1e-12)
 
 
-def test_relu_s_gradient_at_zero_is_zero(backend):
+def test_relu_gradient_at_zero_is_zero(backend):
     """Constant channels, whose every normalised element is zero exactly."""
     x = backend.put(jnp.full((4, 3), 2.0))
     for residual in (None, jnp.zeros((4, 3))):

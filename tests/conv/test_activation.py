@@ -69,7 +69,7 @@ def test_values_and_gradients(backend, name, dtype):
 
 
 @pytest.mark.parametrize(("name", "dtype"), NOT_FINITE)
-def test_what_is_not_finite(backend, name, dtype):
+def test_nonfinite_values(backend, name, dtype):
     """NaN stays NaN, and passes no gradient on, as in `jax.nn.relu`; so do the infinities, in their own way."""
     op, plain, inputs = _parts(backend, CASES[name], dtype)
     lhs = np.array(inputs.lhs)
@@ -93,7 +93,7 @@ def test_what_is_not_finite(backend, name, dtype):
     np.testing.assert_array_equal(actual.bias, np.sum(y > 0, axes))
 
 
-def test_at_zero_the_gradient_is_zero(backend):
+def test_relu_gradient_at_zero_is_zero(backend):
     op, _, inputs = _parts(backend, LOPSIDED)
     zeros = jax.tree.map(np.zeros_like, inputs)
     y, *gradients = run(op, zeros, np.ones(jax.eval_shape(op, *inputs).shape, np.float32))
@@ -102,7 +102,7 @@ def test_at_zero_the_gradient_is_zero(backend):
 
 
 @pytest.mark.parametrize("requested", [("lhs",), ("bias",), FIELDS], ids="-".join)
-def test_the_program_holds_only_what_is_asked_for(requested):
+def test_program_holds_only_the_requested_gradients(requested):
     """And one forward call: the gradient reads its result."""
     op, _, inputs = _parts(CPU_KERNEL, LOPSIDED)
     dy = cotangent(jax.eval_shape(op, *inputs).shape, "float32")
@@ -111,7 +111,7 @@ def test_the_program_holds_only_what_is_asked_for(requested):
     assert found == (1, int("lhs" in requested), int("rhs" in requested))
 
 
-def test_the_result_is_all_that_is_kept_beside_the_operands():
+def test_residuals_are_the_operands_and_the_result():
     op, _, inputs = _parts(CPU_KERNEL, LOPSIDED)
     y, pullback = jax.vjp(op, *inputs)
     kept = [leaf for leaf in jax.tree.leaves(pullback) if leaf.ndim > 1]
@@ -170,7 +170,7 @@ def test_vmap(backend, names):
         jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-5, atol=1e-4), found, one)
 
 
-def test_explain_tells_where_the_relu_is_computed():
+def test_explain_reports_where_relu_runs():
     inputs, up = make_conv_inputs(LOPSIDED), make_transpose_inputs(CASES["transposed"])
     with_relu = {"activation": "relu", "platform": "cpu"}
     choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **LOPSIDED.settings, **with_relu)

@@ -57,7 +57,7 @@ def test_values_and_gradients(seed):
     _check(case, dtype, backends, lax_conv_transpose(case))
 
 
-def test_the_sweep_is_lopsided():
+def test_random_cases_cover_every_setting():
     cases = [random_transpose_case(seed) for seed in range(100)]
     found = {
         "1, 2 and 3 spatial axes": min(sum(case.n == n for case in cases) for n in (1, 2, 3)),
@@ -80,7 +80,7 @@ def test_the_sweep_is_lopsided():
 )
 @pytest.mark.parametrize("stride", [1, 2, 4])
 @pytest.mark.parametrize("window", [1, 2, 3])
-def test_the_shape_for_every_padding(padding, consistent, stride, window):
+def test_every_padding_matches_lax(padding, consistent, stride, window):
     """Strides below, at and above the window's extent."""
     case = TransposeCase(
         window=(window, 3), strides=(stride, 2), padding=padding, use_consistent_padding=consistent, bias=False
@@ -118,7 +118,7 @@ def _gradient_of_conv(case: TransposeCase):
 @pytest.mark.parametrize("layout", [None, ("NCHW", "OIHW", "NCHW"), ("HNCW", "IWOH", "CNWH")], ids=str)
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("output_padding", thorough_after(2, [(0, 0), (1, 2), (0, 1)]), ids=str)
-def test_the_gradient_of_a_convolution(backend, layout, groups, output_padding):
+def test_matches_the_gradient_of_a_convolution(backend, layout, groups, output_padding):
     case = TransposeCase(
         strides=(2, 3),
         padding=((1, 0), (0, 1)),
@@ -146,7 +146,7 @@ def test_output_padding_adds_rows_at_the_high_end(backend, padding):
     assert np.abs(np.asarray(more[:, -1] - inputs.bias)).max() > (0.1 if padding == "SAME" else -1)
 
 
-def test_one_number_is_the_output_padding_of_every_axis(backend):
+def test_scalar_output_padding_applies_to_every_axis(backend):
     case = TransposeCase(strides=(2, 3), window=(4, 5))
     inputs = backend.put(make_transpose_inputs(case))
     one, each = (
@@ -155,7 +155,7 @@ def test_one_number_is_the_output_padding_of_every_axis(backend):
     np.testing.assert_array_equal(one, each)
 
 
-def test_same_lower_of_unit_strides():
+def test_same_lower_with_unit_strides():
     """`jax.lax` takes it where the input is not spread: it is a forward convolution's."""
     case = TransposeCase(padding="SAME_LOWER", window=(2, 4), bias=False)
     inputs = make_transpose_inputs(case)

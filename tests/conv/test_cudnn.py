@@ -247,7 +247,7 @@ def test_a_shape_is_planned_once(search):
     assert 0 < after["size"] <= after["capacity"]
 
 
-def test_every_part_of_the_key_counts():
+def test_every_field_of_the_plan_key_matters():
     """Calls that differ in one thing alone, one after the other, each right."""
     base = ConvCase(spatial=(12, 13), window=(3, 3), features=4, out_features=4, padding=((1, 1), (1, 1)), layout=LAST)
     changes = [
@@ -387,7 +387,7 @@ def test_relu_in_the_kernel_recorded_into_a_command_buffer(search):
 
 @pytest.mark.parametrize("spatial", [(9, 10), (6, 7, 8)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES[:4])
-def test_where_relu_is_computed(dtype, spatial):
+def test_relu_is_fused_into_the_kernel(dtype, spatial):
     """In the kernel, which cuDNN has for each of these."""
     n = len(spatial)
     layout = {2: LAST, 3: ("NDHWC", "DHWIO", "NDHWC")}[n]
@@ -409,7 +409,7 @@ def test_many_threads():
         list(pool.map(work, cases))
 
 
-def test_a_gradient_under_vmap_of_a_call_cudnn_takes():
+def test_vmap_of_gradients_matches_a_loop():
     """Examples of their own weights: one grouped call, right as each by itself."""
     case = CASE.replace(bias=False)
     inputs = [make_conv_inputs(case.replace(seed=i)) for i in range(3)]
@@ -423,7 +423,7 @@ def test_a_gradient_under_vmap_of_a_call_cudnn_takes():
         )
 
 
-def test_explain_tells_of_slow_transpositions():
+def test_explain_reports_slow_weight_transposition():
     settings = {"dimension_numbers": LAST, "window_strides": (1, 1), "padding": "SAME"}
     for dtype, expected in ((jnp.bfloat16, "cudnn"), (jnp.float32, "xla")):
         lhs, rhs = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((16, 32, 32, 512), (3, 3, 512, 512)))
@@ -433,7 +433,7 @@ def test_explain_tells_of_slow_transpositions():
         assert ("XLA would take long to transpose the weights" in str(choice)) is (expected == "cudnn")
 
 
-def test_explain_tells_each_unit():
+def test_explain_reports_each_pass():
     lhs, rhs = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((16, 64, 64, 256), (3, 3, 256, 256)))
     settings = {"dimension_numbers": LAST, "rhs_dilation": (2, 2)}
     choice = jaxgrad.explain(jaxgrad.conv_general_dilated, lhs, rhs, (1, 1), "SAME", **settings)

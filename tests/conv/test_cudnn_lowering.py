@@ -107,7 +107,7 @@ RULES = {
         (9, (512, 512), "float64", 3),  # for which there is no kernel on any platform
     ],
 )
-def test_weight_gradients_of_examples(examples, spatial, dtype, products):
+def test_weight_gradients_of_independent_problems(examples, spatial, dtype, products):
     """Products of matrices, but for few examples of many positions, which are groups of one call of cuDNN."""
     case = PLAIN.replace(spatial=spatial, batch=1)
     op = conv(DEFAULT, **case.settings)
@@ -122,7 +122,7 @@ def test_weight_gradients_of_examples(examples, spatial, dtype, products):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_the_rule_of_the_default(name):
+def test_default_selection(name):
     """The program holds cuDNN's call of just the units that `explain` names."""
     case, dtype, expected = RULES[name]
     public = jaxgrad.conv_transpose if isinstance(case, TransposeCase) else jaxgrad.conv_general_dilated
@@ -136,13 +136,13 @@ def test_the_rule_of_the_default(name):
 
 
 @pytest.mark.parametrize("case", [PLAIN, PLAIN.replace(groups=4), VOLUME, UP], ids=str)
-def test_forced_every_unit_is_cudnn(case):
+def test_forced_cudnn_runs_every_pass(case):
     text = _lowered(CUDNN, case)
     assert calls(text) == dict.fromkeys(KINDS, 1)
     assert "stablehlo.convolution" not in text
 
 
-def test_on_the_cpu_nothing_of_it_is_in_the_program():
+def test_cpu_program_has_no_cudnn_call():
     text = _lowered(DEFAULT, VOLUME, platform="cpu")
     assert "allow_tf32" not in text
     assert "allow_tf32" in _lowered(DEFAULT, VOLUME)
@@ -192,7 +192,7 @@ def test_precision(precision, allowed):
         assert _ffi.allows_tf32(precision) is allowed
 
 
-def test_the_program_is_the_same_each_time():
+def test_lowering_is_deterministic():
     texts = set()
     for _ in range(3):
         jax.clear_caches()
@@ -207,7 +207,7 @@ def test_the_workspace_limit_reaches_the_program():
 
 
 @pytest.mark.skipif(_ffi.gpu_ordinal() is not None, reason="a GPU says whether cuDNN has a kernel with relu")
-def test_without_a_gpu_relu_is_xlas():
+def test_relu_runs_on_xla_without_a_gpu():
     settings = {**VOLUME.settings, "activation": "relu", "implementation": "cudnn"}
     inputs = _arrays(VOLUME, "bfloat16")
     choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **settings, platform="gpu")
@@ -218,7 +218,7 @@ def test_without_a_gpu_relu_is_xlas():
     assert "stablehlo.maximum" in text
 
 
-def test_explain_refuses_another_platform():
+def test_explain_rejects_another_platform():
     inputs = make_conv_inputs(PLAIN)[:2]
     with pytest.raises(ValueError, match=r"implementation='cudnn' runs on the platform 'gpu' only, got 'cpu'"):
         jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs, **PLAIN.settings, implementation="cudnn", platform="cpu")
@@ -226,7 +226,7 @@ def test_explain_refuses_another_platform():
         jaxgrad.explain(jaxgrad.gru, implementation="cudnn", platform="gpu")
 
 
-def test_what_is_none_of_its_units_is_refused_with_the_reason():
+def test_unsupported_calls_are_rejected_with_a_reason():
     inputs = make_conv_inputs(PLAIN, "float32")
     lhs, rhs = (a.astype("int32") for a in inputs[:2])
     with pytest.raises(ValueError, match=r"implementation='cudnn' cannot run: the dtype int32 is XLA's"):
@@ -269,7 +269,7 @@ runpy.run_module("jaxgrad", run_name="__main__")
         (91900, "the cuDNN found has no function cudnnBackendCreateDescriptor"),
     ],
 )
-def test_a_cudnn_that_cannot_serve(run_python, version, told):
+def test_unusable_cudnn(run_python, version, told):
     """Too old, too new, or not whole: XLA in its place, an error where it is forced, and the diagnosis tells."""
     text = run_python(_FAKE.format(version=version), JAX_PLATFORMS="cpu").stdout
     assert f"the cuDNN kernels are missing: {told}" in text
@@ -284,7 +284,7 @@ print(registration.cudnn_problem())
 """
 
 
-def test_no_cudnn_at_all(run_python):
+def test_missing_cudnn(run_python):
     text = run_python(_MISSING, JAX_PLATFORMS="cpu").stdout.strip()
     if not text:
         pytest.skip("this system has a cuDNN of its own")
@@ -311,5 +311,5 @@ runpy.run_module("jaxgrad", run_name="__main__")
 """
 
 
-def test_a_build_for_the_cpu_alone(run_python):
+def test_cpu_only_build(run_python):
     assert "CUDA kernels  missing" in run_python(_WITHOUT_MODULE, JAX_PLATFORMS="cpu").stdout

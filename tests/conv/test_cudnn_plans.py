@@ -77,7 +77,7 @@ def _files(directory):
     return {path.name: path.read_bytes() for path in Path(directory).iterdir()}
 
 
-def test_a_choice_outlasts_the_process(run, tmp_path):
+def test_a_choice_persists_across_processes(run, tmp_path):
     """Timed once; from then on taken from the disk, whatever the times would be. The program is always the same."""
     kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path / "new" / "directory")}
     alone = run(_ONE)
@@ -97,7 +97,7 @@ def test_a_choice_outlasts_the_process(run, tmp_path):
     assert {text.splitlines()[-1] for text in files.values()} == {b"1 eng12_k7=1"}  # place, engine, knobs
 
 
-def test_a_call_as_it_runs_finds_the_choice_of_its_lowering(run, tmp_path):
+def test_execution_reuses_the_choice_of_the_lowering(run, tmp_path):
     """Its workspace is what the lowering reserved, and not the limit that the lowering went by."""
     kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path)}
     assert run("tell(found=engine(), counts=counts())", **kept)["counts"][1:] == [0, 1]
@@ -106,7 +106,7 @@ def test_a_call_as_it_runs_finds_the_choice_of_its_lowering(run, tmp_path):
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_a_device_of_the_same_kind_takes_the_choice_of_the_first(run, tmp_path, kept):
+def test_devices_of_one_model_share_a_choice(run, tmp_path, kept):
     """Where a program runs on several, it is timed on the one it is lowered on; another's may be asked for while XLA
     records the program, when nothing can be timed."""
     script = """
@@ -126,7 +126,7 @@ tell(found=[*found, on(2)])
     assert timed_again[0] == 2 * timed[0] > 0
 
 
-def test_what_a_time_depends_on_is_in_the_key(run, tmp_path):
+def test_the_key_holds_everything_that_affects_timing(run, tmp_path):
     kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path)}
     run("engine(); tell()", **kept)
     for call, environment in (
@@ -149,7 +149,7 @@ tell(found=[engine(epilogue=epilogue) for epilogue in every], counts=counts(), s
 """
 
 
-def test_what_follows_the_convolution_is_in_the_key(run, tmp_path):
+def test_the_key_holds_the_epilogue(run, tmp_path):
     """In memory and on the disk: the fastest engine of each, of those that take it."""
     kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path), "FAKE_FUSED": "2"}
     for misses, hits in ((3, 0), (0, 3)):
@@ -184,7 +184,7 @@ tell(**found)
 """
 
 
-def test_an_activation_in_the_kernel_of_the_convolution(run):
+def test_activation_fused_into_the_kernel(run):
     reason = "with bias and relu in its kernel"
     expected = {"cudnn": f"forced by implementation='cudnn'; {reason}", "None": f"cuDNN; {reason}"}
     found = run(_ACTIVATION, FAKE_FUSED="2")
@@ -194,7 +194,7 @@ def test_an_activation_in_the_kernel_of_the_convolution(run):
 @pytest.mark.parametrize(
     "environment", [{}, {"FAKE_FUSED": "2", "FAKE_REFUSES": "11:3000,12:3000"}], ids=["no engine", "no plan"]
 )
-def test_an_activation_where_cudnn_has_no_kernel_with_it(run, environment):
+def test_activation_without_a_fused_kernel(run, environment):
     """The convolution is cuDNN's all the same, and XLA does the rest."""
     reason = "relu is XLA's: cuDNN has no kernel with it for this shape"
     expected = {"cudnn": f"forced by implementation='cudnn'; {reason}", "None": f"cuDNN; {reason}"}
@@ -202,7 +202,7 @@ def test_an_activation_where_cudnn_has_no_kernel_with_it(run, environment):
     assert found == {name: [False, False, 1, 3, told] for name, told in expected.items()}
 
 
-def test_only_timed_choices_are_kept(run, tmp_path):
+def test_only_timed_choices_are_stored(run, tmp_path):
     script = """
 found = [engine(search=search) for search in ("heuristic", "default")]
 os.environ["FAKE_BLOCK"] = "1000"
@@ -226,7 +226,7 @@ _DAMAGES = {
 }
 
 
-def test_a_damaged_file_counts_as_none_and_is_written_again(run, tmp_path):
+def test_a_damaged_file_is_ignored_and_rewritten(run, tmp_path):
     kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path)}
     sizes = f"[{', '.join(str(8 + i) for i in range(len(_DAMAGES) + 1))}]"
     ask = f"tell(found=[engine(size=size) for size in {sizes}], counts=counts())"
@@ -242,7 +242,7 @@ def test_a_damaged_file_counts_as_none_and_is_written_again(run, tmp_path):
     assert _files(tmp_path) == before
 
 
-def test_a_choice_that_is_none_any_more(run, tmp_path):
+def test_an_invalid_choice_is_searched_again(run, tmp_path):
     """Not in the list, or not to be built: searched for as ever, and kept in the place of the old one."""
     kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path)}
     ask = "tell(engine=engine(), counts=counts())"
@@ -261,7 +261,7 @@ def test_a_choice_that_is_none_any_more(run, tmp_path):
     assert len(_files(tmp_path)) == 1
 
 
-def test_a_directory_that_cannot_be_written(run, tmp_path):
+def test_an_unwritable_directory(run, tmp_path):
     """Told once; the calls do without."""
     (tmp_path / "file").touch()
     script = """
@@ -357,7 +357,7 @@ def test_a_full_device(run, environment, error):
     assert found["engine"][1] == 300
 
 
-def test_a_full_device_gives_no_other_program(run):
+def test_a_full_device_does_not_change_the_program(run):
     """Another plan would build, and ask for another workspace: refused, as other hosts take the first."""
     engines = "11:100:10,12:200:20"
     ask = """
@@ -372,7 +372,7 @@ except RuntimeError as error:
     assert run(ask, engines, FAKE_REFUSES="11:3000", FAKE_FREE="1000")["found"] == ["engine 12", 200]
 
 
-def test_no_plan_at_all(run):
+def test_no_plan(run):
     assert run("tell(found=engine())", "")["found"] is None
     assert run("tell(found=engine())", FAKE_REFUSES="11:3000,12:3000,13:4001")["found"] is None
 
@@ -390,7 +390,7 @@ tell(usual=usual, told=[str(w.message) for w in caught if w.category is RuntimeW
 """
 
 
-def test_a_cudnn_that_is_too_old(run):
+def test_too_old_cudnn(run):
     """XLA with one warning that says what was found and what is needed; an error where cuDNN is forced."""
     found = run(_TOO_OLD, FAKE_VERSION="90100")
     problem = "cuDNN 9.1.0 was found; needed is 9.8.0 or a later release of major version 9"
@@ -419,7 +419,7 @@ print(json.dumps([missing, old, problem([os.environ["FAKE_PATH"]]), _cuda.build_
 """
 
 
-def test_where_cudnn_is_looked_for(run_python, fake_cuda):
+def test_search_path_of_cudnn(run_python, fake_cuda):
     """By its path where it is not found by name; a failure leaves nothing half loaded behind."""
     path = str(fake_cuda / "libcudnn.so.9")
     missing, *found = json.loads(run_python(_BY_PATH, FAKE_PATH=path, JAX_PLATFORMS="cpu").stdout)
@@ -461,7 +461,7 @@ def weight_gradient(rhs_layout, size=8, features=4, out_features=6, dtype="bfloa
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
-def test_a_weight_gradient_is_written_as_the_caller_has_it(run, dtype):
+def test_weight_gradient_is_written_in_the_callers_layout(run, dtype):
     """dw, then what cuDNN writes, which nothing is where it need not be transposed, then the workspace."""
     layouts = ("OHWI", "OIHW", "OWHI", "HWIO", "WOIH")
     script = f"tell(**{{layout: weight_gradient(layout, dtype={dtype!r}) for layout in {layouts}}})"
@@ -508,7 +508,7 @@ def weight_gradient(rhs_layout="HWIO", dtype="bfloat16", layout="NHWC", strides=
 """
 
 
-def test_the_weight_gradient_of_a_transposed_convolution_is_reversed_in_its_call(run):
+def test_conv_transpose_weight_gradient_is_reversed_in_its_call(run):
     """Wherever the call transposes dw too; else the reversal is XLA's, as all of it is on the CPU and on XLA."""
     script = """
 tell(
@@ -534,7 +534,7 @@ tell(
     assert lost == {**found["usual"], "call_reverses": False, "reversed": 1, "transposed": 1}
 
 
-def test_where_nvrtc_cannot_compile_weights_are_transposed_by_xla(run):
+def test_xla_transposes_weights_without_nvrtc(run):
     script = _TRANSPOSED + "tell(one=weight_gradient('HWIO'), another=weight_gradient('HWIO', size=9))"
     own, _ = run(script).values()
     assert own["written"][:2] == ["tensor<3x2x4x6xbf16>", "tensor<6x3x2x4xbf16>"]
@@ -544,7 +544,7 @@ def test_where_nvrtc_cannot_compile_weights_are_transposed_by_xla(run):
     assert another["compiled"] == 1  # it was tried once
 
 
-def test_many_narrow_weights_are_cudnns(run):
+def test_many_narrow_weights_run_on_cudnn(run):
     """Where XLA would take long to transpose them, and nowhere else."""
     script = """
 many = {"size": 1024, "features": 96, "out_features": 512, "implementation": None}

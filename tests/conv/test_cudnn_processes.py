@@ -72,7 +72,7 @@ tell(text=lowered.as_text(), error=found, counts=counts(), seconds=seconds)
 """
 
 
-def test_plans_kept_on_disk(run, tmp_path):
+def test_plans_stored_on_disk(run, tmp_path):
     """The same program and right gradients, timed once."""
     alone = run(_KEEP)
     first, second = (run(_KEEP, JAXGRAD_PLAN_CACHE_DIR=str(tmp_path)) for _ in range(2))
@@ -86,7 +86,7 @@ def test_plans_kept_on_disk(run, tmp_path):
     assert len(list(tmp_path.iterdir())) == 6
 
 
-def test_a_program_made_elsewhere(run, tmp_path):
+def test_a_program_exported_from_another_process(run, tmp_path):
     """It runs in a process that traces no call of jaxgrad's, on the kept plans, with the cuDNN that XLA has opened."""
     program = tmp_path / "program"
     export = f"""
@@ -179,7 +179,7 @@ tell(free=free, told=told, forced=forced, error=error(found[0], x, w))
     assert "the GPU's memory is full" in found["forced"]
 
 
-def test_no_cudnn(run):
+def test_missing_cudnn(run):
     found = run("""
 from jaxgrad._ffi import registration
 

@@ -118,7 +118,7 @@ def _plain(case):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_same_bits_in_every_run(dtype):
+def test_repeated_calls_are_bitwise_equal(dtype):
     inputs = make_conv_inputs(CASE.replace(batch=32, groups=64), dtype)
     op = conv(CUDA, **CASE.replace(groups=64).settings)
     gradient = jax.jit(jax.grad(lambda w: jnp.sum(jnp.sin(op(inputs.lhs, w)))))
@@ -163,7 +163,7 @@ def test_many_threads_at_once():
         list(pool.map(check, range(8)))
 
 
-def test_the_default_takes_it_and_is_right():
+def test_default_selection_matches_the_reference():
     case = ConvCase(
         spatial=(28, 28), window=(7, 7), features=1, out_features=1, groups=96, batch=4, padding="SAME", layout=LAST
     )

@@ -120,7 +120,7 @@ def _reference(call, x, dy):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_the_kernel_played_on_the_cpu(name, tmp_path, kernel_emulation):
+def test_emulated_kernel_matches_the_reference(name, tmp_path, kernel_emulation):
     call = CALLS[name]
     program = call.program()
     source, library = tmp_path / "kernel.cc", tmp_path / "kernel.so"
@@ -150,7 +150,7 @@ def _macros(call):
     }
 
 
-def test_the_calls_above_take_every_turn():
+def test_calls_cover_every_branch():
     """What the kernel can do in more than one way, some call does in each."""
     found = [_macros(call) for call in CALLS.values()]
     for name in ("TN", "SUB_H", "SUB_W", "GROUPS", "VECTOR", "BLOCKS", "STAGES", "CC"):
@@ -173,7 +173,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_what_it_cannot_take_is_told(reason):
+def test_rejection_names_the_reason(reason):
     usual = {"groups": 8, "dtype": "float32", "channels": 8, "dilation": (1, 1), "size": 9, "spec": (0, 3, 1, 2)}
     groups, dtype, channels, dilation, size, spec = {**usual, **REFUSED[reason]}.values()
     none = ((0, 0), (0, 0))

@@ -86,7 +86,7 @@ def _calls(text):
     return [line for line in text.splitlines() if "custom_call" in line and "jaxgrad_conv_depthwise_filter" in line]
 
 
-def test_the_program_and_what_is_told_of_it(run):
+def test_program_and_explanation(run):
     """One call, of the kernel that was compiled while it was lowered, and once for all programs."""
     found = run("""
 texts = [lowered() for _ in range(2)]
@@ -104,7 +104,7 @@ tell(texts=texts, unit=unit(), compilations=fake.fake_compilations(), forced=low
     assert found["compilations"] == 2  # with that of nothing, which tells whether NVRTC works
 
 
-def test_the_other_units_are_xlas(run):
+def test_other_passes_run_on_xla(run):
     found = run("""
 choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *arrays(), **settings(), implementation="cuda", platform="gpu")
 tell(units={u.unit: [u.implementation, u.reason] for u in choice.units}, text=lowered("cuda"))
@@ -114,7 +114,7 @@ tell(units={u.unit: [u.implementation, u.reason] for u in choice.units}, text=lo
     assert "stablehlo.convolution" in found["text"]
 
 
-def test_dense_convolutions_are_none_of_its_business(run):
+def test_dense_convolutions_are_rejected(run):
     found = run(
         """
 def other(**kwargs):
@@ -133,7 +133,7 @@ tell(unit=unit(groups=4), dense=error(other, groups=4), wide=error(other, groups
     assert found["compilations"] == 0
 
 
-def test_channels_that_stand_first(run):
+def test_channels_first(run):
     """They are transposed, which only a slow window of XLA's is worth; a forced call always is."""
     found = run("""
 tell(wide=unit(layout=FIRST), narrow=unit(layout=FIRST, dtype="bfloat16"), text=lowered(layout=FIRST),
@@ -146,7 +146,7 @@ tell(wide=unit(layout=FIRST), narrow=unit(layout=FIRST, dtype="bfloat16"), text=
         assert text.count("stablehlo.transpose") >= 2
 
 
-def test_examples_that_vmap_folds_into_channels(run):
+def test_vmap_folds_problems_into_channels(run):
     found = run("tell(text=lowered(mapped=True))")
     (call,) = _calls(found["text"])
     assert "feature_group_count = 256" in call  # 8 examples of 32 channels
@@ -175,16 +175,16 @@ def _check_fails(found, problem):
     assert "CUDA kernels" not in found["dense"][1]
 
 
-def test_a_compiler_that_fails(run):
+def test_failing_compiler(run):
     _check_fails(run(_FAILS, FAKE_NVRTC="6"), "NVRTC: NVRTC_ERROR_COMPILATION for sm_90: the fake has a log")
 
 
-def test_an_nvrtc_that_is_later_than_the_driver(run):
+def test_nvrtc_newer_than_the_driver(run):
     """CUDA 12's is asked for, and there is none; CUDA 13's would compile what the driver cannot load."""
     _check_fails(run(_FAILS, FAKE_DRIVER="12080"), "NVRTC cannot be opened; libnvrtc.so.12: cannot open")
 
 
-def test_a_gpu_that_has_no_room_for_the_tiles(run):
+def test_gpu_without_room_for_the_tiles(run):
     found = run("tell(unit=unit(), text=lowered(), forced=error(lowered, 'cuda'))", FAKE_SHARED="1000")
     assert found["unit"][0] == "xla"
     assert not _calls(found["text"])
@@ -192,7 +192,7 @@ def test_a_gpu_that_has_no_room_for_the_tiles(run):
     assert "too large for the GPU" in found["forced"]
 
 
-def test_without_a_gpu_it_is_left_out(run_python):
+def test_not_selected_without_a_gpu(run_python):
     script = """
 import jax, jaxgrad
 x, w = jax.ShapeDtypeStruct((8, 56, 56, 32), "float32"), jax.ShapeDtypeStruct((7, 7, 1, 32), "float32")
@@ -218,7 +218,7 @@ tell(report=dict(__main__._cuda()))
     assert "jaxgrad_conv_depthwise_filter" in found["report"]["CUDA handlers"]
 
 
-def test_forced_it_is_lowered_for_a_gpu_alone(run):
+def test_forced_call_lowers_for_a_gpu_only(run):
     """The value too, which XLA computes: the call has asked for a GPU."""
     found = run("""
 x, w = arrays()

@@ -65,7 +65,7 @@ def test_gradients_of_a_gradient_penalty(backend, case):
         np.testing.assert_allclose(found, desired, rtol=0, atol=3e-6 * np.abs(desired).max())
 
 
-def test_a_third_derivative(backend):
+def test_third_derivatives(backend):
     """By x of a sum over w of the squared gradient of the squared gradient."""
     op, inputs = _op(backend, CASES[0])
     narrow = backend.put(tuple(np.asarray(a, np.float32) for a in inputs))
@@ -94,7 +94,7 @@ def test_second_derivatives_run_on_the_kernels():
     assert (forward, backward_input, backward_filter) == (2, 2, 0)
 
 
-def test_a_filter_gradient_alone_differentiates(backend):
+def test_gradient_of_the_weight_gradient_alone(backend):
     """`grad` by x of something that reads only dw, whose bias gradient nobody asks for."""
     op, inputs = _op(backend, CASES[1])
 
@@ -109,7 +109,7 @@ def test_a_filter_gradient_alone_differentiates(backend):
 
 
 @pytest.mark.parametrize("read", [0, 1], ids=["dw", "db"])
-def test_one_of_both_filter_gradients_differentiates(read):
+def test_gradient_of_either_the_weight_or_the_bias_gradient(read):
     """Both are asked for, and one is read: the cotangent of the other is a zero without a value."""
     op, inputs = _op(CPU_KERNEL, CASES[1])
 

@@ -83,7 +83,7 @@ def test_preferred_element_type(given, preferred):
         assert_close(gradient, desired, dtype=given, terms=terms(inputs, y), name=name)
 
 
-def test_a_narrower_range_is_met_by_the_result_alone():
+def test_only_the_result_is_rounded_to_a_narrower_range():
     """100000 is no float16, but its thousandth is."""
     lhs, rhs = np.full((1, 1, 1), 1e5, jnp.bfloat16), np.full((1, 1, 1), 1e-3, jnp.bfloat16)
     y = jaxgrad.conv_general_dilated(lhs, rhs, (1,), "VALID", preferred_element_type=np.float16)
@@ -120,7 +120,7 @@ PRECISIONS = [
 
 
 @pytest.mark.parametrize("precision", PRECISIONS, ids=str)
-def test_every_way_to_give_a_precision(backend, precision):
+def test_every_form_of_precision(backend, precision):
     inputs = make_conv_inputs(CASE.replace(groups=4))
     settings = CASE.replace(groups=4).settings
     dy = cotangent((2, 64, 5, 7), "float32")
@@ -212,6 +212,6 @@ for depth, window, stride in ((2, 3, 1), (1, 2, 1), (3, 3, 2)):  # windows that 
 """
 
 
-def test_narrow_bfloat16_weight_gradients_read_nothing_unwritten(run_python):
+def test_narrow_bfloat16_weight_gradients_read_no_uninitialized_memory(run_python):
     """With all memory full of huge numbers when it is allocated: a kernel of oneDNN reads what it never wrote."""
     run_python(_NARROW, MALLOC_PERTURB_="128")

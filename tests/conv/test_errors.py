@@ -85,7 +85,7 @@ def test_the_same_error_as_lax(name, implementation):
     ],
     ids=str,
 )
-def test_what_is_jaxgrads_own(op, settings, error, message):
+def test_errors_of_jaxgrad_arguments(op, settings, error, message):
     with pytest.raises(error, match=rf"jaxgrad.{op}: {message}"):
         getattr(jaxgrad, op)(LAST, WINDOW, (1, 1), "SAME", **TO_NHWC, **settings)
 
@@ -93,7 +93,7 @@ def test_what_is_jaxgrads_own(op, settings, error, message):
 @pytest.mark.parametrize("op", ["conv_general_dilated", "conv_transpose"])
 @pytest.mark.parametrize("name", ["lhs", "rhs"])
 @pytest.mark.parametrize("value", ["text", None, object()], ids=["text", "none", "object"])
-def test_operands_that_are_no_arrays(op, name, value):
+def test_non_array_operands(op, name, value):
     arguments = {"lhs": LAST, "rhs": WINDOW, name: value}
     with pytest.raises(TypeError, match=rf"jaxgrad.{op}: {name} must be an array, got"):
         getattr(jaxgrad, op)(arguments["lhs"], arguments["rhs"], (1, 1), "SAME")

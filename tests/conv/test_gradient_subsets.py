@@ -39,7 +39,7 @@ def _gradient(op, inputs, requested):
 
 @pytest.mark.parametrize("requested", SUBSETS, ids="-".join)
 @pytest.mark.parametrize("case", [CASE, CASE.replace(groups=3), TRANSPOSED], ids=["plain", "groups", "transposed"])
-def test_every_subset_agrees_with_the_full_set(backend, requested, case):
+def test_every_gradient_subset_matches_all_gradients(backend, requested, case):
     op, inputs = _op_and_inputs(backend, case)
     dy = cotangent(jax.eval_shape(op, *inputs).shape, "float32")
     full, some = run(op, inputs, dy), run(op, inputs, dy, requested)
@@ -48,7 +48,7 @@ def test_every_subset_agrees_with_the_full_set(backend, requested, case):
 
 
 @pytest.mark.parametrize("requested", SUBSETS, ids="-".join)
-def test_the_program_holds_only_what_is_asked_for(requested):
+def test_program_holds_only_the_requested_gradients(requested):
     op, inputs = _op_and_inputs(CPU_KERNEL, CASE)
     gradient, differentiated = _gradient(op, inputs, requested)
     expected = (0, int("lhs" in requested), int("rhs" in requested))  # y itself is read by no gradient
@@ -56,7 +56,7 @@ def test_the_program_holds_only_what_is_asked_for(requested):
 
 
 @pytest.mark.parametrize("requested", SUBSETS, ids="-".join)
-def test_the_program_of_a_transposed_convolution(requested):
+def test_program_of_conv_transpose_holds_only_the_requested_gradients(requested):
     """It is the input gradient of a convolution, whose own input gradient is that convolution."""
     op, inputs = _op_and_inputs(CPU_KERNEL, TRANSPOSED)
     gradient, differentiated = _gradient(op, inputs, requested)
@@ -64,7 +64,7 @@ def test_the_program_of_a_transposed_convolution(requested):
 
 
 @pytest.mark.parametrize("requested", SUBSETS, ids="-".join)
-def test_a_value_and_its_gradients_are_one_call_each(requested):
+def test_value_and_gradients_are_one_call_each(requested):
     """Through a jitted function and with the default implementation: nothing is computed twice."""
     inner = jax.jit(conv(type(CPU_KERNEL)(None, "cpu"), **CASE.settings))
     inputs = make_conv_inputs(CASE)
@@ -85,7 +85,7 @@ def _shapes(hlo, kind):
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_the_bias_gradient_comes_from_the_filter_kernel(with_bias):
+def test_bias_gradient_comes_from_the_weight_gradient_kernel(with_bias):
     """In one pass with dw when both are requested; without elements when it is not."""
     op, inputs = _op_and_inputs(CPU_KERNEL, CASE)
     gradient, differentiated = _gradient(op, inputs, ("rhs", "bias") if with_bias else ("rhs",))

@@ -90,7 +90,7 @@ def test_dtypes(backend, name, dtype):
 
 
 @pytest.mark.parametrize("name", NEARLY)
-def test_what_is_nearly_one(backend, name):
+def test_near_matrix_products_match_the_reference(backend, name):
     _check(backend, NEARLY[name], "float32")
 
 
@@ -118,7 +118,7 @@ def _all_units(op):
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("name", CASES)
-def test_every_unit_is_a_product(name, platform):
+def test_every_pass_is_a_matrix_product(name, platform):
     case = CASES[name]
     choice = _explained(case, platform)
     assert (choice.implementation, choice.units) == ("xla", ())
@@ -134,13 +134,13 @@ def test_every_unit_is_a_product(name, platform):
 
 
 @pytest.mark.parametrize("name", NEARLY)
-def test_what_is_nearly_one_is_none(name):
+def test_near_matrix_products_are_not_matrix_products(name):
     assert _conv_xla.PRODUCT not in str(_explained(NEARLY[name], "cpu"))
 
 
 @pytest.mark.parametrize("mapped", [("lhs",), ("rhs",), ("lhs", "rhs", "bias")], ids="-".join)
 @pytest.mark.parametrize("name", ["covering_2_last", "spreading_2_last", "spreading_3_permuted"])
-def test_examples_are_products_too(backend, name, mapped):
+def test_independent_problems_are_matrix_products(backend, name, mapped):
     case = CASES[name]
     op = _op(backend, case)
     drawn = [_inputs(case.replace(seed=seed)) for seed in range(3)]

@@ -123,7 +123,7 @@ KINDS = ["missing package", "no file", "no list", "no library", "deleted", "too 
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "without functions"])
-def test_why_is_told(kind, run_python, tmp_path):
+def test_diagnosis_reports_why_onednn_is_missing(kind, run_python, tmp_path):
     """By the diagnosis, which ends well all the same."""
     library, reason = _library(kind, tmp_path)
     text = run_python(_PATCH.format(library=library) + _DIAGNOSIS).stdout
@@ -132,7 +132,7 @@ def test_why_is_told(kind, run_python, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["missing package", "no library", "too old"])
-def test_calls_run_on_xla(kind, run_python, tmp_path):
+def test_calls_run_on_xla_without_onednn(kind, run_python, tmp_path):
     library, reason = _library(kind, tmp_path)
     run_python(_PATCH.format(library=library) + _SCRIPT.format(reason=reason))
 
@@ -152,7 +152,7 @@ def test_a_library_that_cannot_be_loaded_does_not_replace_the_one_in_use(tmp_pat
     assert plan["capacity"] > 0
 
 
-def test_the_diagnosis_tells_of_oneDNN(run_python):  # noqa: N802
+def test_diagnosis_lists_the_onednn_handlers(run_python):  # noqa: N802
     text = run_python(_DIAGNOSIS).stdout
     parts = [f"jaxgrad_conv_{kind}" for kind in ("forward", "backward_input", "backward_filter")]
     parts += ["conv_general_dilated on cpu: 'cpu'", "conv_transpose on cpu: 'cpu'", jax.__version__]

@@ -47,7 +47,7 @@ def test_values_and_gradients(seed):
     _check(case, dtype, backends)
 
 
-def test_the_sweep_is_lopsided():
+def test_random_cases_cover_every_setting():
     """What the random cases must hold, so that a change to the drawing does not quietly thin them out."""
     cases = [random_case(seed) for seed in range(150)]
     pairs = [p for case in cases if not isinstance(case.padding, str) for p in case.padding]

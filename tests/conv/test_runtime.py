@@ -74,7 +74,7 @@ def test_the_same_program_from_many_threads(backend):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_same_call_gives_the_same_bits(backend, dtype):
+def test_repeated_calls_are_bitwise_equal(backend, dtype):
     if backend == XLA_ON_GPU:
         pytest.skip("XLA promises that on a GPU only with xla_gpu_deterministic_ops")
     case = ConvCase(spatial=(28, 26), batch=4, features=16, out_features=32, padding="SAME")
@@ -91,7 +91,7 @@ def test_the_same_call_gives_the_same_bits(backend, dtype):
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("serialised", [False, True])
 @pytest.mark.parametrize("differentiated", ["before", "after"])
-def test_export_and_back(backend, transposed, serialised, differentiated):
+def test_export_round_trip(backend, transposed, serialised, differentiated):
     """A module is exported with its gradient in it, or differentiated after it came back."""
     if serialised:
         pytest.importorskip("flatbuffers", reason="JAX serialises with flatbuffers")
@@ -116,7 +116,7 @@ def test_export_and_back(backend, transposed, serialised, differentiated):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
 
 
-def test_an_export_for_two_platforms_holds_a_path_for_each():
+def test_export_for_two_platforms_holds_both_implementations():
     case = ConvCase(spatial=(9, 11), window=(1, 1))  # one that is XLA's on a GPU, in every build
     inputs = make_conv_inputs(case)
     call = jax.jit(conv(Backend(None, "cpu"), **case.settings))
@@ -149,7 +149,7 @@ def _reach(case, operand, like):
 @pytest.mark.parametrize("value", thorough_after(2, [np.nan, np.inf, -np.inf]))
 @pytest.mark.parametrize("operand", [0, 1, 2])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_nan_and_infinity_spread(backend, value, operand, groups):
+def test_nan_and_infinity_propagate(backend, value, operand, groups):
     """One bad element: bad wherever a sum meets it, and nowhere that `jax.lax` is good.
 
     `jax.lax` may multiply it by the zeros between the elements of a strided gradient, which makes more of them bad.
@@ -188,7 +188,7 @@ def test_debug_nans(backend, layout):
             assert np.isfinite(gradient).all()
 
 
-def test_a_repeated_call_finds_its_plan():
+def test_repeated_calls_reuse_their_plan():
     op, inputs = jax.jit(conv(CPU_KERNEL, **CASE.settings)), make_conv_inputs(CASE)
     op(*inputs).block_until_ready()
     before = _ffi.conv_plan_cache_info()
@@ -211,7 +211,7 @@ def _resident_megabytes() -> float:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
-def test_the_cache_is_bounded():
+def test_plan_cache_is_bounded():
     """Ever new shapes: as many plans are kept as fit, and memory does not grow once they do."""
     capacity = _ffi.conv_plan_cache_info()["capacity"]
     for size in range(100, 100 + capacity):

@@ -97,7 +97,7 @@ def test_values_and_gradients(name, implementation):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_reason(name):
+def test_reason_of_each_case(name):
     lhs, rhs, args, kwargs, reason = CASES[name]
     try:
         lax.conv_general_dilated(lhs, rhs, *args, **kwargs)
@@ -112,7 +112,7 @@ def test_the_reason(name):
 
 
 @pytest.mark.parametrize("name", ["float64", "batch groups", "both dilated in groups", "empty batch"])
-def test_nothing_of_the_kernels_is_in_the_program(name):
+def test_program_has_no_kernel_call(name):
     lhs, rhs, args, kwargs, _ = CASES[name]
     text = jax.jit(lambda a, b: jaxgrad.conv_general_dilated(a, b, *args, **kwargs)).lower(lhs, rhs).as_text()
     assert "jaxgrad_conv" not in text
@@ -120,7 +120,7 @@ def test_nothing_of_the_kernels_is_in_the_program(name):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("op", ["conv_general_dilated", "conv_transpose"])
-def test_explain_the_usual_case(op, dtype):
+def test_explain_a_typical_call(op, dtype):
     function = getattr(jaxgrad, op)
     lhs, rhs = jax.ShapeDtypeStruct((64, 56, 56, 32), dtype), jax.ShapeDtypeStruct((3, 3, 32, 64), dtype)
     settings = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
@@ -134,7 +134,7 @@ def test_explain_the_usual_case(op, dtype):
     assert "forced" in choice.reason
 
 
-def test_transposed_convolutions_run_on_xla_too():
+def test_transposed_convolutions_run_on_xla():
     lhs, rhs = _random((2, 5, 4, 3), "float64"), _random((3, 2, 3, 4), "float64")
     y = jaxgrad.conv_transpose(lhs, rhs, (2, 1), "SAME")
     np.testing.assert_allclose(y, lax.conv_transpose(lhs, rhs, (2, 1), "SAME"), rtol=1e-12)
@@ -144,7 +144,7 @@ def test_transposed_convolutions_run_on_xla_too():
         jaxgrad.conv_transpose(lhs, rhs, (2, 1), "SAME", implementation="cpu")
 
 
-def test_the_default_program_for_another_platform_is_plain_xla():
+def test_default_program_for_a_gpu_runs_on_xla():
     """Lowered for a GPU from here, with no GPU present: no kernel in it where XLA is level with cuDNN."""
     lhs, rhs = jax.ShapeDtypeStruct((64, 64, 56, 56), jnp.float32), jax.ShapeDtypeStruct((64, 64, 3, 3), jnp.float32)
     gradient = jax.jit(jax.grad(lambda a, b: jnp.sum(jaxgrad.conv_general_dilated(a, b, (1, 1), "SAME") ** 2)))
@@ -168,7 +168,7 @@ def _units(*args, **kwargs):
     return {unit.unit: unit.implementation for unit in choice.units} or choice.implementation
 
 
-def test_where_xla_is_faster():
+def test_xla_is_selected_where_it_is_faster():
     def shapes(*shapes):
         return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
 
@@ -188,7 +188,7 @@ def test_where_xla_is_faster():
 
 
 @pytest.mark.parametrize("implementation", [None, "cpu"])
-def test_a_shape_made_by_vmap_that_onednn_has_no_kernel_for(monkeypatch, implementation):
+def test_a_mapped_shape_without_a_onednn_kernel(monkeypatch, implementation):
     """The call alone has kernels, what vmap makes of it has none: XLA takes it, or a forced call says why it cannot."""
     known = _ffi.conv_plan
 
@@ -251,7 +251,7 @@ def test_another_call_is_described_anew(described, change):
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64")
-def test_64_bits_are_part_of_what_a_call_is(described):
+def test_enable_x64_is_part_of_the_cache_key(described):
     lhs, rhs = _random((2, 3, 5)), _random((4, 3, 2))
     for wide in (False, True, False):
         with jax.enable_x64(wide):
@@ -260,7 +260,7 @@ def test_64_bits_are_part_of_what_a_call_is(described):
     assert described() == (2, 1)
 
 
-def test_what_cannot_be_kept_runs(described):
+def test_unhashable_settings_run_without_the_cache(described):
     lhs, rhs = _random((2, 3, 5, 4)), _random((6, 3, 2, 2))
     expected = lax.conv_general_dilated(lhs, rhs, (1, 1), ((1, 0), (2, 1)))
     for _ in range(2):
@@ -269,7 +269,7 @@ def test_what_cannot_be_kept_runs(described):
     assert described() == (0, 0)
 
 
-def test_a_mistake_is_an_error_each_time():
+def test_errors_are_raised_on_every_call():
     lhs, rhs = _random((2, 3, 5, 4)), _random((6, 5, 2, 2))
     for _ in range(2):
         with pytest.raises(ValueError, match="lhs feature dimension"):

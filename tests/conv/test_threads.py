@@ -61,7 +61,7 @@ print(len(os.listdir("/proc/self/task")) - before)
 
 
 @pytest.mark.parametrize("team", [2, 12, 40])
-def test_the_teams_of_many_threads_stay_small(run_python, team):
+def test_thread_count_stays_bounded(run_python, team):
     """Eight threads and a team size of 40 would be 320 threads, were each of them to lead a team."""
     extra = int(run_python(_SCRIPT, OMP_NUM_THREADS=str(team)).stdout)
     assert extra <= 8 + 16 + team  # the pool's own, those that callers lead, those of the one thread that leads for all

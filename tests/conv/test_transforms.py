@@ -44,7 +44,7 @@ def _gradient(op):
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_without_jit_as_with_it(backend, transposed):
+def test_results_match_with_and_without_jit(backend, transposed):
     if transposed:
         op, inputs = conv_transpose(backend, **TRANSPOSED.settings), tuple(make_transpose_inputs(TRANSPOSED))
     else:
@@ -67,7 +67,7 @@ def test_checkpoint(backend, policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_checkpoint_computes_nothing_more_than_the_first_layer_again(policy):
+def test_checkpoint_recomputes_only_the_first_layer(policy):
     op, inputs = conv(CPU_KERNEL, **CASE.settings), _inputs(CPU_KERNEL)
 
     def two(lhs, rhs, bias):

@@ -145,7 +145,7 @@ def library(tmp_path_factory, kernel_emulation):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_the_kernel_played_on_the_cpu(name, library):
+def test_emulated_kernel_matches_the_reference(name, library):
     call = CALLS[name]
     program = call.program()
     dtype = np.dtype(f"u{call.element_bytes}")
@@ -172,7 +172,7 @@ class Transposition(ctypes.Structure):
     )
 
 
-def test_the_calls_above_take_every_turn():
+def test_calls_cover_every_branch():
     """What the kernels can do in more than one way, some call does in each."""
     programs = [(call, call.program()) for call in CALLS.values()]
     found = [(call, p["kernel"], Transposition.from_buffer_copy(p["argument"])) for call, p in programs]
@@ -191,7 +191,7 @@ def test_the_calls_above_take_every_turn():
 
 
 @pytest.mark.parametrize(("result_spec", "turned"), [((1, 0, 2), (2,)), ((0, 1, 2), ())], ids=str)
-def test_what_the_kernels_do_not_take(result_spec, turned):
+def test_rejected_transpositions(result_spec, turned):
     """Rows of which the elements are reversed, and a plain copy."""
     call = Call((64, 32, 3), (0, 1, 2), result_spec, turned)
     assert not takes_transposition(call.sizes, call.spec, result_spec, turned)

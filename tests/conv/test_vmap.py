@@ -77,7 +77,7 @@ def _compare(mapped, single, inputs, in_axes, n=N):
 
 @pytest.mark.parametrize("names", SUBSETS, ids="-".join)
 @pytest.mark.parametrize("kind", CASES)
-def test_every_choice_of_operands(backend, kind, names):
+def test_every_subset_of_mapped_operands(backend, kind, names):
     case = CASES[kind]
     if backend.implementation == "xla" and case.groups == 1 and len(names) > 1:
         pytest.skip("plain jax.lax, batched by JAX")
@@ -100,7 +100,7 @@ def _single(backend, kind):
 
 @pytest.mark.parametrize("kind", ["plain", "groups", "transposed"])
 @pytest.mark.parametrize("inner", FIELDS)
-def test_nested(backend, kind, inner):
+def test_nested_vmap(backend, kind, inner):
     """Examples of examples: the outer axis on lhs, the inner one on any operand."""
     case = CASES[kind]
     op, make = _op_and_draw(backend, case)
@@ -128,7 +128,7 @@ def test_other_axes_than_the_first(backend):
 
 @pytest.mark.parametrize("size", [0, 1])
 @pytest.mark.parametrize("name", ["lhs", "rhs"])
-def test_few_examples(backend, size, name):
+def test_mapped_axis_of_size_zero_and_one(backend, size, name):
     case = CASES["plain"]
     op, make = _op_and_draw(backend, case)
     inputs, in_axes = _examples(case, make, (name,), 1)
@@ -161,7 +161,7 @@ def test_per_example_gradients_are_one_call_of_each_kernel(kind, implementation)
 
 @pytest.mark.parametrize(("examples", "size"), [(9, 32), (1, 96)], ids=["shared_out", "a_team_for_each"])
 @pytest.mark.parametrize("layout", [("NHWC", "HWIO", "NHWC"), ("HNWC", "OIHW", "NCHW")], ids="-".join)
-def test_examples_worth_several_threads(examples, size, layout):
+def test_independent_problems_run_on_several_threads(examples, size, layout):
     case = ConvCase(spatial=(size, size), window=(3, 3), features=8, out_features=16, padding="SAME", layout=layout)
     op, make = _op_and_draw(CPU_KERNEL, case)
     inputs, in_axes = _examples(case, make, FIELDS, examples)
@@ -169,7 +169,7 @@ def test_examples_worth_several_threads(examples, size, layout):
     _compare(_jit(jax.vmap(results))(*inputs), _jit(results), inputs, in_axes, examples)
 
 
-def test_examples_are_groups_of_one_convolution():
+def test_independent_problems_fold_into_groups():
     """What the kernels without an axis of examples are chosen by is what they are called with."""
     g = Geometry((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2), (1, 2), ((1, 0), (0, 2)), (1, 1), 2, (5, 6), (2, 3))
     x, w = np.zeros((N, 7, 5, 6, 4), np.float32), np.zeros((N, 2, 3, 2, 10), np.float32)
@@ -178,7 +178,7 @@ def test_examples_are_groups_of_one_convolution():
     assert called.shapes[:2] == ((7, 5, 6, 12), (2, 3, 2, 30))
 
 
-def test_the_handler_checks_the_examples():
+def test_handler_checks_the_number_of_problems():
     g = Geometry((0, 1, 2), (0, 1, 2), (0, 1, 2), (1,), ((1, 1),), (1,), 1, (8,), (3,))
     shapes = [jax.ShapeDtypeStruct(s, np.float32) for s in ((3, 4, 2, 3), (0,))]
     call = jax.ffi.ffi_call("jaxgrad_conv_backward_filter", (*shapes, jax.ShapeDtypeStruct((1 << 16,), np.uint8)))
@@ -192,7 +192,7 @@ def test_the_handler_checks_the_examples():
 
 
 @pytest.mark.parametrize("names", [("lhs",), ("rhs",), ("lhs", "rhs"), ("rhs", "bias")], ids="-".join)
-def test_mapped_forward_passes_are_one_call(names):
+def test_vmap_of_the_forward_pass_is_one_call(names):
     case = CASES["plain"]
     op, make = _op_and_draw(CPU_KERNEL, case)
     inputs, in_axes = _examples(case, make, names)
@@ -200,7 +200,7 @@ def test_mapped_forward_passes_are_one_call(names):
     assert compiled_calls(mapped, *inputs) == (1, 0, 0)
 
 
-def test_grad_of_vmap_adds_over_the_examples(backend):
+def test_grad_of_vmap_sums_over_the_problems(backend):
     case = CASES["groups"]
     op, make = _op_and_draw(backend, case)
     inputs, in_axes = _examples(case, make, ("lhs",))
@@ -235,7 +235,7 @@ def test_a_gradient_penalty_under_vmap(backend, kind):
         _close(found[i], single(*_example(inputs, in_axes, i)))
 
 
-def test_many_examples_where_no_kernel_takes_that_many_groups():
+def test_more_problems_than_any_kernel_supports():
     """A call that the kernels take alone is computed under `vmap` too, by them or not."""
     case = ConvCase(spatial=(3, 2), window=(1, 1), features=1, out_features=1, groups=1, bias=False)
     op, make = _op_and_draw(Backend(None, "cpu"), case)

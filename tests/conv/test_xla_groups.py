@@ -34,7 +34,7 @@ def _settings(case):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-def test_against_numpy(case, dtype):
+def test_matches_numpy(case, dtype):
     inputs = make_conv_inputs(case, dtype)
     lhs, rhs = (np.asarray(a, np.float64) for a in inputs[:2])
     expected = numpy_conv(lhs, rhs, *_settings(case))
@@ -45,7 +45,7 @@ def test_against_numpy(case, dtype):
     assert_close(found.rhs, dw, dtype=dtype, terms=terms(inputs, dy), name="dw")
 
 
-def test_the_numpy_reference_is_a_convolution():
+def test_numpy_reference_matches_lax():
     """NumPy against `jax.lax`, so that the two references stand for one another."""
     for case in CASES:
         inputs = make_conv_inputs(case, "float64")
@@ -58,7 +58,7 @@ def test_the_numpy_reference_is_a_convolution():
 
 @pytest.mark.parametrize("taps_bytes", [0, 4000, 1 << 30])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_examples_by_any_number_of_taps(case, taps_bytes):
+def test_weight_gradients_of_independent_problems(case, taps_bytes):
     drawn = [make_conv_inputs(case.replace(seed=seed)) for seed in range(3)]
     x, w = np.stack([one.lhs for one in drawn]), drawn[0].rhs
     dys = [cotangent(numpy_conv(one.lhs, w, *_settings(case)).shape, "float32", seed=i) for i, one in enumerate(drawn)]
@@ -70,7 +70,7 @@ def test_examples_by_any_number_of_taps(case, taps_bytes):
 
 
 @pytest.mark.parametrize(("platform", "groups"), [("cpu", 4), ("cuda", 1), ("cuda", 4)])
-def test_examples_are_batched_products(platform, groups):
+def test_independent_problems_are_batched_matrix_products(platform, groups):
     """One product of all taps for each example on a GPU, one of each tap elsewhere."""
     case = ConvCase(batch=4, window=(3, 3), features=8, out_features=8, groups=groups, padding="SAME", bias=False)
     implementation = "xla" if platform == "cpu" else None
@@ -103,7 +103,7 @@ def _seconds(case):
 
 
 @pytest.mark.parametrize("layout", [None, ("NHWC", "HWIO", "NHWC")], ids=["first", "last"])
-def test_not_slower_by_an_order_than_without_groups(layout):
+def test_groups_cost_less_than_an_order_of_magnitude(layout):
     """16 groups of 4 features against 16 features without groups: the same arithmetic.
 
     XLA's own gradient is hundreds of times slower in groups than without.

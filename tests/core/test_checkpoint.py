@@ -64,7 +64,7 @@ def _without_checkpoint(op: str) -> Any:
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_forward_pass_runs_again_only_where_its_results_are_not_kept(op, policy):
+def test_forward_pass_is_recomputed_only_without_saved_results(op, policy):
     case, (policy, keeps) = op_case(op), POLICIES[policy]
     plain_calls, expected = _without_checkpoint(op)
     calls, found = _compiled(jax.checkpoint(partial(_layer, case), policy=policy), case.arrays)

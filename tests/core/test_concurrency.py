@@ -59,7 +59,7 @@ def test_sixteen_threads(run_python):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_a_call_returns_before_it_is_done(op):
+def test_calls_return_before_completion(op):
     """Beside other work: a program that is one custom call alone XLA's CPU client runs on the thread that calls it."""
     case = op_case(op, size=200_000)
     function = case.call("cpu")

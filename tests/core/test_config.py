@@ -56,7 +56,7 @@ def test_an_override_ends_with_an_error():
         ),
     ],
 )
-def test_what_is_refused(changes, error, message):
+def test_invalid_settings(changes, error, message):
     with pytest.raises(error, match=message):
         config.update(**changes)
     if "plan_cache_dir" not in changes:
@@ -65,7 +65,7 @@ def test_what_is_refused(changes, error, message):
     assert config.current() == config.Settings()
 
 
-def test_the_directory_of_plans_is_of_the_whole_process(tmp_path, run_python):
+def test_plan_cache_dir_is_process_wide(tmp_path, run_python):
     told = r"plan_cache_dir is of the whole process, jaxgrad.config.update sets it"
     with pytest.raises(ValueError, match=told), config.override(plan_cache_dir=tmp_path):
         pass

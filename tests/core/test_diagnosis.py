@@ -49,7 +49,7 @@ def test_the_diagnosis_without_a_working_device(run_python):
     assert jax.__version__ in text
 
 
-def test_it_runs_as_a_module(run_python):
+def test_diagnosis_runs_as_a_module(run_python):
     script = (
         "import subprocess, sys\n"
         "done = subprocess.run([sys.executable, '-m', 'jaxgrad'], capture_output=True, text=True)\n"

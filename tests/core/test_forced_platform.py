@@ -72,7 +72,7 @@ def test_run_on_the_cpu(name, implementation, what):
 
 
 @needs_cuda_module
-def test_a_call_without_elements_keeps_to_its_platform():
+def test_empty_arrays_keep_the_forced_platform():
     x, c = np.ones((0, 5), np.float32), np.ones(5, np.float32)
     traced = jax.jit(lambda x: jaxgrad.batch_norm_training(x, c, c, implementation="cudnn")).trace(x)
     traced.lower(lowering_platforms=("cuda",))
@@ -81,7 +81,7 @@ def test_a_call_without_elements_keeps_to_its_platform():
 
 
 @needs_cuda_module
-def test_branches_of_ones_own_for_each_platform():
+def test_platform_dependent_branches():
     case = op_case("conv_general_dilated")
 
     def call(*arrays):

@@ -354,7 +354,7 @@ def test_the_switch_ends_with_its_block():
 
 
 @every_op
-def test_the_refusal_without_it_names_the_switch(name):
+def test_error_without_the_switch_names_it(name):
     case, at = CASES[name], _arrays(name, "float32")
     with pytest.raises(TypeError, match="forward-mode") as caught:
         jax.jvp(partial(case.op, implementation="cpu"), at, at)

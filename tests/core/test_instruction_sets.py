@@ -49,7 +49,7 @@ def test_values_and_gradients(run_python, name):
     assert done.stdout.split() == [name]
 
 
-def test_the_widest_is_taken_where_nothing_is_said(run_python):
+def test_default_is_the_widest_instruction_set(run_python):
     widest = next(name for name, needs in _NEEDS.items() if needs <= _machine_has())
     script = "import os; os.environ.pop('JAXGRAD_CPU_ISA', None)\nfrom jaxgrad import _cpu\n"
     assert run_python(script + "print(_cpu.build_info()['instruction_set'])").stdout.split() == [widest]

@@ -47,7 +47,7 @@ def save_results(path: str, changed: bool) -> None:
     np.savez(path, *jax.tree.leaves(found))
 
 
-def test_programs_are_known_again(run_python, tmp_path):
+def test_persistent_cache_over_a_mesh(run_python, tmp_path):
     """By JAX's keys without the addresses of callbacks, and none is taken for another of the same shapes."""
     environment = {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=2",

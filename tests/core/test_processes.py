@@ -45,7 +45,7 @@ def test_an_exported_module_runs_in_a_fresh_process(run_python, tmp_path):
                 np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_export_without_the_exemptions_is_refused():
+def test_export_without_disabled_checks_raises():
     """They are needed, and only those of the handlers that the program holds."""
     case = op_case("batch_norm_inference")
     call = jax.jit(case.call("cpu"))

@@ -54,13 +54,13 @@ def test_explain_takes_numpy_scalars_as_the_call_does(settings):
     assert jaxgrad.explain(jaxgrad.gru, *_inputs(), platform="cpu", **settings).implementation == "cpu"
 
 
-def test_explain_refuses_the_kernel_on_another_platform():
+def test_explain_rejects_a_kernel_of_another_platform():
     with pytest.raises(ValueError, match=r"jaxgrad.gru: implementation='cpu'.*'cpu' only, got 'gpu'"):
         jaxgrad.explain(jaxgrad.gru, *_inputs(), implementation="cpu", platform="gpu")
 
 
 @pytest.mark.parametrize("op", [np.sin, jax.lax.scan, None, "gru"], ids=["numpy", "jax", "none", "text"])
-def test_explain_refuses_what_is_no_op(op):
+def test_explain_rejects_other_functions(op):
     with pytest.raises(ValueError, match=r"jaxgrad.explain: op must be one of jaxgrad's ops \(.*gru.*\), got"):
         jaxgrad.explain(op)
 

@@ -120,7 +120,7 @@ def _wide(arrays: Any) -> Any:
 
 
 @pytest.mark.parametrize(("name", "op"), [(name, op) for name, (_, ops) in TRANSFORMATIONS.items() for op in ops])
-def test_as_plain_jax(backend, name, op):
+def test_matches_plain_jax(backend, name, op):
     transformation, _ = TRANSFORMATIONS[name]
     case = op_case(op)
     found = jax.jit(partial(transformation, case.call(backend.implementation)))(backend.put(case.arrays))
@@ -132,7 +132,7 @@ SUBSETS = [names for n in range(1, 1 + len(ARRAYS)) for names in itertools.combi
 
 
 @pytest.mark.parametrize("names", SUBSETS, ids="-".join)
-def test_vmap_with_frozen_statistics_over_every_choice_of_arguments(backend, names):
+def test_vmap_with_frozen_statistics_over_every_subset_of_arguments(backend, names):
     op = "batch_norm_inference"
     case = op_case(op)
     examples = backend.put(

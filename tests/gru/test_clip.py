@@ -52,7 +52,7 @@ def test_larger_sizes(backend, dtype, linear_before_reset):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("linear_before_reset", [False, True])
-def test_the_clipped_set_is_kept_exactly(backend, dtype, sign, linear_before_reset):
+def test_gradients_are_zero_for_exactly_the_clipped_gates(backend, dtype, sign, linear_before_reset):
     """Inputs one step of the dtype to either side of the bound give the same gate once rounded; only one is clipped.
 
     With one step, no state and unit inputs the gates' inputs are the weights themselves, in each of the three gates.
@@ -86,7 +86,7 @@ def test_the_clipped_set_is_kept_exactly(backend, dtype, sign, linear_before_res
 
 
 @pytest.mark.parametrize("clip", [1e-3, 3, 40, np.float32(0.5), np.float16(0.5), np.int64(1)], ids=repr)
-def test_every_kind_of_bound(backend, clip):
+def test_every_type_of_clip(backend, clip):
     case = Case(clip=float(clip), linear_before_reset=True)
     inputs, cotangents = make_inputs(case, "float64")
     actual = values_and_gradients(backend, inputs, cotangents, {**case.settings, "clip": clip})
@@ -94,7 +94,7 @@ def test_every_kind_of_bound(backend, clip):
     assert_results_close(actual, expected, dtype="float64", terms=case.terms)
 
 
-def test_an_infinite_bound_is_none(backend):
+def test_an_infinite_clip_matches_no_clip(backend):
     inputs, cotangents = make_inputs(Case(), "float64")
     bounded, unbounded = (
         values_and_gradients(backend, inputs, cotangents, {"clip": clip}) for clip in (float("inf"), None)

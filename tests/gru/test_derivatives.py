@@ -64,7 +64,7 @@ def _expected_penalty(case):
 
 
 @pytest.mark.parametrize("case", thorough_after(1, SETTINGS), ids=str)
-def test_a_gradient_penalty_agrees_with_the_reference(backend, case):
+def test_gradients_of_a_gradient_penalty(backend, case):
     inputs, cotangents = backend.put(make_inputs(case, "float64"))
     given, call = _split(inputs)
     found = _gradient_of_penalty(call(backend.gru, case.settings))(given, cotangents)
@@ -154,7 +154,7 @@ def test_second_derivatives_keep_the_dtype(backend, dtype):
     assert np.abs(np.asarray(found, np.float32)).max() > 1e-2
 
 
-def test_forward_mode_is_refused_clearly(backend):
+def test_forward_mode_error_names_the_switch(backend):
     inputs = backend.put(make_inputs(Case(), "float32")[0])
     with pytest.raises(TypeError, match=r"custom_vjp[\s\S]*jaxgrad\.forward_mode"):
         jax.jvp(lambda x: backend.gru(*inputs._replace(x=x)), (inputs.x,), (inputs.x,))

@@ -74,7 +74,7 @@ def test_dimensions(name, shape, expected):
         _call(**{name: wrong})
 
 
-def test_one_direction_s_weights_for_two():
+def test_bidirectional_needs_weights_of_both_directions():
     with pytest.raises(ValueError, match=_says("r must have the shape [D, 3H, H] = (2, 18, 6), got (1, 18, 6)")):
         _call({"direction": "bidirectional"})
 
@@ -92,7 +92,7 @@ def test_sizes_of_zero(changes, name):
 
 
 @pytest.mark.parametrize("dtype", ["int32", "complex64", "bool", "uint8", "float8_e4m3fn"])
-def test_the_dtype_of_x(dtype):
+def test_x_dtype(dtype):
     x = jnp.zeros((5, 3, 4), dtype)
     with pytest.raises(TypeError, match=_says("x must", "float32, float64, bfloat16, float16", f"got {dtype}")):
         _call(x=x)
@@ -100,7 +100,7 @@ def test_the_dtype_of_x(dtype):
 
 @pytest.mark.parametrize("name", ["w", "r", "b", "initial_h"])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "int32", "complex64"])
-def test_dtypes_that_differ(name, dtype):
+def test_mixed_dtypes(name, dtype):
     wrong = _array(name).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     with pytest.raises(TypeError, match=_says(f"{name} must have the dtype of x, float32, got {dtype}")):
         _call(**{name: wrong})
@@ -110,20 +110,20 @@ def test_dtypes_that_differ(name, dtype):
 @pytest.mark.parametrize(
     "value", ["text", {"a": 1}, object(), [[1.0, 2.0], [3.0]]], ids=["text", "dict", "object", "ragged"]
 )
-def test_what_is_no_array(name, value):
+def test_non_array_argument(name, value):
     with pytest.raises(TypeError, match=_says(f"{name} must be an array, got {type(value).__name__}")):
         _call(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["x", "w", "r"])
-def test_none_for_an_array_that_is_required(name):
+def test_missing_required_array(name):
     with pytest.raises(TypeError, match=_says(f"{name} must be an array, got NoneType")):
         _call(**{name: None})
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bool", "complex64"])
 @pytest.mark.parametrize("convert", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
-def test_lengths_that_are_no_integers(dtype, convert):
+def test_non_integer_lengths(dtype, convert):
     with pytest.raises(TypeError, match=_says(f"sequence_lens must be of integers, got {dtype}")):
         _call(sequence_lens=convert(np.ones(3, dtype)))
 
@@ -171,7 +171,7 @@ def test_lengths_out_of_range_under_differentiation():
 
 
 @pytest.mark.parametrize("clip", [0, 0.0, -1, -1e-9, float("nan"), float("-inf"), np.float32(-2)], ids=repr)
-def test_a_clip_that_is_not_positive(clip):
+def test_non_positive_clip(clip):
     with pytest.raises(ValueError, match=_says("clip must be positive", f"got {clip}")):
         _call({"clip": clip})
 
@@ -179,7 +179,7 @@ def test_a_clip_that_is_not_positive(clip):
 @pytest.mark.parametrize(
     "clip", ["1", True, np.True_, [1.0], 1j, jnp.float32(1), np.array(1.0)], ids=lambda v: type(v).__name__
 )
-def test_a_clip_that_is_no_number(clip):
+def test_non_numeric_clip(clip):
     with pytest.raises(TypeError, match=_says("clip must be a Python number or None", f"got {type(clip).__name__}")):
         _call({"clip": clip})
 
@@ -199,12 +199,12 @@ def test_an_unknown_implementation(implementation):
 
 
 @pytest.mark.parametrize("flag", [0, 1, None, "True", 1.0, np.array(True)], ids=repr)
-def test_a_flag_that_is_no_bool(flag):
+def test_non_bool_flag(flag):
     with pytest.raises(TypeError, match=_says("linear_before_reset must be a bool", f"got {type(flag).__name__}")):
         _call({"linear_before_reset": flag})
 
 
-def test_numpy_s_bool_is_a_bool():
+def test_numpy_bool_flag():
     for found, expected in zip(
         _call({"linear_before_reset": np.True_}), _call({"linear_before_reset": True}), strict=True
     ):

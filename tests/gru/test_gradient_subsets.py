@@ -23,7 +23,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("requested", SUBSETS, ids="-".join)
-def test_every_subset_agrees_with_the_full_set(backend, requested):
+def test_every_gradient_subset_matches_all_gradients(backend, requested):
     case = SETTINGS[SUBSETS.index(requested) % 2 == 1]
     inputs, cotangents = make_inputs(case, "float32")
     full = values_and_gradients(backend, inputs, cotangents, case.settings)
@@ -45,7 +45,7 @@ def _loss(inputs: dict, implementation: str | None):
 
 @pytest.mark.parametrize("requested", SUBSETS, ids="-".join)
 @pytest.mark.parametrize("jit_inside", [False, True], ids=["jit_of_grad", "grad_of_jit"])
-def test_unrequested_gradients_have_no_elements_in_the_program(requested, jit_inside):
+def test_unrequested_gradients_are_empty_in_the_program(requested, jit_inside):
     case = Case(T=3, B=4, I=2, H=5)
     inputs = {name: jnp.asarray(a) for name, a in make_inputs(case, "float32")[0]._asdict().items()}
 
@@ -60,7 +60,7 @@ def test_unrequested_gradients_have_no_elements_in_the_program(requested, jit_in
     assert results[:5] == [shapes[name] if name in requested else "f32[0]" for name in DIFFERENTIABLE]
 
 
-def test_no_residuals_are_kept_without_differentiation():
+def test_no_residuals_without_differentiation():
     arrays = make_inputs(Case(T=3, B=4, I=2, H=5), "float32")[0]
     hlo = jax.jit(lambda a: jaxgrad.gru(**a, implementation="cpu")).lower(arrays._asdict()).compile().as_text()
     (results,) = _results_of("jaxgrad_gru_forward", hlo)
@@ -82,7 +82,7 @@ def test_the_residuals_are_the_gates(linear_before_reset, gates):
 
 
 @pytest.mark.parametrize("read", ["y", "y_h"])
-def test_an_absent_cotangent_has_no_elements_in_the_program(read):
+def test_absent_cotangents_are_empty_in_the_program(read):
     inputs = {n: jnp.asarray(a) for n, a in make_inputs(Case(T=3, B=4, I=2, H=5), "float32")[0]._asdict().items()}
 
     def loss(x):

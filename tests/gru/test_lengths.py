@@ -19,7 +19,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize("case", SETTINGS, ids=str)
 @pytest.mark.parametrize("padding", [np.nan, np.inf, 1e30])
-def test_what_x_holds_in_the_padding_does_not_show(backend, case, padding):
+def test_results_do_not_depend_on_the_padding(backend, case, padding):
     inputs, cotangents = make_inputs(case, "float32")
     y, y_h, gradients = values_and_gradients(backend, fill_padding(inputs, padding), cotangents, case.settings)
     unfilled = values_and_gradients(backend, inputs, cotangents, case.settings)
@@ -33,7 +33,7 @@ def test_what_x_holds_in_the_padding_does_not_show(backend, case, padding):
 
 @pytest.mark.parametrize("case", SETTINGS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_of_length_zero_hands_its_state_on(backend, case, dtype):
+def test_a_row_of_length_zero_returns_its_initial_state(backend, case, dtype):
     inputs, cotangents = make_inputs(case, dtype)
     _, y_h, gradients = values_and_gradients(backend, inputs, cotangents, case.settings)
     empty = inputs.sequence_lens == 0
@@ -44,7 +44,7 @@ def test_a_row_of_length_zero_hands_its_state_on(backend, case, dtype):
 
 
 @pytest.mark.parametrize("case", SETTINGS, ids=str)
-def test_the_gradient_that_enters_the_padding_is_ignored(backend, case):
+def test_cotangents_of_the_padding_are_ignored(backend, case):
     inputs, cotangents = make_inputs(case, "float32")
     inputs = inputs._replace(sequence_lens=np.array([6, 2, 0, 3, 1], np.int32))
     past = np.moveaxis(np.broadcast_to(is_padding(inputs)[..., None, None], (6, 5, case.D, 4)), 2, 1)
@@ -55,7 +55,7 @@ def test_the_gradient_that_enters_the_padding_is_ignored(backend, case):
 
 
 @pytest.mark.parametrize("case", SETTINGS, ids=str)
-def test_full_lengths_are_no_lengths(backend, case):
+def test_full_lengths_match_absent_lengths(backend, case):
     inputs, cotangents = make_inputs(case, "float32")
     full, absent = (inputs._replace(sequence_lens=lens) for lens in (np.full(5, 6, np.int32), None))
     with_lengths, without = (values_and_gradients(backend, i, cotangents, case.settings) for i in (full, absent))
@@ -96,7 +96,7 @@ def test_lengths_as_a_list(backend):
 
 
 @pytest.mark.parametrize("lens", [(7, 0, 3, -1, 6), (2**40 + 2, 0, 3, -(2**40) + 1, 6)], ids=["near", "beyond_int32"])
-def test_traced_lengths_out_of_range_are_the_nearest_in_it_on_xla(backend, lens):
+def test_xla_clamps_traced_lengths_out_of_range(backend, lens):
     """tests/test_gru_errors.py holds what the CPU kernel does with them."""
     if backend.implementation != "xla":
         pytest.skip("the CPU kernel raises an error")
@@ -122,7 +122,7 @@ def test_an_empty_batch(backend, case, given):
 
 @pytest.mark.parametrize("case", SETTINGS, ids=str)
 @pytest.mark.parametrize("given", [True, False], ids=["all", "bare"])
-def test_no_time_steps(backend, case, given):
+def test_zero_time_steps(backend, case, given):
     case = case.replace(T=0, b=given, sequence_lens=given, initial_h=given)
     inputs, cotangents = make_inputs(case, "float32")
     y, y_h, gradients = values_and_gradients(backend, inputs, cotangents, case.settings)
@@ -134,7 +134,7 @@ def test_no_time_steps(backend, case, given):
         np.testing.assert_array_equal(gradients.initial_h, cotangents.y_h)
 
 
-def test_lengths_are_data_and_not_part_of_the_program(backend):
+def test_new_lengths_do_not_recompile(backend):
     """One compiled program serves every set of lengths, and its gradients follow them."""
     case = SETTINGS[1]
     inputs, _ = make_inputs(case, "float64")

@@ -64,7 +64,7 @@ def test_nan_in_a_parameter(backend, case, gate, where):
 
 
 @pytest.mark.parametrize("case", SETTINGS, ids=str)
-def test_nan_in_the_first_state(backend, case):
+def test_nan_in_the_initial_state(backend, case):
     inputs, cotangents = make_inputs(case, "float32")
     inputs.initial_h[0, 1, 0] = np.nan
     _check(backend, case, inputs, cotangents)
@@ -81,7 +81,7 @@ def test_nan_in_the_recurrent_weights_meets_a_state_of_zeros(backend, linear_bef
 
 @pytest.mark.parametrize("case", SETTINGS, ids=str)
 @pytest.mark.parametrize("cotangent", ["y", "y_h"])
-def test_nan_in_the_incoming_gradient(backend, case, cotangent):
+def test_nan_in_the_cotangent(backend, case, cotangent):
     inputs, cotangents = make_inputs(case, "float32")
     if case.sequence_lens:
         inputs.sequence_lens[0] = case.T

@@ -19,7 +19,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize("case", SETTINGS, ids=str)
 @pytest.mark.parametrize("given", thorough_after(1, [True, False]), ids=["all", "bare"])
-def test_the_scan_agrees_with_numpy(case, given):
+def test_scan_matches_numpy(case, given):
     inputs, cotangents = make_inputs(case.replace(b=given, sequence_lens=given, initial_h=given))
     y, y_h, _ = gru_references.numpy_forward(inputs, **case.settings)
     by_direction = gru_references.values_and_gradients(inputs, cotangents, **case.settings)[:2]
@@ -30,7 +30,7 @@ def test_the_scan_agrees_with_numpy(case, given):
 
 
 @pytest.mark.parametrize("case", SETTINGS, ids=str)
-def test_the_gradients_agree_with_finite_differences(case):
+def test_gradients_match_finite_differences(case):
     inputs, cotangents = make_inputs(case)
     _, _, gradients = gru_references.values_and_gradients(inputs, cotangents, **case.settings)
     rng = np.random.default_rng(1)
@@ -47,7 +47,7 @@ def test_the_gradients_agree_with_finite_differences(case):
         np.testing.assert_allclose((above - below) / (2 * step), slope, rtol=1e-6, atol=1e-7, err_msg=name)
 
 
-def test_the_gradients_agree_with_those_of_the_traceable_form():
+def test_gradients_match_the_traceable_form():
     case = SETTINGS[-1].replace(T=4)
     inputs, cotangents = make_inputs(case)
 
@@ -62,7 +62,7 @@ def test_the_gradients_agree_with_those_of_the_traceable_form():
 
 
 @pytest.mark.parametrize("case", SETTINGS[3::4], ids=str)
-def test_rows_cut_to_their_lengths_agree(case):
+def test_row_by_row_results_match(case):
     inputs, cotangents = make_inputs(case)
     by_row = gru_references.row_by_row(inputs, cotangents, **case.settings)
     together = gru_references.values_and_gradients(inputs, cotangents, **case.settings)

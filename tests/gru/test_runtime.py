@@ -44,7 +44,7 @@ def test_the_same_program_from_many_threads(backend):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_same_call_gives_the_same_bits(backend, dtype):
+def test_repeated_calls_are_bitwise_equal(backend, dtype):
     inputs, cotangents = make_inputs(Case(T=9, B=17, I=8, H=33), dtype)
     first, *others = (values_and_gradients(backend, inputs, cotangents, {}) for _ in range(5))
     for other in others:
@@ -53,7 +53,7 @@ def test_the_same_call_gives_the_same_bits(backend, dtype):
 
 @pytest.mark.parametrize("serialised", [False, True])
 @pytest.mark.parametrize("differentiated", ["before", "after"])
-def test_export_and_back(backend, serialised, differentiated):
+def test_export_round_trip(backend, serialised, differentiated):
     """A module is exported with its gradient in it, or differentiated after it came back."""
     if serialised:
         pytest.importorskip("flatbuffers", reason="JAX serialises with flatbuffers")
@@ -77,7 +77,7 @@ def test_export_and_back(backend, serialised, differentiated):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
 
 
-def test_an_export_for_two_platforms_holds_a_path_for_each():
+def test_export_for_two_platforms_holds_both_implementations():
     """With `implementation=None`: the kernel for the CPU and plain XLA for a GPU, which need not be present."""
     case = CASE.replace(T=9)
     inputs = make_inputs(case, "float32")[0]

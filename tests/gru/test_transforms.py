@@ -38,7 +38,7 @@ def _gradients(outputs, inputs):
     return jax.grad(loss), differentiable
 
 
-def test_without_jit_as_with_it(backend):
+def test_results_match_with_and_without_jit(backend):
     inputs = _inputs(backend)
     gradient, differentiable = _gradients(lambda inputs: backend.gru(*inputs, **CASE.settings), inputs)
     _compare(gradient(differentiable), jax.jit(gradient)(differentiable))
@@ -169,7 +169,7 @@ def test_a_training_step_with_donated_weights(backend):
     _compare(donated, expected, atol=1e-6)
 
 
-def test_linearize_and_transpose_by_vjp_twice(backend):
+def test_a_pullback_may_be_called_again(backend):
     """One pullback may be called again: its residuals are not consumed."""
     inputs, cotangents = make_inputs(CASE)
     _, pullback = jax.vjp(lambda x: backend.gru(*backend.put(inputs)._replace(x=x)), backend.put(inputs.x))

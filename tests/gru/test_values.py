@@ -76,7 +76,7 @@ def test_larger_sizes(backend, case, dtype):
 @pytest.mark.thorough_on_xla
 @pytest.mark.parametrize("linear_before_reset", [False, True])
 @pytest.mark.parametrize("read", ["y", "y_h"])
-def test_a_loss_that_reads_one_result_only(backend, linear_before_reset, read):
+def test_gradients_of_a_loss_of_one_result(backend, linear_before_reset, read):
     case = Case(direction="bidirectional", linear_before_reset=linear_before_reset)
     inputs, cotangents = make_inputs(case, "float32")
     only = Cotangents(**{**dict.fromkeys(Cotangents._fields), read: getattr(cotangents, read)})
@@ -85,7 +85,7 @@ def test_a_loss_that_reads_one_result_only(backend, linear_before_reset, read):
     assert_results_close(actual, expected, dtype="float32", terms=case.terms)
 
 
-def test_a_loss_that_reads_neither_result_has_zero_gradients(backend):
+def test_a_loss_of_no_result_has_zero_gradients(backend):
     inputs, _ = make_inputs(Case(), "float32")
     _, _, gradients = values_and_gradients(backend, inputs, Cotangents(None, None), {})
     for name in ("x", "w", "r", "b", "initial_h"):
@@ -94,7 +94,7 @@ def test_a_loss_that_reads_neither_result_has_zero_gradients(backend):
 
 @pytest.mark.thorough_on_xla
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_results_without_differentiation_are_those_with_it(backend, dtype):
+def test_results_match_with_and_without_differentiation(backend, dtype):
     case = Case(direction="reverse", linear_before_reset=True, clip=0.7)
     inputs, cotangents = make_inputs(case, dtype)
     y, y_h = jax.jit(lambda inputs: backend.gru(*inputs, **case.settings))(backend.put(inputs))
@@ -104,7 +104,7 @@ def test_results_without_differentiation_are_those_with_it(backend, dtype):
     assert_results_close(both, (y_too, y_h_too, None), dtype=dtype, terms=case.terms)
 
 
-def test_each_direction_of_a_bidirectional_layer_stands_alone(backend):
+def test_bidirectional_matches_each_direction_alone(backend):
     case = Case(T=7, B=4, I=3, H=5, direction="bidirectional")
     inputs, _ = make_inputs(case, "float32")
     y, y_h = backend.gru(*backend.put(inputs), direction="bidirectional")

@@ -75,13 +75,13 @@ def _check_choice(backend, names):
 
 
 @pytest.mark.parametrize("names", thorough_after(22, SUBSETS), ids="-".join)
-def test_every_choice_of_arguments_of_the_kernel(names):
+def test_every_subset_of_mapped_arguments(names):
     _check_choice(CPU_KERNEL, names)
 
 
 @pytest.mark.parametrize("backend", [XLA, pytest.param(XLA_ON_GPU, marks=pytest.mark.gpu)], ids=str)
 @pytest.mark.parametrize("names", thorough_after(2, SOME_SUBSETS), ids="-".join)
-def test_some_choices_of_arguments_of_plain_xla(backend, names):
+def test_some_subsets_of_mapped_arguments_on_xla(backend, names):
     """The batching rule is the same; what it folds into is not."""
     _check_choice(backend, names)
 
@@ -112,7 +112,7 @@ def test_other_axes_than_the_first(backend):
 
 
 @pytest.mark.parametrize("inner", ["x", "w", "b"])
-def test_nested(backend, inner):
+def test_nested_vmap(backend, inner):
     """Examples of examples: the outer axis on x, the inner one on x, on weights, or on biases."""
     case = Case(T=3, B=2, I=3, H=4)
     inputs, outer_axes = _examples(case, ("x", "sequence_lens"))
@@ -137,7 +137,7 @@ def test_nested(backend, inner):
 @pytest.mark.parametrize(
     "names", [("x",), ("x", "w"), ("sequence_lens",), ("initial_h", "x", "sequence_lens")], ids="-".join
 )
-def test_grad_of_vmap_adds_over_the_examples(backend, names):
+def test_grad_of_vmap_sums_over_the_problems(backend, names):
     case = Case(T=4, B=2, I=3, H=5, linear_before_reset=True)
     inputs, in_axes = _examples(case, names)
     inputs = backend.put(inputs)
@@ -177,7 +177,7 @@ def test_per_example_gradients_of_shared_weights(backend):
 
 @pytest.mark.parametrize("size", [0, 1])
 @pytest.mark.parametrize("name", ["x", "w"])
-def test_few_examples(backend, size, name):
+def test_mapped_axis_of_size_zero_and_one(backend, size, name):
     case = Case(T=3, B=2, I=3, H=4)
     inputs = make_inputs(case, "float32")[0]
     in_axes = Inputs(*(0 if n == name else None for n in NAMES))

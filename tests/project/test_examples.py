@@ -89,7 +89,7 @@ def test_the_autoencoder_learns(run):
         (["--implementation", "gpu"], "argument --implementation: invalid choice: 'gpu'"),
     ],
 )
-def test_bad_arguments(run, capsys, name, arguments, message):
+def test_invalid_arguments(run, capsys, name, arguments, message):
     with pytest.raises(SystemExit) as caught:
         run(name, *arguments)
     assert caught.value.code not in (0, None)
@@ -97,7 +97,7 @@ def test_bad_arguments(run, capsys, name, arguments, message):
 
 
 @_EVERY_SCRIPT
-def test_an_implementation_that_is_missing(run, monkeypatch, name):
+def test_missing_implementation(run, monkeypatch, name):
     known = list(_dispatch.OPS.values())
     monkeypatch.setattr(_dispatch, "OPS", {})
     for op in known:  # each enters itself in OPS
