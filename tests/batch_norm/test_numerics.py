@@ -91,9 +91,7 @@ def test_sorted_values(backend):
 @pytest.mark.parametrize(
     ("activation", "where"), [(None, "x"), (None, "scale"), ("relu", "x"), ("relu", "dy"), ("relu", "bias")]
 )
-def test_nonfinite_values_stay_in_their_channel_and_match_jax(
-    backend, value, shape, axis, activation, where
-):
+def test_nonfinite_values_stay_in_their_channel_and_match_jax(backend, value, shape, axis, activation, where):
     case = Case(shape, axis, activation=activation, dtypes=("float64",) * 3)
     (x, scale, bias, _), (dy, dmean, dvar) = make_inputs(case)
     np.moveaxis(x if where == "x" else dy, axis, 0)[2].flat[4] = value if where in ("x", "dy") else 1.0

@@ -146,35 +146,6 @@ def test_frozen_statistics(backend, shape, axis, dtypes):
         assert_close(actual, desired, dtype=dtype, terms=case.terms, name=f"the gradient of {name}")
 
 
-@pytest.mark.parametrize("bits", [0b0001, 0b0010, 0b0100, 0b1000, 0b0110, 0b1101])
-@pytest.mark.parametrize("activation", [None, "relu"])
-def test_every_gradient_subset_matches_all_gradients(backend, bits, activation):
-    """Those asked for are what they are among all; those not asked for are not computed."""
-    requested = [i for i in range(4) if bits & 1 << i]
-    case = Case((4, 5, 33), 1, residual=True, activation=activation, dtypes=("float64",) * 3)
-    inputs, cotangents = backend.put(make_inputs(case))
-
-    def ours(x, scale, bias, residual):
-        return training(backend)(x, scale, bias, residual=residual, **case.settings)
-
-    _, everything = values_and_gradients(ours, inputs, cotangents)
-    _, some = values_and_gradients(ours, inputs, cotangents, requested)
-    for i in requested:
-        np.testing.assert_allclose(some[i], everything[i], rtol=1e-12)
-    assert [i for i, g in enumerate(some) if g is not None] == requested
-
-
-@pytest.mark.parametrize("bits", [0b00001, 0b00010, 0b00100, 0b01000, 0b10000, 0b10101, 0b01010])
-def test_every_gradient_subset_with_frozen_statistics(backend, bits):
-    requested = [i for i in range(5) if bits & 1 << i]
-    (x, scale, bias, _), cotangents = make_inputs(Case((4, 33, 5), dtypes=("float64",) * 3))
-    inputs, dy = backend.put(((x, scale, bias, bias + 0.1, scale**2), (cotangents.y,)))
-    _, everything = values_and_gradients(inference(backend), inputs, dy)
-    _, some = values_and_gradients(inference(backend), inputs, dy, requested)
-    for i in requested:
-        np.testing.assert_allclose(some[i], everything[i], rtol=1e-12)
-
-
 def test_relu_gradient_at_zero_is_zero(backend):
     """Constant channels, whose every normalised element is zero exactly."""
     x = backend.put(jnp.full((4, 3), 2.0))

@@ -152,7 +152,7 @@ def test_a_library_that_cannot_be_loaded_does_not_replace_the_one_in_use(tmp_pat
     assert plan["capacity"] > 0
 
 
-def test_diagnosis_lists_the_onednn_handlers(run_python):  # noqa: N802
+def test_diagnosis_lists_the_onednn_handlers(run_python):
     text = run_python(_DIAGNOSIS).stdout
     parts = [f"jaxgrad_conv_{kind}" for kind in ("forward", "backward_input", "backward_filter")]
     parts += ["conv_general_dilated on cpu: 'cpu'", "conv_transpose on cpu: 'cpu'", jax.__version__]
