@@ -1,7 +1,7 @@
-"""Batch normalisation by another route than the library's: the textbook's formula in float64, differentiated by JAX.
+"""Reference for batch normalization: the textbook formula in float64, differentiated by JAX.
 
-Inputs are random and lopsided, with a mean that is not zero; they are rounded to the dtypes under test before the
-reference reads them.
+Inputs are random, with unequal sizes and a nonzero mean. They are rounded to the dtypes under test before the reference
+reads them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tolerances import DTYPES, assert_close
 
 import jaxgrad
 
-EPSILON = 3e-3  # large enough that leaving it out shows
+EPSILON = 3e-3  # large enough that a result without it fails
 
 
 class Inputs(NamedTuple):
@@ -69,7 +69,7 @@ class Case:
 
 
 def make_inputs(case: Case) -> tuple[Inputs, Results]:
-    """The inputs, and cotangents of (y, mean, var). The statistics' are as large as to matter beside that of y."""
+    """The inputs, and cotangents of (y, mean, var). Those of mean and var are large, to matter beside dy."""
     rng = np.random.default_rng([case.seed, *case.shape])
     x_dtype, scale_dtype, statistics_dtype = (DTYPES[name] for name in case.dtypes)
 
@@ -119,7 +119,7 @@ def training(backend: Any) -> Callable[..., Results]:
 
 
 def inference(backend: Any) -> Callable[..., Any]:
-    """Skips where the dispatch says that the backend has no kernels of it."""
+    """Skips the test if `explain` reports that the backend has no kernel for inference."""
     if backend == CUDNN:
         with pytest.raises(ValueError, match="there are no such kernels of this op"):
             jaxgrad.explain(jaxgrad.batch_norm_inference, implementation="cudnn", platform="gpu")
@@ -182,7 +182,7 @@ def check_training(backend: Any, case: Case) -> None:
 
 
 def _away_from_zero(case: Case, inputs: Inputs, dy: np.ndarray) -> np.ndarray:
-    """dy without what relu lets through or not as the residual's addend is rounded to the dtype of x before."""
+    """dy, zero for elements whose relu mask depends on whether x is rounded before the residual is added."""
     settings = {"feature_axis": case.feature_axis, "epsilon": EPSILON}
     residual = np.asarray(inputs.residual, np.float64)
     addend = np.asarray(plain_training(*in_float64(inputs[:3]), **settings).y)

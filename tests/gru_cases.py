@@ -1,4 +1,4 @@
-"""Inputs for the GRU's tests: random, lopsided, and with gates that do not saturate."""
+"""Random inputs for the tests of the GRU: unequal sizes, and gates that do not saturate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Inputs(NamedTuple):
 
 
 class Cotangents(NamedTuple):
-    """What the loss sends back into the two results; None where it does not read that result."""
+    """Cotangents of the two results; None for a result that the loss does not read."""
 
     y: Any
     y_h: Any
@@ -29,7 +29,7 @@ class Cotangents(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One call: its sizes, its settings, and which of the optional arrays are given."""
+    """One call: sizes, settings, and which optional arrays are given."""
 
     T: int = 5
     B: int = 3
@@ -53,7 +53,7 @@ class Case:
 
     @property
     def terms(self) -> int:
-        """The longest sum behind any result, for the tolerances."""
+        """Length of the longest sum in any result, for the tolerances."""
         return max(self.T * self.B, self.I + self.H, 3 * self.H)
 
     def replace(self, **changes: Any) -> Case:
@@ -67,14 +67,14 @@ class Case:
 
 
 def lengths(T: int, B: int, rng: np.random.Generator) -> np.ndarray:
-    """Lengths that differ by row; 0, 1 and T are among them where there are rows enough."""
+    """Random lengths of the rows. With three rows or more, 0, 1 and T are among them."""
     values = rng.integers(0, T + 1, B)
     values[: min(B, 3)] = [T, 0, min(1, T)][: min(B, 3)]
     return rng.permutation(values).astype(np.int32)
 
 
 def make_inputs(case: Case, dtype: str = "float64") -> tuple[Inputs, Cotangents]:
-    """NumPy arrays of `dtype`; weights scaled by the square root of what they sum over."""
+    """NumPy arrays of `dtype`. Weights are scaled by the inverse square root of their fan-in."""
     T, B, I, H, D = case.T, case.B, case.I, case.H, case.D  # noqa: E741
     rng = np.random.default_rng([case.seed, T, B, I, H])
 
@@ -96,7 +96,7 @@ def make_inputs(case: Case, dtype: str = "float64") -> tuple[Inputs, Cotangents]
 
 
 def is_padding(inputs: Inputs) -> np.ndarray:
-    """[T, B]: which steps lie past their row's length."""
+    """Boolean [T, B]: True for the steps past the length of their row."""
     T, B = inputs.x.shape[:2]
     if inputs.sequence_lens is None:
         return np.zeros((T, B), bool)
@@ -104,6 +104,6 @@ def is_padding(inputs: Inputs) -> np.ndarray:
 
 
 def fill_padding(inputs: Inputs, value: float) -> Inputs:
-    """`inputs` with `value` wherever x lies past its row's length."""
+    """`inputs` with the padding of x, the steps past the length of each row, set to `value`."""
     x = np.where(is_padding(inputs)[..., None], np.asarray(value, inputs.x.dtype), inputs.x)
     return inputs._replace(x=x)

@@ -1,8 +1,8 @@
-"""The GRU by other routes than the library's, in float64, straight from the formulas in the docstring of `jaxgrad.gru`.
+"""References for the GRU in float64, written from the formulas in the docstring of `jaxgrad.gru`.
 
 `numpy_forward` slices each row to its length, reverses it where asked, and steps through it. `forward` is a `lax.scan`
-over one row, mapped over the rows, which reads its steps in an order worked out beforehand; JAX differentiates it, to
-any order. tests/test_references.py holds the two against each other and the gradients against finite differences.
+over one row, mapped over the rows, which reads its steps in a precomputed order; JAX differentiates it to any order.
+tests/gru/test_references.py compares the two, and the gradients with finite differences.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _REVERSED = {"forward": (False,), "reverse": (True,), "bidirectional": (False, T
 
 
 def _filled(inputs: Inputs) -> Inputs:
-    """`inputs` with what is absent written out: zero biases and states, full lengths."""
+    """`inputs` with defaults for absent arrays: zero biases and states, full lengths."""
     T, B, _ = inputs.x.shape
     D, _, H = inputs.r.shape
     return Inputs(

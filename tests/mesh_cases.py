@@ -11,7 +11,7 @@ BATCH_NORM_SPECS = (P("d"), P(), P(), P("d"))  # x, scale, bias, residual
 
 
 def batch_norm_args() -> tuple[jax.Array, ...]:
-    """Rows differ in mean by far more than within: the statistics of one device's own rows are far from the batch's."""
+    """The means of the rows differ widely: the statistics of one device are far from those of the batch."""
     keys = jax.random.split(jax.random.key(0), 4)
     x = jax.random.normal(keys[0], (16, 6, 8, 4)) + jnp.arange(16.0)[:, None, None, None]
     scale, bias = jax.random.normal(keys[1], (2, 4)) + 1

@@ -1,4 +1,4 @@
-"""Every op as a function of its float arrays, with tiny lopsided inputs, and the same in plain JAX."""
+"""Every op as a function of its float arrays, with small inputs and a reference in plain JAX."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class OpCase(NamedTuple):
     """One op and one call of it."""
 
     op: Callable[..., Any]
-    names: tuple[str, ...]  # of the arrays, as the op has them
+    names: tuple[str, ...]  # argument names of the arrays
     settings: dict[str, Any]
-    plain: Callable[..., Any]  # the same in plain JAX, of the arrays in their own dtype
+    plain: Callable[..., Any]  # reference in plain JAX
     arrays: tuple[np.ndarray, ...]  # float32
     kernel: str  # the CPU handler of the forward pass
 
@@ -102,12 +102,12 @@ OPS = tuple(_MAKERS)
 
 
 def op_case(name: str, size: int = 3) -> OpCase:
-    """The op's call, larger along one axis with `size`."""
+    """A call of the op; `size` is the length of one axis."""
     return _MAKERS[name](size)
 
 
 def loss(outputs: Any) -> Any:
-    """A number that weighs every element of every result differently, and not linearly."""
+    """A scalar, nonlinear in every result, with a different weight for each element."""
     return sum(
         jnp.vdot(jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape), jnp.sin(y))
         for y in jax.tree.leaves(outputs)

@@ -1,4 +1,4 @@
-"""Batch normalisation on cuDNN: every layout and fused operation, recording by XLA, a program lowered elsewhere."""
+"""Batch normalization on cuDNN: random layouts and fused operations, command buffers, lowering without a GPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_random_cases(seed):
 @pytest.mark.parametrize("shape", [(400, 30, 30, 8), (300000, 4), (2, 3, 3000), (64, 56, 56, 64)], ids=str)
 @pytest.mark.parametrize("dtypes", DTYPES, ids=lambda d: d[0])
 def test_many_rows(shape, dtypes):
-    """As many as to fill the device, and more than a launch has blocks in its second and third dimension."""
+    """Enough rows to fill the device, and more than a launch has blocks in its second and third dimension."""
     check_training(CUDNN, Case(shape, -1, True, "relu", dtypes))
 
 
@@ -53,7 +53,7 @@ def test_repeated_calls_are_bitwise_equal():
 
 
 def test_recorded_into_a_command_buffer():
-    """Twenty layers and their gradients in one program, run a hundred times on inputs that change."""
+    """Twenty layers and their gradients in one program, run a hundred times with new inputs."""
     scales = [1 + 0.1 * np.cos(np.arange(16, dtype=np.float32) + i) for i in range(20)]
 
     def step(op, x, scales):
@@ -110,12 +110,12 @@ for shape in ((3, 4), (300000, 2), (50, 40, 40, 8), (64, 2048), (16, 28, 28, 512
             found, expected = jax.jit(exported.call)(x, scale), jax.jit(lambda *a: gradients("xla", *a))(x, scale)
             for a, b in zip(found, expected):
                 a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
-                # Where relu stands behind a sum, rounding decides about some elements; a wrong call is off by 1.
+                # For relu of a sum, rounding decides the mask of some elements; a wrong call differs by 1.
                 limit = (0.1 if residual else 0.02) * np.linalg.norm(b)
                 assert np.linalg.norm(a - b) <= limit, (shape, dtype, residual)
 """
 
 
 def test_a_program_lowered_without_a_gpu_runs(run_python):
-    """The guess of its workspace is enough."""
+    """The estimate of the workspace suffices."""
     run_python(_LOWERED_ELSEWHERE)

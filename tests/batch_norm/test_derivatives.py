@@ -42,7 +42,7 @@ def test_second_derivatives_with_frozen_statistics(backend):
 
 
 def _third_order(call, x):
-    """A derivative of a gradient's gradient, which weighs every element differently."""
+    """A third derivative, with a different weight for each element."""
 
     def weigh(f):
         return lambda x: jnp.vdot(jnp.cos(jnp.arange(x.size)).reshape(x.shape), f(x))
@@ -60,6 +60,6 @@ def test_third_derivatives(backend):
 
 
 def test_float64_reference_matches_finite_differences():
-    """The reference against finite differences, so that both could not be wrong alike."""
+    """Verifies the reference itself."""
     inputs, _ = make_inputs(Case((5, 3, 4), residual=True, dtypes=("float64",) * 3))
     check_grads(partial(plain_training, feature_axis=-1), in_float64(tuple(inputs)), order=1, modes=["rev"])

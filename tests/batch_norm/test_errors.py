@@ -1,4 +1,4 @@
-"""Every misuse raises an error that names the argument, what was expected and what came."""
+"""Each invalid argument raises an error with its name, the expected value and the given value."""
 
 from __future__ import annotations
 

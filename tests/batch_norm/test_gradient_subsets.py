@@ -23,7 +23,7 @@ BACKENDS = BATCH_NORM
 @pytest.mark.parametrize("bits", [0b0001, 0b0010, 0b0100, 0b1000, 0b0110, 0b1101])
 @pytest.mark.parametrize("activation", [None, "relu"])
 def test_every_gradient_subset_matches_all_gradients(backend, bits, activation):
-    """Those asked for are what they are among all; those not asked for are not computed."""
+    """Requested gradients match those of a full differentiation; the others are not computed."""
     requested = [i for i in range(4) if bits & 1 << i]
     case = Case((4, 5, 33), 1, residual=True, activation=activation, dtypes=("float64",) * 3)
     inputs, cotangents = backend.put(make_inputs(case))

@@ -1,4 +1,4 @@
-"""What batch normalisation is lowered to for a GPU, from any machine, and what is told of it."""
+"""Selection and lowering of batch normalization for a GPU, tested without a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _arrays(shape, axis=-1, dtype="bfloat16"):
 
 
 def _calls(function, *arrays, platform="cuda"):
-    """How many calls of each of cuDNN's passes the program holds, and of jaxgrad's kernels in all."""
+    """Number of calls of each cuDNN pass in the program, and of all jaxgrad kernels."""
     text = jax.jit(function).trace(*arrays).lower(lowering_platforms=(platform,)).as_text()
     passes = tuple(text.count(f"@jaxgrad_batch_norm_cudnn_{kind}(") for kind in ("forward", "backward"))
     return *passes, text.count("custom_call @jaxgrad")
@@ -40,7 +40,7 @@ def _gradient(backend, argnums=(0, 1, 2), residual=None, reads=("y",), **setting
     return jax.grad(loss, argnums)
 
 
-RULES = {  # x's shape, the axis of its channels, its dtype, and the implementation
+RULES = {  # shape of x, channel axis, dtype, selected implementation
     "few rows": ((8, 14, 14, 256), -1, "bfloat16", "cudnn"),
     "few rows of float16": ((32, 8, 8, 32), -1, "float16", "cudnn"),
     "the fewest": ((1024, 32), -1, "bfloat16", "cudnn"),
@@ -58,7 +58,7 @@ RULES = {  # x's shape, the axis of its channels, its dtype, and the implementat
 
 @pytest.mark.parametrize("name", RULES)
 def test_default_selection(name):
-    """The program holds cuDNN's calls in just the cases that `explain` names."""
+    """The program calls cuDNN exactly when `explain` reports it."""
     shape, axis, dtype, expected = RULES[name]
     with jax.enable_x64(True):
         arrays = _arrays(shape, axis, dtype)
@@ -71,7 +71,7 @@ def test_default_selection(name):
 
 
 def test_a_loss_of_dscale_alone_runs_on_xla():
-    """cuDNN computes every gradient at once; XLA leaves out what only dx needs."""
+    """cuDNN computes all gradients at once; XLA skips the work that only dx needs."""
     arrays = _arrays((8, 14, 14, 256))
     assert _calls(_gradient(DEFAULT, argnums=(1, 2)), *arrays) == (1, 0, 1)
     assert _calls(_gradient(CUDNN, argnums=(1, 2)), *arrays) == (1, 1, 2)
@@ -91,7 +91,7 @@ def test_cpu_program_has_no_cudnn_call():
 
 
 def test_gradients_through_the_statistics():
-    """cuDNN's backward pass knows none: XLA adds them to what it gives, or does without it."""
+    """The backward pass of cuDNN has no cotangents of the statistics; XLA adds their part."""
     arrays = _arrays((4, 6, 6, 16))
     assert _calls(_gradient(CUDNN, reads=("y", "mean", "var")), *arrays) == (1, 1, 2)
     assert _calls(_gradient(CUDNN, reads=("mean", "var")), *arrays) == (1, 0, 1)
@@ -121,13 +121,13 @@ def test_too_many_elements_for_cudnn_run_on_xla():
 def test_too_many_elements_for_cudnn_run_on_xla_under_vmap():
     x, scale, bias = _arrays((4096, 1024))
     mapped = jax.vmap(_gradient(DEFAULT), in_axes=(0, None, None))
-    for examples, expected in ((511, (1, 1, 2)), (512, (0, 0, 0))):
-        stacked = jax.ShapeDtypeStruct((examples, *x.shape), x.dtype)
+    for num_problems, expected in ((511, (1, 1, 2)), (512, (0, 0, 0))):
+        stacked = jax.ShapeDtypeStruct((num_problems, *x.shape), x.dtype)
         assert _calls(mapped, stacked, scale, bias) == expected
 
 
 def test_both_sums_of_a_pass_are_one_reduction_on_a_gpu():
-    """Of the mean and the variance, and of dscale and dbias."""
+    """The sums of mean and variance, and the sums of dscale and dbias."""
     arrays = _arrays((64, 40, 40, 8), dtype="float32")
     text = jax.jit(_gradient(DEFAULT)).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
     large = [line for line in text.splitlines() if "stablehlo.reduce(" in line and "64x40x40x8" in line]

@@ -1,4 +1,4 @@
-"""Batch normalisation under `jit` over a mesh and inside `shard_map`, in an interpreter of its own."""
+"""Batch normalization under `jit` over a mesh and inside `shard_map`, in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _loss(x, scale, bias, residual, **settings):
 
 
 def check_a_batch():
-    """The statistics of the whole batch, by sums of [C] alone; any dimension but the channels' may be split."""
+    """Statistics of the whole batch with collectives of [C] only. Any axis but the channels may be sharded."""
     training = partial(jaxgrad.batch_norm_training, implementation=KERNEL)
     for explicit in (False, True):
         (y, mean, var), found = over(
@@ -49,7 +49,7 @@ def check_a_batch():
 
 
 def check_on_xla():
-    """One sum of [C] forward and one backward, as of the kernels; JAX's own partitioning would gather x's sample."""
+    """One all-reduce of [C] in each pass. JAX's default partitioning would gather the sample of x."""
     gradient = jax.grad(partial(_loss, activation="relu", implementation="xla"), BY)
     for spec in (P("d"), P(None, None, "d")):
         _, found = over(mesh(), gradient, batch_norm_args(), (spec, P(), P(), spec))
@@ -63,7 +63,7 @@ def check_two_axes():
 
 
 def check_digits():
-    """A mean far from zero: mean_low and the variance between devices keep their digits."""
+    """A mean far from zero: the combined mean and variance keep their digits."""
     x = np.random.default_rng(0).normal(size=(64, 50, 3)) * 0.1 + 3000 + np.arange(64)[:, None, None] * 0.01
     x = x.astype(np.float32)
     wide = x.astype(np.float64)
@@ -89,7 +89,7 @@ def check_frozen_statistics():
 
 
 def check_inside_shard_map():
-    """Without a name of axes each device normalises by its own part: the reference does so too, part by part."""
+    """Without `axis_name` each device normalizes its own shard, as the reference does."""
 
     def parts(x, scale, bias, residual, implementation=None):
         x, residual = (a.reshape(-1, 2, *a.shape[1:]) for a in (x, residual))
@@ -102,7 +102,7 @@ def check_inside_shard_map():
 
 
 def check_a_named_axis():
-    """The whole batch's statistics inside `shard_map`, with marks and without, and their gradients."""
+    """Statistics of the whole batch inside `shard_map`, with and without `check_vma`, and their gradients."""
     args, loss = batch_norm_args(), partial(_loss, **RELU)
     expected = jax.jit(jax.grad(loss, BY))(*args)
     second = jax.jit(jax.grad(lambda *a: jnp.sum(jax.grad(loss)(*a) ** 2), BY))(*args)
@@ -119,7 +119,7 @@ def check_a_named_axis():
 
 
 def check_groups():
-    """Every other device is in the same group; two devices are one."""
+    """Groups of every other device; two devices form one group."""
     x, scale, bias, _ = batch_norm_args()
     devices = mesh().size
     groups = np.arange(devices).reshape(-1, min(2, devices // 2)).T.tolist()

@@ -1,4 +1,4 @@
-"""Where numbers are at their worst: variances that cancel, infinities, NaN, and nothing at all."""
+"""Numerical edge cases of batch normalization: large means, infinities, NaN, and empty arrays."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def _largest(a, b):
 
 
 def _lost_with_the_mean(backend, mean, deviation, eps, roundings=4):
-    """What a mean that is rounded to one number costs, relative to the deviations from it.
+    """Relative error of the deviations when the mean is rounded to one number.
 
-    cuDNN keeps no second part of the mean: every deviation is off by up to half an eps of it, and its sums by a few.
+    cuDNN keeps no low-order part of the mean: each deviation has an error of half an eps of the mean, sums a few eps.
     """
     return roundings * eps * abs(mean) / deviation if backend == CUDNN else 0.0
 
@@ -41,7 +41,7 @@ def _lost_with_the_mean(backend, mean, deviation, eps, roundings=4):
 @pytest.mark.parametrize(("shape", "axis"), LAYOUTS, ids=str)
 @pytest.mark.parametrize(("mean", "deviation"), [(1e4, 1e-2), (-3e5, 1.0), (1e3, 1e3), (0, 1e-6)])
 def test_variance_keeps_its_digits_with_a_large_mean(backend, shape, axis, mean, deviation):
-    """float32 with a mean up to a million deviations: E[x^2] - E[x]^2 has no digit left, and here no digit is lost."""
+    """float32 with a mean of up to a million deviations, where E[x^2] - E[x]^2 would lose every digit."""
     rng = np.random.default_rng(3)
     x = (mean + deviation * rng.standard_normal(shape)).astype(np.float32)
     C, dy = shape[axis], rng.standard_normal(shape).astype(np.float32)
@@ -54,7 +54,7 @@ def test_variance_keeps_its_digits_with_a_large_mean(backend, shape, axis, mean,
     mean_eps = 1e-7 if lost == 0 else 2.0**-22
     assert _largest(results.mean, expected.mean) <= mean_eps * abs(mean) + 1e-6 * deviation
     np.testing.assert_allclose(results.var, expected.var, rtol=2e-6 + lost**2)
-    # Rounding x itself moves y by up to eps / 2 of it; beyond that y and the gradients are as good as any.
+    # Rounding x changes y by up to eps / 2 of the mean; the other errors are the usual ones.
     assert _largest(results.y, expected.y) <= 1e-5 + 2 * lost
     assert _largest(dx, ex) <= (1e-5 + lost) * np.abs(ex).max()
     terms = dy.size // C
@@ -64,21 +64,21 @@ def test_variance_keeps_its_digits_with_a_large_mean(backend, shape, axis, mean,
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_variance_keeps_its_digits_in_float64(backend, axis):
-    """Against exact integers: values n + k / 4 whose mean and variance are known."""
+    """Values n + k / 4, whose mean and variance are known exactly."""
     steps = np.tile(np.arange(-40, 41), 25)
     x = (2.0**40 + steps / 4)[:, None]
     _, mean, var = training(backend)(
         *backend.put((x if axis else x.T.copy(), np.ones(1), np.zeros(1))), feature_axis=axis
     )
     expected = np.mean((steps / 4) ** 2)
-    # In float64 cuDNN's mean is one that runs along the rows, and rounded at each.
+    # In float64 cuDNN updates a running mean row by row, with a rounding in each step.
     lost = _lost_with_the_mean(backend, 2.0**40, expected**0.5, 2.0**-52, roundings=32)
     np.testing.assert_allclose(mean, 2.0**40, rtol=0 if lost == 0 else 2.0**-51)
     np.testing.assert_allclose(var, expected, rtol=1e-14 + lost**2)
 
 
 def test_sorted_values(backend):
-    """No block's mean is near the whole's."""
+    """The mean of each block is far from the mean of the batch."""
     x = np.sort(np.random.default_rng(0).standard_normal((50000, 2)).astype(np.float32), axis=0) * 100 + 1e4
     results = training(backend)(*backend.put((x, np.ones(2, np.float32), np.zeros(2, np.float32))))
     wide = x.astype(np.float64)
@@ -100,15 +100,14 @@ def test_nonfinite_values_stay_in_their_channel_and_match_jax(backend, value, sh
     arrays = ((x, scale, bias), (dy, dmean, dvar))
     found = values_and_gradients(partial(training(backend), **case.settings), *backend.put(arrays))
     expected = values_and_gradients(partial(plain_training, **case.settings), *in_float64(arrays))
-    # cuDNN's running mean of a channel that holds an infinity is NaN.
+    # The running mean of cuDNN is NaN for a channel with an infinity.
     _assert_results_match(found, expected, infinities=backend != CUDNN)
 
 
 def _assert_results_match(found, expected, *, infinities=True):
-    """Values match, infinities by their sign; gradients match where they are finite, which they are in the same places.
+    """Compares values, including the signs of infinities, and gradients where they are finite.
 
-    Which of infinity and NaN a gradient is depends on the order of its sums; and that of a value, where `infinities`
-    says that they do not count.
+    Whether a gradient is infinity or NaN depends on the order of its sums. Without `infinities`, so do the values.
     """
 
     def finite(array):
@@ -130,7 +129,7 @@ def test_nonfinite_values_with_frozen_statistics(backend, value, where):
     inputs[where][..., 2].flat[0] = value
     found = values_and_gradients(inference(backend), *backend.put((inputs, (dy,))))
     expected = values_and_gradients(partial(plain_inference, feature_axis=-1), *in_float64((inputs, (dy,))))
-    if where == 4:  # JAX's gradient of 1 / sqrt(infinity) is NaN, where the limit is zero
+    if where == 4:  # the gradient of 1 / sqrt(infinity) is NaN in JAX; its limit is zero
         found, expected = ((y, gradients[:4]) for y, gradients in (found, expected))
     _assert_results_match(found, expected)
 
@@ -142,7 +141,7 @@ def test_several_infinities_in_one_channel(backend, opposite):
     _, mean, var = training(backend)(*backend.put((x, np.ones(4), np.zeros(4))))
     with np.errstate(invalid="ignore"):
         expected = x.mean(0)
-    if backend == CUDNN:  # its running mean of a channel that holds an infinity is NaN
+    if backend == CUDNN:  # the running mean of cuDNN is NaN for a channel with an infinity
         expected[1] = np.nan
     np.testing.assert_allclose(mean, expected)
     assert np.isnan(var[1])
@@ -168,7 +167,7 @@ def test_empty_arrays(backend, shape, axis, activation, residual):
 
 
 def test_one_element_per_channel(backend):
-    """The variance is zero and y is the bias; so no gradient reaches x."""
+    """The variance is zero and y is the bias: the gradient of x is zero."""
     x, scale, bias = jnp.array([[3.0, -2.0]]), jnp.array([1.5, 2.0]), jnp.array([0.1, 0.2])
     results, (dx, dscale, dbias) = values_and_gradients(
         training(backend), *backend.put(((x, scale, bias), (jnp.ones((1, 2)), None, None)))

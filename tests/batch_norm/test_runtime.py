@@ -19,7 +19,7 @@ BACKENDS = BATCH_NORM
 
 
 def test_many_threads_at_once(backend):
-    """Eight at once, large enough to share the pool's threads; each gets the bits that it gets alone."""
+    """Eight concurrent calls that share the thread pool: each result is bitwise equal to that of a lone call."""
     drawn = [backend.put(make_inputs(Case((5 + i, 40, 50, 9), dtypes=("float32",) * 3))) for i in range(4)]
     alone = [values_and_gradients(training(backend), inputs[:3], cotangents) for inputs, cotangents in drawn]
     with ThreadPoolExecutor(8) as pool:

@@ -41,7 +41,7 @@ def test_checkpoint_scan_and_donation(backend):
 
 @pytest.mark.parametrize(("shape", "axis"), [(("b", "h", 8, 5), -1), (("b", 5, "h"), 1), ((4, "b"), -1)], ids=str)
 def test_symbolic_shapes(shape, axis):
-    """Shape-polymorphic export, whose program runs on XLA."""
+    """A shape-polymorphic export runs on XLA."""
     x_shape = jax.export.symbolic_shape(", ".join(map(str, shape)))
     x = jax.ShapeDtypeStruct(x_shape, np.float64)
     channels = jax.ShapeDtypeStruct((x_shape[axis],), np.float64)

@@ -1,4 +1,4 @@
-"""Values and gradients of batch normalisation against the float64 reference: every setting, dtype and kind of shape."""
+"""Values and gradients of batch normalization against the float64 reference: settings, dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tolerances import DTYPES, assert_close
 BACKENDS = BATCH_NORM
 
 SETTINGS = [(activation, residual) for activation in (None, "relu") for residual in (False, True)]
-SHAPES = [  # and the feature axis: channels last, first and between; runs and channels of every length
+SHAPES = [  # (shape, feature axis): channels last, first and in between
     ((2, 1), -1),
     ((300, 1), -1),
     ((257, 3), 1),
@@ -93,7 +93,7 @@ def test_default_statistics_dtype(backend):
 
 
 def test_float16_statistics_round_only_the_returned_values(backend):
-    """A variance above float16's range is infinite where it is returned, and normalises all the same."""
+    """A variance beyond the range of float16 is returned as infinity; y is computed from the exact variance."""
     x = jnp.array([[-1000.0], [1000.0]], jnp.float16)
     one, zero = jnp.ones(1, jnp.float16), jnp.zeros(1, jnp.float16)
     y, _, var = training(backend)(*backend.put((x, one, zero)), statistics_dtype=jnp.float16)
@@ -147,7 +147,7 @@ def test_frozen_statistics(backend, shape, axis, dtypes):
 
 
 def test_relu_gradient_at_zero_is_zero(backend):
-    """Constant channels, whose every normalised element is zero exactly."""
+    """Constant channels: every normalized element is exactly zero."""
     x = backend.put(jnp.full((4, 3), 2.0))
     for residual in (None, jnp.zeros((4, 3))):
         call = lambda bias: training(backend)(x, jnp.ones(3), bias, residual=residual, activation="relu").y.sum()  # noqa: B023, E731

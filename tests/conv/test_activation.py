@@ -1,4 +1,4 @@
-"""relu in the convolutions: values, NaN, gradients to the second order, what is kept for them, and what is told."""
+"""relu fused into the convolutions: values, NaN, residuals, derivatives to second order, and `explain`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FINITE = [*((name, "float32") for name in CASES), *(("lopsided", dtype) for dtyp
 
 
 def _parts(backend, case, dtype="float32"):
-    """The op, the same without its relu in plain JAX, and inputs."""
+    """The op with relu, the reference without relu in plain JAX, and inputs."""
     transposed = isinstance(case, TransposeCase)
     op = (conv_transpose if transposed else conv)(backend, **case.settings, activation="relu")
     plain, make = (lax_conv_transpose, make_transpose_inputs) if transposed else (lax_conv, make_conv_inputs)
@@ -62,7 +62,7 @@ def test_values_and_gradients(backend, name, dtype):
     dy = cotangent(jax.eval_shape(op, *inputs).shape, dtype)
     actual = run(op, inputs, dy)
     assert 0.2 < np.mean(actual.y > 0) < 0.8
-    # A sum near zero may be rounded to either side of it: the gradients are those of dy where this y is not zero.
+    # Rounding decides the sign of a sum near zero; the reference uses the relu mask of the actual y.
     expected = in_float64(plain, inputs, np.where(actual.y > 0, dy, 0))
     expected = expected._replace(y=np.maximum(expected.y, 0))
     assert_same(actual, expected, dtype=dtype, terms=terms(inputs, dy))
@@ -70,7 +70,7 @@ def test_values_and_gradients(backend, name, dtype):
 
 @pytest.mark.parametrize(("name", "dtype"), NOT_FINITE)
 def test_nonfinite_values(backend, name, dtype):
-    """NaN stays NaN, and passes no gradient on, as in `jax.nn.relu`; so do the infinities, in their own way."""
+    """NaN and infinities in y and in the gradients, as in `jax.nn.relu`."""
     op, plain, inputs = _parts(backend, CASES[name], dtype)
     lhs = np.array(inputs.lhs)
     lhs.reshape(-1)[[3, lhs.size // 2, -5]] = np.nan, np.inf, -np.inf
@@ -81,7 +81,7 @@ def test_nonfinite_values(backend, name, dtype):
     with jax.default_device(jax.devices("cpu")[0]):
         expected = _with_relu(plain)(*(np.asarray(a, np.float64) for a in inputs))
     y = actual.y.astype(np.float64)
-    if backend == XLA_ON_GPU:  # of whose kernels some spread NaN over what they compute together
+    if backend == XLA_ON_GPU:  # some of its kernels spread NaN within a tile
         assert np.isnan(y)[np.isnan(expected)].all()
         return
     for what in (np.isnan, np.isposinf):
@@ -103,7 +103,7 @@ def test_relu_gradient_at_zero_is_zero(backend):
 
 @pytest.mark.parametrize("requested", [("lhs",), ("bias",), FIELDS], ids="-".join)
 def test_program_holds_only_the_requested_gradients(requested):
-    """And one forward call: the gradient reads its result."""
+    """And one forward call, whose result the relu mask reads."""
     op, _, inputs = _parts(CPU_KERNEL, LOPSIDED)
     dy = cotangent(jax.eval_shape(op, *inputs).shape, "float32")
     gradient = jax.grad(lambda given: jnp.vdot(op(*inputs._replace(**given)), dy))
@@ -135,7 +135,7 @@ def test_gradients_of_a_gradient_penalty(backend):
 
 
 def test_forward_mode_of_a_transposed_convolution(backend):
-    """The tangent of a gradient, which is forward mode and reverse mode."""
+    """The tangent of a gradient: forward over reverse."""
     op, plain, inputs = _parts(backend, CASES["transposed"])
     directions = tuple(np.cos(a) for a in inputs)
 

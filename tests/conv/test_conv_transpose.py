@@ -1,4 +1,4 @@
-"""Transposed convolutions against `jax.lax.conv_transpose`, and as the gradient of a forward convolution."""
+"""Transposed convolutions against `jax.lax.conv_transpose`, and against the gradient of a convolution."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_random_cases_cover_every_setting():
 @pytest.mark.parametrize("stride", [1, 2, 4])
 @pytest.mark.parametrize("window", [1, 2, 3])
 def test_every_padding_matches_lax(padding, consistent, stride, window):
-    """Strides below, at and above the window's extent."""
+    """Strides smaller than, equal to and larger than the window."""
     case = TransposeCase(
         window=(window, 3), strides=(stride, 2), padding=padding, use_consistent_padding=consistent, bias=False
     )
@@ -93,7 +93,7 @@ def test_every_padding_matches_lax(padding, consistent, stride, window):
 
 
 def _gradient_of_conv(case: TransposeCase):
-    """The transpose, in x, of the forward convolution of x whose result is as large as lhs."""
+    """The transpose with respect to x of the convolution of x whose result has the shape of lhs."""
     numbers, strides = case.numbers, case.strides
     dilation = case.rhs_dilation or (1,) * case.n
 
@@ -156,7 +156,7 @@ def test_scalar_output_padding_applies_to_every_axis(backend):
 
 
 def test_same_lower_with_unit_strides():
-    """`jax.lax` takes it where the input is not spread: it is a forward convolution's."""
+    """`jax.lax` accepts SAME_LOWER only with unit strides."""
     case = TransposeCase(padding="SAME_LOWER", window=(2, 4), bias=False)
     inputs = make_transpose_inputs(case)
     expected = lax.conv_transpose(*inputs[:2], **case.lax_settings)

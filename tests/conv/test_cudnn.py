@@ -1,4 +1,4 @@
-"""The convolution triangle on cuDNN: random cases, arithmetic, search, workspace, plans, and recording by XLA."""
+"""The three convolution passes on cuDNN: random cases, TF32, search, workspace, plans, and command buffers."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def _check(backend, case, dtype):
 def test_values_and_gradients(seed):
     case, dtype = random_case(seed), DTYPES[seed % 5]
     if case.lhs_dilation is not None and case.strides is not None:
-        pytest.skip("none of the triangle's units")
+        pytest.skip("no convolution pass of cuDNN")
     try:
         inputs = make_conv_inputs(case, dtype)
         jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **case.settings, implementation="cudnn")
     except ValueError as error:
         if "nothing but padding" in str(error):
-            pytest.skip("XLA's")
+            pytest.skip("runs on XLA")
         raise
     _check(CUDNN, case, dtype)
     if seed % 4 == 0:
@@ -79,7 +79,7 @@ def test_the_workspace_limit_holds(limit):
 
 
 def test_tf32_unless_the_precision_is_the_highest():
-    """TF32 keeps 10 bits: its errors are hundreds of times those of float32."""
+    """TF32 has a mantissa of 10 bits; its errors are hundreds of times those of float32."""
     case = ConvCase(spatial=(16, 16), features=64, out_features=64, padding="SAME", layout=LAST, bias=False)
     inputs = make_conv_inputs(case)
     expected = np.asarray(lax_conv(case)(*(np.asarray(a, np.float64) for a in inputs[:2]), None))
@@ -110,7 +110,7 @@ def test_deterministic_kernels_repeat_their_bits(dtype):
 
 @pytest.mark.parametrize("layout", [LAST, ("NCHW", "OIHW", "NCHW")], ids=["last", "first"])
 def test_activations_are_not_copied(layout):
-    """Of an operand laid out as cuDNN reads it, channels last or first, nothing is transposed but the filter."""
+    """With channels last or first, which cuDNN reads directly, only the weights are transposed."""
     case = CASE.replace(layout=layout, bias=False)
     inputs = make_conv_inputs(case)
     gradient = jax.grad(lambda *inputs: jnp.sum(conv(CUDNN, **case.settings)(*inputs) ** 2), argnums=(0, 1))
@@ -140,7 +140,7 @@ _WEIGHTS = {
 
 
 def _results(text):
-    """The types of dw, of what cuDNN writes where it is transposed then, and of the workspace."""
+    """The types of dw, of the untransposed dw that cuDNN writes, and of the workspace."""
     line = next(line for line in text.splitlines() if "@jaxgrad_conv_backward_filter" in line)
     return line.partition("->")[2].strip(" ()").split(", ")
 
@@ -148,14 +148,14 @@ def _results(text):
 @pytest.mark.parametrize("dtype", DTYPES[:4])
 @pytest.mark.parametrize("name", _WEIGHTS)
 def test_weight_gradients_in_the_callers_layout(name, dtype):
-    """Transposed by jaxgrad's own kernel, from where cuDNN puts them to where the caller's weights lie."""
+    """A jaxgrad kernel transposes dw from the layout of cuDNN to that of the caller."""
     case = _WEIGHTS[name]
     inputs = make_conv_inputs(case, dtype)
     gradient = jax.grad(lambda rhs: jnp.sum(conv(CUDNN, **case.settings)(inputs.lhs, rhs, inputs.bias)))
     dw, written, _ = _results(jax.jit(gradient).lower(inputs.rhs).as_text())
     by_xla = (
         dtype == "float64" and case.layout[1][-1] not in "OI"
-    )  # the window's axis is the last in cuDNN's layout too
+    )  # the last axis is the same window axis in the layout of cuDNN
     if by_xla:
         assert written.startswith("tensor<0x")
     else:
@@ -191,7 +191,7 @@ _REVERSED = {
 @pytest.mark.parametrize("dtype", DTYPES[:3])
 @pytest.mark.parametrize("name", _REVERSED)
 def test_reversed_weight_gradients_in_the_callers_layout(name, dtype):
-    """Those of transposed convolutions: jaxgrad's own kernel reverses the window as well, and XLA has nothing to do."""
+    """For transposed convolutions the jaxgrad kernel also reverses the window; XLA neither reverses nor transposes."""
     case = _REVERSED[name]
     inputs = make_transpose_inputs(case, dtype)
     op = conv_transpose(CUDNN, **case.settings)
@@ -208,7 +208,7 @@ def test_reversed_weight_gradients_in_the_callers_layout(name, dtype):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_transposed_weight_gradients_recorded_into_a_command_buffer(dtype):
-    """Twelve of them in one program, run thirty times on inputs that change."""
+    """Twelve weight gradients in one program, run thirty times with new inputs."""
     case = ConvCase(spatial=(9, 10), features=72, out_features=136, padding="SAME", layout=LAST, bias=False)
     rhs = make_conv_inputs(case, dtype).rhs
     rng = np.random.default_rng(0)
@@ -248,7 +248,7 @@ def test_a_shape_is_planned_once(search):
 
 
 def test_every_field_of_the_plan_key_matters():
-    """Calls that differ in one thing alone, one after the other, each right."""
+    """Calls that differ in a single setting, one after the other."""
     base = ConvCase(spatial=(12, 13), window=(3, 3), features=4, out_features=4, padding=((1, 1), (1, 1)), layout=LAST)
     changes = [
         {},
@@ -268,7 +268,7 @@ def test_every_field_of_the_plan_key_matters():
 
 
 def test_recorded_into_a_command_buffer():
-    """Twenty layers and their gradients in one program, run a hundred times on inputs that change."""
+    """Twenty layers and their gradients in one program, run a hundred times with new inputs."""
     case = ConvCase(
         spatial=(14, 14), window=(3, 3), features=16, out_features=16, padding="SAME", layout=LAST, bias=False
     )
@@ -296,10 +296,10 @@ def test_recorded_into_a_command_buffer():
             found,
             expected,
         )
-        del lhs, found, expected  # the next call then has the same memory, without which XLA records it anew
+        del lhs, found, expected  # frees the memory for the next call; with other addresses XLA would record again
     after = jaxgrad.plan_cache_info()["cudnn"]
-    assert after["recorded"] > before["recorded"]  # XLA did record the calls,
-    assert after["hits"] - before["hits"] < 100 * 40  # and then ran the recording in their place
+    assert after["recorded"] > before["recorded"]  # XLA recorded the calls
+    assert after["hits"] - before["hits"] < 100 * 40  # and replayed the recording
 
 
 _PLANNED_AT_THE_FIRST_RUN = """
@@ -311,7 +311,7 @@ import jaxgrad._ffi.conv_cuda as calls
 from jaxgrad import _ffi, config
 
 assert not _ffi.cudnn_problem()
-calls.gpu_ordinal = lambda: None  # as on a machine without a GPU: the program is lowered without a plan
+calls.gpu_ordinal = lambda: None  # simulates a machine without a GPU: lowering makes no plan
 jax.config.update("jax_default_matmul_precision", "highest")
 settings = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
 checks = [export.DisabledSafetyCheck.custom_call(f"jaxgrad_conv_{kind}") for kind in KINDS]
@@ -327,7 +327,7 @@ shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in ((2, 9, 9, 8), (8
 rng = np.random.default_rng(0)
 for search in config.SEARCHES:
     before = jaxgrad.plan_cache_info()["cudnn"]
-    jax.clear_caches()  # JAX keeps what it has traced, with the settings of then
+    jax.clear_caches()  # traced functions keep the settings of their trace
     with config.override(search=search):
         exported = export.export(jax.jit(ours), disabled_checks=checks, platforms=["cuda"])(*shapes)
     assert jaxgrad.plan_cache_info()["cudnn"] == before
@@ -341,13 +341,13 @@ for search in config.SEARCHES:
 
 
 def test_a_program_lowered_without_a_gpu_runs(run_python):
-    """Its plans are made at its first run, which XLA may be recording; its workspace is a guess."""
+    """Plans are made in the first run, which XLA may record; the workspace is an estimate."""
     run_python(_PLANNED_AT_THE_FIRST_RUN)
 
 
 @pytest.mark.parametrize("search", ["heuristic", "exhaustive"])
 def test_relu_in_the_kernel_recorded_into_a_command_buffer(search):
-    """Twelve layers whose convolution, bias and relu are one kernel, run thirty times on inputs that change."""
+    """Twelve layers with convolution, bias and relu in one kernel, run thirty times with new inputs."""
     case = ConvCase(spatial=(9, 10), window=(3, 3), features=32, out_features=32, padding=((2, 0), (1, 1)), layout=LAST)
     layers = [make_conv_inputs(case.replace(seed=i), "bfloat16")[1:] for i in range(12)]
 
@@ -388,7 +388,7 @@ def test_relu_in_the_kernel_recorded_into_a_command_buffer(search):
 @pytest.mark.parametrize("spatial", [(9, 10), (6, 7, 8)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES[:4])
 def test_relu_is_fused_into_the_kernel(dtype, spatial):
-    """In the kernel, which cuDNN has for each of these."""
+    """cuDNN has a fused kernel for each of these cases."""
     n = len(spatial)
     layout = {2: LAST, 3: ("NDHWC", "DHWIO", "NDHWC")}[n]
     case = ConvCase(spatial=spatial, window=(3,) * n, features=32, out_features=32, padding="SAME", layout=layout)
@@ -410,7 +410,7 @@ def test_many_threads():
 
 
 def test_vmap_of_gradients_matches_a_loop():
-    """Examples of their own weights: one grouped call, right as each by itself."""
+    """Independent problems with their own weights: one grouped call."""
     case = CASE.replace(bias=False)
     inputs = [make_conv_inputs(case.replace(seed=i)) for i in range(3)]
     lhs, rhs = (np.stack([getattr(a, name) for a in inputs]) for name in ("lhs", "rhs"))

@@ -1,4 +1,4 @@
-"""What is decided and lowered for cuDNN, from any machine: the program for a GPU, and what is told of it."""
+"""Selection and lowering for cuDNN, tested without a GPU: programs and the report of `explain`."""
 
 from __future__ import annotations
 
@@ -98,22 +98,27 @@ RULES = {
 
 
 @pytest.mark.parametrize(
-    ("examples", "spatial", "dtype", "products"),
+    ("num_problems", "spatial", "dtype", "products"),
     [
         (9, (64, 64), "bfloat16", 1),
         (8, (64, 64), "bfloat16", 0),
         (8, (63, 64), "bfloat16", 1),
-        (9, (1024, 1024), "bfloat16", 3),  # each of three taps, of 150 MB; alone it would be XLA's
-        (9, (512, 512), "float64", 3),  # for which there is no kernel on any platform
+        (
+            9,
+            (1024, 1024),
+            "bfloat16",
+            3,
+        ),  # products of three window positions each, 150 MB; a single problem runs on XLA
+        (9, (512, 512), "float64", 3),  # no platform has a float64 kernel
     ],
 )
-def test_weight_gradients_of_independent_problems(examples, spatial, dtype, products):
-    """Products of matrices, but for few examples of many positions, which are groups of one call of cuDNN."""
+def test_weight_gradients_of_independent_problems(num_problems, spatial, dtype, products):
+    """Matrix products; few problems with many positions are groups of one cuDNN call."""
     case = PLAIN.replace(spatial=spatial, batch=1)
     op = conv(DEFAULT, **case.settings)
     x, w, _ = _arrays(case, dtype)
     gradient = jax.grad(lambda w, x: jnp.sum(op(x, w).astype(jnp.float32) ** 2))
-    xs = jax.ShapeDtypeStruct((examples, *x.shape), x.dtype)
+    xs = jax.ShapeDtypeStruct((num_problems, *x.shape), x.dtype)
     mapped = jax.jit(jax.vmap(gradient, in_axes=(None, 0)))
     text = mapped.trace(w, xs).lower(lowering_platforms=("cuda",)).as_text()
     assert calls(text)["backward_filter"] == (products == 0)
@@ -123,7 +128,7 @@ def test_weight_gradients_of_independent_problems(examples, spatial, dtype, prod
 
 @pytest.mark.parametrize("name", RULES)
 def test_default_selection(name):
-    """The program holds cuDNN's call of just the units that `explain` names."""
+    """The program calls cuDNN for exactly the passes that `explain` reports."""
     case, dtype, expected = RULES[name]
     public = jaxgrad.conv_transpose if isinstance(case, TransposeCase) else jaxgrad.conv_general_dilated
     choice = jaxgrad.explain(public, *_arrays(case, dtype)[:2], **case.settings, platform="gpu")
@@ -206,7 +211,9 @@ def test_the_workspace_limit_reaches_the_program():
         assert "tensor<12345xui8>" in _lowered(CUDNN, PLAIN)
 
 
-@pytest.mark.skipif(_ffi.gpu_ordinal() is not None, reason="a GPU says whether cuDNN has a kernel with relu")
+@pytest.mark.skipif(
+    _ffi.gpu_ordinal() is not None, reason="on a GPU cuDNN itself reports whether it has a kernel with relu"
+)
 def test_relu_runs_on_xla_without_a_gpu():
     settings = {**VOLUME.settings, "activation": "relu", "implementation": "cudnn"}
     inputs = _arrays(VOLUME, "bfloat16")
@@ -241,7 +248,7 @@ folder = tempfile.mkdtemp()
 library = folder + "/libcudnn.so.9"
 subprocess.run(["g++", "-shared", "-fPIC", "-Wl,-soname,libcudnn.so.9", "-x", "c++", "-", "-o", library],
                input=source, text=True, check=True)
-ctypes.CDLL(library, ctypes.RTLD_GLOBAL)  # as if JAX had loaded it
+ctypes.CDLL(library, ctypes.RTLD_GLOBAL)  # simulates that JAX has loaded it
 import jax, jaxgrad, warnings
 from jaxgrad._ffi import registration
 registration.gpu_ordinal = lambda: 0
@@ -270,7 +277,7 @@ runpy.run_module("jaxgrad", run_name="__main__")
     ],
 )
 def test_unusable_cudnn(run_python, version, told):
-    """Too old, too new, or not whole: XLA in its place, an error where it is forced, and the diagnosis tells."""
+    """Too old, too new or incomplete: calls run on XLA, forced calls raise, and the report has the reason."""
     text = run_python(_FAKE.format(version=version), JAX_PLATFORMS="cpu").stdout
     assert f"the cuDNN kernels are missing: {told}" in text
     assert f"cuDNN         missing: {told}" in text
@@ -293,7 +300,7 @@ def test_missing_cudnn(run_python):
 
 _WITHOUT_MODULE = """
 import sys
-sys.modules["jaxgrad._cuda"] = None  # as in a build for the CPU alone
+sys.modules["jaxgrad._cuda"] = None  # simulates a CPU-only build
 import jax, jaxgrad
 lhs, rhs = jax.ShapeDtypeStruct((2, 8, 8, 4), "float32"), jax.ShapeDtypeStruct((3, 3, 4, 4), "float32")
 call = lhs, rhs, (1, 1), "SAME", None, (2, 2), ("NHWC", "HWIO", "NHWC")

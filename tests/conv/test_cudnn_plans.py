@@ -1,4 +1,4 @@
-"""How plans are chosen, kept on disk and refused, on a cuDNN that is made up: fake_cuda.c. No GPU is needed."""
+"""How plans are selected, stored on disk and rejected, with the fake cuDNN of fake_cuda.c. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
     not _ffi.cuda_targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
 )
 
-# The first of cuDNN's list is not the fastest; neither asks for the most memory.
+# The first engine of the heuristic is not the fastest; neither needs the most workspace.
 ENGINES = "11:100:30,12:200:10,13:300:20"
 
 _PRELUDE = """
@@ -61,7 +61,7 @@ def tell(**found):
 
 @pytest.fixture
 def run(run_python, fake_cuda):
-    """Runs a script in a process of its own; returns what it told."""
+    """Runs a script in a fresh process and returns the values that it passes to `tell`."""
 
     def run(script, engines=ENGINES, **environment):
         settings = {"LD_LIBRARY_PATH": str(fake_cuda), "JAX_PLATFORMS": "cpu", "FAKE_ENGINES": engines, **environment}
@@ -78,7 +78,7 @@ def _files(directory):
 
 
 def test_a_choice_persists_across_processes(run, tmp_path):
-    """Timed once; from then on taken from the disk, whatever the times would be. The program is always the same."""
+    """Candidates are timed once; later processes read the choice from disk. The program is always the same."""
     kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path / "new" / "directory")}
     alone = run(_ONE)
     first = run(_ONE, **kept)
@@ -93,12 +93,12 @@ def test_a_choice_persists_across_processes(run, tmp_path):
     assert "tensor<300xui8>" in alone["text"]
     assert alone["text"] == first["text"] == second["text"] == slower["text"]
     assert files == _files(kept["JAXGRAD_PLAN_CACHE_DIR"])
-    assert len(files) == 3  # one for each unit
+    assert len(files) == 3  # one for each pass
     assert {text.splitlines()[-1] for text in files.values()} == {b"1 eng12_k7=1"}  # place, engine, knobs
 
 
 def test_execution_reuses_the_choice_of_the_lowering(run, tmp_path):
-    """Its workspace is what the lowering reserved, and not the limit that the lowering went by."""
+    """The workspace is the one that the lowering reserved, not the limit at that time."""
     kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path)}
     assert run("tell(found=engine(), counts=counts())", **kept)["counts"][1:] == [0, 1]
     found = run("tell(found=engine(workspace_limit=300), counts=counts())", **kept)
@@ -107,8 +107,8 @@ def test_execution_reuses_the_choice_of_the_lowering(run, tmp_path):
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_devices_of_one_model_share_a_choice(run, tmp_path, kept):
-    """Where a program runs on several, it is timed on the one it is lowered on; another's may be asked for while XLA
-    records the program, when nothing can be timed."""
+    """Candidates are timed on the device of the lowering. Other devices request the plan while XLA records the
+    program, when timing is impossible."""
     script = """
 def on(device):
     conv_cuda.gpu_ordinal = lambda: device
@@ -150,7 +150,7 @@ tell(found=[engine(epilogue=epilogue) for epilogue in every], counts=counts(), s
 
 
 def test_the_key_holds_the_epilogue(run, tmp_path):
-    """In memory and on the disk: the fastest engine of each, of those that take it."""
+    """In memory and on disk: the fastest engine that supports each epilogue."""
     kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path), "FAKE_FUSED": "2"}
     for misses, hits in ((3, 0), (0, 3)):
         found = run(_EPILOGUES, "11:100:30,12:200:20,13:300:10", **kept)
@@ -195,7 +195,7 @@ def test_activation_fused_into_the_kernel(run):
     "environment", [{}, {"FAKE_FUSED": "2", "FAKE_REFUSES": "11:3000,12:3000"}], ids=["no engine", "no plan"]
 )
 def test_activation_without_a_fused_kernel(run, environment):
-    """The convolution is cuDNN's all the same, and XLA does the rest."""
+    """The convolution runs on cuDNN, and XLA computes bias and relu."""
     reason = "relu is XLA's: cuDNN has no kernel with it for this shape"
     expected = {"cudnn": f"forced by implementation='cudnn'; {reason}", "None": f"cuDNN; {reason}"}
     found = run(_ACTIVATION, **environment)
@@ -209,7 +209,7 @@ os.environ["FAKE_BLOCK"] = "1000"
 tell(found=found + [engine()], counts=counts())
 """
     found = run(script, JAXGRAD_PLAN_CACHE_DIR=str(tmp_path))
-    # Of the heuristic's list the first; where no memory is left to time in too, with the workspace of the timed ones.
+    # The first engine of the heuristic; without memory for timing too, with the workspace of the timed engines.
     assert found["found"] == [["engine 11", 100], None, ["engine 11", 300]]
     assert found["counts"] == [0, 0, 1]
     assert _files(tmp_path) == {}
@@ -243,7 +243,7 @@ def test_a_damaged_file_is_ignored_and_rewritten(run, tmp_path):
 
 
 def test_an_invalid_choice_is_searched_again(run, tmp_path):
-    """Not in the list, or not to be built: searched for as ever, and kept in the place of the old one."""
+    """Absent from the list, or impossible to build: a new search replaces the stored choice."""
     kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path)}
     ask = "tell(engine=engine(), counts=counts())"
     run(ask, **kept)
@@ -262,7 +262,7 @@ def test_an_invalid_choice_is_searched_again(run, tmp_path):
 
 
 def test_an_unwritable_directory(run, tmp_path):
-    """Told once; the calls do without."""
+    """One warning; the calls run without stored plans."""
     (tmp_path / "file").touch()
     script = """
 with warnings.catch_warnings(record=True) as caught:
@@ -320,7 +320,7 @@ def outcome(call):
     except RuntimeError as error:
         return f"RuntimeError: {error}"
 
-jax.default_backend = lambda: "gpu"  # where a warning is due
+jax.default_backend = lambda: "gpu"  # the platform for which jaxgrad warns
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     usual = [lowered(size=size, implementation=None) for size in (8, 9)]
@@ -342,7 +342,7 @@ tell(usual=usual, told=told, forced=forced, together=together, later=lowered(imp
     ids=["no handle", "no plan"],
 )
 def test_a_full_device(run, environment, error):
-    """cuDNN speaks of an internal error; told is what is wrong. Once memory is free again, cuDNN is taken."""
+    """cuDNN reports an internal error; the reason names the lack of memory. With memory, cuDNN is selected again."""
     found = run(_FULL, FAKE_FREE="1000", FAKE_BLOCK="1000", **environment)
     assert all("jaxgrad_conv" not in text and "stablehlo.convolution" in text for text in found["usual"])
     (told,) = found["told"]
@@ -358,7 +358,7 @@ def test_a_full_device(run, environment, error):
 
 
 def test_a_full_device_does_not_change_the_program(run):
-    """Another plan would build, and ask for another workspace: refused, as other hosts take the first."""
+    """Another plan with another workspace would build. It is rejected, because other hosts use the first plan."""
     engines = "11:100:10,12:200:20"
     ask = """
 try:
@@ -367,7 +367,7 @@ except RuntimeError as error:
     tell(found=str(error))
 """
     assert "memory is full" in run(ask, engines, FAKE_REFUSES="11:4000", FAKE_FREE="1000")["found"]
-    # Where memory is not what is wanting, the same holds of every host: the next is taken.
+    # If the cause is not memory, every host has the same failure: the next plan is used.
     assert run(ask, engines, FAKE_REFUSES="11:4000")["found"] == ["engine 12", 200]
     assert run(ask, engines, FAKE_REFUSES="11:3000", FAKE_FREE="1000")["found"] == ["engine 12", 200]
 
@@ -378,7 +378,7 @@ def test_no_plan(run):
 
 
 _TOO_OLD = """
-jax.default_backend = lambda: "gpu"  # where a warning is due
+jax.default_backend = lambda: "gpu"  # the platform for which jaxgrad warns
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     usual = [lowered(size=size, implementation=None) for size in (8, 9)]
@@ -391,7 +391,7 @@ tell(usual=usual, told=[str(w.message) for w in caught if w.category is RuntimeW
 
 
 def test_too_old_cudnn(run):
-    """XLA with one warning that says what was found and what is needed; an error where cuDNN is forced."""
+    """Calls run on XLA, with one warning that names both versions; forced calls raise."""
     found = run(_TOO_OLD, FAKE_VERSION="90100")
     problem = "cuDNN 9.1.0 was found; needed is 9.8.0 or a later release of major version 9"
     assert all("jaxgrad_conv" not in text and "stablehlo.convolution" in text for text in found["usual"])
@@ -420,7 +420,7 @@ print(json.dumps([missing, old, problem([os.environ["FAKE_PATH"]]), _cuda.build_
 
 
 def test_search_path_of_cudnn(run_python, fake_cuda):
-    """By its path where it is not found by name; a failure leaves nothing half loaded behind."""
+    """By path if it is not found by name. After a failure no library stays loaded."""
     path = str(fake_cuda / "libcudnn.so.9")
     missing, *found = json.loads(run_python(_BY_PATH, FAKE_PATH=path, JAX_PLATFORMS="cpu").stdout)
     if not missing:
@@ -462,7 +462,7 @@ def weight_gradient(rhs_layout, size=8, features=4, out_features=6, dtype="bfloa
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_weight_gradient_is_written_in_the_callers_layout(run, dtype):
-    """dw, then what cuDNN writes, which nothing is where it need not be transposed, then the workspace."""
+    """Results: dw, the untransposed dw of cuDNN (empty if no transposition is needed), and the workspace."""
     layouts = ("OHWI", "OIHW", "OWHI", "HWIO", "WOIH")
     script = f"tell(**{{layout: weight_gradient(layout, dtype={dtype!r}) for layout in {layouts}}})"
     found = run(_TRANSPOSED + script, JAX_ENABLE_X64="1")
@@ -475,10 +475,10 @@ def test_weight_gradient_is_written_in_the_callers_layout(run, dtype):
     for layout in layouts:
         window = "".join(axis for axis in layout if axis in "HW")
         of_cudnn = f"OI{window}" if dtype == "float64" else f"O{window}I"
-        by_xla = layout[-1] == of_cudnn[-1]  # rows that stay as they are, or nothing at all
+        by_xla = layout[-1] == of_cudnn[-1]  # the last axis does not move, or nothing moves
         expected = [shape(of_cudnn), f"tensor<0x{element}>"] if by_xla else [shape(layout), shape(of_cudnn)]
         assert found[layout]["written"] == [*expected, "tensor<300xui8>"], layout
-    assert found["WOIH"]["compiled"] == 2  # once for all, after a program of nothing, which tells whether NVRTC works
+    assert found["WOIH"]["compiled"] == 2  # one for all layouts, after an empty program that tests NVRTC
 
 
 _REVERSED = """
@@ -509,7 +509,7 @@ def weight_gradient(rhs_layout="HWIO", dtype="bfloat16", layout="NHWC", strides=
 
 
 def test_conv_transpose_weight_gradient_is_reversed_in_its_call(run):
-    """Wherever the call transposes dw too; else the reversal is XLA's, as all of it is on the CPU and on XLA."""
+    """If the call transposes dw, it also reverses the window; otherwise XLA does, as on the CPU and on XLA."""
     script = """
 tell(
     usual=weight_gradient(),
@@ -545,7 +545,7 @@ def test_xla_transposes_weights_without_nvrtc(run):
 
 
 def test_many_narrow_weights_run_on_cudnn(run):
-    """Where XLA would take long to transpose them, and nowhere else."""
+    """Only where XLA would take long to transpose the weights."""
     script = """
 many = {"size": 1024, "features": 96, "out_features": 512, "implementation": None}
 tell(

@@ -1,4 +1,4 @@
-"""cuDNN in processes of their own: plans kept on disk, programs made elsewhere, a full GPU, no cuDNN."""
+"""cuDNN in fresh processes: plans stored on disk, exported programs, a full GPU, a missing cuDNN."""
 
 from __future__ import annotations
 
@@ -73,21 +73,21 @@ tell(text=lowered.as_text(), error=found, counts=counts(), seconds=seconds)
 
 
 def test_plans_stored_on_disk(run, tmp_path):
-    """The same program and right gradients, timed once."""
+    """The same program and correct gradients; candidates are timed once."""
     alone = run(_KEEP)
     first, second = (run(_KEEP, JAXGRAD_PLAN_CACHE_DIR=str(tmp_path)) for _ in range(2))
     print([found["seconds"] for found in (alone, first, second)])
     assert alone["text"] == first["text"] == second["text"]
     assert max(found["error"] for found in (alone, first, second)) < 1e-4
     assert alone["counts"] == [0, 0]
-    # Two shapes, of which the one that warms up has its three units planned too.
+    # Two shapes; the warm-up shape has plans for its three passes too.
     assert first["counts"] == [0, 6]
     assert second["counts"] == [6, 0]
     assert len(list(tmp_path.iterdir())) == 6
 
 
 def test_a_program_exported_from_another_process(run, tmp_path):
-    """It runs in a process that traces no call of jaxgrad's, on the kept plans, with the cuDNN that XLA has opened."""
+    """It runs in a process that traces no jaxgrad call, with the stored plans and the cuDNN that XLA loaded."""
     program = tmp_path / "program"
     export = f"""
 checks = [export.DisabledSafetyCheck.custom_call(f"jaxgrad_conv_{{kind}}") for kind in KINDS]
@@ -111,7 +111,7 @@ tell(error=error(found), counts=counts(), size=jaxgrad.plan_cache_info()["cudnn"
     assert alone["size"] == found["size"] == 3
 
 
-# Memory that JAX holds stays enough for the programs; what is free beside it is taken, but for `left` MiB.
+# JAX keeps enough memory for the programs; `fill` allocates the rest of the GPU except `left` MiB.
 _FILL = """
 def fill(left):
     cuda = ctypes.CDLL("libcuda.so.1")
@@ -138,7 +138,7 @@ pool.delete()
 @fills_the_gpu
 @pytest.mark.parametrize("search", ["exhaustive", "heuristic"])
 def test_little_memory(run, search):
-    """None to time in, and enough for cuDNN itself: another choice, the same program, right gradients."""
+    """Enough memory for cuDNN and none for timing: another choice, the same program, correct gradients."""
     script = f"""
 jaxgrad.config.update(search={search!r})
 {_FILL}
@@ -156,7 +156,7 @@ tell(free=free, text=lowered.as_text(), error=error(found, x, w))
 
 @fills_the_gpu
 def test_a_full_gpu(run):
-    """Not even cuDNN's own memory is to be had: XLA with one warning that says why, an error where cuDNN is forced."""
+    """No memory even for cuDNN: calls run on XLA with one warning that has the reason; forced calls raise."""
     found = run(f"""
 {_FILL}
 free = fill(6)
@@ -209,7 +209,7 @@ tell(told=[str(w.message) for w in caught if w.category is RuntimeWarning], forc
 _LARGE = """
 settings = {**SETTINGS, "window_strides": (1, 1, 1), "precision": lax.Precision.DEFAULT}
 w = jnp.zeros((3, 3, 3, 32, 64))
-# x is the same all over space, so that the window's middle sees all of dy.
+# x is constant over space, so that the center of the window reads all of dy.
 rows = rng.standard_normal((2, 32)).astype(np.float32)
 x = jnp.broadcast_to(rows[:, None, None, None, :], (2, 64, 64, 64, 32)) + 0
 dy = rng.standard_normal((2, 64, 64, 64, 64)).astype(np.float32)
@@ -234,8 +234,8 @@ tell(usual=outcome(), lean=outcome(workspace_limit=0))
 
 
 def test_a_workspace_that_does_not_fit(run_python):
-    """That is an error of XLA's, RESOURCE_EXHAUSTED; `workspace_limit` is the remedy."""
-    megabytes = 340 << 20  # x and dy take 201 of them, cuDNN's first choice another 211
+    """XLA raises RESOURCE_EXHAUSTED; `workspace_limit` avoids the error."""
+    megabytes = 340 << 20  # x and dy take 201 MB, the workspace of the first plan 211 MB
     fraction = megabytes / registration.cuda.total_memory(0)
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "true", "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{fraction:.6f}"}
     found = json.loads(run_python(_PRELUDE + _LARGE, **environment).stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""jaxgrad's own CUDA kernel for the depthwise weight gradient, on a GPU, against float64."""
+"""The CUDA kernel of the depthwise weight gradient, on a GPU, against the float64 reference."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CASE = ConvCase(
 
 
 def depthwise_case(seed: int) -> ConvCase:
-    """A depthwise convolution over one or two axes, lopsided in all that can be, in any layout."""
+    """A random depthwise convolution over one or two axes, with unequal sizes, in any layout."""
     rng = np.random.default_rng(seed)
     while True:
         n = int(rng.choice([1, 2, 2]))
@@ -80,7 +80,7 @@ def test_channels_that_blocks_do_and_do_not_divide(channels, dtype):
 
 
 def test_gradients_of_gradients():
-    """The kernel's own derivatives are the other two units of the triangle."""
+    """The derivatives of the kernel are the other two convolution passes."""
     inputs = make_conv_inputs(CASE)
     op = conv(CUDA, **CASE.settings)
     plain = lax_conv(CASE)
@@ -96,7 +96,7 @@ def test_gradients_of_gradients():
 
 
 def test_per_example_gradients():
-    """vmap folds the examples into channels, each with a picture of its own."""
+    """`vmap` folds the independent problems into channels."""
     case = CASE.replace(batch=1, groups=12)
     x = np.random.default_rng(0).standard_normal((7, *case.shapes.lhs)).astype(np.float32)
     w = make_conv_inputs(case).rhs
@@ -127,7 +127,7 @@ def test_repeated_calls_are_bitwise_equal(dtype):
 
 
 def test_many_calls_recorded_into_a_graph():
-    """Calls of several shapes in one program, replayed with new arrays: none may keep the arrays of an earlier run."""
+    """Calls of several shapes in one program, replayed with new arrays: no call may keep earlier arrays."""
     cases = [CASE.replace(spatial=(10 + i, 12), groups=8 * (1 + i % 3)) for i in range(12)]
 
     def gradients(xs, ws):
@@ -153,7 +153,7 @@ def test_many_calls_recorded_into_a_graph():
 
 
 def test_many_threads_at_once():
-    """Each compiles and runs a shape of its own, and one that they share."""
+    """Each thread compiles and runs its own shape and a shared shape."""
 
     def check(seed):
         _check(CASE.replace(batch=1 + seed % 3), "float32")
@@ -175,7 +175,7 @@ def test_default_selection_matches_the_reference():
 
 
 def test_transposed_convolutions():
-    """Their weights' gradient is the same unit, with x and dy the other way round."""
+    """The weight gradient of a transposed convolution is the same pass with x and dy exchanged."""
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((3, 9, 8, 20)), rng.standard_normal((3, 4, 1, 20))
     settings = {"feature_group_count": 20, "output_padding": (1, 0)}

@@ -1,4 +1,4 @@
-"""jaxgrad's own CUDA kernel for the depthwise weight gradient, played on the CPU tiling by tiling. No GPU is needed."""
+"""The CUDA kernel of the depthwise weight gradient, emulated on the CPU for every tiling. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
     not _ffi.cuda_targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
 )
 
-# Compute capability, multiprocessors, bytes of shared memory of a block and of a multiprocessor.
+# Compute capability, multiprocessors, bytes of shared memory per block and per multiprocessor.
 H200 = (90, 132, 232448, 233472)
 SMALL = (86, 5, 101376, 102400)
 
@@ -41,7 +41,7 @@ extern "C" void run(T* x_, T* dy_, float* partial_, T* dw_, int chunks, int shar
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A convolution of [batch, *spatial, channels]; the window's strides, dilation and padding are lopsided."""
+    """A convolution of [batch, *spatial, channels] with unequal strides, dilation and padding."""
 
     batch: int
     spatial: tuple[int, ...]
@@ -94,7 +94,7 @@ CALLS = {
 
 
 def _random(shape, dtype, seed):
-    """A NumPy array that starts at a multiple of 16 bytes, as XLA's do."""
+    """A NumPy array aligned to 16 bytes, as the arrays of XLA are."""
     values = np.random.default_rng(seed).normal(size=shape)
     array = jnp.asarray(values, dtype)
     spare = np.empty(array.nbytes + 16, np.uint8)
@@ -105,7 +105,7 @@ def _random(shape, dtype, seed):
 
 
 def _reference(call, x, dy):
-    """[*window, channels] in float64: a sum over all elements for each tap."""
+    """[*window, channels] in float64: a sum over all elements for each window position."""
     n = len(call.spatial)
     padded = np.pad(x.astype(np.float64), ((0, 0), *call.padding, (0, 0)))
     dw = np.empty((*call.window, call.channels))
@@ -139,7 +139,7 @@ def test_emulated_kernel_matches_the_reference(name, tmp_path, kernel_emulation)
     expected = _reference(call, x, dy).reshape(taps, call.channels)
     rounding = 2.0**-8 if call.dtype == "bfloat16" else 2.0**-22
     np.testing.assert_allclose(found, expected, rtol=rounding, atol=rounding * np.abs(expected).max())
-    assert not np.isnan(partial).any()  # all of the workspace is written
+    assert not np.isnan(partial).any()  # the kernel writes all of the workspace
 
 
 def _macros(call):
@@ -151,7 +151,7 @@ def _macros(call):
 
 
 def test_calls_cover_every_branch():
-    """What the kernel can do in more than one way, some call does in each."""
+    """Every branch of the kernel runs in some call."""
     found = [_macros(call) for call in CALLS.values()]
     for name in ("TN", "SUB_H", "SUB_W", "GROUPS", "VECTOR", "BLOCKS", "STAGES", "CC"):
         assert len({macros[name] for macros in found}) > 1, name
@@ -163,7 +163,7 @@ def test_calls_cover_every_branch():
     assert any(macros["HO"] % macros["TH"] for macros in found)
 
 
-REFUSED = {
+REJECTED = {
     "it is for depthwise convolutions": {"groups": 4},
     "it has no float64": {"dtype": "float64"},
     "it takes channels-last operands": {"spec": (0, 1, 2, 3)},
@@ -172,10 +172,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("reason", REFUSED)
+@pytest.mark.parametrize("reason", REJECTED)
 def test_rejection_names_the_reason(reason):
-    usual = {"groups": 8, "dtype": "float32", "channels": 8, "dilation": (1, 1), "size": 9, "spec": (0, 3, 1, 2)}
-    groups, dtype, channels, dilation, size, spec = {**usual, **REFUSED[reason]}.values()
+    typical = {"groups": 8, "dtype": "float32", "channels": 8, "dilation": (1, 1), "size": 9, "spec": (0, 3, 1, 2)}
+    groups, dtype, channels, dilation, size, spec = {**typical, **REJECTED[reason]}.values()
     none = ((0, 0), (0, 0))
     g = Geometry(spec, (3, 2, 0, 1), spec, (1, 1), none, dilation, groups, (size, size), (3, 3))
     with pytest.raises(ValueError, match=reason):

@@ -1,5 +1,7 @@
-"""When the depthwise weight gradient is jaxgrad's own kernel, and what is told where it cannot be: on a driver and an
-NVRTC that are made up, fake_cuda.c. No GPU is needed."""
+"""Selection of the CUDA kernel of the depthwise weight gradient, with the fake driver and NVRTC of fake_cuda.c.
+
+No GPU is needed.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ def tell(**found):
 
 @pytest.fixture
 def run(run_python, fake_cuda):
-    """Runs a script in a process of its own; returns what it told."""
+    """Runs a script in a fresh process and returns the values that it passes to `tell`."""
 
     def run(script, **environment):
         settings = {
@@ -82,12 +84,12 @@ def run(run_python, fake_cuda):
 
 
 def _calls(text):
-    """The calls of the own kernel in a lowered program."""
+    """The calls of the kernel in a lowered program."""
     return [line for line in text.splitlines() if "custom_call" in line and "jaxgrad_conv_depthwise_filter" in line]
 
 
 def test_program_and_explanation(run):
-    """One call, of the kernel that was compiled while it was lowered, and once for all programs."""
+    """One call. Lowering compiles the kernel once for all programs."""
     found = run("""
 texts = [lowered() for _ in range(2)]
 jax.clear_caches()
@@ -101,7 +103,7 @@ tell(texts=texts, unit=unit(), compilations=fake.fake_compilations(), forced=low
     assert found["told"] == ["cuda", "forced by implementation='cuda'"]
     assert "backward_filter: 'cuda' (jaxgrad's own kernel)" in found["whole"]
     assert "forward: 'xla'" in found["whole"]
-    assert found["compilations"] == 2  # with that of nothing, which tells whether NVRTC works
+    assert found["compilations"] == 2  # with the empty program that tests NVRTC
 
 
 def test_other_passes_run_on_xla(run):
@@ -134,7 +136,7 @@ tell(unit=unit(groups=4), dense=error(other, groups=4), wide=error(other, groups
 
 
 def test_channels_first(run):
-    """They are transposed, which only a slow window of XLA's is worth; a forced call always is."""
+    """x is transposed, which pays only for windows that are slow on XLA; a forced call always runs on the kernel."""
     found = run("""
 tell(wide=unit(layout=FIRST), narrow=unit(layout=FIRST, dtype="bfloat16"), text=lowered(layout=FIRST),
      forced=lowered("cuda", layout=FIRST, dtype="bfloat16"))
@@ -149,11 +151,11 @@ tell(wide=unit(layout=FIRST), narrow=unit(layout=FIRST, dtype="bfloat16"), text=
 def test_vmap_folds_problems_into_channels(run):
     found = run("tell(text=lowered(mapped=True))")
     (call,) = _calls(found["text"])
-    assert "feature_group_count = 256" in call  # 8 examples of 32 channels
+    assert "feature_group_count = 256" in call  # 8 problems of 32 channels
 
 
 _FAILS = """
-jax.default_backend = lambda: "gpu"  # where a warning is due
+jax.default_backend = lambda: "gpu"  # the platform for which jaxgrad warns
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     texts = [lowered(), lowered(dtype="bfloat16")]
@@ -164,7 +166,7 @@ tell(texts=texts, told=[str(w.message) for w in caught if w.category is RuntimeW
 
 
 def _check_fails(found, problem):
-    """The next best in its place, one warning, and an error where the kernel is forced: all say what is wrong."""
+    """The next candidate is selected, with one warning; forced calls raise. All messages have the reason."""
     assert not any(map(_calls, found["texts"]))
     assert found["unit"][0] in ("xla", "cudnn")
     assert f"jaxgrad's own CUDA kernels are missing: {problem}" in found["unit"][1]
@@ -180,7 +182,7 @@ def test_failing_compiler(run):
 
 
 def test_nvrtc_newer_than_the_driver(run):
-    """CUDA 12's is asked for, and there is none; CUDA 13's would compile what the driver cannot load."""
+    """NVRTC of CUDA 12 is needed and missing; the driver cannot load code from the NVRTC of CUDA 13."""
     _check_fails(run(_FAILS, FAKE_DRIVER="12080"), "NVRTC cannot be opened; libnvrtc.so.12: cannot open")
 
 
@@ -219,7 +221,7 @@ tell(report=dict(__main__._cuda()))
 
 
 def test_forced_call_lowers_for_a_gpu_only(run):
-    """The value too, which XLA computes: the call has asked for a GPU."""
+    """Also the value, which XLA computes: the call requires a GPU."""
     found = run("""
 x, w = arrays()
 call = lambda x, w: jaxgrad.conv_general_dilated(x, w, **settings(), implementation="cuda")

@@ -1,4 +1,4 @@
-"""Derivatives of derivatives: the units' rules call one another, so that every order is right on every path."""
+"""Higher derivatives of the convolutions, whose differentiation rules call one another."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_numerical_derivatives_in_float64(case):
 
 
 def _penalty(op, inputs):
-    """The square of the gradient of a loss, as in a gradient penalty: every operand's gradient takes part."""
+    """A gradient penalty: the sum of the squared gradients of all operands."""
 
     def loss(inputs):
         return jnp.sum(jnp.sin(op(*inputs)))
@@ -66,7 +66,7 @@ def test_gradients_of_a_gradient_penalty(backend, case):
 
 
 def test_third_derivatives(backend):
-    """By x of a sum over w of the squared gradient of the squared gradient."""
+    """The gradient of a sum over the gradient of a gradient penalty."""
     op, inputs = _op(backend, CASES[0])
     narrow = backend.put(tuple(np.asarray(a, np.float32) for a in inputs))
 
@@ -81,7 +81,7 @@ def test_third_derivatives(backend):
 
 
 def test_second_derivatives_run_on_the_kernels():
-    """The gradient by x of the squared gradient by x: through dx = backward_input(dy, w), and dy through y."""
+    """The gradient of the squared input gradient depends on x through dy."""
     case = ConvCase(**SMALL, bias=False)
     op, inputs = _op(CPU_KERNEL, case)
     lhs, rhs = (np.asarray(a, np.float32) for a in inputs[:2])
@@ -95,7 +95,7 @@ def test_second_derivatives_run_on_the_kernels():
 
 
 def test_gradient_of_the_weight_gradient_alone(backend):
-    """`grad` by x of something that reads only dw, whose bias gradient nobody asks for."""
+    """The gradient with respect to x of a function of dw, without a bias gradient."""
     op, inputs = _op(backend, CASES[1])
 
     def loss(op, lhs, others):
@@ -110,7 +110,7 @@ def test_gradient_of_the_weight_gradient_alone(backend):
 
 @pytest.mark.parametrize("read", [0, 1], ids=["dw", "db"])
 def test_gradient_of_either_the_weight_or_the_bias_gradient(read):
-    """Both are asked for, and one is read: the cotangent of the other is a zero without a value."""
+    """Both gradients are requested and one is read: the cotangent of the other is a symbolic zero."""
     op, inputs = _op(CPU_KERNEL, CASES[1])
 
     def loss(op, lhs, others):

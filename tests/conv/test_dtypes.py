@@ -1,4 +1,4 @@
-"""Dtypes of operands, results and gradients are those of `jax.lax`, and so are the values."""
+"""Dtypes of results and gradients match `jax.lax`, and values match in every dtype."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_transposed_in_each_dtype_on_the_kernel(dtype):
 
 @pytest.mark.parametrize(("given", "preferred"), list(itertools.product(DTYPES, DTYPES)))
 def test_preferred_element_type(given, preferred):
-    """The result has the preferred dtype and is computed in it; the gradients have the operands' dtypes."""
+    """The result is computed in the preferred dtype; the gradients have the dtypes of the operands."""
     case = CASE.replace(bias=False)
     inputs = make_conv_inputs(case, given)
     settings = {**case.settings, "preferred_element_type": preferred}
@@ -84,7 +84,7 @@ def test_preferred_element_type(given, preferred):
 
 
 def test_only_the_result_is_rounded_to_a_narrower_range():
-    """100000 is no float16, but its thousandth is."""
+    """An operand of 100000 exceeds the range of float16; the result of 100 does not."""
     lhs, rhs = np.full((1, 1, 1), 1e5, jnp.bfloat16), np.full((1, 1, 1), 1e-3, jnp.bfloat16)
     y = jaxgrad.conv_general_dilated(lhs, rhs, (1,), "VALID", preferred_element_type=np.float16)
     expected = lax.conv_general_dilated(lhs, rhs, (1,), "VALID", preferred_element_type=np.float16)
@@ -97,7 +97,7 @@ def test_only_the_result_is_rounded_to_a_narrower_range():
 )
 @pytest.mark.parametrize("transposed", [False, True])
 def test_preferred_element_type_on_the_kernel(given, preferred, transposed):
-    """Nothing is rounded to the narrow dtype: the result is right to float32's precision."""
+    """The result has the precision of float32: no intermediate value is rounded to the narrow dtype."""
     case = TRANSPOSED if transposed else CASE
     make, op = (make_transpose_inputs, conv_transpose) if transposed else (make_conv_inputs, conv)
     inputs = make(case.replace(bias=False), given)
@@ -174,7 +174,7 @@ for backend in (CPU_KERNEL, XLA):
     assert {a.dtype.name for a in (found.y, found.lhs, found.rhs)} == {"float32"}
     np.testing.assert_allclose(found.y, expected, rtol=0, atol=1e-5)
     np.testing.assert_allclose(found.rhs, dw, rtol=0, atol=1e-4)
-    # A float64 array from NumPy becomes float32, as everywhere in JAX.
+    # JAX converts a float64 NumPy array to float32.
     assert conv(backend, **case.settings)(*wide).dtype == jnp.float32
 """
 
@@ -213,5 +213,5 @@ for depth, window, stride in ((2, 3, 1), (1, 2, 1), (3, 3, 2)):  # windows that 
 
 
 def test_narrow_bfloat16_weight_gradients_read_no_uninitialized_memory(run_python):
-    """With all memory full of huge numbers when it is allocated: a kernel of oneDNN reads what it never wrote."""
+    """Allocated memory is filled with huge numbers: some oneDNN kernels read memory that they never wrote."""
     run_python(_NARROW, MALLOC_PERTURB_="128")

@@ -1,4 +1,4 @@
-"""A mistake in the arguments raises what `jax.lax` raises, and what is jaxgrad's own names the argument."""
+"""Invalid arguments raise the errors of `jax.lax`; errors for additional arguments name the argument."""
 
 from __future__ import annotations
 

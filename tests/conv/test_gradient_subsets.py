@@ -1,4 +1,4 @@
-"""A gradient that nobody asks for is not computed, and leaving it out changes none of the others."""
+"""Gradients that are not requested are not computed, and the others do not change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _op_and_inputs(backend, case):
 
 
 def _gradient(op, inputs, requested):
-    """The gradient by the operands requested, of a loss whose dy depends on nothing."""
+    """Gradient function for the requested operands, of a loss with a constant dy, and its argument."""
     y = jax.eval_shape(op, *inputs)
     dy = cotangent(y.shape, "float32")
 
@@ -51,13 +51,13 @@ def test_every_gradient_subset_matches_all_gradients(backend, requested, case):
 def test_program_holds_only_the_requested_gradients(requested):
     op, inputs = _op_and_inputs(CPU_KERNEL, CASE)
     gradient, differentiated = _gradient(op, inputs, requested)
-    expected = (0, int("lhs" in requested), int("rhs" in requested))  # y itself is read by no gradient
+    expected = (0, int("lhs" in requested), int("rhs" in requested))  # no gradient reads y
     assert compiled_calls(gradient, differentiated) == expected
 
 
 @pytest.mark.parametrize("requested", SUBSETS, ids="-".join)
 def test_program_of_conv_transpose_holds_only_the_requested_gradients(requested):
-    """It is the input gradient of a convolution, whose own input gradient is that convolution."""
+    """A transposed convolution is the input gradient of a convolution, and its input gradient is that convolution."""
     op, inputs = _op_and_inputs(CPU_KERNEL, TRANSPOSED)
     gradient, differentiated = _gradient(op, inputs, requested)
     assert compiled_calls(gradient, differentiated) == (int("lhs" in requested), 0, int("rhs" in requested))
@@ -65,7 +65,7 @@ def test_program_of_conv_transpose_holds_only_the_requested_gradients(requested)
 
 @pytest.mark.parametrize("requested", SUBSETS, ids="-".join)
 def test_value_and_gradients_are_one_call_each(requested):
-    """Through a jitted function and with the default implementation: nothing is computed twice."""
+    """Through a jitted function and with the default implementation; nothing is computed twice."""
     inner = jax.jit(conv(type(CPU_KERNEL)(None, "cpu"), **CASE.settings))
     inputs = make_conv_inputs(CASE)
 
@@ -79,14 +79,14 @@ def test_value_and_gradients_are_one_call_each(requested):
 
 
 def _shapes(hlo, kind):
-    """The shapes of the results of a kernel's only call."""
+    """The result shapes of the only call of a kernel."""
     (line,) = [line for line in hlo.splitlines() if f'custom_call_target="jaxgrad_conv_{kind}"' in line]
     return line.split(" = ", 1)[1].split(" custom-call(")[0]
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_bias_gradient_comes_from_the_weight_gradient_kernel(with_bias):
-    """In one pass with dw when both are requested; without elements when it is not."""
+    """In one pass with dw if both are requested; empty if only dw is."""
     op, inputs = _op_and_inputs(CPU_KERNEL, CASE)
     gradient, differentiated = _gradient(op, inputs, ("rhs", "bias") if with_bias else ("rhs",))
     shapes = _shapes(jax.jit(gradient).lower(differentiated).compile().as_text(), "backward_filter")
@@ -94,7 +94,7 @@ def test_bias_gradient_comes_from_the_weight_gradient_kernel(with_bias):
 
 
 def test_the_bias_gradient_sums_dy(backend):
-    """Alone, with weights, and in a layout whose features come last."""
+    """Alone, together with dw, and in a channels-last layout."""
     for case in (CASE, CASE.replace(layout=("NHWC", "HWIO", "NHWC")), TRANSPOSED):
         op, inputs = _op_and_inputs(backend, case)
         dy = cotangent(jax.eval_shape(op, *inputs).shape, "float32")
@@ -107,7 +107,7 @@ def test_the_bias_gradient_sums_dy(backend):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_the_bias_gradient_of_a_long_sum(backend, dtype, transposed):
-    """6272 terms to an element, which a sum in the narrow dtype itself would lose."""
+    """6272 terms per element, too many for a sum in the narrow dtype."""
     case = TRANSPOSED if transposed else ConvCase()
     case = case.replace(spatial=(28, 28), batch=8, window=(1, 1), strides=(1, 1) if not transposed else (2, 1))
     case = case.replace(features=2, out_features=4, padding="VALID")

@@ -1,4 +1,4 @@
-"""Windows that cover all of x, and single positions that a transposed convolution spreads: products of matrices."""
+"""Convolutions that are matrix products: windows that cover all of x, and transposed convolutions of one position."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CASES = {
     "spreading_padded": _spreading(2, "last", padding=((2, 1), (4, 6))),
     "spreading_swapped": _spreading(2, "last", transpose_kernel=True),
 }
-NEARLY = {
+NEAR_PRODUCTS = {
     "padded": _covering(2, "last").replace(padding=((0, 1), (0, 0))),
     "larger": _covering(2, "last").replace(spatial=(3, 5)),
     "dilated": _covering(2, "last").replace(spatial=(3, 9), rhs_dilation=(2, 2)),
@@ -89,9 +89,9 @@ def test_dtypes(backend, name, dtype):
     _check(backend, CASES[name], dtype)
 
 
-@pytest.mark.parametrize("name", NEARLY)
+@pytest.mark.parametrize("name", NEAR_PRODUCTS)
 def test_near_matrix_products_match_the_reference(backend, name):
-    _check(backend, NEARLY[name], "float32")
+    _check(backend, NEAR_PRODUCTS[name], "float32")
 
 
 def _shapes(case):
@@ -108,7 +108,7 @@ def _lowered(function, platform, *args):
     return jax.jit(function).trace(*args).lower(lowering_platforms=(platform,)).as_text()
 
 
-def _all_units(op):
+def _all_passes(op):
     def both(dy, *inputs):
         y, pullback = jax.vjp(op, *inputs)
         return y, pullback(dy)
@@ -122,20 +122,20 @@ def test_every_pass_is_a_matrix_product(name, platform):
     case = CASES[name]
     choice = _explained(case, platform)
     assert (choice.implementation, choice.units) == ("xla", ())
-    if platform == "cpu" or _ffi.cuda_targets():  # a build for the CPU alone tells that it has no kernels for a GPU
+    if platform == "cpu" or _ffi.cuda_targets():  # a CPU-only build reports that it has no GPU kernels
         assert choice.reason == _conv_xla.PRODUCT
     op = _op(Backend(None, platform), case)
     lhs, rhs, bias = _shapes(case)
     dy = jax.eval_shape(op, lhs, rhs, bias)
-    text = _lowered(_all_units(op), "cuda" if platform == "gpu" else platform, dy, lhs, rhs, bias)
+    text = _lowered(_all_passes(op), "cuda" if platform == "gpu" else platform, dy, lhs, rhs, bias)
     assert "stablehlo.convolution" not in text
     assert not any(calls(text).values())
     assert text.count("stablehlo.dot_general") == 3
 
 
-@pytest.mark.parametrize("name", NEARLY)
+@pytest.mark.parametrize("name", NEAR_PRODUCTS)
 def test_near_matrix_products_are_not_matrix_products(name):
-    assert _conv_xla.PRODUCT not in str(_explained(NEARLY[name], "cpu"))
+    assert _conv_xla.PRODUCT not in str(_explained(NEAR_PRODUCTS[name], "cpu"))
 
 
 @pytest.mark.parametrize("mapped", [("lhs",), ("rhs",), ("lhs", "rhs", "bias")], ids="-".join)

@@ -1,4 +1,4 @@
-"""Convolutions under `jit` over a mesh and inside `shard_map`, in interpreters of their own."""
+"""Convolutions under `jit` over a mesh and inside `shard_map`, in fresh interpreters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _args(groups=1):
 
 
 def check_a_batch():
-    """Everything stays local, and one all-reduce sums the weight gradients."""
+    """One all-reduce of the weight gradients is the only collective."""
     for groups in (1, 4):
         gradient = jax.grad(partial(_loss, groups=groups), BY)
         (dx, dws, dbias), found = over(mesh(), gradient, _args(groups), BATCH)
@@ -56,7 +56,7 @@ def check_explicit_axes():
 
 
 def _check_output_features(devices, x_spec, axis):
-    """Each weight gradient is split as its weight is."""
+    """Each weight gradient has the sharding of its weights."""
 
     def loss(x, w, bias):
         conv = partial(jaxgrad.conv_general_dilated, dimension_numbers=NHWC, implementation=KERNEL)
@@ -81,7 +81,7 @@ def check_two_axes():
 
 @needs(devices=4)
 def check_input_features():
-    """Each device convolves those that it has, and the results are summed: no features move."""
+    """Each device convolves its own features, and an all-reduce sums the results."""
     conv = partial(
         jaxgrad.conv_general_dilated,
         window_strides=(2, 1),
@@ -111,8 +111,8 @@ def check_input_features():
     assert found == {"all-reduce": 1}, found
 
 
-def check_what_cannot_stay_local():
-    """Sharded rows of pixels, and weights split over the batch's own axis: gathered, never wrong."""
+def check_sharding_that_needs_all_gather():
+    """Sharded spatial axes, and weights sharded over the axis of the batch: gathered, with correct results."""
     args = _args()
     gradient = jax.grad(_loss, BY)
     features = P(None, None, None, "d")
@@ -122,11 +122,11 @@ def check_what_cannot_stay_local():
         ws = (jnp.concatenate([ws[0], ws[0][:, :, :1]] * 2, 2), *ws[1:])
         over(mesh(), gradient, (x, ws, bias), specs)
     _, found = over(mesh(), gradient, args, (P("d"), features, P()))
-    assert found["all-gather"] == 3, found  # the weights, once each, and no activations
+    assert found["all-gather"] == 3, found  # the weights, and no activations
 
 
 def check_a_batch_that_does_not_divide():
-    """Nine rows, made from an array that could be split: they would have to be padded, and are gathered instead."""
+    """A batch of nine, made from a sharded array, is gathered instead of padded."""
     x, ws, bias = _args()
 
     def gradient(x, ws, bias):
@@ -143,13 +143,13 @@ def check_transformations():
 
     _, found = over(mesh(), jax.grad(penalty, BY), args, BATCH)
     assert set(found) == {"all-reduce"}, found
-    by_example = jax.vmap(jax.grad(lambda x, ws, bias: _loss(x[None], ws, bias)), (0, None, None))
-    _, found = over(mesh(), by_example, args, BATCH)
+    mapped = jax.vmap(jax.grad(lambda x, ws, bias: _loss(x[None], ws, bias)), (0, None, None))
+    _, found = over(mesh(), mapped, args, BATCH)
     assert not found, found
 
 
-def check_gradients_of_each_example():
-    """Those of weights too, and of groups, and weights of each example: nothing leaves its device."""
+def check_per_example_gradients():
+    """With shared weights, groups, and weights for each problem: no collectives."""
     for groups, (x, ws, bias) in ((1, _args()), (4, _args(4))):
         own = jax.tree.map(lambda w: w * jnp.arange(1.0, 17).reshape(16, *[1] * w.ndim), (ws, bias))
         loss = partial(_loss, groups=groups)
@@ -162,14 +162,14 @@ def check_gradients_of_each_example():
 
 
 def _products(z, w_up, w_down):
-    """A position that is spread to 4 x 6, and a window that covers these: products of matrices."""
+    """A transposed convolution of one position to 4 x 6, and a window that covers them: matrix products."""
     y = jnp.tanh(jaxgrad.conv_transpose(z, w_up, (1, 1), "VALID"))
     y = jaxgrad.conv_general_dilated(y, w_down, (1, 1), "VALID", dimension_numbers=NHWC)
     return jnp.sum(jnp.sin(y))
 
 
-def check_products():
-    """They stay local, as do those of each example."""
+def check_matrix_products():
+    """Only weight gradients are summed; per-example gradients need no collectives."""
     keys = jax.random.split(jax.random.key(1), 3)
     shapes = (16, 1, 1, 8), (4, 6, 8, 5), (4, 6, 5, 3)
     args = tuple(jax.random.normal(key, shape) / 4 for key, shape in zip(keys, shapes, strict=True))
@@ -186,26 +186,26 @@ def check_products():
 
 def check_inside_shard_map():
     check_shard_map(_loss, _args(), BATCH, BY)
-    with_groups = partial(_loss, groups=4, implementation=None)  # where the CPU's branch is a kernel, the GPU's is XLA
+    with_groups = partial(_loss, groups=4, implementation=None)  # a kernel on the CPU, XLA on a GPU
     check_shard_map(with_groups, _args(4), BATCH, BY)
 
 
 def check_xla_inside_shard_map():
-    """The triangle on plain XLA, as a GPU has it: weight gradients are summed over the mesh once."""
+    """The three passes on XLA, as on a GPU: weight gradients are summed over the mesh once."""
     x, (w, *_), bias = _args()
     check_shard_map(_loss_on_xla, (x[:, 0], w[0], bias), BATCH, BY)
 
 
 def check_groups_on_xla():
-    """Convolutions with groups, whose operands JAX's own partitioning gathers, in the forward pass too."""
+    """Convolutions with groups, whose operands the default partitioning of JAX gathers."""
     x, (_, w, _), bias = _args(groups=4)
     x = jnp.tile(x[:, 0], (1, 1, 6))[..., :16]
     _, found = over(mesh(), jax.grad(partial(_loss_on_xla, groups=4), BY), (x, w[0], bias[:8]), BATCH)
     assert found == {"all-reduce": 1}, found
 
 
-def check_examples_on_xla():
-    """Examples with weights of their own, which are groups there."""
+def check_independent_problems_on_xla():
+    """Independent problems with their own weights, which XLA runs as groups."""
     x, (w, *_), bias = _args()
     own = (w[0] * jnp.arange(1.0, 17).reshape(16, 1, 1, 1), bias * jnp.arange(1.0, 17)[:, None])
     gradient = jax.vmap(jax.grad(lambda x, w, bias: _loss_on_xla(x[None], w, bias), BY))
@@ -214,7 +214,7 @@ def check_examples_on_xla():
 
 
 def _loss_on_xla(x, w, bias, groups=1):
-    """Of the triangle on plain XLA, with one spatial axis of eight."""
+    """A loss of the three passes on XLA, with one spatial axis of eight."""
     geometry = Geometry((0, 2, 1), (2, 1, 0), (0, 2, 1), (1,), ((1, 1),), (1,), groups, (8,), (3,))
     routes = tuple((kind, XLA) for kind in ("forward", "backward_input", "backward_filter"))
     spec = _conv_triangle.Spec(geometry, None, routes, jaxgrad.config.current())
@@ -235,9 +235,9 @@ def check_pmap():
         check_explicit_axes,
         check_output_features,
         check_two_axes,
-        check_what_cannot_stay_local,
+        check_sharding_that_needs_all_gather,
         check_input_features,
-        check_gradients_of_each_example,
+        check_per_example_gradients,
     ],
     [
         check_a_batch_that_does_not_divide,
@@ -245,8 +245,8 @@ def check_pmap():
         check_inside_shard_map,
         check_xla_inside_shard_map,
         check_groups_on_xla,
-        check_examples_on_xla,
-        check_products,
+        check_independent_problems_on_xla,
+        check_matrix_products,
         check_pmap,
     ],
 )

@@ -1,4 +1,4 @@
-"""Without a oneDNN that can be used: right numbers on XLA, one warning, and an error where the kernels are forced."""
+"""Without a usable oneDNN: correct results on XLA, one warning, and an error for forced kernels."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ const version_t *dnnl_version(void) { return &version; }
 
 
 def _library(kind, folder):
-    """A path, or the words that the patch reads; and what the reason must say."""
+    """A path or a keyword of the patch, and the expected reason."""
     path = folder / "libdnnl.so.3"
     if kind == "missing package":
         return "no package", "oneDNN is not installed (the package onednn-cpu-gomp)"
@@ -124,7 +124,7 @@ KINDS = ["missing package", "no file", "no list", "no library", "deleted", "too 
 
 @pytest.mark.parametrize("kind", [*KINDS, "without functions"])
 def test_diagnosis_reports_why_onednn_is_missing(kind, run_python, tmp_path):
-    """By the diagnosis, which ends well all the same."""
+    """The report of `python -m jaxgrad` has the reason and is complete."""
     library, reason = _library(kind, tmp_path)
     text = run_python(_PATCH.format(library=library) + _DIAGNOSIS).stdout
     for part in (reason, "conv_general_dilated on cpu: 'xla'", "conv_transpose on cpu: 'xla'", "gru on cpu: 'cpu'"):
@@ -147,7 +147,7 @@ def test_a_library_that_cannot_be_loaded_does_not_replace_the_one_in_use(tmp_pat
     path = tmp_path / "libdnnl.so.3"
     path.write_text("this is not a library")
     assert not _ffi.onednn_problem()
-    _cpu.load_onednn(str(path))  # one is loaded already
+    _cpu.load_onednn(str(path))  # no effect: a library is already loaded
     plan = _ffi.conv_plan_cache_info()
     assert plan["capacity"] > 0
 

@@ -31,7 +31,7 @@ def _check(case, dtype, backends):
 
 @pytest.mark.parametrize("seed", thorough_after(30, range(150)))
 def test_values_and_gradients(seed):
-    """The kernel where it has one, and what is taken in its place where it has not."""
+    """On the kernel if it supports the case, else on the default implementation."""
     case, dtype = random_case(seed), DTYPE_OF_SEED[seed % 10]
     inputs = make_conv_inputs(case, dtype)
     try:
@@ -48,7 +48,7 @@ def test_values_and_gradients(seed):
 
 
 def test_random_cases_cover_every_setting():
-    """What the random cases must hold, so that a change to the drawing does not quietly thin them out."""
+    """Guards against changes of the random cases that would reduce their coverage."""
     cases = [random_case(seed) for seed in range(150)]
     pairs = [p for case in cases if not isinstance(case.padding, str) for p in case.padding]
     found = {

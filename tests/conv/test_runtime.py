@@ -1,4 +1,4 @@
-"""How programs are run: threads, export, NaN, repeated calls, and the cache of plans."""
+"""Threads, bitwise equality, export, NaN, and the cache of plans."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASE = ConvCase(strides=(2, 1), padding=((1, 0), (0, 2)), groups=2)
 
 
 def _thread_cases():
-    """Eight shapes, layouts and kinds."""
+    """Eight different shapes, layouts and settings."""
     layouts = [None, ("NHWC", "HWIO", "NHWC")]
     return [
         ConvCase(
@@ -46,7 +46,7 @@ def _thread_cases():
 
 
 def test_many_threads_at_once(backend):
-    """Eight threads, each with a shape of its own, calling all three units again and again."""
+    """Eight threads, each with its own shape, call the three passes repeatedly."""
     cases = _thread_cases()
     drawn = [make_conv_inputs(case) for case in cases]
     dys = [cotangent(jax.eval_shape(lax_conv(c), *i).shape, "float32") for c, i in zip(cases, drawn, strict=True)]
@@ -89,12 +89,12 @@ def test_repeated_calls_are_bitwise_equal(backend, dtype):
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("serialised", [False, True])
+@pytest.mark.parametrize("serialized", [False, True])
 @pytest.mark.parametrize("differentiated", ["before", "after"])
-def test_export_round_trip(backend, transposed, serialised, differentiated):
-    """A module is exported with its gradient in it, or differentiated after it came back."""
-    if serialised:
-        pytest.importorskip("flatbuffers", reason="JAX serialises with flatbuffers")
+def test_export_round_trip(backend, transposed, serialized, differentiated):
+    """A module is exported with its gradient, or differentiated after the import."""
+    if serialized:
+        pytest.importorskip("flatbuffers", reason="JAX serializes with flatbuffers")
     case = TransposeCase(strides=(2, 1)) if transposed else CASE
     op = (conv_transpose if transposed else conv)(backend, **case.settings)
     inputs = backend.put(tuple((make_transpose_inputs if transposed else make_conv_inputs)(case)))
@@ -109,7 +109,7 @@ def test_export_round_trip(backend, transposed, serialised, differentiated):
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in inputs]
     platforms = ["cuda" if backend.platform == "gpu" else "cpu"]
     exported = export.export(function, disabled_checks=jaxgrad.export_disabled_checks(), platforms=platforms)(*shapes)
-    if serialised:
+    if serialized:
         exported = export.deserialize(exported.serialize(vjp_order=int(differentiated == "after")))
     restored = exported.call if differentiated == "before" else with_gradients(exported.call)
     found, expected = restored(*inputs), with_gradients(loss)(*inputs)
@@ -117,7 +117,7 @@ def test_export_round_trip(backend, transposed, serialised, differentiated):
 
 
 def test_export_for_two_platforms_holds_both_implementations():
-    case = ConvCase(spatial=(9, 11), window=(1, 1))  # one that is XLA's on a GPU, in every build
+    case = ConvCase(spatial=(9, 11), window=(1, 1))  # runs on XLA on a GPU, in every build
     inputs = make_conv_inputs(case)
     call = jax.jit(conv(Backend(None, "cpu"), **case.settings))
 
@@ -133,7 +133,7 @@ def test_export_for_two_platforms_holds_both_implementations():
 
 
 def _reach(case, operand, like):
-    """Where one element of an operand takes part: in y, and in the gradient of the other factor."""
+    """Elements that depend on one element of an operand: in y, and in the gradient of the other operand."""
     ones = [np.ones_like(a) for a in like]
     marked = [np.zeros_like(a) for a in like]
     marked[operand].flat[7 % like[operand].size] = 1
@@ -150,17 +150,17 @@ def _reach(case, operand, like):
 @pytest.mark.parametrize("operand", [0, 1, 2])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_nan_and_infinity_propagate(backend, value, operand, groups):
-    """One bad element: bad wherever a sum meets it, and nowhere that `jax.lax` is good.
+    """A nonfinite element makes every sum over it nonfinite, and no element that is finite in `jax.lax`.
 
-    `jax.lax` may multiply it by the zeros between the elements of a strided gradient, which makes more of them bad.
-    cuDNN does so with bad weights.
+    `jax.lax` may also multiply it by the zeros between the elements of a strided gradient, which yields more NaN.
+    cuDNN does so for nonfinite weights.
     """
     case = ConvCase(strides=(2, 1), padding=((0, 0), (0, 0)), groups=groups)
     drawn = make_conv_inputs(case)
     inputs = type(drawn)(*(np.abs(a) + np.float32(0.1) for a in drawn))
     inputs[operand].flat[7 % inputs[operand].size] = value
     dy = cotangent(jax.eval_shape(lax_conv(case), *inputs).shape, "float32")
-    dy = np.abs(dy) + np.float32(0.1)  # all positive, so that no sum of infinities cancels
+    dy = np.abs(dy) + np.float32(0.1)  # all positive: no infinities of opposite sign are added
     found, plain = run(conv(backend, **case.settings), inputs, dy), run(lax_conv(case), inputs, dy)
     reach = _reach(case, operand, inputs)
     assert np.any(reach.y)
@@ -178,7 +178,7 @@ def test_nan_and_infinity_propagate(backend, value, operand, groups):
 
 @pytest.mark.parametrize("layout", [None, ("NHWC", "HWIO", "NHWC")], ids=["first", "last"])
 def test_debug_nans(backend, layout):
-    """No NaN comes from memory that nothing has written, such as the unused results and the workspace."""
+    """No NaN from uninitialized memory, such as unused results and the workspace."""
     case = CASE.replace(layout=layout)
     inputs = backend.put(tuple(make_conv_inputs(case)))
     op = conv(backend, **case.settings)
@@ -200,7 +200,7 @@ def test_repeated_calls_reuse_their_plan():
 
 
 def _plan(size: int) -> None:
-    """Asks the compiled module, past Python's own cache, for a plan of a shape of that size."""
+    """Requests a plan for a shape of that size from the compiled module, bypassing the cache in Python."""
     geometry = Geometry((0, 1, 2), (0, 1, 2), (0, 1, 2), (1,), ((1, 1),), (1,), 1, (size,), (3,))
     _ffi.conv_plan.__wrapped__("forward", Problem(geometry, 1, 8, 8, np.dtype("float32")), False)
 
@@ -212,7 +212,7 @@ def _resident_megabytes() -> float:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 def test_plan_cache_is_bounded():
-    """Ever new shapes: as many plans are kept as fit, and memory does not grow once they do."""
+    """With ever new shapes the cache holds `capacity` plans, and memory does not grow further."""
     capacity = _ffi.conv_plan_cache_info()["capacity"]
     for size in range(100, 100 + capacity):
         _plan(size)
@@ -223,8 +223,8 @@ def test_plan_cache_is_bounded():
     after = _ffi.conv_plan_cache_info()
     assert after["size"] == capacity
     assert after["misses"] - full["misses"] == capacity
-    assert _resident_megabytes() - before < 0.1 * capacity  # a tenth of a megabyte to a plan would be all of them kept
+    assert _resident_megabytes() - before < 0.1 * capacity  # 0.1 MB per plan would mean that no plan is freed
     for size in range(100 + 2 * capacity - 1, 100 + 2 * capacity - 9, -1):
-        _plan(size)  # what was asked for last is still there
+        _plan(size)  # the most recent plans are still cached
     assert _ffi.conv_plan_cache_info()["hits"] - after["hits"] == 8
     assert _cpu.conv_plan_cache_info() == _ffi.conv_plan_cache_info()

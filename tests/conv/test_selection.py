@@ -1,4 +1,4 @@
-"""What runs on XLA: visibly, with a reason, and with the numbers of `jax.lax`."""
+"""Calls that run on XLA: the results of `jax.lax`, and a reason in `explain`."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_values_and_gradients(name, implementation):
     try:
         desired = gradients(lhs, rhs)
     except (ValueError, TypeError, ZeroDivisionError):
-        return  # jax.lax has no gradient of some calls that are all padding
+        return  # jax.lax cannot differentiate some calls whose window covers only padding
     found = jax.grad(lambda *a: jnp.vdot(ours(*a), weight), argnums=(0, 1))(lhs, rhs)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-4), found, desired)
 
@@ -145,7 +145,7 @@ def test_transposed_convolutions_run_on_xla():
 
 
 def test_default_program_for_a_gpu_runs_on_xla():
-    """Lowered for a GPU from here, with no GPU present: no kernel in it where XLA is level with cuDNN."""
+    """Lowered without a GPU: the program has no kernel call where XLA is on par with cuDNN."""
     lhs, rhs = jax.ShapeDtypeStruct((64, 64, 56, 56), jnp.float32), jax.ShapeDtypeStruct((64, 64, 3, 3), jnp.float32)
     gradient = jax.jit(jax.grad(lambda a, b: jnp.sum(jaxgrad.conv_general_dilated(a, b, (1, 1), "SAME") ** 2)))
     texts = {p: gradient.trace(lhs, rhs).lower(lowering_platforms=(p,)).as_text() for p in ("cpu", "cuda")}
@@ -154,7 +154,7 @@ def test_default_program_for_a_gpu_runs_on_xla():
 
 
 def test_a_symbolic_batch_runs_on_xla():
-    """A size that is not known while tracing has no plan; `jax.lax` takes it, and so must the default."""
+    """There is no plan for a symbolic size; the default implementation accepts it as `jax.lax` does."""
     batch = jax.export.symbolic_shape("b")[0]
     lhs = jax.ShapeDtypeStruct((batch, 3, 5, 4), jnp.float32)
     rhs = _random((6, 3, 2, 2))
@@ -207,12 +207,12 @@ def test_a_mapped_shape_without_a_onednn_kernel(monkeypatch, implementation):
         np.testing.assert_allclose(mapped(lhs, rhs), plain(lhs, rhs), rtol=0, atol=1e-4)
 
 
-# --- what is kept of a call for the next one like it --------------------------------------------------------------
+# --- the cache of canonicalized calls ------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def described():
-    """Counts the calls that were described anew, and those that were known."""
+    """Returns a function that counts the misses and the hits of the cache."""
     conv._describe.cache_clear()
     return lambda: conv._describe.cache_info()[:2][::-1]
 

@@ -1,4 +1,4 @@
-"""Calls large enough for a team of oneDNN's threads: right, from many threads, and never a team to each of them."""
+"""Calls large enough for a team of oneDNN threads, from one thread and from many."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conv_cases import ConvCase, cotangent, make_conv_inputs
 from conv_references import lax_conv
 from conv_running import assert_same, conv, run, terms
 
-# More than four million multiplications each; the layouts and kinds of kernel are those that conv.cc tells apart.
+# More than four million multiplications each; one case for each kind of kernel and layout.
 LARGE = {
     "channels last": ConvCase(
         batch=4, spatial=(23, 21), features=40, out_features=48, window=(3, 2), layout=("NHWC", "HWIO", "NHWC")
@@ -30,7 +30,7 @@ def test_values_and_gradients(name):
     inputs = make_conv_inputs(case)
     dy = cotangent(jax.eval_shape(lax_conv(case), *inputs).shape, "float32")
     found = run(conv(CPU_KERNEL, **case.settings), inputs, dy)
-    # Not jax.lax itself, whose weight gradient of groups takes minutes.
+    # Not jax.lax, whose weight gradient of groups takes minutes.
     exact = run(
         conv(XLA, **case.settings), type(inputs)(*(a.astype(np.float64) for a in inputs)), dy.astype(np.float64)
     )
@@ -62,6 +62,6 @@ print(len(os.listdir("/proc/self/task")) - before)
 
 @pytest.mark.parametrize("team", [2, 12, 40])
 def test_thread_count_stays_bounded(run_python, team):
-    """Eight threads and a team size of 40 would be 320 threads, were each of them to lead a team."""
+    """If each of eight threads led a team of 40, there would be 320 threads."""
     extra = int(run_python(_SCRIPT, OMP_NUM_THREADS=str(team)).stdout)
-    assert extra <= 8 + 16 + team  # the pool's own, those that callers lead, those of the one thread that leads for all
+    assert extra <= 8 + 16 + team  # the pool, the teams of callers, and one shared team

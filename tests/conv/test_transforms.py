@@ -1,4 +1,4 @@
-"""The ops inside JAX's control flow and transformations, against plain calls or `jax.lax` in their place."""
+"""The convolutions inside control flow and transformations of JAX, against plain calls or `jax.lax`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import jaxgrad
 
 BACKENDS = CONVOLUTION
 
-# As many features out as in, so that layers stack; strides that "SAME" keeps the size for are 1.
+# The result has the shape of lhs, so that layers can be stacked.
 CASE = ConvCase(spatial=(6, 5), window=(3, 2), features=4, out_features=4, padding="SAME")
 TRANSPOSED = TransposeCase(strides=(2, 3))
 POLICIES = {
@@ -62,8 +62,8 @@ def test_checkpoint(backend, policy):
     def two(lhs, rhs, bias):
         return op(jnp.tanh(op(lhs, rhs, bias)), rhs, bias)
 
-    rematerialised = _gradient(jax.checkpoint(two, policy=POLICIES[policy]))
-    _compare(jax.jit(rematerialised)(inputs), jax.jit(_gradient(two))(inputs))
+    rematerialized = _gradient(jax.checkpoint(two, policy=POLICIES[policy]))
+    _compare(jax.jit(rematerialized)(inputs), jax.jit(_gradient(two))(inputs))
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
@@ -75,7 +75,7 @@ def test_checkpoint_recomputes_only_the_first_layer(policy):
 
     forward, backward_input, backward_filter = compiled_calls(_gradient(jax.checkpoint(two, policy=policy)), inputs)
     assert (backward_input, backward_filter) == (2, 2)
-    assert forward in (2, 3)  # XLA may merge the first layer, computed again, with its first computation
+    assert forward in (2, 3)  # XLA may merge the recomputed first layer with the original
 
 
 def test_scan_over_layers(backend):
@@ -110,7 +110,7 @@ def test_donated_buffers(backend):
     op, inputs = conv(backend, **CASE.settings), _inputs(backend)
     expected = op(*inputs)
     copies = backend.put(tuple(make_conv_inputs(CASE)))
-    # The result has the shape of lhs, so that XLA may write one over the other.
+    # The result has the shape of lhs: XLA may write it over lhs.
     found = jax.jit(op, donate_argnums=0)(*copies)
     assert copies[0].is_deleted()
     _compare(found, expected)
@@ -149,7 +149,7 @@ def test_a_pullback_may_be_called_again(backend):
 
 
 def test_settings_given_as_arrays_and_lists():
-    """`jax.lax` takes any sequences of integers."""
+    """`jax.lax` accepts any sequence of integers."""
     inputs = make_conv_inputs(CASE)
     settings = {"window_strides": np.array([2, 1]), "padding": np.array([[1, 0], [0, 2]]), "rhs_dilation": [1, 2]}
     expected = lax.conv_general_dilated(*inputs[:2], **settings)

@@ -1,4 +1,4 @@
-"""jaxgrad's own CUDA kernels that transpose arrays and reverse axes, played on the CPU. No GPU is needed."""
+"""The CUDA kernels that transpose arrays and reverse axes, emulated on the CPU. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KERNELS = [
     "transpose_pairs",
     *(f"move_rows_{size}" for size in (2, 4, 8, 16)),
 ]
-_MARGIN = 64  # elements on either side of an array, where no kernel may write
+_MARGIN = 64  # elements on both sides of an array, which no kernel may write
 _MAIN = """
 static Transposition t;
 static const void* in;
@@ -43,26 +43,26 @@ static void play(void (*kernel)(const T*, T*, Transposition)) {
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """Axes of `sizes` go from where `spec` puts them to where `result_spec` does; those in `turned` are reversed."""
+    """Moves axes of `sizes` from the order `spec` to `result_spec`, and reverses the axes in `reversed_axes`."""
 
     sizes: tuple[int, ...]
     spec: tuple[int, ...]
     result_spec: tuple[int, ...]
-    turned: tuple[int, ...]
+    reversed_axes: tuple[int, ...]
     element_bytes: int = 2
 
     def program(self):
         from jaxgrad import _cuda
 
         to = [
-            -stride if axis in self.turned else stride
+            -stride if axis in self.reversed_axes else stride
             for axis, stride in enumerate(_strides(self.sizes, self.result_spec))
         ]
         return _cuda.transposition_program(self.element_bytes, self.sizes, _strides(self.sizes, self.spec), to)
 
 
 def _strides(sizes, spec):
-    """In elements, by logical axis."""
+    """Strides in elements, by logical axis."""
     return [math.prod(size for size, place in zip(sizes, spec, strict=True) if place > own) for own in spec]
 
 
@@ -74,7 +74,7 @@ def _laid(array, spec):
 WINDOW = (2, 3, 4)
 CHANNELS_LAST = {3: (0, 2, 1), 4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}  # OHWI
 OUTPUTS_LAST = {3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}  # HWIO
-INPUTS_LAST = {3: (1, 2, 0), 4: (2, 3, 0, 1), 5: (3, 4, 0, 1, 2)}  # HWOI, which HWIO is to a transposed convolution
+INPUTS_LAST = {3: (1, 2, 0), 4: (2, 3, 0, 1), 5: (3, 4, 0, 1, 2)}  # HWOI: the layout HWIO of a transposed convolution
 
 
 def _weights(*sizes, result_spec=None, element_bytes=2):
@@ -123,9 +123,11 @@ def _random_call(seed):
         rank = len(sizes)
         spec, result_spec = (tuple(map(int, rng.permutation(rank))) for _ in range(2))
         spec = [spec, CHANNELS_LAST[rank]][int(rng.integers(2))]
-        turned = [WINDOW[: rank - 2], tuple(axis for axis in range(rank) if rng.random() < 0.5)][int(rng.integers(2))]
-        call = Call(sizes, spec, result_spec, turned, int(rng.choice([2, 2, 4, 8])))
-        if math.prod(sizes) < 40000 and takes_transposition(sizes, spec, result_spec, turned):
+        reversed_axes = [WINDOW[: rank - 2], tuple(axis for axis in range(rank) if rng.random() < 0.5)][
+            int(rng.integers(2))
+        ]
+        call = Call(sizes, spec, result_spec, reversed_axes, int(rng.choice([2, 2, 4, 8])))
+        if math.prod(sizes) < 40000 and takes_transposition(sizes, spec, result_spec, reversed_axes):
             return call
 
 
@@ -134,7 +136,7 @@ CALLS |= {f"random {seed}": _random_call(seed) for seed in range(60)}
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory, kernel_emulation):
-    """The kernels' source, compiled for the CPU."""
+    """The source of the kernels, compiled for the CPU."""
     folder = tmp_path_factory.mktemp("transposition")
     source = f'#include "{kernel_emulation}"\n{CALLS["odd numbers"].program()["source"]}{_MAIN}'
     source += "".join(f"RUN({kernel})\n" for kernel in KERNELS)
@@ -156,12 +158,12 @@ def test_emulated_kernel_matches_the_reference(name, library):
     pointers = (ctypes.c_void_p(a.ctypes.data + start) for a in (taken, written))
     run = getattr(library, f"run_{program['kernel']}")
     run(program["argument"], *pointers, ctypes.c_uint(program["blocks"]))
-    expected = np.pad(_laid(np.flip(array, call.turned), call.result_spec).ravel(), _MARGIN)
+    expected = np.pad(_laid(np.flip(array, call.reversed_axes), call.result_spec).ravel(), _MARGIN)
     np.testing.assert_array_equal(written, expected)
 
 
 class Transposition(ctypes.Structure):
-    """As ffi/cuda/kernels/transposition.h has it."""
+    """The struct of ffi/cuda/kernels/transposition.h."""
 
     _fields_ = (
         *((name, ctypes.c_uint) for name in ("in_start", "out_start", "rows", "columns")),
@@ -173,7 +175,7 @@ class Transposition(ctypes.Structure):
 
 
 def test_calls_cover_every_branch():
-    """What the kernels can do in more than one way, some call does in each."""
+    """Every branch of the kernels runs in some call."""
     programs = [(call, call.program()) for call in CALLS.values()]
     found = [(call, p["kernel"], Transposition.from_buffer_copy(p["argument"])) for call, p in programs]
     transposing = {"transpose_2", "transpose_few_2", "transpose_pairs"}
@@ -190,10 +192,10 @@ def test_calls_cover_every_branch():
     assert any(size not in call.sizes for call, sizes in reversed_sizes for size in sizes)  # of several axes
 
 
-@pytest.mark.parametrize(("result_spec", "turned"), [((1, 0, 2), (2,)), ((0, 1, 2), ())], ids=str)
-def test_rejected_transpositions(result_spec, turned):
-    """Rows of which the elements are reversed, and a plain copy."""
-    call = Call((64, 32, 3), (0, 1, 2), result_spec, turned)
-    assert not takes_transposition(call.sizes, call.spec, result_spec, turned)
+@pytest.mark.parametrize(("result_spec", "reversed_axes"), [((1, 0, 2), (2,)), ((0, 1, 2), ())], ids=str)
+def test_rejected_transpositions(result_spec, reversed_axes):
+    """Rows with reversed elements, and a plain copy."""
+    call = Call((64, 32, 3), (0, 1, 2), result_spec, reversed_axes)
+    assert not takes_transposition(call.sizes, call.spec, result_spec, reversed_axes)
     with pytest.raises(ValueError, match="no transposition of each other that the kernels take"):
         call.program()

@@ -1,4 +1,4 @@
-"""`vmap` over every choice of operands, against a Python loop; and per-example gradients as one call."""
+"""`vmap` over every subset of the operands, against a Python loop; per-example gradients in one call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jaxgrad._ffi.conv import _conv_layout
 BACKENDS = CONVOLUTION
 
 SUBSETS = [names for n in range(1, 4) for names in itertools.combinations(FIELDS, n)]
-N = 3  # examples
+N = 3  # independent problems
 SIZES = {"spatial": (5, 6), "window": (2, 3), "features": 2, "out_features": 4}
 CASES = {
     "plain": ConvCase(**SIZES, strides=(2, 1), padding=((1, 0), (0, 2))),
@@ -40,19 +40,19 @@ def _op_and_draw(backend, case):
     return conv(backend, **case.settings), make_conv_inputs
 
 
-def _examples(case, make, names, n=N):
-    """Inputs with a leading axis of n on the arrays named, and their `in_axes`."""
+def _stacked_inputs(case, make, names, n=N):
+    """Inputs with a leading axis of n on the named arrays, and their `in_axes`."""
     drawn = [make(case.replace(seed=seed)) for seed in range(n)]
     stacked = {name: np.stack([getattr(one, name) for one in drawn]) for name in names}
     return drawn[0]._replace(**stacked), ConvInputs(*(0 if name in names else None for name in FIELDS))
 
 
-def _example(inputs, in_axes, i):
+def _problem(inputs, in_axes, i):
     return ConvInputs(*(a if axis is None else a[i] for a, axis in zip(inputs, in_axes, strict=True)))
 
 
 def _results(op, *inputs):
-    """The value, and the gradients of a loss that weighs every element differently."""
+    """The value, and the gradients of a loss with a different weight for each element."""
 
     def loss(inputs):
         y = op(*inputs)
@@ -72,7 +72,7 @@ def _close(found, expected):
 
 def _compare(mapped, single, inputs, in_axes, n=N):
     for i in range(n):
-        jax.tree.map(lambda a, b, i=i: _close(a[i], b), mapped, single(*_example(inputs, in_axes, i)))
+        jax.tree.map(lambda a, b, i=i: _close(a[i], b), mapped, single(*_problem(inputs, in_axes, i)))
 
 
 @pytest.mark.parametrize("names", SUBSETS, ids="-".join)
@@ -82,7 +82,7 @@ def test_every_subset_of_mapped_operands(backend, kind, names):
     if backend.implementation == "xla" and case.groups == 1 and len(names) > 1:
         pytest.skip("plain jax.lax, batched by JAX")
     op, make = _op_and_draw(backend, case)
-    inputs, in_axes = _examples(case, make, names)
+    inputs, in_axes = _stacked_inputs(case, make, names)
     inputs = ConvInputs(*backend.put(tuple(inputs)))
     mapped = _jit(jax.vmap(partial(_results, op), in_axes=tuple(in_axes)))(*inputs)
     _compare(mapped, _single(backend, kind), inputs, in_axes)
@@ -101,10 +101,10 @@ def _single(backend, kind):
 @pytest.mark.parametrize("kind", ["plain", "groups", "transposed"])
 @pytest.mark.parametrize("inner", FIELDS)
 def test_nested_vmap(backend, kind, inner):
-    """Examples of examples: the outer axis on lhs, the inner one on any operand."""
+    """Two mapped axes: the outer on lhs, the inner on any operand."""
     case = CASES[kind]
     op, make = _op_and_draw(backend, case)
-    inputs, outer_axes = _examples(case, make, ("lhs",))
+    inputs, outer_axes = _stacked_inputs(case, make, ("lhs",))
     values = np.stack([getattr(make(case.replace(seed=9 + i)), inner) for i in range(2)])
     values = np.stack([inputs.lhs, inputs.lhs[::-1]], 1) if inner == "lhs" else values
     inputs = ConvInputs(*backend.put(tuple(inputs._replace(**{inner: values}))))
@@ -112,14 +112,14 @@ def test_nested_vmap(backend, kind, inner):
     results = partial(_results, op)
     mapped = _jit(jax.vmap(jax.vmap(results, in_axes=tuple(inner_axes)), in_axes=tuple(outer_axes)))(*inputs)
     for i, j in itertools.product(range(N), range(2)):
-        one = _example(_example(inputs, outer_axes, i), inner_axes, j)
+        one = _problem(_problem(inputs, outer_axes, i), inner_axes, j)
         jax.tree.map(lambda a, b, i=i, j=j: _close(a[i, j], b), mapped, _single(backend, kind)(*one))
 
 
 def test_other_axes_than_the_first(backend):
     case = CASES["last"]
     op, make = _op_and_draw(backend, case)
-    inputs, _ = _examples(case, make, ("lhs", "rhs"))
+    inputs, _ = _stacked_inputs(case, make, ("lhs", "rhs"))
     lhs, rhs = backend.put((np.moveaxis(inputs.lhs, 0, 2), np.moveaxis(inputs.rhs, 0, 4)))
     y = jax.vmap(op, in_axes=(2, -1, None), out_axes=3)(lhs, rhs, inputs.bias)
     for i in range(N):
@@ -131,10 +131,10 @@ def test_other_axes_than_the_first(backend):
 def test_mapped_axis_of_size_zero_and_one(backend, size, name):
     case = CASES["plain"]
     op, make = _op_and_draw(backend, case)
-    inputs, in_axes = _examples(case, make, (name,), 1)
+    inputs, in_axes = _stacked_inputs(case, make, (name,), 1)
     inputs = ConvInputs(*backend.put(tuple(inputs._replace(**{name: getattr(inputs, name)[:size]}))))
     y, *gradients = _jit(jax.vmap(partial(_results, op), in_axes=tuple(in_axes)))(*inputs)
-    alone = jax.eval_shape(partial(_results, op), *_example(*_examples(case, make, (name,), 1), 0))
+    alone = jax.eval_shape(partial(_results, op), *_problem(*_stacked_inputs(case, make, (name,), 1), 0))
     assert y.shape == (size, *alone[0].shape)
     assert [g.shape for g in gradients] == [(size, *a.shape) for a in alone[1:]]
 
@@ -146,8 +146,8 @@ def _loss(op, others, rhs, lhs):
 @pytest.mark.parametrize("kind", ["plain", "last", "depthwise"])
 @pytest.mark.parametrize("implementation", ["cpu", None])
 def test_per_example_gradients_are_one_call_of_each_kernel(kind, implementation):
-    """`vmap(grad)` with the examples on lhs alone: a weight gradient for each, from one call."""
-    case = CASES[kind].replace(batch=5, spatial=(15, 16))  # enough work for oneDNN to be chosen
+    """`vmap(grad)` with only lhs mapped: one weight gradient per problem, in one call."""
+    case = CASES[kind].replace(batch=5, spatial=(15, 16))  # enough work for oneDNN to be selected
     op, make = _op_and_draw(Backend(implementation, "cpu"), case)
     inputs = make(case)
     per_example = jax.vmap(jax.grad(partial(_loss, op, (inputs.bias,))), in_axes=(None, 0))
@@ -159,18 +159,18 @@ def test_per_example_gradients_are_one_call_of_each_kernel(kind, implementation)
         _close(found[i], jax.grad(partial(_loss, op, (inputs.bias,)))(inputs.rhs, inputs.lhs[i]))
 
 
-@pytest.mark.parametrize(("examples", "size"), [(9, 32), (1, 96)], ids=["shared_out", "a_team_for_each"])
+@pytest.mark.parametrize(("num_problems", "size"), [(9, 32), (1, 96)], ids=["shared_out", "a_team_for_each"])
 @pytest.mark.parametrize("layout", [("NHWC", "HWIO", "NHWC"), ("HNWC", "OIHW", "NCHW")], ids="-".join)
-def test_independent_problems_run_on_several_threads(examples, size, layout):
+def test_independent_problems_run_on_several_threads(num_problems, size, layout):
     case = ConvCase(spatial=(size, size), window=(3, 3), features=8, out_features=16, padding="SAME", layout=layout)
     op, make = _op_and_draw(CPU_KERNEL, case)
-    inputs, in_axes = _examples(case, make, FIELDS, examples)
+    inputs, in_axes = _stacked_inputs(case, make, FIELDS, num_problems)
     results = partial(_results, op)
-    _compare(_jit(jax.vmap(results))(*inputs), _jit(results), inputs, in_axes, examples)
+    _compare(_jit(jax.vmap(results))(*inputs), _jit(results), inputs, in_axes, num_problems)
 
 
 def test_independent_problems_fold_into_groups():
-    """What the kernels without an axis of examples are chosen by is what they are called with."""
+    """Kernels without an axis of problems are selected by the folded shapes that they are called with."""
     g = Geometry((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2), (1, 2), ((1, 0), (0, 2)), (1, 1), 2, (5, 6), (2, 3))
     x, w = np.zeros((N, 7, 5, 6, 4), np.float32), np.zeros((N, 2, 3, 2, 10), np.float32)
     called = of_forward(g.in_groups(N), fold(x, 3), fold(w, 3))
@@ -195,7 +195,7 @@ def test_handler_checks_the_number_of_problems():
 def test_vmap_of_the_forward_pass_is_one_call(names):
     case = CASES["plain"]
     op, make = _op_and_draw(CPU_KERNEL, case)
-    inputs, in_axes = _examples(case, make, names)
+    inputs, in_axes = _stacked_inputs(case, make, names)
     mapped = jax.vmap(op, in_axes=tuple(in_axes))
     assert compiled_calls(mapped, *inputs) == (1, 0, 0)
 
@@ -203,14 +203,14 @@ def test_vmap_of_the_forward_pass_is_one_call(names):
 def test_grad_of_vmap_sums_over_the_problems(backend):
     case = CASES["groups"]
     op, make = _op_and_draw(backend, case)
-    inputs, in_axes = _examples(case, make, ("lhs",))
+    inputs, in_axes = _stacked_inputs(case, make, ("lhs",))
     inputs = backend.put(tuple(inputs))
 
     def mapped(inputs):
         return jnp.sum(jnp.sin(jax.vmap(op, in_axes=tuple(in_axes))(*inputs)))
 
     def looped(inputs):
-        return sum(jnp.sum(jnp.sin(op(*_example(inputs, in_axes, i)))) for i in range(N))
+        return sum(jnp.sum(jnp.sin(op(*_problem(inputs, in_axes, i)))) for i in range(N))
 
     for found, expected in zip(_jit(jax.grad(mapped))(inputs), _jit(jax.grad(looped))(inputs), strict=True):
         _close(found, expected)
@@ -220,7 +220,7 @@ def test_grad_of_vmap_sums_over_the_problems(backend):
 def test_a_gradient_penalty_under_vmap(backend, kind):
     case = CASES[kind]
     op, make = _op_and_draw(backend, case)
-    inputs, in_axes = _examples(case, make, ("lhs", "bias"))
+    inputs, in_axes = _stacked_inputs(case, make, ("lhs", "bias"))
     inputs = backend.put(tuple(inputs))
 
     def second(lhs, rhs, bias):
@@ -232,13 +232,13 @@ def test_a_gradient_penalty_under_vmap(backend, kind):
     found = _jit(jax.vmap(second, in_axes=tuple(in_axes)))(*inputs)
     single = _jit(second)
     for i in range(N):
-        _close(found[i], single(*_example(inputs, in_axes, i)))
+        _close(found[i], single(*_problem(inputs, in_axes, i)))
 
 
 def test_more_problems_than_any_kernel_supports():
-    """A call that the kernels take alone is computed under `vmap` too, by them or not."""
+    """A call that the kernels accept runs under `vmap` too, on the kernels or on XLA."""
     case = ConvCase(spatial=(3, 2), window=(1, 1), features=1, out_features=1, groups=1, bias=False)
     op, make = _op_and_draw(Backend(None, "cpu"), case)
-    inputs, _ = _examples(case, make, ("lhs", "rhs"), 70)
+    inputs, _ = _stacked_inputs(case, make, ("lhs", "rhs"), 70)
     y = jax.vmap(op, in_axes=(0, 0))(*inputs[:2])
     np.testing.assert_allclose(y, inputs.lhs * inputs.rhs.reshape(70, 1, 1, 1, 1), rtol=1e-6)

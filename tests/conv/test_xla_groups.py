@@ -1,4 +1,4 @@
-"""The weight gradients of grouped convolutions and of examples on XLA, written tap by tap: right, and not slow."""
+"""Weight gradients of grouped convolutions and of independent problems on XLA: values and speed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CASES = [
     ConvCase(groups=3, strides=(2, 3), padding=((1, 2), (0, 3)), rhs_dilation=(2, 1), bias=False),
     ConvCase(spatial=(17,), window=(4,), groups=5, features=1, out_features=2, padding=((3, 0),), bias=False),
     ConvCase(spatial=(5, 4, 6), window=(2, 3, 1), groups=2, padding=((0, 1),) * 3, strides=(1, 2, 2), bias=False),
-    # More taps than are written out one by one.
+    # More window positions than the unrolled loop supports.
     ConvCase(spatial=(16, 11), window=(13, 7), groups=2, padding=((6, 5), (3, 4)), strides=(3, 1), bias=False),
     ConvCase(spatial=(9, 9, 9), window=(5, 5, 3), groups=2, features=1, rhs_dilation=(2, 1, 1), bias=False),
 ]
@@ -46,7 +46,7 @@ def test_matches_numpy(case, dtype):
 
 
 def test_numpy_reference_matches_lax():
-    """NumPy against `jax.lax`, so that the two references stand for one another."""
+    """Verifies the NumPy reference with `jax.lax`."""
     for case in CASES:
         inputs = make_conv_inputs(case, "float64")
         expected = run(lax_conv(case), inputs, cotangent(lax_conv(case)(*inputs).shape, "float64"))
@@ -71,7 +71,7 @@ def test_weight_gradients_of_independent_problems(case, taps_bytes):
 
 @pytest.mark.parametrize(("platform", "groups"), [("cpu", 4), ("cuda", 1), ("cuda", 4)])
 def test_independent_problems_are_batched_matrix_products(platform, groups):
-    """One product of all taps for each example on a GPU, one of each tap elsewhere."""
+    """A batched matrix product over all window positions on a GPU, one per window position on a CPU."""
     case = ConvCase(batch=4, window=(3, 3), features=8, out_features=8, groups=groups, padding="SAME", bias=False)
     implementation = "xla" if platform == "cpu" else None
     op = conv(Backend(implementation, platform), **case.settings)
@@ -104,9 +104,9 @@ def _seconds(case):
 
 @pytest.mark.parametrize("layout", [None, ("NHWC", "HWIO", "NHWC")], ids=["first", "last"])
 def test_groups_cost_less_than_an_order_of_magnitude(layout):
-    """16 groups of 4 features against 16 features without groups: the same arithmetic.
+    """16 groups of 4 features have the same number of operations as 16 features without groups.
 
-    XLA's own gradient is hundreds of times slower in groups than without.
+    The default gradient of XLA is hundreds of times slower with groups.
     """
     sizes = {"spatial": (28, 28), "window": (3, 3), "padding": "SAME", "batch": 4, "bias": False, "layout": layout}
     grouped = _seconds(ConvCase(features=4, out_features=4, groups=16, **sizes))

@@ -1,4 +1,4 @@
-"""`jax.checkpoint` with every stock policy: the gradients, and what is computed a second time."""
+"""`jax.checkpoint` with every stock policy: the gradients, and the number of forward passes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = [f"jaxgrad.{op}" for op in OPS]
 MEMORY = {"offload_src": "device", "offload_dst": "pinned_host"}
 _ONLY_OURS = checkpoint_policies.save_only_these_names(*NAMES)
 
-# policy, and whether it keeps what the backward pass needs of the forward pass
+# policy, and whether it saves the residuals of the backward pass
 POLICIES = {
     "none": (None, False),
     "nothing_saveable": (checkpoint_policies.nothing_saveable, False),
@@ -47,9 +47,9 @@ def _layer(case, *arrays):
 
 
 def _compiled(function, arrays):
-    """The kernels' calls in the compiled gradient, and what it gives.
+    """The number of calls of each kernel in the compiled gradient, and the results.
 
-    XLA must not merge equal calls, as it does on the CPU: what is kept there for the backward pass is XLA's choice.
+    XLA on the CPU merges equal calls, which would hide a recomputation; the compiler option prevents this.
     """
     gradient = jax.jit(jax.value_and_grad(function, argnums=tuple(range(len(arrays)))))
     compiled = gradient.lower(*arrays).compile(compiler_options={"xla_disable_hlo_passes": "cse"})
@@ -76,6 +76,6 @@ def test_forward_pass_is_recomputed_only_without_saved_results(op, policy):
         assert calls[case.kernel] == 2
 
 
-def test_every_stock_policy_is_tried():
+def test_every_stock_policy_is_tested():
     stock = {name for name in dir(checkpoint_policies) if not name.startswith("_")}
-    assert stock - set(POLICIES) <= {"checkpoint_dots", "checkpoint_dots_with_no_batch_dims"}  # other names of two
+    assert stock - set(POLICIES) <= {"checkpoint_dots", "checkpoint_dots_with_no_batch_dims"}  # aliases

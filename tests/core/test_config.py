@@ -1,4 +1,4 @@
-"""The process-wide settings: what they take, how far a change reaches."""
+"""`jaxgrad.config`: valid values, defaults, and the scope of `update` and `override`."""
 
 from __future__ import annotations
 

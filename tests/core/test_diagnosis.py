@@ -1,4 +1,4 @@
-"""`python -m jaxgrad`: all that a bug report needs, with and without the compiled module."""
+"""The report of `python -m jaxgrad`, with and without the compiled module."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_diagnosis_without_the_compiled_module(run_python):
 
 
 def test_the_diagnosis_without_a_working_device(run_python):
-    """Where JAX itself finds no device, that is told and does not end the diagnosis."""
+    """If JAX finds no device, the report says so and continues."""
     text = run_python(_RUN, JAX_PLATFORMS="no_such_platform").stdout
     assert "no_such_platform" in text
     assert jax.__version__ in text

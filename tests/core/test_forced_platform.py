@@ -1,4 +1,4 @@
-"""A forced implementation on a platform that its kernels do not run on: the same error in every way to get there."""
+"""A forced implementation on another platform raises the same error in every kind of program."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_lowered_for_another_platform(name, implementation, what):
 def test_run_on_the_cpu(name, implementation, what):
     arrays, calls = _calls(name, implementation)
     arrays = jax.device_put(arrays, jax.devices("cpu")[0])
-    examples = jax.tree.map(lambda a: np.stack([a, a]), arrays)
+    stacked = jax.tree.map(lambda a: np.stack([a, a]), arrays)
     with jax.default_device("cpu"):
         for run in (calls[what], jax.jit(calls[what])):
             with pytest.raises(ValueError, match=_message(name, implementation, "cpu")):
                 run(*arrays)
         with pytest.raises(ValueError, match=_message(name, implementation, "cpu")):
-            jax.vmap(calls[what])(*examples)
+            jax.vmap(calls[what])(*stacked)
         with jaxgrad.forward_mode(), pytest.raises(ValueError, match=_message(name, implementation, "cpu")):
             calls[what](*arrays)
         with jax.disable_jit(), pytest.raises(ValueError, match=_message(name, implementation, "cpu")):

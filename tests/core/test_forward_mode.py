@@ -1,4 +1,4 @@
-"""Forward mode of every op, under the switch and by `jaxgrad.jvp`, against JAX's own of plain formulas in float64."""
+"""Forward mode of every op, inside `forward_mode()` and with `jaxgrad.jvp`, against plain JAX in float64."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ BACKENDS = (XLA, XLA_ON_GPU)
 
 @dataclasses.dataclass(frozen=True)
 class OpCase:
-    """One call of an op, as a function of the arrays that it is differentiated in.
+    """One call of an op, as a function of the differentiated arrays.
 
     Attributes:
-      op: takes the arrays, and `implementation`.
-      reference: the same in plain JAX.
-      shapes: of the arrays.
-      one: the position of the array that is differentiated where a test takes one alone.
-      tangent_kernels: the kernels that the value and a tangent along all arrays run on, and how often.
-      gradient_kernels: those of the value and the gradients of all arrays.
+      op: function of the arrays and `implementation`.
+      reference: the op in plain JAX.
+      shapes: shapes of the arrays.
+      one: position of the array that tests with a single array differentiate.
+      tangent_kernels: number of calls of each kernel for the value and a tangent along all arrays.
+      gradient_kernels: number of calls of each kernel for the value and the gradients of all arrays.
     """
 
     op: Callable[..., Any]
@@ -139,7 +139,7 @@ every_op = pytest.mark.parametrize("name", CASES)
 
 
 def _arrays(name: str, dtype: str, seed: int = 0) -> list[np.ndarray]:
-    """Rounded to float32 in either dtype, so that one reference serves both."""
+    """Random arrays, rounded to float32 in every dtype, so that one reference serves all dtypes."""
     rng = np.random.default_rng([seed, *map(ord, name)])
     return [rng.normal(0.3, 0.8, s).astype(np.float32).astype(DTYPES[dtype]) for s in CASES[name].shapes]
 
@@ -160,7 +160,7 @@ def _gradient(op):
 
 
 def _slope(op, tangents):
-    """The derivative of the loss along the tangents, as a function of where."""
+    """The derivative of the loss along the tangents, as a function of the arrays."""
     return lambda *arrays: jax.jvp(_loss(op), arrays, tuple(tangents))[1]
 
 
@@ -170,12 +170,12 @@ def _of_one(op, case: OpCase, arrays):
 
 
 def _scan(f, a):
-    """The op within a loop's body, first at `a`."""
+    """The op in the body of a loop that starts at `a`."""
     return lax.scan(lambda c, _: (c * 1.1, jax.tree.leaves(f(c))[0]), a, None, length=2)
 
 
 def _vmap_both(op, arrays, tangents, one):
-    """The derivative of a map over all arrays but one, whose tangent is nonetheless that of each example."""
+    """The derivative of a `vmap` over all arrays but one, whose tangent is shared by the independent problems."""
 
     def batch(values):
         return [v if i == one else jnp.stack([v, -v]) for i, v in enumerate(values)]
@@ -184,7 +184,7 @@ def _vmap_both(op, arrays, tangents, one):
     return jax.jvp(jax.vmap(op, axes), batch(arrays), batch(tangents))
 
 
-# By name: of the op, the case, arrays and tangents.
+# name: function(op, case, arrays, tangents)
 TRANSFORMATIONS: dict[str, Callable[..., Any]] = {
     "jvp": lambda op, case, at, to: jax.jvp(op, at, to),
     "jacfwd": lambda op, case, at, to: jax.jacfwd(_of_one(op, case, at))(at[case.one]),
@@ -211,7 +211,10 @@ def _reference(name: str, transformation: str) -> Callable[..., Any]:
 @cache
 def _expected(name: str, transformation: str) -> Any:
     at, to = _arrays(name, "float64"), _arrays(name, "float64", 1)
-    if transformation in ("reverse_over_forward", "forward_over_forward"):  # parts of what another one has computed
+    if transformation in (
+        "reverse_over_forward",
+        "forward_over_forward",
+    ):  # parts of the result of another transformation
         gradient, product = _expected(name, "forward_over_reverse")
         if transformation == "reverse_over_forward":
             return product
@@ -262,7 +265,7 @@ def test_float64(name, transformation):
 
 @every_op
 def test_jvp_needs_no_switch(name):
-    """Nor does it matter that the function was compiled without it before."""
+    """`jaxgrad.jvp` works without `forward_mode()`, also for a function that was compiled before."""
     op = jax.jit(partial(CASES[name].op, implementation="cpu"))
     at, to = CPU_KERNEL.put((_arrays(name, "float32"), _arrays(name, "float32", 1)))
     value = op(*at)
@@ -287,7 +290,7 @@ def test_gradients_are_those_without_the_switch(name):
 
 @every_op
 def test_a_gradient_of_one_of_several_gradients(name):
-    """The Hessian's columns of one array, by reverse mode alone, are what forward over reverse has along it alone."""
+    """Columns of the Hessian along one array: reverse mode matches forward over reverse."""
     case = CASES[name]
     op = partial(case.op, implementation="cpu")
     at, to = CPU_KERNEL.put((_arrays(name, "float32"), _arrays(name, "float32", 1)))
@@ -303,14 +306,14 @@ def test_a_gradient_of_one_of_several_gradients(name):
 
 
 @every_op
-def test_without_a_compilation(name):
+def test_jvp_without_jit(name):
     op, at, to = partial(CASES[name].op, implementation="cpu"), _arrays(name, "float32"), _arrays(name, "float32", 1)
     with jaxgrad.forward_mode():
         _assert_same(jax.jvp(op, at, to), _expected(name, "jvp"), "float32")
 
 
 def _kernels(function: Callable[..., Any], *arrays: Any) -> Counter[str]:
-    """How often each kernel is called in the compiled program."""
+    """Number of calls of each kernel in the compiled program."""
     options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
     with jaxgrad.forward_mode():
         text = jax.jit(function, compiler_options=options).lower(*arrays).compile().as_text()
@@ -319,7 +322,7 @@ def _kernels(function: Callable[..., Any], *arrays: Any) -> Counter[str]:
 
 @every_op
 def test_kernels_in_the_program(name):
-    """The switch adds no kernel call to reverse mode, and forward mode runs none but the tangent's own."""
+    """`forward_mode()` adds no kernel call to reverse mode, and forward mode runs only the kernels of the tangent."""
     case = CASES[name]
     op = partial(case.op, implementation="cpu")
     at, to = CPU_KERNEL.put((_arrays(name, "float32"), _arrays(name, "float32", 1)))
@@ -328,7 +331,7 @@ def test_kernels_in_the_program(name):
 
 
 @every_op
-def test_16_bits(name):
+def test_bfloat16(name):
     case, dtype = CASES[name], "bfloat16"
     op = partial(case.op, implementation="cpu")
     at, to = (_arrays(name, dtype, seed) for seed in (0, 1))
@@ -336,7 +339,7 @@ def test_16_bits(name):
     wide = [[np.asarray(a, np.float64) for a in arrays] for arrays in (at, to)]
     expected = _reference(name, "jvp")(*wide)
     for actual, desired in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        # Sums of up to three tangents, each rounded for itself: three times what one result may lie off.
+        # A sum of up to three tangents, each rounded: three times the tolerance of one result.
         atol = 3 * tolerance(dtype, desired, 0)
         np.testing.assert_allclose(np.asarray(actual, np.float64), desired, rtol=0, atol=atol)
     with jaxgrad.forward_mode():
@@ -362,7 +365,7 @@ def test_error_without_the_switch_names_it(name):
 
 
 def test_a_product_with_the_hessian_of_clipped_gates():
-    """Of rows of several lengths: the gradient in the formula is a hand-written one."""
+    """With rows of several lengths; the reference is a hand-written gradient."""
     rng = np.random.default_rng(4)
     shapes = (3, 3, 2), (1, 6, 2), (1, 6, 2), (1, 12), (1, 3, 2)
     at, to = ([rng.normal(0, 1, s).astype(np.float32).astype(np.float64) for s in shapes] for _ in range(2))
@@ -379,7 +382,7 @@ def test_a_product_with_the_hessian_of_clipped_gates():
 
 
 def test_a_tangent_along_a_bias_alone_runs_no_convolution():
-    """Without an activation, whose tangent depends on where."""
+    """Without an activation, whose tangent depends on the value."""
     lhs, rhs, bias = CPU_KERNEL.put(_arrays("conv_general_dilated", "float32"))
     op = partial(jaxgrad.conv_general_dilated, **_CONV, implementation="cpu")
 

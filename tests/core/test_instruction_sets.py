@@ -1,4 +1,4 @@
-"""The CPU kernels under each instruction set that they are compiled for, on one machine."""
+"""The CPU kernels with each instruction set that they are compiled for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SCRIPT = """
 import os
 import jax
 jax.config.update("jax_enable_x64", True)
-jax.config.update("jax_disable_most_optimizations", True)  # of the references
+jax.config.update("jax_disable_most_optimizations", True)  # for the references
 from gru_cases import Case
 from tolerances import DTYPES
 from gru_running import check

@@ -9,7 +9,7 @@ import numpy as np
 from mesh_running import close, import_test_module
 from op_cases import OPS, OpCase, op_case, values_and_gradients
 
-# Of each op, settings that leave every shape as it is and change what a kernel computes.
+# For each op, settings that change the result and no shape.
 _CHANGES = {
     "conv_general_dilated": {"padding": ((0, 1), (2, 0))},
     "conv_transpose": {"padding": ((2, 0), (0, 2))},
@@ -40,7 +40,7 @@ def _run(case: OpCase):
 
 
 def save_results(path: str, changed: bool) -> None:
-    """Of every op over two devices."""
+    """Saves the results of every op over two devices."""
     devices = jax.make_mesh((2,), ("d",))
     everywhere = jax.sharding.NamedSharding(devices, jax.sharding.PartitionSpec())
     found = [_run(case)(*jax.device_put(case.arrays, everywhere)) for case in _cases(changed)]
@@ -48,7 +48,7 @@ def save_results(path: str, changed: bool) -> None:
 
 
 def test_persistent_cache_over_a_mesh(run_python, tmp_path):
-    """By JAX's keys without the addresses of callbacks, and none is taken for another of the same shapes."""
+    """With cache keys without callback addresses: programs are found again, and none is confused with another."""
     environment = {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
         "JAX_PLATFORMS": "cpu",

@@ -1,4 +1,4 @@
-"""Forward mode inside `shard_map` and `pmap`, on eight CPU devices in a fresh interpreter."""
+"""Forward mode inside `shard_map` and `pmap`, on eight CPU devices or on GPUs, in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _training(x, scale, bias, residual, *, groups=None, implementation=XLA_ON_GP
 
 
 def _reference(x, scale, bias, residual, *, groups=None):
-    """The textbook's formula with statistics over the devices."""
+    """The textbook formula with statistics over the devices."""
 
     def over(array):
         return lax.pmean(array, "d", axis_index_groups=groups)
@@ -53,7 +53,7 @@ def _loss(op, check_vma):
 
 
 def _inside(op, check_vma, args, to):
-    """A linear map, and a product with the Hessian, on each device's part."""
+    """`linearize` and a Hessian-vector product on the shard of each device."""
     everywhere = (P("d"), P(), P())
 
     def loss(*args):
@@ -66,7 +66,7 @@ def _inside(op, check_vma, args, to):
     return _sharded(part, (everywhere, (P("d"), P("d"))), check_vma, (BATCH_NORM_SPECS, BATCH_NORM_SPECS))(args, to)
 
 
-# By name: of the op, `check_vma`, arrays and tangents.
+# name: function(op, check_vma, arrays, tangents)
 TRANSFORMATIONS = {
     "jacfwd": lambda op, vma, at, to: jax.jacfwd(lambda s: _sharded(op, (P("d"), P(), P()), vma)(at[0], s, *at[2:]))(
         at[1]
@@ -80,7 +80,7 @@ TRANSFORMATIONS = {
 
 
 def check_a_named_axis():
-    """With marks and without, against plain JAX with the same sums under the same transformation."""
+    """With and without `check_vma`, against plain JAX with the same sums under the same transformation."""
     args = batch_norm_args()
     to = _directions(args)
     without_marks = ("forward_over_reverse", "inside")
@@ -93,7 +93,7 @@ def check_a_named_axis():
 
 
 def check_a_named_axis_is_the_whole_batch():
-    """The reference knows of no devices."""
+    """The reference runs on one device with the whole batch."""
     args = batch_norm_args()
     to = _directions(args)
     reference = partial(plain_training, feature_axis=-1, activation="relu")
@@ -122,7 +122,7 @@ def check_groups():
 
 
 def check_other_ops():
-    """Ops whose parts do not know of each other: products with the Hessian of a sum over the batch, and a tangent."""
+    """Ops without communication between shards: Hessian-vector products of a sum over the batch, and a tangent."""
     shapes = (3, 16, 4), (1, 6, 4), (1, 6, 2), (1, 12), (1, 16, 2)
     keys = jax.random.split(jax.random.key(3), len(shapes))
     gru_args = tuple(jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))

@@ -1,4 +1,4 @@
-"""A small network trained over several devices comes to the losses that one device comes to."""
+"""Training a small network over several devices gives the losses of a single device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _parameters():
 
 
 def _loss(parameters, x, target, **names):
-    """A convolution with normalisation, a transposed one, and a GRU over the rows of its result."""
+    """A convolution with batch normalization, a transposed convolution, and a GRU over the rows of its result."""
     conv, transposed, w, r = parameters["weights"]
     y = jaxgrad.conv_general_dilated(x, conv, (2, 2), "SAME", dimension_numbers=NHWC, implementation=KERNEL)
     y, mean, var = jaxgrad.batch_norm_training(
@@ -53,7 +53,7 @@ def _step(parameters, x, target):
 
 
 def _own_step(parameters, x, target):
-    """That of one device inside `shard_map`."""
+    """The training step of one device, inside `shard_map`."""
 
     def loss(parameters):
         found, _ = _loss(parameters, x, target, axis_name="d")

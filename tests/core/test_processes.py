@@ -1,4 +1,4 @@
-"""Programs that go from one process to another: exported modules, and JAX's cache of compiled programs."""
+"""Programs shared between processes: exported modules and JAX's persistent compilation cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RESTORE = """
 import os, sys
 import jax, numpy as np
 from jax import export
-import jaxgrad  # which registers the handlers
+import jaxgrad  # registers the handlers
 for name in os.listdir("."):
     with open(name, "rb") as file:
         exported = export.deserialize(file.read())
@@ -27,7 +27,7 @@ for name in os.listdir("."):
 
 
 def test_an_exported_module_runs_in_a_fresh_process(run_python, tmp_path):
-    pytest.importorskip("flatbuffers", reason="JAX serialises with flatbuffers")
+    pytest.importorskip("flatbuffers", reason="JAX serializes with flatbuffers")
     expected = {}
     for op in OPS:
         case = op_case(op)
@@ -46,7 +46,7 @@ def test_an_exported_module_runs_in_a_fresh_process(run_python, tmp_path):
 
 
 def test_export_without_disabled_checks_raises():
-    """They are needed, and only those of the handlers that the program holds."""
+    """`export` requires the disabled checks of exactly the handlers in the program."""
     case = op_case("batch_norm_inference")
     call = jax.jit(case.call("cpu"))
     with pytest.raises(ValueError, match=case.kernel):
@@ -74,7 +74,7 @@ print(events["cache_hits"], events["cache_misses"], digest.hexdigest())
 
 
 def test_the_persistent_compilation_cache(run_python, tmp_path):
-    """A second process compiles nothing, and its numbers are those of the first to the bit."""
+    """A second process compiles nothing, and its results are bitwise equal to those of the first."""
     environment = {
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path),

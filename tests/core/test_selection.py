@@ -1,4 +1,4 @@
-"""Which implementation a call takes: what `explain` says, and what happens without the compiled module."""
+"""Which implementation a call selects: the report of `explain`, and calls without the compiled module."""
 
 from __future__ import annotations
 
@@ -139,12 +139,12 @@ else:
 
 
 def test_without_the_compiled_module(run_python):
-    """Right numbers, one warning, and an error that says why where the kernel is forced."""
+    """Correct results on XLA, one warning, and an error with the reason for a forced kernel."""
     run_python(_WITHOUT_MODULE)
 
 
 def test_importing_jaxgrad_starts_no_backend(run_python):
-    """Settings such as JAX_PLATFORMS may be made after the import."""
+    """`jax.config` may select the platform after the import."""
     run_python(
         "import jaxgrad, jax\n"
         "jax.config.update('jax_platforms', 'cpu')\n"

@@ -1,6 +1,6 @@
-"""The table of docs/transformations.md: every op under every transformation, against plain JAX under the same.
+"""The table of docs/transformations.md: every op under every transformation, compared with plain JAX.
 
-What an op's own module tests is not repeated here: the table names all of them.
+The table also names tests in the folders of the ops, which are not repeated here.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def _vjp(function, arrays):
 
 
 def _jacrev(function, arrays):
-    """By the arrays but the first, so that it stays small."""
+    """The Jacobian with respect to all arrays but the first, which would make it large."""
     return jax.jacrev(function, argnums=tuple(range(1, len(arrays))))(*arrays)
 
 
 def _scan(function, arrays):
-    """Each step takes what the one before gave, and has weights of its own."""
+    """Each step reads the result of the previous step and has its own weights."""
     first, second, *others = arrays
     stacked = jnp.stack([second, second / 2, -second])
 
@@ -60,7 +60,7 @@ def _scan(function, arrays):
 
 
 def _while_loop(function, arrays):
-    """The result of one turn scales the input of the next."""
+    """The result of one iteration scales the input of the next."""
 
     def turn(carry):
         count, scale = carry
@@ -70,7 +70,7 @@ def _while_loop(function, arrays):
 
 
 def _cond(function, arrays):
-    """Both ways, with the gradients of the branch that is taken."""
+    """Both branches in turn, with the gradients of the branch that runs."""
 
     def chosen(arrays, sign):
         return lax.cond(sign > 0, lambda arrays: loss(function(*arrays)), loss, arrays)
@@ -79,13 +79,13 @@ def _cond(function, arrays):
 
 
 def _nested_vmap(function, arrays):
-    """Two examples of the first array, each with three of the second."""
+    """Two independent problems along the first array, times three along the second."""
     first, second = jnp.stack([arrays[0], arrays[0] / 2]), jnp.stack([arrays[1], arrays[1] / 2, -arrays[1]])
     inner = jax.vmap(lambda a, b: values_and_gradients(function, a, b, *arrays[2:]), in_axes=(None, 0))
     return jax.vmap(inner, in_axes=(0, None))(first, second)
 
 
-# name: function(f, arrays), which must give the same for an op as for plain JAX; and the ops that it is tried on here.
+# name: (function(f, arrays), whose result must be equal for an op and for plain JAX; the ops tested here).
 TRANSFORMATIONS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "value_and_grad": (_value_and_grad, OPS),
     "vjp": (_vjp, ("conv_transpose", *BATCH_NORMS)),
@@ -99,7 +99,7 @@ TRANSFORMATIONS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 
 @cache
 def _expected(name: str, op: str) -> Any:
-    """Of plain JAX in float64."""
+    """The result of plain JAX in float64."""
     transformation, _ = TRANSFORMATIONS[name]
     case = op_case(op)
     with jax.default_device(jax.devices("cpu")[0]):
@@ -135,19 +135,19 @@ SUBSETS = [names for n in range(1, 1 + len(ARRAYS)) for names in itertools.combi
 def test_vmap_with_frozen_statistics_over_every_subset_of_arguments(backend, names):
     op = "batch_norm_inference"
     case = op_case(op)
-    examples = backend.put(
+    stacked = backend.put(
         tuple(np.stack([a, a + 1, 2 * a]) if name in names else a for name, a in zip(ARRAYS, case.arrays, strict=True))
     )
     in_axes = tuple(0 if name in names else None for name in ARRAYS)
     alone = _jitted(op, backend.implementation)
-    found = jax.jit(jax.vmap(alone, in_axes=in_axes))(*examples)
-    each = [alone(*(a[i] if axis == 0 else a for a, axis in zip(examples, in_axes, strict=True))) for i in range(3)]
+    found = jax.jit(jax.vmap(alone, in_axes=in_axes))(*stacked)
+    each = [alone(*(a[i] if axis == 0 else a for a, axis in zip(stacked, in_axes, strict=True))) for i in range(3)]
     _close(found, jax.tree.map(lambda *leaves: np.stack(leaves), *each))
 
 
 @pytest.mark.parametrize("op", ["conv_transpose", "batch_norm_inference"])
 def test_donated_arguments(backend, op):
-    """All of them, by a program that computes every gradient from them, which XLA may write in their place."""
+    """All arguments are donated; XLA may write their gradients in their place."""
     case = op_case(op)
     gradients = partial(values_and_gradients, case.call(backend.implementation))
     donated = backend.put(tuple(map(np.array, case.arrays)))
@@ -163,7 +163,7 @@ def test_eval_shape(op, dtype):
     shapes = [jax.ShapeDtypeStruct(a.shape, dtype) for a in case.arrays]
     found = jax.eval_shape(partial(values_and_gradients, case.call(None)), *shapes)
     expected = jax.eval_shape(partial(values_and_gradients, case.plain), *shapes)
-    if op == "batch_norm_training" and dtype == "bfloat16":  # whose statistics are float32
+    if op == "batch_norm_training" and dtype == "bfloat16":  # the statistics are float32
         found, expected = ((outputs[0], gradients) for (_, outputs), gradients in (found, expected))
     assert jax.tree.map(_described, found) == jax.tree.map(_described, expected)
 
@@ -173,7 +173,7 @@ def _described(array: jax.ShapeDtypeStruct) -> tuple[Any, ...]:
 
 
 def test_debug_nans(backend):
-    """No NaN along the way in a transposed convolution; the other ops' own modules have theirs."""
+    """No intermediate NaN in a transposed convolution. The folders of the other ops test them."""
     case = op_case("conv_transpose")
     with jax.debug_nans(True):
         found = jax.jit(partial(values_and_gradients, case.call(backend.implementation)))(*backend.put(case.arrays))
@@ -182,7 +182,7 @@ def test_debug_nans(backend):
 
 @pytest.mark.parametrize("op", OPS)
 def test_enable_x64_both_ways(op):
-    """One jitted function, called with 64-bit types off, on, and off again; the arrays are NumPy's, of float64."""
+    """One jitted function of float64 NumPy arrays, called with 64-bit types off, on, and off again."""
     case = op_case(op)
     arrays = _wide(case.arrays)
     run = jax.jit(partial(values_and_gradients, case.call(None)))
@@ -194,7 +194,7 @@ def test_enable_x64_both_ways(op):
 
 @pytest.mark.parametrize("op", OPS)
 def test_lowering_for_cuda_without_a_gpu(op):
-    """The program for a GPU holds no handler that only a CPU has; a build without the CUDA module has none at all."""
+    """The program for a GPU calls no CPU handler, and no handler at all in a build without the CUDA module."""
     case = op_case(op)
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in case.arrays]
     traced = jax.jit(partial(values_and_gradients, case.call(None))).trace(*shapes)

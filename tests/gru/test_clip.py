@@ -1,4 +1,4 @@
-"""`clip`: the bound holds, and a gate beyond it has a gradient of exactly zero, in every dtype."""
+"""`clip`: values and gradients, and a gradient of exactly zero for every clipped gate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tolerances import DTYPES, EPS, assert_results_close
 
 
 def _clear_of_the_bounds(case: Case, dtype: str) -> Case:
-    """The case with a seed for which no gate lies so near the bound that rounding could put it on the other side."""
+    """The case with a seed for which no gate is so close to the bound that rounding could clip it."""
     for seed in range(500):
         if gru_references.is_clear_of_the_bounds(case.replace(seed=seed), dtype):
             return case.replace(seed=seed)
@@ -53,9 +53,9 @@ def test_larger_sizes(backend, dtype, linear_before_reset):
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("linear_before_reset", [False, True])
 def test_gradients_are_zero_for_exactly_the_clipped_gates(backend, dtype, sign, linear_before_reset):
-    """Inputs one step of the dtype to either side of the bound give the same gate once rounded; only one is clipped.
+    """Of two inputs one unit in the last place below and above the bound, only the second is clipped.
 
-    With one step, no state and unit inputs the gates' inputs are the weights themselves, in each of the three gates.
+    With one time step, no state and unit inputs, the pre-activations of the three gates are the weights.
     """
     clip = 0.5
     weights = sign * np.array([clip * (1 - EPS[dtype] / 2), clip, clip * (1 + EPS[dtype])]).astype(DTYPES[dtype])

@@ -1,4 +1,4 @@
-"""Derivatives beyond one gradient: finite differences, Jacobians, gradients of gradients."""
+"""Higher derivatives of the GRU: finite differences, Jacobians, gradients of gradients."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_finite_differences_to_second_order(backend, case):
 
 
 def _gradient_of_penalty(outputs):
-    """The gradients, by inputs and cotangents, of a loss plus the squares of all its own gradients."""
+    """Gradients, with respect to inputs and cotangents, of a loss plus its squared gradients."""
 
     def loss(given, back):
         y, y_h = outputs(given)
@@ -75,7 +75,7 @@ def test_gradients_of_a_gradient_penalty(backend, case):
 
 @pytest.mark.parametrize("read", thorough_after(1, ["y", "y_h"]))
 def test_a_gradient_penalty_on_one_input_with_one_result_read(backend, read):
-    """Fewer gradients and cotangents than all: the others stay absent in the second derivative too."""
+    """One gradient and one cotangent only: the others are absent in the second derivative too."""
     case = SETTINGS[0]
 
     def gradient_of(gru, inputs):

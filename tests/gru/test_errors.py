@@ -1,4 +1,4 @@
-"""Every misuse raises an error that names the argument, what was expected and what came."""
+"""Each invalid argument raises an error with its name, the expected value and the given value."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _array(name):
 
 
 def _says(*parts: str) -> str:
-    """A pattern: the op and then the parts, in order."""
+    """A pattern that matches the op and then the parts, in order."""
     return "^jaxgrad.gru: " + ".*".join(re.escape(part) for part in parts)
 
 
@@ -146,7 +146,7 @@ def test_lengths_out_of_range_on_the_host(wrong, convert):
 )
 @pytest.mark.parametrize("jitted", [False, True])
 def test_lengths_out_of_range_on_the_device(dtype, wrong, jitted):
-    """The CPU kernel tells of them when it runs; tests/test_gru_lengths.py holds what plain XLA does."""
+    """The CPU kernel raises at run time; tests/gru/test_lengths.py tests the behavior on XLA."""
     inputs = CPU_KERNEL.put(make_inputs(CASE, "float32")[0])
 
     def call(lens):
@@ -159,7 +159,7 @@ def test_lengths_out_of_range_on_the_device(dtype, wrong, jitted):
     run = traced if jitted else call
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"sequence_lens.*\[0, (T|5)\]"):
         jax.block_until_ready(run([5, wrong, 0]))
-    y, _ = run([5, 1, 0])  # the process lives on
+    y, _ = run([5, 1, 0])  # the process continues
     np.testing.assert_array_equal(y[1:, :, 1:], 0)
 
 

@@ -1,4 +1,4 @@
-"""A gradient that nobody asks for is not computed, and leaving it out changes none of the others."""
+"""Gradients that are not requested are not computed, and the others do not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequence lengths, and sizes of zero: what lies past a row's length is carried, zeroed or never read."""
+"""Sequence lengths and sizes of zero: the padding is never read, and its results are zero."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_lengths_as_a_list(backend):
 
 @pytest.mark.parametrize("lens", [(7, 0, 3, -1, 6), (2**40 + 2, 0, 3, -(2**40) + 1, 6)], ids=["near", "beyond_int32"])
 def test_xla_clamps_traced_lengths_out_of_range(backend, lens):
-    """tests/test_gru_errors.py holds what the CPU kernel does with them."""
+    """tests/gru/test_errors.py tests the error of the CPU kernel."""
     if backend.implementation != "xla":
         pytest.skip("the CPU kernel raises an error")
     inputs, cotangents = make_inputs(SETTINGS[1], "float32")
@@ -135,7 +135,7 @@ def test_zero_time_steps(backend, case, given):
 
 
 def test_new_lengths_do_not_recompile(backend):
-    """One compiled program serves every set of lengths, and its gradients follow them."""
+    """One compiled program serves all lengths, and its gradients depend on them."""
     case = SETTINGS[1]
     inputs, _ = make_inputs(case, "float64")
     put = backend.put(inputs)

@@ -1,4 +1,4 @@
-"""The GRU under `jit` over a mesh and inside `shard_map`, in an interpreter of its own."""
+"""The GRU under `jit` over a mesh and inside `shard_map`, in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _loss(*args, implementation=XLA_ON_GPU, **settings):
 
 
 def check_a_batch():
-    """Rows stay where they are, and one all-reduce sums the weight gradients."""
+    """No row moves between devices, and one all-reduce sums the weight gradients."""
     args = _args(2)
     for explicit in (False, True):
         (dx, dw, *_), found = over(mesh(explicit=explicit), jax.grad(partial(_loss, **FULL), BY), args, SPECS)
@@ -48,7 +48,7 @@ def check_plain_xla():
     over(mesh(explicit=True), jax.grad(partial(_loss, implementation="xla", **FULL), BY), _args(2), SPECS)
 
 
-def check_what_cannot_stay_local():
+def check_sharded_features():
     over(mesh(), jax.grad(partial(_loss, **FULL), BY), _args(2), (P(None, None, "d"), P(None, None, "d"), *[P()] * 4))
 
 
@@ -59,16 +59,14 @@ def check_transformations():
         return sum(jnp.sum(g**2) for g in jax.grad(_loss, (0, 1))(*args))
 
     over(mesh(), jax.grad(penalty, BY), args, SPECS)
-    by_example = jax.vmap(
-        lambda x, h: jaxgrad.gru(x[:, None], *args[1:4], None, h[:, None], implementation=XLA_ON_GPU), 1
-    )
-    _, found = over(mesh(), by_example, (args[0], args[5]), (P(None, "d"), P(None, "d")))
+    mapped = jax.vmap(lambda x, h: jaxgrad.gru(x[:, None], *args[1:4], None, h[:, None], implementation=XLA_ON_GPU), 1)
+    _, found = over(mesh(), mapped, (args[0], args[5]), (P(None, "d"), P(None, "d")))
     assert not found, found
 
 
 def check_inside_shard_map():
     check_shard_map(partial(_loss, implementation=None, **FULL), _args(2), SPECS, BY)
-    # XLA's loops begin with zeros that all devices share.
+    # The loops of XLA start with zeros that are replicated over the devices.
     check_shard_map(partial(_loss, implementation="xla"), _args(1)[:3], SPECS[:3], (0, 1, 2))
 
 
@@ -76,7 +74,7 @@ def check_inside_shard_map():
     [
         check_a_batch,
         check_plain_xla,
-        check_what_cannot_stay_local,
+        check_sharded_features,
         check_transformations,
         check_inside_shard_map,
     ]

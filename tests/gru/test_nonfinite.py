@@ -1,4 +1,4 @@
-"""NaN and infinity go where the arithmetic takes them, and nowhere else: into no other row and no other step."""
+"""NaN and infinity propagate as in the reference, and into no other row or step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gru_cases import Case, make_inputs
 from gru_running import DIFFERENTIABLE, values_and_gradients
 from tolerances import tolerance
 
-# More rows than a block of the kernel's, so that rows of one block and of others stand beside the NaN.
+# More rows than a block of the kernel: the NaN has neighbors in its own block and in others.
 SETTINGS = [
     Case(T=5, B=19, I=3, H=5, sequence_lens=False),
     Case(T=5, B=9, I=3, H=5, direction="reverse", linear_before_reset=True),
@@ -20,7 +20,7 @@ SETTINGS = [
 
 
 def _check(backend, case, inputs, cotangents):
-    """The same NaNs and infinities as the reference's, and its numbers elsewhere."""
+    """Compares NaNs, infinities and finite values with the reference."""
     actual = values_and_gradients(backend, inputs, cotangents, case.settings)
     expected = gru_references.row_by_row(inputs, cotangents, **case.settings)
     pairs = {"y": (actual[0], expected[0]), "y_h": (actual[1], expected[1])}
@@ -94,7 +94,7 @@ def test_nan_in_the_cotangent(backend, case, cotangent):
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("case", SETTINGS[:3], ids=str)
 def test_infinite_weights(backend, case, sign):
-    """Gates at the very ends of their range: no NaN out of exp(inf) / exp(inf)."""
+    """Gates of exactly 0 and 1: no NaN from exp(inf) / exp(inf)."""
     inputs, cotangents = make_inputs(case, "float32")
     inputs.w[0, :: case.H + 1, 1] = sign * np.inf
     pairs = _check(backend, case, inputs, cotangents)

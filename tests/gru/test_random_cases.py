@@ -1,4 +1,4 @@
-"""A sweep over random lopsided calls: values and all gradients, with whatever settings and absent arrays come up."""
+"""Random sizes, settings and absent arrays: values and all gradients against the float64 reference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from thorough import thorough_after
 
-# Around the lengths of vectors and the blocks of the kernels, and away from them.
+# Sizes near the vector lengths and the blocks of the kernels, and others.
 _SIZES_OF_INPUT = (1, 2, 3, 5, 8, 13, 16, 17, 33, 50)
 _SIZES_OF_STATE = (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 24, 31, 33, 48, 50, 65)
 
@@ -28,12 +28,12 @@ CASES = st.builds(
     initial_h=st.booleans(),
     seed=st.integers(0, 99),
 )
-_COUNT = {"cpu": 200, "xla": 30}  # XLA compiles for a second each, and does not care for sizes as a kernel does
+_COUNT = {"cpu": 200, "xla": 30}  # XLA compiles each case for a second, and sizes matter less
 
 
 @pytest.mark.parametrize("part", thorough_after(1, [0.25, 1]))
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_random_calls(backend, dtype, part):
+def test_values_and_gradients(backend, dtype, part):
     @settings(max_examples=int(part * _COUNT[backend.implementation]), deadline=None, derandomize=True, database=None)
     @given(CASES)
     def sweep(case):

@@ -1,4 +1,4 @@
-"""The references against one another: what the library is measured by must itself be measured."""
+"""The references of the GRU against each other and against finite differences."""
 
 from __future__ import annotations
 

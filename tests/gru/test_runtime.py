@@ -1,4 +1,4 @@
-"""How programs are run: threads, export, other processes' settings of JAX, odd memory."""
+"""Threads, bitwise equality, export, NaN checks, and strict settings of JAX."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CASE = Case(T=4, B=3, I=2, H=5, direction="bidirectional", linear_before_reset=T
 
 
 def test_many_threads_at_once(backend):
-    """Eight threads, each with a shape of its own, calling the forward and backward passes again and again."""
+    """Eight threads, each with its own shape, call the forward and backward passes repeatedly."""
     cases = [Case(T=3 + i, B=1 + 2 * i, I=2, H=4 * i + 3, linear_before_reset=i % 2 == 0) for i in range(8)]
     drawn = [make_inputs(case, "float32") for case in cases]
 
@@ -51,12 +51,12 @@ def test_repeated_calls_are_bitwise_equal(backend, dtype):
         jax.tree.map(np.testing.assert_array_equal, other, first)
 
 
-@pytest.mark.parametrize("serialised", [False, True])
+@pytest.mark.parametrize("serialized", [False, True])
 @pytest.mark.parametrize("differentiated", ["before", "after"])
-def test_export_round_trip(backend, serialised, differentiated):
-    """A module is exported with its gradient in it, or differentiated after it came back."""
-    if serialised:
-        pytest.importorskip("flatbuffers", reason="JAX serialises with flatbuffers")
+def test_export_round_trip(backend, serialized, differentiated):
+    """A module is exported with its gradient, or differentiated after the import."""
+    if serialized:
+        pytest.importorskip("flatbuffers", reason="JAX serializes with flatbuffers")
     inputs = backend.put(make_inputs(CASE, "float32")[0])
 
     def loss(x, w):
@@ -67,10 +67,10 @@ def test_export_round_trip(backend, serialised, differentiated):
 
     function = jax.jit(with_gradients(loss) if differentiated == "before" else loss)
     platforms = ["cuda" if backend.platform == "gpu" else "cpu"]
-    # Shapes and not arrays: JAX cannot differentiate what was exported for arrays that are tied to a device.
+    # Shapes, not arrays: JAX cannot differentiate a module that was exported for arrays committed to a device.
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (inputs.x, inputs.w)]
     exported = export.export(function, disabled_checks=jaxgrad.export_disabled_checks(), platforms=platforms)(*shapes)
-    if serialised:
+    if serialized:
         exported = export.deserialize(exported.serialize(vjp_order=int(differentiated == "after")))
     restored = exported.call if differentiated == "before" else with_gradients(exported.call)
     found, expected = restored(inputs.x, inputs.w), with_gradients(loss)(inputs.x, inputs.w)
@@ -78,7 +78,7 @@ def test_export_round_trip(backend, serialised, differentiated):
 
 
 def test_export_for_two_platforms_holds_both_implementations():
-    """With `implementation=None`: the kernel for the CPU and plain XLA for a GPU, which need not be present."""
+    """With `implementation=None`: the kernel for the CPU and XLA for a GPU. No GPU is needed."""
     case = CASE.replace(T=9)
     inputs = make_inputs(case, "float32")[0]
     call = jax.jit(lambda *arrays: jaxgrad.gru(*arrays, **case.settings))
@@ -100,7 +100,7 @@ def test_strict_dtype_promotion(backend, dtype, linear_before_reset):
     inputs, cotangents = make_inputs(case, dtype)
     with jax.numpy_dtype_promotion("strict"):
         found = values_and_gradients(backend, inputs, cotangents, case.settings)
-        # The lengths are narrowed outside the compiled call.
+        # JAX converts the lengths outside the compiled call.
         lens = jnp.asarray(inputs.sequence_lens, jnp.int64)
         backend.gru(*backend.put(inputs._replace(sequence_lens=lens)), **case.settings)
     expected = gru_references.values_and_gradients(inputs, cotangents, **case.settings)
@@ -110,7 +110,7 @@ def test_strict_dtype_promotion(backend, dtype, linear_before_reset):
 @pytest.mark.parametrize("jitted", [False, True])
 @pytest.mark.parametrize("padding", [0.0, np.nan])
 def test_debug_nans(backend, jitted, padding):
-    """No NaN is made along the way: not from the padding, and not from memory that nothing has written."""
+    """No intermediate NaN, from the padding or from uninitialized memory."""
     case = CASE.replace(T=9)
     inputs = backend.put(fill_padding(make_inputs(case, "float32")[0], padding))
 
@@ -154,7 +154,7 @@ for implementation in ("cpu", "xla"):
             np.testing.assert_allclose(y, expected, rtol=0, atol=2e-6)
             np.testing.assert_allclose(y_h, expected_h, rtol=0, atol=2e-6)
             np.savez(f"{implementation}-{clip}.npz", gradient=gradient)
-    # A float64 array from NumPy becomes float32, as everywhere in JAX.
+    # JAX converts a float64 NumPy array to float32.
     y, _ = jaxgrad.gru(*(None if a is None else np.asarray(a, np.float64) for a in inputs[:3]),
                        direction="bidirectional", implementation=implementation)
     assert y.dtype == jnp.float32

@@ -1,4 +1,4 @@
-"""The op inside JAX's control flow and transformations, against a plain call or the reference in the op's place."""
+"""The GRU inside control flow and transformations of JAX, against a plain call or the reference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gru_cases import Case, make_inputs
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-CASE = Case(T=4, B=3, I=5, H=5, linear_before_reset=True)  # I = H, so that layers stack
+CASE = Case(T=4, B=3, I=5, H=5, linear_before_reset=True)  # I = H: layers can be stacked
 POLICIES = {
     "none": None,
     "everything": jax.checkpoint_policies.everything_saveable,
@@ -29,7 +29,7 @@ def _compare(found, expected, atol=1e-12):
 
 
 def _gradients(outputs, inputs):
-    """The gradients by x and all weights of a loss on what `outputs(gru arguments)` gives, without `jit`."""
+    """Gradients, with respect to x and all weights, of a loss of `outputs(inputs)`, without `jit`."""
     differentiable = {name: a for name, a in inputs._asdict().items() if name != "sequence_lens"}
 
     def loss(differentiable):
@@ -60,9 +60,9 @@ def test_checkpoint(backend, policy):
     def layer(inputs):
         return backend.gru(*inputs, **CASE.settings)
 
-    rematerialised, differentiable = _gradients(jax.checkpoint(layer, policy=POLICIES[policy]), inputs)
+    rematerialized, differentiable = _gradients(jax.checkpoint(layer, policy=POLICIES[policy]), inputs)
     plain, _ = _gradients(layer, inputs)
-    _compare(jax.jit(rematerialised)(differentiable), jax.jit(plain)(differentiable))
+    _compare(jax.jit(rematerialized)(differentiable), jax.jit(plain)(differentiable))
 
 
 def test_checkpoint_with_a_name(backend):
@@ -74,9 +74,9 @@ def test_checkpoint_with_a_name(backend):
         y = checkpoint_name(y, "hidden")
         return backend.gru(*inputs._replace(x=y[:, 0]), **CASE.settings)
 
-    rematerialised, differentiable = _gradients(jax.checkpoint(layer, policy=policy), inputs)
+    rematerialized, differentiable = _gradients(jax.checkpoint(layer, policy=policy), inputs)
     plain, _ = _gradients(layer, inputs)
-    _compare(jax.jit(rematerialised)(differentiable), jax.jit(plain)(differentiable))
+    _compare(jax.jit(rematerialized)(differentiable), jax.jit(plain)(differentiable))
 
 
 def _stack_by_scan(gru, inputs):
@@ -91,7 +91,7 @@ def _stack_by_scan(gru, inputs):
 
 
 def _stack_with_own_weights(gru, inputs):
-    """Two layers, each with its own weights, scanned over."""
+    """Two layers with their own weights, by `lax.scan`."""
 
     def layer(x, w):
         y, _ = gru(x, w, *inputs[2:], **CASE.settings)
@@ -145,7 +145,7 @@ def test_donated_buffers(backend):
     inputs = _inputs(backend, "float32")
     expected = jax.jit(backend.gru)(*inputs)
     copies = backend.put(make_inputs(CASE, "float32")[0])
-    # y has the size of x here and y_h that of initial_h, so that XLA may write either over what it is computed from.
+    # y has the size of x, and y_h that of initial_h: XLA may write each result over its input.
     found = jax.jit(backend.gru, donate_argnums=(0, 5))(*copies)
     assert copies.x.is_deleted()
     _compare(found, expected, atol=1e-6)
@@ -170,7 +170,7 @@ def test_a_training_step_with_donated_weights(backend):
 
 
 def test_a_pullback_may_be_called_again(backend):
-    """One pullback may be called again: its residuals are not consumed."""
+    """The residuals of a pullback are not consumed by a call."""
     inputs, cotangents = make_inputs(CASE)
     _, pullback = jax.vjp(lambda x: backend.gru(*backend.put(inputs)._replace(x=x)), backend.put(inputs.x))
     (first,), (second,) = pullback(tuple(cotangents)), pullback(tuple(2 * c for c in cotangents))

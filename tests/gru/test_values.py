@@ -1,4 +1,4 @@
-"""Values and gradients of `jaxgrad.gru` against the float64 reference: every setting, dtype and kind of size."""
+"""Values and gradients of `jaxgrad.gru` against the float64 reference: settings, dtypes and sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTLY_ABSENT = [
     )
     for j in (0, 1)
 ]
-SIZES = [  # T, B, I, H: none a multiple of a vector's length in more than one dimension
+SIZES = [  # T, B, I, H: at most one dimension is a multiple of the vector length
     (1, 1, 1, 1),
     (1, 9, 3, 3),
     (2, 1, 5, 1),
@@ -99,7 +99,7 @@ def test_results_match_with_and_without_differentiation(backend, dtype):
     inputs, cotangents = make_inputs(case, dtype)
     y, y_h = jax.jit(lambda inputs: backend.gru(*inputs, **case.settings))(backend.put(inputs))
     y_too, y_h_too, _ = values_and_gradients(backend, inputs, cotangents, case.settings)
-    # Not bit by bit: XLA may fuse the two programs differently.
+    # Not bitwise equal: XLA may fuse the two programs differently.
     both = (np.asarray(y), np.asarray(y_h), gru_references.Inputs(*[None] * 6))
     assert_results_close(both, (y_too, y_h_too, None), dtype=dtype, terms=case.terms)
 

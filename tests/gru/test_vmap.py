@@ -1,4 +1,4 @@
-"""`vmap` over every choice of arguments, against a Python loop; and `vmap` and `grad` around one another."""
+"""`vmap` over every subset of the arguments, against a Python loop; `vmap` of `grad` and `grad` of `vmap`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SOME_SUBSETS = [
     ("x", "initial_h"),
     *SUBSETS[1:7],
 ]
-N = 3  # examples
+N = 3  # independent problems
 TOLERANCE = {"rtol": 0, "atol": 2e-5}
 
 
-def _examples(case: Case, names) -> tuple[Inputs, Inputs]:
-    """Inputs with a leading axis of N on the arrays named, and their `in_axes`."""
+def _stacked_inputs(case: Case, names) -> tuple[Inputs, Inputs]:
+    """Inputs with a leading axis of N on the named arrays, and their `in_axes`."""
     drawn = [make_inputs(case.replace(seed=seed), "float32")[0] for seed in range(N)]
     lens = np.stack([lengths(case.T, case.B, np.random.default_rng(seed)) for seed in range(N)])
     drawn = [one._replace(sequence_lens=n) for one, n in zip(drawn, lens, strict=True)]
@@ -35,7 +35,7 @@ def _examples(case: Case, names) -> tuple[Inputs, Inputs]:
     return drawn[0]._replace(**stacked), Inputs(*(0 if name in names else None for name in NAMES))
 
 
-def _example(inputs: Inputs, in_axes: Inputs, i: int) -> Inputs:
+def _problem(inputs: Inputs, in_axes: Inputs, i: int) -> Inputs:
     return Inputs(*(a if axis is None else a[i] for a, axis in zip(inputs, in_axes, strict=True)))
 
 
@@ -50,7 +50,7 @@ def _alone(inputs, *, backend, settings):
 
 
 def _results(backend, settings, *inputs):
-    """The values, and the gradients of a loss that weighs every element differently."""
+    """The values, and the gradients of a loss with a different weight for each element."""
     inputs = Inputs(*inputs)
     differentiable = {name: a for name, a in inputs._asdict().items() if name != "sequence_lens"}
 
@@ -66,10 +66,10 @@ def _results(backend, settings, *inputs):
 def _check_choice(backend, names):
     case = Case(T=4, B=2, I=3, H=5, linear_before_reset=len(names) % 2 == 1, direction="reverse")
     settings = tuple(case.settings.items())
-    inputs, in_axes = _examples(case, names)
+    inputs, in_axes = _stacked_inputs(case, names)
     inputs = backend.put(inputs)
     mapped = _mapped(inputs, backend=backend, settings=settings, in_axes=in_axes)
-    one_by_one = [_alone(_example(inputs, in_axes, i), backend=backend, settings=settings) for i in range(N)]
+    one_by_one = [_alone(_problem(inputs, in_axes, i), backend=backend, settings=settings) for i in range(N)]
     expected = jax.tree.map(lambda *leaves: np.stack(leaves), *one_by_one)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **TOLERANCE), mapped, expected)
 
@@ -82,26 +82,26 @@ def test_every_subset_of_mapped_arguments(names):
 @pytest.mark.parametrize("backend", [XLA, pytest.param(XLA_ON_GPU, marks=pytest.mark.gpu)], ids=str)
 @pytest.mark.parametrize("names", thorough_after(2, SOME_SUBSETS), ids="-".join)
 def test_some_subsets_of_mapped_arguments_on_xla(backend, names):
-    """The batching rule is the same; what it folds into is not."""
+    """XLA shares the batching rule with the kernel and folds the problems into another op."""
     _check_choice(backend, names)
 
 
 @pytest.mark.parametrize("given", ["b", "sequence_lens", "initial_h", "nothing"])
 def test_absent_arguments(backend, given):
     case = Case(T=4, B=2, I=3, H=5, direction="bidirectional")
-    inputs, in_axes = _examples(case, ("x", given) if given != "nothing" else ("x",))
+    inputs, in_axes = _stacked_inputs(case, ("x", given) if given != "nothing" else ("x",))
     absent = {name: None for name in ("b", "sequence_lens", "initial_h") if name != given}
     inputs, in_axes = backend.put(inputs._replace(**absent)), in_axes._replace(**absent)
     call = partial(backend.gru, **case.settings)
     y, y_h = jax.jit(jax.vmap(lambda *a: call(*a), in_axes=tuple(in_axes)))(*inputs)
     for i in range(N):
-        y_i, y_h_i = call(*_example(inputs, in_axes, i))
+        y_i, y_h_i = call(*_problem(inputs, in_axes, i))
         np.testing.assert_allclose(y[i], y_i, **TOLERANCE)
         np.testing.assert_allclose(y_h[i], y_h_i, **TOLERANCE)
 
 
 def test_other_axes_than_the_first(backend):
-    inputs, _ = _examples(Case(T=4, B=2, I=3, H=5), ("x", "initial_h"))
+    inputs, _ = _stacked_inputs(Case(T=4, B=2, I=3, H=5), ("x", "initial_h"))
     inputs = backend.put(inputs._replace(x=np.moveaxis(inputs.x, 0, 2), initial_h=np.moveaxis(inputs.initial_h, 0, 3)))
     axes = Inputs(2, None, None, None, None, -1)
     y, y_h = jax.vmap(backend.gru, in_axes=tuple(axes), out_axes=(4, 1))(*inputs)
@@ -113,9 +113,9 @@ def test_other_axes_than_the_first(backend):
 
 @pytest.mark.parametrize("inner", ["x", "w", "b"])
 def test_nested_vmap(backend, inner):
-    """Examples of examples: the outer axis on x, the inner one on x, on weights, or on biases."""
+    """Two mapped axes: the outer on x, the inner on x, weights or biases."""
     case = Case(T=3, B=2, I=3, H=4)
-    inputs, outer_axes = _examples(case, ("x", "sequence_lens"))
+    inputs, outer_axes = _stacked_inputs(case, ("x", "sequence_lens"))
     values = np.stack([getattr(make_inputs(case.replace(seed=9 + i), "float32")[0], inner) for i in range(2)])
     if inner == "x":
         inputs = inputs._replace(x=np.stack([inputs.x, inputs.x[::-1]], 1))
@@ -128,7 +128,7 @@ def test_nested_vmap(backend, inner):
     mapped = jax.jit(jax.vmap(jax.vmap(results, in_axes=tuple(inner_axes)), in_axes=tuple(outer_axes)))(*inputs)
     for i in range(N):
         for j in range(2):
-            one = _example(_example(inputs, outer_axes, i), inner_axes, j)
+            one = _problem(_problem(inputs, outer_axes, i), inner_axes, j)
             expected = _alone(one, backend=backend, settings=settings)
             found = jax.tree.map(lambda leaf, i=i, j=j: leaf[i, j], mapped)
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **TOLERANCE), found, expected)
@@ -139,30 +139,30 @@ def test_nested_vmap(backend, inner):
 )
 def test_grad_of_vmap_sums_over_the_problems(backend, names):
     case = Case(T=4, B=2, I=3, H=5, linear_before_reset=True)
-    inputs, in_axes = _examples(case, names)
+    inputs, in_axes = _stacked_inputs(case, names)
     inputs = backend.put(inputs)
     differentiable = {name: a for name, a in inputs._asdict().items() if name != "sequence_lens"}
 
-    def loss(differentiable, gru, examples):
-        return sum(jnp.sum(out**2) for out in examples(gru, inputs._replace(**differentiable)))
+    def loss(differentiable, gru, run):
+        return sum(jnp.sum(out**2) for out in run(gru, inputs._replace(**differentiable)))
 
     def mapped(gru, inputs):
         return jax.vmap(partial(gru, **case.settings), in_axes=tuple(in_axes))(*inputs)
 
     def looped(gru, inputs):
-        ones = [gru(*_example(inputs, in_axes, i), **case.settings) for i in range(N)]
+        ones = [gru(*_problem(inputs, in_axes, i), **case.settings) for i in range(N)]
         return [jnp.stack(parts) for parts in zip(*ones, strict=True)]
 
     gradient = jax.jit(jax.grad(loss), static_argnums=(1, 2))
-    found, expected = (gradient(differentiable, backend.gru, examples) for examples in (mapped, looped))
+    found, expected = (gradient(differentiable, backend.gru, run) for run in (mapped, looped))
     for name in differentiable:
         np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=5e-5, err_msg=name)
 
 
 def test_per_example_gradients_of_shared_weights(backend):
-    """`vmap(grad)` with x mapped alone: a weight gradient for each example, not their sum."""
+    """`vmap(grad)` with only x mapped: one weight gradient per problem, not their sum."""
     case = Case(T=4, B=1, I=3, H=5)
-    inputs, in_axes = _examples(case, ("x",))
+    inputs, in_axes = _stacked_inputs(case, ("x",))
     inputs = backend.put(inputs)
 
     def gradient(*inputs):
@@ -172,7 +172,7 @@ def test_per_example_gradients_of_shared_weights(backend):
     found = jax.jit(jax.vmap(gradient, in_axes=tuple(in_axes)))(*inputs)
     assert found.shape == (N, *inputs.r.shape)
     for i in range(N):
-        np.testing.assert_allclose(found[i], gradient(*_example(inputs, in_axes, i)), **TOLERANCE)
+        np.testing.assert_allclose(found[i], gradient(*_problem(inputs, in_axes, i)), **TOLERANCE)
 
 
 @pytest.mark.parametrize("size", [0, 1])
@@ -190,7 +190,7 @@ def test_mapped_axis_of_size_zero_and_one(backend, size, name):
 
 
 def test_a_gradient_penalty_under_vmap(backend):
-    inputs, _ = _examples(Case(T=3, B=1, I=2, H=3), ("x",))
+    inputs, _ = _stacked_inputs(Case(T=3, B=1, I=2, H=3), ("x",))
     inputs = backend.put(inputs)
 
     def penalty(x):

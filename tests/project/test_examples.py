@@ -1,4 +1,4 @@
-"""The training scripts of examples/: that each runs, learns, saves its picture, and refuses what it cannot do."""
+"""The training scripts in examples/: each runs, learns, saves its plot, and rejects invalid arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EVERY_SCRIPT = pytest.mark.parametrize("name", _SHORT)
 
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
-    """Runs an example's main() and returns what it printed, on 32-bit types as for a user."""
+    """Runs the main() of an example with 32-bit types and returns its output."""
     monkeypatch.syspath_prepend(_EXAMPLES)
     monkeypatch.chdir(tmp_path)
 
@@ -57,7 +57,7 @@ def test_every_script_is_tested():
     ],
 )
 def test_a_classifier_learns(run, name, more):
-    """Chance is 10 %. The test uses the running statistics: wrong ones keep the accuracy down."""
+    """Chance is 10 %. The evaluation uses the running statistics; wrong statistics reduce the accuracy."""
     text = run(name, *_SHORT[name], *more)
     assert _number(r"test accuracy: ([\d.]+)% of 360 digits", text) > 80
     assert _number(r"time per step: ([\d.]+) ms", text) > 0
@@ -67,7 +67,7 @@ def test_a_classifier_learns(run, name, more):
 
 
 def test_the_autoencoder_learns(run):
-    """An untrained one, whose every logit is about zero, comes to some -1000 nats."""
+    """An untrained autoencoder, with logits near zero, reaches about -1000 nats."""
     name = "train_digits_vae"
     text = run(name, *_SHORT[name])
     assert -200 < _number(r"test ELBO: (-[\d.]+) nats", text) < -80
@@ -100,7 +100,7 @@ def test_invalid_arguments(run, capsys, name, arguments, message):
 def test_missing_implementation(run, monkeypatch, name):
     known = list(_dispatch.OPS.values())
     monkeypatch.setattr(_dispatch, "OPS", {})
-    for op in known:  # each enters itself in OPS
+    for op in known:  # each op registers itself in OPS
         kernels = (dataclasses.replace(kernel, problem=lambda: "the module is not there") for kernel in op.kernels)
         dataclasses.replace(op, kernels=tuple(kernels))
     with pytest.raises(SystemExit, match=r"argument --implementation: .*the module is not there"):

@@ -1,4 +1,4 @@
-"""examples/train_data_parallel.py comes to one device's training loss: over devices of one process, and of two."""
+"""examples/train_data_parallel.py reaches the loss of one device: on several devices, in one process and two."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SCRIPT = Path(__file__).parents[2] / "examples" / "train_data_parallel.py"
 
 
 def _environment(platform, devices):
-    """Sees these devices alone: on a CPU as many as they are, on GPUs those of their places."""
+    """Environment of a process that sees only these devices: a number of CPU devices, or GPUs by index."""
     if platform == "cpu":
         flags = f"--xla_force_host_platform_device_count={len(devices)}"
         return {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": flags}
@@ -37,7 +37,7 @@ def _start(platform, devices, *arguments):
 
 
 def _outputs(processes):
-    """What each printed; none outlives the test."""
+    """The output of each process. Kills processes that do not end."""
     try:
         found = [process.communicate(timeout=200) for process in processes]
     finally:
@@ -58,7 +58,7 @@ def _loss(text):
     ids=["cpu", "gpu"],
 )
 def test_two_processes_train_as_one_does(tmp_path, platform, parts, together):
-    """Each of the processes has its part of the devices; on GPUs one process has all of them too."""
+    """Each process has a part of the devices. On GPUs, one process with all devices is compared too."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
@@ -72,7 +72,7 @@ def test_two_processes_train_as_one_does(tmp_path, platform, parts, together):
         assert f"devices: {len(together)}, of 1 process\n" in text
         losses.append(_loss(text))
     (alone,) = _outputs([_start(platform, [0], "--plot", tmp_path / "one.png")])
-    # Rounding is all that differs, but some steps of training make it larger.
+    # Only rounding differs, and the steps of training amplify it.
     for loss in losses:
         assert abs(loss - _loss(alone)) < 2e-3 * _loss(alone), (losses, alone)
     assert (tmp_path / "two.png").stat().st_size > 10_000
