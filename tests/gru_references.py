@@ -202,7 +202,7 @@ def values_and_gradients(
 def row_by_row(
     inputs: Inputs, cotangents: Cotangents, *, direction: str, linear_before_reset: bool, clip: float | None
 ) -> tuple[np.ndarray, np.ndarray, Inputs]:
-    """`values_and_gradients` for what is not finite: each row is cut to its length, and nothing is added."""
+    """`values_and_gradients` for nonfinite inputs: each row is cut to its length, without padding."""
     x, w, r, b, sequence_lens, initial_h = _filled(inputs)
     T, B, I = x.shape  # noqa: E741
     D, _, H = r.shape

@@ -54,7 +54,7 @@ def test_variance_keeps_its_digits_with_a_large_mean(backend, shape, axis, mean,
     mean_eps = 1e-7 if lost == 0 else 2.0**-22
     assert _largest(results.mean, expected.mean) <= mean_eps * abs(mean) + 1e-6 * deviation
     np.testing.assert_allclose(results.var, expected.var, rtol=2e-6 + lost**2)
-    # Rounding x changes y by up to eps / 2 of the mean; the other errors are the usual ones.
+    # Rounding x changes y by up to eps / 2 of the mean; the tolerance covers the other errors.
     assert _largest(results.y, expected.y) <= 1e-5 + 2 * lost
     assert _largest(dx, ex) <= (1e-5 + lost) * np.abs(ex).max()
     terms = dy.size // C

@@ -155,7 +155,7 @@ def test_cpu_program_has_no_cudnn_call():
 
 def test_the_settings_reach_the_program(monkeypatch):
     with jax.default_matmul_precision("default"):
-        usual = _lowered(CUDNN, PLAIN)
+        typical = _lowered(CUDNN, PLAIN)
         with config.override(search="default", deterministic=True):
             changed = _lowered(CUDNN, PLAIN)
         with config.override(search="heuristic"):
@@ -166,8 +166,8 @@ def test_the_settings_reach_the_program(monkeypatch):
             patched.setattr(jax, "process_count", lambda: 2)
             jax.clear_caches()
             of_several = _lowered(CUDNN, PLAIN)
-    assert "allow_tf32 = true, deterministic = false" in usual
-    assert "search = 1 :" in usual
+    assert "allow_tf32 = true, deterministic = false" in typical
+    assert "search = 1 :" in typical
     assert "allow_tf32 = true, deterministic = true" in changed
     assert "search = 2 :" in changed
     assert all("search = 0 :" in text for text in (untimed, repeatable, of_several))
@@ -269,18 +269,18 @@ runpy.run_module("jaxgrad", run_name="__main__")
 
 
 @pytest.mark.parametrize(
-    ("version", "told"),
+    ("version", "problem"),
     [
         (90100, "cuDNN 9.1.0 was found; needed is 9.8.0 or a later release of major version 9"),
         (100200, "cuDNN 10.2.0 was found; needed is 9.8.0"),
         (91900, "the cuDNN found has no function cudnnBackendCreateDescriptor"),
     ],
 )
-def test_unusable_cudnn(run_python, version, told):
+def test_unusable_cudnn(run_python, version, problem):
     """Too old, too new or incomplete: calls run on XLA, forced calls raise, and the report has the reason."""
     text = run_python(_FAKE.format(version=version), JAX_PLATFORMS="cpu").stdout
-    assert f"the cuDNN kernels are missing: {told}" in text
-    assert f"cuDNN         missing: {told}" in text
+    assert f"the cuDNN kernels are missing: {problem}" in text
+    assert f"cuDNN         missing: {problem}" in text
 
 
 _MISSING = """

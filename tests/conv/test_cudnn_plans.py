@@ -40,7 +40,7 @@ def lowered(size=8, dtype="float32", implementation="cudnn"):
     return jax.jit(call).trace(*arguments(size, dtype)).lower(lowering_platforms=("cuda",)).as_text()
 
 def engine(size=8, dtype="float32", epilogue=_ffi.Epilogue(), **changes):
-    "cuDNN's engine in a forward call, and the bytes of its workspace."
+    "The engine of a forward call, and the bytes of its workspace."
     from jaxgrad._conv_geometry import Geometry
     from jaxgrad._conv_problem import Problem
     spec = (0, 3, 1, 2)
@@ -54,14 +54,14 @@ def counts():
     info = jaxgrad.plan_cache_info()["cudnn"]
     return [fake.fake_executions(), info["disk_hits"], info["disk_misses"]]
 
-def tell(**found):
+def report(**found):
     print(json.dumps(found))
 """
 
 
 @pytest.fixture
 def run(run_python, fake_cuda):
-    """Runs a script in a fresh process and returns the values that it passes to `tell`."""
+    """Runs a script in a fresh process and returns the values that it passes to `report`."""
 
     def run(script, engines=ENGINES, **environment):
         settings = {"LD_LIBRARY_PATH": str(fake_cuda), "JAX_PLATFORMS": "cpu", "FAKE_ENGINES": engines, **environment}
@@ -70,7 +70,7 @@ def run(run_python, fake_cuda):
     return run
 
 
-_ONE = "tell(engine=engine(), counts=counts(), text=lowered())"
+_ONE = "report(engine=engine(), counts=counts(), text=lowered())"
 
 
 def _files(directory):
@@ -100,8 +100,8 @@ def test_a_choice_persists_across_processes(run, tmp_path):
 def test_execution_reuses_the_choice_of_the_lowering(run, tmp_path):
     """The workspace is the one that the lowering reserved, not the limit at that time."""
     kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path)}
-    assert run("tell(found=engine(), counts=counts())", **kept)["counts"][1:] == [0, 1]
-    found = run("tell(found=engine(workspace_limit=300), counts=counts())", **kept)
+    assert run("report(found=engine(), counts=counts())", **kept)["counts"][1:] == [0, 1]
+    found = run("report(found=engine(workspace_limit=300), counts=counts())", **kept)
     assert found == {"found": ["engine 12", 300], "counts": [0, 1, 0]}
 
 
@@ -116,7 +116,7 @@ def on(device):
     return [engine(), counts()]
 found = [on(0), on(1)]
 os.environ["FAKE_NAME"] = "Another GPU"
-tell(found=[*found, on(2)])
+report(found=[*found, on(2)])
 """
     (first, timed), (second, as_timed), (third, timed_again) = run(
         script, **({"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path)} if kept else {})
@@ -128,7 +128,7 @@ tell(found=[*found, on(2)])
 
 def test_the_key_holds_everything_that_affects_timing(run, tmp_path):
     kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path)}
-    run("engine(); tell()", **kept)
+    run("engine(); report()", **kept)
     for call, environment in (
         ("engine(size=9)", {}),
         ("engine(dtype='bfloat16')", {}),
@@ -136,7 +136,7 @@ def test_the_key_holds_everything_that_affects_timing(run, tmp_path):
         ("engine()", {"FAKE_VERSION": "91901"}),
         ("engine()", {"FAKE_NAME": "Another GPU"}),
     ):
-        found = run(f"tell(engine={call}, counts=counts())", **kept, **environment)
+        found = run(f"report(engine={call}, counts=counts())", **kept, **environment)
         assert found["engine"][0] == "engine 12"
         assert found["counts"][0] > 0
         assert found["counts"][1:] == [0, 1], call
@@ -145,7 +145,8 @@ def test_the_key_holds_everything_that_affects_timing(run, tmp_path):
 _EPILOGUES = """
 from jaxgrad._ffi import Epilogue
 every = [Epilogue(), Epilogue(relu=True), Epilogue(has_bias=True, relu=True)]
-tell(found=[engine(epilogue=epilogue) for epilogue in every], counts=counts(), size=jaxgrad.plan_cache_info()["cudnn"])
+report(found=[engine(epilogue=epilogue) for epilogue in every], counts=counts(),
+       size=jaxgrad.plan_cache_info()["cudnn"])
 """
 
 
@@ -180,7 +181,7 @@ for IMPLEMENTATION in ("cudnn", None):
         "relu = true" in line, "tensor<4xf32>" in line, text.count("stablehlo.maximum"), text.count("@jaxgrad_conv_"),
         forward,
     ]
-tell(**found)
+report(**found)
 """
 
 
@@ -188,7 +189,7 @@ def test_activation_fused_into_the_kernel(run):
     reason = "with bias and relu in its kernel"
     expected = {"cudnn": f"forced by implementation='cudnn'; {reason}", "None": f"cuDNN; {reason}"}
     found = run(_ACTIVATION, FAKE_FUSED="2")
-    assert found == {name: [True, True, 0, 3, told] for name, told in expected.items()}
+    assert found == {name: [True, True, 0, 3, text] for name, text in expected.items()}
 
 
 @pytest.mark.parametrize(
@@ -199,14 +200,14 @@ def test_activation_without_a_fused_kernel(run, environment):
     reason = "relu is XLA's: cuDNN has no kernel with it for this shape"
     expected = {"cudnn": f"forced by implementation='cudnn'; {reason}", "None": f"cuDNN; {reason}"}
     found = run(_ACTIVATION, **environment)
-    assert found == {name: [False, False, 1, 3, told] for name, told in expected.items()}
+    assert found == {name: [False, False, 1, 3, text] for name, text in expected.items()}
 
 
 def test_only_timed_choices_are_stored(run, tmp_path):
     script = """
 found = [engine(search=search) for search in ("heuristic", "default")]
 os.environ["FAKE_BLOCK"] = "1000"
-tell(found=found + [engine()], counts=counts())
+report(found=found + [engine()], counts=counts())
 """
     found = run(script, JAXGRAD_PLAN_CACHE_DIR=str(tmp_path))
     # The first engine of the heuristic; without memory for timing too, with the workspace of the timed engines.
@@ -229,7 +230,7 @@ _DAMAGES = {
 def test_a_damaged_file_is_ignored_and_rewritten(run, tmp_path):
     kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path)}
     sizes = f"[{', '.join(str(8 + i) for i in range(len(_DAMAGES) + 1))}]"
-    ask = f"tell(found=[engine(size=size) for size in {sizes}], counts=counts())"
+    ask = f"report(found=[engine(size=size) for size in {sizes}], counts=counts())"
     run(ask, **kept)
     before = _files(tmp_path)
     names = sorted(before)
@@ -245,7 +246,7 @@ def test_a_damaged_file_is_ignored_and_rewritten(run, tmp_path):
 def test_an_invalid_choice_is_searched_again(run, tmp_path):
     """Absent from the list, or impossible to build: a new search replaces the stored choice."""
     kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path)}
-    ask = "tell(engine=engine(), counts=counts())"
+    ask = "report(engine=engine(), counts=counts())"
     run(ask, **kept)
     refused = run(ask, FAKE_REFUSES="12:3000", **kept)
     assert refused["engine"] == ["engine 13", 300]
@@ -268,13 +269,13 @@ def test_an_unwritable_directory(run, tmp_path):
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     found = [engine(size=size) for size in (8, 9, 10)]
-tell(found=found, told=[str(w.message) for w in caught if w.category is RuntimeWarning])
+report(found=found, warned=[str(w.message) for w in caught if w.category is RuntimeWarning])
 """
     found = run(script, JAXGRAD_PLAN_CACHE_DIR=str(tmp_path / "file" / "directory"))
     assert found["found"] == [["engine 12", 300]] * 3
-    (told,) = found["told"]
-    assert str(tmp_path / "file" / "directory") in told
-    assert "Not a directory" in told
+    (warned,) = found["warned"]
+    assert str(tmp_path / "file" / "directory") in warned
+    assert "Not a directory" in warned
 
 
 def test_update_sets_the_directory(run, tmp_path):
@@ -283,7 +284,7 @@ config.update(plan_cache_dir={str(tmp_path / "one")!r})
 engine()
 config.update(plan_cache_dir=None)
 engine(size=9)
-tell(kept=os.listdir({str(tmp_path / "one")!r}))
+report(kept=os.listdir({str(tmp_path / "one")!r}))
 """
     assert len(run(script)["kept"]) == 1
 
@@ -293,7 +294,7 @@ def test_many_processes_at_once(run, tmp_path):
     ask = """
 from concurrent.futures import ThreadPoolExecutor
 with ThreadPoolExecutor(4) as pool:
-    tell(found=list(pool.map(lambda size: engine(size=size), [*range(8, 40)] * 2)), counts=counts())
+    report(found=list(pool.map(lambda size: engine(size=size), [*range(8, 40)] * 2)), counts=counts())
 """
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(lambda _: run(ask, **kept), range(4)):
@@ -307,7 +308,7 @@ with ThreadPoolExecutor(4) as pool:
 def test_the_default_limit_is_a_share_of_the_memory(run):
     """A sixteenth of 12 GiB, in powers of two: 512 MiB."""
     engines = f"11:{(512 << 20) + 1}:10,12:{512 << 20}:20"
-    ask = "tell(found=engine(search='heuristic'), more=engine(search='heuristic', workspace_limit=1 << 30))"
+    ask = "report(found=engine(search='heuristic'), more=engine(search='heuristic', workspace_limit=1 << 30))"
     assert run(ask, engines) == {"found": ["engine 12", 512 << 20], "more": ["engine 11", (512 << 20) + 1]}
     engines = f"11:{(1 << 30) + 1}:10,12:{1 << 30}:20"
     assert run(ask, engines, FAKE_TOTAL=str(143 << 30))["found"] == ["engine 12", 1 << 30]
@@ -323,8 +324,8 @@ def outcome(call):
 jax.default_backend = lambda: "gpu"  # the platform for which jaxgrad warns
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    usual = [lowered(size=size, implementation=None) for size in (8, 9)]
-told = [str(w.message) for w in caught if w.category is RuntimeWarning]
+    typical = [lowered(size=size, implementation=None) for size in (8, 9)]
+warned = [str(w.message) for w in caught if w.category is RuntimeWarning]
 forced = outcome(lowered)
 jax.process_count = lambda: 2
 together = outcome(lambda: lowered(size=10, implementation=None))
@@ -332,7 +333,8 @@ jax.process_count = lambda: 1
 for name in ("FAKE_FREE", "FAKE_CREATE", "FAKE_REFUSES"):
     os.environ.pop(name, None)
 jax.clear_caches()
-tell(usual=usual, told=told, forced=forced, together=together, later=lowered(implementation=None), engine=engine())
+report(typical=typical, warned=warned, forced=forced, together=together,
+       later=lowered(implementation=None), engine=engine())
 """
 
 
@@ -344,13 +346,13 @@ tell(usual=usual, told=told, forced=forced, together=together, later=lowered(imp
 def test_a_full_device(run, environment, error):
     """cuDNN reports an internal error; the reason names the lack of memory. With memory, cuDNN is selected again."""
     found = run(_FULL, FAKE_FREE="1000", FAKE_BLOCK="1000", **environment)
-    assert all("jaxgrad_conv" not in text and "stablehlo.convolution" in text for text in found["usual"])
-    (told,) = found["told"]
-    for text in (told, found["forced"], found["together"]):
+    assert all("jaxgrad_conv" not in text and "stablehlo.convolution" in text for text in found["typical"])
+    (warned,) = found["warned"]
+    for text in (warned, found["forced"], found["together"]):
         assert "the GPU's memory is full" in text
         assert "XLA_PYTHON_CLIENT_MEM_FRACTION" in text
         assert error in text
-    assert "plain XLA" in told
+    assert "plain XLA" in warned
     assert found["forced"].startswith("RuntimeError: jaxgrad.conv_general_dilated: implementation='cudnn' cannot run")
     assert found["together"].startswith("RuntimeError: ")
     assert "jaxgrad_conv_forward" in found["later"]
@@ -362,9 +364,9 @@ def test_a_full_device_does_not_change_the_program(run):
     engines = "11:100:10,12:200:20"
     ask = """
 try:
-    tell(found=engine(search="heuristic"))
+    report(found=engine(search="heuristic"))
 except RuntimeError as error:
-    tell(found=str(error))
+    report(found=str(error))
 """
     assert "memory is full" in run(ask, engines, FAKE_REFUSES="11:4000", FAKE_FREE="1000")["found"]
     # If the cause is not memory, every host has the same failure: the next plan is used.
@@ -373,20 +375,20 @@ except RuntimeError as error:
 
 
 def test_no_plan(run):
-    assert run("tell(found=engine())", "")["found"] is None
-    assert run("tell(found=engine())", FAKE_REFUSES="11:3000,12:3000,13:4001")["found"] is None
+    assert run("report(found=engine())", "")["found"] is None
+    assert run("report(found=engine())", FAKE_REFUSES="11:3000,12:3000,13:4001")["found"] is None
 
 
 _TOO_OLD = """
 jax.default_backend = lambda: "gpu"  # the platform for which jaxgrad warns
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    usual = [lowered(size=size, implementation=None) for size in (8, 9)]
+    typical = [lowered(size=size, implementation=None) for size in (8, 9)]
 try:
     forced = lowered()
 except RuntimeError as error:
     forced = str(error)
-tell(usual=usual, told=[str(w.message) for w in caught if w.category is RuntimeWarning], forced=forced)
+report(typical=typical, warned=[str(w.message) for w in caught if w.category is RuntimeWarning], forced=forced)
 """
 
 
@@ -394,9 +396,9 @@ def test_too_old_cudnn(run):
     """Calls run on XLA, with one warning that names both versions; forced calls raise."""
     found = run(_TOO_OLD, FAKE_VERSION="90100")
     problem = "cuDNN 9.1.0 was found; needed is 9.8.0 or a later release of major version 9"
-    assert all("jaxgrad_conv" not in text and "stablehlo.convolution" in text for text in found["usual"])
-    (told,) = found["told"]
-    assert told.startswith(f"jaxgrad runs on plain XLA, without its cuDNN kernels: {problem}")
+    assert all("jaxgrad_conv" not in text and "stablehlo.convolution" in text for text in found["typical"])
+    (warned,) = found["warned"]
+    assert warned.startswith(f"jaxgrad runs on plain XLA, without its cuDNN kernels: {problem}")
     assert f"implementation='cudnn' cannot run: the cuDNN kernels are missing: {problem}" in found["forced"]
 
 
@@ -464,7 +466,7 @@ def weight_gradient(rhs_layout, size=8, features=4, out_features=6, dtype="bfloa
 def test_weight_gradient_is_written_in_the_callers_layout(run, dtype):
     """Results: dw, the untransposed dw of cuDNN (empty if no transposition is needed), and the workspace."""
     layouts = ("OHWI", "OIHW", "OWHI", "HWIO", "WOIH")
-    script = f"tell(**{{layout: weight_gradient(layout, dtype={dtype!r}) for layout in {layouts}}})"
+    script = f"report(**{{layout: weight_gradient(layout, dtype={dtype!r}) for layout in {layouts}}})"
     found = run(_TRANSPOSED + script, JAX_ENABLE_X64="1")
     element = {"bfloat16": "bf16", "float32": "f32", "float64": "f64"}[dtype]
     sizes = {"H": 3, "W": 2, "I": 4, "O": 6}
@@ -511,8 +513,8 @@ def weight_gradient(rhs_layout="HWIO", dtype="bfloat16", layout="NHWC", strides=
 def test_conv_transpose_weight_gradient_is_reversed_in_its_call(run):
     """If the call transposes dw, it also reverses the window; otherwise XLA does, as on the CPU and on XLA."""
     script = """
-tell(
-    usual=weight_gradient(),
+report(
+    typical=weight_gradient(),
     wide=weight_gradient(dtype="float32"),
     by_rows=weight_gradient("HWOI"),
     window_last=weight_gradient("IOHW"),
@@ -524,18 +526,18 @@ tell(
 """
     found = run(_TRANSPOSED + _REVERSED + script)
     in_the_call = {"call_reverses": True, "reversed": 0, "transposed": 0}
-    for name in ("usual", "wide", "by_rows", "window_last", "unit_strides"):
+    for name in ("typical", "wide", "by_rows", "window_last", "unit_strides"):
         assert {key: found[name][key] for key in in_the_call} == in_the_call, name
     for name in ("of_cudnns_layout", "rows_of_the_window"):
         assert not found[name]["call_reverses"], name
         assert found[name]["reversed"] == 1, name
     assert found["transposed_kernel"] == {"call_reverses": False, "reversed": 0, "transposed": 0}
-    lost = run(_TRANSPOSED + _REVERSED + "tell(lost=weight_gradient())", FAKE_NVRTC="6")["lost"]
-    assert lost == {**found["usual"], "call_reverses": False, "reversed": 1, "transposed": 1}
+    lost = run(_TRANSPOSED + _REVERSED + "report(lost=weight_gradient())", FAKE_NVRTC="6")["lost"]
+    assert lost == {**found["typical"], "call_reverses": False, "reversed": 1, "transposed": 1}
 
 
 def test_xla_transposes_weights_without_nvrtc(run):
-    script = _TRANSPOSED + "tell(one=weight_gradient('HWIO'), another=weight_gradient('HWIO', size=9))"
+    script = _TRANSPOSED + "report(one=weight_gradient('HWIO'), another=weight_gradient('HWIO', size=9))"
     own, _ = run(script).values()
     assert own["written"][:2] == ["tensor<3x2x4x6xbf16>", "tensor<6x3x2x4xbf16>"]
     lost, another = run(script, FAKE_NVRTC="6").values()
@@ -548,7 +550,7 @@ def test_many_narrow_weights_run_on_cudnn(run):
     """Only where XLA would take long to transpose the weights."""
     script = """
 many = {"size": 1024, "features": 96, "out_features": 512, "implementation": None}
-tell(
+report(
     narrow=weight_gradient("HWIO", **many),
     wide=weight_gradient("HWIO", dtype="float32", **many),
     few=weight_gradient("HWIO", **{**many, "features": 80}),

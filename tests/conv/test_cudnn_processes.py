@@ -46,7 +46,7 @@ def counts():
     info = jaxgrad.plan_cache_info()["cudnn"]
     return [info["disk_hits"], info["disk_misses"]]
 
-def tell(**found):
+def report(**found):
     print(json.dumps(found))
 """
 
@@ -68,7 +68,7 @@ lowered = step(ours).lower(X, W)
 seconds = time.perf_counter() - start
 before = counts()
 found = error(lowered.compile()(X, W))
-tell(text=lowered.as_text(), error=found, counts=counts(), seconds=seconds)
+report(text=lowered.as_text(), error=found, counts=counts(), seconds=seconds)
 """
 
 
@@ -93,12 +93,12 @@ def test_a_program_exported_from_another_process(run, tmp_path):
 checks = [export.DisabledSafetyCheck.custom_call(f"jaxgrad_conv_{{kind}}") for kind in KINDS]
 program = export.export(step(ours), disabled_checks=checks, platforms=["cuda"])(X, W)
 open({str(program)!r}, "wb").write(program.serialize())
-tell(counts=counts())
+report(counts=counts())
 """
     use = f"""
 program = export.deserialize(open({str(program)!r}, "rb").read())
 found = jax.jit(program.call)(X, W)
-tell(error=error(found), counts=counts(), size=jaxgrad.plan_cache_info()["cudnn"]["size"])
+report(error=error(found), counts=counts(), size=jaxgrad.plan_cache_info()["cudnn"]["size"])
 """
     kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path / "plans")}
     assert run(export, **kept)["counts"] == [0, 3]
@@ -145,13 +145,13 @@ jaxgrad.config.update(search={search!r})
 free = fill(24)
 lowered = step(ours).lower(x, w)
 found = lowered.compile()(x, w)
-tell(free=free, text=lowered.as_text(), error=error(found, x, w))
+report(free=free, text=lowered.as_text(), error=error(found, x, w))
 """
     found = run(script)
-    usual = run(script.replace("fill(24)", "0"))
+    typical = run(script.replace("fill(24)", "0"))
     assert found["free"] < 32
     assert found["error"] < 1e-4
-    assert found["text"] == usual["text"]
+    assert found["text"] == typical["text"]
 
 
 @fills_the_gpu
@@ -168,13 +168,13 @@ try:
     forced = ""
 except RuntimeError as error_:
     forced = str(error_)
-told = [str(w.message) for w in caught if w.category is RuntimeWarning]
-tell(free=free, told=told, forced=forced, error=error(found[0], x, w))
+warned = [str(w.message) for w in caught if w.category is RuntimeWarning]
+report(free=free, warned=warned, forced=forced, error=error(found[0], x, w))
 """)
     assert found["free"] < 16
     assert found["error"] < 1e-4
-    (told,) = found["told"]
-    assert told.startswith("jaxgrad runs on plain XLA, without its cuDNN kernels: the GPU's memory is full")
+    (warned,) = found["warned"]
+    assert warned.startswith("jaxgrad runs on plain XLA, without its cuDNN kernels: the GPU's memory is full")
     assert "implementation='cudnn' cannot run" in found["forced"]
     assert "the GPU's memory is full" in found["forced"]
 
@@ -198,10 +198,10 @@ try:
     forced = ""
 except RuntimeError as error_:
     forced = str(error_)
-tell(told=[str(w.message) for w in caught if w.category is RuntimeWarning], forced=forced, error=error(found[0]))
+report(warned=[str(w.message) for w in caught if w.category is RuntimeWarning], forced=forced, error=error(found[0]))
 """)
-    (told,) = found["told"]
-    assert told.startswith("jaxgrad runs on plain XLA, without its cuDNN kernels: cuDNN cannot be opened")
+    (warned,) = found["warned"]
+    assert warned.startswith("jaxgrad runs on plain XLA, without its cuDNN kernels: cuDNN cannot be opened")
     assert "implementation='cudnn' cannot run: the cuDNN kernels are missing: cuDNN cannot be opened" in found["forced"]
     assert found["error"] < 1e-4
 
@@ -229,7 +229,7 @@ def outcome(**changes):
         return str(error)
     return float(np.abs(found[1, 1, 1] - expected).max() / np.abs(expected).max())
 
-tell(usual=outcome(), lean=outcome(workspace_limit=0))
+report(typical=outcome(), lean=outcome(workspace_limit=0))
 """
 
 
@@ -239,5 +239,5 @@ def test_a_workspace_that_does_not_fit(run_python):
     fraction = megabytes / registration.cuda.total_memory(0)
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "true", "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{fraction:.6f}"}
     found = json.loads(run_python(_PRELUDE + _LARGE, **environment).stdout.splitlines()[-1])
-    assert "RESOURCE_EXHAUSTED" in str(found["usual"]), found
+    assert "RESOURCE_EXHAUSTED" in str(found["typical"]), found
     assert found["lean"] < 1e-2

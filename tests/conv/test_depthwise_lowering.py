@@ -47,7 +47,7 @@ def lowered(implementation=None, mapped=False, layout=LAST, **kwargs):
     return jax.jit(gradient).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
 
 def unit(implementation=None, **kwargs):
-    "What is told of the weights' gradient."
+    "The implementation of the weight gradient, and its reason."
     groups = kwargs.get("groups", 32)
     layout = kwargs.get("layout", LAST)
     choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *arrays(**kwargs), **settings(groups, layout),
@@ -62,14 +62,14 @@ def error(call, *args, **kwargs):
         return f"{type(raised).__name__}: {raised}"
     return ""
 
-def tell(**found):
+def report(**found):
     print(json.dumps(found))
 """
 
 
 @pytest.fixture
 def run(run_python, fake_cuda):
-    """Runs a script in a fresh process and returns the values that it passes to `tell`."""
+    """Runs a script in a fresh process and returns the values that it passes to `report`."""
 
     def run(script, **environment):
         settings = {
@@ -94,13 +94,14 @@ def test_program_and_explanation(run):
 texts = [lowered() for _ in range(2)]
 jax.clear_caches()
 texts.append(lowered())
-tell(texts=texts, unit=unit(), compilations=fake.fake_compilations(), forced=lowered("cuda"), told=unit("cuda"),
-     whole=str(jaxgrad.explain(jaxgrad.conv_general_dilated, *arrays(), **settings(), platform="gpu")))
+report(texts=texts, unit=unit(), compilations=fake.fake_compilations(), forced=lowered("cuda"),
+       forced_unit=unit("cuda"),
+       whole=str(jaxgrad.explain(jaxgrad.conv_general_dilated, *arrays(), **settings(), platform="gpu")))
 """)
     assert len(set(found["texts"])) == 1
     assert len(_calls(found["texts"][0])) == len(_calls(found["forced"])) == 1
     assert found["unit"] == ["cuda", "jaxgrad's own kernel"]
-    assert found["told"] == ["cuda", "forced by implementation='cuda'"]
+    assert found["forced_unit"] == ["cuda", "forced by implementation='cuda'"]
     assert "backward_filter: 'cuda' (jaxgrad's own kernel)" in found["whole"]
     assert "forward: 'xla'" in found["whole"]
     assert found["compilations"] == 2  # with the empty program that tests NVRTC
@@ -109,7 +110,7 @@ tell(texts=texts, unit=unit(), compilations=fake.fake_compilations(), forced=low
 def test_other_passes_run_on_xla(run):
     found = run("""
 choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *arrays(), **settings(), implementation="cuda", platform="gpu")
-tell(units={u.unit: [u.implementation, u.reason] for u in choice.units}, text=lowered("cuda"))
+report(units={u.unit: [u.implementation, u.reason] for u in choice.units}, text=lowered("cuda"))
 """)
     assert found["units"]["forward"] == ["xla", "implementation='cuda' has no kernel for this unit"]
     assert found["units"]["backward_input"][0] == "xla"
@@ -122,7 +123,7 @@ def test_dense_convolutions_are_rejected(run):
 def other(**kwargs):
     return jaxgrad.conv_general_dilated(*(jnp.zeros(a.shape, a.dtype) for a in arrays(**kwargs)),
                                         **settings(kwargs["groups"]), implementation="cuda")
-tell(unit=unit(groups=4), dense=error(other, groups=4), wide=error(other, groups=32, dtype="float64"),
+report(unit=unit(groups=4), dense=error(other, groups=4), wide=error(other, groups=32, dtype="float64"),
      compilations=fake.fake_compilations())
 """,
         JAX_ENABLE_X64="1",
@@ -138,7 +139,7 @@ tell(unit=unit(groups=4), dense=error(other, groups=4), wide=error(other, groups
 def test_channels_first(run):
     """x is transposed, which pays only for windows that are slow on XLA; a forced call always runs on the kernel."""
     found = run("""
-tell(wide=unit(layout=FIRST), narrow=unit(layout=FIRST, dtype="bfloat16"), text=lowered(layout=FIRST),
+report(wide=unit(layout=FIRST), narrow=unit(layout=FIRST, dtype="bfloat16"), text=lowered(layout=FIRST),
      forced=lowered("cuda", layout=FIRST, dtype="bfloat16"))
 """)
     assert found["wide"][0] == "cuda"
@@ -149,7 +150,7 @@ tell(wide=unit(layout=FIRST), narrow=unit(layout=FIRST, dtype="bfloat16"), text=
 
 
 def test_vmap_folds_problems_into_channels(run):
-    found = run("tell(text=lowered(mapped=True))")
+    found = run("report(text=lowered(mapped=True))")
     (call,) = _calls(found["text"])
     assert "feature_group_count = 256" in call  # 8 problems of 32 channels
 
@@ -160,7 +161,7 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     texts = [lowered(), lowered(dtype="bfloat16")]
 forced = error(lowered, "cuda")
-tell(texts=texts, told=[str(w.message) for w in caught if w.category is RuntimeWarning], forced=forced, unit=unit(),
+report(texts=texts, warned=[str(w.message) for w in caught if w.category is RuntimeWarning], forced=forced, unit=unit(),
      dense=unit(groups=4))
 """
 
@@ -170,8 +171,8 @@ def _check_fails(found, problem):
     assert not any(map(_calls, found["texts"]))
     assert found["unit"][0] in ("xla", "cudnn")
     assert f"jaxgrad's own CUDA kernels are missing: {problem}" in found["unit"][1]
-    (told,) = found["told"]
-    assert told.startswith(f"jaxgrad runs on cuDNN or plain XLA, without its own CUDA kernels: {problem}")
+    (warned,) = found["warned"]
+    assert warned.startswith(f"jaxgrad runs on cuDNN or plain XLA, without its own CUDA kernels: {problem}")
     cannot = "RuntimeError: jaxgrad.conv_general_dilated: implementation='cuda' cannot run: "
     assert found["forced"].startswith(f"{cannot}jaxgrad's own CUDA kernels are missing: {problem}")
     assert "CUDA kernels" not in found["dense"][1]
@@ -187,7 +188,7 @@ def test_nvrtc_newer_than_the_driver(run):
 
 
 def test_gpu_without_room_for_the_tiles(run):
-    found = run("tell(unit=unit(), text=lowered(), forced=error(lowered, 'cuda'))", FAKE_SHARED="1000")
+    found = run("report(unit=unit(), text=lowered(), forced=error(lowered, 'cuda'))", FAKE_SHARED="1000")
     assert found["unit"][0] == "xla"
     assert not _calls(found["text"])
     assert "ValueError" in found["forced"]
@@ -205,8 +206,8 @@ try:
 except ValueError as error:
     print(error)
 """
-    usual, forced = run_python(script, JAX_PLATFORMS="cpu").stdout.splitlines()
-    assert "'cuda'" not in usual
+    typical, forced = run_python(script, JAX_PLATFORMS="cpu").stdout.splitlines()
+    assert "'cuda'" not in typical
     assert forced.endswith("made for the GPU that a program is lowered on, and there is none here")
 
 
@@ -214,7 +215,7 @@ def test_the_diagnosis(run):
     found = run("""
 import contextlib, io
 from jaxgrad import __main__
-tell(report=dict(__main__._cuda()))
+report(report=dict(__main__._cuda()))
 """)
     assert found["report"]["NVRTC"] == "13.0"
     assert "jaxgrad_conv_depthwise_filter" in found["report"]["CUDA handlers"]
@@ -227,10 +228,10 @@ x, w = arrays()
 call = lambda x, w: jaxgrad.conv_general_dilated(x, w, **settings(), implementation="cuda")
 gradient = jax.grad(lambda x, w: call(x, w).sum(), argnums=1)
 lower = lambda function, platform: jax.jit(function).trace(x, w).lower(lowering_platforms=(platform,))
-tell(**{p: [error(lower, function, p) for function in (call, gradient)] for p in ("cuda", "cpu")})
+report(**{p: [error(lower, function, p) for function in (call, gradient)] for p in ("cuda", "cpu")})
 """)
     message = (
         "ValueError: jaxgrad.conv_general_dilated: implementation='cuda' runs on the platform 'gpu' only, got 'cpu'"
     )
     assert found["cuda"] == ["", ""]
-    assert [told.splitlines()[0] for told in found["cpu"]] == [message] * 2
+    assert [error.splitlines()[0] for error in found["cpu"]] == [message] * 2

@@ -66,8 +66,8 @@ def test_invalid_settings(changes, error, message):
 
 
 def test_plan_cache_dir_is_process_wide(tmp_path, run_python):
-    told = r"plan_cache_dir is of the whole process, jaxgrad.config.update sets it"
-    with pytest.raises(ValueError, match=told), config.override(plan_cache_dir=tmp_path):
+    message = r"plan_cache_dir is of the whole process, jaxgrad.config.update sets it"
+    with pytest.raises(ValueError, match=message), config.override(plan_cache_dir=tmp_path):
         pass
     config.update(plan_cache_dir=tmp_path)
     assert config.current().plan_cache_dir == str(tmp_path)

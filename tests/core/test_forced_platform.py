@@ -40,16 +40,16 @@ def _message(name, implementation, wrong):
 @pytest.mark.parametrize(("name", "implementation"), FORCED)
 @pytest.mark.parametrize("what", ["value", "gradients"])
 def test_lowered_for_another_platform(name, implementation, what):
-    own, wrong, told = ("cpu", "cuda", "gpu") if implementation == "cpu" else ("cuda", "cpu", "cpu")
+    own, wrong, named = ("cpu", "cuda", "gpu") if implementation == "cpu" else ("cuda", "cpu", "cpu")
     arrays, calls = _calls(name, implementation)
     traced = jax.jit(calls[what]).trace(*arrays)
     assert "jaxgrad_" in traced.lower(lowering_platforms=(own,)).as_text()
-    with pytest.raises(ValueError, match=_message(name, implementation, told)):
+    with pytest.raises(ValueError, match=_message(name, implementation, named)):
         traced.lower(lowering_platforms=(wrong,))
     with pytest.raises(ValueError, match=_message(name, implementation, "tpu")):
         traced.lower(lowering_platforms=("tpu",))
     exported = {"platforms": ("cpu", "cuda"), "disabled_checks": jaxgrad.export_disabled_checks()}
-    with pytest.raises(ValueError, match=_message(name, implementation, told)):
+    with pytest.raises(ValueError, match=_message(name, implementation, named)):
         jax.export.export(jax.jit(calls[what]), **exported)(*arrays)
 
 
