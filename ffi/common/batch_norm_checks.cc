@@ -1,4 +1,4 @@
-#include "batch_norm_checks.h"
+#include "common/batch_norm_checks.h"
 
 #include <algorithm>
 

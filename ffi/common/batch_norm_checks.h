@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "batch_norm_shape.h"
-#include "checks.h"
+#include "common/batch_norm_shape.h"
+#include "common/checks.h"
 
 namespace jaxgrad {
 

@@ -1,4 +1,4 @@
-#include "checks.h"
+#include "common/checks.h"
 
 #include <algorithm>
 #include <sstream>

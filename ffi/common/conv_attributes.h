@@ -1,7 +1,7 @@
 // The attributes that the convolution handlers of every platform share.
 #pragma once
 
-#include "conv_shape.h"
+#include "common/conv_problem.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxgrad {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "conv_shape.h"
+#include "common/conv_problem.h"
 
 namespace jaxgrad {
 

@@ -5,15 +5,15 @@
 #include <cstdint>
 #include <string>
 
-#include "../common/conv_bindings.h"
-#include "batch_norm.h"
-#include "batch_norm_ffi.h"
-#include "conv.h"
-#include "conv_ffi.h"
-#include "gru.h"
-#include "gru_ffi.h"
-#include "isa.h"
-#include "onednn.h"
+#include "common/conv_bindings.h"
+#include "cpu/batch_norm/handler.h"
+#include "cpu/batch_norm/op.h"
+#include "cpu/conv/handler.h"
+#include "cpu/conv/op.h"
+#include "cpu/gru/handler.h"
+#include "cpu/gru/op.h"
+#include "cpu/runtime/isa.h"
+#include "cpu/runtime/onednn.h"
 
 namespace nb = nanobind;
 

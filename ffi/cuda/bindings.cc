@@ -1,4 +1,6 @@
 // The Python module jaxgrad._cuda: the handlers to register, and what Python must know while it lowers a call.
+#include "cuda/depthwise/bindings.h"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -7,19 +9,18 @@
 #include <string>
 #include <vector>
 
-#include "../common/conv_bindings.h"
-#include "batch_norm.h"
-#include "batch_norm_ffi.h"
-#include "conv.h"
-#include "conv_ffi.h"
-#include "cudnn.h"
-#include "depthwise_bindings.h"
-#include "depthwise_filter_ffi.h"
-#include "driver.h"
-#include "kernel_sources.h"
-#include "nvrtc.h"
-#include "plan_store.h"
-#include "transposition.h"
+#include "common/conv_bindings.h"
+#include "cuda/batch_norm/handler.h"
+#include "cuda/batch_norm/op.h"
+#include "cuda/conv/handler.h"
+#include "cuda/conv/op.h"
+#include "cuda/conv/plan_store.h"
+#include "cuda/depthwise/handler.h"
+#include "cuda/runtime/cudnn.h"
+#include "cuda/runtime/driver.h"
+#include "cuda/runtime/nvrtc.h"
+#include "cuda/transpose/kernel_source.h"
+#include "cuda/transpose/op.h"
 
 namespace nb = nanobind;
 
@@ -101,7 +102,7 @@ nb::dict transposition_program(int64_t element_bytes, const std::vector<int64_t>
   }
   const auto launch = transposition_launch(static_cast<int>(sizes.size()), element_bytes, from, nullptr, to, nullptr);
   nb::dict program;
-  program["source"] = std::string(kTranspositionHeader) + kTranspositionSource;
+  program["source"] = std::string(kTransposeSource);
   program["kernel"] = kTranspositionKernels[launch.kernel];
   program["blocks"] = launch.blocks;
   program["argument"] = nb::bytes(&launch.description, sizeof(Transposition));
