@@ -1,4 +1,4 @@
-// A bounded cache of plans, which any number of threads may share; the one unused for longest leaves first.
+// A bounded, thread-safe cache of shared immutable values. The least recently used entry is evicted first.
 #pragma once
 
 #include <cstdint>
@@ -10,72 +10,72 @@
 
 namespace jaxgrad {
 
-struct PlanCacheInfo {
+struct CacheInfo {
   int64_t hits, misses, size, capacity;
 };
 
-template <class Key, class Plan, class KeyHash>
-class PlanCache {
+template <class Key, class Value, class KeyHash>
+class LruCache {
  public:
-  using Shared = std::shared_ptr<const Plan>;
+  using Shared = std::shared_ptr<const Value>;
 
-  explicit PlanCache(size_t capacity) : capacity_(capacity) {}
+  explicit LruCache(size_t capacity) : capacity_(capacity) {}
 
-  // The plan of `key`; build() makes it where there is none.
+  // Returns the value of `key`; on a miss, build() makes it.
   template <class Build>
   Shared get(const Key& key, Build build) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (auto found = index_.find(key); found != index_.end()) {
         ++hits_;
-        order_.splice(order_.begin(), order_, found->second);
+        entries_.splice(entries_.begin(), entries_, found->second);
         return found->second->second;
       }
       ++misses_;
     }
-    // Built outside the lock: another thread may build the same plan, and then one of the two is dropped.
-    Shared plan = build();
+    // The lock is not held while building. If two threads build the same value, the first one inserted stays.
+    Shared value = build();
     const std::lock_guard<std::mutex> lock(mutex_);
     if (auto found = index_.find(key); found != index_.end()) return found->second->second;
-    insert(key, plan);
-    return plan;
+    insert(key, value);
+    return value;
   }
 
-  // Puts `plan` in the place of whatever is kept for `key`.
-  void put(const Key& key, Shared plan) {
+  // Inserts or replaces the value of `key`.
+  void put(const Key& key, Shared value) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (auto found = index_.find(key); found != index_.end()) {
-      found->second->second = std::move(plan);
+      found->second->second = std::move(value);
     } else {
-      insert(key, std::move(plan));
+      insert(key, std::move(value));
     }
   }
 
-  // Keeps `plan` for `key` where nothing is kept yet.
-  void add(const Key& key, Shared plan) {
+  // Inserts the value unless `key` has one already.
+  void add(const Key& key, Shared value) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (index_.find(key) == index_.end()) insert(key, std::move(plan));
+    if (index_.find(key) == index_.end()) insert(key, std::move(value));
   }
 
-  PlanCacheInfo info() {
+  CacheInfo info() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return {hits_, misses_, static_cast<int64_t>(order_.size()), static_cast<int64_t>(capacity_)};
+    return {hits_, misses_, static_cast<int64_t>(entries_.size()), static_cast<int64_t>(capacity_)};
   }
 
  private:
-  void insert(const Key& key, Shared plan) {
-    order_.emplace_front(key, std::move(plan));
-    index_.emplace(key, order_.begin());
-    if (order_.size() > capacity_) {
-      index_.erase(order_.back().first);
-      order_.pop_back();
+  void insert(const Key& key, Shared value) {
+    entries_.emplace_front(key, std::move(value));
+    index_.emplace(key, entries_.begin());
+    if (entries_.size() > capacity_) {
+      index_.erase(entries_.back().first);
+      entries_.pop_back();
     }
   }
 
   using Entry = std::pair<Key, Shared>;
   const size_t capacity_;
   std::mutex mutex_;
-  std::list<Entry> order_;
+  std::list<Entry> entries_;  // most recently used first
   std::unordered_map<Key, typename std::list<Entry>::iterator, KeyHash> index_;
   int64_t hits_ = 0, misses_ = 0;
 };

@@ -1,6 +1,6 @@
-// Batch normalisation's kernels for one instruction set: compiled once for each, with JAXGRAD_ISA naming the namespace.
+// The batch normalization kernels. This file is compiled once per instruction set; JAXGRAD_ISA names the namespace.
 //
-// Where a call reads its array twice, the second time begins at the end, with what the cache still holds.
+// A call that reads x twice starts the second time at the end of x, which is still in the cache.
 #include "cpu/batch_norm/loops.h"
 #include "cpu/batch_norm/merge.h"
 #include "cpu/batch_norm/operations.h"
@@ -11,7 +11,7 @@ namespace {
 
 enum Parameter { kMean, kSlope, kShift, kTilt, kLevel };
 
-// One call: its layout, its scratch memory, and the loops over its tasks.
+// The layout and the workspace of one call, and the loops over its tasks.
 template <class T>
 struct Pass {
   Pass(const BatchNormShape& shape, std::byte* workspace, Parallel& parallel)
@@ -27,7 +27,7 @@ struct Pass {
     parallel_for(parallel, layout.tasks(), [&](int64_t index) { apply<T>(op, layout, layout.task(last - index)); });
   }
 
-  // Gives every column its channel's value(c).
+  // Sets the parameter of every column to value(c), where c is the channel of the column.
   template <class Value>
   void fill(Parameter parameter, Value value) {
     T* const columns = scratch.parameters[parameter];
@@ -44,7 +44,7 @@ struct Pass {
     fill(kSlope, [&](int64_t c) { return slope(call, c); });
     if (call.bias == nullptr) return;
     fill(kShift, [&](int64_t c) {
-      const double correction = low(call, c) * slope(call, c);  // 0 * infinity, where scale is infinite
+      const double correction = low(call, c) * slope(call, c);  // not finite if scale is infinite
       return static_cast<double>(call.bias[c]) - (correction - correction == 0 ? correction : 0);
     });
   }
@@ -66,18 +66,18 @@ struct Pass {
 };
 
 template <class S, bool kResidual, bool kRelu>
-void normalise(const BatchNormNormalise<S>& call, Pass<Compute<S>>& pass) {
-  pass.apply_from_the_end(Normalise<S, kResidual, kRelu>{
+void normalize(const BatchNormNormalize<S>& call, Pass<Compute<S>>& pass) {
+  pass.apply_from_the_end(Normalize<S, kResidual, kRelu>{
       call.x, call.residual, call.y, {pass.parameter(kMean), pass.parameter(kSlope), pass.parameter(kShift)}});
 }
 
-template <class S, Passed kPassed>
-GradientSums<S, kPassed> gradient_sums(const BatchNormBackward<S>& call, const Pass<Compute<S>>& pass) {
+template <class S, ReluMask kReluMask>
+GradientSums<S, kReluMask> gradient_sums(const BatchNormBackward<S>& call, const Pass<Compute<S>>& pass) {
   return {call.x, {call.y, call.dy}, {pass.parameter(kMean), pass.parameter(kSlope), pass.parameter(kShift)}};
 }
 
-template <class S, Passed kPassed, bool kFrozen>
-InputGradient<S, kPassed, kFrozen> input_gradient(const BatchNormBackward<S>& call, const Pass<Compute<S>>& pass) {
+template <class S, ReluMask kReluMask, bool kFrozen>
+InputGradient<S, kReluMask, kFrozen> input_gradient(const BatchNormBackward<S>& call, const Pass<Compute<S>>& pass) {
   return {call.x,
           {call.y, call.dy},
           call.dx,
@@ -98,9 +98,9 @@ void finish_sums(const BatchNormBackward<S>& call, Pass<T>& pass) {
   }
 }
 
-// dx = scale rstd (g - dbias / n - xhat dscale / n) + dmean / n + 2 dvar (x - mean) / n, xhat = (x - mean) rstd: the
-// backward pass of Ioffe and Szegedy (2015), with what comes through the returned mean and variance. It is linear in g
-// and x - mean, and so is written as g slope + (x - mean) tilt + level.
+// dx = scale rstd (g - dbias / n - xhat dscale / n) + dmean / n + 2 dvar (x - mean) / n with xhat = (x - mean) rstd.
+// This is the backward pass of Ioffe and Szegedy (2015) plus the cotangents of the returned mean and variance. It is
+// linear in g and x - mean: dx = g slope + (x - mean) tilt + level.
 template <class S, class T = Compute<S>>
 void fill_input_gradient(const BatchNormBackward<S>& call, Pass<T>& pass) {
   const double n = static_cast<double>(pass.layout.channel_count());
@@ -116,31 +116,31 @@ void fill_input_gradient(const BatchNormBackward<S>& call, Pass<T>& pass) {
   });
 }
 
-template <class S, Passed kPassed>
+template <class S, ReluMask kReluMask>
 void backward(const BatchNormBackward<S>& call, Pass<Compute<S>>& pass) {
   using T = Compute<S>;
   pass.fill_affine(call);
-  const auto sums = gradient_sums<S, kPassed>(call, pass);
+  const auto sums = gradient_sums<S, kReluMask>(call, pass);
   pass.for_tasks([&](const BatchNormTask& task) { reduce<T>(sums, pass.layout, task, pass.scratch.sums); });
   finish_sums(call, pass);
   if (call.dx == nullptr && call.dresidual == nullptr) return;
   fill_input_gradient(call, pass);
-  pass.apply_from_the_end(input_gradient<S, kPassed, false>(call, pass));
+  pass.apply_from_the_end(input_gradient<S, kReluMask, false>(call, pass));
 }
 
-// dx is known before the sums are, so each task writes it while its elements are in the cache.
+// dx does not depend on the sums, so each task computes both while its elements are in the cache.
 template <class S>
 void frozen_backward(const BatchNormBackward<S>& call, Pass<Compute<S>>& pass) {
   using T = Compute<S>;
   pass.fill_affine(call);
-  const auto sums = gradient_sums<S, Passed::kAll>(call, pass);
-  const auto dx = input_gradient<S, Passed::kAll, true>(call, pass);
-  const bool wants_sums = call.dscale != nullptr || call.dbias != nullptr;
+  const auto sums = gradient_sums<S, ReluMask::kAll>(call, pass);
+  const auto dx = input_gradient<S, ReluMask::kAll, true>(call, pass);
+  const bool needs_sums = call.dscale != nullptr || call.dbias != nullptr;
   pass.for_tasks([&](const BatchNormTask& task) {
-    if (wants_sums) reduce<T>(sums, pass.layout, task, pass.scratch.sums);
+    if (needs_sums) reduce<T>(sums, pass.layout, task, pass.scratch.sums);
     if (call.dx != nullptr) apply<T>(dx, pass.layout, task);
   });
-  if (wants_sums) finish_sums(call, pass);
+  if (needs_sums) finish_sums(call, pass);
 }
 
 }  // namespace
@@ -171,26 +171,26 @@ void batch_norm_statistics(const BatchNormStatistics<S>& call, Parallel& paralle
 }
 
 template <class S>
-void batch_norm_normalise(const BatchNormNormalise<S>& call, Parallel& parallel) {
+void batch_norm_normalize(const BatchNormNormalize<S>& call, Parallel& parallel) {
   Pass<Compute<S>> pass(call.shape, call.workspace, parallel);
   pass.fill_affine(call);
   if (call.residual != nullptr)
-    return call.relu ? normalise<S, true, true>(call, pass) : normalise<S, true, false>(call, pass);
-  return call.relu ? normalise<S, false, true>(call, pass) : normalise<S, false, false>(call, pass);
+    return call.relu ? normalize<S, true, true>(call, pass) : normalize<S, true, false>(call, pass);
+  return call.relu ? normalize<S, false, true>(call, pass) : normalize<S, false, false>(call, pass);
 }
 
 template <class S>
 void batch_norm_backward(const BatchNormBackward<S>& call, Parallel& parallel) {
   Pass<Compute<S>> pass(call.shape, call.workspace, parallel);
   if (call.frozen) return frozen_backward(call, pass);
-  if (!call.relu) return backward<S, Passed::kAll>(call, pass);
-  return call.y != nullptr ? backward<S, Passed::kPositiveAfter>(call, pass)
-                           : backward<S, Passed::kPositiveBefore>(call, pass);
+  if (!call.relu) return backward<S, ReluMask::kAll>(call, pass);
+  return call.y != nullptr ? backward<S, ReluMask::kPositiveAfter>(call, pass)
+                           : backward<S, ReluMask::kPositiveBefore>(call, pass);
 }
 
 #define JAXGRAD_INSTANTIATE(S)                                                      \
   template void batch_norm_statistics<S>(const BatchNormStatistics<S>&, Parallel&); \
-  template void batch_norm_normalise<S>(const BatchNormNormalise<S>&, Parallel&);   \
+  template void batch_norm_normalize<S>(const BatchNormNormalize<S>&, Parallel&);   \
   template void batch_norm_backward<S>(const BatchNormBackward<S>&, Parallel&);
 JAXGRAD_INSTANTIATE(float)
 JAXGRAD_INSTANTIATE(double)

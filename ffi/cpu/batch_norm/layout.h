@@ -1,16 +1,16 @@
-// How batch normalisation divides an array into blocks and tasks, and its scratch memory.
+// Divides x into blocks and tasks, and lays out the workspace of batch normalization.
 //
-// A block is what the partial sums of one task cover: its size depends on the array's shape alone, and blocks are
-// merged in their own order, so results depend on neither the number of threads nor their timing. Two ways to see the
-// array:
+// A task computes the partial sums of a block. The size of a block depends only on the shape of x, and the blocks are
+// merged in their order, so the results depend on neither the number of threads nor their timing. There are two
+// layouts:
 //
-//   columns  where the elements of a channel stand alone or in short runs. The array is read as rows of `width`
-//            columns, each column of one channel, as many periods of C * inner to a row as make whole vectors of it.
-//            A block is `block_rows` rows; the elements that fill no row are a last block of one shorter row.
-//   runs     where the elements of a channel stand in long runs. A column is a channel. A block is the same part of
-//            `group` runs, of `group` consecutive indices of outer.
+//   columns  for short runs of elements of one channel (inner is small). x is read as rows of `width` columns. Each
+//            column belongs to one channel. A row has as many periods of C * inner elements as make it whole vectors.
+//            A block is `block_rows` rows; the elements after the last whole row are a last block of one shorter row.
+//   runs     for long runs of elements of one channel. A column is a channel. A block is the same part of `group` runs,
+//            at `group` consecutive indices of outer.
 //
-// One for each instruction set, like the kernels, so that none of it is shared between their object files.
+// Each instruction set has its own copy, so that the object files of the kernels share no function.
 #pragma once
 
 #include "cpu/batch_norm/op.h"
@@ -22,11 +22,11 @@
 
 namespace jaxgrad::JAXGRAD_ISA {
 
-constexpr int64_t kPadColumns = 16;          // the lanes of the widest vector of floats
-constexpr int64_t kNarrow = 64;              // no row is shorter than this,
-constexpr int64_t kWide = 256;               // and shorter periods are repeated until they make whole vectors
-constexpr int64_t kShortRun = 32;            // shorter runs are read as columns
-constexpr int64_t kBlockElements = 1 << 14;  // of one block of columns, which its second reading finds in the cache
+constexpr int64_t kPadColumns = 16;          // lanes of the widest vector of floats
+constexpr int64_t kMinWidth = 64;            // minimum width of a row
+constexpr int64_t kMinPeriod = 256;          // narrower periods are repeated until a row is whole vectors
+constexpr int64_t kMinRun = 32;              // runs shorter than this are read as columns
+constexpr int64_t kBlockElements = 1 << 14;  // of a block of columns; fits the cache for the second reading
 constexpr int64_t kRunElements = 1 << 12;    // of one channel in a block of runs
 constexpr int64_t kTaskElements = 1 << 15;
 
@@ -35,18 +35,18 @@ constexpr int64_t clamped(int64_t value, int64_t low, int64_t high) {
 }
 constexpr int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
-// Part of one column, or of a range of columns: where a task's elements lie.
+// The elements of a task: a range of the columns of a block.
 struct BatchNormTask {
   int64_t block, begin, end;  // columns [begin, end)
 };
 
 struct BatchNormLayout {
-  explicit BatchNormLayout(const BatchNormShape& s) : shape(s), in_columns(s.inner < kShortRun) {
+  explicit BatchNormLayout(const BatchNormShape& s) : shape(s), in_columns(s.inner < kMinRun) {
     if (in_columns) {
       span = s.inner;
       repeat = 1;
       const int64_t period = s.C * s.inner;
-      while (repeat * period < kNarrow || (period < kWide && repeat * period % kPadColumns != 0)) ++repeat;
+      while (repeat * period < kMinWidth || (period < kMinPeriod && repeat * period % kPadColumns != 0)) ++repeat;
       width = repeat * period;
       rows = s.elements() / width;
       tail = s.elements() % width;
@@ -66,7 +66,7 @@ struct BatchNormLayout {
     ranges = divide_up(width, range);
   }
 
-  // The elements of each channel.
+  // The number of elements of each channel.
   int64_t channel_count() const { return shape.outer * shape.inner; }
 
   int64_t tasks() const { return blocks * ranges; }
@@ -78,22 +78,22 @@ struct BatchNormLayout {
 
   bool is_tail(int64_t block) const { return in_columns && block * block_rows >= rows; }
   int64_t block_columns(int64_t block) const { return is_tail(block) ? tail : width; }
-  // The rows of a block of columns.
+  // The number of rows of a block of columns.
   int64_t rows_of(int64_t block) const {
     return is_tail(block) ? 1 : clamped(rows - block * block_rows, 0, block_rows);
   }
   int64_t first_row(int64_t block) const { return is_tail(block) ? rows : block * block_rows; }
-  // Of a block of runs: its outer indices, and its part of each run.
+  // For a block of runs: its outer indices, and its part of each run.
   int64_t first_outer(int64_t block) const { return block / parts * group; }
   int64_t end_outer(int64_t block) const { return clamped(first_outer(block) + group, 0, shape.outer); }
   int64_t first_inner(int64_t block) const { return block % parts * part; }
   int64_t run_length(int64_t block) const { return clamped(shape.inner - first_inner(block), 0, part); }
-  // The elements of each column in a block.
+  // The number of elements of each column in a block.
   int64_t count(int64_t block) const {
     return in_columns ? rows_of(block) : (end_outer(block) - first_outer(block)) * run_length(block);
   }
 
-  // Calls body(column) for the columns of a channel. A row that is not whole lacks the later ones.
+  // Calls body(column) for the columns of a channel. The last, shorter row may lack the later columns.
   template <class Body>
   void for_columns(int64_t channel, Body body) const {
     for (int64_t r = 0; r < repeat; ++r)
@@ -107,10 +107,10 @@ struct BatchNormLayout {
   int64_t rows = 0, tail = 0, block_rows = 1;
   int64_t group = 1, part = 0, parts = 1;
   int64_t blocks;
-  int64_t range, ranges;  // columns that one task takes of a block
+  int64_t range, ranges;  // columns of a block per task, and tasks per block
 };
 
-constexpr int kMostSums = 3, kMostParameters = 5;
+constexpr int kMaxSums = 3, kMaxParameters = 5;
 
 template <class T>
 struct BatchNormScratch {
@@ -120,9 +120,9 @@ struct BatchNormScratch {
     for (double*& total : totals) total = arena.take<double>(layout.stride);
   }
 
-  T* sums[kMostSums];              // [blocks, stride]
-  T* parameters[kMostParameters];  // [stride]: what the elements of a column are scaled and shifted by
-  double* totals[kMostSums];       // [stride]
+  T* sums[kMaxSums];              // [blocks, stride]
+  T* parameters[kMaxParameters];  // [stride]: coefficients of each column
+  double* totals[kMaxSums];       // [stride]
 };
 
 }  // namespace jaxgrad::JAXGRAD_ISA

@@ -1,11 +1,10 @@
-// The two kinds of loop over a task's elements: `reduce` adds something up for each column, `apply` writes something
-// for each element. What is added or written is an operation (batch_norm_operations.h), for which both kinds of layout
-// look alike:
+// Loops over the elements of a task: reduce() sums over each column, apply() writes each element. The summands and
+// results are defined by an operation (operations.h), which does not depend on the layout:
 //
-//   Op::Params                      vectors of what the operation needs of its columns
-//   op.at(j), op.of(c)              the Params of the columns from j on, or of column c alone in every lane
-//   op.add(i, lanes, params, sums)  adds the elements from i on to kSums vectors, and nothing in the lanes beyond
-//   op.apply(i, lanes, params)      writes the elements from i on
+//   Op::Params                      vectors of the column parameters that the operation reads
+//   op.at(j), op.of(c)              the Params of the columns from j on, or of column c in every lane
+//   op.add(i, lanes, params, sums)  adds the `lanes` elements from i on to kSums vectors
+//   op.apply(i, lanes, params)      writes the `lanes` elements from i on
 #pragma once
 
 #include "cpu/batch_norm/layout.h"
@@ -13,9 +12,9 @@
 
 namespace jaxgrad::JAXGRAD_ISA {
 
-// Vectors whose sums one loop over rows keeps in registers.
+// Vectors of columns whose sums stay in registers during a loop over rows.
 constexpr int kChunk = kRegisters == 32 ? 8 : 4;
-// Vectors of one run that are added to separate sums, so that no addition waits for the one before it.
+// Separate sums for consecutive vectors of a run, so that consecutive additions do not depend on each other.
 constexpr int kRunSums = 4;
 
 template <int N>
@@ -39,7 +38,7 @@ JAXGRAD_INLINE void for_chunks(int64_t begin, int64_t end, Body body) {
   if (j < end) body(j, Vectors<1>{}, static_cast<int>(end - j));
 }
 
-// Adds up the columns from j on over `rows` rows and hands each sum to done(s, j, vector).
+// Sums the columns from j on over `rows` rows and calls done(s, j, vector) with each sum.
 template <class T, int kVectors, class Op, class Lanes, class Done>
 JAXGRAD_INLINE void reduce_chunk(const Op& op, const BatchNormLayout& layout, int64_t first_row, int64_t rows,
                                  int64_t j, Lanes lanes, Done done) {
@@ -63,7 +62,7 @@ JAXGRAD_INLINE void reduce_chunk(const Op& op, const BatchNormLayout& layout, in
     for (int s = 0; s < Op::kSums; ++s) done(s, j + v * kL, sums[v][s]);
 }
 
-// Adds up a channel over a block of runs and hands each sum to done(s, value).
+// Sums a channel over a block of runs and calls done(s, value) with each sum.
 template <class T, class Op, class Done>
 JAXGRAD_INLINE void reduce_runs(const Op& op, const BatchNormLayout& layout, int64_t block, int64_t channel,
                                 Done done) {
@@ -89,7 +88,7 @@ JAXGRAD_INLINE void reduce_runs(const Op& op, const BatchNormLayout& layout, int
   }
 }
 
-// Fills sums[s][block, column] for the task's columns.
+// Fills sums[s][block, column] for the columns of the task.
 template <class T, class Op>
 void reduce(const Op& op, const BatchNormLayout& layout, const BatchNormTask& task, T* const* sums) {
   const int64_t at = task.block * layout.stride;

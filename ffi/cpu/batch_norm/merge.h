@@ -1,11 +1,11 @@
-// From the sums of blocks to those of channels, in double and in the order of the blocks.
+// Merges the sums of blocks into sums of channels, in double and in the order of the blocks.
 #pragma once
 
 #include "cpu/batch_norm/layout.h"
 
 namespace jaxgrad::JAXGRAD_ISA {
 
-// totals[s][c] becomes the sum over all blocks and all columns of channel c.
+// Sets totals[s][c] to the sum over all blocks and all columns of channel c.
 template <class T>
 void merge_sums(const BatchNormLayout& layout, const BatchNormScratch<T>& scratch, int kinds) {
   for (int s = 0; s < kinds; ++s) {
@@ -18,7 +18,7 @@ void merge_sums(const BatchNormLayout& layout, const BatchNormScratch<T>& scratc
     }
   }
   if (layout.repeat * layout.span == 1) return;
-  // In place: the sum for channel c goes to column c, which belongs to no later channel.
+  // In place: the sum of channel c is stored in column c, which belongs to no later channel.
   for (int s = 0; s < kinds; ++s)
     for (int64_t c = 0; c < layout.shape.C; ++c) {
       double total = 0;
@@ -27,7 +27,8 @@ void merge_sums(const BatchNormLayout& layout, const BatchNormScratch<T>& scratc
     }
 }
 
-// The mean of each channel, less that of its first block: what remains is small where the mean is large, and exact.
+// The mean of each channel is pivot + offset, where the pivot is the mean of its first block. If the mean is large, the
+// offset is small and has no rounding error of the size of the mean's.
 template <class T>
 void merge_means(const BatchNormLayout& layout, const BatchNormScratch<T>& scratch, double* __restrict pivots,
                  double* __restrict offsets) {
@@ -52,8 +53,8 @@ void merge_means(const BatchNormLayout& layout, const BatchNormScratch<T>& scrat
   }
 }
 
-// The sum of squares about the mean of the channel, from those about the means of the blocks: Chan, Golub and LeVeque,
-// "Algorithms for computing the sample variance" (1983).
+// The sum of squared deviations from the mean of the channel, from the sums of squared deviations from the means of the
+// blocks: Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983).
 template <class T>
 void merge_squares(const BatchNormLayout& layout, const BatchNormScratch<T>& scratch, const double* __restrict pivots,
                    const double* __restrict offsets, double* __restrict squares) {
@@ -72,7 +73,7 @@ void merge_squares(const BatchNormLayout& layout, const BatchNormScratch<T>& scr
   }
 }
 
-// Where infinities meet, the mean is what summing x as it is gives: an infinity of one sign, or NaN.
+// The mean if x has infinities: the plain sum of x gives an infinity or NaN.
 template <class T>
 double plain_mean(const BatchNormLayout& layout, const BatchNormScratch<T>& scratch, int64_t channel) {
   double total = 0;
@@ -86,7 +87,8 @@ double plain_mean(const BatchNormLayout& layout, const BatchNormScratch<T>& scra
   return total / static_cast<double>(layout.channel_count());
 }
 
-// A block's sums are its mean m, rounded, and the sums of x - m, which make up for the rounding, and of (x - m)^2.
+// The sums of a block are its rounded mean m, the sum of x - m, which corrects the rounding of m, and the sum of
+// (x - m)^2.
 template <class S, class T = Compute<S>>
 void merge_moments(const BatchNormStatistics<S>& call, const BatchNormLayout& layout,
                    const BatchNormScratch<T>& scratch) {
@@ -99,7 +101,8 @@ void merge_moments(const BatchNormStatistics<S>& call, const BatchNormLayout& la
     double total = 0;
     layout.for_columns(c, [&](int64_t j) { total += squares[j]; });
     const double pivot = pivots[column], offset = offsets[column], sum = pivot + offset;
-    const double part = sum - pivot, error = (pivot - (sum - part)) + (offset - part);  // of that addition (Knuth)
+    const double part = sum - pivot,
+                 error = (pivot - (sum - part)) + (offset - part);  // rounding error of the sum (Knuth)
     T mean = static_cast<T>(sum), low = static_cast<T>((sum - static_cast<double>(mean)) + error);
     if (low != low || low - low != 0) {
       mean = static_cast<T>(plain_mean(layout, scratch, c));

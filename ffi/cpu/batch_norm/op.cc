@@ -5,14 +5,14 @@
 
 namespace jaxgrad {
 
-// One copy of the kernels for each instruction set: batch_norm_kernels.cc.
+// Defined in kernels.cc, once per instruction set.
 #define JAXGRAD_DECLARE(isa)                                                  \
   namespace isa {                                                             \
   int64_t batch_norm_workspace(const BatchNormShape&, int64_t storage_bytes); \
   template <class S>                                                          \
   void batch_norm_statistics(const BatchNormStatistics<S>&, Parallel&);       \
   template <class S>                                                          \
-  void batch_norm_normalise(const BatchNormNormalise<S>&, Parallel&);         \
+  void batch_norm_normalize(const BatchNormNormalize<S>&, Parallel&);         \
   template <class S>                                                          \
   void batch_norm_backward(const BatchNormBackward<S>&, Parallel&);           \
   }
@@ -22,14 +22,14 @@ JAXGRAD_DECLARE(baseline)
 
 namespace {
 
-// Below this many elements, waking another thread costs more than it saves.
-constexpr int64_t kWorthSharing = 1 << 16;
+// With fewer elements, waking another thread costs more than it saves.
+constexpr int64_t kMinParallelElements = 1 << 16;
 
-// Calls run(threads) with the threads that a call of this shape is worth.
+// Calls run() with `parallel` if the problem is large enough, otherwise with a serial loop.
 template <class Run>
 void with_threads(const BatchNormShape& shape, Parallel& parallel, Run run) {
-  OneThread alone;
-  run(shape.elements() >= kWorthSharing ? parallel : alone);
+  SerialParallel serial;
+  run(shape.elements() >= kMinParallelElements ? parallel : serial);
 }
 
 }  // namespace
@@ -58,7 +58,7 @@ int64_t batch_norm_workspace(const BatchNormShape& shape, int64_t storage_bytes)
   template void function<Float16>(const Call<Float16>&, Parallel&);
 
 JAXGRAD_DISPATCH(batch_norm_statistics, BatchNormStatistics)
-JAXGRAD_DISPATCH(batch_norm_normalise, BatchNormNormalise)
+JAXGRAD_DISPATCH(batch_norm_normalize, BatchNormNormalize)
 JAXGRAD_DISPATCH(batch_norm_backward, BatchNormBackward)
 
 }  // namespace jaxgrad

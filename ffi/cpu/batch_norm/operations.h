@@ -1,4 +1,4 @@
-// What batch normalisation does with an element, as operations for the loops of batch_norm_sweep.h.
+// The operations of batch normalization on one element, for the loops of loops.h.
 #pragma once
 
 #include "cpu/batch_norm/op.h"
@@ -6,7 +6,7 @@
 
 namespace jaxgrad::JAXGRAD_ISA {
 
-// Arrays of one element for each column, padded to whole vectors, read as vectors.
+// Reads arrays that have one element per column, padded to whole vectors, as vectors.
 template <class T, int N>
 struct Columns {
   Vector<T> value[N];
@@ -39,7 +39,7 @@ struct Sum {
   const S* x;
 };
 
-// Sums of x - mean and of its square.
+// Sums of x - mean and (x - mean)^2.
 template <class S, class T = Compute<S>>
 struct Deviations {
   static constexpr int kSums = 2;
@@ -58,14 +58,14 @@ struct Deviations {
   T* mean[1];
 };
 
-// scale (x - mean) rstd + bias as (x - mean) slope + shift, the same to the last bit wherever it is computed.
+// scale (x - mean) rstd + bias as (x - mean) slope + shift. Both passes use this function and get identical results.
 template <class T>
 JAXGRAD_INLINE Vector<T> affine(Vector<T> deviation, Vector<T> slope, Vector<T> shift) {
   return deviation * slope + shift;
 }
 
 template <class S, bool kResidual, bool kRelu, class T = Compute<S>>
-struct Normalise {
+struct Normalize {
   using Params = Columns<T, 3>;
 
   JAXGRAD_INLINE Params at(int64_t j) const { return Params::at(mean_slope_shift, j); }
@@ -74,7 +74,7 @@ struct Normalise {
   JAXGRAD_INLINE void apply(int64_t i, Lanes lanes, const Params& params) const {
     Vector<T> value = affine<T>(load(x + i, lanes) - params.value[0], params.value[1], params.value[2]);
     if constexpr (kResidual) value += load(residual + i, lanes);
-    if constexpr (kRelu) value = value <= 0 ? Vector<T>{} : value;  // lets NaN through
+    if constexpr (kRelu) value = value <= 0 ? Vector<T>{} : value;  // propagates NaN
     store(y + i, value, lanes);
   }
 
@@ -84,20 +84,20 @@ struct Normalise {
   T* mean_slope_shift[3];
 };
 
-// How the backward pass tells what relu passed on: it passed on everything (there is none), what was positive before
-// it, computed anew, or what is positive after it.
-enum class Passed { kAll, kPositiveBefore, kPositiveAfter };
+// Where the gradient of relu is not zero: everywhere (no relu), where its input, recomputed from x, is positive, or
+// where its output is positive.
+enum class ReluMask { kAll, kPositiveBefore, kPositiveAfter };
 
-// dy, or zero where relu held back what went in.
-template <class S, Passed kPassed, class T = Compute<S>>
+// dy, or zero where relu was not active.
+template <class S, ReluMask kReluMask, class T = Compute<S>>
 struct Gradient {
   template <class Lanes>
   JAXGRAD_INLINE Vector<T> operator()(int64_t i, Lanes lanes, Vector<T> deviation, Vector<T> slope,
                                       Vector<T> shift) const {
     const Vector<T> gradient = load(dy + i, lanes);
-    if constexpr (kPassed == Passed::kPositiveBefore)
+    if constexpr (kReluMask == ReluMask::kPositiveBefore)
       return affine<T>(deviation, slope, shift) > 0 ? gradient : Vector<T>{};
-    if constexpr (kPassed == Passed::kPositiveAfter) return load(y + i, lanes) > 0 ? gradient : Vector<T>{};
+    if constexpr (kReluMask == ReluMask::kPositiveAfter) return load(y + i, lanes) > 0 ? gradient : Vector<T>{};
     return gradient;
   }
 
@@ -105,8 +105,8 @@ struct Gradient {
   const S* dy;
 };
 
-// Sums of the gradient and of its product with x - mean.
-template <class S, Passed kPassed, class T = Compute<S>>
+// Sums of g and g (x - mean), where g is the gradient after relu.
+template <class S, ReluMask kReluMask, class T = Compute<S>>
 struct GradientSums {
   static constexpr int kSums = 2;
   using Params = Columns<T, 3>;
@@ -122,12 +122,12 @@ struct GradientSums {
   }
 
   const S* x;
-  Gradient<S, kPassed> gradient;
+  Gradient<S, kReluMask> gradient;
   T* mean_slope_shift[3];
 };
 
-// dx = g slope + (x - mean) tilt + level, where the statistics depend on x; dx = g slope where they are frozen.
-template <class S, Passed kPassed, bool kFrozen, class T = Compute<S>>
+// dx = g slope + (x - mean) tilt + level. With frozen statistics, dx = g slope.
+template <class S, ReluMask kReluMask, bool kFrozen, class T = Compute<S>>
 struct InputGradient {
   using Params = Columns<T, 5>;
 
@@ -137,7 +137,7 @@ struct InputGradient {
   JAXGRAD_INLINE void apply(int64_t i, Lanes lanes, const Params& params) const {
     const auto& [mean, slope, shift, tilt, level] = params.value;
     Vector<T> deviation{};
-    if constexpr (!kFrozen || kPassed == Passed::kPositiveBefore) deviation = load(x + i, lanes) - mean;
+    if constexpr (!kFrozen || kReluMask == ReluMask::kPositiveBefore) deviation = load(x + i, lanes) - mean;
     const Vector<T> g = gradient(i, lanes, deviation, slope, shift);
     if (dresidual != nullptr) store(dresidual + i, g, lanes);
     if (dx == nullptr) return;
@@ -148,7 +148,7 @@ struct InputGradient {
   }
 
   const S* x;
-  Gradient<S, kPassed> gradient;
+  Gradient<S, kReluMask> gradient;
   S* dx;         // or null
   S* dresidual;  // or null
   T* mean_slope_shift_tilt_level[5];

@@ -18,7 +18,7 @@ int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * 
 
 dnnl_data_type_t data_type(ConvType type) { return type == ConvType::kBFloat16 ? dnnl_bf16 : dnnl_f32; }
 
-// The strides of a dense operand whose features are the last axis, or the second.
+// The strides of a dense operand whose features are the last axis (channels last) or the second axis.
 ConvAxes dense_strides(const ConvOperand& operand, int axes, bool channels_last) {
   ConvAxes strides{};
   int64_t stride = 1;
@@ -45,18 +45,18 @@ MemoryDesc of_any_layout(int axes, const dnnl_dims_t sizes, ConvType type) {
   return MemoryDesc(created);
 }
 
-// Activations as the primitive is to see them.
+// The memory descriptor of activations in a layout.
 MemoryDesc describe(const ConvOperand& operand, int axes, ConvType type, ConvLayout layout) {
   if (layout == ConvLayout::kAny) return of_any_layout(axes, operand.sizes.data(), type);
-  const ConvAxes strides = layout == ConvLayout::kAsItLies
+  const ConvAxes strides = layout == ConvLayout::kCaller
                                ? operand.strides
                                : dense_strides(operand, axes, layout == ConvLayout::kChannelsLast);
   return with_strides(axes, operand.sizes.data(), type, strides.data());
 }
 
-// A filter, with the groups as an axis of their own where there are several. Its layout is always the primitive's to
-// choose: weights are small.
-MemoryDesc describe_filter(const ConvKey& key, bool any) {
+// The memory descriptor of the weights, with the groups as an additional first axis if there are several. With `any`,
+// oneDNN chooses the layout; weights are small, so a reorder is cheap.
+MemoryDesc describe_weights(const ConvKey& key, bool any) {
   const int axes = key.spatial + 2 + (key.groups > 1);
   dnnl_dims_t sizes, strides;
   int to = 0;
@@ -125,49 +125,49 @@ void execute(const Primitive& primitive, const std::vector<std::pair<int, dnnl_m
   JAXGRAD_ONEDNN(api().dnnl_primitive_execute(primitive.get(), stream(), static_cast<int>(list.size()), list.data()));
 }
 
-// One operand of a plan: in the caller's layout, and in the primitive's with a reorder where the two differ.
+// An operand of a plan, in the layouts of the caller and of the primitive.
 struct Operand {
   int argument = 0;
-  MemoryDesc outside, inside;
-  Primitive reorder;   // null: the primitive reads or writes the caller's buffer
+  MemoryDesc caller, primitive;
+  Primitive reorder;   // null if both layouts are the same: the primitive then uses the buffer of the caller
   int64_t offset = 0;  // of the reordered copy in the workspace
 };
 
 class OneDnnPlan final : public ConvPlan {
  public:
   OneDnnPlan(const ConvKey& key, ConvLayout layout) : threads_(key.threads) {
-    const ThreadCount planned(threads_);
+    const ThreadCount thread_count(threads_);
     const int axes = key.spatial + 2;
     const MemoryDesc bias = key.has_bias ? describe_bias(key) : nullptr;
-    create_primitive(key, describe(key.x, axes, key.type, layout), describe_filter(key, true),
+    create_primitive(key, describe(key.x, axes, key.type, layout), describe_weights(key, true),
                      describe(key.y, axes, key.type, layout), bias);
 
-    MemoryDesc outside_x = describe(key.x, axes, key.type, ConvLayout::kAsItLies);
-    MemoryDesc outside_w = describe_filter(key, false);
-    MemoryDesc outside_y = describe(key.y, axes, key.type, ConvLayout::kAsItLies);
-    switch (key.kind) {
-      case ConvKind::kForward:
-        first_ = read(DNNL_ARG_SRC, std::move(outside_x), dnnl_query_src_md);
-        second_ = read(DNNL_ARG_WEIGHTS, std::move(outside_w), dnnl_query_weights_md);
-        result_ = write(DNNL_ARG_DST, std::move(outside_y), dnnl_query_dst_md);
+    MemoryDesc caller_x = describe(key.x, axes, key.type, ConvLayout::kCaller);
+    MemoryDesc caller_w = describe_weights(key, false);
+    MemoryDesc caller_y = describe(key.y, axes, key.type, ConvLayout::kCaller);
+    switch (key.pass) {
+      case ConvPass::kForward:
+        first_ = make_input(DNNL_ARG_SRC, std::move(caller_x), dnnl_query_src_md);
+        second_ = make_input(DNNL_ARG_WEIGHTS, std::move(caller_w), dnnl_query_weights_md);
+        result_ = make_output(DNNL_ARG_DST, std::move(caller_y), dnnl_query_dst_md);
         break;
-      case ConvKind::kBackwardInput:
-        first_ = read(DNNL_ARG_DIFF_DST, std::move(outside_y), dnnl_query_diff_dst_md);
-        second_ = read(DNNL_ARG_WEIGHTS, std::move(outside_w), dnnl_query_weights_md);
-        result_ = write(DNNL_ARG_DIFF_SRC, std::move(outside_x), dnnl_query_diff_src_md);
+      case ConvPass::kInputGradient:
+        first_ = make_input(DNNL_ARG_DIFF_DST, std::move(caller_y), dnnl_query_diff_dst_md);
+        second_ = make_input(DNNL_ARG_WEIGHTS, std::move(caller_w), dnnl_query_weights_md);
+        result_ = make_output(DNNL_ARG_DIFF_SRC, std::move(caller_x), dnnl_query_diff_src_md);
         break;
-      case ConvKind::kBackwardFilter:
-        first_ = read(DNNL_ARG_SRC, std::move(outside_x), dnnl_query_src_md);
-        second_ = read(DNNL_ARG_DIFF_DST, std::move(outside_y), dnnl_query_diff_dst_md);
-        result_ = write(DNNL_ARG_DIFF_WEIGHTS, std::move(outside_w), dnnl_query_diff_weights_md);
+      case ConvPass::kWeightGradient:
+        first_ = make_input(DNNL_ARG_SRC, std::move(caller_x), dnnl_query_src_md);
+        second_ = make_input(DNNL_ARG_DIFF_DST, std::move(caller_y), dnnl_query_diff_dst_md);
+        result_ = make_output(DNNL_ARG_DIFF_WEIGHTS, std::move(caller_w), dnnl_query_diff_weights_md);
     }
     if (key.has_bias) {
-      const bool filter = key.kind == ConvKind::kBackwardFilter;
-      bias_ = query(description_, filter ? dnnl_query_diff_weights_md : dnnl_query_weights_md, 1);
-      bias_argument_ = filter ? DNNL_ARG_DIFF_BIAS : DNNL_ARG_BIAS;
+      const bool is_weight_gradient = key.pass == ConvPass::kWeightGradient;
+      bias_ = query(description_, is_weight_gradient ? dnnl_query_diff_weights_md : dnnl_query_weights_md, 1);
+      bias_argument_ = is_weight_gradient ? DNNL_ARG_DIFF_BIAS : DNNL_ARG_BIAS;
     }
     scratchpad_ = query(description_, dnnl_query_scratchpad_md);
-    scratchpad_offset_ = take(bytes_of(scratchpad_));
+    scratchpad_offset_ = allocate(bytes_of(scratchpad_));
     primitive_ = create(description_);
   }
 
@@ -181,20 +181,21 @@ class OneDnnPlan final : public ConvPlan {
 
   void run(const void* first, const void* second, void* bias, void* result, std::byte* workspace) const override {
     if (threads_ == 1) {
-      const ThreadCount alone(1);
-      run_here(first, second, bias, result, workspace);
+      const ThreadCount thread_count(1);
+      run_on_current_thread(first, second, bias, result, workspace);
     } else {
-      run_with_team([&] { run_here(first, second, bias, result, workspace); });
+      run_with_team([&] { run_on_current_thread(first, second, bias, result, workspace); });
     }
   }
 
  private:
-  void run_here(const void* first, const void* second, void* bias, void* result, std::byte* workspace) const {
+  void run_on_current_thread(const void* first, const void* second, void* bias, void* result,
+                             std::byte* workspace) const {
     workspace += (kAlignment - reinterpret_cast<uintptr_t>(workspace) % kAlignment) % kAlignment;
-    const Memory first_memory = bring_in(first_, first, workspace);
-    const Memory second_memory = bring_in(second_, second, workspace);
-    void* target = result_.reorder ? workspace + result_.offset : result;
-    const Memory result_memory = memory(result_.inside, target);
+    const Memory first_memory = reorder_input(first_, first, workspace);
+    const Memory second_memory = reorder_input(second_, second, workspace);
+    void* const target = result_.reorder ? workspace + result_.offset : result;
+    const Memory result_memory = memory(result_.primitive, target);
     const Memory scratchpad = memory(scratchpad_, workspace + scratchpad_offset_);
     const Memory bias_memory = bias_ ? memory(bias_, bias) : nullptr;
     std::vector<std::pair<int, dnnl_memory_t>> arguments = {{first_.argument, first_memory.get()},
@@ -204,7 +205,7 @@ class OneDnnPlan final : public ConvPlan {
     if (bias_) arguments.emplace_back(bias_argument_, bias_memory.get());
     execute(primitive_, arguments);
     if (result_.reorder) {
-      const Memory out = memory(result_.outside, result);
+      const Memory out = memory(result_.caller, result);
       execute(result_.reorder, {{DNNL_ARG_FROM, result_memory.get()}, {DNNL_ARG_TO, out.get()}});
     }
     JAXGRAD_ONEDNN(api().dnnl_stream_wait(stream()));
@@ -215,28 +216,27 @@ class OneDnnPlan final : public ConvPlan {
     dnnl_dims_t strides, dilates, low, high;
     for (int i = 0; i < key.spatial; ++i) {
       strides[i] = key.window_strides[i];
-      dilates[i] = key.rhs_dilation[i] - 1;  // oneDNN counts the gaps
+      dilates[i] = key.rhs_dilation[i] - 1;  // oneDNN counts the elements between two taps
       low[i] = key.padding_low[i];
       high[i] = key.padding_high[i];
     }
     const Attributes attributes = scratchpad_from_caller();
     dnnl_primitive_desc_t created = nullptr;
-    // The backward passes are described next to the forward one that they belong to; a hint is not needed for the
-    // kernels that read any layout, and is made where it is.
-    switch (key.kind) {
-      case ConvKind::kForward:
+    // The gradient passes take the forward primitive as a hint.
+    switch (key.pass) {
+      case ConvPass::kForward:
         JAXGRAD_ONEDNN(api().dnnl_convolution_forward_primitive_desc_create(
             &created, engine(), dnnl_forward_training, dnnl_convolution_direct, x.get(), w.get(), bias.get(), y.get(),
             strides, dilates, low, high, attributes.get()));
         break;
-      case ConvKind::kBackwardInput: {
+      case ConvPass::kInputGradient: {
         const PrimitiveDesc hint = forward_hint(key, strides, dilates, low, high);
         JAXGRAD_ONEDNN(api().dnnl_convolution_backward_data_primitive_desc_create(
             &created, engine(), dnnl_convolution_direct, x.get(), w.get(), y.get(), strides, dilates, low, high,
             hint.get(), attributes.get()));
         break;
       }
-      case ConvKind::kBackwardFilter: {
+      case ConvPass::kWeightGradient: {
         const PrimitiveDesc hint = forward_hint(key, strides, dilates, low, high);
         JAXGRAD_ONEDNN(api().dnnl_convolution_backward_weights_primitive_desc_create(
             &created, engine(), dnnl_convolution_direct, x.get(), w.get(), bias.get(), y.get(), strides, dilates, low,
@@ -249,7 +249,7 @@ class OneDnnPlan final : public ConvPlan {
   static PrimitiveDesc forward_hint(const ConvKey& key, const dnnl_dims_t strides, const dnnl_dims_t dilates,
                                     const dnnl_dims_t low, const dnnl_dims_t high) {
     const int axes = key.spatial + 2;
-    const MemoryDesc x = describe(key.x, axes, key.type, ConvLayout::kAny), w = describe_filter(key, true),
+    const MemoryDesc x = describe(key.x, axes, key.type, ConvLayout::kAny), w = describe_weights(key, true),
                      y = describe(key.y, axes, key.type, ConvLayout::kAny);
     dnnl_primitive_desc_t created = nullptr;
     JAXGRAD_ONEDNN(api().dnnl_convolution_forward_primitive_desc_create(
@@ -258,16 +258,16 @@ class OneDnnPlan final : public ConvPlan {
     return PrimitiveDesc(created);
   }
 
-  int64_t take(int64_t bytes) {
+  int64_t allocate(int64_t bytes) {
     const int64_t at = workspace_;
     workspace_ += aligned(bytes);
     return at;
   }
 
-  Operand place(int argument, MemoryDesc outside, dnnl_query_t what) {
-    Operand operand{argument, std::move(outside), query(description_, what), nullptr, 0};
-    if (api().dnnl_memory_desc_equal(operand.outside.get(), operand.inside.get()) == 0)
-      operand.offset = take(bytes_of(operand.inside));
+  Operand make_operand(int argument, MemoryDesc caller, dnnl_query_t what) {
+    Operand operand{argument, std::move(caller), query(description_, what), nullptr, 0};
+    if (api().dnnl_memory_desc_equal(operand.caller.get(), operand.primitive.get()) == 0)
+      operand.offset = allocate(bytes_of(operand.primitive));
     return operand;
   }
 
@@ -279,24 +279,24 @@ class OneDnnPlan final : public ConvPlan {
     return create(PrimitiveDesc(created));
   }
 
-  Operand read(int argument, MemoryDesc outside, dnnl_query_t what) {
-    Operand operand = place(argument, std::move(outside), what);
-    operand.reorder = reorder(operand.outside, operand.inside);
+  Operand make_input(int argument, MemoryDesc caller, dnnl_query_t what) {
+    Operand operand = make_operand(argument, std::move(caller), what);
+    operand.reorder = reorder(operand.caller, operand.primitive);
     return operand;
   }
 
-  Operand write(int argument, MemoryDesc outside, dnnl_query_t what) {
-    Operand operand = place(argument, std::move(outside), what);
-    operand.reorder = reorder(operand.inside, operand.outside);
+  Operand make_output(int argument, MemoryDesc caller, dnnl_query_t what) {
+    Operand operand = make_operand(argument, std::move(caller), what);
+    operand.reorder = reorder(operand.primitive, operand.caller);
     return operand;
   }
 
-  static Memory bring_in(const Operand& operand, const void* data, std::byte* workspace) {
-    if (!operand.reorder) return memory(operand.inside, data);
-    const Memory outside = memory(operand.outside, data);
-    Memory inside = memory(operand.inside, workspace + operand.offset);
-    execute(operand.reorder, {{DNNL_ARG_FROM, outside.get()}, {DNNL_ARG_TO, inside.get()}});
-    return inside;
+  static Memory reorder_input(const Operand& operand, const void* data, std::byte* workspace) {
+    if (!operand.reorder) return memory(operand.primitive, data);
+    const Memory source = memory(operand.caller, data);
+    Memory reordered = memory(operand.primitive, workspace + operand.offset);
+    execute(operand.reorder, {{DNNL_ARG_FROM, source.get()}, {DNNL_ARG_TO, reordered.get()}});
+    return reordered;
   }
 
   const int threads_;
@@ -310,7 +310,7 @@ class OneDnnPlan final : public ConvPlan {
 
 }  // namespace
 
-std::shared_ptr<const ConvPlan> make_onednn_conv(const ConvKey& key, ConvLayout layout) {
+std::shared_ptr<const ConvPlan> make_onednn_plan(const ConvKey& key, ConvLayout layout) {
   return std::make_shared<OneDnnPlan>(key, layout);
 }
 

@@ -1,4 +1,4 @@
-// One convolution as a primitive of oneDNN with the reorders around it.
+// Builds convolution plans: a oneDNN primitive with the reorders of its operands.
 #pragma once
 
 #include <memory>
@@ -7,10 +7,10 @@
 
 namespace jaxgrad {
 
-// How the primitive sees the activations; where that is not how they lie, they are reordered around it.
-enum class ConvLayout { kAsItLies, kAny /* the primitive's own choice */, kChannelsLast, kFeaturesFirst };
+// The layout of the activations that the primitive reads and writes. The plan reorders activations of another layout.
+enum class ConvLayout { kCaller, kAny /* chosen by oneDNN */, kChannelsLast, kFeaturesFirst };
 
 // Throws onednn::Error.
-std::shared_ptr<const ConvPlan> make_onednn_conv(const ConvKey& key, ConvLayout layout);
+std::shared_ptr<const ConvPlan> make_onednn_plan(const ConvKey& key, ConvLayout layout);
 
 }  // namespace jaxgrad

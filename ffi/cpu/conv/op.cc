@@ -14,7 +14,7 @@ constexpr size_t kCapacity = 512;
 
 bool is_channels_last(const ConvOperand& operand) { return operand.strides[1] == 1; }
 
-// Whether the convolution is a matrix product for each image, which needs no copy of features-first activations.
+// Whether the convolution is one matrix product per image, which reads features-first activations without a copy.
 bool is_pointwise(const ConvKey& key) {
   bool pointwise = key.groups == 1;
   for (int i = 0; i < key.spatial; ++i)
@@ -25,68 +25,59 @@ bool is_pointwise(const ConvKey& key) {
 
 bool is_gemm(const ConvPlan& plan) { return plan.implementation().find("gemm") != std::string::npos; }
 
-// The layout in which the kernel reads the activations. As measured:
-//   - The gradient of an input of few features is a matrix product whose result is gathered from all windows; the
-//     direct kernels would pad the features to blocks of 16.
-//   - Other channels-last activations are read as they lie, and so are all others by the matrix product for each image
-//     that a window of one element comes to.
-//   - Others are reordered to what the kernel likes best, but for weight gradients whose kernel would then be a matrix
-//     product on a copy of all windows (depthwise: 6x slower): these take the direct kernel of channels-last
-//     activations.
+// Selects the layout of the activations, by measurements:
+//   - Input gradients of few features: features first. oneDNN computes a matrix product and gathers the result from all
+//     windows; its direct kernels would pad the features to blocks of 16.
+//   - Channels-last activations and 1x1 windows: the layout of the caller.
+//   - Other activations: the layout that oneDNN prefers, at the cost of a reorder. If the weight gradient would then be
+//   a
+//     matrix product on a copy of all windows (depthwise convolutions: 6 times slower), channels last, if oneDNN has a
+//     direct kernel for it.
 std::shared_ptr<const ConvPlan> build_plan(const ConvKey& key) {
   constexpr int64_t kFewFeatures = 4;
-  if (key.kind == ConvKind::kBackwardInput && key.groups == 1 && key.x.sizes[1] <= kFewFeatures)
-    return make_onednn_conv(key, ConvLayout::kFeaturesFirst);
+  if (key.pass == ConvPass::kInputGradient && key.groups == 1 && key.x.sizes[1] <= kFewFeatures)
+    return make_onednn_plan(key, ConvLayout::kFeaturesFirst);
   if ((is_channels_last(key.x) && is_channels_last(key.y)) || is_pointwise(key))
-    return make_onednn_conv(key, ConvLayout::kAsItLies);
-  auto plan = make_onednn_conv(key, ConvLayout::kAny);
-  if (key.kind != ConvKind::kBackwardFilter || !is_gemm(*plan)) return plan;
-  auto other = make_onednn_conv(key, ConvLayout::kChannelsLast);
-  return is_gemm(*other) ? plan : other;
+    return make_onednn_plan(key, ConvLayout::kCaller);
+  auto plan = make_onednn_plan(key, ConvLayout::kAny);
+  if (key.pass != ConvPass::kWeightGradient || !is_gemm(*plan)) return plan;
+  auto channels_last = make_onednn_plan(key, ConvLayout::kChannelsLast);
+  return is_gemm(*channels_last) ? plan : channels_last;
 }
 
-PlanCache<ConvKey, ConvPlan, ConvKeyHash>& cache() {
-  static PlanCache<ConvKey, ConvPlan, ConvKeyHash> plans(kCapacity);
+LruCache<ConvKey, ConvPlan, ConvKeyHash>& cache() {
+  static LruCache<ConvKey, ConvPlan, ConvKeyHash> plans(kCapacity);
   return plans;
 }
 
 }  // namespace
 
-bool ConvKey::operator==(const ConvKey& o) const {
-  return ConvShape::operator==(o) && type == o.type && has_bias == o.has_bias && threads == o.threads;
-}
-
-size_t ConvKeyHash::operator()(const ConvKey& key) const {
-  Hash hash;
-  hash.mix(static_cast<const ConvShape&>(key));
-  hash.mix(static_cast<int64_t>(key.type));
-  hash.mix(key.has_bias);
-  hash.mix(key.threads);
-  return hash.value();
-}
-
 std::shared_ptr<const ConvPlan> conv_plan(const ConvKey& key) {
   return cache().get(key, [&] { return build_plan(key); });
 }
 
-PlanCacheInfo conv_plan_cache_info() { return cache().info(); }
+CacheInfo conv_plan_cache_info() { return cache().info(); }
 
-void run_conv(const ConvPlan& plan, const ConvWork& work, const ConvArrays& arrays, std::byte* workspace,
+int64_t conv_workspace(const ConvPlan& plan, const ConvSchedule& schedule) {
+  return schedule.num_workers * plan.workspace_bytes();
+}
+
+void run_conv(const ConvPlan& plan, const ConvSchedule& schedule, const ConvArrays& arrays, std::byte* workspace,
               Parallel& parallel) {
   std::atomic<int64_t> next{0};
   std::exception_ptr error;
-  std::mutex one_error;
+  std::mutex error_mutex;
   auto worker = [&](int64_t index) {
-    std::byte* const own = workspace + index * plan.workspace_bytes();
+    std::byte* const own_workspace = workspace + index * plan.workspace_bytes();
     try {
-      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < work.examples;)
-        plan.run(arrays.first.of(i), arrays.second.of(i), arrays.bias.of(i), arrays.result.of(i), own);
+      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < schedule.num_problems;)
+        plan.run(arrays.first.of(i), arrays.second.of(i), arrays.bias.of(i), arrays.result.of(i), own_workspace);
     } catch (...) {
-      const std::lock_guard<std::mutex> lock(one_error);
+      const std::lock_guard<std::mutex> lock(error_mutex);
       error = std::current_exception();
     }
   };
-  parallel.run(work.workers, &worker,
+  parallel.run(schedule.num_workers, &worker,
                [](void* context, int64_t index) { (*static_cast<decltype(worker)*>(context))(index); });
   if (error) std::rethrow_exception(error);
 }

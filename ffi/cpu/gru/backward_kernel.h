@@ -233,8 +233,8 @@ class BackwardPass {
             call_.dy == nullptr ? nullptr : call_.dy + ((t * shape_.D + chunk_.d) * shape_.B + begin_ + i) * H;
         for_vectors<T>(H, [&](int64_t j, auto lanes) {
           Vector<T> z, z_slope, n, n_slope;
-          pass_.gates_.template restore<Sigmoid>(load(saved + j, lanes), z, z_slope);
-          pass_.gates_.template restore<Tanh>(load(saved + 2 * H + j, lanes), n, n_slope);
+          pass_.gates_.template decode<Sigmoid>(load(saved + j, lanes), z, z_slope);
+          pass_.gates_.template decode<Tanh>(load(saved + 2 * H + j, lanes), n, n_slope);
           const Vector<T> h = load_state(h_before, j, lanes);
           const Vector<T> out = load(dh + j) + load_state(dy, j, lanes);
           const Vector<T> dn = keep<T>(out * (1 - z) * n_slope, lanes);
@@ -265,7 +265,7 @@ class BackwardPass {
         const S* h_before = pass_.state_before(t, chunk_.d, begin_ + i);
         for_vectors<T>(H, [&](int64_t j, auto lanes) {
           Vector<T> r, slope;
-          pass_.gates_.template restore<Sigmoid>(load(saved + H + j, lanes), r, slope);
+          pass_.gates_.template decode<Sigmoid>(load(saved + H + j, lanes), r, slope);
           const Vector<T> drh = load(product + i * width + j);
           save(kR, first_row(t) + i, j, keep<T>(drh * load_state(h_before, j, lanes) * slope, lanes));
           store(dh + j, load(dh + j) + drh * r);
@@ -278,7 +278,7 @@ class BackwardPass {
       const int64_t H = shape_.H;
       through_update(t, [&](int64_t row, int64_t j, auto lanes, const S* saved, Vector<T> dn) {
         Vector<T> r, slope;
-        pass_.gates_.template restore<Sigmoid>(load(saved + H + j, lanes), r, slope);
+        pass_.gates_.template decode<Sigmoid>(load(saved + H + j, lanes), r, slope);
         save(kR, row, j, keep<T>(dn * load(saved + 3 * H + j, lanes) * slope, lanes));
         save(kRN, row, j, keep<T>(dn * r, lanes));
       });
@@ -450,7 +450,7 @@ class BackwardPass {
         const int64_t j = column + v * kLanes<T>, left = shape_.H - j;
         Vector<T> r, slope;
         const Vector<T> saved = left >= kLanes<T> ? load(reset + j) : load(reset + j, static_cast<int>(left));
-        pass_.gates_.template restore<Sigmoid>(saved, r, slope);
+        pass_.gates_.template decode<Sigmoid>(saved, r, slope);
         store(to + v * kLanes<T>, load(to + v * kLanes<T>) * r);
       }
     }

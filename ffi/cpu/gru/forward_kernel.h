@@ -167,8 +167,8 @@ class ForwardPass {
           store(p + j, z);
           store_blocked(recurrent_, rows_, i, j, keep<T>(r * load_blocked(h_, rows_, i, j), lanes));
           if (saved == nullptr) return;
-          store(saved + j, gates_.mark(z, z_before), lanes);
-          store(saved + H + j, gates_.mark(r, r_before), lanes);
+          store(saved + j, gates_.encode(z, z_before), lanes);
+          store(saved + H + j, gates_.encode(r, r_before), lanes);
         });
       }
       add_recurrent_product(recurrent_, pass_.packed_n(d_), padded_, pre + 2 * padded_, width);
@@ -184,7 +184,7 @@ class ForwardPass {
           const Vector<T> n_before = load(p + 2 * padded_ + j);
           const Vector<T> n = gates_.template apply<Tanh>(n_before);
           update_state(i, j, load(p + j), n, y, lanes);
-          if (saved != nullptr) store(saved + 2 * H + j, gates_.mark(n, n_before), lanes);
+          if (saved != nullptr) store(saved + 2 * H + j, gates_.encode(n, n_before), lanes);
         });
       }
     }
@@ -215,9 +215,9 @@ class ForwardPass {
           const Vector<T> n = gates_.template apply<Tanh>(n_before);
           update_state(i, j, z, n, y, lanes);
           if (saved == nullptr) return;
-          store(saved + j, gates_.mark(z, z_before), lanes);
-          store(saved + H + j, gates_.mark(r, r_before), lanes);
-          store(saved + 2 * H + j, gates_.mark(n, n_before), lanes);
+          store(saved + j, gates_.encode(z, z_before), lanes);
+          store(saved + H + j, gates_.encode(r, r_before), lanes);
+          store(saved + 2 * H + j, gates_.encode(n, n_before), lanes);
           store(saved + 3 * H + j, product, lanes);
         });
       }

@@ -1,4 +1,4 @@
-// The gates of one step, on vectors, and how the forward pass saves them for the backward pass.
+// The gates of one time step, and the form in which the forward pass saves them for the backward pass.
 #pragma once
 
 #include "cpu/gru/op.h"
@@ -28,7 +28,7 @@ struct Tanh {
   }
 };
 
-// Applies clip and activations; clip is infinite for none.
+// Applies clipping and activations. An infinite clip disables clipping.
 template <class T>
 class Gates {
  public:
@@ -39,16 +39,16 @@ class Gates {
     return Activation::template value<T>(clips_ ? clamp<T>(before, clip_) : before);
   }
 
-  // What to save: the gate, or +-kClipped where clip bounded it.
-  JAXGRAD_INLINE Vector<T> mark(Vector<T> gate, Vector<T> before) const {
+  // The value to save: the gate, or +-kClipped where clipping changed its pre-activation.
+  JAXGRAD_INLINE Vector<T> encode(Vector<T> gate, Vector<T> before) const {
     if (!clips_) return gate;
     gate = before >= clip_ ? splat(T(kClipped)) : gate;
     return before <= -clip_ ? splat(T(-kClipped)) : gate;
   }
 
-  // A saved gate and the slope of its activation there.
+  // Decodes a saved gate; `slope` is the derivative of the activation with respect to the pre-activation.
   template <class Activation>
-  JAXGRAD_INLINE void restore(Vector<T> saved, Vector<T>& gate, Vector<T>& slope) const {
+  JAXGRAD_INLINE void decode(Vector<T> saved, Vector<T>& gate, Vector<T>& slope) const {
     gate = saved;
     slope = Activation::template slope<T>(gate);
     if (!clips_) return;

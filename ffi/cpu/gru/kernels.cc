@@ -1,4 +1,4 @@
-// The GRU's kernels for one instruction set: compiled once for each, with JAXGRAD_ISA naming the namespace.
+// The GRU kernels. This file is compiled once per instruction set; JAXGRAD_ISA names the namespace.
 #include "cpu/gru/backward_kernel.h"
 #include "cpu/gru/forward_kernel.h"
 

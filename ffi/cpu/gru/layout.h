@@ -1,5 +1,5 @@
-// How the GRU's scratch memory is laid out. One description gives both its size, asked for while a program is lowered,
-// and its pointers, so the two cannot disagree. Nothing here depends on the instruction set or the number of threads.
+// The layout of the GRU workspace. The same constructor computes the size, needed while a call is lowered, and the
+// pointers, so the two always agree. The layout depends on neither the instruction set nor the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,9 @@ struct GruForwardScratch {
         h(arena.take<T>(s.D * s.B * H)),
         recurrent(arena.take<T>(s.D * s.B * H)) {}
 
-  // Steps whose input product is formed at once: enough rows to use each column of the weights many times, but, with
-  // the packed weights, no more than one [T, B, 3H] array where that leaves enough of them.
+  // The number of steps whose input projection is one product: enough rows to reuse each column of the weights many
+  // times. With the packed weights, the rows take no more memory than one [T, B, 3H] array, unless they would be too
+  // few.
   static int64_t chunk_steps(const GruShape& s) {
     const int64_t budget = 3 * s.H * (s.T * s.B - (s.H + s.I));
     int64_t rows = budget / (3 * s.H + s.I);
@@ -38,11 +39,11 @@ struct GruForwardScratch {
   int64_t steps;  // in a chunk
   T* w;           // [D] packed [I, 3H]
   T* r;           // [D] packed [H, 2H] of z and r, then packed [H, H] of n
-  T* bias;        // [D, 4H]: what joins the input product of z, r, n, and Rbh where it stands alone
+  T* bias;        // [D, 4H]: added to the input projection of z, r and n; then Rbh with linear_before_reset
   T* inputs;      // [D, B] rows of a chunk of x, blocked
   T* pre;         // [D, B] rows of a chunk of pre-activations, [steps, rows, 3H]
   T* h;           // [D, B] rows of the state, blocked
-  T* recurrent;   // [D, B] rows of r * h, blocked, or of h Rh' + Rbh
+  T* recurrent;   // [D, B] rows of r * h, blocked, or of h Rh^T + Rbh
 };
 
 template <class T>
@@ -61,12 +62,13 @@ struct GruBackwardScratch {
         dw(arena.take<T>(sums_in_scratch ? s.D * 3 * s.H * s.I : 0)),
         dr(arena.take<T>(sums_in_scratch ? s.D * 3 * s.H * s.H : 0)) {}
 
-  // Whole blocks of rows, an odd number of them: then the blocks of columns, which stand that far apart, do not all
-  // fall into the same few sets of the first-level cache.
+  // An odd number of whole blocks of rows. This is the distance between blocks of columns; an even distance would map
+  // all of them to the same few sets of the first-level cache.
   static int64_t odd_blocks(int64_t rows) { return ((rows + kBlock - 1) / kBlock | 1) * kBlock; }
 
-  // Steps whose gate gradients are kept before they go into the weight gradients: about a megabyte of them, and, with
-  // the packed weights, no more than one [T, B, 3H] array where that leaves enough rows for a fast product.
+  // The number of steps whose gate gradients are stored before the weight gradients are updated: about a megabyte. With
+  // the packed weights, they take no more memory than one [T, B, 3H] array, unless the rows would be too few for a fast
+  // product.
   static int64_t chunk_steps(const GruShape& s) {
     const int64_t row_bytes = s.saved_gates() * round_up(s.H, kPad) * static_cast<int64_t>(sizeof(T));
     int64_t rows = (int64_t{1} << 20) / row_bytes;
@@ -86,8 +88,8 @@ struct GruBackwardScratch {
   T* dh;          // [D, B, H]
   T* dreset_h;    // [D, B, H], without linear_before_reset
   T* db;          // [D, G H]
-  T* dw;          // [D, 3H, I] and [D, 3H, H] of the call's own sizes: sums of weight gradients whose arrays are
-  T* dr;          // of a 16-bit type
+  T* dw;          // [D, 3H, I] and [D, 3H, H], not padded: float32 sums of the weight gradients of
+  T* dr;          // 16-bit types
 };
 
 }  // namespace jaxgrad

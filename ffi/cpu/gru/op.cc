@@ -6,7 +6,7 @@
 
 namespace jaxgrad {
 
-// One copy of the kernels for each instruction set: gru_kernels.cc.
+// Defined in kernels.cc, once per instruction set.
 #define JAXGRAD_DECLARE(isa)                           \
   namespace isa {                                      \
   template <class S>                                   \
@@ -20,11 +20,11 @@ JAXGRAD_DECLARE(baseline)
 
 namespace {
 
-// Below this many multiplications, waking another thread costs more than it saves.
-constexpr double kWorthSharing = 1e5;
+// With fewer multiplications, waking another thread costs more than it saves.
+constexpr double kMinParallelWork = 1e5;
 
-bool worth_sharing(const GruShape& s) {
-  return static_cast<double>(s.D) * s.T * s.B * 3 * s.H * (s.I + s.H) >= kWorthSharing;
+bool runs_in_parallel(const GruShape& s) {
+  return static_cast<double>(s.D) * s.T * s.B * 3 * s.H * (s.I + s.H) >= kMinParallelWork;
 }
 
 template <class T>
@@ -54,8 +54,8 @@ int64_t gru_backward_workspace(const GruShape& shape, int64_t storage_bytes) {
 
 template <class S>
 void gru_forward(const GruForward<S>& call, Parallel& parallel) {
-  OneThread alone;
-  Parallel& threads = worth_sharing(call.shape) ? parallel : alone;
+  SerialParallel serial;
+  Parallel& threads = runs_in_parallel(call.shape) ? parallel : serial;
   switch (isa()) {
     case Isa::kAvx512:
       return avx512::gru_forward(call, threads);
@@ -68,8 +68,8 @@ void gru_forward(const GruForward<S>& call, Parallel& parallel) {
 
 template <class S>
 void gru_backward(const GruBackward<S>& call, Parallel& parallel) {
-  OneThread alone;
-  Parallel& threads = worth_sharing(call.shape) ? parallel : alone;
+  SerialParallel serial;
+  Parallel& threads = runs_in_parallel(call.shape) ? parallel : serial;
   switch (isa()) {
     case Isa::kAvx512:
       return avx512::gru_backward(call, threads);

@@ -1,7 +1,7 @@
-// The GRU on the CPU: forward and backward over whole sequences, on plain pointers.
+// The GRU on the CPU: forward and backward pass over whole sequences. No XLA types.
 //
 // T time steps, B rows, I inputs, H hidden units, D directions, G saved gates: 3 (z, r, n), or 4 with
-// linear_before_reset (h Rh' + Rbh too). Arrays are dense and row-major; an absent one is null.
+// linear_before_reset (z, r, n, h Rh^T + Rbh). Arrays are dense and row-major; an absent array is null.
 #pragma once
 
 #include <cstddef>
@@ -23,13 +23,13 @@ struct GruShape {
 
 struct GruOptions {
   GruDirection direction;
-  double clip;  // infinity: none
+  double clip;  // infinity: no clipping
 
-  // Whether direction number d goes from the last step to the first.
+  // Whether direction d runs from the last time step to the first.
   bool reversed(int64_t d) const { return direction == GruDirection::kReverse || d == 1; }
 };
 
-// A pre-activation that clip bounded is saved as +kClipped or -kClipped, values that no gate takes.
+// Saved in place of a gate whose pre-activation was clipped: +kClipped or -kClipped, values that no gate takes.
 constexpr float kClipped = 2.0f;
 
 template <class S>
@@ -44,7 +44,7 @@ struct GruForward {
   const S* initial_h;    // [D, B, H] or null
   S* y;                  // [T, D, B, H]
   S* y_h;                // [D, B, H]
-  S* gates;              // [T, D, B, G H] or null: no backward pass follows
+  S* gates;              // [T, D, B, G H], or null if no backward pass follows
   std::byte* workspace;  // gru_forward_workspace() bytes
 };
 
@@ -69,11 +69,11 @@ struct GruBackward {
   std::byte* workspace;  // gru_backward_workspace() bytes
 };
 
-// Bytes of scratch memory, for every instruction set and any number of threads.
+// Bytes of workspace, for every instruction set and any number of threads.
 int64_t gru_forward_workspace(const GruShape& shape, int64_t storage_bytes);
 int64_t gru_backward_workspace(const GruShape& shape, int64_t storage_bytes);
 
-// S: float, double, BFloat16, Float16. Arithmetic is in double for double and in float for the others.
+// S: float, double, BFloat16 or Float16. Arithmetic is in double for double, otherwise in float.
 template <class S>
 void gru_forward(const GruForward<S>& call, Parallel& parallel);
 template <class S>

@@ -7,15 +7,15 @@
 
 namespace jaxgrad::JAXGRAD_ISA {
 
-// Packs columns [column, column + vectors * lanes) of B = source', [K, N], into one panel. The source, [N, K], has
-// `gate` rows to a gate; in B each gate is padded to `padded_gate` columns, and K to a multiple of kBlock, with zeros.
+// Packs columns [column, column + vectors * lanes) of B = source^T, [K, N], into one panel. The source, [N, K], has
+// `gate` rows per gate. In B, zeros pad each gate to `padded_gate` columns and K to a multiple of kBlock.
 template <class S, class T = Compute<S>>
 void pack_transposed(const S* source, int64_t K, int64_t gate, int64_t padded_gate, int64_t column, int vectors,
                      T* panel) {
   constexpr int kL = kLanes<T>;
   const int64_t padded_K = round_up(K, kBlock), width = vectors * kL;
   for (int v = 0; v < vectors; ++v) {
-    // Padded gates are multiples of the lanes, so the vector lies within one gate.
+    // Padded gates are multiples of the lanes, so a vector lies within one gate.
     const int64_t first = column + v * kL, within = first % padded_gate;
     const S* rows = source + (first / padded_gate * gate + within) * K;
     const int64_t real = gate - within < kL ? gate - within : kL;
@@ -33,7 +33,8 @@ void pack_transposed(const S* source, int64_t K, int64_t gate, int64_t padded_ga
   }
 }
 
-// Packs columns [column, column + vectors * lanes) of a row of B that has `columns` real ones; null: a row of zeros.
+// Packs columns [column, column + vectors * lanes) of a row of B that has `columns` columns before padding. A null row
+// is a row of zeros.
 template <class S, class T = Compute<S>>
 JAXGRAD_INLINE void pack_row(const S* row, int64_t columns, int64_t column, int vectors, T* to) {
   constexpr int kL = kLanes<T>;

@@ -1,21 +1,21 @@
-// Splits the rows of a batch into tasks.
+// Splits the rows of the batch into tasks.
 #pragma once
 
 #include "cpu/runtime/arena.h"
 
 namespace jaxgrad::JAXGRAD_ISA {
 
-// Rows [begin, end) of one direction: what one task carries through time, alone.
+// Rows [begin, end) of one direction. One task computes all time steps of these rows.
 struct RowRange {
   int64_t direction, begin, end;
 };
 
-// Splits the batch of each direction so that every thread has rows and no task outgrows its cache.
+// Splits the batch of each direction so that every thread has rows and the rows of a task fit its cache.
 class RowSplit {
  public:
   RowSplit(int64_t directions, int64_t rows, int64_t threads) : rows_(rows) {
     const int64_t per_direction = (threads + directions - 1) / directions;
-    blocks_ = round_up((rows + kMostRows - 1) / kMostRows, per_direction);
+    blocks_ = round_up((rows + kMaxRows - 1) / kMaxRows, per_direction);
     if (blocks_ > rows) blocks_ = rows;
     tasks = directions * blocks_;
   }
@@ -27,7 +27,7 @@ class RowSplit {
   int64_t tasks;
 
  private:
-  static constexpr int64_t kMostRows = 64;
+  static constexpr int64_t kMaxRows = 64;
   int64_t rows_, blocks_;
 };
 

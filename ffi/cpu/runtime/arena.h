@@ -1,4 +1,4 @@
-// How a kernel divides the scratch memory that XLA gives it.
+// Divides the workspace of a call, a buffer that XLA allocates, into arrays.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@ namespace jaxgrad {
 
 constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-// Hands out 64-byte aligned pieces of one buffer, or only counts them when there is no buffer yet.
+// Returns 64-byte aligned pieces of one buffer. With a null buffer it only computes the size of the workspace.
 class Arena {
  public:
   explicit Arena(std::byte* base) : base_(base) {}
@@ -20,7 +20,7 @@ class Arena {
     return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + at);
   }
 
-  // What a buffer must have, wherever it begins.
+  // The size of a buffer that holds all pieces, whatever its alignment.
   int64_t bytes() const { return used_ + 64; }
 
  private:

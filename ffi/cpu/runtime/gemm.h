@@ -1,9 +1,9 @@
-// Matrix products of the GRU: C[m, n] (+)= A[m, k] B[k, n], each operand in the layout that its loop reads best.
+// Matrix products C[m, n] = A[m, k] B[k, n] of packed operands; the caller's epilogue stores or adds the result.
 //
-// B is packed into panels of one to three vectors of columns; panel p holds all its K rows one after another. A is
-// blocked: columns in blocks of kBlock, [K / kBlock][rows][kBlock], so that a tile's elements stand at fixed distances
-// whether A is read by rows (its columns are summed over) or by columns (its rows are summed over). A tile of C stays
-// in registers while K is summed over and then goes, vector by vector, to the caller's epilogue.
+// B is packed into panels of one to three vectors of columns; a panel holds its K rows one after the other. A is
+// blocked as [K / kBlock][rows][kBlock], so that the elements of a tile have fixed distances whether the sum runs over
+// the columns of A (read by rows) or over its rows (read by columns). A tile of C stays in registers during the sum
+// over K. Then the epilogue receives it, vector by vector.
 #pragma once
 
 #include "cpu/runtime/arena.h"
@@ -16,7 +16,7 @@ namespace jaxgrad::JAXGRAD_ISA {
 constexpr int kTileRows = kRegisters == 32 ? 8 : 4;
 constexpr int kTileVectors = 3;
 
-// How N columns, a multiple of the vector's lanes, are split into panels of nearly equal width.
+// Splits N columns, a multiple of the lanes of a vector, into panels of nearly equal width.
 template <class T>
 struct Panels {
   explicit Panels(int64_t n)
@@ -36,7 +36,7 @@ template <class T, int kRows, int kVectors, bool kByColumns>
 JAXGRAD_INLINE void multiply_tile(Vector<T> (&acc)[kRows][kVectors], int64_t K, const T* a, int64_t a_stride,
                                   const T* b) {
   constexpr int kLanesT = kLanes<T>;
-  // A small tile keeps several partial sums, so that no addition waits for the one before it.
+  // A small tile has several partial sums, so that consecutive additions do not depend on each other.
   constexpr int kTile = kRows * kVectors;
   constexpr int kSums = kTile >= 8 ? 1 : kTile >= 4 ? 2 : kTile >= 2 ? 4 : 8;
   Vector<T> sum[kSums][kRows][kVectors];
@@ -83,7 +83,7 @@ JAXGRAD_INLINE void tile(int64_t K, const T* a, int64_t a_stride, const T* b, in
     for (int j = 0; j < kVectors; ++j) epilogue(row + i, column + j * kLanes<T>, acc[i][j]);
 }
 
-// One panel of columns against all rows of A. `stride` is that between A's blocks of columns.
+// Multiplies all rows of A with one panel of B. `stride` is the distance between the blocks of columns of A.
 template <class T, int kVectors, class Epilogue>
 void multiply_panel(int64_t rows, int64_t K, const T* a, int64_t stride, const T* b, int64_t column,
                     Epilogue epilogue) {
@@ -103,8 +103,8 @@ void multiply_panel(int64_t rows, int64_t K, const T* a, int64_t stride, const T
   if (i < rows) tile<T, 1, kVectors, false>(K, a + i * kBlock, stride, b, i, column, epilogue);
 }
 
-// epilogue(row, column, vector) for all of C[rows, N]. `a` is blocked with `block_rows` rows in each block and points
-// at its first row to read; `b` is packed [K, N].
+// Calls epilogue(row, column, vector) for all of C[rows, N]. `a` is blocked with `block_rows` rows per block and points
+// at the first row to read; `b` is [K, N], packed.
 template <class T, class Epilogue>
 void multiply(int64_t rows, int64_t K, const T* a, int64_t block_rows, const T* b, int64_t N, Epilogue epilogue) {
   const Panels<T> panels(N);
@@ -132,7 +132,7 @@ JAXGRAD_INLINE T* blocked(T* base, int64_t block_rows, int64_t row, int64_t colu
   return base + column / kBlock * (block_rows * kBlock) + row * kBlock + column % kBlock;
 }
 
-// A vector of `row` that begins at `column`, a multiple of the lanes.
+// The vector of `row` that begins at `column`, a multiple of the lanes.
 template <class T>
 JAXGRAD_INLINE Vector<T> load_blocked(const T* base, int64_t block_rows, int64_t row, int64_t column) {
   const T* p = blocked(base, block_rows, row, column);

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 #include <string_view>
 
 namespace jaxgrad {
 namespace {
+
+constexpr const char* kVariable = "JAXGRAD_CPU_ISA";
 
 Isa supported() {
   __builtin_cpu_init();
@@ -15,23 +18,8 @@ Isa supported() {
   return avx2 && avx512 ? Isa::kAvx512 : avx2 ? Isa::kAvx2 : Isa::kBaseline;
 }
 
-Isa decide() {
-  const char* bound = std::getenv("JAXGRAD_CPU_ISA");
-  if (bound == nullptr) return supported();
-  const std::string_view name(bound);
-  if (name == "baseline") return Isa::kBaseline;
-  return name == "avx2" ? std::min(supported(), Isa::kAvx2) : supported();
-}
-
-}  // namespace
-
-Isa isa() {
-  static const Isa chosen = decide();
-  return chosen;
-}
-
-const char* isa_name() {
-  switch (isa()) {
+const char* name_of(Isa isa) {
+  switch (isa) {
     case Isa::kAvx512:
       return "avx512";
     case Isa::kAvx2:
@@ -39,6 +27,32 @@ const char* isa_name() {
     default:
       return "baseline";
   }
+}
+
+std::optional<Isa> parse(std::string_view name) {
+  for (const Isa isa : {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512})
+    if (name == name_of(isa)) return isa;
+  return std::nullopt;
+}
+
+Isa decide() {
+  const char* bound = std::getenv(kVariable);
+  return bound == nullptr ? supported() : std::min(supported(), parse(bound).value_or(Isa::kAvx512));
+}
+
+}  // namespace
+
+Isa isa() {
+  static const Isa decided = decide();
+  return decided;
+}
+
+const char* isa_name() { return name_of(isa()); }
+
+std::string isa_error() {
+  const char* bound = std::getenv(kVariable);
+  if (bound == nullptr || parse(bound)) return "";
+  return std::string(kVariable) + " must be 'avx512', 'avx2' or 'baseline', got '" + bound + "'";
 }
 
 }  // namespace jaxgrad

@@ -1,12 +1,18 @@
-// Which instruction set the kernels use: the best that the processor has, or a lower one by environment variable.
+// The instruction set of the CPU kernels.
 #pragma once
+
+#include <string>
 
 namespace jaxgrad {
 
 enum class Isa { kBaseline, kAvx2, kAvx512 };
 
-// Decided at the first call. JAXGRAD_CPU_ISA=baseline|avx2|avx512 sets an upper bound.
+// The best set that the processor supports, at most the one that the environment variable JAXGRAD_CPU_ISA names:
+// "avx512", "avx2" or "baseline". Decided at the first call.
 Isa isa();
 const char* isa_name();
+
+// The error in JAXGRAD_CPU_ISA, or an empty string. isa() ignores a value that is in error.
+std::string isa_error();
 
 }  // namespace jaxgrad

@@ -49,7 +49,7 @@ void load(const std::string& path) {
   const dnnl_version_t* found = functions.dnnl_version();
   if (found->major != kOldestMajor || found->minor < kOldestMinor)
     throw std::runtime_error(path + " is oneDNN " + std::to_string(found->major) + "." + std::to_string(found->minor) +
-                             "; needed is " + std::to_string(kOldestMajor) + "." + std::to_string(kOldestMinor) +
+                             "; jaxgrad needs " + std::to_string(kOldestMajor) + "." + std::to_string(kOldestMinor) +
                              " or a later release of major version " + std::to_string(kOldestMajor));
 #define JAXGRAD_ONEDNN_FIND(name) functions.name = reinterpret_cast<decltype(functions.name)>(find(#name));
   JAXGRAD_ONEDNN_FUNCTIONS(JAXGRAD_ONEDNN_FIND)

@@ -1,4 +1,4 @@
-// oneDNN, opened at run time: nothing is linked, so the module loads where the library is missing, and says so.
+// oneDNN, opened at run time. Nothing is linked, so the module can be imported without the library.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace jaxgrad::onednn {
 
-// The functions in use. Each is a pointer of the C API's own type, filled in by load().
+// The functions of the C API that are used. load() fills in a pointer to each.
 #define JAXGRAD_ONEDNN_FUNCTIONS(X)                          \
   X(dnnl_convolution_backward_data_primitive_desc_create)    \
   X(dnnl_convolution_backward_weights_primitive_desc_create) \
@@ -43,16 +43,16 @@ struct Api {
 #define JAXGRAD_ONEDNN_MEMBER(name) decltype(&::name) name;
   JAXGRAD_ONEDNN_FUNCTIONS(JAXGRAD_ONEDNN_MEMBER)
 #undef JAXGRAD_ONEDNN_MEMBER
-  // Of the OpenMP runtime that the library is linked to.
+  // From the OpenMP runtime that oneDNN is linked to.
   int (*omp_get_max_threads)();
   void (*omp_set_num_threads)(int);
 };
 
-// Opens the library at `path`, once for the process. Throws std::runtime_error that says what is wrong with it.
+// Opens the library at `path`, once per process. Throws std::runtime_error if it cannot be used.
 void load(const std::string& path);
 bool loaded();
 std::string version();  // "3.2.0"; empty before load()
-const Api& api();       // after load()
+const Api& api();       // valid after load()
 
 class Error : public std::runtime_error {
  public:
@@ -60,7 +60,7 @@ class Error : public std::runtime_error {
   const dnnl_status_t status;
 };
 
-// Every call of the C API stands in this: a failure keeps the expression, its place and oneDNN's status.
+// Wraps a call of the C API. On failure, the exception has the expression, the source location and the status.
 #define JAXGRAD_ONEDNN(expression)                                                     \
   do {                                                                                 \
     const dnnl_status_t jaxgrad_status = (expression);                                 \
@@ -86,6 +86,6 @@ using PrimitiveDesc = Owned<dnnl_primitive_desc_t>;
 using Primitive = Owned<dnnl_primitive_t>;
 using Stream = Owned<dnnl_stream_t>;
 
-dnnl_engine_t engine();  // the CPU; lives as long as the process
+dnnl_engine_t engine();  // the CPU engine; never destroyed
 
 }  // namespace jaxgrad::onednn

@@ -11,22 +11,23 @@
 namespace jaxgrad::onednn {
 namespace {
 
-constexpr int kMostWorkers = 16;  // of the teams that calling threads lead
+constexpr int kMaxWorkers = 16;  // in all teams that are led by calling threads
 
-std::mutex one_caller;
+std::mutex team_mutex;  // held by the caller whose team runs
 
-// Whether this thread leads a team of its own. Read and written under `one_caller`, but for the end of a thread, when
-// OpenMP ends its workers too.
+// Whether this thread leads a team of its own. OpenMP ends the workers of a team together with the leading thread.
+// Accessed under `team_mutex`.
 class Leadership {
  public:
   ~Leadership() {
     if (!held_) return;
-    const std::lock_guard<std::mutex> lock(one_caller);
+    const std::lock_guard<std::mutex> lock(team_mutex);
     --leaders_;
   }
 
-  bool take() {
-    if (!held_ && (leaders_ + 1) * (team_size() - 1) <= kMostWorkers) {
+  // Tries to make this thread a leader; call with `team_mutex` held.
+  bool acquire() {
+    if (!held_ && (leaders_ + 1) * (team_size() - 1) <= kMaxWorkers) {
       held_ = true;
       ++leaders_;
     }
@@ -40,12 +41,12 @@ class Leadership {
 
 thread_local Leadership leadership;
 
-// The thread that leads for all who may not.
-class Leader {
+// A thread that leads a team on behalf of callers that lead none.
+class DedicatedLeader {
  public:
-  // Lives as long as the process: at exit, other threads may still be inside a call.
-  static Leader& instance() {
-    static Leader* const leader = new Leader;
+  // Never destroyed: at exit, other threads may still be inside a call.
+  static DedicatedLeader& instance() {
+    static DedicatedLeader* const leader = new DedicatedLeader;
     return *leader;
   }
 
@@ -58,7 +59,7 @@ class Leader {
   }
 
  private:
-  Leader() {
+  DedicatedLeader() {
     std::thread([this] { serve(); }).detach();
   }
 
@@ -95,8 +96,8 @@ ThreadCount::ThreadCount(int threads) : before_(api().omp_get_max_threads()) { a
 ThreadCount::~ThreadCount() { api().omp_set_num_threads(before_); }
 
 void run_with_team(const std::function<void()>& work) {
-  const std::lock_guard<std::mutex> turn(one_caller);
-  if (!leadership.take()) return Leader::instance().run(work);
+  const std::lock_guard<std::mutex> turn(team_mutex);
+  if (!leadership.acquire()) return DedicatedLeader::instance().run(work);
   const ThreadCount all(team_size());
   work();
 }

@@ -1,16 +1,18 @@
-// The threads that oneDNN works with. Its build brings OpenMP, which gives every thread that enters a parallel region a
-// team of workers of its own. XLA calls from many threads: on a large machine there would be as many teams as threads,
-// each as large as the machine. So small work enters no parallel region, and few threads enter any.
+// The threads that oneDNN runs on.
+//
+// The library uses OpenMP, which gives every thread that enters a parallel region a team of workers of its own. XLA
+// calls from many threads; on a large machine there would be as many teams as threads, each as large as the machine. So
+// small problems run on one thread without a parallel region, and few threads lead teams.
 #pragma once
 
 #include <functional>
 
 namespace jaxgrad::onednn {
 
-// How many threads a large call has: OMP_NUM_THREADS, or as many as the process may run at once.
+// The number of threads of a large call: OMP_NUM_THREADS, or the number of processors available to the process.
 int team_size();
 
-// While it lives, oneDNN plans and runs with `threads` threads what this thread asks of it.
+// Sets the number of threads that oneDNN uses for calls from the current thread; restores it when destroyed.
 class ThreadCount {
  public:
   explicit ThreadCount(int threads);
@@ -22,9 +24,9 @@ class ThreadCount {
   const int before_;
 };
 
-// Runs `work` with a whole team, one caller after the other: two teams at once would wait for each other's cores at
-// every barrier. The calling thread leads a team of its own while all teams together are small; otherwise one thread,
-// kept for this, leads. Handing over costs more than a small team does. What `work` throws is thrown here.
+// Runs `work` with a whole team. Callers take turns, since two teams at once would wait for each other's cores at every
+// barrier. While all teams together are small, the calling thread leads a team of its own, because handing work to
+// another thread costs more than a small team does. Otherwise one dedicated thread leads. Rethrows what `work` throws.
 void run_with_team(const std::function<void()>& work);
 
 }  // namespace jaxgrad::onednn

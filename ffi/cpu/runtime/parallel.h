@@ -1,4 +1,5 @@
-// A parallel loop, as the kernels see it: no XLA type and no standard library behind it.
+// The interface of a parallel loop. It includes neither XLA nor the standard library, so that the kernels, which are
+// compiled once per instruction set, share no inline function through it.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +12,10 @@ class Parallel {
 
   virtual ~Parallel() = default;
 
-  // The number of threads that may take part, the caller's own among them.
+  // The largest number of threads that may run the loop, the calling thread included.
   virtual int64_t threads() const = 0;
 
-  // Runs body(context, i) for each i in [0, tasks), in any order and on any thread, and returns when all are done.
+  // Runs body(context, i) for each i in [0, tasks), in any order and on any thread. Returns when all tasks are done.
   virtual void run(int64_t tasks, void* context, Body body) = 0;
 };
 

@@ -1,4 +1,4 @@
-// A parallel loop over a callable. Like the kernels, one copy for each instruction set.
+// A parallel loop over a callable. Each instruction set has its own copy.
 #pragma once
 
 #include "cpu/runtime/parallel.h"

@@ -1,13 +1,13 @@
-// The loop that wakes nobody. Kept out of parallel.h, and so out of the files that are compiled for each instruction
-// set.
+// A loop on the calling thread, for calls that are too small to pay for waking another thread.
+//
+// Not part of parallel.h: the files that are compiled once per instruction set must not instantiate it.
 #pragma once
 
 #include "cpu/runtime/parallel.h"
 
 namespace jaxgrad {
 
-// The caller's own thread alone: for calls too small to be worth waking another.
-class OneThread final : public Parallel {
+class SerialParallel final : public Parallel {
  public:
   int64_t threads() const override { return 1; }
   void run(int64_t tasks, void* context, Body body) override {

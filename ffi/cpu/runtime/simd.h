@@ -1,8 +1,8 @@
-// Vectors of the widest kind that the instruction set of this translation unit has, and the gates' activations on them.
+// Vectors of the widest kind that the instruction set of this translation unit has, and elementary functions on them.
 //
-// Everything here lives in the namespace JAXGRAD_ISA, one for each instruction set that the kernels are compiled for.
-// That, and keeping the standard library's templates out, is what stops the linker from merging a function compiled for
-// AVX-512 with its twin that must run on older machines.
+// The kernels are compiled once per instruction set, each time into the namespace JAXGRAD_ISA. The namespace, and the
+// absence of templates of the standard library, keep the linker from merging a function compiled for AVX-512 with the
+// same function compiled for older processors.
 #pragma once
 
 #include <immintrin.h>
@@ -40,7 +40,7 @@ struct VectorOf {
 template <class T>
 using Vector = typename VectorOf<T, kVectorBytes>::type;
 
-// Integers of the lanes' own width, as comparisons give them.
+// Integers as wide as T: the type of the result of a comparison of vectors.
 template <class T>
 struct MaskOf {
   using type = int32_t;
@@ -71,7 +71,7 @@ JAXGRAD_INLINE float to_float(BFloat16 value) {
   return read_as<float>(&bits);
 }
 
-// The 16-bit types travel as vectors of half the width.
+// Vectors of 16-bit elements have half the width.
 using Halves = VectorOf<uint16_t, kVectorBytes / 2>::type;
 using Words = Vector<uint32_t>;
 
@@ -86,7 +86,7 @@ JAXGRAD_INLINE Halves narrow_float16(Vector<float> v) {
   return (Halves)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 #else
-// Integer arithmetic throughout for subnormal halves: XLA's threads flush subnormal floats to zero.
+// Subnormal halves use integer arithmetic, because the threads of XLA flush subnormal floats to zero.
 JAXGRAD_INLINE Vector<float> widen_float16(Halves h) {
   const Words word = __builtin_convertvector(h, Words);
   const Words sign = (word & 0x8000u) << 16, magnitude = word & 0x7fffu;
@@ -100,9 +100,9 @@ JAXGRAD_INLINE Vector<float> widen_float16(Halves h) {
 }
 JAXGRAD_INLINE Halves narrow_float16(Vector<float> v) {
   const Words word = (Words)v, sign = (word >> 16) & 0x8000u, magnitude = word & 0x7fffffffu;
-  // Rounds to the nearest, ties to even, by adding just under half a unit of the last place that is kept.
+  // Rounds to nearest, ties to even: adds just under half a unit in the last place of the result.
   const Words normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  // Adding 0.5 leaves a subnormal half's integer in the low bits of the float, rounded by the addition itself.
+  // Adding 0.5 leaves the integer of a subnormal half in the low bits of the float; the addition itself rounds it.
   const Words subnormal = (Words)((Vector<float>)magnitude + 0.5f) - 0x3f000000u;
   const Words infinite = splat(uint32_t{0x7c00u}), nan = splat(uint32_t{0x7e00u});
   Words bits = (magnitude < 0x38800000u) ? subnormal : normal;
@@ -117,7 +117,7 @@ JAXGRAD_INLINE Vector<float> widen_bfloat16(Halves h) {
 }
 JAXGRAD_INLINE Halves narrow_bfloat16(Vector<float> v) {
   const Words word = (Words)v;
-  const Words rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;  // to the nearest, ties to even
+  const Words rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;  // to nearest, ties to even
   const Words quiet_nan = (word >> 16) | 0x40u;
   return __builtin_convertvector((word & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded, Halves);
 }
@@ -138,7 +138,7 @@ JAXGRAD_INLINE void store(Float16* p, Vector<float> v) {
   __builtin_memcpy(p, &h, sizeof h);
 }
 
-// How many lanes of a vector an array still has: all of them, known while compiling, or the tail's number.
+// The number of lanes that lie within an array: all of them, as a compile-time constant. An int stands for a tail.
 template <class T>
 struct AllLanes {
   constexpr operator int() const { return kLanes<T>; }
@@ -196,7 +196,7 @@ JAXGRAD_INLINE void store(S* p, Vector<Compute<S>> v, int lanes) {
 }
 #endif
 
-// The first lanes of a vector, zeros after them.
+// The first lanes of a vector, followed by zeros.
 template <class T>
 JAXGRAD_INLINE Vector<T> keep(Vector<T> v, AllLanes<T>) {
   return v;
@@ -209,7 +209,7 @@ JAXGRAD_INLINE Vector<T> keep(Vector<T> v, int lanes) {
   return lane < lanes ? v : Vector<T>{};
 }
 
-// Calls body(j, lanes) for the vectors that cover [0, n).
+// Calls body(j, lanes) for vectors that cover [0, n).
 template <class T, class Body>
 JAXGRAD_INLINE void for_vectors(int64_t n, Body body) {
   int64_t j = 0;
@@ -217,7 +217,7 @@ JAXGRAD_INLINE void for_vectors(int64_t n, Body body) {
   if (j < n) body(j, static_cast<int>(n - j));
 }
 
-// --- activations -------------------------------------------------------------------------------------------------
+// --- elementary functions ------------------------------------------------------------------------------------------
 
 template <class T>
 struct ExpConstants;
@@ -234,13 +234,14 @@ struct ExpConstants<double> {
   static constexpr int kMantissaBits = 52, kBias = 1023, kTerms = 13;
 };
 
-// exp(y) = scale (1 + rest) with scale = 2^k and rest = exp(r) - 1, |r| <= ln(2) / 2, by its Taylor series: the first
-// term left out is below 2e-8 of r in float and 2e-17 in double. For |y| <= kLimit; NaN comes out as NaN.
+// Splits exp(y) = scale (1 + rest) with scale = 2^k and rest = exp(r) - 1, |r| <= ln(2) / 2. The Taylor series of rest
+// is cut where the next term is below 2e-8 |r| in float and 2e-17 |r| in double. Requires |y| <= kLimit; propagates
+// NaN.
 template <class T>
 JAXGRAD_INLINE void split_exp(Vector<T> y, Vector<T>& scale, Vector<T>& rest) {
   using K = ExpConstants<T>;
   using Int = typename MaskOf<T>::type;
-  const Vector<T> shifted = y * K::kLog2e + K::kRound;  // the nearest integer now stands in the low bits
+  const Vector<T> shifted = y * K::kLog2e + K::kRound;  // the low bits hold the nearest integer
   const Vector<T> k = shifted - K::kRound;
   const Vector<T> r = (y - k * K::kLn2High) - k * K::kLn2Low;
   const Bits<T> integer = (Bits<T>)shifted - (Bits<T>)splat(K::kRound);
@@ -257,7 +258,7 @@ JAXGRAD_INLINE void split_exp(Vector<T> y, Vector<T>& scale, Vector<T>& rest) {
 }
 
 template <class T>
-JAXGRAD_INLINE Vector<T> clamp(Vector<T> v, T limit) {  // lets NaN through
+JAXGRAD_INLINE Vector<T> clamp(Vector<T> v, T limit) {  // propagates NaN
   v = v > limit ? splat(limit) : v;
   return v < -limit ? splat(-limit) : v;
 }
@@ -269,7 +270,7 @@ JAXGRAD_INLINE Vector<T> sigmoid(Vector<T> x) {
   return 1 / ((scale * rest + scale) + 1);
 }
 
-// tanh(x) = e / (e + 2) with e = exp(2 |x|) - 1, which keeps its relative accuracy down to zero.
+// tanh(x) = e / (e + 2) with e = exp(2 |x|) - 1, which is accurate relative to x down to zero.
 template <class T>
 JAXGRAD_INLINE Vector<T> tanh(Vector<T> x) {
   const Bits<T> sign = (Bits<T>)x & (Bits<T>)splat(T(-0.0));

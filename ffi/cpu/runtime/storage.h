@@ -1,4 +1,4 @@
-// What arrays are stored as, and the type that arithmetic on them is done in.
+// The element types of arrays, and the type in which their arithmetic is done.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// From XLA's element types to the C++ types of the kernels.
+// Maps the element types of XLA to the C++ types of the kernels.
 #pragma once
 
 #include "common/checks.h"
@@ -6,7 +6,7 @@
 
 namespace jaxgrad {
 
-// Calls run(S{}) with the C++ type of the elements of x.
+// Calls run(S{}), where S is the C++ type of `dtype`.
 template <class Run>
 xla::ffi::Error with_storage(Checks& checks, xla::ffi::DataType dtype, Run run) {
   switch (dtype) {
@@ -19,7 +19,7 @@ xla::ffi::Error with_storage(Checks& checks, xla::ffi::DataType dtype, Run run) 
     case xla::ffi::DataType::F16:
       return run(Float16{});
     default:
-      checks.that(false, "x must be of f32, f64, bf16 or f16");
+      checks.fail("x must have the element type f32, f64, bf16 or f16");
       return checks.error();
   }
 }

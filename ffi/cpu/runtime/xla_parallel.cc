@@ -38,7 +38,7 @@ void XlaParallel::run(int64_t tasks, void* context, Body body) {
     for (int64_t i = 0; i < tasks; ++i) body(context, i);
     return;
   }
-  // Shared: a helper that the pool starts late finds no task left, and touches nothing but this.
+  // Shared ownership: the pool may start a helper after the loop has ended. Such a helper finds no task left.
   auto loop = std::make_shared<Loop>(tasks, context, body);
   for (int64_t i = 0; i < helpers; ++i) pool_.Schedule([loop] { loop->work(); });
   loop->work();

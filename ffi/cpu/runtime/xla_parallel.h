@@ -1,4 +1,4 @@
-// A parallel loop on XLA's own pool of threads, so that a kernel never competes with XLA for the cores.
+// A parallel loop on the thread pool of XLA, so that kernels do not compete with XLA for cores.
 #pragma once
 
 #include "cpu/runtime/parallel.h"
@@ -6,8 +6,8 @@
 
 namespace jaxgrad {
 
-// The calling thread works too and claims tasks like every other, so the loop ends even when the pool's threads are
-// all busy elsewhere (or are all inside loops of this kind): nobody ever waits for a task that no thread is running.
+// The calling thread claims tasks like every other thread, so the loop ends even if all threads of the pool are busy or
+// run such loops themselves: no thread waits for a task that has not started.
 class XlaParallel final : public Parallel {
  public:
   explicit XlaParallel(xla::ffi::ThreadPool& pool);

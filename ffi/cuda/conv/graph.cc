@@ -10,12 +10,12 @@ using cudnn::api;
 using cudnn::data_type;
 using cudnn::Descriptor;
 
-constexpr int64_t kAlignment = 16;  // bytes; XLA's buffers are aligned to more
-constexpr int64_t kMostNotes = CUDNN_NUMERICAL_NOTE_TYPE_COUNT;
-constexpr int64_t kBetweenId = 16;  // of what the convolution gives, and from there on, where more follows
-constexpr size_t kMostParts = 13;
+constexpr int64_t kAlignment = 16;  // bytes; the buffers of XLA have a larger alignment
+constexpr int64_t kMaxNotes = CUDNN_NUMERICAL_NOTE_TYPE_COUNT;
+constexpr int64_t kFirstVirtualId = 16;  // of intermediate results, which are never in memory
 
-// cuDNN's convolutions have two spatial axes or three: one axis becomes the second of two, after an axis of size 1.
+// Values of all axes, with `before` values ahead of the spatial ones. Convolutions of cuDNN have two or three spatial
+// axes; a single axis becomes the second one, after an axis of size 1.
 template <class Values>
 std::vector<int64_t> with_unit_axis(const ConvKey& key, const Values& values, size_t before, int64_t unit) {
   std::vector<int64_t> all(values.begin(), values.begin() + static_cast<int64_t>(before) + key.spatial);
@@ -27,17 +27,17 @@ cudnnDataType_t compute_type(const ConvKey& key) {
   return key.type == FloatType::kFloat64 ? CUDNN_DATA_DOUBLE : CUDNN_DATA_FLOAT;
 }
 
-Descriptor tensor(const ConvKey& key, const ConvOperand& operand, int64_t id, bool in_memory = true) {
+Descriptor tensor(const ConvKey& key, const ConvOperand& operand, int64_t id, bool is_virtual = false) {
   const std::vector<int64_t> sizes = with_unit_axis(key, operand.sizes, 2, 1);
   const std::vector<int64_t> strides = with_unit_axis(key, operand.strides, 2, operand.sizes[2] * operand.strides[2]);
   Descriptor made(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
   made.set(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, id)
-      .set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, in_memory ? data_type(key.type) : compute_type(key))
-      .set(CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, !in_memory)
+      .set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, is_virtual ? compute_type(key) : data_type(key.type))
+      .set(CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, is_virtual)
       .set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, kAlignment)
       .set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, sizes.data(), static_cast<int64_t>(sizes.size()))
       .set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, strides.data(), static_cast<int64_t>(strides.size()))
-      .finalise();
+      .finalize();
   return made;
 }
 
@@ -54,19 +54,19 @@ Descriptor convolution(const ConvKey& key) {
       .set(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, high.data(), n)
       .set(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, strides.data(), n)
       .set(CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, dilation.data(), n)
-      .finalise();
+      .finalize();
   return made;
 }
 
-// The names of one kind's operation and of its attributes.
+// The operation of a pass and its attributes.
 struct OperationNames {
   cudnnBackendDescriptorType_t operation;
   cudnnBackendAttributeName_t x, w, y, convolution, alpha, beta;
 };
 
-OperationNames names_of(ConvKind kind) {
-  switch (kind) {
-    case ConvKind::kForward:
+OperationNames names_of(ConvPass pass) {
+  switch (pass) {
+    case ConvPass::kForward:
       return {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
               CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
               CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
@@ -74,7 +74,7 @@ OperationNames names_of(ConvKind kind) {
               CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
               CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
               CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA};
-    case ConvKind::kBackwardInput:
+    case ConvPass::kInputGradient:
       return {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
               CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
               CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
@@ -99,11 +99,11 @@ Descriptor pointwise(const ConvKey& key, cudnnPointwiseMode_t mode) {
       .set(CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, compute_type(key));
   if (mode == CUDNN_POINTWISE_RELU_FWD)
     made.set(CUDNN_ATTR_POINTWISE_NAN_PROPAGATION, CUDNN_TYPE_NAN_PROPOGATION, CUDNN_PROPAGATE_NAN);
-  made.finalise();
+  made.finalize();
   return made;
 }
 
-// What `function` makes of each element of `value`, and of `other` where it takes two.
+// result = function(value), or function(value, other), element by element.
 Descriptor elementwise(const Descriptor& function, const Descriptor& value, const Descriptor* other,
                        const Descriptor& result) {
   Descriptor made(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
@@ -111,7 +111,7 @@ Descriptor elementwise(const Descriptor& function, const Descriptor& value, cons
       .set(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, value)
       .set(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, result);
   if (other != nullptr) made.set(CUDNN_ATTR_OPERATION_POINTWISE_BDESC, *other);
-  made.finalise();
+  made.finalize();
   return made;
 }
 
@@ -124,34 +124,35 @@ Descriptor engine_of(const Descriptor& config) {
   return engine;
 }
 
-// Engines found to give wrong numbers where the padding is not the same on either side: as if it were, or NaN. All
-// engines of each unit were compared with float64 on small shapes, cuDNN 9.19 on an H200; engine 78 is right there, and
-// wrong where a window of 2 with a dilation of 512 runs over 16384 elements, padded by 512 on one side.
-// Engine 39 makes relu of NaN zero, whatever it is told.
-bool is_right(const ConvKey& key, int64_t engine) {
+// Excludes engines with wrong results. All engines of each pass were compared with float64 on small shapes (cuDNN 9.19,
+// H200). With padding that differs between the two sides, the engines below compute as if it were symmetric, or return
+// NaN. Engine 78 is correct on small shapes, but wrong for a window of 2 with dilation 512 over 16384 elements, padded
+// by 512 on one side. Engine 39 returns 0 for relu(NaN), even if NaN propagation is requested.
+bool is_known_correct(const ConvKey& key, int64_t engine) {
   if (key.relu && engine == 39) return false;
   if (key.padding_low == key.padding_high) return true;
-  if (key.kind == ConvKind::kBackwardFilter) return engine != 1 && engine != 18 && engine != 20;
-  return key.kind != ConvKind::kBackwardInput || (engine != 50 && engine != 78);
+  if (key.pass == ConvPass::kWeightGradient) return engine != 1 && engine != 18 && engine != 20;
+  return key.pass != ConvPass::kInputGradient || (engine != 50 && engine != 78);
 }
 
-bool arithmetic_fits(const ConvKey& key, const std::vector<cudnnBackendNumericalNote_t>& notes) {
+// Whether an engine with these numerical notes respects the math settings of the key.
+bool respects_math_settings(const ConvKey& key, const std::vector<cudnnBackendNumericalNote_t>& notes) {
   const auto has = [&](cudnnBackendNumericalNote_t note) {
     return std::find(notes.begin(), notes.end(), note) != notes.end();
   };
   if (has(CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION)) return false;
   if (key.deterministic && has(CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC)) return false;
-  if (has(CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13)) return false;  // loses half of the digits
+  if (has(CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13)) return false;  // only half of the digits are correct
   const bool exact = key.type == FloatType::kFloat64 || (key.type == FloatType::kFloat32 && !key.allow_tf32);
   if (!exact) return true;
   for (const auto note : {CUDNN_NUMERICAL_NOTE_TENSOR_CORE, CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS,
                           CUDNN_NUMERICAL_NOTE_FFT, CUDNN_NUMERICAL_NOTE_WINOGRAD})
-    // float64 has tensor cores of its own, which round nothing.
+    // The tensor cores for float64 do not round operands.
     if (has(note) && !(note == CUDNN_NUMERICAL_NOTE_TENSOR_CORE && key.type == FloatType::kFloat64)) return false;
   return true;
 }
 
-// The engines that one of cuDNN's heuristics lists; none where that heuristic does not know the operation.
+// The engine configurations that a heuristic of cuDNN lists; empty if the heuristic does not support the operation.
 std::vector<Descriptor> configs(const ConvGraph& graph, cudnnBackendHeurMode_t mode) {
   std::vector<Descriptor> found;
   Descriptor heuristic(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
@@ -189,43 +190,44 @@ ConvOperand bias_of(const ConvKey& key) {
 
 ConvGraph conv_graph(const ConvKey& key, const cudnn::Handle& handle) {
   ConvGraph made;
-  auto& parts = made.parts;
-  parts.reserve(kMostParts);  // the references into it stay valid
-  const Descriptor& x = parts.emplace_back(tensor(key, key.x, kXId));
-  const Descriptor& w = parts.emplace_back(tensor(key, key.w, kWId));
-  const Descriptor& y = parts.emplace_back(tensor(key, key.y, kYId));
-  const Descriptor& conv = parts.emplace_back(convolution(key));
+  auto& descriptors = made.descriptors;
+  const Descriptor& x = descriptors.emplace_back(tensor(key, key.x, kXId));
+  const Descriptor& w = descriptors.emplace_back(tensor(key, key.w, kWId));
+  const Descriptor& y = descriptors.emplace_back(tensor(key, key.y, kYId));
+  const Descriptor& conv = descriptors.emplace_back(convolution(key));
   const int last = key.has_bias + key.relu;
-  // What the operations give, counted from the convolution on: y the last one, the others what is never in memory.
+  // Operation 0 is the convolution. The last operation writes y, the others write virtual tensors.
   const auto result_of = [&](int operation) -> const Descriptor& {
-    return operation == last ? y : parts.emplace_back(tensor(key, key.y, kBetweenId + operation, false));
+    return operation == last
+               ? y
+               : descriptors.emplace_back(tensor(key, key.y, kFirstVirtualId + operation, /*is_virtual=*/true));
   };
   std::vector<cudnnBackendDescriptor_t> operations;
   const Descriptor* value = &result_of(0);
-  const OperationNames names = names_of(key.kind);
-  Descriptor& operation = parts.emplace_back(names.operation);
+  const OperationNames names = names_of(key.pass);
+  Descriptor& operation = descriptors.emplace_back(names.operation);
   operation.set(names.x, x).set(names.w, w).set(names.y, *value).set(names.convolution, conv);
   if (key.type == FloatType::kFloat64) {
     operation.set(names.alpha, CUDNN_TYPE_DOUBLE, 1.0).set(names.beta, CUDNN_TYPE_DOUBLE, 0.0);
   } else {
     operation.set(names.alpha, CUDNN_TYPE_FLOAT, 1.0f).set(names.beta, CUDNN_TYPE_FLOAT, 0.0f);
   }
-  operation.finalise();
+  operation.finalize();
   operations.push_back(operation.get());
-  const auto follow = [&](cudnnPointwiseMode_t mode, const Descriptor* other) {
-    const Descriptor& function = parts.emplace_back(pointwise(key, mode));
+  const auto append = [&](cudnnPointwiseMode_t mode, const Descriptor* other) {
+    const Descriptor& function = descriptors.emplace_back(pointwise(key, mode));
     const Descriptor& result = result_of(static_cast<int>(operations.size()));
-    operations.push_back(parts.emplace_back(elementwise(function, *value, other, result)).get());
+    operations.push_back(descriptors.emplace_back(elementwise(function, *value, other, result)).get());
     value = &result;
   };
-  if (key.has_bias) follow(CUDNN_POINTWISE_ADD, &parts.emplace_back(tensor(key, bias_of(key), kBiasId)));
-  if (key.relu) follow(CUDNN_POINTWISE_RELU_FWD, nullptr);
-  Descriptor& graph = parts.emplace_back(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+  if (key.has_bias) append(CUDNN_POINTWISE_ADD, &descriptors.emplace_back(tensor(key, bias_of(key), kBiasId)));
+  if (key.relu) append(CUDNN_POINTWISE_RELU_FWD, nullptr);
+  Descriptor& graph = descriptors.emplace_back(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
   graph
       .set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, operations.data(),
            static_cast<int64_t>(operations.size()))
       .set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, handle.get())
-      .finalise();
+      .finalize();
   return made;
 }
 
@@ -235,14 +237,14 @@ std::vector<ConvCandidate> conv_candidates(const ConvKey& key, const ConvGraph& 
     for (Descriptor& config : configs(graph, mode)) {
       const Descriptor engine = engine_of(config);
       const auto notes = engine.list<cudnnBackendNumericalNote_t>(CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
-                                                                  CUDNN_TYPE_NUMERICAL_NOTE, kMostNotes);
+                                                                  CUDNN_TYPE_NUMERICAL_NOTE, kMaxNotes);
       const int64_t number = engine.integer(CUDNN_ATTR_ENGINE_GLOBAL_INDEX);
-      if (!is_right(key, number) || !arithmetic_fits(key, notes)) continue;
+      if (!is_known_correct(key, number) || !respects_math_settings(key, notes)) continue;
       const int64_t workspace = config.integer(CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE);
       candidates.push_back({std::move(config), workspace, "engine " + std::to_string(number)});
     }
   };
-  if (key.search != ConvSearch::kDefault) add(CUDNN_HEUR_MODE_A);
+  if (key.search != ConvSearch::kFallback) add(CUDNN_HEUR_MODE_A);
   add(CUDNN_HEUR_MODE_FALLBACK);
   return candidates;
 }

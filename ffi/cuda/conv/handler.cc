@@ -13,9 +13,24 @@ namespace ffi = xla::ffi;
 
 namespace {
 
-constexpr const char* kTarget = "jaxgrad_conv";
+const char* target_of(ConvPass pass) {
+  switch (pass) {
+    case ConvPass::kForward:
+      return "jaxgrad_cudnn_conv_forward";
+    case ConvPass::kInputGradient:
+      return "jaxgrad_cudnn_conv_input_gradient";
+    default:
+      return "jaxgrad_cudnn_conv_weight_gradient";
+  }
+}
 
-// Runs the plan; where it fails, the next of cuDNN's list, until one runs or none is left.
+// The math settings of a call.
+struct MathSettings {
+  bool allow_tf32, deterministic;
+  int64_t search;  // ConvSearch
+};
+
+// Runs the plan of the key. If a plan fails to run, tries the next candidate until one runs or none is left.
 void run_plan(const ConvKey& key, CUstream stream, const Arg& first, const Arg& second, const void* bias,
               const Arg& result, void* workspace) {
   cudnn::Handle handle(key.device);
@@ -27,46 +42,47 @@ void run_plan(const ConvKey& key, CUstream stream, const Arg& first, const Arg& 
       plan->run(handle, first.untyped_data(), second.untyped_data(), bias, result.untyped_data(), workspace);
       break;
     } catch (const cudnn::Error& error) {
-      if (capturing) throw;  // a recording that an error has spoilt cannot be gone on with
+      if (capturing) throw;  // an error invalidates the capture
       try {
         plan = conv_plan_after(key, *plan, handle);
-      } catch (const NoPlan& none) {
-        const std::string both = std::string(error.what()) + "; then " + none.what();
+      } catch (const NoPlan& no_plan) {
+        const std::string both = std::string(error.what()) + "; then " + no_plan.what();
         if (driver::is_full()) throw driver::OutOfMemory(both);
         throw std::runtime_error(both);
       }
       handle.set_stream(stream);
     }
   }
-  if (capturing) keep_for_graph(plan);
+  if (capturing) retain_for_cuda_graph(plan);
 }
 
-// bias: what the result is to have added, of no elements or null for nothing.
-ffi::Error run(ConvKind kind, CUstream stream, const Arg& first, const Arg& second, const Arg* bias, const Arg& result,
-               Bytes& workspace, const ConvCall& call, bool relu, bool allow_tf32, bool deterministic, int64_t search) {
-  Checks checks(kTarget);
+// first, second and result: the arrays of the pass. bias: null or without elements if there is no bias.
+ffi::Error run(ConvPass pass, CUstream stream, const Arg& first, const Arg& second, const Arg* bias, const Arg& result,
+               Bytes& workspace, const ConvArguments& arguments, bool relu, const MathSettings& math) {
+  Checks checks(target_of(pass));
   const ffi::DataType dtype = first.element_type();
-  checks.that(second.element_type() == dtype && result.element_type() == dtype, "all arrays must have one dtype");
-  checks.that(search >= 0 && search <= 2, "search must be 0, 1 or 2");
-  std::string problem;
+  checks.require(second.element_type() == dtype && result.element_type() == dtype,
+                 "all arrays must have the same element type");
+  checks.require(math.search >= 0 && math.search <= 2, "search must be 0, 1 or 2");
+  std::string error;
   ConvKey key;
-  static_cast<ConvShape&>(key) = conv_shape(kind, call, problem);
+  static_cast<ConvProblem&>(key) = make_conv_problem(pass, arguments, error);
   key.type = float_type(dtype, checks);
   key.has_bias = bias != nullptr && bias->element_count() > 0;
   key.relu = relu;
-  key.allow_tf32 = allow_tf32;
-  key.deterministic = deterministic;
-  key.search = static_cast<ConvSearch>(search);
+  key.allow_tf32 = math.allow_tf32;
+  key.deterministic = math.deterministic;
+  key.search = static_cast<ConvSearch>(math.search);
   key.workspace_limit = static_cast<int64_t>(workspace->element_count());
-  checks.that(problem.empty(), problem);
+  checks.require(error.empty(), [&] { return error; });
   if (checks.failed()) return checks.error();
   if (key.has_bias) checks.array("bias", *bias, dtype, {key.w.sizes[0]});
   if (checks.failed()) return checks.error();
-  return guarded(kTarget, [&] {
+  return catch_to_error(checks.target(), [&] {
     const driver::CurrentDevice current(stream);
     key.device = current.device();
-    const void* added = key.has_bias ? bias->untyped_data() : nullptr;
-    run_plan(key, stream, first, second, added, result, workspace->typed_data());
+    const void* bias_data = key.has_bias ? bias->untyped_data() : nullptr;
+    run_plan(key, stream, first, second, bias_data, result, workspace->typed_data());
     return ffi::Error::Success();
   });
 }
@@ -74,29 +90,31 @@ ffi::Error run(ConvKind kind, CUstream stream, const Arg& first, const Arg& seco
 ffi::Error forward(CUstream stream, Arg x, Arg w, Arg bias, Ret y, Bytes workspace, Axes lhs_spec, Axes rhs_spec,
                    Axes out_spec, Axes strides, Axes padding, Axes dilation, int64_t groups, bool relu, bool allow_tf32,
                    bool deterministic, int64_t search) {
-  const ConvCall call = conv_call(x, w, *y, lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
-  return run(ConvKind::kForward, stream, x, w, &bias, *y, workspace, call, relu, allow_tf32, deterministic, search);
+  return run(ConvPass::kForward, stream, x, w, &bias, *y, workspace,
+             conv_arguments(x, w, *y, lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups), relu,
+             {allow_tf32, deterministic, search});
 }
 
-ffi::Error backward_input(CUstream stream, Arg dy, Arg w, Ret dx, Bytes workspace, Axes lhs_spec, Axes rhs_spec,
+ffi::Error input_gradient(CUstream stream, Arg dy, Arg w, Ret dx, Bytes workspace, Axes lhs_spec, Axes rhs_spec,
                           Axes out_spec, Axes strides, Axes padding, Axes dilation, int64_t groups, bool allow_tf32,
                           bool deterministic, int64_t search) {
-  const ConvCall call = conv_call(*dx, w, dy, lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
-  return run(ConvKind::kBackwardInput, stream, dy, w, nullptr, *dx, workspace, call, false, allow_tf32, deterministic,
-             search);
+  return run(ConvPass::kInputGradient, stream, dy, w, nullptr, *dx, workspace,
+             conv_arguments(*dx, w, dy, lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups), false,
+             {allow_tf32, deterministic, search});
 }
 
-// Brings weights that lie as one call says to where another says; on the way the window's axes may be reversed.
-ffi::Error transpose_weights(CUstream stream, const ConvCall& from, const Arg& in, const ConvCall& to, const Arg& out,
-                             bool reverses_window) {
-  std::string problem;
-  const ConvShape source = conv_shape(ConvKind::kBackwardFilter, from, problem);
-  ConvShape result = conv_shape(ConvKind::kBackwardFilter, to, problem);
-  if (problem.empty() && source.w.sizes != result.w.sizes) problem = "dw must have the same sizes in both layouts";
-  if (!problem.empty()) return ffi::Error::InvalidArgument(std::string(kTarget) + ": " + problem);
-  if (reverses_window)
+// Transposes weights from the layout of one call to that of another. May reverse the axes of the window.
+ffi::Error transpose_weights(CUstream stream, const ConvArguments& from, const Arg& in, const ConvArguments& to,
+                             const Arg& out, bool reverse_window) {
+  const char* const target = target_of(ConvPass::kWeightGradient);
+  std::string error;
+  const ConvProblem source = make_conv_problem(ConvPass::kWeightGradient, from, error);
+  ConvProblem result = make_conv_problem(ConvPass::kWeightGradient, to, error);
+  if (error.empty() && source.w.sizes != result.w.sizes) error = "dw must have the same sizes in both layouts";
+  if (!error.empty()) return ffi::Error::InvalidArgument(std::string(target) + ": " + error);
+  if (reverse_window)
     for (int axis = 2; axis < result.spatial + 2; ++axis) result.w.strides[axis] *= -1;
-  return guarded(kTarget, [&] {
+  return catch_to_error(target, [&] {
     const driver::CurrentDevice current(stream);
     transpose(stream, current.device(), source.spatial + 2, static_cast<int64_t>(ffi::ByteWidth(in.element_type())),
               source.w, in.untyped_data(), result.w, out.untyped_data());
@@ -104,59 +122,63 @@ ffi::Error transpose_weights(CUstream stream, const ConvCall& from, const Arg& i
   });
 }
 
-ffi::Error backward_filter(CUstream stream, Arg x, Arg dy, Ret dw, Ret written, Bytes workspace, Axes lhs_spec,
+ffi::Error weight_gradient(CUstream stream, Arg x, Arg dy, Ret dw, Ret untransposed, Bytes workspace, Axes lhs_spec,
                            Axes rhs_spec, Axes out_spec, Axes strides, Axes padding, Axes dilation, int64_t groups,
                            Axes dw_spec, bool dw_reversed, bool allow_tf32, bool deterministic, int64_t search) {
+  constexpr ConvPass pass = ConvPass::kWeightGradient;
   const bool transposes = to_vector(dw_spec) != to_vector(rhs_spec);
   if (dw_reversed && !transposes)
-    return ffi::Error::InvalidArgument(std::string(kTarget) + ": dw is reversed only where it is transposed");
-  const Arg& result = transposes ? *written : *dw;
-  const ConvCall call = conv_call(x, result, dy, lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
-  ffi::Error status = run(ConvKind::kBackwardFilter, stream, x, dy, nullptr, result, workspace, call, false, allow_tf32,
-                          deterministic, search);
+    return ffi::Error::InvalidArgument(std::string(target_of(pass)) + ": dw_reversed requires dw_spec != rhs_spec");
+  const Arg& result = transposes ? *untransposed : *dw;
+  const ConvArguments from =
+      conv_arguments(x, result, dy, lhs_spec, rhs_spec, out_spec, strides, padding, dilation, groups);
+  ffi::Error status =
+      run(pass, stream, x, dy, nullptr, result, workspace, from, false, {allow_tf32, deterministic, search});
   if (status.failure() || !transposes) return status;
-  const ConvCall given = conv_call(x, *dw, dy, lhs_spec, dw_spec, out_spec, strides, padding, dilation, groups);
-  return transpose_weights(stream, call, result, given, *dw, dw_reversed);
+  const ConvArguments to = conv_arguments(x, *dw, dy, lhs_spec, dw_spec, out_spec, strides, padding, dilation, groups);
+  return transpose_weights(stream, from, result, to, *dw, dw_reversed);
 }
 
 }  // namespace
 
-#define JAXGRAD_CONV_CHOICE \
+#define JAXGRAD_CONV_MATH_SETTINGS \
   .Attr<bool>("allow_tf32").Attr<bool>("deterministic").Attr<int64_t>("search") /* ConvSearch */
 
-// XLA may record these calls into a CUDA graph: all memory that they use is in their buffers, and what they launch is
-// fixed by their attributes and shapes.
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cuda_conv_forward, forward,
+// The specs give the layout of each array, as in jax.lax.ConvDimensionNumbers. XLA may capture these calls into a CUDA
+// graph: they use no memory but their buffers, and their attributes and shapes determine what they launch.
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cudnn_conv_forward, forward,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::PlatformStream<CUstream>>()
-                                  .Arg<ffi::AnyBuffer>()        // x     as lhs_spec says
-                                  .Arg<ffi::AnyBuffer>()        // w     as rhs_spec says
-                                  .Arg<ffi::AnyBuffer>()        // bias  [output features] or none
-                                  .Ret<ffi::AnyBuffer>()        // y     as out_spec says
+                                  .Arg<ffi::AnyBuffer>()        // x     laid out by lhs_spec
+                                  .Arg<ffi::AnyBuffer>()        // w     laid out by rhs_spec
+                                  .Arg<ffi::AnyBuffer>()        // bias  [output features] or empty
+                                  .Ret<ffi::AnyBuffer>()        // y     laid out by out_spec
                                   .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                              JAXGRAD_CONV_LAYOUT.Attr<bool>("relu") JAXGRAD_CONV_CHOICE,
+                              JAXGRAD_CONV_ATTRIBUTES.Attr<bool>("relu") JAXGRAD_CONV_MATH_SETTINGS,
                               {ffi::Traits::kCmdBufferCompatible});
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cuda_conv_backward_input, backward_input,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cudnn_conv_input_gradient, input_gradient,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::PlatformStream<CUstream>>()
-                                  .Arg<ffi::AnyBuffer>()        // dy    as out_spec says
-                                  .Arg<ffi::AnyBuffer>()        // w     as rhs_spec says
-                                  .Ret<ffi::AnyBuffer>()        // dx    as lhs_spec says
+                                  .Arg<ffi::AnyBuffer>()        // dy    laid out by out_spec
+                                  .Arg<ffi::AnyBuffer>()        // w     laid out by rhs_spec
+                                  .Ret<ffi::AnyBuffer>()        // dx    laid out by lhs_spec
                                   .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                              JAXGRAD_CONV_LAYOUT JAXGRAD_CONV_CHOICE,
+                              JAXGRAD_CONV_ATTRIBUTES JAXGRAD_CONV_MATH_SETTINGS,
                               {ffi::Traits::kCmdBufferCompatible});
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cuda_conv_backward_filter, backward_filter,
+// cuDNN writes dw in the layout rhs_spec. If dw_spec is another layout, the call transposes dw, and reverses its window
+// if dw_reversed. Otherwise the second result is empty.
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cudnn_conv_weight_gradient, weight_gradient,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::PlatformStream<CUstream>>()
-                                  .Arg<ffi::AnyBuffer>()        // x     as lhs_spec says
-                                  .Arg<ffi::AnyBuffer>()        // dy    as out_spec says
-                                  .Ret<ffi::AnyBuffer>()        // dw    as dw_spec says, its window reversed or not
-                                  .Ret<ffi::AnyBuffer>()        // dw    as rhs_spec says; where that is the same, none
+                                  .Arg<ffi::AnyBuffer>()        // x     laid out by lhs_spec
+                                  .Arg<ffi::AnyBuffer>()        // dy    laid out by out_spec
+                                  .Ret<ffi::AnyBuffer>()        // dw    laid out by dw_spec
+                                  .Ret<ffi::AnyBuffer>()        // dw before the transpose, or empty
                                   .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                              JAXGRAD_CONV_LAYOUT.Attr<Axes>("dw_spec")
-                                  .Attr<bool>("dw_reversed") JAXGRAD_CONV_CHOICE,
+                              JAXGRAD_CONV_ATTRIBUTES.Attr<Axes>("dw_spec")
+                                  .Attr<bool>("dw_reversed") JAXGRAD_CONV_MATH_SETTINGS,
                               {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace jaxgrad

@@ -2,6 +2,7 @@
 
 #include <sstream>
 
+#include "cuda/runtime/cudnn.h"
 #include "cuda/runtime/driver.h"
 
 namespace jaxgrad {
@@ -10,10 +11,10 @@ namespace {
 template <class Values>
 void put(std::ostream& text, const char* name, const Values& values) {
   text << ' ' << name;
-  char before = '=';
+  char separator = '=';
   for (const int64_t value : values) {
-    text << before << value;
-    before = ',';
+    text << separator << value;
+    separator = ',';
   }
 }
 
@@ -24,9 +25,30 @@ void put(std::ostream& text, const char* name, const ConvOperand& operand) {
 
 }  // namespace
 
-std::string choice_key(const ConvKey& key, int64_t reserved_bytes) {
+bool ConvKey::operator==(const ConvKey& o) const {
+  return ConvProblem::operator==(o) && type == o.type && has_bias == o.has_bias && relu == o.relu &&
+         allow_tf32 == o.allow_tf32 && deterministic == o.deterministic && search == o.search &&
+         workspace_limit == o.workspace_limit && device == o.device;
+}
+
+size_t ConvKeyHash::operator()(const ConvKey& key) const {
+  Hash hash;
+  hash.mix(static_cast<const ConvProblem&>(key));
+  hash.mix(static_cast<int64_t>(key.type));
+  hash.mix(key.has_bias);
+  hash.mix(key.relu);
+  hash.mix(key.allow_tf32);
+  hash.mix(key.deterministic);
+  hash.mix(static_cast<int64_t>(key.search));
+  hash.mix(key.workspace_limit);
+  hash.mix(key.device);
+  return hash.value();
+}
+
+// The text is part of the format of the stored files: a change discards all results stored before.
+std::string stored_plan_key(const ConvKey& key, int64_t reserved_bytes) {
   std::ostringstream text;
-  text << "conv kind=" << static_cast<int64_t>(key.kind) << " spatial=" << key.spatial << " groups=" << key.groups;
+  text << "conv kind=" << static_cast<int64_t>(key.pass) << " spatial=" << key.spatial << " groups=" << key.groups;
   put(text, "x", key.x);
   put(text, "w", key.w);
   put(text, "y", key.y);

@@ -12,10 +12,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kMagic = "jaxgrad plan 1 ";  // the number is that of the file's format
-constexpr uintmax_t kLargest = 1 << 20;            // bytes; what is written here has a few hundred
+constexpr const char* kMagic = "jaxgrad plan 1 ";  // includes the version of the file format
+constexpr uintmax_t kMaxFileSize = 1 << 20;        // bytes; valid files have a few hundred
 
-// FNV-1a, 64 bits, which is the same on every machine; as 16 digits.
+// FNV-1a, 64 bits, as 16 hexadecimal digits. Unlike std::hash, it is the same on every machine.
 std::string digest(const std::string& text) {
   uint64_t hash = 0xcbf29ce484222325u;
   for (const unsigned char byte : text) hash = (hash ^ byte) * 0x100000001b3u;
@@ -35,79 +35,79 @@ std::string contents(const std::string& key, const std::string& value) {
 
 }  // namespace
 
-void PlanStore::use(const std::string& directory) {
+void PlanStore::use_directory(const std::string& directory) {
   const std::lock_guard<std::mutex> lock(mutex_);
   directory_ = directory;
-  kept_.clear();  // so that what is asked for again is kept there too
-  problem_.clear();
+  values_.clear();  // so that results found again are written to the new directory
+  error_.clear();
 }
 
 std::optional<std::string> PlanStore::find(const std::string& key) {
   std::string directory;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (const auto kept = kept_.find(key); kept != kept_.end()) return kept->second;
+    if (const auto found = values_.find(key); found != values_.end()) return found->second;
     directory = directory_;
   }
-  return directory.empty() ? std::nullopt : find_file(directory, key);
+  return directory.empty() ? std::nullopt : read_file(directory, key);
 }
 
-void PlanStore::keep(const std::string& key, const std::string& value) {
+void PlanStore::put(const std::string& key, const std::string& value) {
   std::string directory;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    kept_[key] = value;
+    values_[key] = value;
     directory = directory_;
   }
-  if (!directory.empty()) keep_file(directory, key, value);
+  if (!directory.empty()) write_file(directory, key, value);
 }
 
-std::optional<std::string> PlanStore::find_file(const std::string& directory, const std::string& key) {
+std::optional<std::string> PlanStore::read_file(const std::string& directory, const std::string& key) {
   std::optional<std::string> value;
   try {
     const fs::path path = path_of(directory, key);
-    std::error_code none;
-    const uintmax_t size = fs::file_size(path, none);
-    const std::string before = kMagic + digest("") + "\n" + key + "\n";
-    if (!none && size > before.size() && size <= kLargest) {
+    std::error_code no_file;
+    const uintmax_t size = fs::file_size(path, no_file);
+    const std::string header = kMagic + digest("") + "\n" + key + "\n";
+    if (!no_file && size > header.size() && size <= kMaxFileSize) {
       std::ifstream file(path, std::ios::binary);
       const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-      if (text.size() > before.size()) {
-        const std::string found = text.substr(before.size(), text.size() - before.size() - 1);
+      if (text.size() > header.size()) {
+        const std::string found = text.substr(header.size(), text.size() - header.size() - 1);
         if (contents(key, found) == text) value = found;
       }
     }
-  } catch (const std::exception&) {  // what cannot be read is not there
+  } catch (const std::exception&) {  // an unreadable file counts as missing
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   ++(value ? hits_ : misses_);
   return value;
 }
 
-void PlanStore::keep_file(const std::string& directory, const std::string& key, const std::string& value) {
-  fs::path beside;
+void PlanStore::write_file(const std::string& directory, const std::string& key, const std::string& value) {
+  fs::path temporary;
   try {
     fs::create_directories(directory);
     const fs::path path = path_of(directory, key);
-    std::random_device random;  // and not the process's number: a directory may be shared by machines
-    beside = path;
-    beside += "." + std::to_string(random()) + std::to_string(random());
-    std::ofstream file(beside, std::ios::binary);
+    std::random_device random;  // process ids are not unique: machines may share a directory
+    temporary = path;
+    temporary += "." + std::to_string(random()) + std::to_string(random());
+    std::ofstream file(temporary, std::ios::binary);
     file << contents(key, value);
     file.close();
-    if (!file) throw std::runtime_error(beside.string() + " cannot be written");
-    fs::rename(beside, path);
+    if (!file) throw std::runtime_error(temporary.string() + " cannot be written");
+    fs::rename(temporary, path);
   } catch (const std::exception& error) {
     std::error_code ignored;
-    if (!beside.empty()) fs::remove(beside, ignored);
+    if (!temporary.empty()) fs::remove(temporary, ignored);
     const std::lock_guard<std::mutex> lock(mutex_);
-    problem_ = error.what();
+    error_ = error.what();
   }
 }
 
 PlanStore::Info PlanStore::info() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return {hits_, misses_, problem_};
+  return {hits_, misses_, error_};
 }
 
 PlanStore& plan_store() {

@@ -1,4 +1,5 @@
-// What is known of plans beyond one device and, by a directory with one small file for each key, beyond one process.
+// Stores the results of the exhaustive search: for all devices of a kind in one process and, if a directory is set, for
+// other processes, in one small file per key.
 #pragma once
 
 #include <cstdint>
@@ -9,33 +10,33 @@
 
 namespace jaxgrad {
 
-// Any number of threads and processes may share a directory. A file is written beside its place and then moved there,
-// so that a reader finds it whole or not at all; one that is cut off, damaged or of another key counts as none, and is
-// written again. Nothing here throws: without its directory a process works as well, and slower.
+// Several threads and processes may share a directory. A file is written under a temporary name and then renamed, so a
+// reader finds a complete file or none. A file that is truncated, damaged or has another key is ignored and replaced.
+// No function throws: if the directory cannot be used, the search runs again.
 class PlanStore {
  public:
   struct Info {
     int64_t hits, misses;
-    std::string problem;  // why something could not be written; empty while all could
+    std::string error;  // of the last write that failed; empty if none failed
   };
 
-  // The directory from now on, made when it is first written to; an empty path for none.
-  void use(const std::string& directory);
-  // What is kept for `key`, a line of text: by this process, else in the directory.
+  // Sets the directory, which is created at the first write. An empty path disables files.
+  void use_directory(const std::string& directory);
+  // The value of `key`, from memory or from the directory. Keys and values are lines of text.
   std::optional<std::string> find(const std::string& key);
-  void keep(const std::string& key, const std::string& value);
+  void put(const std::string& key, const std::string& value);
   Info info();
 
  private:
-  std::optional<std::string> find_file(const std::string& directory, const std::string& key);
-  void keep_file(const std::string& directory, const std::string& key, const std::string& value);
+  std::optional<std::string> read_file(const std::string& directory, const std::string& key);
+  void write_file(const std::string& directory, const std::string& key, const std::string& value);
 
-  std::mutex mutex_;  // guards what follows; no file is read or written under it
-  std::unordered_map<std::string, std::string> kept_;
-  std::string directory_, problem_;
+  std::mutex mutex_;  // guards the members below; not held during file operations
+  std::unordered_map<std::string, std::string> values_;
+  std::string directory_, error_;
   int64_t hits_ = 0, misses_ = 0;
 };
 
-PlanStore& plan_store();  // the process's own
+PlanStore& plan_store();  // the store of this process
 
 }  // namespace jaxgrad

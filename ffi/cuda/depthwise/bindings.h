@@ -1,4 +1,4 @@
-// What Python must know of the depthwise weight gradient while it lowers a call.
+// Python bindings of the depthwise weight gradient.
 #pragma once
 
 #include <nanobind/nanobind.h>

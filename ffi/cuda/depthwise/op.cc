@@ -1,6 +1,7 @@
 #include "cuda/depthwise/op.h"
 
 #include <array>
+#include <functional>
 #include <limits>
 
 #include "common/lru_cache.h"
@@ -11,8 +12,8 @@
 namespace jaxgrad {
 namespace {
 
-constexpr size_t kCapacity = std::numeric_limits<size_t>::max();  // a CUDA graph may run one for as long as it lives
-constexpr int kOldestArchitecture = 80;                           // the first with asynchronous copies to shared memory
+constexpr size_t kCapacity = std::numeric_limits<size_t>::max();  // unbounded: a CUDA graph may run any plan later
+constexpr int kMinArchitecture = 80;                              // asynchronous copies to shared memory
 
 Gpu gpu_of(int device) {
   CUdevice found = 0;
@@ -30,88 +31,78 @@ Gpu gpu_of(int device) {
 }
 
 struct KeyHash {
-  size_t operator()(const DepthwiseFilterKey& key) const {
+  size_t operator()(const DepthwiseKey& key) const {
     Hash hash;
-    hash.mix(static_cast<const ConvShape&>(key));
+    hash.mix(static_cast<const ConvProblem&>(key));
     hash.mix(static_cast<int64_t>(key.type));
     hash.mix(key.device);
     return hash.value();
   }
 };
 
-PlanCache<DepthwiseFilterKey, DepthwiseFilterPlan, KeyHash>& cache() {
-  static auto& plans = *new PlanCache<DepthwiseFilterKey, DepthwiseFilterPlan, KeyHash>(kCapacity);
+LruCache<DepthwiseKey, DepthwisePlan, KeyHash>& cache() {
+  static auto& plans = *new LruCache<DepthwiseKey, DepthwisePlan, KeyHash>(kCapacity);
   return plans;
 }
 
-struct Found {
+struct Variant {
   DepthwiseShape shape;
   DepthwiseTiling tiling;
   Gpu gpu;
 };
 
-Found find(const DepthwiseFilterKey& key) {
+Variant find_variant(const DepthwiseKey& key) {
   std::string reason;
   const auto shape = depthwise_shape(key, key.type, reason);
-  if (!shape) throw NoPlan("jaxgrad's own kernel cannot take this convolution: " + reason);
+  if (!shape) throw NoPlan("the depthwise kernel does not support this convolution: " + reason);
   const Gpu gpu = gpu_of(key.device);
-  if (gpu.architecture < kOldestArchitecture)
-    throw NoPlan("jaxgrad's own kernel needs a GPU of compute capability 8.0 or later");
+  if (gpu.architecture < kMinArchitecture)
+    throw NoPlan("the depthwise kernel requires a GPU of compute capability 8.0 or later");
   const auto tiling = depthwise_tiling(*shape, gpu);
-  if (!tiling) throw NoPlan("the tiles that jaxgrad's own kernel would need are too large for the GPU");
+  if (!tiling) throw NoPlan("the tiles of the depthwise kernel would be too large for the GPU");
   return {*shape, *tiling, gpu};
 }
 
-std::shared_ptr<const DepthwiseFilterPlan> build(const DepthwiseFilterKey& key) {
-  const Found found = find(key);
+std::shared_ptr<const DepthwisePlan> build(const DepthwiseKey& key) {
+  const Variant variant = find_variant(key);
   const driver::RelaxedCapture relaxed;
-  return std::make_shared<const DepthwiseFilterPlan>(found.shape, found.tiling, found.gpu);
+  return std::make_shared<const DepthwisePlan>(variant.shape, variant.tiling, variant.gpu);
 }
 
 unsigned narrow(int64_t value) { return static_cast<unsigned>(value); }
 
 }  // namespace
 
-DepthwiseFilterPlan::DepthwiseFilterPlan(const DepthwiseShape& shape, const DepthwiseTiling& t, const Gpu& gpu)
+DepthwisePlan::DepthwisePlan(const DepthwiseShape& shape, const DepthwiseTiling& t, const Gpu& gpu)
     : tiling_(t),
       workspace_bytes_(t.partial_bytes(shape)),
-      elements_(shape.taps() * shape.C),
-      code_(nvrtc::compile(depthwise_definitions(shape, t) + kDeviceSource + kDepthwiseWeightGradientSource,
-                           gpu.architecture)) {
-  const driver::Api& api = driver::api();
-  JAXGRAD_DRIVER(api.cuModuleLoadData(&module_, code_->data()));
-  try {
-    // Asked for by name, a kernel is loaded at once, and not when it is first launched.
-    JAXGRAD_DRIVER(api.cuModuleGetFunction(&partial_, module_, "depthwise_filter_partial"));
-    JAXGRAD_DRIVER(api.cuModuleGetFunction(&sum_, module_, "depthwise_filter_sum"));
-    JAXGRAD_DRIVER(api.cuFuncSetAttribute(partial_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                          static_cast<int>(t.shared_bytes)));
-  } catch (...) {
-    api.cuModuleUnload(module_);
-    throw;
-  }
+      dw_elements_(shape.taps() * shape.C),
+      module_(nvrtc::compile(depthwise_definitions(shape, t) + kDeviceSource + kDepthwiseWeightGradientSource,
+                             gpu.architecture)),
+      partial_(module_.function("depthwise_weight_gradient_partial")),
+      sum_(module_.function("depthwise_weight_gradient_sum")) {
+  JAXGRAD_DRIVER(driver::api().cuFuncSetAttribute(partial_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                                  static_cast<int>(t.shared_bytes)));
 }
 
-DepthwiseFilterPlan::~DepthwiseFilterPlan() { driver::api().cuModuleUnload(module_); }
-
-void DepthwiseFilterPlan::run(CUstream stream, const void* x, const void* dy, void* dw, void* workspace) const {
+void DepthwisePlan::run(CUstream stream, const void* x, const void* dy, void* dw, void* workspace) const {
   const DepthwiseTiling& t = tiling_;
   std::array<void*, 3> partial = {&x, &dy, &workspace};
   JAXGRAD_DRIVER(driver::api().cuLaunchKernel(partial_, narrow(t.chunks), narrow(t.shares), 1, narrow(t.threads), 1, 1,
                                               narrow(t.shared_bytes), stream, partial.data(), nullptr));
   int shares = static_cast<int>(t.shares);
   std::array<void*, 3> sum = {&workspace, &dw, &shares};
-  JAXGRAD_DRIVER(driver::api().cuLaunchKernel(sum_, narrow((elements_ + 31) / 32), 1, 1,
+  JAXGRAD_DRIVER(driver::api().cuLaunchKernel(sum_, narrow((dw_elements_ + 31) / 32), 1, 1,
                                               narrow(32 * kDepthwiseSumSlices), 1, 1, 0, stream, sum.data(), nullptr));
 }
 
-void check_depthwise_filter(const DepthwiseFilterKey& key) { find(key); }
+void check_depthwise(const DepthwiseKey& key) { find_variant(key); }
 
 void check_compiler(int device) {
   nvrtc::compile("extern \"C\" __global__ void nothing() {}", gpu_of(device).architecture);
 }
 
-std::shared_ptr<const DepthwiseFilterPlan> depthwise_filter_plan(const DepthwiseFilterKey& key) {
+std::shared_ptr<const DepthwisePlan> depthwise_plan(const DepthwiseKey& key) {
   return cache().get(key, [&] { return build(key); });
 }
 

@@ -1,4 +1,5 @@
-// The weight gradient of depthwise convolutions on the GPU, by a kernel of our own.
+// The weight gradient of depthwise convolutions on the GPU, computed by the kernels of weight_gradient.cu. No XLA
+// types.
 #pragma once
 
 #include <cstdint>
@@ -6,49 +7,46 @@
 #include <string>
 
 #include "cuda/depthwise/tiling.h"
-#include "cuda/runtime/driver.h"
+#include "cuda/runtime/module.h"
+#include "cuda/runtime/no_plan.h"
 
 namespace jaxgrad {
 
-struct DepthwiseFilterKey : ConvShape {
+// Everything that a plan depends on.
+struct DepthwiseKey : ConvProblem {
   FloatType type{};
   int device = 0;
 
-  bool operator==(const DepthwiseFilterKey& other) const {
-    return ConvShape::operator==(other) && type == other.type && device == other.device;
+  bool operator==(const DepthwiseKey& other) const {
+    return ConvProblem::operator==(other) && type == other.type && device == other.device;
   }
 };
 
-// The kernel, compiled for one shape and loaded on one device. Immutable.
-class DepthwiseFilterPlan {
+// The kernels, compiled for one problem and loaded on one device. Immutable.
+class DepthwisePlan {
  public:
-  DepthwiseFilterPlan(const DepthwiseShape& shape, const DepthwiseTiling& tiling, const Gpu& gpu);
-  ~DepthwiseFilterPlan();
-  DepthwiseFilterPlan(const DepthwiseFilterPlan&) = delete;
-  DepthwiseFilterPlan& operator=(const DepthwiseFilterPlan&) = delete;
+  DepthwisePlan(const DepthwiseShape& shape, const DepthwiseTiling& tiling, const Gpu& gpu);
 
-  // x and dy, channels last; dw; and workspace_bytes() of partial sums. All of them start at multiples of 16 bytes.
+  // x and dy are channels last; the workspace has workspace_bytes(). All arrays are aligned to 16 bytes.
   void run(CUstream stream, const void* x, const void* dy, void* dw, void* workspace) const;
 
   int64_t workspace_bytes() const { return workspace_bytes_; }
 
  private:
   DepthwiseTiling tiling_;
-  int64_t workspace_bytes_, elements_;  // of dw
-  std::shared_ptr<const std::string> code_;
-  CUmodule module_ = nullptr;
-  CUfunction partial_ = nullptr, sum_ = nullptr;
+  int64_t workspace_bytes_, dw_elements_;
+  driver::Module module_;
+  CUfunction partial_, sum_;
 };
 
-// Throws NoPlan where the kernel cannot take a call, or the device. Compiles nothing.
-void check_depthwise_filter(const DepthwiseFilterKey& key);
+// Throws NoPlan if the kernels do not support the problem or the device. Compiles nothing.
+void check_depthwise(const DepthwiseKey& key);
 
-// Throws nvrtc::Error where nothing can be compiled for a device.
+// Throws nvrtc::Error if NVRTC cannot compile for a device.
 void check_compiler(int device);
 
-// The plan of a key: compiled and loaded at its first use, then kept. Throws NoPlan where the kernel cannot take the
-// call or the GPU, nvrtc::Error where it cannot be compiled, driver::Error. Thread-safe, and allowed during a capture.
-// The key's device is the current one.
-std::shared_ptr<const DepthwiseFilterPlan> depthwise_filter_plan(const DepthwiseFilterKey& key);
+// Returns the cached plan of a key; on a miss, compiles and loads the kernels. The key's device must be current. Throws
+// NoPlan as check_depthwise() does, nvrtc::Error and driver::Error. Thread-safe; allowed while the stream is captured.
+std::shared_ptr<const DepthwisePlan> depthwise_plan(const DepthwiseKey& key);
 
 }  // namespace jaxgrad

@@ -11,23 +11,23 @@
 namespace jaxgrad {
 namespace {
 
-constexpr int64_t kRegisters = 65536;      // of a multiprocessor
-constexpr int64_t kMostRegisters = 250;    // of a thread
-constexpr double kCopy = 9;                // instructions
-constexpr int64_t kOtherRegisters = 20;    // beside the sums and the elements at hand
-constexpr int64_t kReservedShared = 1024;  // bytes of each block's shared memory that the driver takes
+constexpr int64_t kRegisters = 65536;      // per multiprocessor
+constexpr int64_t kMaxRegisters = 250;     // per thread
+constexpr double kCopyInstructions = 9;    // per copy
+constexpr int64_t kOtherRegisters = 20;    // besides the sums and the loaded elements
+constexpr int64_t kReservedShared = 1024;  // bytes of shared memory per block that the driver uses
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// How many places of x `count` neighbouring elements of dy meet along an axis.
-int64_t places(int64_t count, int64_t stride, int64_t taps, int64_t dilation) {
-  std::set<int64_t> met;
+// The number of elements of x that `count` neighboring elements of dy are multiplied with, along one axis.
+int64_t x_elements(int64_t count, int64_t stride, int64_t taps, int64_t dilation) {
+  std::set<int64_t> offsets;
   for (int64_t i = 0; i < count; ++i)
-    for (int64_t k = 0; k < taps; ++k) met.insert(i * stride + k * dilation);
-  return static_cast<int64_t>(met.size());
+    for (int64_t k = 0; k < taps; ++k) offsets.insert(i * stride + k * dilation);
+  return static_cast<int64_t>(offsets.size());
 }
 
-// Elements of one copy of 16 bytes, or fewer where channels or a block's share of them do not divide so.
+// The number of elements per copy: 16 bytes, or fewer if the channels of a pixel or of a block are no multiple.
 int64_t vector_of(const DepthwiseShape& shape, int64_t block_channels) {
   int64_t vector = 16 / shape.element_bytes();
   while (shape.C % vector != 0 || block_channels % vector != 0) vector /= 2;
@@ -42,7 +42,7 @@ std::vector<int64_t> block_channels(const DepthwiseShape& shape) {
   return found;
 }
 
-// The counts of parts of `part` elements that a tile may have along an axis of `size`: few, some, or all there are.
+// The numbers of parts of `part` elements that are tried for a tile along an axis of `size` elements.
 std::vector<int64_t> part_counts(int64_t size, int64_t part) {
   const int64_t all = ceil_div(size, part);
   std::set<int64_t> found;
@@ -50,19 +50,19 @@ std::vector<int64_t> part_counts(int64_t size, int64_t part) {
   return {found.begin(), found.end()};
 }
 
-// What one thread does for one tile.
+// The work of one thread for one tile.
 struct Work {
   int64_t products, loads, registers;
 };
 
 Work work_of(const DepthwiseShape& s, const DepthwiseTiling& t) {
-  const int64_t columns = places(t.SUB_W, s.SW, s.KW, s.DW), rows = places(t.SUB_H, s.SH, t.KG, s.DH);
+  const int64_t columns = x_elements(t.SUB_W, s.SW, s.KW, s.DW), rows = x_elements(t.SUB_H, s.SH, t.KG, s.DH);
   const int64_t own = t.SUB_H * t.SUB_W;
   return {own * t.KG * s.KW, own + rows * columns,
           own + t.KG * s.KW + std::min<int64_t>(columns, 14) + kOtherRegisters};
 }
 
-// The rows and columns of x that a tile of dy meets.
+// The rows and columns of x that a tile of dy needs.
 int64_t x_rows(const DepthwiseShape& s, const DepthwiseTiling& t) {
   return (t.TH - 1) * s.SH + (t.GROUPS * t.KG - 1) * s.DH + 1;
 }
@@ -74,13 +74,13 @@ int64_t stage_elements(const DepthwiseShape& s, const DepthwiseTiling& t) {
   return t.TN * (x_rows(s, t) * x_columns(s, t) + t.TH * t.TW) * t.CC;
 }
 
-// Fills in what follows from the rest; false where the GPU has no room for it.
+// Computes the dependent members of the tiling. Returns false if the GPU lacks the resources.
 bool complete(const DepthwiseShape& s, const Gpu& gpu, const Work& work, DepthwiseTiling& t) {
   const int64_t subs = t.TN * (t.TH / t.SUB_H) * (t.TW / t.SUB_W);
   t.threads = subs * t.GROUPS * t.CC;
   if (t.threads < 32 || t.threads > 1024) return false;
   const int64_t warps = ceil_div(t.threads, 32);
-  if (work.registers > std::min(kMostRegisters, kRegisters / (warps * 32 * t.BLOCKS))) return false;
+  if (work.registers > std::min(kMaxRegisters, kRegisters / (warps * 32 * t.BLOCKS))) return false;
   t.shared_bytes = std::max(t.STAGES * stage_elements(s, t) * s.element_bytes(),
                             subs * t.GROUPS * t.KG * s.KW * t.CC * static_cast<int64_t>(sizeof(float)));
   if (t.shared_bytes > gpu.shared_bytes) return false;
@@ -88,31 +88,31 @@ bool complete(const DepthwiseShape& s, const Gpu& gpu, const Work& work, Depthwi
   t.tiles = ceil_div(s.N, t.TN) * ceil_div(s.HO, t.TH) * ceil_div(s.WO, t.TW);
   t.chunks = ceil_div(s.C, t.CC);
   const int64_t most = std::clamp<int64_t>(gpu.multiprocessors * t.BLOCKS / t.chunks, 1, t.tiles);
-  t.shares = ceil_div(t.tiles, ceil_div(t.tiles, most));  // no more than it takes to have as few rounds
+  t.shares = ceil_div(t.tiles, ceil_div(t.tiles, most));  // the fewest blocks that need the same number of rounds
   return true;
 }
 
-// Instructions by which one thread copies a box of a tile: those of copy_box() in the kernel.
+// The number of copies of one thread for a box of a tile; see copy_box() in the kernel.
 int64_t copies(const DepthwiseTiling& t, int64_t rows, int64_t columns) {
   const int64_t lanes = columns * t.CC / t.VECTOR, passes = ceil_div(lanes, t.threads);
   return passes * t.TN * ceil_div(rows, passes > 1 ? 1 : t.threads / lanes);
 }
 
-// Microseconds, roughly: what an H200 takes, by figures fitted to the times of some 300 tilings of 24 shapes. Of use to
-// compare tilings with, and for nothing else.
+// A rough estimate of the time in microseconds on an H200, with coefficients fitted to the times of about 300 tilings
+// of 24 shapes. Use it only to compare tilings.
 double estimate(const DepthwiseShape& s, const Gpu& gpu, const DepthwiseTiling& t, const Work& work) {
   const auto real = [](int64_t value) { return static_cast<double>(value); };
   const double warps = real(t.threads) / 32, bytes = real(stage_elements(s, t) * s.element_bytes());
   const double load = s.element_bytes() == 2 ? 2.5 : 1;  // instructions
   const double copied = real(copies(t, x_rows(s, t), x_columns(s, t)) + copies(t, t.TH, t.TW));
-  const double instructions = real(work.products) + load * real(work.loads) + kCopy * copied + 35;
+  const double instructions = real(work.products) + load * real(work.loads) + kCopyInstructions * copied + 35;
   const int64_t rounds = ceil_div(t.tiles, t.shares);
   const int64_t resident = std::min(t.BLOCKS, ceil_div(t.shares * t.chunks, gpu.multiprocessors));  // blocks
-  const double issued = std::min(0.98, 0.3 + 0.04 * warps * real(resident));  // of the slots to issue in
+  const double issued = std::min(0.98, 0.3 + 0.04 * warps * real(resident));  // share of the issue slots
   const double compute = real(rounds * resident) * warps * instructions / 4 / issued / 1750;
   const double cache = real(t.tiles * t.chunks) * bytes / 6.9e6;
   const double size = real(s.N * (s.H * s.W + s.HO * s.WO) * s.C * s.element_bytes());
-  const double piece = real(t.CC * s.element_bytes());  // bytes that lie together
+  const double piece = real(t.CC * s.element_bytes());  // contiguous bytes
   const double pieces = 1 + 0.04 * std::max(0.0, 128 / piece - 1);
   const double memory = size / 5.3e6 * pieces * std::max(1.0, 64e3 / (real((t.STAGES - 1) * resident) * bytes));
   return std::sqrt(compute * compute + cache * cache + memory * memory) + 3;
@@ -120,43 +120,44 @@ double estimate(const DepthwiseShape& s, const Gpu& gpu, const DepthwiseTiling& 
 
 }  // namespace
 
-std::optional<DepthwiseShape> depthwise_shape(const ConvShape& call, FloatType type, std::string& reason) {
+std::optional<DepthwiseShape> depthwise_shape(const ConvProblem& problem, FloatType type, std::string& reason) {
   const auto fail = [&](const char* why) {
     reason = why;
     return std::nullopt;
   };
-  const int n = call.spatial;
-  if (call.kind != ConvKind::kBackwardFilter) return fail("it computes weight gradients alone");
-  if (type == FloatType::kFloat64) return fail("it has no float64");
-  if (call.groups != call.x.sizes[1] || call.w.sizes[0] != call.groups) return fail("it is for depthwise convolutions");
-  if (n > 2) return fail("it takes one or two spatial axes");
+  const int n = problem.spatial;
+  if (problem.pass != ConvPass::kWeightGradient) return fail("it computes weight gradients only");
+  if (type == FloatType::kFloat64) return fail("it does not support float64");
+  if (problem.groups != problem.x.sizes[1] || problem.w.sizes[0] != problem.groups)
+    return fail("the convolution is not depthwise");
+  if (n > 2) return fail("it supports one or two spatial dimensions");
   DepthwiseShape s{};
   s.type = type;
-  s.N = call.x.sizes[0];
-  s.C = call.x.sizes[1];
-  const int w = n + 1;  // of the last spatial axis among an operand's
+  s.N = problem.x.sizes[0];
+  s.C = problem.x.sizes[1];
+  const int w = n + 1;  // the last spatial axis of an operand
   const auto of = [&](const ConvOperand& operand, int axis) { return axis < 2 ? 1 : operand.sizes[axis]; };
-  s.H = of(call.x, w - 1), s.W = of(call.x, w);
-  s.HO = of(call.y, w - 1), s.WO = of(call.y, w);
-  s.KH = of(call.w, w - 1), s.KW = of(call.w, w);
-  s.SH = n == 2 ? call.window_strides[0] : 1, s.SW = call.window_strides[n - 1];
-  s.PH = n == 2 ? call.padding_low[0] : 0, s.PW = call.padding_low[n - 1];
-  s.DH = n == 2 ? call.rhs_dilation[0] : 1, s.DW = call.rhs_dilation[n - 1];
+  s.H = of(problem.x, w - 1), s.W = of(problem.x, w);
+  s.HO = of(problem.y, w - 1), s.WO = of(problem.y, w);
+  s.KH = of(problem.w, w - 1), s.KW = of(problem.w, w);
+  s.SH = n == 2 ? problem.window_strides[0] : 1, s.SW = problem.window_strides[n - 1];
+  s.PH = n == 2 ? problem.padding_low[0] : 0, s.PW = problem.padding_low[n - 1];
+  s.DH = n == 2 ? problem.rhs_dilation[0] : 1, s.DW = problem.rhs_dilation[n - 1];
   const auto channels_last = [&](const ConvOperand& operand, int64_t height, int64_t width) {
     return operand.strides[1] == 1 && operand.strides[w] == s.C && (n == 1 || operand.strides[2] == width * s.C) &&
            operand.strides[0] == height * width * s.C;
   };
-  if (!channels_last(call.x, s.H, s.W) || !channels_last(call.y, s.HO, s.WO))
-    return fail("it takes channels-last operands");
-  s.taps_last = call.w.strides[w] == 1;  // which one channel counts as
+  if (!channels_last(problem.x, s.H, s.W) || !channels_last(problem.y, s.HO, s.WO))
+    return fail("the operands must be channels last");
+  s.taps_last = problem.w.strides[w] == 1;  // also true for a single channel
   const int64_t column = s.taps_last ? 1 : s.C, channel = s.taps_last ? s.taps() : 1;
-  if (call.w.strides[w] != column || (n == 2 && call.w.strides[2] != s.KW * column) ||
-      (s.C > 1 && call.w.strides[0] != channel))
-    return fail("it takes weights whose channels stand first or last");
-  if (s.C * s.element_bytes() % 4 != 0) return fail("it copies 4 bytes or more at a time");
-  constexpr int64_t most = std::numeric_limits<int32_t>::max();
-  if (s.H * s.W * s.C > most / 64 || s.N > most || s.HO * s.WO * s.N > most || s.taps() * s.C > most / 4096)
-    return fail("it counts in 32 bits");
+  if (problem.w.strides[w] != column || (n == 2 && problem.w.strides[2] != s.KW * column) ||
+      (s.C > 1 && problem.w.strides[0] != channel))
+    return fail("the channels of the weights must come first or last");
+  if (s.C * s.element_bytes() % 4 != 0) return fail("the channels of a pixel must be a multiple of 4 bytes");
+  constexpr int64_t max = std::numeric_limits<int32_t>::max();
+  if (s.H * s.W * s.C > max / 64 || s.N > max || s.HO * s.WO * s.N > max || s.taps() * s.C > max / 4096)
+    return fail("the arrays are too large for 32-bit indices");
   return s;
 }
 
@@ -188,13 +189,13 @@ std::optional<DepthwiseTiling> depthwise_tiling(const DepthwiseShape& shape, con
   std::set<int64_t> seen;
   for (t.GROUPS = 1; t.GROUPS <= shape.KH; ++t.GROUPS) {
     t.KG = ceil_div(shape.KH, t.GROUPS);
-    if (!seen.insert(t.KG).second) continue;  // the same rows to each as with fewer groups
+    if (!seen.insert(t.KG).second) continue;  // as many rows per group as with fewer groups
     for (const int64_t sub_h : {1, 2, 3, 4, 7, 8})
       for (const int64_t sub_w : {1, 2, 4, 7, 8, 14}) {
         t.SUB_H = sub_h, t.SUB_W = sub_w;
         if (sub_h > shape.HO || (sub_w > shape.WO && sub_w > 4)) continue;
         const Work work = work_of(shape, t);
-        if (work.registers <= kMostRegisters) tiles(work);
+        if (work.registers <= kMaxRegisters) tiles(work);
       }
   }
   return best;

@@ -6,7 +6,7 @@
 // KG x KW taps of the window, whose rows are shared out among GROUPS threads. Where a tile reaches beyond dy its
 // elements are zeros, so that an infinity or NaN in x, whose channel's gradients are lost anyway, may reach more taps
 // than its own.
-constexpr int XH = (TH - 1) * SH + (GROUPS * KG - 1) * DH + 1;  // the tile's rows and columns of x
+constexpr int XH = (TH - 1) * SH + (GROUPS * KG - 1) * DH + 1;  // rows and columns of x of a tile
 constexpr int XW = (TW - 1) * SW + (KW - 1) * DW + 1;
 constexpr int X_PIXELS = TN * XH * XW, DY_PIXELS = TN * TH * TW;
 constexpr int TILES_H = (HO + TH - 1) / TH, TILES_W = (WO + TW - 1) / TW, TILES_N = (N + TN - 1) / TN;
@@ -17,7 +17,7 @@ constexpr int TAPS = KH * KW, OWN_TAPS = GROUPS * KG * KW;
 constexpr int STAGE = (X_PIXELS + DY_PIXELS) * CC;  // elements
 
 struct Tile {
-  int n, i, j;  // its first image, row and column in dy
+  int n, i, j;  // first image, row and column in dy
 };
 
 __device__ inline Tile tile_at(int index) {
@@ -25,8 +25,9 @@ __device__ inline Tile tile_at(int index) {
   return {rest / TILES_H * TN, rest % TILES_H * TH, w * TW};
 }
 
-// Copies a box of `array`, [N, HEIGHT, WIDTH, C], that starts at (n, h, w, c), to `box`, [TN, ROWS, COLUMNS, CC]. What
-// lies outside of the array is zero. A thread keeps its column, so that a copy costs it little more than a comparison.
+// Copies a box of `array`, [N, HEIGHT, WIDTH, C], that starts at (n, h, w, c), to `box`, [TN, ROWS, COLUMNS, CC].
+// Elements outside of the array are zeros. A thread stays in its column, so that a copy costs little more than a
+// comparison.
 template <int HEIGHT, int WIDTH, int ROWS, int COLUMNS>
 __device__ inline void copy_box(T* box, const T* array, int n, int h, int w, int c) {
   constexpr int LANES = COLUMNS * CC / VECTOR, PASSES = (LANES + THREADS - 1) / THREADS;
@@ -59,7 +60,7 @@ __device__ inline void copy_tile(T* stage, const T* x, const T* dy, int index, i
   copy_box<HO, WO, TH, TW>(stage + X_PIXELS * CC, dy, tile.n, tile.i, tile.j, c);
 }
 
-// Adds what a thread's part of a tile contributes to its taps. All indices of registers are known to the compiler.
+// Adds the products of a thread's part of a tile to its taps. All register indices are compile-time constants.
 __device__ inline void add_products(float (&sums)[KG][KW], const T* x, const T* dy) {
   float gradients[SUB_H][SUB_W];
 #pragma unroll
@@ -71,7 +72,7 @@ __device__ inline void add_products(float (&sums)[KG][KW], const T* x, const T* 
     float values[(SUB_W - 1) * SW + (KW - 1) * DW + 1];
 #pragma unroll
     for (int column = 0; column < (SUB_W - 1) * SW + (KW - 1) * DW + 1; ++column)
-      values[column] = widen(x[(row * XW + column) * CC]);  // those that no tap meets are never loaded
+      values[column] = widen(x[(row * XW + column) * CC]);  // the compiler removes unused loads
 #pragma unroll
     for (int kh = 0; kh < KG; ++kh) {
       const int i = (row - kh * DH) / SH;
@@ -84,9 +85,9 @@ __device__ inline void add_products(float (&sums)[KG][KW], const T* x, const T* 
   }
 }
 
-// partial [gridDim.y, KH, KW, C]: the sums of each block's tiles. The grid is (channels / CC, shares of the tiles).
+// partial [gridDim.y, KH, KW, C]: the sums over the tiles of each block. The grid is (channels / CC, shares).
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    depthwise_filter_partial(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial) {
+    depthwise_weight_gradient_partial(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial) {
   T* const stages = reinterpret_cast<T*>(shared_memory());
   const int first = blockIdx.x * CC, c = threadIdx.x % CC, part = threadIdx.x / CC;
   const int group = part % GROUPS, sub = part / GROUPS;
@@ -110,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll 1
   for (int tile = blockIdx.y; tile < TILES; tile += gridDim.y) {
     wait_for_copies<STAGES - 2>();
-    __syncthreads();  // the tile is there for all threads, and the stage of the one before is free
+    __syncthreads();  // all threads see the tile, and no thread uses the previous stage
     const int next = tile + (STAGES - 1) * gridDim.y;
     if (next < TILES) copy_tile(stages + (stage + STAGES - 1) % STAGES * STAGE, x, dy, next, first);
     commit_copies();
@@ -133,9 +134,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   }
 }
 
-// dw [KH, KW, C], or [C, KH, KW] with TAPS_LAST: the sum of `shares` partial ones, in a fixed order.
+// dw [KH, KW, C], or [C, KH, KW] with TAPS_LAST: the sum of `shares` partial sums, in a fixed order.
 extern "C" __global__ void __launch_bounds__(32 * SLICES)
-    depthwise_filter_sum(const float* __restrict__ partial, T* __restrict__ dw, int shares) {
+    depthwise_weight_gradient_sum(const float* __restrict__ partial, T* __restrict__ dw, int shares) {
   __shared__ float slices[SLICES][32];
   const int lane = threadIdx.x % 32, slice = threadIdx.x / 32, index = blockIdx.x * 32 + lane;
   float sum = 0;

@@ -10,7 +10,7 @@ namespace jaxgrad::cudnn {
 namespace {
 
 constexpr const char* kSoname = "libcudnn.so.9";
-constexpr size_t kMajor = 9, kOldest = 90800;  // what the oldest supported jax asks for
+constexpr size_t kMajor = 9, kOldest = 90800;  // required by the oldest supported release of jax
 
 Api functions;
 std::atomic<bool> ready{false};
@@ -46,13 +46,13 @@ void load(const std::vector<std::string>& paths) {
   void* library = open(paths);
   auto find = [&](const char* name) {
     void* symbol = dlsym(library, name);
-    if (symbol == nullptr) throw std::runtime_error(std::string("the cuDNN found has no function ") + name);
+    if (symbol == nullptr) throw std::runtime_error(std::string("the cuDNN that was found has no function ") + name);
     return symbol;
   };
   functions.cudnnGetVersion = reinterpret_cast<decltype(functions.cudnnGetVersion)>(find("cudnnGetVersion"));
   const size_t found = functions.cudnnGetVersion();
   if (found / 10000 != kMajor || found < kOldest)
-    throw std::runtime_error("cuDNN " + print_version(found) + " was found; needed is " + print_version(kOldest) +
+    throw std::runtime_error("cuDNN " + print_version(found) + " was found; jaxgrad needs " + print_version(kOldest) +
                              " or a later release of major version " + std::to_string(kMajor));
 #define JAXGRAD_CUDNN_FIND(name) functions.name = reinterpret_cast<decltype(functions.name)>(find(#name));
   JAXGRAD_CUDNN_FUNCTIONS(JAXGRAD_CUDNN_FIND)
@@ -68,7 +68,7 @@ std::string describe_build() {
 }
 
 const Api& api() {
-  if (!ready) load({});  // of a program that was lowered elsewhere: XLA itself has opened cuDNN by the time it runs
+  if (!ready) load({});  // the program was lowered elsewhere; XLA has opened cuDNN before it runs
   return functions;
 }
 
@@ -88,7 +88,7 @@ cudnnDataType_t data_type(FloatType type) {
     case FloatType::kFloat16:
       return CUDNN_DATA_HALF;
   }
-  throw std::invalid_argument("an unknown dtype");
+  throw std::invalid_argument("unknown floating-point type");
 }
 
 Descriptor::Descriptor(cudnnBackendDescriptorType_t type) {
@@ -106,7 +106,7 @@ int64_t Descriptor::integer(cudnnBackendAttributeName_t name) const {
 struct Handle::Slot {
   std::mutex mutex;
   cudnnHandle_t handle = nullptr;
-  CUstream idle = nullptr;
+  CUstream internal_stream = nullptr;
 };
 
 Handle::Slot& Handle::slot(int device) {
@@ -119,11 +119,12 @@ Handle::Slot& Handle::slot(int device) {
 Handle::Handle(int device) : slot_(slot(device)), lock_(slot_.mutex) {
   if (slot_.handle == nullptr) {
     const driver::RelaxedCapture relaxed;
-    if (slot_.idle == nullptr) JAXGRAD_DRIVER(driver::api().cuStreamCreate(&slot_.idle, CU_STREAM_NON_BLOCKING));
+    if (slot_.internal_stream == nullptr)
+      JAXGRAD_DRIVER(driver::api().cuStreamCreate(&slot_.internal_stream, CU_STREAM_NON_BLOCKING));
     try {
       cudnnHandle_t created = nullptr;
       JAXGRAD_CUDNN(api().cudnnCreate(&created));
-      JAXGRAD_CUDNN(api().cudnnSetStream(created, slot_.idle));
+      JAXGRAD_CUDNN(api().cudnnSetStream(created, slot_.internal_stream));
       slot_.handle = created;
     } catch (const Error& error) {
       if (driver::is_full()) throw driver::OutOfMemory(error.what());
@@ -133,16 +134,16 @@ Handle::Handle(int device) : slot_(slot(device)), lock_(slot_.mutex) {
   handle_ = slot_.handle;
 }
 
-Handle::~Handle() { leave_stream(); }
+Handle::~Handle() { reset_stream(); }
 
-void Handle::leave_stream() {
-  if (has_callers_stream_) api().cudnnSetStream(handle_, slot_.idle);
-  has_callers_stream_ = false;
+void Handle::reset_stream() {
+  if (has_external_stream_) api().cudnnSetStream(handle_, slot_.internal_stream);
+  has_external_stream_ = false;
 }
 
 void Handle::set_stream(CUstream stream) {
   JAXGRAD_CUDNN(api().cudnnSetStream(handle_, stream));
-  has_callers_stream_ = true;
+  has_external_stream_ = true;
 }
 
 }  // namespace jaxgrad::cudnn

@@ -1,6 +1,7 @@
-// cuDNN, opened at run time: nothing is linked, so the module loads where the library is missing, and says so.
-// Convolution uses its backend interface, the C functions under NVIDIA's own graph API, batch normalisation the older
-// interface; both need nothing of CUDA's runtime.
+// cuDNN, opened at run time. Nothing is linked, so the module can be imported without the library.
+//
+// Convolutions use the backend interface, which NVIDIA's graph API is built on; batch normalization uses the legacy
+// interface. Neither requires the CUDA runtime.
 #pragma once
 
 #include <cudnn_graph.h>
@@ -51,12 +52,12 @@ struct Api {
 #undef JAXGRAD_CUDNN_MEMBER
 };
 
-// Opens cuDNN, once for the process: the copy that is loaded already, else the first of `paths` that opens, else the
-// system's. Throws std::runtime_error that says what is wrong.
+// Opens cuDNN, once per process: the copy that is loaded already, otherwise the first of `paths` that opens, otherwise
+// the copy that the system finds. Throws std::runtime_error if it cannot be used.
 void load(const std::vector<std::string>& paths);
 std::string version();         // "9.19.0"; empty before load()
-std::string describe_build();  // the same with the CUDA release that it was built for, of which there are several
-const Api& api();              // loads it where nobody has; throws as load() does
+std::string describe_build();  // version and CUDA release of the build
+const Api& api();              // loads cuDNN if load() was not called; throws as load() does
 
 class Error : public std::runtime_error {
  public:
@@ -64,7 +65,7 @@ class Error : public std::runtime_error {
   const cudnnStatus_t status;
 };
 
-// Every call stands in this: a failure keeps the expression, its place, cuDNN's status and cuDNN's own message.
+// Wraps a call of cuDNN. On failure, the exception has the expression, the source location, the status and the message.
 #define JAXGRAD_CUDNN(expression)                                                     \
   do {                                                                                \
     const cudnnStatus_t jaxgrad_status = (expression);                                \
@@ -74,7 +75,7 @@ class Error : public std::runtime_error {
 
 cudnnDataType_t data_type(FloatType type);
 
-// A descriptor of the backend interface: created, given its attributes, finalised, and then only read.
+// A descriptor of the backend interface. It is created, its attributes are set, then finalize() makes it immutable.
 class Descriptor {
  public:
   Descriptor() = default;
@@ -93,16 +94,16 @@ class Descriptor {
   Descriptor& set(cudnnBackendAttributeName_t name, const Descriptor& value) {
     return set(name, CUDNN_TYPE_BACKEND_DESCRIPTOR, value.get());
   }
-  void finalise() { JAXGRAD_CUDNN(api().cudnnBackendFinalize(get())); }
+  void finalize() { JAXGRAD_CUDNN(api().cudnnBackendFinalize(get())); }
 
   int64_t integer(cudnnBackendAttributeName_t name) const;
-  // Several values, of at most `most`.
+  // Up to `max_count` values of an attribute.
   template <class T>
-  std::vector<T> list(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t most) const {
-    std::vector<T> values(static_cast<size_t>(most));
+  std::vector<T> list(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t max_count) const {
+    std::vector<T> values(static_cast<size_t>(max_count));
     int64_t count = 0;
-    JAXGRAD_CUDNN(api().cudnnBackendGetAttribute(get(), name, type, most, &count, values.data()));
-    values.resize(static_cast<size_t>(count < most ? count : most));
+    JAXGRAD_CUDNN(api().cudnnBackendGetAttribute(get(), name, type, max_count, &count, values.data()));
+    values.resize(static_cast<size_t>(count < max_count ? count : max_count));
     return values;
   }
 
@@ -116,9 +117,9 @@ class Descriptor {
   std::unique_ptr<void, Deleter> pointer_;
 };
 
-// A device's handle, made at first use and never destroyed: at exit the driver may be gone before it. Held by one
-// thread at a time; it belongs to the thread's current device. Between its holders it works on a stream of its own:
-// a caller's may be gone by then, as that of a recording is.
+// Exclusive use of the cuDNN handle of a device, which must be the current device of the thread. The cuDNN handle is
+// created at first use and never destroyed, since the driver may be unloaded first at exit. When no thread uses it, its
+// stream is an internal one: the stream of a caller may be destroyed, for example after a graph capture.
 class Handle {
  public:
   explicit Handle(int device);
@@ -127,8 +128,8 @@ class Handle {
   Handle& operator=(const Handle&) = delete;
 
   cudnnHandle_t get() const { return handle_; }
-  void set_stream(CUstream stream);  // until leave_stream(), or the holder lets go
-  void leave_stream();
+  void set_stream(CUstream stream);  // until reset_stream() or the end of the exclusive use
+  void reset_stream();
 
  private:
   struct Slot;
@@ -136,7 +137,7 @@ class Handle {
   Slot& slot_;
   std::unique_lock<std::mutex> lock_;
   cudnnHandle_t handle_ = nullptr;
-  bool has_callers_stream_ = false;
+  bool has_external_stream_ = false;
 };
 
 }  // namespace jaxgrad::cudnn

@@ -1,5 +1,5 @@
-// What the kernels ask of the device beyond CUDA C++ itself. It stands before their source: NVRTC has no headers for
-// it.
+// Device functions for the kernels: conversions and asynchronous copies. This text precedes the source of a kernel,
+// since NVRTC is used without headers.
 
 typedef unsigned short Half;  // the bits of a bfloat16 or float16
 
@@ -20,14 +20,13 @@ __device__ inline float widen(Half bits) {
 __device__ inline void narrow(float value, Half* result) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(*result) : "f"(value)); }
 #endif
 
-// The block's shared memory, of the size that it was launched with.
+// The dynamic shared memory of the block.
 __device__ inline unsigned char* shared_memory() {
   extern __shared__ __align__(16) unsigned char memory[];
   return memory;
 }
 
-// Copies BYTES from global to shared memory while the thread goes on; zeros where `valid` is false, and then nothing is
-// read.
+// Copies BYTES from global to shared memory asynchronously. If not `valid`, writes zeros and reads nothing.
 template <int BYTES>
 __device__ inline void copy_async(void* shared, const void* global, bool valid) {
   const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
@@ -42,7 +41,7 @@ __device__ inline void copy_async(void* shared, const void* global, bool valid) 
 
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until all but the last LEFT groups of this thread's copies have arrived.
+// Waits until all but the last LEFT groups of copies of this thread have completed.
 template <int LEFT>
 __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");

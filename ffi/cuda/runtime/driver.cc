@@ -8,25 +8,25 @@ namespace jaxgrad::driver {
 namespace {
 
 #define JAXGRAD_TEXT_OF(name) #name
-#define JAXGRAD_TEXT(name) JAXGRAD_TEXT_OF(name)  // of the name that a macro of CUDA's makes of it
+#define JAXGRAD_TEXT(name) JAXGRAD_TEXT_OF(name)  // expands macros of cuda.h before stringizing
 
 Api open() {
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) throw std::runtime_error(std::string("CUDA's driver cannot be opened: ") + dlerror());
+  if (library == nullptr) throw std::runtime_error(std::string("the CUDA driver cannot be opened: ") + dlerror());
   Api functions;
   auto find = [&](const char* name) {
     void* symbol = dlsym(library, name);
-    if (symbol == nullptr) throw std::runtime_error(std::string("CUDA's driver has no function ") + name);
+    if (symbol == nullptr) throw std::runtime_error(std::string("the CUDA driver has no function ") + name);
     return symbol;
   };
 #define JAXGRAD_DRIVER_FIND(name) functions.name = reinterpret_cast<decltype(functions.name)>(find(JAXGRAD_TEXT(name)));
   JAXGRAD_DRIVER_FUNCTIONS(JAXGRAD_DRIVER_FIND)
 #undef JAXGRAD_DRIVER_FIND
-  if (functions.cuInit(0) != CUDA_SUCCESS) throw std::runtime_error("CUDA's driver finds no GPU that it can use");
+  if (functions.cuInit(0) != CUDA_SUCCESS) throw std::runtime_error("the CUDA driver finds no usable GPU");
   return functions;
 }
 
-constexpr size_t kHardlyAny = 64 << 20;  // bytes; cuDNN's own set-up takes tens of millions
+constexpr size_t kMinFreeMemory = 64 << 20;  // bytes; the setup of cuDNN takes tens of MB
 
 CUdevice find_device(int ordinal) {
   CUdevice found = 0;
@@ -84,18 +84,18 @@ int architecture(int device) {
 
 bool is_full() {
   size_t available = 0, total = 0;
-  return api().cuMemGetInfo(&available, &total) == CUDA_SUCCESS && available < kHardlyAny;
+  return api().cuMemGetInfo(&available, &total) == CUDA_SUCCESS && available < kMinFreeMemory;
 }
 
 OutOfMemory::OutOfMemory(const std::string& error)
-    : std::runtime_error("the GPU's memory is full: less than " + std::to_string(kHardlyAny >> 20) +
+    : std::runtime_error("the GPU's memory is full: less than " + std::to_string(kMinFreeMemory >> 20) +
                          " MiB are left for cuDNN beside what JAX has reserved, of which "
                          "XLA_PYTHON_CLIENT_MEM_FRACTION sets the share (" +
                          error + ")") {}
 
 CurrentDevice::CurrentDevice(int device) : device_(device) {
   CUcontext context = nullptr;
-  // Retained for good: JAX's own client holds it as long as the process lives.
+  // Never released: the client of JAX holds this context as long as the process lives.
   JAXGRAD_DRIVER(api().cuDevicePrimaryCtxRetain(&context, find_device(device)));
   JAXGRAD_DRIVER(api().cuCtxPushCurrent(context));
   pushed_ = true;

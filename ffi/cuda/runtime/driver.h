@@ -1,5 +1,4 @@
-// CUDA's driver, opened at run time. It is the one CUDA library whose interface CUDA 12 and 13 share, and it comes with
-// the GPU itself.
+// The CUDA driver, opened at run time. CUDA 12 and 13 share its interface, and every machine with a GPU has it.
 #pragma once
 
 #include <cuda.h>
@@ -12,7 +11,7 @@
 
 namespace jaxgrad::driver {
 
-// The functions in use; where CUDA renames one by a macro, the name is the renamed one throughout.
+// The functions of the driver that are used. If cuda.h renames one by a macro, the renamed function is used throughout.
 #define JAXGRAD_DRIVER_FUNCTIONS(X) \
   X(cuCtxGetCurrent)                \
   X(cuCtxGetDevice)                 \
@@ -53,7 +52,7 @@ struct Api {
 #undef JAXGRAD_DRIVER_MEMBER
 };
 
-// Opens libcuda.so.1 and initialises it, once for the process. Throws std::runtime_error that says what is wrong.
+// Opens libcuda.so.1 and initializes it, once per process. Throws std::runtime_error if it cannot be used.
 const Api& api();
 
 class Error : public std::runtime_error {
@@ -69,27 +68,28 @@ class Error : public std::runtime_error {
       throw ::jaxgrad::driver::Error(jaxgrad_status, #expression, __FILE__, __LINE__); \
   } while (false)
 
-// What a device is, to tell one whose kernels take other times: its name, architecture and size, and the driver.
+// Name, compute capability and number of multiprocessors of a device, and the driver: timings hold for equal
+// descriptions.
 std::string describe_device(int device);
 
 int64_t total_memory(int device);  // bytes
 
 int architecture(int device);  // 10 * major + minor compute capability
 
-// Whether hardly any memory of the current device is free.
+// Whether the current device has almost no free memory.
 bool is_full();
 
-// What an error comes to where the device is full: cuDNN itself speaks of an internal error then.
+// The memory of the device is full. cuDNN reports an internal error in this case.
 class OutOfMemory : public std::runtime_error {
  public:
   explicit OutOfMemory(const std::string& error);
 };
 
-// Makes a device's context, the one that JAX uses, the thread's own while it lives.
+// Makes the primary context of a device, which JAX uses, current for the thread; restores the context when destroyed.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int device);
-  // The device of a stream: of the context that the caller has made current, else of the stream's.
+  // Keeps the current context if there is one, otherwise makes that of the stream current.
   explicit CurrentDevice(CUstream stream);
   ~CurrentDevice();
   CurrentDevice(const CurrentDevice&) = delete;
@@ -102,7 +102,7 @@ class CurrentDevice {
   bool pushed_ = false;
 };
 
-// While it lives, the thread may load code and allocate memory although a stream of its own is being captured.
+// During its lifetime the thread may load code and allocate memory while it captures a stream.
 class RelaxedCapture {
  public:
   RelaxedCapture();
@@ -116,7 +116,7 @@ class RelaxedCapture {
 
 bool is_capturing(CUstream stream);
 
-// Device memory outside of JAX's; throws Error with CUDA_ERROR_OUT_OF_MEMORY where there is none.
+// Device memory that is not allocated through JAX. Throws Error with CUDA_ERROR_OUT_OF_MEMORY.
 class Memory {
  public:
   explicit Memory(int64_t bytes);
@@ -132,7 +132,7 @@ class Memory {
   size_t words_ = 0;
 };
 
-// A stream of its own with two events, to time what runs on it.
+// Measures time on a stream of its own.
 class Stopwatch {
  public:
   Stopwatch();

@@ -1,4 +1,4 @@
-// The dtypes that calls on the GPU take.
+// The floating-point types of the CUDA calls.
 #pragma once
 
 #include <cstdint>

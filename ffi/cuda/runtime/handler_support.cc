@@ -14,15 +14,17 @@ FloatType float_type(ffi::DataType dtype, Checks& checks) {
     case ffi::DataType::F16:
       return FloatType::kFloat16;
     default:
-      checks.that(false, "operands must be of f32, f64, bf16 or f16");
+      checks.fail("operands must have the element type f32, f64, bf16 or f16");
       return FloatType::kFloat32;
   }
 }
 
 void check_workspace(Bytes& workspace, int64_t needed, Checks& checks) {
   const int64_t given = static_cast<int64_t>(workspace->element_count());
-  checks.that(given >= needed, "the workspace has " + std::to_string(given) + " bytes, " + std::to_string(needed) +
-                                   " are needed: was the program compiled for another GPU?");
+  checks.require(given >= needed, [&] {
+    return "the workspace has " + std::to_string(given) + " bytes, " + std::to_string(needed) +
+           " are needed: was the program compiled for another GPU?";
+  });
 }
 
 }  // namespace jaxgrad

@@ -1,4 +1,4 @@
-// What the handlers on the GPU share: the buffers that they take, and how they end.
+// What the CUDA handlers share: argument types, checks, and the conversion of exceptions into FFI errors.
 #pragma once
 
 #include <exception>
@@ -15,22 +15,22 @@ using Arg = xla::ffi::AnyBuffer;
 using Ret = xla::ffi::Result<xla::ffi::AnyBuffer>;
 using Bytes = xla::ffi::Result<xla::ffi::Buffer<xla::ffi::U8>>;
 
-// The type of a call's operands; notes in `checks` where it is none.
+// The type of the operands of a call. Fails the check if it is no floating-point type.
 FloatType float_type(xla::ffi::DataType dtype, Checks& checks);
 
-// Notes in `checks` where a call's workspace is too small.
+// Fails the check if the workspace of a call has fewer than `needed` bytes.
 void check_workspace(Bytes& workspace, int64_t needed, Checks& checks);
 
-// work(), or the error that it threw.
+// Returns work(). An exception becomes an FFI error whose message starts with `target`.
 template <class Work>
-xla::ffi::Error guarded(const char* target, Work work) {
-  const auto said = [&](const std::exception& error) { return std::string(target) + ": " + error.what(); };
+xla::ffi::Error catch_to_error(const char* target, Work work) {
+  const auto message = [&](const std::exception& error) { return std::string(target) + ": " + error.what(); };
   try {
     return work();
   } catch (const driver::OutOfMemory& error) {
-    return xla::ffi::Error(xla::ffi::ErrorCode::kResourceExhausted, said(error));
+    return xla::ffi::Error(xla::ffi::ErrorCode::kResourceExhausted, message(error));
   } catch (const std::exception& error) {
-    return xla::ffi::Error::Internal(said(error));
+    return xla::ffi::Error::Internal(message(error));
   }
 }
 

@@ -14,7 +14,8 @@
 namespace jaxgrad::nvrtc {
 namespace {
 
-// NVRTC's interface, which its releases for CUDA 12 and 13 share. Its header comes in a package of its own.
+// The interface of NVRTC, which CUDA 12 and 13 share. Its header is in a package that the build does not need
+// otherwise.
 struct Program_;
 using Program = Program_*;
 using Status = int;
@@ -44,8 +45,8 @@ constexpr std::array<int, 2> kMajors = {13, 12};
 
 std::string soname(int major) { return "libnvrtc.so." + std::to_string(major); }
 
-// What it compiles, an older driver may not load.
-bool suits_driver(int major) {
+// Whether the driver can load what NVRTC of this major version compiles.
+bool driver_supports(int major) {
   int driver = 0;
   JAXGRAD_DRIVER(driver::api().cuDriverGetVersion(&driver));
   return major <= driver / 1000;
@@ -64,7 +65,7 @@ void* open(const std::vector<std::string>& paths) {
   };
   for (const int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW | RTLD_LOCAL}) {
     for (const int major : kMajors) {
-      if (!suits_driver(major)) continue;
+      if (!driver_supports(major)) continue;
       if ((flags & RTLD_NOLOAD) == 0)
         for (const std::string& path : paths)
           if (ends_with(path, soname(major)))
@@ -101,7 +102,7 @@ class OwnedProgram {
   Program program_ = nullptr;
 };
 
-std::string compiled(const std::string& source, int architecture) {
+std::string compile_uncached(const std::string& source, int architecture) {
   const OwnedProgram program(source);
   const std::string target = "--gpu-architecture=sm_" + std::to_string(architecture);
   const std::array<const char*, 2> options = {target.c_str(), "--std=c++17"};
@@ -124,7 +125,7 @@ void load(const std::vector<std::string>& paths) {
   void* library = open(paths);
   const auto find = [&](const char* name) {
     void* symbol = dlsym(library, name);
-    if (symbol == nullptr) throw Error(std::string("the NVRTC found has no function ") + name);
+    if (symbol == nullptr) throw Error(std::string("the NVRTC that was found has no function ") + name);
     return symbol;
   };
 #define JAXGRAD_NVRTC_FIND(name, type) functions.name = reinterpret_cast<type>(find(#name));
@@ -143,16 +144,16 @@ std::shared_ptr<const std::string> compile(const std::string& source, int archit
   if (!ready) load({});
   using Key = std::pair<int, std::string>;
   static std::mutex mutex;
-  static auto& known = *new std::map<Key, std::shared_ptr<const std::string>>;
+  static auto& compiled = *new std::map<Key, std::shared_ptr<const std::string>>;
   const Key key(architecture, source);
   {
     const std::lock_guard<std::mutex> lock(mutex);
-    if (const auto found = known.find(key); found != known.end()) return found->second;
+    if (const auto found = compiled.find(key); found != compiled.end()) return found->second;
   }
-  // Compiled outside of the lock: another thread may compile the same, and then one of the two is dropped.
-  auto code = std::make_shared<const std::string>(compiled(source, architecture));
+  // The lock is not held while compiling. If two threads compile the same source, the first result stays.
+  auto code = std::make_shared<const std::string>(compile_uncached(source, architecture));
   const std::lock_guard<std::mutex> lock(mutex);
-  return known.emplace(key, std::move(code)).first->second;
+  return compiled.emplace(key, std::move(code)).first->second;
 }
 
 }  // namespace jaxgrad::nvrtc

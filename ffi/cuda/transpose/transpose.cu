@@ -1,16 +1,16 @@
-// Transposes tile by tile, through shared memory, so that neighbouring threads read neighbouring elements and write
-// neighbouring ones too. The grid has one axis, of tiles.
+// Transposes an array tile by tile through shared memory, so that neighboring threads both read and write neighboring
+// elements. The grid has one axis. Each block has one tile.
 using namespace jaxgrad;
 
 struct Tile {
-  unsigned rows, columns;      // that lie within the array
-  unsigned long long in, out;  // its first element
+  unsigned rows, columns;      // within the array
+  unsigned long long in, out;  // offsets of the first element
 };
 
-// Both factors are signed: a product of an unsigned one and a signed one takes more instructions.
-__device__ inline long long offset(unsigned places, int stride) { return (int)places * (long long)stride; }
+// Both factors are signed: the product of an unsigned and a signed factor takes more instructions.
+__device__ inline long long offset(unsigned index, int stride) { return (int)index * (long long)stride; }
 
-__device__ inline Tile tile_at(const Transposition& t) {
+__device__ inline Tile tile_at(const TransposeArguments& t) {
   unsigned index = blockIdx.x / t.column_tiles;
   const unsigned column = (blockIdx.x - index * t.column_tiles) * t.tile_columns;
   const unsigned row = index % t.row_tiles * t.tile_rows;
@@ -18,23 +18,23 @@ __device__ inline Tile tile_at(const Transposition& t) {
   unsigned long long in = t.in_start + offset(row, t.in_row_stride) + column;
   unsigned long long out = t.out_start + offset(row, t.out_row_stride) + offset(column, t.out_column_stride);
   for (int axis = 0; axis < 3 && index > 0; ++axis) {
-    const unsigned place = index % t.sizes[axis];
+    const unsigned position = index % t.sizes[axis];
     index /= t.sizes[axis];
-    in += offset(place, t.in_strides[axis]);
-    out += offset(place, t.out_strides[axis]);
+    in += offset(position, t.in_strides[axis]);
+    out += offset(position, t.out_strides[axis]);
   }
   return {min(t.rows - row, t.tile_rows), min(t.columns - column, t.tile_columns), in, out};
 }
 
-// Tiles of ROWS and COLUMNS; of as many as `t` says where these are 0.
+// Tiles of ROWS x COLUMNS elements. If these are 0, `t` has the size of the tiles.
 template <class T, unsigned ROWS, unsigned COLUMNS>
-__device__ inline void transpose(const T* __restrict__ in, T* __restrict__ out, const Transposition& t) {
+__device__ inline void transpose(const T* __restrict__ in, T* __restrict__ out, const TransposeArguments& t) {
   constexpr bool FIXED = ROWS > 0;
   constexpr unsigned EACH = (FIXED ? ROWS * COLUMNS : kTransposeElements) / kTransposeThreads;
   __shared__ T shared[FIXED ? ROWS * (COLUMNS | 1) : kTransposeElements * 3 / 2];
   const Tile tile = tile_at(t);
   const unsigned rows = FIXED ? ROWS : t.tile_rows, columns = FIXED ? COLUMNS : t.tile_columns;
-  const unsigned pitch = columns | 1;  // odd, so that the rows of a column lie in different banks
+  const unsigned pitch = columns | 1;  // odd: the elements of a column are in different banks
   T values[EACH];
 #pragma unroll
   for (unsigned k = 0; k < EACH; ++k) {
@@ -55,9 +55,9 @@ __device__ inline void transpose(const T* __restrict__ in, T* __restrict__ out, 
   }
 }
 
-// Moves tiles of rows of which neighbouring elements stay neighbours.
+// Moves tiles of rows whose elements stay contiguous.
 template <class T>
-__device__ inline void move_rows(const T* __restrict__ in, T* __restrict__ out, const Transposition& t) {
+__device__ inline void move_rows(const T* __restrict__ in, T* __restrict__ out, const TransposeArguments& t) {
   constexpr unsigned EACH = kTransposeElements / kTransposeThreads;
   const Tile tile = tile_at(t);
   T values[EACH];
@@ -75,9 +75,9 @@ __device__ inline void move_rows(const T* __restrict__ in, T* __restrict__ out, 
   }
 }
 
-#define TRANSPOSE(NAME, T, ROWS, COLUMNS)                                                                      \
-  extern "C" __global__ void __launch_bounds__(kTransposeThreads) NAME(const T* in, T* out, Transposition t) { \
-    transpose<T, ROWS, COLUMNS>(in, out, t);                                                                   \
+#define TRANSPOSE(NAME, T, ROWS, COLUMNS)                                                                           \
+  extern "C" __global__ void __launch_bounds__(kTransposeThreads) NAME(const T* in, T* out, TransposeArguments t) { \
+    transpose<T, ROWS, COLUMNS>(in, out, t);                                                                        \
   }
 
 TRANSPOSE(transpose_2, unsigned short, kTransposeRows, kTransposeColumns)
@@ -87,9 +87,9 @@ TRANSPOSE(transpose_few_2, unsigned short, 0, 0)
 TRANSPOSE(transpose_few_4, unsigned, 0, 0)
 TRANSPOSE(transpose_few_8, unsigned long long, 0, 0)
 
-#define MOVE_ROWS(NAME, T)                                                                                     \
-  extern "C" __global__ void __launch_bounds__(kTransposeThreads) NAME(const T* in, T* out, Transposition t) { \
-    move_rows(in, out, t);                                                                                     \
+#define MOVE_ROWS(NAME, T)                                                                                          \
+  extern "C" __global__ void __launch_bounds__(kTransposeThreads) NAME(const T* in, T* out, TransposeArguments t) { \
+    move_rows(in, out, t);                                                                                          \
   }
 
 MOVE_ROWS(move_rows_2, unsigned short)
@@ -97,10 +97,10 @@ MOVE_ROWS(move_rows_4, unsigned)
 MOVE_ROWS(move_rows_8, unsigned long long)
 MOVE_ROWS(move_rows_16, uint4)
 
-// Elements of 2 bytes, of which every number and stride is even: a warp reads and writes 128 bytes at a time. A thread
-// reads two columns of two rows, and turns these into two rows of two columns.
+// For elements of 2 bytes, if all sizes and strides are even. A warp reads and writes 128 bytes at a time. A thread
+// reads two columns of two rows and transposes them into two rows of two columns.
 extern "C" __global__ void __launch_bounds__(kTransposeThreads)
-    transpose_pairs(const unsigned* __restrict__ in, unsigned* __restrict__ out, Transposition t) {
+    transpose_pairs(const unsigned* __restrict__ in, unsigned* __restrict__ out, TransposeArguments t) {
   constexpr unsigned PAIRS = kTransposeRows / 2, WARPS = kTransposeThreads / 32;
   __shared__ unsigned shared[2][PAIRS][PAIRS + 1];  // [column % 2][column / 2][row / 2]
   const Tile tile = tile_at(t);
