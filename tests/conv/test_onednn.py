@@ -8,6 +8,7 @@ import subprocess
 import jax
 import pytest
 
+import jaxgrad
 from jaxgrad import _cpu
 from jaxgrad._src.native import cpu
 
