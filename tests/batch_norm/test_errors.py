@@ -186,8 +186,8 @@ def test_too_small_workspace():
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ({"axis_name": "d"}, "axis_name must name axes of the shard_map or pmap that the call is in"),
-        ({"axis_index_groups": [[0]]}, "axis_index_groups needs an axis_name"),
+        ({"axis_name": "d"}, "axis_name must name axes of the enclosing shard_map or pmap"),
+        ({"axis_index_groups": [[0]]}, "axis_index_groups requires axis_name, got axis_name=None"),
     ],
 )
 def test_axis_names(names, message):

@@ -202,6 +202,23 @@ def test_vmap_of_the_forward_pass_is_one_call(names):
     assert compiled_calls(mapped, *inputs) == (1, 0, 0)
 
 
+@pytest.mark.parametrize("names", [("bias",), ("lhs", "bias")], ids="-".join)
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_a_mapped_bias_does_not_copy_the_weights(names, activation):
+    """The weights that all problems share are one operand of one call, and each bias is added to the result."""
+    case = CASES["plain"]
+    inputs, in_axes = _stacked_inputs(case, make_conv_inputs, names)
+    op = conv(CPU_KERNEL, **case.settings, activation=activation)
+    mapped = jax.vmap(op, in_axes=tuple(in_axes))
+    text = jax.jit(mapped).lower(*inputs).as_text()
+    (line,) = [line for line in text.splitlines() if "custom_call @jaxgrad_onednn_conv_forward" in line]
+    weights = "x".join(map(str, inputs.rhs.shape))
+    assert f"tensor<{weights}xf32>" in line.partition("->")[0], line
+    found = mapped(*inputs)
+    for i in range(N):
+        _close(found[i], op(*_problem(inputs, in_axes, i)))
+
+
 def test_grad_of_vmap_sums_over_the_problems(backend):
     case = CASES["groups"]
     op, make = _op_and_draw(backend, case)

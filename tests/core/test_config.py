@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxgrad import config
@@ -74,3 +76,27 @@ def test_plan_cache_dir_is_process_wide(tmp_path, run_python):
     script = "from jaxgrad import config; print(repr(config.current().plan_cache_dir))"
     assert run_python(script, JAXGRAD_PLAN_CACHE_DIR="/a/path").stdout.strip() == "'/a/path'"
     assert run_python(script, JAXGRAD_PLAN_CACHE_DIR="").stdout.strip() == "None"
+
+
+@jax.jit
+def _traced(x):
+    """A function whose result says with which settings it was traced."""
+    return x + config.current().deterministic
+
+
+def test_a_jitted_function_follows_the_settings():
+    """`override` and `update` reach functions that were traced before."""
+    x = jnp.zeros(())
+    assert _traced(x) == 0
+    with config.override(deterministic=True):
+        assert _traced(x) == 1
+    assert _traced(x) == 0
+    config.update(deterministic=True)
+    assert _traced(x) == 1
+
+
+def test_the_former_name_of_the_fallback_search():
+    with pytest.warns(DeprecationWarning, match='search="default" is now called search="fallback"') as caught:
+        config.update(search="default")
+    assert config.current().search == "fallback"
+    assert caught[0].filename == __file__
