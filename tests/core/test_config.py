@@ -47,8 +47,8 @@ def test_an_override_ends_with_an_error():
             "search must be one of 'heuristic', 'exhaustive', 'fallback' or None, got 'fast'",
         ),
         ({"workspace_limit": -1}, ValueError, "workspace_limit must not be negative, got -1"),
-        ({"workspace_limit": 1.5}, TypeError, "workspace_limit must be an int (bytes) or None, got float"),
-        ({"workspace_limit": True}, TypeError, "workspace_limit must be an int (bytes) or None, got bool"),
+        ({"workspace_limit": 1.5}, TypeError, r"workspace_limit must be an int \(bytes\) or None, got float"),
+        ({"workspace_limit": True}, TypeError, r"workspace_limit must be an int \(bytes\) or None, got bool"),
         ({"deterministic": 1}, TypeError, "deterministic must be a bool, got int"),
         ({"plan_cache_dir": 1}, TypeError, "plan_cache_dir must be a path or None, got int"),
         (
