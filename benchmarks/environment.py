@@ -1,4 +1,4 @@
-"""Where the results come from: versions, hardware and the settings that change times."""
+"""The environment of a run: versions, hardware and the settings that change times."""
 
 from __future__ import annotations
 
@@ -33,14 +33,9 @@ def describe() -> dict[str, Any]:
 
 
 def _settings() -> dict[str, Any]:
-    """Those of jaxgrad.config that are not the defaults."""
+    """The settings of jaxgrad.config that differ from the defaults."""
     usual = vars(config.Settings())
     return {name: value for name, value in vars(config.current()).items() if value != usual[name]}
-
-
-def hardware(environment: dict[str, Any]) -> str:
-    """The hardware of `describe`'s answer, in words."""
-    return environment["gpu"] or f"{environment['cpu']}, {environment['cpu_cores']} cores"
 
 
 def _version(package: str) -> str | None:

@@ -9,13 +9,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from benchmarks.options import Effort
 
 _SETTLE_SECONDS = 0.02  # of untimed calls before each timed one: worker threads of the contender before fall asleep
 _FEW_SAMPLES, _MANY_SECONDS = 3, 3.0
@@ -56,14 +57,6 @@ class Times:
     p10: float
     p90: float
     samples: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Effort:
-    """How long to measure: at least `rounds` rounds, and more until `seconds` have passed."""
-
-    rounds: int
-    seconds: float
 
 
 def interleaved(contenders: Sequence[Contender], effort: Effort) -> dict[str, Times]:
@@ -157,16 +150,6 @@ def jax_loop_contender(name: str, step: Callable[..., tuple[Any, Any]], state: A
         return _seconds_of(lambda: run(calls)) / calls
 
     return Contender(name, sample, outputs, memory.temp_size_in_bytes, peak, compiled.as_text())
-
-
-def why_not_torch() -> str | None:
-    """Why PyTorch cannot be a contender here; None where it can."""
-    if find_spec("torch") is None:
-        return "torch is not installed"
-    import torch
-
-    on_gpu = jax.default_backend() == "gpu"
-    return "torch sees no GPU" if on_gpu and not torch.cuda.is_available() else None
 
 
 def torch_contender(name: str, function: Callable[[], Any], outputs: list[np.ndarray], on_gpu: bool) -> Contender:
