@@ -112,10 +112,22 @@ def joined(report: Report, later: Report) -> Report:
     rows = dict(earlier_rows)
     for key, row in later_rows.items():
         rows[key] = _with_missing(row, earlier_rows.get(key))
-    found = {**later, "left_out": {**report["left_out"], **later["left_out"]}, "rows": list(rows.values())}
+    left_out = {**_still_left_out(report, later), **later["left_out"]}
+    found = {**later, "left_out": left_out, "rows": list(rows.values())}
     if len(all_runs) > 1:
         found["environments"] = all_runs
     return found
+
+
+def _still_left_out(report: Report, later: Report) -> dict[str, str]:
+    """The contenders that the earlier report left out and the later one did not measure."""
+    measured = {
+        name + suffix
+        for row in later["rows"]
+        for name in row["times_ms"]
+        for suffix in ("", f", of {row['label']}", f", of {row['label']}, {row['measure']}")
+    }
+    return {name: reason for name, reason in report["left_out"].items() if name not in measured}
 
 
 def _by_case(rows: Iterable[Row]) -> dict[tuple[str, str], Row]:

@@ -39,8 +39,8 @@ NOTES = (
 )
 # Limits of ||a - b|| / ||b||, by precision and by quantity. An activation that rounds to the other side of zero changes
 # a gradient by more than the rounding: if a share s of them does, by about sqrt(s) in each layer. The gradients of two
-# correct ResNet-50s in bfloat16 are 0.3 apart, in TF32 about a third of that. A zero gradient, or that of another layer,
-# is off by 1 or more.
+# correct ResNet-50s in bfloat16 are 0.3 apart, in TF32 about a third of that. A zero gradient, or another layer's, is
+# off by 1 or more.
 _TOLERANCES = {
     "float32": {"loss": 1e-4, "params": 1e-2, "statistics": 1e-2, "gradients": 1e-2},
     "TF32": {"loss": 3e-3, "params": 1e-2, "statistics": 1e-2, "gradients": 0.25},

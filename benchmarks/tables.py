@@ -1,7 +1,7 @@
 """Writes the tables of README.md and docs/, from the reports in benchmarks/results.
 
-The table of results/gru-cpu.json goes between `<!-- benchmark gru-cpu -->` and `<!-- /benchmark -->`, the short table of
-headline.py between `<!-- benchmark headline -->` and the same end. A section stays as it is where a report is missing.
+The table of results/gru-cpu.json goes between `<!-- benchmark gru-cpu -->` and `<!-- /benchmark -->`, the short table
+of headline.py between `<!-- benchmark headline -->` and the same end. A section without a report stays as it is.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ def _markdown(table: list[list[str]], below: list[str]) -> str:
     first, *rest = table
     words = ("case", "pass", "workload", "device")
     marked = [first, [":--" if name in words else "--:" for name in first], *rest]
-    return (
-        "".join("| " + " | ".join(line) + " |\n" for line in marked) + "\n" + "".join(f"- {line}\n" for line in below)
-    )
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in marked), "", *(f"- {line}" for line in below), ""])
 
 
 def lines(results: Report, rows: list[Row]) -> list[list[str]]:

@@ -30,7 +30,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def forget() -> None:
-    """Drops all compiled code. PyTorch compiles the code of one function for a few shapes only, then raises an error."""
+    """Drops all compiled code: PyTorch compiles one function for a few shapes only, and then raises an error."""
     torch._dynamo.reset()
 
 

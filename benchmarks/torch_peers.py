@@ -24,8 +24,6 @@ def left_out(names: tuple[str, ...], options: Options) -> dict[str, str]:
         found = {} if reason is None else {TORCH_COMPILED: f"torch.compile does not work here: {reason}"}
     else:
         found = {}
-    for name, reason in found.items():
-        print(f"left out: {name} ({reason})", flush=True)
     return found
 
 

@@ -19,7 +19,7 @@ from benchmarks.training import LEARNING_RATE, MOMENTUM, STATISTICS_MOMENTUM, St
 def training_step(
     network: Network, state: State, x: jax.Array, target: jax.Array, *, on_gpu: bool, compiled: bool
 ) -> tuple[Callable[[], Any], tuple[State, Any], int | None]:
-    """The function to time, which trains in place, and the result of its first call, as `training.training_step` has it.
+    """The function to time, which trains in place, and the result of its first call, like that of training.py.
 
     Args:
       compiled: whether torch.compile compiles the loss and its gradients. The optimizer is eager in any case.
