@@ -26,6 +26,12 @@ PEERS = {
     "JAX": (LAX, LAX_PADDED, LAX_LOOPED, NUMPY_FUSED, NUMPY_VAR, SCAN),
     "PyTorch": (TORCH_EAGER, TORCH_COMPILED, TORCH_GRU),
 }
+# The order of columns.
+ORDER = (
+    *(OURS, OURS_ON_XLA, OURS_ON_CUDNN, OURS_LOOPED),
+    *(name for names in PEERS.values() for name in names),
+    *(OURS + ONE_DEVICE, LAX + ONE_DEVICE),
+)
 # Names in older results.
 RENAMED = {
     "torch": TORCH_EAGER,

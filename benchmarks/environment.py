@@ -13,6 +13,7 @@ import jax
 
 from jaxgrad import config
 
+_STARTED = datetime.datetime.now(datetime.UTC)
 _PACKAGES = ("jaxgrad", "jax", "jaxlib", "numpy", "torch")
 _VARIABLES = ("XLA_FLAGS", "OMP_NUM_THREADS", "JAX_DEFAULT_MATMUL_PRECISION", "NVIDIA_TF32_OVERRIDE")
 
@@ -20,7 +21,8 @@ _VARIABLES = ("XLA_FLAGS", "OMP_NUM_THREADS", "JAX_DEFAULT_MATMUL_PRECISION", "N
 def describe() -> dict[str, Any]:
     device = jax.devices()[0]
     return {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "date": _STARTED.date().isoformat(),
+        "started": _STARTED.isoformat(timespec="seconds"),
         "platform": jax.default_backend(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         "runtime": " ".join(device.client.platform_version.split()),

@@ -10,7 +10,7 @@ Fields of a report:
   one_line_a_case: whether a table has one line for all passes of a case.
   rows: one for each case and pass (compare.py).
 
-A row of several runs has `runs`: for each contender, the index of its run in `environments`. Each ratio in
+With `environments`, each row has `runs`: for each contender the index of its run. Each ratio in
 `times_slower_than_jaxgrad` compares times of one run.
 
 The functions here read older reports too. None of them needs JAX.
@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contender_names import LAX, LAX_PADDED, OURS, PEERS, RENAMED
+from benchmarks.contender_names import LAX, LAX_PADDED, ORDER, OURS, PEERS, RENAMED
 
 Report = dict[str, Any]
 Row = dict[str, Any]
@@ -58,8 +58,9 @@ def name(report: Report) -> str:
 
 
 def contenders(report: Report) -> list[str]:
-    """The names of all contenders, jaxgrad's first."""
-    return list(dict.fromkeys(name for row in report["rows"] for name in row["times_ms"]))
+    """The names of all contenders, in the order of columns, with unknown ones last."""
+    found = dict.fromkeys(name for row in report["rows"] for name in row["times_ms"])
+    return [*(name for name in ORDER if name in found), *(name for name in found if name not in ORDER)]
 
 
 def environments(report: Report) -> list[dict[str, Any]]:
@@ -101,22 +102,33 @@ def joined(report: Report, later: Report) -> Report:
 
     A row that both have is the later one, with the contenders that only the earlier one has.
     """
-    known = environments(report)
+    runs = environments(report)
     this_run = later["environment"]
-    all_runs = known if this_run in known else [*known, this_run]
-    if len(all_runs) == 1:
-        earlier_rows, later_rows = _by_case(report["rows"]), _by_case(later["rows"])
-    else:
-        earlier_rows = _by_case(_in_run(row, len(known) - 1) for row in report["rows"])
-        later_rows = _by_case(_in_run(row, all_runs.index(this_run)) for row in later["rows"])
-    rows = dict(earlier_rows)
-    for key, row in later_rows.items():
-        rows[key] = _with_missing(row, earlier_rows.get(key))
+    all_runs = runs if this_run in runs else [*runs, this_run]
+    rows = _by_case(_in_run(row, 0) for row in report["rows"])
+    for key, row in _by_case(_in_run(row, all_runs.index(this_run)) for row in later["rows"]).items():
+        rows[key] = _with_missing(row, rows.get(key))
     left_out = {**_still_left_out(report, later), **later["left_out"]}
-    found = {**later, "left_out": left_out, "rows": list(rows.values())}
-    if len(all_runs) > 1:
-        found["environments"] = all_runs
-    return found
+    return _without_unused_runs({**later, "left_out": left_out, "rows": list(rows.values())}, all_runs)
+
+
+def _in_run(row: Row, run: int) -> Row:
+    return {**row, "runs": row.get("runs") or dict.fromkeys(row["times_ms"], run)}
+
+
+def _with_missing(row: Row, earlier: Row | None) -> Row:
+    if earlier is None:
+        return row
+    merged = {field: {**earlier.get(field, {}), **row.get(field, {})} for field in _BY_CONTENDER}
+    return {**row, **{field: values for field, values in merged.items() if values}}
+
+
+def _without_unused_runs(report: Report, runs: list[dict[str, Any]]) -> Report:
+    used = sorted({run for row in report["rows"] for run in row["runs"].values()})
+    if len(used) == 1:
+        return {**report, "rows": [{k: v for k, v in row.items() if k != "runs"} for row in report["rows"]]}
+    rows = [{**row, "runs": {name: used.index(run) for name, run in row["runs"].items()}} for row in report["rows"]]
+    return {**report, "environments": [runs[run] for run in used], "rows": rows}
 
 
 def _still_left_out(report: Report, later: Report) -> dict[str, str]:
@@ -132,14 +144,3 @@ def _still_left_out(report: Report, later: Report) -> dict[str, str]:
 
 def _by_case(rows: Iterable[Row]) -> dict[tuple[str, str], Row]:
     return {(row["label"], row["measure"]): row for row in rows}
-
-
-def _in_run(row: Row, run: int) -> Row:
-    return {**row, "runs": row.get("runs") or dict.fromkeys(row["times_ms"], run)}
-
-
-def _with_missing(row: Row, earlier: Row | None) -> Row:
-    if earlier is None:
-        return row
-    merged = {field: {**earlier.get(field, {}), **row.get(field, {})} for field in _BY_CONTENDER}
-    return {**row, **{field: values for field, values in merged.items() if values}}

@@ -26,6 +26,11 @@ def hardware(environment: dict[str, Any]) -> str:
     return f"{cpu} ({environment['cpu_cores']} cores)"
 
 
+def devices(report: Report) -> str:
+    """The hardware of all runs."""
+    return " and ".join(dict.fromkeys(hardware(environment) for environment in environments(report)))
+
+
 def versions(report: Report) -> str:
     """The versions of all runs, as "jaxgrad 0.1.0, jax 0.11.2, torch 2.11.0"."""
     found = {package: {e["versions"].get(package) for e in environments(report)} - {None} for package in _PACKAGES}
