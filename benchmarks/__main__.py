@@ -96,9 +96,10 @@ def _measure(op: ModuleType, args: argparse.Namespace) -> None:
     results, failed = None, []
     if args.add and folder is not None and (path := folder / f"{args.command}-{platform}.json").exists():
         results = report.load(path)
+    known = {case.label: case for case in op.CASES.get(platform, ())}
     for case in args.cases or (op.QUICK_CASES if args.quick else op.CASES[platform]):
         try:
-            measured = op.measure([case], options)
+            measured = op.measure([known.get(case.label, case)], options)
         except Exception:  # the other cases are still measured
             traceback.print_exc()
             failed.append(case.label)

@@ -164,7 +164,7 @@ def chart(topic: Topic, reports: Sequence[Report]) -> Chart:
     panels = [
         Panel(_panel_title(title, rows), [bars[name][i] for name in names]) for i, title in enumerate(topic.panels)
     ]
-    hardware = " and ".join(dict.fromkeys(wording.hardware(each["environment"]) for each in reports))
+    hardware = " and ".join(dict.fromkeys(wording.devices(each) for each in reports))
     return Chart(f"Speed-up of jaxgrad: {topic.title} on {hardware}", _subtitle(topic, reports, rows), labels, panels)
 
 

@@ -197,7 +197,7 @@ _GPU_NETWORKS = {
     ),
 }
 _GPU_CASES = tuple(
-    dataclasses.replace(case, dtype=dtype, extra=extra)
+    dataclasses.replace(case, dtype=dtype, extra=extra and not case.causal)
     for dtype in ("bfloat16", "float32")
     for cases, extra in ((_GPU_KNOWN, False), *((cases, True) for cases in _GPU_NETWORKS.values()))
     for case in cases

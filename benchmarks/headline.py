@@ -34,7 +34,7 @@ def lines(results: Path) -> tuple[list[list[str]], list[str]] | None:
         device = environment["gpu"] or f"CPU, {environment['cpu_cores']} cores"
         cells = [digits(report.median_ms(row)), *(_peer(row, library) for library in report.PEERS)]
         table.append([title, device.removeprefix("NVIDIA "), *cells])
-        runs.setdefault(f"{wording.hardware(environment)}: {wording.versions(found)}", set()).add(wording.dates(found))
+        runs.setdefault(f"{wording.devices(found)}: {wording.versions(found)}", set()).add(wording.dates(found))
     below = [
         "In brackets: the speed-up of jaxgrad, below 1 where jaxgrad is slower. "
         f"JAX is `jax.lax`, with causal padding the faster of `jax.lax` and `{LAX_PADDED}`; for the GRU a `lax.scan`. "

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks import headline, report, wording
-from benchmarks.contender_names import LAX_PADDED, ONE_DEVICE, OURS_ON_XLA, PEERS
+from benchmarks.contender_names import LAX_PADDED, ONE_DEVICE, ORDER, OURS_ON_XLA, PEERS
 from benchmarks.report import Report, Row
 from benchmarks.wording import digits, ratio
 
@@ -129,15 +129,15 @@ def _memory_kind(rows: list[Row]) -> str:
 
 def _with_memory(rows: list[Row]) -> list[str]:
     """The contenders whose memory is known, but for those on one of several devices."""
-    found = dict.fromkeys(name for row in rows for name in _memory(row))
-    return [name for name in found if not name.endswith(ONE_DEVICE)]
+    found = {name for row in rows for name in _memory(row)}
+    return [name for name in ORDER if name in found and not name.endswith(ONE_DEVICE)]
 
 
 def facts(results: Report) -> list[str]:
     """Device, versions and date; then what is special about these rows."""
     rows = results["rows"]
     platform = [
-        wording.hardware(results["environment"]),
+        wording.devices(results),
         wording.versions(results),
         f"measured {wording.dates(results)}",
     ]
