@@ -174,15 +174,24 @@ def _bar(speedup: _Speedup, rows: Sequence[Row]) -> Bar | None:
 
 
 def _panel_title(title: str, rows: Sequence[Row]) -> str:
-    """With what PyTorch stands for in these rows."""
     compiled = any(TORCH_COMPILED in row["times_ms"] for row in rows)
-    return title.replace("PyTorch", "PyTorch (faster of eager and compiled)" if compiled else "PyTorch (eager)")
+    return title if compiled else title.replace("PyTorch", "PyTorch (eager)")
+
+
+def _about_pytorch(rows: Sequence[Row]) -> list[str]:
+    """What PyTorch stands for, where that is not eager PyTorch alone."""
+    compiled = [TORCH_COMPILED in row["times_ms"] for row in rows if report.fastest_peer(row, "PyTorch")]
+    if not any(compiled):
+        return []
+    alone = compiled.count(False)
+    eager = f"; eager alone in {alone} of {len(compiled)} measurements" if alone else ""
+    return [f"PyTorch: the faster of eager and torch.compile{eager}."]
 
 
 def _subtitle(topic: Topic, reports: Sequence[Report], rows: Sequence[Row]) -> list[str]:
     versions = "; ".join(dict.fromkeys(wording.versions(each) for each in reports))
     dates = sorted({date for each in reports for date in wording.dates(each).split(" to ")})
-    found = [*topic.about, f"{versions}; {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."]
+    found = [*topic.about, *_about_pytorch(rows), f"{versions}; {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."]
     if lacking := {row["label"] for row in rows if report.lacks_padded_peer(row)}:
         found.append(f"Over JAX, {len(lacking)} causal cases are left out: jnp.pad before jax.lax is not measured yet.")
     return found
