@@ -21,6 +21,7 @@ from benchmarks.wording import ratio
 _FASTER, _SLOWER = "#0072B2", "#D55E00"
 _TEXT, _GRAY, _FAINT = "#1a1a1a", "#5c5c5c", "#d9d9d9"
 _WIDTH, _ROW, _DPI = 8.0, 0.235, 200  # inches, inches, pixels of an inch
+_TITLE_LETTERS = 72  # that fit at the largest size
 _LEAST_END = 3.0  # the axis reaches at least this speed-up
 _LABEL, _TICK = 0.5, 0.34  # inches: room for a label, and at least between ticks
 _COLORS = 256  # of the PNG's palette
@@ -82,8 +83,9 @@ def draw(chart: Chart) -> Figure:
     bottom = 0.5
     height = top + bottom + _ROW * len(chart.rows)
     figure = Figure(figsize=(_WIDTH, height))
+    size = min(12, 12 * _TITLE_LETTERS / len(chart.title))
     left = 0.2 + 0.072 * max(map(len, chart.rows))
-    figure.text(0.12 / _WIDTH, 1 - 0.1 / height, chart.title, size=12, weight="bold", color=_TEXT, va="top")
+    figure.text(0.12 / _WIDTH, 1 - 0.1 / height, chart.title, size=size, weight="bold", color=_TEXT, va="top")
     for i, line in enumerate(subtitle):
         at = 1 - (0.4 + 0.17 * i) / height
         figure.text(0.12 / _WIDTH, at, line, size=9, color=_GRAY, va="top")

@@ -7,7 +7,8 @@ import re
 from collections import Counter
 from typing import Any
 
-from benchmarks.report import Report, Row, environments
+from benchmarks.contender_names import PEERS
+from benchmarks.report import Report, Row, contenders, environments
 
 # The passes of a convolution: the measure, its name, and the names in the answers of jaxgrad.explain, old and new.
 _CONV_PASSES = {
@@ -32,8 +33,10 @@ def devices(report: Report) -> str:
 
 
 def versions(report: Report) -> str:
-    """The versions of all runs, as "jaxgrad 0.1.0, jax 0.11.2, torch 2.11.0"."""
-    found = {package: {e["versions"].get(package) for e in environments(report)} - {None} for package in _PACKAGES}
+    """The versions of all runs, as "jaxgrad 0.1.0, jax 0.11.2, torch 2.11.0", with PyTorch where it is a contender."""
+    with_torch = any(name in PEERS["PyTorch"] for name in contenders(report))
+    packages = _PACKAGES if with_torch else _PACKAGES[:-1]
+    found = {package: {e["versions"].get(package) for e in environments(report)} - {None} for package in packages}
     return ", ".join(f"{package} {' and '.join(sorted(those))}" for package, those in found.items() if those)
 
 
