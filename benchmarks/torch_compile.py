@@ -36,13 +36,13 @@ def forget() -> None:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError in the main thread after some seconds."""
+    """Raises TimeoutError in the main thread after some seconds, and again each second: a compiler may catch it."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError(f"compiling took more than {seconds:.0f} s")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1)
     try:
         yield
     finally:
