@@ -1,7 +1,7 @@
-"""Batch normalisation by another route than the library's: the textbook's formula in float64, differentiated by JAX.
+"""Reference for batch normalization: the textbook formula in float64, differentiated by JAX.
 
-Inputs are random and lopsided, with a mean that is not zero; they are rounded to the dtypes under test before the
-reference reads them.
+Inputs are random, with unequal sizes and a nonzero mean. They are rounded to the dtypes under test before the reference
+reads them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import DTYPES
-from targets import CUDNN
-from tolerances import assert_close
+from backends import CUDNN
+from tolerances import DTYPES, assert_close
 
 import jaxgrad
 
-EPSILON = 3e-3  # large enough that leaving it out shows
+EPSILON = 3e-3  # large enough that a result without it fails
 
 
 class Inputs(NamedTuple):
@@ -70,7 +69,7 @@ class Case:
 
 
 def make_inputs(case: Case) -> tuple[Inputs, Results]:
-    """The inputs, and cotangents of (y, mean, var). The statistics' are as large as to matter beside that of y."""
+    """The inputs, and cotangents of (y, mean, var). Those of mean and var are large, to matter beside dy."""
     rng = np.random.default_rng([case.seed, *case.shape])
     x_dtype, scale_dtype, statistics_dtype = (DTYPES[name] for name in case.dtypes)
 
@@ -112,77 +111,78 @@ def in_float64(tree: Any) -> Any:
     return jax.tree.map(lambda a: jnp.asarray(np.asarray(a).astype(np.float64)), tree)
 
 
-def training(target: Any) -> Callable[..., Results]:
+def training(backend: Any) -> Callable[..., Results]:
     def call(*args: Any, **kwargs: Any) -> Results:
-        return Results(*jaxgrad.batch_norm_training(*args, **kwargs, implementation=target.implementation))
+        return Results(*jaxgrad.batch_norm_training(*args, **kwargs, implementation=backend.implementation))
 
     return call
 
 
-def inference(target: Any) -> Callable[..., Any]:
-    """Skips where the dispatch says that the target has no kernels of it."""
-    if target == CUDNN:
+def inference(backend: Any) -> Callable[..., Any]:
+    """Skips the test if `explain` reports that the backend has no kernel for inference."""
+    if backend == CUDNN:
         with pytest.raises(ValueError, match="there are no such kernels of this op"):
             jaxgrad.explain(jaxgrad.batch_norm_inference, implementation="cudnn", platform="gpu")
         pytest.skip("batch_norm_inference has no cuDNN kernels")
-    return partial(jaxgrad.batch_norm_inference, implementation=target.implementation)
+    return partial(jaxgrad.batch_norm_inference, implementation=backend.implementation)
 
 
 def values_and_gradients(
-    function: Callable[..., Any], inputs: Any, cotangents: Any, wanted: Any = None
+    function: Callable[..., Any], inputs: Any, cotangents: Any, requested: Any = None
 ) -> tuple[Any, Any]:
-    """`(results, gradients)` of function(*inputs), jitted; None is a gradient not `wanted` and a cotangent not given.
+    """`(results, gradients)` of function(*inputs), jitted. A result whose cotangent is None is not differentiated.
 
-    `wanted` are the positions of the inputs that are differentiated; where nothing is said, all that are there.
+    `requested` lists the positions of the differentiated inputs; None stands for all inputs that are not None. The
+    gradients of the other inputs are None.
     """
-    if wanted is None:
-        wanted = [i for i, value in enumerate(inputs) if value is not None]
+    if requested is None:
+        requested = [i for i, value in enumerate(inputs) if value is not None]
 
     @jax.jit
     def run(inputs, cotangents):
         def outputs(values):
             given = list(inputs)
-            for i, value in zip(wanted, values, strict=True):
+            for i, value in zip(requested, values, strict=True):
                 given[i] = value
             results = function(*given)
             used = [r for r, c in zip(jax.tree.leaves(results), cotangents, strict=True) if c is not None]
             return used, results
 
-        _, pullback, results = jax.vjp(outputs, [inputs[i] for i in wanted], has_aux=True)
+        _, pullback, results = jax.vjp(outputs, [inputs[i] for i in requested], has_aux=True)
         (gradients,) = pullback([c for c in cotangents if c is not None])
         return results, gradients
 
     results, found = run(tuple(inputs), tuple(cotangents))
     gradients: list[Any] = [None] * len(inputs)
-    for i, gradient in zip(wanted, found, strict=True):
+    for i, gradient in zip(requested, found, strict=True):
         gradients[i] = gradient
     return results, tuple(gradients)
 
 
-def check_training(target: Any, case: Case) -> None:
+def check_training(backend: Any, case: Case) -> None:
     """Values and all gradients of a case against the reference."""
     inputs, cotangents = make_inputs(case)
-    if target == CUDNN and case.activation and case.residual:
+    if backend == CUDNN and case.activation and case.residual:
         cotangents = cotangents._replace(y=_away_from_zero(case, inputs, cotangents.y))
     x_dtype, scale_dtype, statistics_dtype = case.dtypes
-    call = partial(training(target), **case.settings, statistics_dtype=statistics_dtype)
+    call = partial(training(backend), **case.settings, statistics_dtype=statistics_dtype)
 
     def ours(x, scale, bias, residual):
         return call(x, scale, bias, residual=residual)
 
-    results, gradients = values_and_gradients(ours, *target.put((inputs, cotangents)))
+    results, gradients = values_and_gradients(ours, *backend.put((inputs, cotangents)))
     reference = partial(plain_training, **case.settings)
     expected, expected_gradients = values_and_gradients(reference, *in_float64((inputs, cotangents)))
     names = ("y", "mean", "var", *(f"the gradient of {name}" for name in Inputs._fields))
     dtypes = (x_dtype, statistics_dtype, statistics_dtype, x_dtype, scale_dtype, scale_dtype, x_dtype)
     pairs = zip(names, dtypes, (*results, *gradients), (*expected, *expected_gradients), strict=True)
-    for name, dtype, actual, wanted in pairs:
-        if wanted is not None:
-            assert_close(actual, wanted, dtype=dtype, terms=case.terms, name=name)
+    for name, dtype, actual, desired in pairs:
+        if desired is not None:
+            assert_close(actual, desired, dtype=dtype, terms=case.terms, name=name)
 
 
 def _away_from_zero(case: Case, inputs: Inputs, dy: np.ndarray) -> np.ndarray:
-    """dy without what relu lets through or not as the residual's addend is rounded to the dtype of x before."""
+    """dy, zero for elements whose relu mask depends on whether x is rounded before the residual is added."""
     settings = {"feature_axis": case.feature_axis, "epsilon": EPSILON}
     residual = np.asarray(inputs.residual, np.float64)
     addend = np.asarray(plain_training(*in_float64(inputs[:3]), **settings).y)

@@ -1,4 +1,4 @@
-"""What every test shares: 64-bit types, and the implementations that each test of the op runs on."""
+"""Settings and fixtures of the whole suite: 64-bit types, the backends of each test, and subprocesses."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from pathlib import Path
 
 import jax
 import pytest
-from targets import EVERY_OP, THOROUGH_ON_XLA, XLA, Target
+from backends import EVERY_OP, THOROUGH_ON_XLA, XLA, Backend
 
 import jaxgrad
 
+_TESTS = Path(__file__).parent
+
 jax.config.update("jax_enable_x64", True)
-# On a GPU, products of float32 would otherwise be rounded to TF32, which no float32 tolerance allows.
+# On a GPU, JAX would otherwise round the operands of float32 products to TF32, which no float32 tolerance allows.
 jax.config.update("jax_default_matmul_precision", "highest")
 
 
@@ -26,41 +28,41 @@ def _gpus() -> int:
         return 0
 
 
-# Compiling is most of what the suite costs on a CPU. running.py compiles some of its programs as users' are.
-_OPTIMISES = bool(_gpus())
-if _OPTIMISES:
-    jaxgrad.config.update(search="heuristic")  # to time candidates takes longer than the tests do
+# Compilation takes most of the suite's time on a CPU. gru_running.py compiles some of its programs with optimizations.
+_OPTIMIZES = bool(_gpus())
+if _OPTIMIZES:
+    jaxgrad.config.update(search="heuristic")  # timing candidates takes longer than the tests themselves
 else:
     jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture(scope="module")
-def target(request: pytest.FixtureRequest) -> Target:
-    """Each implementation in turn. Without the compiled module the kernel's tests fail: they are not skipped."""
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Each backend of the test module in turn. Without the compiled module the tests of its kernels fail."""
     return request.param
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    own = any("target" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
-    if "target" in metafunc.fixturenames and not own:
-        targets = getattr(metafunc.module, "TARGETS", EVERY_OP)
-        params = [pytest.param(t, marks=_marks(metafunc, t)) for t in targets]
-        metafunc.parametrize("target", params, indirect=True, scope="module", ids=str)
+    own = any("backend" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "backend" in metafunc.fixturenames and not own:
+        backends = getattr(metafunc.module, "BACKENDS", EVERY_OP)
+        params = [pytest.param(b, marks=_marks(metafunc, b)) for b in backends]
+        metafunc.parametrize("backend", params, indirect=True, scope="module", ids=str)
 
 
-def _marks(metafunc: pytest.Metafunc, target: Target) -> list[pytest.MarkDecorator]:
-    if target.platform == "gpu":
+def _marks(metafunc: pytest.Metafunc, backend: Backend) -> list[pytest.MarkDecorator]:
+    if backend.platform == "gpu":
         return [pytest.mark.gpu]
-    if target != XLA:
+    if backend != XLA:
         return []
-    module = Path(metafunc.module.__file__).stem
+    module = Path(metafunc.module.__file__).relative_to(_TESTS).with_suffix("").as_posix()
     thorough = module in THOROUGH_ON_XLA or metafunc.definition.get_closest_marker("thorough_on_xla")
-    return [pytest.mark.scan] * module.startswith("test_gru") + [pytest.mark.thorough] * bool(thorough)
+    return [pytest.mark.scan] * module.startswith("gru/") + [pytest.mark.thorough] * bool(thorough)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _forget_programs() -> Iterator[None]:
-    """Drops the compiled programs of each module: together they would take gigabytes."""
+def _clear_compiled_programs() -> Iterator[None]:
+    """Drops the compiled programs after each test module: those of the whole suite would take gigabytes."""
     yield
     jax.clear_caches()
 
@@ -76,14 +78,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a script in a fresh interpreter which imports jaxgrad and the tests' modules as this one does."""
+    """Runs a script in a fresh interpreter, which imports the installed jaxgrad and the helper modules of tests/."""
 
     def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        usual = {"PYTHONPATH": os.pathsep.join(paths), "JAX_DISABLE_MOST_OPTIMIZATIONS": str(not _OPTIMISES)}
+        paths = [str(_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        defaults = {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTHONSAFEPATH": "1",  # the working directory may hold the sources of jaxgrad, without compiled modules
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": str(not _OPTIMIZES),
+        }
         done = subprocess.run(
             [sys.executable, "-c", script],
-            env={**os.environ, **usual, **environment},
+            env={**os.environ, **defaults, **environment},
             capture_output=True,
             text=True,
             timeout=240,
@@ -98,10 +104,15 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="session")
 def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the made-up libraries of fake_cuda.c."""
+    """A directory with fake CUDA libraries, built from fake_cuda.c."""
     folder = tmp_path_factory.mktemp("fake_cuda")
-    source = Path(__file__).with_name("fake_cuda.c")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", folder / "libcuda.so.1", source], check=True)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", folder / "libcuda.so.1", _TESTS / "fake_cuda.c"], check=True)
     for name in ("libcudnn.so.9", "libnvrtc.so.13"):
         (folder / name).symlink_to("libcuda.so.1")
     return folder
+
+
+@pytest.fixture(scope="session")
+def kernel_emulation() -> Path:
+    """The C++ header with which g++ compiles a CUDA kernel for the CPU."""
+    return _TESTS / "kernel_emulation.h"

@@ -1,4 +1,4 @@
-"""Inputs for the convolutions' tests: random and lopsided, H != W and C_in != C_out, in every layout."""
+"""Random inputs for the tests of the convolutions: H != W, C_in != C_out, every layout."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
-from cases import DTYPES
 from jax import lax
+from tolerances import DTYPES
 
 SPATIAL = {0: "", 1: "W", 2: "HW", 3: "DHW", 4: "TDHW"}
 FIELDS = ("lhs", "rhs", "bias")
@@ -23,7 +23,7 @@ class ConvInputs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ConvCase:
-    """One call of `conv_general_dilated`; the features are those of one group."""
+    """One call of `conv_general_dilated`; `features` and `out_features` are per group."""
 
     spatial: tuple[int, ...] = (7, 9)
     window: tuple[int, ...] = (3, 2)
@@ -80,7 +80,7 @@ def laid_out(spec: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def layout(kind: str, n: int, rng: np.random.Generator | None = None) -> tuple[str, str, str] | None:
-    """Dimension numbers for n spatial axes; `permuted` draws each operand's order by itself."""
+    """Dimension numbers for n spatial axes; `permuted` draws a random order for each operand."""
     s = SPATIAL[n]
     if kind == "permuted":
         assert rng is not None
@@ -97,7 +97,7 @@ LAYOUT_KINDS = ("default", "first", "last", "mixed", "permuted")
 
 
 def draw_sizes(rng: np.random.Generator, n: int) -> dict[str, Any]:
-    """Sizes and layout that both ops' random cases share; sometimes wide enough for kernels that block the features."""
+    """Sizes and layout of a random case of either op. Some cases have enough features for kernels that block them."""
     kind = LAYOUT_KINDS[rng.integers(5)]
     groups = int(rng.choice([1, 1, 1, 2, 3, 8]))
     depthwise = groups > 1 and rng.random() < 0.4
@@ -118,7 +118,7 @@ def draw_sizes(rng: np.random.Generator, n: int) -> dict[str, Any]:
 
 
 def random_case(seed: int) -> ConvCase:
-    """A case whose result has elements: plain, strided, of a dilated input, or both; padded by name or by pairs."""
+    """A random case with a nonempty result: plain, strided, with a dilated input, or both; any form of padding."""
     rng = np.random.default_rng(seed)
     while True:
         n = int(rng.choice([1, 2, 2, 3]))
@@ -137,12 +137,14 @@ def random_case(seed: int) -> ConvCase:
 def _random_padding(rng: np.random.Generator, case: ConvCase) -> Any:
     if case.lhs_dilation is None and rng.random() < 0.4:
         return str(rng.choice(["SAME", "SAME_LOWER", "VALID"]))
-    low, high = [(0, 3), (0, 3), (-2, 3), (-2, 3), (-2, 9)][rng.integers(5)]  # up to 8: beyond most windows
+    low, high = [(0, 3), (0, 3), (-2, 3), (-2, 3), (-2, 9)][
+        rng.integers(5)
+    ]  # up to 8, which is larger than most windows
     return tuple((int(a), int(b)) for a, b in rng.integers(low, high, (case.n, 2)))
 
 
 def result_sizes(case: ConvCase) -> tuple[int, ...]:
-    """The spatial sizes of the result, by the formula for each axis."""
+    """The spatial sizes of the result, computed from the sizes of each axis."""
     strides, spread, dilation = (v or (1,) * case.n for v in (case.strides, case.lhs_dilation, case.rhs_dilation))
     extents = [(k - 1) * d + 1 for k, d in zip(case.window, dilation, strict=True)]
     sizes = [(size - 1) * d + 1 for size, d in zip(case.spatial, spread, strict=True)]
@@ -156,7 +158,7 @@ def result_sizes(case: ConvCase) -> tuple[int, ...]:
 
 
 def draw(shapes: ConvInputs, fan_in: int, dtype: str, seed: int) -> ConvInputs:
-    """NumPy arrays; the weights are scaled so that results come out near 1."""
+    """Random NumPy arrays. The weights are scaled such that the results are near 1."""
     rng = np.random.default_rng([seed, 1])
     scales = ConvInputs(1.0, fan_in**-0.5, 1.0)
     return ConvInputs(

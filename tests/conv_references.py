@@ -1,4 +1,4 @@
-"""What the convolutions are compared with: `jax.lax` in float64, and NumPy without any convolution."""
+"""References for the convolutions: `jax.lax` in float64, and sums over the window in NumPy."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def lax_conv(case: ConvCase) -> Callable[..., Any]:
 
 
 def in_float64(op: Callable[..., Any], inputs: ConvInputs, dy: np.ndarray) -> Result:
-    """`op` and its gradients at the same, already rounded, inputs."""
+    """`op` and its gradients in float64, at the same rounded inputs."""
     with jax.default_device(jax.devices("cpu")[0]):
         wide = [None if a is None else np.asarray(a, np.float64) for a in (*inputs, dy)]
         return run(op, ConvInputs(*wide[:3]), wide[3])
 
 
 def numpy_conv(lhs, rhs, strides, padding, rhs_dilation, groups):
-    """A convolution of NCHW and OIHW arrays as a sum over the window's taps, in NumPy alone."""
+    """A convolution of NCHW and OIHW arrays as a sum over the window, in NumPy."""
     return _numpy_taps(lhs, rhs.shape, strides, padding, rhs_dilation, groups, rhs=rhs)
 
 

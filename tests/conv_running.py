@@ -1,4 +1,4 @@
-"""Runs a convolution and its gradients in one compiled call, compares, and reads the compiled program."""
+"""Runs a convolution and its gradients in one compiled call, compares results, and counts the calls in programs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from backends import Backend
 from conv_cases import FIELDS, ConvInputs
-from targets import Target
 from tolerances import assert_close
 
 import jaxgrad
@@ -18,7 +18,7 @@ KINDS = ("forward", "backward_input", "backward_filter")
 
 
 class Result(NamedTuple):
-    """A result and the gradients; None for one that is not wanted or has no operand."""
+    """The result and the gradients. A gradient that is not requested, or of an absent operand, is None."""
 
     y: Any
     lhs: Any
@@ -26,53 +26,53 @@ class Result(NamedTuple):
     bias: Any
 
 
-def conv(target: Target, **settings: Any) -> Callable[..., jax.Array]:
-    return partial(_call, jaxgrad.conv_general_dilated, {**settings, "implementation": target.implementation})
+def conv(backend: Backend, **settings: Any) -> Callable[..., jax.Array]:
+    return partial(_call, jaxgrad.conv_general_dilated, {**settings, "implementation": backend.implementation})
 
 
-def conv_transpose(target: Target, **settings: Any) -> Callable[..., jax.Array]:
-    return partial(_call, jaxgrad.conv_transpose, {**settings, "implementation": target.implementation})
+def conv_transpose(backend: Backend, **settings: Any) -> Callable[..., jax.Array]:
+    return partial(_call, jaxgrad.conv_transpose, {**settings, "implementation": backend.implementation})
 
 
 def _call(op, settings, lhs, rhs, bias=None):
     return op(lhs, rhs, bias=bias, **settings)
 
 
-def run(op: Callable[..., Any], inputs: ConvInputs, dy: Any, wanted: Sequence[str] = FIELDS) -> Result:
+def run(op: Callable[..., Any], inputs: ConvInputs, dy: Any, requested: Sequence[str] = FIELDS) -> Result:
     """`op(lhs, rhs, bias)` and the gradients of <op, dy>, as NumPy arrays."""
-    wanted = [name for name in wanted if getattr(inputs, name) is not None]
+    requested = [name for name in requested if getattr(inputs, name) is not None]
 
     def both(inputs, dy):
         def values(differentiated):
             return op(*inputs._replace(**differentiated))
 
-        y, pullback = jax.vjp(values, {name: getattr(inputs, name) for name in wanted})
+        y, pullback = jax.vjp(values, {name: getattr(inputs, name) for name in requested})
         return y, pullback(dy)[0]
 
-    # Compiling is most of what the suite costs, and the arrays are small.
+    # Compilation takes most of the time of the suite, and the arrays are small.
     y, gradients = jax.jit(both, compiler_options={"xla_backend_optimization_level": 0})(inputs, dy)
-    return Result(np.asarray(y), *(None if name not in wanted else np.asarray(gradients[name]) for name in FIELDS))
+    return Result(np.asarray(y), *(None if name not in requested else np.asarray(gradients[name]) for name in FIELDS))
 
 
 def terms(inputs: ConvInputs, y: Any) -> int:
-    """More than the length of the longest sum behind any result, for the tolerances."""
+    """An upper bound on the length of the longest sum in any result, for the tolerances."""
     return max(inputs.rhs.size, y.size // min(y.shape))
 
 
 def assert_same(actual: Result, expected: Result, *, dtype: str, terms: int, message: str = "") -> None:
-    """Compares what `actual` has."""
-    for name, found, wanted in zip(Result._fields, actual, expected, strict=True):
+    """Compares the results that are not None in `actual`."""
+    for name, found, desired in zip(Result._fields, actual, expected, strict=True):
         if found is not None:
-            assert_close(found, wanted, dtype=dtype, terms=terms, name=f"{name} of {message}")
+            assert_close(found, desired, dtype=dtype, terms=terms, name=f"{name} of {message}")
 
 
 def calls(hlo: str) -> dict[str, int]:
-    """How often the compiled program, or a lowered one, calls each of the kernels."""
+    """Number of calls of each kernel in a compiled or lowered program."""
     lines = [line for line in hlo.splitlines() if "custom_call" in line or "custom-call" in line]
     return {kind: sum(f"jaxgrad_conv_{kind}" in line for line in lines) for kind in KINDS}
 
 
 def compiled_calls(function: Callable[..., Any], *args: Any) -> tuple[int, int, int]:
-    """The kernels' calls in a compiled function: forward, backward input, backward filter."""
+    """Number of calls of each kernel in a compiled function, in the order of KINDS."""
     found = calls(jax.jit(function).lower(*args).compile().as_text())
     return tuple(found[kind] for kind in KINDS)

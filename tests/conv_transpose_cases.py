@@ -1,4 +1,4 @@
-"""Inputs for the tests of `conv_transpose`, and the same result from `jax.lax`, group by group."""
+"""Random inputs for the tests of `conv_transpose`, and a reference from `jax.lax`, group by group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHANNELS_LAST = {n: (f"N{s}C", f"{s}IO", f"N{s}C") for n, s in {0: "", 1: "H", 2
 
 @dataclasses.dataclass(frozen=True)
 class TransposeCase:
-    """One call of `conv_transpose`; the features are those of one group."""
+    """One call of `conv_transpose`; `features` and `out_features` are per group."""
 
     spatial: tuple[int, ...] = (4, 6)
     window: tuple[int, ...] = (3, 2)
@@ -55,7 +55,7 @@ class TransposeCase:
 
     @property
     def lax_settings(self) -> dict[str, Any]:
-        """The keyword arguments that `jax.lax.conv_transpose` has too."""
+        """The keyword arguments that `jax.lax.conv_transpose` also takes."""
         return {
             "strides": self.strides or (1,) * self.n,
             "padding": self.padding,
@@ -79,7 +79,7 @@ def make_transpose_inputs(case: TransposeCase, dtype: str = "float32") -> ConvIn
 
 
 def lax_conv_transpose(case: TransposeCase) -> Callable[..., Any]:
-    """`jax.lax.conv_transpose` of each group by itself; output padding is a change of the padding at the high end."""
+    """`jax.lax.conv_transpose` of each group in turn. Output padding is added to the padding at the high end."""
     settings, numbers = case.lax_settings, case.numbers
     if np.any(case.output_padding):
         added = np.broadcast_to(case.output_padding, case.n) * (-1 if case.use_consistent_padding else 1)

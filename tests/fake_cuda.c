@@ -1,31 +1,31 @@
-/* A driver and a cuDNN that compute nothing: what they offer and how they fail is told by environment variables.
+/* A fake CUDA driver, cuDNN and NVRTC that compute nothing. Environment variables set what they offer and how they fail.
 
    FAKE_ENGINES: the engines of every convolution, best first: "number:workspace bytes:microseconds", with commas
    between
 
-   FAKE_FUSED: how many of these, from the first on, take a convolution with more in its graph; none, if not set
+   FAKE_FUSED: the number of engines, from the first on, that support a fused epilogue; default 0
 
    FAKE_REFUSES: engines whose plans cannot be built: "number:status", with commas between
 
-   FAKE_CREATE: the status of making a handle
+   FAKE_CREATE: the status of creating a handle
 
-   FAKE_BLOCK: the bytes of the largest block of memory that can be had; all, if not set
+   FAKE_BLOCK: the bytes of the largest block that can be allocated; default unlimited
 
-   FAKE_FREE: the bytes of memory that are free; many, if not set
+   FAKE_FREE: the bytes of free memory; default unlimited
 
-   FAKE_TOTAL: the bytes of memory in all; 12 GiB, if not set
+   FAKE_TOTAL: the bytes of memory; default 12 GiB
 
-   FAKE_VERSION: cuDNN's; 91900, if not set
+   FAKE_VERSION: the version of cuDNN; default 91900
 
-   FAKE_NAME: the device's; "Fake GPU", if not set
+   FAKE_NAME: the name of the device; default "Fake GPU"
 
-   FAKE_NVRTC: the status of compiling a program; 0, if not set
+   FAKE_NVRTC: the status of compiling a program; default 0
 
-   FAKE_DRIVER: the driver's version; 13000, if not set
+   FAKE_DRIVER: the version of the driver; default 13000
 
-   FAKE_SHARED: the bytes of shared memory that a block may have; an H200's, if not set
+   FAKE_SHARED: the bytes of shared memory per block; default that of an H200
 
-   fake_executions() counts the plans that were run, fake_compilations() the programs that were compiled.
+   fake_executions() returns the number of executed plans, fake_compilations() that of compiled programs.
 */
 #include <stdint.h>
 #include <stdio.h>

@@ -1,6 +1,5 @@
-/* CUDA on the CPU, as far as jaxgrad's own kernels need it: one thread of the host plays all threads of a block, each
-   on a stack of its own, and goes on to the next at every barrier. It checks what a GPU would not tell: that copies are
-   aligned and lie within the arrays. */
+/* Emulates the parts of CUDA that the kernels of jaxgrad need on the CPU. One host thread runs all threads of a block,
+   each on its own stack, and switches to the next at every barrier. Copies are checked for alignment and bounds. */
 #include <ucontext.h>
 
 #include <cstdint>

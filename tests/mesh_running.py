@@ -1,6 +1,6 @@
-"""Runs gradients over a mesh of devices, compares with one device, and reads the compiled program.
+"""Runs gradients over a mesh of devices, compares with one device, and counts the collectives of the program.
 
-Checks run in interpreters of their own, which `run_checks` starts: with eight devices of the CPU, or with all GPUs.
+`run_checks` runs the checks in a fresh interpreter with eight CPU devices, or with all GPUs.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,14 +33,14 @@ _ENVIRONMENTS = {
 }
 _FEWEST, _MOST = 2, 8  # devices
 _ON_GPU = jax.default_backend() == "gpu"
-# What the checks force.
+# The `implementation` arguments of the checks.
 KERNEL = "cudnn" if _ON_GPU else "cpu"
-XLA_ON_GPU = "xla" if _ON_GPU else "cpu"  # for the ops that have no kernel there
-_TOLERANCE = 1e-4 if _ON_GPU else 2e-5  # cuDNN takes other kernels for a part of a batch than for the whole
+XLA_ON_GPU = "xla" if _ON_GPU else "cpu"  # for ops without a GPU kernel
+_TOLERANCE = 1e-4 if _ON_GPU else 2e-5  # cuDNN selects other kernels for a part of a batch than for the whole batch
 
 
 def needs(devices: int) -> Callable[..., Any]:
-    """Decorates a check that says nothing on fewer devices than these."""
+    """Decorates a check that requires at least this number of devices."""
 
     def mark(check: Callable[[], None]) -> Callable[[], None]:
         check.devices = devices  # type: ignore[attr-defined]
@@ -49,8 +50,8 @@ def needs(devices: int) -> Callable[..., Any]:
 
 
 def on_devices(*groups: Sequence[Callable[[], None]]) -> pytest.MarkDecorator:
-    """Parametrises a test of (platform, checks): each group of checks in one interpreter, for those that need more than
-    two GPUs one of their own."""
+    """Parametrizes a test of (platform, checks). The checks of a group share one interpreter; on GPUs, those that need
+    the same number of GPUs do."""
     params = []
     for i, group in enumerate(groups):
         params.append(pytest.param("cpu", [check.__name__ for check in group], id=f"cpu-{i}"))
@@ -60,13 +61,20 @@ def on_devices(*groups: Sequence[Callable[[], None]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("platform", "checks"), params)
 
 
-def run_checks(run_python: Callable[..., Any], platform: str, module: str, checks: Sequence[str]) -> None:
-    script = f"import {module} as t\nfor name in {list(checks)}:\n  print(name, flush=True)\n  getattr(t, name)()"
-    run_python(script, **_ENVIRONMENTS[platform])
+def import_test_module(file: str, name: str) -> str:
+    """Source code that imports the test module in `file` as `name`. Test modules of several folders share a name."""
+    path = Path(file)
+    return f"import sys\nsys.path.insert(0, {str(path.parent)!r})\nimport {path.stem} as {name}\n"
+
+
+def run_checks(run_python: Callable[..., Any], platform: str, file: str, checks: Sequence[str]) -> None:
+    """Runs these functions of the test module `file` in one fresh interpreter."""
+    script = f"for name in {list(checks)}:\n  print(name, flush=True)\n  getattr(module, name)()"
+    run_python(import_test_module(file, "module") + script, **_ENVIRONMENTS[platform])
 
 
 def mesh(*, explicit: bool = False, **sizes: int) -> Mesh:
-    """Of the axes and sizes given, after an axis "d" of all the devices that they leave."""
+    """A mesh with the given axes, and a first axis "d" over the remaining devices."""
     devices = min(_MOST, 1 << jax.device_count().bit_length() - 1)
     sizes = {"d": devices // math.prod(sizes.values()), **sizes}
     kind = AxisType.Explicit if explicit else AxisType.Auto
@@ -76,10 +84,9 @@ def mesh(*, explicit: bool = False, **sizes: int) -> Mesh:
 
 
 def collectives(hlo: str) -> dict[str, int]:
-    """How often each operation between devices stands in a compiled program, and how many arrays are gathered.
+    """Number of collectives of each kind in a compiled program; for all-gather, the number of gathered arrays.
 
-    XLA joins what it can: one operation may be of several arrays. On a GPU it is begun in one place and awaited in
-    another.
+    XLA merges collectives: one may have several arrays. On a GPU a collective has a start and a done instruction.
     """
     pattern = r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(([^)]*)\)"
     found: dict[str, int] = {}
@@ -89,7 +96,7 @@ def collectives(hlo: str) -> dict[str, int]:
 
 
 def close(found: Any, expected: Any, tolerance: float = _TOLERANCE) -> None:
-    """Relative to the largest element of each array."""
+    """Compares trees of arrays; errors are relative to the largest element of each array."""
 
     def one(found: Any, expected: Any) -> None:
         scale = float(np.max(np.abs(expected), initial=0))
@@ -99,7 +106,7 @@ def close(found: Any, expected: Any, tolerance: float = _TOLERANCE) -> None:
 
 
 def over(mesh: Mesh, function: Callable[..., Any], args: Sequence[Any], specs: Sequence[Any]) -> tuple[Any, dict]:
-    """The results of `jit` over the mesh, compared with those of one device, and the program's collectives."""
+    """Results and collectives of `jit` over the mesh, after comparison with the results of one device."""
     expected = jax.jit(function)(*args)
     placed = [
         jax.tree.map(lambda a, spec=spec: jax.device_put(a, NamedSharding(mesh, spec)), arg)
@@ -113,7 +120,7 @@ def over(mesh: Mesh, function: Callable[..., Any], args: Sequence[Any], specs: S
 
 
 def check_shard_map(loss: Callable[..., Any], args: Sequence[Any], specs: Sequence[Any], by: tuple[int, ...]) -> None:
-    """The gradients of a loss that is a sum over the batch: of a sharded loss, with marks and without, and inside."""
+    """Checks gradients of a sum over the batch: outside `shard_map`, with and without `check_vma`, and inside."""
     d = mesh()
     expected = jax.jit(jax.grad(loss, by))(*args)
 

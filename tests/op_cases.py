@@ -1,4 +1,4 @@
-"""Every op as a function of its float arrays, with tiny lopsided inputs, and the same in plain JAX."""
+"""Every op as a function of its float arrays, with small inputs and a reference in plain JAX."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import batch_norm_references
+import gru_references
 import jax
 import jax.numpy as jnp
 import numpy as np
-import references
 from batch_norm_references import plain_inference, plain_training
-from cases import Case, make_inputs
 from conv_cases import FIELDS, ConvCase, make_conv_inputs
 from conv_references import lax_conv
 from conv_transpose_cases import TransposeCase, lax_conv_transpose, make_transpose_inputs
+from gru_cases import Case, make_inputs
 
 import jaxgrad
 
@@ -24,9 +24,9 @@ class OpCase(NamedTuple):
     """One op and one call of it."""
 
     op: Callable[..., Any]
-    names: tuple[str, ...]  # of the arrays, as the op has them
+    names: tuple[str, ...]  # argument names of the arrays
     settings: dict[str, Any]
-    plain: Callable[..., Any]  # the same in plain JAX, of the arrays in their own dtype
+    plain: Callable[..., Any]  # reference in plain JAX
     arrays: tuple[np.ndarray, ...]  # float32
     kernel: str  # the CPU handler of the forward pass
 
@@ -84,7 +84,7 @@ def _gru(size: int) -> OpCase:
     settings = {**case.settings, "sequence_lens": inputs.sequence_lens}
 
     def plain(x, w, r, b, initial_h):
-        return references.forward(x, w, r, b, inputs.sequence_lens, initial_h, **case.settings)
+        return gru_references.forward(x, w, r, b, inputs.sequence_lens, initial_h, **case.settings)
 
     names = ("x", "w", "r", "b", "initial_h")
     arrays = tuple(getattr(inputs, name) for name in names)
@@ -102,12 +102,12 @@ OPS = tuple(_MAKERS)
 
 
 def op_case(name: str, size: int = 3) -> OpCase:
-    """The op's call, larger along one axis with `size`."""
+    """A call of the op; `size` is the length of one axis."""
     return _MAKERS[name](size)
 
 
 def loss(outputs: Any) -> Any:
-    """A number that weighs every element of every result differently, and not linearly."""
+    """A scalar, nonlinear in every result, with a different weight for each element."""
     return sum(
         jnp.vdot(jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape), jnp.sin(y))
         for y in jax.tree.leaves(outputs)

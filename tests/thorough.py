@@ -1,4 +1,4 @@
-"""Which parameters of a test are thorough: left out unless they are asked for."""
+"""Marks some parameters of a test as thorough: deselected unless `-m` requests them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from typing import Any
 import pytest
 
 
-def beyond(count: int, values: Sequence[Any]) -> list[Any]:
-    """The values of one parameter, of which those after the first `count` are thorough."""
+def thorough_after(count: int, values: Sequence[Any]) -> list[Any]:
+    """The values of one parameter; those after the first `count` are marked `thorough`."""
     return [*values[:count], *(pytest.param(value, marks=pytest.mark.thorough) for value in values[count:])]

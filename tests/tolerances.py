@@ -1,17 +1,24 @@
-"""How far a result may lie from the float64 reference, which is computed from the same, already rounded, inputs.
+"""Tolerances: how far a result may lie from the float64 reference of the same rounded inputs.
 
-An error is measured against the largest value of its array, or against 1, since sums of many terms of either sign leave
-small values with the absolute error of large ones. Every input is drawn so that values and gradients come out near 1,
-or above it where they add over many steps; so a tolerance of a few eps is far below what a zeroed gradient, a swapped
-gate or a lost bias brings about, which is of the order of the largest value itself.
+Errors are relative to the largest value of the array, or to 1: sums of many terms of both signs leave small values
+with the absolute error of large ones. The inputs are drawn such that values and gradients are near 1, or above it
+where many steps are summed. A zeroed gradient, a swapped gate or a missing bias causes an error of the order of the
+largest value, far above a tolerance of a few eps.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
-from cases import DTYPES
+
+DTYPES = {
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float16": np.dtype(np.float16),
+}
 
 EPS = {name: float(np.finfo(dtype).eps) if dtype.kind == "f" else 2.0**-7 for name, dtype in DTYPES.items()}
 
@@ -39,7 +46,7 @@ def tolerance(dtype: str, expected: np.ndarray, terms: int) -> float:
 
 
 def assert_close(actual: Any, expected: Any, *, dtype: str, terms: int, name: str = "") -> None:
-    """NaN matches NaN, and infinity infinity of the same sign."""
+    """Compares dtype, shape and values. NaN matches NaN; infinity matches infinity of the same sign."""
     actual, expected = np.asarray(actual), np.asarray(expected).astype(np.float64)
     assert actual.dtype == DTYPES[dtype], f"{name} has the dtype {actual.dtype}"
     assert actual.shape == expected.shape, f"{name} has the shape {actual.shape}, not {expected.shape}"
@@ -48,7 +55,7 @@ def assert_close(actual: Any, expected: Any, *, dtype: str, terms: int, name: st
 
 
 def assert_results_close(actual: tuple, expected: tuple, *, dtype: str, terms: int) -> None:
-    """Compares `(y, y_h, gradients)`, leaving out the gradients that `actual` does not have."""
+    """Compares `(y, y_h, gradients)`. Gradients that are None in `actual` are not compared."""
     assert_close(actual[0], expected[0], dtype=dtype, terms=terms, name="y")
     assert_close(actual[1], expected[1], dtype=dtype, terms=terms, name="y_h")
     for name, gradient in actual[2]._asdict().items():

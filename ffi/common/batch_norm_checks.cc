@@ -1,4 +1,4 @@
-#include "batch_norm_checks.h"
+#include "common/batch_norm_checks.h"
 
 #include <algorithm>
 
@@ -9,9 +9,9 @@ namespace {
 BatchNormShape shape_of(Checks& checks, const ffi::AnyBuffer& x, int64_t feature_axis) {
   const auto sizes = x.dimensions();
   const int64_t rank = static_cast<int64_t>(sizes.size());
-  checks.that(rank >= 2, "x must have rank 2 or more, got rank " + std::to_string(rank));
-  checks.that(feature_axis >= 0 && feature_axis < rank, "feature_axis must lie in [0, rank)");
-  checks.that(x.element_count() > 0, "x must have elements");
+  checks.require(rank >= 2, [&] { return "x must have rank 2 or more, got rank " + std::to_string(rank); });
+  checks.require(feature_axis >= 0 && feature_axis < rank, "feature_axis must lie in [0, rank)");
+  checks.require(x.element_count() > 0, "x must have elements");
   if (checks.failed()) return {};
   BatchNormShape shape{1, sizes[feature_axis], 1};
   for (int64_t i = 0; i < feature_axis; ++i) shape.outer *= sizes[i];
@@ -30,7 +30,8 @@ BatchNormChecks::BatchNormChecks(const char* target, const ffi::AnyBuffer& x, in
 void BatchNormChecks::like_x(const char* name, const ffi::AnyBuffer& buffer) {
   const auto sizes = x_.dimensions(), found = buffer.dimensions();
   const bool same_sizes = std::equal(sizes.begin(), sizes.end(), found.begin(), found.end());
-  that(buffer.element_type() == x_.element_type() && same_sizes, std::string(name) + " must be like x");
+  require(buffer.element_type() == x_.element_type() && same_sizes,
+          [&] { return std::string(name) + " must have the shape and dtype of x"; });
 }
 
 void BatchNormChecks::like_x_or_absent(const char* name, const ffi::AnyBuffer& buffer) {

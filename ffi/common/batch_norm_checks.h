@@ -1,24 +1,26 @@
-// The checks that the batch normalisation handlers of every platform share.
+// Checks that the batch normalization handlers of both modules share.
 #pragma once
 
 #include <string>
 
-#include "batch_norm_shape.h"
-#include "checks.h"
+#include "common/batch_norm_shape.h"
+#include "common/checks.h"
 
 namespace jaxgrad {
 
-// Checks of one call: which arrays are as large as x, which hold one element for each channel.
+// The checks of one call. The constructor checks x and derives the shape of the problem from it.
 class BatchNormChecks : public Checks {
  public:
   BatchNormChecks(const char* target, const xla::ffi::AnyBuffer& x, int64_t feature_axis);
 
+  // `buffer` has the shape and dtype of x.
   void like_x(const char* name, const xla::ffi::AnyBuffer& buffer);
   void like_x_or_absent(const char* name, const xla::ffi::AnyBuffer& buffer);
+  // `buffer` has the shape [C] and the dtype of the statistics.
   void per_channel(const char* name, const xla::ffi::AnyBuffer& buffer);
   void per_channel_or_absent(const char* name, const xla::ffi::AnyBuffer& buffer);
 
-  const xla::ffi::DataType statistics_dtype;  // of the arrays of one element for each channel
+  const xla::ffi::DataType statistics_dtype;  // float64 if x is float64, otherwise float32
   const BatchNormShape shape;
 
  protected:

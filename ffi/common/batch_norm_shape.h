@@ -1,12 +1,12 @@
-// How the handlers of every platform see the array that is normalised.
+// The shape of a batch normalization problem.
 #pragma once
 
 #include <cstdint>
 
 namespace jaxgrad {
 
-// [outer, C, inner], dense and row-major: C channels, inner = 1 where they come last, outer = 1 where they come first.
-// n = outer * inner elements of each channel are averaged over.
+// x as [outer, C, inner], dense and row-major. C is the number of channels; inner is 1 if channels come last, outer is
+// 1 if channels come first. The statistics of a channel are taken over n = outer * inner elements.
 struct BatchNormShape {
   int64_t outer = 0, C = 0, inner = 0;
 

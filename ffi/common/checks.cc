@@ -1,4 +1,4 @@
-#include "checks.h"
+#include "common/checks.h"
 
 #include <algorithm>
 #include <sstream>
@@ -21,20 +21,20 @@ std::string print(const Sizes& sizes) {
 
 }  // namespace
 
-void Checks::that(bool condition, const std::string& problem) {
-  if (!condition && !failed()) problem_ = std::string(target_) + ": " + problem;
+void Checks::fail(const std::string& message) {
+  if (!failed()) error_ = std::string(target_) + ": " + message;
 }
 
 void Checks::array(const char* name, const xla::ffi::AnyBuffer& buffer, xla::ffi::DataType dtype,
                    std::initializer_list<int64_t> sizes) {
   const auto found = buffer.dimensions();
-  if (buffer.element_type() != dtype) {
-    std::ostringstream problem;
-    problem << name << " must have the element type " << dtype << ", got " << buffer.element_type();
-    that(false, problem.str());
-  }
-  if (!std::equal(found.begin(), found.end(), sizes.begin(), sizes.end()))
-    that(false, std::string(name) + " must have the shape " + print(sizes) + ", got " + print(found));
+  require(buffer.element_type() == dtype, [&] {
+    std::ostringstream message;
+    message << name << " must have the element type " << dtype << ", got " << buffer.element_type();
+    return message.str();
+  });
+  require(std::equal(found.begin(), found.end(), sizes.begin(), sizes.end()),
+          [&] { return std::string(name) + " must have the shape " + print(sizes) + ", got " + print(found); });
 }
 
 void Checks::optional_array(const char* name, const xla::ffi::AnyBuffer& buffer, xla::ffi::DataType dtype,

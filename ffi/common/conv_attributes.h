@@ -1,7 +1,9 @@
-// The attributes that the convolution handlers of every platform share.
+// The attributes that the convolution handlers of both modules share.
 #pragma once
 
-#include "conv_shape.h"
+#include <vector>
+
+#include "common/conv_problem.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxgrad {
@@ -12,10 +14,9 @@ inline std::vector<int64_t> to_vector(Axes axes) { return {axes.begin(), axes.en
 
 inline std::vector<int64_t> shape_of(const xla::ffi::AnyBuffer& buffer) { return to_vector(buffer.dimensions()); }
 
-// What the buffers and attributes say of a call.
-inline ConvCall conv_call(const xla::ffi::AnyBuffer& x, const xla::ffi::AnyBuffer& w, const xla::ffi::AnyBuffer& y,
-                          Axes lhs_spec, Axes rhs_spec, Axes out_spec, Axes window_strides, Axes padding,
-                          Axes rhs_dilation, int64_t groups) {
+inline ConvArguments conv_arguments(const xla::ffi::AnyBuffer& x, const xla::ffi::AnyBuffer& w,
+                                    const xla::ffi::AnyBuffer& y, Axes lhs_spec, Axes rhs_spec, Axes out_spec,
+                                    Axes window_strides, Axes padding, Axes rhs_dilation, int64_t groups) {
   return {shape_of(x),
           shape_of(w),
           shape_of(y),
@@ -28,7 +29,8 @@ inline ConvCall conv_call(const xla::ffi::AnyBuffer& x, const xla::ffi::AnyBuffe
           groups};
 }
 
-#define JAXGRAD_CONV_LAYOUT         \
+// The attributes that conv_arguments() takes, in its order.
+#define JAXGRAD_CONV_ATTRIBUTES     \
   .Attr<Axes>("lhs_spec")           \
       .Attr<Axes>("rhs_spec")       \
       .Attr<Axes>("out_spec")       \

@@ -1,4 +1,4 @@
-// A convolution as Python describes it to the compiled modules.
+// Converts the convolution arguments of the Python bindings.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -8,15 +8,15 @@
 #include <string>
 #include <vector>
 
-#include "conv_shape.h"
+#include "common/conv_problem.h"
 
 namespace jaxgrad {
 
 using ConvShapes = std::vector<std::vector<int64_t>>;  // of x, w and y
 
-// The layout has what the handlers have as attributes, by name.
-inline ConvCall conv_call(const ConvShapes& shapes, const nanobind::dict& layout) {
-  if (shapes.size() != 3) throw nanobind::value_error("there must be three shapes");
+// `layout` maps the names of the handlers' attributes to their values.
+inline ConvArguments conv_arguments(const ConvShapes& shapes, const nanobind::dict& layout) {
+  if (shapes.size() != 3) throw nanobind::value_error("shapes must be the shapes of x, w and y");
   const auto axes = [&](const char* name) { return nanobind::cast<std::vector<int64_t>>(layout[name]); };
   return {shapes[0],
           shapes[1],
@@ -30,12 +30,12 @@ inline ConvCall conv_call(const ConvShapes& shapes, const nanobind::dict& layout
           nanobind::cast<int64_t>(layout["feature_group_count"])};
 }
 
-// Raises ValueError where the shapes and the layout do not fit each other.
-inline ConvShape conv_shape(ConvKind kind, const ConvShapes& shapes, const nanobind::dict& layout) {
-  std::string problem;
-  const ConvShape shape = conv_shape(kind, conv_call(shapes, layout), problem);
-  if (!problem.empty()) throw nanobind::value_error(problem.c_str());
-  return shape;
+// Raises ValueError if the arguments contradict each other.
+inline ConvProblem make_conv_problem(ConvPass pass, const ConvShapes& shapes, const nanobind::dict& layout) {
+  std::string error;
+  const ConvProblem problem = make_conv_problem(pass, conv_arguments(shapes, layout), error);
+  if (!error.empty()) throw nanobind::value_error(error.c_str());
+  return problem;
 }
 
 }  // namespace jaxgrad

@@ -1,19 +1,19 @@
-// The Python module jaxgrad._cpu: the handlers to register, and what Python must know while it lowers a call.
+// The Python module jaxgrad._cpu: the FFI handlers, and the functions that Python calls while it lowers a call.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
 #include <string>
 
-#include "../common/conv_bindings.h"
-#include "batch_norm.h"
-#include "batch_norm_ffi.h"
-#include "conv.h"
-#include "conv_ffi.h"
-#include "gru.h"
-#include "gru_ffi.h"
-#include "isa.h"
-#include "onednn.h"
+#include "common/conv_bindings.h"
+#include "cpu/batch_norm/handler.h"
+#include "cpu/batch_norm/op.h"
+#include "cpu/conv/handler.h"
+#include "cpu/conv/op.h"
+#include "cpu/gru/handler.h"
+#include "cpu/gru/op.h"
+#include "cpu/runtime/isa.h"
+#include "cpu/runtime/onednn.h"
 
 namespace nb = nanobind;
 
@@ -26,14 +26,14 @@ nb::capsule handler(XLA_FFI_Error* (*symbol)(XLA_FFI_CallFrame*)) {
 
 nb::dict registrations() {
   nb::dict targets;
-  targets["jaxgrad_gru_forward"] = handler(jaxgrad_gru_forward);
-  targets["jaxgrad_gru_backward"] = handler(jaxgrad_gru_backward);
-  targets["jaxgrad_batch_norm_statistics"] = handler(jaxgrad_batch_norm_statistics);
-  targets["jaxgrad_batch_norm_normalise"] = handler(jaxgrad_batch_norm_normalise);
-  targets["jaxgrad_batch_norm_backward"] = handler(jaxgrad_batch_norm_backward);
-  targets["jaxgrad_conv_forward"] = handler(jaxgrad_conv_forward);
-  targets["jaxgrad_conv_backward_input"] = handler(jaxgrad_conv_backward_input);
-  targets["jaxgrad_conv_backward_filter"] = handler(jaxgrad_conv_backward_filter);
+  targets["jaxgrad_cpu_gru_forward"] = handler(jaxgrad_cpu_gru_forward);
+  targets["jaxgrad_cpu_gru_backward"] = handler(jaxgrad_cpu_gru_backward);
+  targets["jaxgrad_cpu_batch_norm_statistics"] = handler(jaxgrad_cpu_batch_norm_statistics);
+  targets["jaxgrad_cpu_batch_norm_normalize"] = handler(jaxgrad_cpu_batch_norm_normalize);
+  targets["jaxgrad_cpu_batch_norm_backward"] = handler(jaxgrad_cpu_batch_norm_backward);
+  targets["jaxgrad_onednn_conv_forward"] = handler(jaxgrad_onednn_conv_forward);
+  targets["jaxgrad_onednn_conv_input_gradient"] = handler(jaxgrad_onednn_conv_input_gradient);
+  targets["jaxgrad_onednn_conv_weight_gradient"] = handler(jaxgrad_onednn_conv_weight_gradient);
   return targets;
 }
 
@@ -48,38 +48,38 @@ nb::dict build_info() {
 }
 
 template <int64_t (*kWorkspace)(const GruShape&, int64_t)>
-int64_t workspace(int64_t T, int64_t B, int64_t I, int64_t H, int64_t D, bool linear_before_reset,
-                  int64_t storage_bytes) {
+int64_t gru_workspace(int64_t T, int64_t B, int64_t I, int64_t H, int64_t D, bool linear_before_reset,
+                      int64_t storage_bytes) {
   return kWorkspace(GruShape{T, B, I, H, D, linear_before_reset}, storage_bytes);
 }
 
-int64_t batch_norm_scratch(int64_t outer, int64_t C, int64_t inner, int64_t storage_bytes) {
+int64_t batch_norm_workspace_bytes(int64_t outer, int64_t C, int64_t inner, int64_t storage_bytes) {
   return batch_norm_workspace(BatchNormShape{outer, C, inner}, storage_bytes);
 }
 
-// (workspace bytes, oneDNN's name of the kernel), or None where it has none. Builds the plan that the call will run.
-// Where the shapes have an axis of examples, the workspace is that of all who share them.
-nb::object plan_of(int64_t kind, bool bfloat16, bool has_bias, const ConvShapes& shapes, const nb::dict& layout) {
-  const ConvCall call = conv_call(shapes, layout);
+// Builds the plan that the call will run. Returns (bytes of workspace, name of the kernel in oneDNN), or None if oneDNN
+// has no kernel. With an axis of independent problems, the workspace is that of the whole call.
+nb::object plan_of(int64_t conv_pass, bool bfloat16, bool has_bias, const ConvShapes& shapes, const nb::dict& layout) {
+  const ConvArguments arguments = conv_arguments(shapes, layout);
   const ConvType type = bfloat16 ? ConvType::kBFloat16 : ConvType::kFloat32;
-  std::string problem;
-  const ConvWork work = conv_work(static_cast<ConvKind>(kind), type, has_bias, call, problem);
-  if (!problem.empty()) throw nb::value_error(problem.c_str());
+  std::string error;
+  const ConvSchedule schedule = make_conv_schedule(static_cast<ConvPass>(conv_pass), type, has_bias, arguments, error);
+  if (!error.empty()) throw nb::value_error(error.c_str());
   try {
     std::shared_ptr<const ConvPlan> plan;
     {
       const nb::gil_scoped_release release;
-      plan = conv_plan(work.key);
+      plan = conv_plan(schedule.key);
     }
-    return nb::make_tuple(work.workers * plan->workspace_bytes(), plan->implementation());
-  } catch (const onednn::Error& error) {
-    if (error.status == dnnl_unimplemented) return nb::none();
+    return nb::make_tuple(conv_workspace(*plan, schedule), plan->implementation());
+  } catch (const onednn::Error& exception) {
+    if (exception.status == dnnl_unimplemented) return nb::none();
     throw;
   }
 }
 
 nb::dict plan_cache_info() {
-  const PlanCacheInfo found = conv_plan_cache_info();
+  const CacheInfo found = conv_plan_cache_info();
   nb::dict info;
   info["hits"] = found.hits;
   info["misses"] = found.misses;
@@ -91,15 +91,19 @@ nb::dict plan_cache_info() {
 }  // namespace
 
 NB_MODULE(_cpu, module) {
-  module.def("registrations", &registrations, "The XLA FFI handlers, by target name.");
-  module.def("build_info", &build_info, "FFI API version, compiler, and the instruction set in use here.");
-  module.def("load_onednn", &onednn::load, nb::arg("path"), "Opens oneDNN; raises RuntimeError where it cannot serve.");
-  module.def("conv_plan", &plan_of, nb::arg("kind"), nb::arg("bfloat16"), nb::arg("has_bias"), nb::arg("shapes"),
-             nb::arg("layout"), "(bytes of scratch, name of the kernel) of a convolution's plan, or None.");
-  module.def("conv_plan_cache_info", &plan_cache_info, "Hits, misses, size and capacity of the cache of plans.");
-  module.def("gru_forward_workspace", &workspace<gru_forward_workspace>, "Bytes of scratch of one forward call.");
-  module.def("gru_backward_workspace", &workspace<gru_backward_workspace>, "Bytes of scratch of one backward call.");
-  module.def("batch_norm_workspace", &batch_norm_scratch, "Bytes of scratch of one call, of either direction.");
+  module.doc() = "CPU kernels of jaxgrad for the XLA FFI.";
+  module.def("registrations", &registrations, "The FFI handlers, by target name.");
+  module.def("build_info", &build_info,
+             "FFI API version, compiler, the instruction set in use and the oneDNN version.");
+  module.def("isa_error", &isa_error, "The error in JAXGRAD_CPU_ISA; empty if the variable is valid or not set.");
+  module.def("load_onednn", &onednn::load, nb::arg("path"), "Opens oneDNN; raises RuntimeError if it cannot be used.");
+  module.def("conv_plan", &plan_of, nb::arg("conv_pass"), nb::arg("bfloat16"), nb::arg("has_bias"), nb::arg("shapes"),
+             nb::arg("layout"), "Builds a convolution plan; returns (bytes of workspace, name of the kernel) or None.");
+  module.def("conv_plan_cache_info", &plan_cache_info, "Hits, misses, size and capacity of the plan cache.");
+  module.def("gru_forward_workspace", &gru_workspace<gru_forward_workspace>, "Bytes of workspace of a forward call.");
+  module.def("gru_backward_workspace", &gru_workspace<gru_backward_workspace>,
+             "Bytes of workspace of a backward call.");
+  module.def("batch_norm_workspace", &batch_norm_workspace_bytes, "Bytes of workspace of any batch_norm call.");
 }
 
 }  // namespace jaxgrad

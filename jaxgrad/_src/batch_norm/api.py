@@ -1,11 +1,4 @@
-"""Batch normalisation: the public ops and their checks.
-
-The path of a call: `batch_norm_training` checks its arguments, `_batch_norm_vjp` holds the `jax.custom_vjp`,
-`_batch_norm_units` wraps each pass for `jit`, `vmap` and meshes of devices, `_ffi` calls the handlers in
-ffi/cpu/batch_norm_ffi.cc, which run ffi/cpu/batch_norm.cc, and those in ffi/cuda. The forward pass gives the statistics
-and the normalised array. On the CPU these are two calls, so that a program which reads only the gradients, or only the
-statistics, does not compute y.
-"""
+"""The public ops of batch normalization: checks of their arguments, and the selection of an implementation."""
 
 from __future__ import annotations
 
@@ -17,23 +10,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrad import _batch_norm_cudnn, _batch_norm_tangents, _batch_norm_vjp, _checks, _ffi, _forward_mode
-from jaxgrad._batch_norm_units import Spec
-from jaxgrad._batch_norm_xla import compute_dtype
-from jaxgrad._dispatch import IMPLEMENTATIONS, Op, cpu_kernel, symbolic_obstacle
-from jaxgrad._partitioning import Devices, vary_alike
+from jaxgrad._src.batch_norm import autodiff, jvp
+from jaxgrad._src.batch_norm.backend import PASSES, compute_dtype
+from jaxgrad._src.batch_norm.backends import BACKENDS, TWO_STEP_BACKENDS
+from jaxgrad._src.batch_norm.params import BatchNormParams, BatchNormProblem
+from jaxgrad._src.core import checks, forward_mode
+from jaxgrad._src.core.mesh_axes import MeshAxes, pvary_to_match
+from jaxgrad._src.core.op import Op
+from jaxgrad._src.core.selection import reject_symbolic_shapes, select
+
+TRAINING = Op("batch_norm_training", PASSES, BACKENDS)
+INFERENCE = Op("batch_norm_inference", PASSES, TWO_STEP_BACKENDS)
 
 _TRAINING, _INFERENCE = "jaxgrad.batch_norm_training", "jaxgrad.batch_norm_inference"
-_CPU = cpu_kernel("the CPU kernel takes every dtype and shape of this op", _ffi.cpu_problem)
-_DISPATCH_TRAINING = Op(
-    "batch_norm_training",
-    (_CPU, _batch_norm_cudnn.KERNEL),
-    units=_batch_norm_cudnn.UNITS,
-    usual=_batch_norm_cudnn.USUAL,
-)
-_DISPATCH_INFERENCE = Op("batch_norm_inference", (_CPU,))
 
 
+@TRAINING.public
 def batch_norm_training(
     x: jax.typing.ArrayLike,
     scale: jax.typing.ArrayLike,
@@ -48,93 +40,106 @@ def batch_norm_training(
     axis_index_groups: Sequence[Sequence[int]] | None = None,
     implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Normalises each channel of a batch by its own mean and variance.
+    """Batch normalization by the statistics of the batch.
 
-    With the mean and the variance of each channel taken over all other axes,
+    Computes the mean and the variance of each channel over all other axes, and
 
       y = act(scale * (x - mean) / sqrt(var + epsilon) + bias + residual)
 
-    C is the number of channels, x.shape[feature_axis].
-
-    The variance adds up squares of deviations from what is close to the mean, so it stays accurate where the mean is
-    large beside the deviation, as E[x^2] - E[x]^2 does not; inside, the mean has twice its digits, so that y and the
-    gradients stay accurate too. The CPU kernel merges blocks whose size and order are fixed: its results do not depend
-    on the number of threads. cuDNN keeps the mean in one part: with it, and eps that of float32 (float64 where x is),
-    y and the gradients are off by some eps |mean| / deviation, relative, and the variance by the square of that. None
-    takes it for 16-bit x only, whose own rounding is larger. Where a channel holds an infinity, cuDNN's mean is NaN.
+    C is the number of channels, `x.shape[feature_axis]`.
 
     Args:
-      x: of rank 2 or more: float32, float64, bfloat16 or float16. The 16-bit types are storage: statistics and
+      x: the batch, of rank 2 or more: float32, float64, bfloat16 or float16. For the 16-bit dtypes, statistics and
         arithmetic are float32.
-      scale: [C], of x's dtype or, where that has 16 bits, float32.
-      bias: [C], of scale's dtype.
-      feature_axis: the axis of the channels; negative ones count from the end.
-      epsilon: what is added to the variance: a Python number, not negative.
-      residual: added before the activation: of x's shape and dtype, or None.
-      activation: "relu", or None for none. Its gradient at zero is zero, as that of `jax.nn.relu` is.
-      statistics_dtype: the dtype of the mean and variance returned: x's own or, where that has 16 bits, float32. None
-        is float32, for x of float64 float64. What is computed inside does not depend on it.
-      axis_name: inside `shard_map` or `pmap`, the axis of the mesh, or axes, that the batch is spread over: the
-        statistics are those of all its parts. None takes those of x alone. Under `jit` over a mesh they are those of
-        the whole array without a name, however it is spread.
-      axis_index_groups: the groups of devices along `axis_name` that have statistics in common, as `jax.lax.psum` takes
-        them, of one size; None for one group of all. `shard_map` takes groups with `check_vma=False` only.
-      implementation: None for the fastest known, "cpu" for the CPU kernels, "cudnn" for cuDNN, "xla" for plain XLA.
-        `jaxgrad.explain` tells what None comes to.
+      scale: [C], of the dtype of x, or float32 if x is 16-bit.
+      bias: [C], of the dtype of scale.
+      feature_axis: the axis of the channels. Negative values count from the end.
+      epsilon: a non-negative Python number that is added to the variance.
+      residual: an array of the shape and dtype of x that is added before the activation; None for no residual.
+      activation: "relu", or None for no activation. The gradient of relu at zero is zero, as in `jax.nn.relu`.
+      statistics_dtype: the dtype of the returned mean and variance: the dtype of x, or float32 if x is 16-bit. None for
+        float32, or float64 if x is float64. The dtype does not affect the computation.
+      axis_name: inside `shard_map` or `pmap`, the mesh axis or axes over which the batch is split: the statistics are
+        those of the batch on all devices along these axes. None for the statistics of x alone. Not needed under `jit`
+        over a mesh, where x is the whole array.
+      axis_index_groups: groups of devices along `axis_name` that share statistics, all of the same size, as in
+        `jax.lax.psum`. None for one group. `shard_map` accepts groups only with `check_vma=False`.
+      implementation: "cpu" for the C++ kernels, "cudnn" for cuDNN, "xla" for XLA, None for the fastest available. An
+        implementation that is given runs or raises. `jaxgrad.explain` reports what None selects.
 
     Returns:
-      y: like x.
+      A triple `(y, mean, var)`:
+
+      y: the normalized batch, of the shape and dtype of x.
       mean: [C], the mean of each channel.
-      var: [C], the biased variance of each channel: the mean square of x - mean.
+      var: [C], the biased variance of each channel: the mean of (x - mean)^2.
 
     Raises:
-      TypeError: an array's dtype is none of those above, or feature_axis or epsilon is not a number of the right kind.
-      ValueError: a rank or a dimension does not fit, feature_axis is out of range, epsilon is negative or NaN, or
-        activation or implementation is unknown; axis_name names no axis of a shard_map or pmap around the call;
-        axis_index_groups are not of one size; `implementation="cudnn"` for what cuDNN cannot take; or a forced
-        implementation is lowered for another platform than its own.
-      RuntimeError: `implementation="cpu"` or `"cudnn"` where the compiled module or cuDNN cannot be loaded.
+      TypeError: an array has an unsupported dtype, or feature_axis or epsilon has the wrong type.
+      ValueError: the shape of an array does not fit, feature_axis is out of range, epsilon is negative or not finite,
+        activation or implementation is unknown, axis_name is not an axis of an enclosing `shard_map` or `pmap`, or
+        axis_index_groups differ in size; or a forced implementation does not support the call, or is lowered for
+        another platform.
+      RuntimeError: a forced implementation cannot be loaded.
 
-    Where the batch is spread over devices each one's own statistics are merged, by sums of arrays of [C]; the part of
-    cuDNN that computes all at once is XLA's there.
+    Notes:
+      Accuracy. The variance is computed from deviations, so it stays accurate where the mean is much larger than the
+      standard deviation, unlike E[x^2] - E[x]^2. Internally the mean has twice the digits of its dtype, which keeps y
+      and the gradients accurate too. cuDNN's mean lacks the second half of these digits: the relative error of y and of
+      the gradients is about eps |mean| / deviation, and that of the variance is the square of it, with eps of float32,
+      or float64 for float64 arrays. None selects cuDNN for 16-bit x only, whose own rounding error is larger. If a
+      channel contains an infinity, cuDNN's mean is NaN. If a channel has no elements, its mean and variance are NaN.
 
-    Reverse-mode differentiation works to any order and through all three results; the first uses the kernels, those
-    above it XLA. Kept for it are x, scale, the mean and the inverse standard deviation, and with an activation the
-    bias, or y if there is a residual too. Where a channel has no elements its mean and variance are NaN. Forward mode
-    works inside `jaxgrad.forward_mode`. The formulas are those of Ioffe and Szegedy, "Batch Normalization" (2015).
+      Reproducibility. Results of the CPU kernels do not depend on the number of threads.
+
+      Differentiation. Reverse mode works to any order and through all three results: the first derivative uses the
+      kernels, higher derivatives run on XLA. The residuals are x, scale, mean and inverse standard deviation, and with
+      an activation also bias, or y if there is a residual. Forward mode requires `jaxgrad.forward_mode`.
+
+      Several devices. If the batch is split over devices, their statistics are merged by sums of [C] arrays. cuDNN's
+      kernels compute a pass in one step, so XLA runs the passes there in place of cuDNN.
+
+      The formulas are those of Ioffe and Szegedy, "Batch Normalization" (2015).
 
     Example:
       >>> x = jax.random.normal(jax.random.key(0), (8, 32, 32, 16))
       >>> y, mean, var = jaxgrad.batch_norm_training(x, jnp.ones(16), jnp.zeros(16), activation="relu")
       >>> y.shape, mean.shape, var.shape
       ((8, 32, 32, 16), (16,), (16,))
+      >>> running_mean = 0.9 * jnp.zeros(16) + 0.1 * mean
     """
-    _checks.check_choice(_TRAINING, "activation", activation, (None, "relu"))
-    _checks.check_choice(_TRAINING, "implementation", implementation, IMPLEMENTATIONS)
+    checks.check_choice(_TRAINING, "activation", activation, (None, "relu"))
+    TRAINING.check_implementation(implementation)
     epsilon = _check_epsilon(_TRAINING, epsilon)
     x, feature_axis, (scale, bias) = _check_arrays(_TRAINING, x, feature_axis, {"scale": scale, "bias": bias})
     if residual is not None:
-        residual = _checks.as_array(_TRAINING, "residual", residual)
+        residual = checks.as_array(_TRAINING, "residual", residual)
         if residual.shape != x.shape:
             raise ValueError(f"{_TRAINING}: residual must have the shape of x, {x.shape}, got {residual.shape}")
-        _checks.check_same_dtype(_TRAINING, "residual", residual, "x", x)
+        checks.check_same_dtype(_TRAINING, "residual", residual, "x", x)
     dtype = _check_statistics_dtype(statistics_dtype, x)
-    obstacle = symbolic_obstacle(x)
     relu = activation == "relu"
-    found = None
-    if obstacle is None:
-        found = _batch_norm_cudnn.obstacle(x, feature_axis, relu, residual is not None, implementation)
-    obstacles = {("cudnn", unit): found for unit in _batch_norm_cudnn.UNITS}
-    routes = _DISPATCH_TRAINING.decide(implementation, obstacle, obstacles).routes
-    devices = _check_axis_name(axis_name, axis_index_groups)
-    if devices is not None:
-        x = devices.mark(x)
-    spec = Spec(feature_axis, epsilon, relu, dtype, routes["forward"], routes["backward"], devices)
-    arrays = vary_alike(x, scale, bias, residual)
-    y, mean, var = _forward_mode.call(_batch_norm_vjp.training, _batch_norm_tangents.TRAINING, spec, *arrays)
+    problem = BatchNormProblem.of(x, feature_axis, relu=relu, residual=residual is not None)
+    candidates = select(TRAINING, implementation, problem, reject_symbolic_shapes(x)).candidates
+    mesh_axes = _check_axis_name(axis_name, axis_index_groups)
+    if mesh_axes is not None:
+        x = mesh_axes.pvary(x)
+    params = BatchNormParams(
+        feature_axis=feature_axis,
+        epsilon=epsilon,
+        relu=relu,
+        frozen=False,
+        forward_candidates=candidates["forward"],
+        backward_candidates=candidates["backward"],
+        statistics_dtype=dtype,
+        mesh_axes=mesh_axes,
+    )
+    arrays = pvary_to_match(x, scale, bias, residual)
+    y, mean, var = forward_mode.call(autodiff.training, jvp.TRAINING_RULES, params, *arrays)
     return y, mean, var
 
 
+@INFERENCE.public
 def batch_norm_inference(
     x: jax.typing.ArrayLike,
     scale: jax.typing.ArrayLike,
@@ -146,33 +151,35 @@ def batch_norm_inference(
     epsilon: float = 1e-5,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Normalises each channel by a given mean and variance: y = scale * (x - mean) / sqrt(var + epsilon) + bias.
+    """Batch normalization by given statistics.
 
-    C is the number of channels, x.shape[feature_axis].
+    Computes y = scale * (x - mean) / sqrt(var + epsilon) + bias. C is the number of channels, `x.shape[feature_axis]`.
 
     Args:
-      x: of rank 2 or more: float32, float64, bfloat16 or float16. The 16-bit types are storage: arithmetic is float32.
-      scale: [C], of x's dtype or, where that has 16 bits, float32.
-      bias: [C], of scale's dtype.
-      mean: [C], of x's dtype or, where that has 16 bits, float32.
-      var: [C], of mean's dtype.
-      feature_axis: the axis of the channels; negative ones count from the end.
-      epsilon: what is added to the variance: a Python number, not negative.
-      implementation: None for the fastest known, "cpu" for the CPU kernels, "xla" for plain XLA.
-        `jaxgrad.explain` tells what None comes to.
+      x: an array of rank 2 or more: float32, float64, bfloat16 or float16. For the 16-bit dtypes, arithmetic is
+        float32.
+      scale: [C], of the dtype of x, or float32 if x is 16-bit.
+      bias: [C], of the dtype of scale.
+      mean: [C], of the dtype of x, or float32 if x is 16-bit.
+      var: [C], of the dtype of mean.
+      feature_axis: the axis of the channels. Negative values count from the end.
+      epsilon: a non-negative Python number that is added to the variance.
+      implementation: "cpu" for the C++ kernels, "xla" for XLA, None for the fastest available. An implementation that
+        is given runs or raises. `jaxgrad.explain` reports what None selects.
 
     Returns:
-      y: like x.
+      y, of the shape and dtype of x.
 
     Raises:
-      TypeError: an array's dtype is none of those above, or feature_axis or epsilon is not a number of the right kind.
-      ValueError: a rank or a dimension does not fit, feature_axis is out of range, epsilon is negative or NaN, or
-        implementation is unknown; or `implementation="cpu"` is lowered for another platform.
-      RuntimeError: `implementation="cpu"` where the compiled module cannot be loaded.
+      TypeError: an array has an unsupported dtype, or feature_axis or epsilon has the wrong type.
+      ValueError: the shape of an array does not fit, feature_axis is out of range, epsilon is negative or not finite,
+        or implementation is unknown; or `implementation="cpu"` is lowered for another platform.
+      RuntimeError: `implementation="cpu"` is given and the compiled module cannot be loaded.
 
-    Reverse-mode differentiation works to any order, for all five arrays; the statistics are constants of x, as where a
-    network is fine-tuned with frozen statistics. Forward mode works inside `jaxgrad.forward_mode`. The formulas are
-    those of Ioffe and Szegedy (2015).
+    Notes:
+      Reverse mode works to any order and for all five arrays. The mean and the variance do not depend on x, as in
+      fine-tuning with frozen statistics. Forward mode requires `jaxgrad.forward_mode`. The formulas are those of Ioffe
+      and Szegedy, "Batch Normalization" (2015).
 
     Example:
       >>> x = jax.random.normal(jax.random.key(0), (8, 32, 32, 16))
@@ -181,33 +188,41 @@ def batch_norm_inference(
       >>> y.shape
       (8, 32, 32, 16)
     """
-    _checks.check_choice(_INFERENCE, "implementation", implementation, IMPLEMENTATIONS)
+    INFERENCE.check_implementation(implementation)
     epsilon = _check_epsilon(_INFERENCE, epsilon)
     channels = {"scale": scale, "bias": bias, "mean": mean, "var": var}
     x, feature_axis, arrays = _check_arrays(_INFERENCE, x, feature_axis, channels)
-    route = _DISPATCH_INFERENCE.decide(implementation, symbolic_obstacle(x)).route
-    spec = Spec(feature_axis, epsilon, False, None, route, route)
-    return _forward_mode.call(_batch_norm_vjp.inference, _batch_norm_tangents.INFERENCE, spec, *vary_alike(x, *arrays))
+    problem = BatchNormProblem.of(x, feature_axis)
+    candidates = select(INFERENCE, implementation, problem, reject_symbolic_shapes(x)).candidates
+    params = BatchNormParams(
+        feature_axis=feature_axis,
+        epsilon=epsilon,
+        relu=False,
+        frozen=True,
+        forward_candidates=candidates["forward"],
+        backward_candidates=candidates["backward"],
+    )
+    return forward_mode.call(autodiff.inference, jvp.INFERENCE_RULES, params, *pvary_to_match(x, *arrays))
 
 
-def _check_axis_name(axis_name: Any, axis_index_groups: Any) -> Devices | None:
+def _check_axis_name(axis_name: Any, axis_index_groups: Any) -> MeshAxes | None:
     if axis_name is None:
         if axis_index_groups is not None:
-            raise ValueError(f"{_TRAINING}: axis_index_groups needs an axis_name")
+            raise ValueError(f"{_TRAINING}: axis_index_groups requires axis_name, got axis_name=None")
         return None
     axes = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
-    known = jax.sharding.get_abstract_mesh().manual_axes
-    if not axes or any(axis not in known for axis in axes):
+    present = jax.sharding.get_abstract_mesh().manual_axes
+    if not axes or any(axis not in present for axis in axes):
         raise ValueError(
-            f"{_TRAINING}: axis_name must name axes of the shard_map or pmap that the call is in, one of {known}, "
+            f"{_TRAINING}: axis_name must name axes of the enclosing shard_map or pmap, one of {present}, "
             f"got {axis_name!r}"
         )
     if axis_index_groups is None:
-        return Devices(axes)
+        return MeshAxes(axes)
     groups = tuple(tuple(map(int, group)) for group in axis_index_groups)
     if len({len(group) for group in groups}) != 1:
-        raise ValueError(f"{_TRAINING}: axis_index_groups must be groups of one size, got {axis_index_groups}")
-    return Devices(axes, groups)
+        raise ValueError(f"{_TRAINING}: axis_index_groups must have the same size, got {axis_index_groups}")
+    return MeshAxes(axes, groups)
 
 
 def _check_epsilon(op: str, epsilon: Any) -> float:
@@ -221,9 +236,9 @@ def _check_epsilon(op: str, epsilon: Any) -> float:
 def _check_arrays(
     op: str, x: Any, feature_axis: Any, channels: dict[str, Any]
 ) -> tuple[jax.Array, int, tuple[jax.Array, ...]]:
-    """x, the axis counted from the start, and the arrays of [C]: pairs of which the second has the first's dtype."""
-    x = _checks.as_array(op, "x", x)
-    _checks.check_floating(op, "x", x)
+    """Returns x, the non-negative feature axis, and the [C] arrays, which are checked in pairs of one dtype."""
+    x = checks.as_array(op, "x", x)
+    checks.check_floating(op, "x", x)
     if x.ndim < 2:
         raise ValueError(f"{op}: x must have rank 2 or more, got rank {x.ndim}, {x.shape}")
     if isinstance(feature_axis, bool) or not isinstance(feature_axis, (int, np.integer)):
@@ -233,13 +248,13 @@ def _check_arrays(
             f"{op}: feature_axis must lie in [{-x.ndim}, {x.ndim}), as x has rank {x.ndim}, got {feature_axis}"
         )
     feature_axis = int(feature_axis) % x.ndim
-    arrays = {name: _checks.as_array(op, name, value) for name, value in channels.items()}
+    arrays = {name: checks.as_array(op, name, value) for name, value in channels.items()}
     for name, array in arrays.items():
-        _checks.check_shape(op, name, array, ("C",), (x.shape[feature_axis],))
+        checks.check_shape(op, name, array, ("C",), (x.shape[feature_axis],))
     names = list(arrays)
     for first, second in zip(names[::2], names[1::2], strict=True):
         _check_channel_dtype(op, first, arrays[first].dtype, x)
-        _checks.check_same_dtype(op, second, arrays[second], first, arrays[first])
+        checks.check_same_dtype(op, second, arrays[second], first, arrays[first])
     return x, feature_axis, tuple(arrays.values())
 
 

@@ -1,78 +1,75 @@
-"""The differentiation rules of batch normalisation: the `jax.custom_vjp` functions around the calls of
-`_batch_norm_units`."""
+"""Reverse mode of batch normalization: the `jax.custom_vjp` functions around the passes."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxgrad import _batch_norm_units as units
-from jaxgrad import _batch_norm_xla
-from jaxgrad._batch_norm_xla import Gradients, Statistics, compute_dtype
-from jaxgrad._symbolic_zeros import known, values_and_wanted
+from jaxgrad._src.batch_norm import passes, xla
+from jaxgrad._src.batch_norm.backend import Gradients, Statistics, compute_dtype
+from jaxgrad._src.core.symbolic_zeros import none_if_zero, values_and_needs_grad
 
-# What policies of `jax.checkpoint` know the differentiated results by.
+# Of the residuals, for policies of `jax.checkpoint`.
 _TRAINING_NAME, _INFERENCE_NAME = "jaxgrad.batch_norm_training", "jaxgrad.batch_norm_inference"
 
 
-# --- batch statistics ---------------------------------------------------------------------------------------------
+# Batch statistics.
 
 
-def _forward(spec, x, scale, bias, residual):
-    """`((y, mean, var), statistics)`"""
+def _forward(params, x, scale, bias, residual):
+    """Returns `((y, mean, var), statistics)`."""
     dtype = compute_dtype(x)
-    y, mean, mean_low, var, rstd = units.forward(spec)(x, scale.astype(dtype), bias.astype(dtype), residual)
-    results = (y, mean.astype(spec.statistics_dtype), var.astype(spec.statistics_dtype))
+    y, mean, mean_low, var, rstd = passes.forward(params)(x, scale.astype(dtype), bias.astype(dtype), residual)
+    results = (y, mean.astype(params.statistics_dtype), var.astype(params.statistics_dtype))
     return results, Statistics(mean, mean_low, rstd)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def training(spec, x, scale, bias, residual):
-    """`(y, mean, var)`"""
-    return _forward(spec, x, scale, bias, residual)[0]
+def training(params, x, scale, bias, residual):
+    """Returns `(y, mean, var)`."""
+    return _forward(params, x, scale, bias, residual)[0]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _training_with_residuals(spec, x, scale, bias, residual):
-    """`((y, mean, var), statistics)`; the rules never differentiate the statistics that the backward pass reads, for
-    it follows the inputs, which they depend on."""
-    return _forward(spec, x, scale, bias, residual)
+def _training_with_residuals(params, x, scale, bias, residual):
+    """Returns `((y, mean, var), statistics)`. The statistics are residuals, whose cotangents are ignored."""
+    return _forward(params, x, scale, bias, residual)
 
 
-def _with_residuals_fwd(spec, x, scale, bias, residual):
-    (x, scale, bias, residual), wanted = values_and_wanted(x, scale, bias, residual)
-    results, statistics = checkpoint_name(_training_with_residuals(spec, x, scale, bias, residual), _TRAINING_NAME)
-    # relu's argument is computed anew from the bias, or read off the sign of y where a residual went into it.
-    saved_y = results[0] if spec.relu and residual is not None else None
-    saved_bias = bias if spec.relu and residual is None else None
-    return (results, statistics), (x, scale, saved_bias, statistics, saved_y, wanted)
+def _with_residuals_fwd(params, x, scale, bias, residual):
+    (x, scale, bias, residual), needs_grad = values_and_needs_grad(x, scale, bias, residual)
+    results, statistics = checkpoint_name(_training_with_residuals(params, x, scale, bias, residual), _TRAINING_NAME)
+    # The backward pass computes the argument of relu again, which reads the bias, or reads its sign from y, which holds
+    # the residual too.
+    saved_y = results[0] if params.relu and residual is not None else None
+    saved_bias = bias if params.relu and residual is None else None
+    return (results, statistics), (x, scale, saved_bias, statistics, saved_y, needs_grad)
 
 
-def _training_fwd(spec, *primals):
-    (results, _), residuals = _with_residuals_fwd(spec, *primals)
+def _training_fwd(params, *primals):
+    (results, _), residuals = _with_residuals_fwd(params, *primals)
     return results, residuals
 
 
-def _training_bwd(spec, residuals, cotangents):
-    x, scale, bias, statistics, y, wanted = residuals
+def _training_bwd(params, residuals, cotangents):
+    x, scale, bias, statistics, y, needs_grad = residuals
     dtype = compute_dtype(x)
-    dy, dmean, dvar = map(known, cotangents)
+    dy, dmean, dvar = map(none_if_zero, cotangents)
     dmean, dvar = (None if c is None else c.astype(dtype) for c in (dmean, dvar))
-    # Without an activation the residual's gradient is dy itself.
-    flags = (*wanted.flags[:3], wanted.flags[3] and spec.relu)
+    # Without an activation the gradient of the residual is dy itself.
+    flags = (*needs_grad.flags[:3], needs_grad.flags[3] and params.relu)
     wide_bias = None if bias is None else bias.astype(dtype)
-    found = _training_backward(spec, flags, x, scale.astype(dtype), wide_bias, statistics, y, dy, dmean, dvar)
+    found = _training_backward(params, flags, x, scale.astype(dtype), wide_bias, statistics, y, dy, dmean, dvar)
     dscale, dbias = (None if g is None else g.astype(scale.dtype) for g in (found.scale, found.bias))
-    return found.x, dscale, dbias, (found.residual if spec.relu else dy) if wanted.flags[3] else None
+    return found.x, dscale, dbias, (found.residual if params.relu else dy) if needs_grad.flags[3] else None
 
 
-def _with_residuals_bwd(spec, residuals, cotangents):
-    return _training_bwd(spec, residuals, cotangents[0])
+def _with_residuals_bwd(params, residuals, cotangents):
+    return _training_bwd(params, residuals, cotangents[0])
 
 
 training.defvjp(_training_fwd, _training_bwd, symbolic_zeros=True)
@@ -80,37 +77,33 @@ _training_with_residuals.defvjp(_with_residuals_fwd, _with_residuals_bwd, symbol
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _training_backward(spec, wanted, x, scale, bias, statistics, y, dy, dmean, dvar):
-    """The arrays of [C] are of the compute dtype here, and so are their gradients."""
-    return Gradients(*units.backward(spec, False, wanted)(x, scale, bias, *statistics, y, dy, dmean, dvar))
+def _training_backward(params, needs_grad, x, scale, bias, statistics, y, dy, dmean, dvar):
+    """[C] arrays and their gradients have the compute dtype."""
+    return Gradients(*passes.backward(params, needs_grad)(x, scale, bias, *statistics, y, dy, dmean, dvar))
 
 
-def _training_backward_fwd(spec, wanted, *args):
-    return _training_backward(spec, wanted, *args), args
+def _training_backward_fwd(params, needs_grad, *args):
+    return _training_backward(params, needs_grad, *args), args
 
 
-def _training_backward_bwd(spec, wanted, args, cotangents):
-    """Gradients of gradients, by differentiating XLA's own backward pass.
+def _training_backward_bwd(params, needs_grad, args, cotangents):
+    """Second derivatives: differentiates the reverse mode of the textbook formula.
 
-    Where relu passed its argument on is constant almost everywhere, and the bias shifts y alone. The statistics and y
-    get no gradient: they are functions of the inputs, and what is differentiated here computes them anew.
+    The mask of relu is constant almost everywhere, and the gradients do not depend on the bias otherwise. The
+    statistics and y get no gradient: they are functions of the inputs, and the formula computes them again.
     """
     x, scale, bias, statistics, y, dy, dmean, dvar = args
-    passed = None
-    if spec.relu:
-        passed = _batch_norm_xla.passed(x, scale, bias, statistics, y, feature_axis=spec.feature_axis)
-    settings: dict[str, Any] = {"feature_axis": spec.feature_axis, "epsilon": spec.epsilon, "over": spec.over}
-    plain = partial(_batch_norm_xla.plain, statistics=None, **settings)
+    mask = xla.relu_mask(params, x, scale, bias, statistics, y) if params.relu else None
 
     def gradients(x, scale, dy, dmean, dvar):
-        results, pullback = jax.vjp(plain, x, scale, jnp.zeros_like(scale))
+        results, pullback = jax.vjp(partial(xla.formula, params), x, scale, jnp.zeros_like(scale))
         g, dmean, dvar = (
             jnp.zeros_like(r) if c is None else c.astype(r.dtype)
             for r, c in zip(results, (dy, dmean, dvar), strict=True)
         )
-        g = g if passed is None else jnp.where(passed, g, 0)
+        g = g if mask is None else jnp.where(mask, g, 0)
         found = (*pullback((g, dmean, dvar)), g.astype(x.dtype))
-        return Gradients(*(gradient if want else None for gradient, want in zip(found, wanted, strict=True)))
+        return Gradients(*(gradient if needed else None for gradient, needed in zip(found, needs_grad, strict=True)))
 
     _, pullback = jax.vjp(gradients, x, scale, dy, dmean, dvar)
     x, scale, dy, dmean, dvar = pullback(cotangents)
@@ -120,70 +113,69 @@ def _training_backward_bwd(spec, wanted, args, cotangents):
 _training_backward.defvjp(_training_backward_fwd, _training_backward_bwd)
 
 
-# --- frozen statistics --------------------------------------------------------------------------------------------
+# Frozen statistics.
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def inference(spec, x, scale, bias, mean, var):
-    """y"""
+def inference(params, x, scale, bias, mean, var):
+    """Returns y."""
     dtype = compute_dtype(x)
     scale, bias, mean, var = (a.astype(dtype) for a in (scale, bias, mean, var))
-    (y,) = units.normalise(spec)(x, scale, bias, mean, None, lax.rsqrt(var + spec.epsilon), None)
+    (y,) = passes.normalize(params)(x, scale, bias, mean, None, lax.rsqrt(var + params.epsilon), None)
     return y
 
 
-def _inference_fwd(spec, *primals):
-    (x, scale, bias, mean, var), wanted = values_and_wanted(*primals)
-    y = checkpoint_name(inference(spec, x, scale, bias, mean, var), _INFERENCE_NAME)
-    return y, (x, scale, mean, var, wanted)
+def _inference_fwd(params, *primals):
+    (x, scale, bias, mean, var), needs_grad = values_and_needs_grad(*primals)
+    y = checkpoint_name(inference(params, x, scale, bias, mean, var), _INFERENCE_NAME)
+    return y, (x, scale, mean, var, needs_grad)
 
 
-def _inference_bwd(spec, residuals, dy):
-    x, scale, mean, var, wanted = residuals
-    if known(dy) is None:
+def _inference_bwd(params, residuals, dy):
+    x, scale, mean, var, needs_grad = residuals
+    if none_if_zero(dy) is None:
         return (None,) * 5
-    return _inference_backward(spec, wanted.flags, x, scale, mean, var, dy)
+    return _inference_backward(params, needs_grad.flags, x, scale, mean, var, dy)
 
 
 inference.defvjp(_inference_fwd, _inference_bwd, symbolic_zeros=True)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _inference_backward(spec, wanted, x, scale, mean, var, dy):
-    """The gradients of (x, scale, bias, mean, var), None where not wanted.
+def _inference_backward(params, needs_grad, x, scale, mean, var, dy):
+    """Returns the gradients that are needed of (x, scale, bias, mean, var); None for the others.
 
-    With r = 1 / sqrt(var + epsilon): dmean = -scale r dbias and dvar = -scale r^2 dscale / 2.
+    With rstd = 1 / sqrt(var + epsilon): dmean = -scale rstd dbias and dvar = -scale rstd^2 dscale / 2.
     """
     dtype = compute_dtype(x)
-    want_x, want_scale, want_bias, want_mean, want_var = wanted
+    needs_dx, needs_dscale, needs_dbias, needs_dmean, needs_dvar = needs_grad
     wide_scale, wide_mean, wide_var = (a.astype(dtype) for a in (scale, mean, var))
-    rstd = lax.rsqrt(wide_var + spec.epsilon)
-    unit = units.backward(spec, True, (want_x, want_scale or want_var, want_bias or want_mean, False))
-    dx, dscale, dbias, _ = unit(x, wide_scale, None, wide_mean, None, rstd, None, dy, None, None)
+    rstd = lax.rsqrt(wide_var + params.epsilon)
+    backward = passes.backward(params, (needs_dx, needs_dscale or needs_dvar, needs_dbias or needs_dmean, False))
+    dx, dscale, dbias, _ = backward(x, wide_scale, None, wide_mean, None, rstd, None, dy, None, None)
     return (
         dx,
-        dscale.astype(scale.dtype) if want_scale else None,
-        dbias.astype(scale.dtype) if want_bias else None,
-        (-wide_scale * rstd * dbias).astype(mean.dtype) if want_mean else None,
-        (-wide_scale * rstd * rstd * dscale / 2).astype(var.dtype) if want_var else None,
+        dscale.astype(scale.dtype) if needs_dscale else None,
+        dbias.astype(scale.dtype) if needs_dbias else None,
+        (-wide_scale * rstd * dbias).astype(mean.dtype) if needs_dmean else None,
+        (-wide_scale * rstd * rstd * dscale / 2).astype(var.dtype) if needs_dvar else None,
     )
 
 
-def _inference_backward_fwd(spec, wanted, *args):
-    return _inference_backward(spec, wanted, *args), args
+def _inference_backward_fwd(params, needs_grad, *args):
+    return _inference_backward(params, needs_grad, *args), args
 
 
-def _inference_backward_bwd(spec, wanted, args, cotangents):
-    """Gradients of gradients, by differentiating XLA's own backward pass."""
+def _inference_backward_bwd(params, needs_grad, args, cotangents):
+    """Second derivatives: differentiates the reverse mode of the textbook formula."""
 
     def gradients(x, scale, mean, var, dy):
         def y(x, scale, bias, mean, var):
-            settings = {"feature_axis": spec.feature_axis, "epsilon": spec.epsilon}
-            return _batch_norm_xla.plain(x, scale, bias, (mean, var), **settings)[0]
+            return xla.formula(params, x, scale, bias, (mean, var))[0]
 
         _, pullback = jax.vjp(y, x, scale, jnp.zeros_like(scale), mean, var)
         found = pullback(dy.astype(compute_dtype(x)))
-        return tuple(gradient if want else None for gradient, want in zip(found, wanted, strict=True))
+        return tuple(gradient if needed else None for gradient, needed in zip(found, needs_grad, strict=True))
 
     _, pullback = jax.vjp(gradients, *args)
     return pullback(cotangents)

@@ -1,100 +1,165 @@
-"""The calls of ffi/cuda/batch_norm_ffi.cc."""
+"""The cuDNN backend of batch normalization, through the handlers in ffi/cuda/batch_norm.
+
+cuDNN computes y and all statistics in one call, and the gradients of x, scale and bias in another. It adds relu, and a
+residual before relu, where the channels are the last dimension; XLA computes the rest. cuDNN's mean has no `mean_low`.
+"""
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxgrad._ffi.batch_norm import _channels
-from jaxgrad._ffi.registration import cuda, gpu_ordinal, or_empty
-
-_TYPES = ("float32", "float64", "bfloat16", "float16")
-
-
-def cuda_batch_norm_fuses(x: jax.Array, feature_axis: int, residual: bool = False) -> bool:
-    """Whether relu, and a residual before it, can be a part of the call: where channels come last."""
-    last = math.prod(x.shape[feature_axis + 1 :]) == 1 and x.dtype != np.float64
-    return last and (not residual or x.shape[feature_axis] % 4 == 0)
+from jaxgrad._src.batch_norm import xla
+from jaxgrad._src.batch_norm.backend import BatchNormBackend, Gradients, compute_dtype
+from jaxgrad._src.batch_norm.params import BatchNormParams, BatchNormProblem
+from jaxgrad._src.core.op import Rejection
+from jaxgrad._src.native import cuda
+from jaxgrad._src.native.ffi import empty_if_none, ffi_call
+from jaxgrad._src.selection import batch_norm_cudnn
 
 
-def cuda_batch_norm_problem(x: jax.Array, feature_axis: int, relu: bool, residual: bool) -> str:
-    """Why cuDNN cannot run a call, as far as a GPU here tells; empty where it can, or none is here."""
-    fused = relu and cuda_batch_norm_fuses(x, feature_axis, residual)
-    try:
-        _sized(x, feature_axis, False, fused, fused and residual)
-        _sized(x, feature_axis, True, fused and not residual, False)
-    except RuntimeError as error:
-        return str(error)
-    return ""
+class CudnnBackend(BatchNormBackend):
+    implementation = "cudnn"
+    platform = "cuda"
+    title = "cuDNN kernels"
+    description = "cuDNN launches the fewest kernels"
+    can_skip_dx = False
+
+    def unavailable(self) -> str:
+        return cuda.unavailable()
+
+    def reject(self, pass_name: str, call: BatchNormProblem, *, forced: bool) -> Rejection | None:
+        # Without elements there is no kernel call.
+        return super().reject(pass_name, call, forced=forced) if call.size else None
+
+    def supports(self, pass_name: str, call: BatchNormProblem) -> Rejection | None:
+        if call.size < 2**31:  # cuDNN counts elements in 32 bits
+            return None
+        return Rejection(f"cuDNN supports fewer than 2^31 elements, x has {call.size}")
+
+    def prefers_other(self, pass_name: str, call: BatchNormProblem) -> str:
+        return batch_norm_cudnn.prefers_xla(
+            rows=call.outer * call.inner,
+            channels=call.channels,
+            dtype=call.dtype,
+            has_fast_kernels=_can_fuse_relu(call),
+        )
+
+    def find_plan(self, pass_name: str, call: BatchNormProblem) -> Rejection | None:
+        # Both passes run on cuDNN, or neither does.
+        fuses = call.relu and _can_fuse(call)
+        try:
+            _workspace(call, is_backward=False, relu=fuses, residual=fuses and call.residual)
+            _workspace(call, is_backward=True, relu=fuses and not call.residual, residual=False)
+        except RuntimeError as error:
+            return Rejection(f"cuDNN has no plan for the call: {error}")
+        return None
+
+    def typical_rejection(self, op_name: str, pass_name: str) -> Rejection | None:
+        return Rejection(batch_norm_cudnn.XLA_ON_PAR, slower=True)
+
+    def forward(self, params, x, scale, bias, residual):
+        problem = BatchNormProblem.of(x, params.feature_axis, relu=params.relu, residual=residual is not None)
+        fuses = params.relu and _can_fuse(problem)
+        y, mean, rstd, unbiased_var = _forward_call(params, problem, x, scale, bias, residual if fuses else None, fuses)
+        if not fuses:
+            if residual is not None:
+                y = (y.astype(mean.dtype) + residual.astype(mean.dtype)).astype(y.dtype)
+            y = jax.nn.relu(y) if params.relu else y
+        n = problem.outer * problem.inner
+        var = unbiased_var * ((n - 1) / n) if n > 1 else jnp.where(jnp.isfinite(mean), 0, jnp.nan)
+        return y, mean, jnp.zeros_like(mean), var.astype(mean.dtype), rstd
+
+    def backward(self, params, x, scale, bias, statistics, y, dy, dmean, dvar, *, needs_grad):
+        problem = BatchNormProblem.of(x, params.feature_axis)
+        fuses = params.relu and y is None and _can_fuse_relu(problem)
+        g = dy
+        if params.relu and not fuses:
+            g = jnp.where(xla.relu_mask(params, x, scale, bias, statistics, y), dy, 0)
+        bias = bias if fuses else None
+        dx, dscale, dbias = _backward_call(params, problem, x, g, scale, bias, statistics.mean, statistics.rstd, fuses)
+        if dmean is not None or dvar is not None:
+            through = xla.gradient_through_statistics(params, x, statistics, dmean, dvar)
+            dx = (dx.astype(through.dtype) + through).astype(x.dtype)
+        found = Gradients(dx, dscale, dbias, g)
+        return Gradients(*(gradient if needed else None for gradient, needed in zip(found, needs_grad, strict=True)))
+
+
+def _can_fuse_relu(problem: BatchNormProblem) -> bool:
+    """Whether cuDNN has a kernel with relu: its fast kernels, for channels in the last dimension."""
+    return problem.inner == 1 and problem.dtype != np.float64
+
+
+def _can_fuse(problem: BatchNormProblem) -> bool:
+    """Whether cuDNN has a kernel with relu and, if the problem has one, the residual before it."""
+    return _can_fuse_relu(problem) and (not problem.residual or problem.channels % 4 == 0)
+
+
+def _workspace(problem: BatchNormProblem, *, is_backward: bool, relu: bool, residual: bool) -> int:
+    """Returns bytes; raises RuntimeError where cuDNN has no plan for a GPU of this machine."""
+    sizes = (problem.outer, problem.channels, problem.inner)
+    return _cached_workspace(is_backward, cuda.float_type(problem.dtype), *sizes, relu, residual)
 
 
 @lru_cache(4096)
-def _workspace(
-    is_backward: bool, dtype: str, outer: int, C: int, inner: int, relu: bool, residual: bool
-) -> jax.ShapeDtypeStruct:
-    device = gpu_ordinal()
+def _cached_workspace(
+    is_backward: bool, float_type: int, outer: int, channels: int, inner: int, relu: bool, residual: bool
+) -> int:
+    device = cuda.gpu_ordinal()
     if device is None:
-        # Without a GPU that says how much, a guess that is larger: cuDNN was seen to ask for less than 10 bytes a row
-        # and 100 a channel, besides one bit an element for the residual.
-        size = (8 << 20) + 32 * outer + 1024 * C + (outer * C * inner // 4 if residual else 0)
-    else:
-        size = cuda.batch_norm_workspace(device, is_backward, _TYPES.index(dtype), outer, C, inner, relu, residual)
-    return jax.ShapeDtypeStruct((size,), np.uint8)
+        # An upper bound: cuDNN needed less than 10 bytes per row and 100 per channel, and one bit per element of the
+        # residual, in all cases that were tried.
+        return (8 << 20) + 32 * outer + 1024 * channels + (outer * channels * inner // 4 if residual else 0)
+    return cuda.module.batch_norm_workspace(device, is_backward, float_type, outer, channels, inner, relu, residual)
 
 
-def _sized(x: jax.Array, feature_axis: int, is_backward: bool, relu: bool, residual: bool) -> jax.ShapeDtypeStruct:
-    outer, C, inner = math.prod(x.shape[:feature_axis]), x.shape[feature_axis], math.prod(x.shape[feature_axis + 1 :])
-    return _workspace(is_backward, x.dtype.name, outer, C, inner, relu, residual)
-
-
-def _attributes(feature_axis: int, epsilon: float, relu: bool) -> dict[str, Any]:
-    return {"feature_axis": np.int64(feature_axis), "epsilon": np.float64(epsilon), "relu": np.bool_(relu)}
-
-
-def cuda_batch_norm_forward(
+def _forward_call(
+    params: BatchNormParams,
+    problem: BatchNormProblem,
     x: jax.Array,
     scale: jax.Array,
     bias: jax.Array,
     residual: jax.Array | None,
-    *,
-    feature_axis: int,
-    epsilon: float,
     relu: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """`(y, mean, rstd, unbiased_var)`, the last three [C]; relu and residual only as cuda_batch_norm_fuses says."""
-    channels = _channels(x, feature_axis)
-    running = jax.ShapeDtypeStruct((2, *channels.shape), channels.dtype)
-    workspace = _sized(x, feature_axis, False, relu, residual is not None)
-    like_x = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    call = jax.ffi.ffi_call("jaxgrad_batch_norm_cudnn_forward", (like_x, channels, channels, running, workspace))
-    y, mean, rstd, statistics, _ = call(
-        x, scale, bias, or_empty(residual, x.dtype), **_attributes(feature_axis, epsilon, relu)
+    """Returns `(y, mean, rstd, unbiased_var)`."""
+    channels = jax.ShapeDtypeStruct((problem.channels,), compute_dtype(x))
+    running = jax.ShapeDtypeStruct((2, problem.channels), channels.dtype)  # the mean and the unbiased variance
+    y, mean, rstd, statistics = ffi_call(
+        "jaxgrad_cudnn_batch_norm_forward",
+        (jax.ShapeDtypeStruct(x.shape, x.dtype), channels, channels, running),
+        (x, scale, bias, empty_if_none(residual, x.dtype)),
+        _workspace(problem, is_backward=False, relu=relu, residual=residual is not None),
+        **_attributes(params, relu),
     )
     return y, mean, rstd, statistics[1]
 
 
-def cuda_batch_norm_backward(
+def _backward_call(
+    params: BatchNormParams,
+    problem: BatchNormProblem,
     x: jax.Array,
     dy: jax.Array,
     scale: jax.Array,
     bias: jax.Array | None,
     mean: jax.Array,
     rstd: jax.Array,
-    *,
-    feature_axis: int,
-    epsilon: float,
     relu: bool,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`(dx, dscale, dbias)`; relu, which reads the bias, only as cuda_batch_norm_fuses says."""
-    channels = _channels(x, feature_axis)
-    workspace = _sized(x, feature_axis, True, relu, False)
-    like_x = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    call = jax.ffi.ffi_call("jaxgrad_batch_norm_cudnn_backward", (like_x, channels, channels, workspace))
-    dx, dscale, dbias, _ = call(
-        x, dy, scale, or_empty(bias, channels.dtype), mean, rstd, **_attributes(feature_axis, epsilon, relu)
+) -> list[jax.Array]:
+    """Returns `[dx, dscale, dbias]`. The bias is read where `relu`."""
+    channels = jax.ShapeDtypeStruct((problem.channels,), compute_dtype(x))
+    return ffi_call(
+        "jaxgrad_cudnn_batch_norm_backward",
+        (jax.ShapeDtypeStruct(x.shape, x.dtype), channels, channels),
+        (x, dy, scale, empty_if_none(bias, channels.dtype), mean, rstd),
+        _workspace(problem, is_backward=True, relu=relu, residual=False),
+        **_attributes(params, relu),
     )
-    return dx, dscale, dbias
+
+
+def _attributes(params: BatchNormParams, relu: bool) -> dict[str, Any]:
+    return {"feature_axis": params.feature_axis, "epsilon": params.epsilon, "relu": relu}

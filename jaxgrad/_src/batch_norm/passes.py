@@ -1,7 +1,8 @@
-"""The kernel calls of batch normalisation, each jitted and with its rule for `vmap`.
+"""The passes of batch normalization: jitted, batched and partitioned calls of the selected implementation.
 
-Every operand and result has the axis of the channels, and channels are independent: a mapped axis is folded into them,
-which is exact and takes one call. A unit without elements, or with nothing for a kernel to read, runs on XLA.
+Every operand and result has the channel axis, and channels are independent of each other: `vmap` folds a mapped axis
+into the channels, which takes one call and is exact. A pass without elements, or without a cotangent to read, runs on
+XLA.
 """
 
 from __future__ import annotations
@@ -13,244 +14,164 @@ from typing import Any
 
 import jax
 
-from jaxgrad import _batch_norm_cudnn, _batch_norm_xla, _ffi
-from jaxgrad._batch_norm_xla import Statistics
-from jaxgrad._batching import fold_or_loop
-from jaxgrad._dispatch import Route
-from jaxgrad._partitioning import Devices, Dims, Layout, jitted, on_own_part, over_mesh
+from jaxgrad._src.batch_norm import cross_device, xla
+from jaxgrad._src.batch_norm.backend import Statistics
+from jaxgrad._src.batch_norm.backends import BACKENDS, TWO_STEP_BACKENDS
+from jaxgrad._src.batch_norm.params import BatchNormParams, BatchNormProblem
+from jaxgrad._src.core.batching import fold_or_loop
+from jaxgrad._src.core.mesh_axes import MeshAxes
+from jaxgrad._src.core.named_jit import named_jit
+from jaxgrad._src.core.partitioning import Dims, PartitioningRule, call_on_shard, partitioned
+from jaxgrad._src.core.selection import Candidates
 
-
-@dataclasses.dataclass(frozen=True)
-class Spec:
-    """The static arguments of one call."""
-
-    feature_axis: int  # not negative
-    epsilon: float
-    relu: bool
-    statistics_dtype: Any
-    forward: Route
-    backward: Route
-    devices: Devices | None = None  # whose parts make up the batch, inside shard_map
-
-    def over(self, means: Any) -> Any:
-        """The averages over those devices of a tree of arrays, each device's own where there are none."""
-        return means if self.devices is None else self.devices.mean(means)
-
-
-def _route(route: Route, x: jax.Array) -> Route:
-    """What is left of the route for the x that a unit was given, which vmap may have made larger than the call's."""
-    if x.size == 0:
-        return route.on_xla()
-    # Only sizes that are known now are asked about: where one is a symbol the route holds no kernels.
-    return route.without("cudnn") if "cudnn" in route.kernels and not _batch_norm_cudnn.takes(x) else route
-
-
-def _kernel_route(spec: Spec, x: jax.Array) -> Route:
-    """That of the passes which have a kernel on the CPU alone."""
-    found = _route(spec.forward, x)
-    return found.without("cudnn") if not found.forced or "cpu" in found.kernels else found.on_xla()
-
-
-def _names(spec: Spec, x: jax.Array) -> Dims:
-    """Any dimension of x may be split over a mesh: C, that of the channels, and the others."""
-    return tuple("C" if axis == spec.feature_axis else f"N{axis}" for axis in range(x.ndim))
-
-
-def _summed(spec: Spec, x: jax.Array) -> tuple[str, ...]:
-    """The dimensions that statistics, and gradients of channels, are summed over."""
-    return tuple(name for name in _names(spec, x) if name is not None and name != "C")
+_CHANNELS: Dims = ("C",)
 
 
 @cache
-def forward(spec: Spec) -> Callable[..., Any]:
-    """(x, scale, bias, residual) -> (y, mean, mean_low, var, rstd), all but y of [C]; residual may be None.
+def forward(params: BatchNormParams) -> Callable[..., Any]:
+    """Returns (x, scale, bias, residual) -> (y, mean, mean_low, var, rstd); residual may be None."""
+    axis = params.feature_axis
+    kernels = {b.implementation: partial(b.forward, params) for b in BACKENDS if b.has("forward")}
 
-    Where y is not read, XLA leaves the part that computes it out; cuDNN computes all at once.
-    """
-    axis = spec.feature_axis
-    by_x: dict[str, Any] = {"feature_axis": axis, "epsilon": spec.epsilon}
-    by_y: dict[str, Any] = {"feature_axis": axis, "relu": spec.relu}
+    def candidates(x, scale, bias, residual):
+        problem = BatchNormProblem.of(x, axis, relu=params.relu, residual=residual is not None)
+        return _supporting(params.forward_candidates, "forward", problem)
 
-    def cpu(x, scale, bias, residual):
-        mean, mean_low, var, rstd = _ffi.batch_norm_statistics(x, **by_x)
-        return (
-            _ffi.batch_norm_normalise(x, scale, bias, mean, mean_low, rstd, residual, **by_y),
-            mean,
-            mean_low,
-            var,
-            rstd,
+    def over_devices(mesh_axes: MeshAxes) -> Callable[..., Any]:
+        local_statistics = partial(_local_statistics, params)
+        return partial(cross_device.forward, params, mesh_axes, local_statistics, normalize(params))
+
+    def call(x, *rest):
+        if params.mesh_axes is not None:
+            return over_devices(params.mesh_axes)(x, *rest)
+        like_x = _dims(params, x)
+        rule = PartitioningRule(
+            (like_x, _CHANNELS, _CHANNELS, like_x), (like_x, *[_CHANNELS] * 4), _reduced_dims(params, x)
         )
+        run = partitioned(rule, candidates, kernels, partial(xla.forward, params), over_devices, lambda *_: True)
+        return run(x, *rest)
 
-    def cudnn(*arrays):
-        return _batch_norm_cudnn.forward(*arrays, **by_x, relu=spec.relu)
-
-    def xla(x, scale, bias, residual):
-        mean, mean_low, var, rstd = _batch_norm_xla.statistics(x, **by_x)
-        y = _batch_norm_xla.normalise(x, scale, bias, Statistics(mean, mean_low, rstd), residual, **by_y)
-        return y, mean, mean_low, var, rstd
-
-    def across(devices):
-        return partial(_forward_across, spec, devices)
-
-    def call(x, *rest):
-        if spec.devices is not None:
-            return across(spec.devices)(x, *rest)
-        layout = Layout(
-            (_names(spec, x), ("C",), ("C",), _names(spec, x)), (_names(spec, x), *[("C",)] * 4), _summed(spec, x)
-        )
-        kernels = {"cpu": cpu, "cudnn": cudnn}
-        return over_mesh(layout, lambda x, *_: _route(spec.forward, x), kernels, xla, across, lambda *_: True)(x, *rest)
-
-    unit = fold_or_loop(call, in_axes=(axis, 0, 0, axis), out_axes=(axis, 0, 0, 0, 0))
-    return jitted(unit, "batch_norm_forward", spec)
+    batched = fold_or_loop(call, in_axes=(axis, 0, 0, axis), out_axes=(axis, 0, 0, 0, 0))
+    return named_jit(batched, "batch_norm_forward", params)
 
 
 @cache
-def normalise(spec: Spec) -> Callable[..., Any]:
-    """(x, scale, bias, mean, mean_low, rstd, residual) -> (y,); mean_low and residual may be None."""
-    settings: dict[str, Any] = {"feature_axis": spec.feature_axis, "relu": spec.relu}
+def normalize(params: BatchNormParams) -> Callable[..., Any]:
+    """Returns (x, scale, bias, mean, mean_low, rstd, residual) -> (y,); mean_low and residual may be None."""
+    axis = params.feature_axis
 
-    def cpu(*arrays):
-        return (_ffi.batch_norm_normalise(*arrays, **settings),)
+    def flat(step: Callable[..., Any]) -> Callable[..., Any]:
+        def run(x, scale, bias, mean, mean_low, rstd, residual):
+            return (step(params, x, scale, bias, Statistics(mean, mean_low, rstd), residual),)
 
-    def xla(x, scale, bias, mean, mean_low, rstd, residual):
-        return (_batch_norm_xla.normalise(x, scale, bias, Statistics(mean, mean_low, rstd), residual, **settings),)
+        return run
+
+    kernels = {b.implementation: flat(b.normalize) for b in TWO_STEP_BACKENDS}
 
     def call(x, *rest):
-        layout = Layout((_names(spec, x), *[("C",)] * 5, _names(spec, x)), (_names(spec, x),))
-        return over_mesh(layout, lambda x, *_: _kernel_route(spec, x), {"cpu": cpu}, xla)(x, *rest)
+        like_x = _dims(params, x)
+        rule = PartitioningRule((like_x, *[_CHANNELS] * 5, like_x), (like_x,))
+        return partitioned(rule, lambda x, *_: _step_candidates(params, x), kernels, flat(xla.normalize))(x, *rest)
 
-    axis = spec.feature_axis
-    unit = fold_or_loop(call, in_axes=(axis, 0, 0, 0, 0, 0, axis), out_axes=(axis,))
-    return jitted(unit, "batch_norm_normalise", spec)
+    batched = fold_or_loop(call, in_axes=(axis, 0, 0, 0, 0, 0, axis), out_axes=(axis,))
+    return named_jit(batched, "batch_norm_normalize", params)
 
 
 @cache
-def backward(spec: Spec, frozen: bool, wanted: tuple[bool, ...]) -> Callable[..., Any]:
-    """(x, scale, bias, mean, mean_low, rstd, y, dy, dmean, dvar) -> (dx, dscale, dbias, dresidual), None if not wanted.
+def backward(params: BatchNormParams, needs_grad: tuple[bool, ...]) -> Callable[..., Any]:
+    """Returns (x, scale, bias, mean, mean_low, rstd, y, dy, dmean, dvar) -> (dx, dscale, dbias, dresidual).
 
-    bias is read where relu followed no residual, y where it followed one; otherwise they are None. mean_low, dy, dmean
-    and dvar may be None.
+    bias is an array where relu was applied without a residual, and y where it was applied with one; otherwise both are
+    None. mean_low, dy, dmean and dvar may be None. A gradient that is not needed is None.
     """
-    settings: dict[str, Any] = {
-        "feature_axis": spec.feature_axis,
-        "frozen": frozen,
-        "relu": spec.relu,
-        "wanted": wanted,
-    }
+    axis = params.feature_axis
 
-    def cpu(*arrays):
-        gradients = _ffi.batch_norm_backward(*arrays, **settings)
-        return tuple(g if want else None for g, want in zip(gradients, wanted, strict=True))
+    def flat(pass_: Callable[..., Any]) -> Callable[..., Any]:
+        def run(x, scale, bias, mean, mean_low, rstd, *rest):
+            statistics = Statistics(mean, mean_low, rstd)
+            return tuple(pass_(params, x, scale, bias, statistics, *rest, needs_grad=needs_grad))
 
-    def cudnn(x, scale, bias, mean, mean_low, rstd, *rest):
-        statistics = Statistics(mean, mean_low, rstd)
-        by: dict[str, Any] = {
-            "feature_axis": spec.feature_axis,
-            "epsilon": spec.epsilon,
-            "relu": spec.relu,
-            "wanted": wanted,
-        }
-        return tuple(_batch_norm_cudnn.backward(x, scale, bias, statistics, *rest, **by))
+        return run
 
-    def xla(x, scale, bias, mean, mean_low, rstd, *rest):
-        return tuple(_batch_norm_xla.backward(x, scale, bias, Statistics(mean, mean_low, rstd), *rest, **settings))
+    kernels = {b.implementation: flat(b.backward) for b in BACKENDS if b.has("backward")}
 
-    def route(x, scale, bias, mean, mean_low, rstd, y, dy, dmean, dvar):
-        found = _route(spec.backward, x) if dy is not None and any(wanted) else spec.backward.on_xla()
-        return found if wanted[0] else found.without("cudnn")  # XLA leaves out what dx alone needs
+    def candidates(x, scale, bias, mean, mean_low, rstd, y, dy, dmean, dvar):
+        if dy is None or not any(needs_grad):
+            return params.backward_candidates.on_xla()
+        found = _supporting(params.backward_candidates, "backward", BatchNormProblem.of(x, axis, relu=params.relu))
+        for backend in BACKENDS:
+            if not needs_grad[0] and not backend.can_skip_dx:
+                found = found.without(backend.implementation)
+        return found
 
-    def across(devices):
-        return partial(_backward_across, spec, devices, wanted)
+    def over_devices(mesh_axes: MeshAxes) -> Callable[..., Any]:
+        return partial(cross_device.backward, params, mesh_axes, partial(_local_sums, params), needs_grad)
 
     def call(x, *rest):
-        if spec.devices is not None:
-            return across(spec.devices)(x, *rest)
-        channels, like_x = ("C",), _names(spec, x)
-        operands = (like_x, *[channels] * 5, like_x, like_x, channels, channels)
-        results = [
-            name if want else None for name, want in zip((like_x, channels, channels, like_x), wanted, strict=True)
-        ]
-        layout = Layout(operands, tuple(results), _summed(spec, x))
-        kernels = {"cpu": cpu, "cudnn": cudnn}
-        # XLA would gather the parts of sums.
-        return over_mesh(layout, route, kernels, xla, None if frozen else across, lambda *_: True)(x, *rest)
+        if params.mesh_axes is not None:
+            return over_devices(params.mesh_axes)(x, *rest)
+        like_x = _dims(params, x)
+        results = (like_x, _CHANNELS, _CHANNELS, like_x)
+        rule = PartitioningRule(
+            (like_x, *[_CHANNELS] * 5, like_x, like_x, _CHANNELS, _CHANNELS),
+            tuple(names if needed else None for names, needed in zip(results, needs_grad, strict=True)),
+            _reduced_dims(params, x),
+        )
+        # XLA's partitioner would gather the terms of the sums.
+        run = partitioned(
+            rule, candidates, kernels, flat(xla.backward), None if params.frozen else over_devices, lambda *_: True
+        )
+        return run(x, *rest)
 
-    axis = spec.feature_axis
     in_axes = (axis, 0, 0, 0, 0, 0, axis, axis, 0, 0)
-    unit = fold_or_loop(call, in_axes=in_axes, out_axes=(axis, 0, 0, axis))
-    return jitted(unit, "batch_norm_backward", spec, frozen, wanted)
+    batched = fold_or_loop(call, in_axes=in_axes, out_axes=(axis, 0, 0, axis))
+    return named_jit(batched, "batch_norm_backward", params, needs_grad)
 
 
-# --- a batch that lies on several devices, of which x is one's part -----------------------------------------------
+def two_step_candidates(candidates: Candidates) -> Candidates:
+    """Returns the candidates that have kernels for the single steps.
 
-
-def _forward_across(spec: Spec, devices: Devices, x: Any, scale: Any, bias: Any, residual: Any) -> tuple[Any, ...]:
-    """The unit `forward`, with the statistics of the whole batch."""
-    axis, route = spec.feature_axis, _kernel_route(spec, x)
-    by_x: dict[str, Any] = {"feature_axis": axis, "epsilon": spec.epsilon}
-    kernels = {"cpu": partial(_ffi.batch_norm_statistics, **by_x)}
-    mean, mean_low, var, _ = on_own_part(route, kernels, partial(_batch_norm_xla.statistics, **by_x), x)
-    own, over = (mean, mean_low, var), devices.mean
-    if devices.count <= _FEW_DEVICES:  # one exchange instead of two
-        own, over = devices.rows(own), _mean_of_rows
-    found = _batch_norm_xla.combined(*own, epsilon=spec.epsilon, over=over)
-    mean, mean_low, var, rstd = found
-    (y,) = normalise(spec)(x, scale, bias, mean, mean_low, rstd, residual)
-    return y, mean, mean_low, var, rstd
-
-
-def _mean_of_rows(arrays: Any) -> Any:
-    return jax.tree.map(lambda rows: rows.mean(0), arrays)
-
-
-_FEW_DEVICES = 16  # whose statistics, a row each, take little longer to exchange than one row does
-
-
-def _backward_across(
-    spec: Spec,
-    devices: Devices,
-    wanted: tuple[bool, ...],
-    x: Any,
-    scale: Any,
-    bias: Any,
-    mean: Any,
-    mean_low: Any,
-    rstd: Any,
-    y: Any,
-    dy: Any,
-    dmean: Any,
-    dvar: Any,
-) -> tuple[Any, ...]:
-    """The unit `backward`: a kernel adds up what this device has, and XLA computes dx from the sums of all.
-
-    dscale and dbias are those sums. Inside `shard_map` they are this device's own: JAX adds them up where they belong
-    to arrays that all devices share.
+    A forced implementation without such kernels still restricts the platform.
     """
-    own = dataclasses.replace(spec, backward=_kernel_route(spec, x), devices=None)
-    _, dscale, dbias, _ = backward(own, False, (False, True, True, False))(
-        x, scale, bias, mean, mean_low, rstd, y, dy, None, None
+    names = [backend.implementation for backend in TWO_STEP_BACKENDS]
+    return dataclasses.replace(
+        candidates, implementations=tuple(name for name in candidates.implementations if name in names)
     )
-    total_bias, total_scale = devices.sum((dbias, dscale))
-    if spec.devices is None:
-        dscale, dbias = total_scale, total_bias
-    else:
-        dmean, dvar = (devices.sum_of_cotangents(cotangent, x) for cotangent in (dmean, dvar))
-    found = _batch_norm_xla.backward(
-        x,
-        scale,
-        bias,
-        Statistics(mean, mean_low, rstd),
-        y,
-        dy,
-        dmean,
-        dvar,
-        feature_axis=spec.feature_axis,
-        frozen=False,
-        relu=spec.relu,
-        wanted=wanted,
-        sums=(total_bias, total_scale),
-        devices=devices.count,
-    )
-    gradients = (found.x, dscale, dbias, found.residual)
-    return tuple(gradient if want else None for gradient, want in zip(gradients, wanted, strict=True))
+
+
+def _supporting(candidates: Candidates, pass_name: str, problem: BatchNormProblem) -> Candidates:
+    """Returns the candidates for the operands of a pass, which `vmap` may have made larger than those of the call."""
+    if problem.size == 0:
+        return candidates.on_xla()
+    for backend in BACKENDS:
+        # There are no candidates where sizes are symbolic.
+        if backend.implementation in candidates.implementations and backend.supports(pass_name, problem):
+            candidates = candidates.without(backend.implementation)
+    return candidates
+
+
+def _step_candidates(params: BatchNormParams, x: jax.Array) -> Candidates:
+    problem = BatchNormProblem.of(x, params.feature_axis, relu=params.relu)
+    return two_step_candidates(_supporting(params.forward_candidates, "forward", problem))
+
+
+def _local_statistics(params: BatchNormParams, x: jax.Array) -> Any:
+    """Returns (mean, mean_low, var, rstd) of one device's shard."""
+    kernels = {b.implementation: partial(b.statistics, params) for b in TWO_STEP_BACKENDS}
+    return call_on_shard(_step_candidates(params, x), kernels, partial(xla.statistics, params), x)
+
+
+def _local_sums(params: BatchNormParams, x: jax.Array, *rest: Any) -> Any:
+    """The backward pass of one device's shard, of which only dscale and dbias are computed."""
+    local = dataclasses.replace(params, backward_candidates=_step_candidates(params, x), mesh_axes=None)
+    return backward(local, (False, True, True, False))(x, *rest)
+
+
+def _dims(params: BatchNormParams, x: jax.Array) -> Dims:
+    """Names the dimensions of x. A mesh may split any of them: the channels, C, and the others."""
+    return tuple("C" if axis == params.feature_axis else f"N{axis}" for axis in range(x.ndim))
+
+
+def _reduced_dims(params: BatchNormParams, x: jax.Array) -> tuple[str, ...]:
+    """The dimensions over which statistics and the gradients of [C] arrays are summed."""
+    return tuple(name for name in _dims(params, x) if name is not None and name != "C")

@@ -1,8 +1,6 @@
-"""Batch normalisation on plain XLA: stable statistics and a hand-written backward pass.
+"""The XLA implementation of batch normalization: accurate statistics, and a hand-written backward pass.
 
-It runs wherever no kernel does, and `plain` is what gradients of gradients are taken of. Arithmetic is float32, float64
-where x is float64; that is the dtype of every array of [C] here. Both this and the kernels keep the same residuals, so
-that either backward can follow either forward.
+`backend.py` describes the residuals and the dtypes. `formula` is what higher derivatives differentiate.
 """
 
 from __future__ import annotations
@@ -10,82 +8,61 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-
-class Statistics(NamedTuple):
-    """What a batch is normalised with: each [C].
-
-    `mean_low` is what rounding took from `mean`. It is None where the mean is given rather than computed.
-    """
-
-    mean: jax.Array
-    mean_low: jax.Array | None
-    rstd: jax.Array  # 1 / sqrt(var + epsilon)
-
-
-class Gradients(NamedTuple):
-    """The gradients of the inputs; None where not wanted."""
-
-    x: jax.Array | None
-    scale: jax.Array | None
-    bias: jax.Array | None
-    residual: jax.Array | None
-
-
-def compute_dtype(x: jax.Array) -> np.dtype:
-    """That of the arithmetic and of the arrays of [C]."""
-    return np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
+from jaxgrad._src.batch_norm.backend import Gradients, Statistics, compute_dtype
+from jaxgrad._src.batch_norm.params import BatchNormParams
 
 
 def _other_axes(x: jax.Array, feature_axis: int) -> tuple[int, ...]:
     return tuple(axis for axis in range(x.ndim) if axis != feature_axis)
 
 
-def _spread(array: jax.Array, x: jax.Array, feature_axis: int) -> jax.Array:
-    """[C] in a shape that broadcasts with x."""
+def _expand(array: jax.Array, x: jax.Array, feature_axis: int) -> jax.Array:
+    """Returns a [C] array in a shape that broadcasts with x."""
     return lax.expand_dims(array, _other_axes(x, feature_axis))
 
 
 def _deviation(x: jax.Array, statistics: Statistics, feature_axis: int) -> jax.Array:
-    """x - mean in the compute dtype: exactly where the two are close, then less what rounding took from the mean."""
-    deviation = x.astype(compute_dtype(x)) - _spread(statistics.mean, x, feature_axis)
-    return deviation if statistics.mean_low is None else deviation - _spread(statistics.mean_low, x, feature_axis)
+    """Returns x - mean in the compute dtype: an exact difference where the two are close, less `mean_low`."""
+    deviation = x.astype(compute_dtype(x)) - _expand(statistics.mean, x, feature_axis)
+    return deviation if statistics.mean_low is None else deviation - _expand(statistics.mean_low, x, feature_axis)
 
 
 def _affine(
     deviation: jax.Array, scale: jax.Array, bias: jax.Array, statistics: Statistics, feature_axis: int
 ) -> jax.Array:
-    slope = _spread(scale * statistics.rstd, deviation, feature_axis)
-    return deviation * slope + _spread(bias, deviation, feature_axis)
+    slope = _expand(scale * statistics.rstd, deviation, feature_axis)
+    return deviation * slope + _expand(bias, deviation, feature_axis)
 
 
-def _uncontracted(mean: jax.Array) -> jax.Array:
-    """`mean` to one bit less, so that it has the same value wherever it is used.
+def _rounded(mean: jax.Array) -> jax.Array:
+    """Returns `mean` rounded to one bit less, so that it has the same value in all its uses.
 
-    Where XLA computes it anew for a use, its last product may be contracted with an addition there, and not rounded.
+    Where XLA computes `mean` again for a use, it may contract the last product and an addition into one fused
+    multiply-add, which does not round the product.
     """
     info = jnp.finfo(mean.dtype)
     return lax.reduce_precision(mean, info.nexp, info.nmant - 1)
 
 
 def _two_sums(first: jax.Array, second: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Of two arrays of one shape, which XLA computes as it adds them up."""
+    """Returns the sums of two arrays of one shape, which XLA computes inside the reduction."""
 
-    def apart(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def separately(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
         return first.sum(axes), second.sum(axes)
 
-    # On a GPU a sum is two kernels, and one reduction of both is two instead of four. On a CPU it is not vectorised.
-    return lax.platform_dependent(first, second, cuda=partial(two_sums_together, axes=axes), default=apart)
+    # On a GPU a reduction launches two kernels: one reduction of both arrays launches two instead of four. On a CPU XLA
+    # does not vectorize a reduction of two arrays.
+    return lax.platform_dependent(first, second, cuda=partial(two_sums_together, axes=axes), default=separately)
 
 
 def two_sums_together(first: jax.Array, second: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """The two sums as one reduction, in two stages where that keeps more of a GPU busy."""
+    """Returns both sums by one reduction, in two stages where that occupies more of a GPU."""
 
     def add(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         return tuple(map(lax.add, a, b))
@@ -100,29 +77,29 @@ def two_sums_together(first: jax.Array, second: jax.Array, axes: tuple[int, ...]
 
 
 def _parts(shape: tuple[Any, ...], axes: tuple[int, ...]) -> int:
-    """How many parts the rows of a small array are summed in, where a row is one element of each channel.
+    """Returns the number of parts in which the rows of a small array are summed. A row is one element of each channel.
 
-    XLA gives one block of threads all rows of some channels up to some size. Measured on an H200: 32 parts take 9 to
-    26 us forward and backward for 256 to 6272 rows in float32, one part 11 to 29. Of 25088 rows in bfloat16 they take
-    68 instead of 38, for XLA then writes out what it sums.
+    For small arrays XLA assigns all rows of a group of channels to one thread block. Measured on an H200 for 256 to
+    6272 rows in float32, forward and backward: 32 parts took 9 to 26 us, one part 11 to 29 us. For 25088 rows in
+    bfloat16, 32 parts took 68 us instead of 38 us, because XLA then writes the terms of the sums to memory.
     """
     rows = [shape[axis] for axis in axes]
     if axes != tuple(range(len(shape) - 1)) or not all(isinstance(size, int) for size in rows):
-        return 1  # channels that do not come last, or sizes that are symbols
+        return 1  # the channels are not the last dimension, or sizes are symbolic
     count = math.prod(rows)
     divisors = [d for d in range(16, 65) if count % d == 0]
-    return min(divisors, key=lambda d: abs(d - 32), default=1) if 0 < count <= _FEW_ROWS else 1
+    return min(divisors, key=lambda d: abs(d - 32), default=1) if 0 < count <= _MAX_ROWS_IN_PARTS else 1
 
 
-_FEW_ROWS = 1 << 13
+_MAX_ROWS_IN_PARTS = 1 << 13
 
 
 def _sample(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """Some dozens of elements of each channel, spread evenly over the others' axes.
+    """Returns up to about 64 elements of each channel, evenly spaced over the other axes.
 
-    Along an axis whose size is a symbol, as in shape-polymorphic export, it is the first alone.
+    Along an axis of symbolic size, as in shape-polymorphic export, only the first index.
     """
-    along_each = max(1, round(_SAMPLED ** (1 / len(axes))))
+    along_each = max(1, round(_SAMPLE_SIZE ** (1 / len(axes))))
     starts, stops, strides = [0] * x.ndim, list(x.shape), [1] * x.ndim
     for axis in axes:
         size: Any = x.shape[axis]
@@ -134,107 +111,118 @@ def _sample(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     return lax.slice(x, starts, stops, strides)
 
 
-_SAMPLED = 64
+_SAMPLE_SIZE = 64
 
 
-def statistics(x: jax.Array, *, feature_axis: int, epsilon: float) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """`(mean, mean_low, var, rstd)`, var biased.
+def statistics(params: BatchNormParams, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Returns `(mean, mean_low, var, rstd)`, with the biased variance.
 
-    One pass over x: of the deviations from the mean of a sample of it, both sums are taken at once. What the sample's
-    mean misses by, those deviations add up to; it corrects both results. The variance loses digits only where the
-    sample's mean is many deviations away from the mean, as where all of the sample are outliers.
+    One pass over x sums the deviations from the mean of a sample, and their squares. The sum of the deviations corrects
+    the mean and the variance. The variance loses digits only where the sample's mean is many standard deviations away
+    from the mean, for instance if all elements of the sample are outliers.
     """
+    feature_axis = params.feature_axis
     axes, dtype = _other_axes(x, feature_axis), compute_dtype(x)
     n = math.prod(x.shape[axis] for axis in axes)
-    shift = _uncontracted(jnp.mean(_sample(x, axes).astype(dtype), axes))
-    shift = jnp.where(jnp.isfinite(shift), shift, 0)  # infinities and NaN then go the way that plain sums give them
-    deviation = x.astype(dtype) - _spread(shift, x, feature_axis)
+    shift = _rounded(jnp.mean(_sample(x, axes).astype(dtype), axes))
+    shift = jnp.where(jnp.isfinite(shift), shift, 0)  # infinities and NaN then propagate as in plain sums
+    deviation = x.astype(dtype) - _expand(shift, x, feature_axis)
     total, total_of_squares = _two_sums(deviation, deviation * deviation, axes)
-    rest = _uncontracted(total / n)
+    rest = _rounded(total / n)
     var = jnp.maximum(total_of_squares / n - rest * rest, 0)
     mean = shift + rest
     mean_low = jnp.where(jnp.isfinite(mean), rest - (mean - shift), 0)
-    return mean, mean_low, var, lax.rsqrt(var + epsilon)
+    return mean, mean_low, var, lax.rsqrt(var + params.epsilon)
 
 
-def combined(
-    mean: jax.Array, mean_low: jax.Array, var: jax.Array, *, epsilon: float, over: Callable[[Any], Any]
+def combine_statistics(
+    params: BatchNormParams, mean: jax.Array, mean_low: jax.Array, var: jax.Array, *, pmean: Callable[[Any], Any]
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The statistics of all devices' elements from those of each one's own, as many on each: `statistics`'s results.
+    """Returns the statistics of the elements of all devices, as `statistics` does.
 
-    The means are averaged as their deviations from a mean that all agree on, which adds the variance between devices
-    without cancellation (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm", 1979).
+    Averages the deviations of the means from a mean that is the same on all devices, which adds the variance between
+    the devices without cancellation (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm", 1979).
 
     Args:
-      mean, mean_low, var: those of one device.
-      epsilon: as in `statistics`.
-      over: the average over the devices of a tree of arrays.
+      params: the static arguments.
+      mean, mean_low, var: the statistics of one device, where all devices have equally many elements.
+      pmean: returns the averages over the devices of a tree of arrays.
     """
-    shift = over(mean)
+    shift = pmean(mean)
     shift = jnp.where(jnp.isfinite(shift), shift, 0)
     deviation = (mean - shift) + mean_low
-    rest, square = over((deviation, var + deviation * deviation))
-    rest = _uncontracted(rest)
+    rest, square = pmean((deviation, var + deviation * deviation))
+    rest = _rounded(rest)
     var = jnp.maximum(square - rest * rest, 0)
     mean = shift + rest
     mean_low = jnp.where(jnp.isfinite(mean), rest - (mean - shift), 0)
-    return mean, mean_low, var, lax.rsqrt(var + epsilon)
+    return mean, mean_low, var, lax.rsqrt(var + params.epsilon)
 
 
-def normalise(
+def normalize(
+    params: BatchNormParams,
     x: jax.Array,
     scale: jax.Array,
     bias: jax.Array,
     statistics: Statistics,
     residual: jax.Array | None,
-    *,
-    feature_axis: int,
-    relu: bool,
 ) -> jax.Array:
-    """act(scale * (x - mean) * rstd + bias + residual)"""
+    """Returns act(scale * (x - mean) * rstd + bias + residual)."""
+    feature_axis = params.feature_axis
     y = _affine(_deviation(x, statistics, feature_axis), scale, bias, statistics, feature_axis)
     if residual is not None:
         y = y + residual.astype(y.dtype)
-    return (jax.nn.relu(y) if relu else y).astype(x.dtype)
+    return (jax.nn.relu(y) if params.relu else y).astype(x.dtype)
 
 
-def passed(
+def forward(
+    params: BatchNormParams, x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Returns `(y, mean, mean_low, var, rstd)`."""
+    mean, mean_low, var, rstd = statistics(params, x)
+    y = normalize(params, x, scale, bias, Statistics(mean, mean_low, rstd), residual)
+    return y, mean, mean_low, var, rstd
+
+
+def relu_mask(
+    params: BatchNormParams,
     x: jax.Array,
     scale: jax.Array,
     bias: jax.Array | None,
     statistics: Statistics,
     y: jax.Array | None,
-    *,
-    feature_axis: int,
 ) -> jax.Array:
-    """Where relu passed its argument on: where it is positive, computed anew unless y is given."""
+    """Returns where the argument of relu is positive, from y or, if y is None, computed again from the inputs."""
     if y is not None:
         return y > 0
     assert bias is not None
+    feature_axis = params.feature_axis
     return _affine(_deviation(x, statistics, feature_axis), scale, bias, statistics, feature_axis) > 0
 
 
-def through_statistics(
+def gradient_through_statistics(
+    params: BatchNormParams,
     x: jax.Array,
     statistics: Statistics,
     dmean: jax.Array | None,
     dvar: jax.Array | None,
     *,
-    feature_axis: int,
-    devices: int = 1,
+    num_devices: int = 1,
 ) -> jax.Array:
-    """dmean / n + 2 dvar (x - mean) / n: the gradient of x through its mean and variance.
+    """Returns dmean / n + 2 dvar (x - mean) / n, the gradient of x through its mean and variance.
 
-    Those are of the elements of as many `devices`, of which x is one's part.
+    n is the number of elements of each channel on all devices; x is the shard of one device.
     """
-    n = max(x.size // max(x.shape[feature_axis], 1), 1) * devices
+    feature_axis = params.feature_axis
+    n = max(x.size // max(x.shape[feature_axis], 1), 1) * num_devices
     dx = jnp.zeros((), compute_dtype(x))
     if dvar is not None:
-        dx = dx + _deviation(x, statistics, feature_axis) * _spread(2 * dvar / n, x, feature_axis)
-    return dx if dmean is None else dx + _spread(dmean / n, x, feature_axis)
+        dx = dx + _deviation(x, statistics, feature_axis) * _expand(2 * dvar / n, x, feature_axis)
+    return dx if dmean is None else dx + _expand(dmean / n, x, feature_axis)
 
 
 def backward(
+    params: BatchNormParams,
     x: jax.Array,
     scale: jax.Array,
     bias: jax.Array | None,
@@ -244,63 +232,62 @@ def backward(
     dmean: jax.Array | None,
     dvar: jax.Array | None,
     *,
-    feature_axis: int,
-    frozen: bool,
-    relu: bool,
-    wanted: tuple[bool, ...],
+    needs_grad: tuple[bool, ...],
     sums: tuple[jax.Array, jax.Array] | None = None,
-    devices: int = 1,
+    num_devices: int = 1,
 ) -> Gradients:
-    """The gradients from the residuals, only those `wanted` of (x, scale, bias, residual).
+    """Returns the gradients that are needed of (x, scale, bias, residual).
 
-    The formula is the backward pass of Ioffe and Szegedy (2015), and what comes through the returned statistics:
+    The formula is the backward pass of Ioffe and Szegedy (2015), extended by the cotangents of the statistics. With
+    xhat = (x - mean) rstd, and g = dy where the argument of relu is positive, otherwise 0:
 
-      g = dy where relu passed its argument on, xhat = (x - mean) rstd
       dbias = sum g, dscale = sum g xhat
       dx = scale rstd (g - dbias / n - xhat dscale / n) + dmean / n + 2 dvar (x - mean) / n
 
-    Where the statistics are `frozen` they do not depend on x: dx = scale rstd g. Where x is the part of one of several
-    `devices`, `sums` are dbias and dscale over all of them.
+    Frozen statistics do not depend on x: dx = scale rstd g. If x is the shard of one of several devices, `sums` are
+    dbias and dscale of all devices.
     """
+    feature_axis = params.feature_axis
     dtype, axes = compute_dtype(x), _other_axes(x, feature_axis)
     g = jnp.zeros(x.shape, dtype) if dy is None else dy.astype(dtype)
-    if relu:
-        g = jnp.where(passed(x, scale, bias, statistics, y, feature_axis=feature_axis), g, 0)
+    if params.relu:
+        g = jnp.where(relu_mask(params, x, scale, bias, statistics, y), g, 0)
     deviation = _deviation(x, statistics, feature_axis)
-    dbias, dscale = sums or _two_sums(g, g * (deviation * _spread(statistics.rstd, x, feature_axis)), axes)
+    dbias, dscale = sums or _two_sums(g, g * (deviation * _expand(statistics.rstd, x, feature_axis)), axes)
     slope = scale * statistics.rstd
-    dx = g * _spread(slope, x, feature_axis)
-    if not frozen:
+    dx = g * _expand(slope, x, feature_axis)
+    if not params.frozen:
         dvar = (0 if dvar is None else dvar) - slope * statistics.rstd * dscale / 2
         dmean = (0 if dmean is None else dmean) - slope * dbias
-        dx = dx + through_statistics(x, statistics, dmean, dvar, feature_axis=feature_axis, devices=devices)
+        dx = dx + gradient_through_statistics(params, x, statistics, dmean, dvar, num_devices=num_devices)
     found = Gradients(dx.astype(x.dtype), dscale, dbias, g.astype(x.dtype))
-    return Gradients(*(gradient if want else None for gradient, want in zip(found, wanted, strict=True)))
+    return Gradients(*(gradient if needed else None for gradient, needed in zip(found, needs_grad, strict=True)))
 
 
-def plain(
+def formula(
+    params: BatchNormParams,
     x: jax.Array,
     scale: jax.Array,
     bias: jax.Array,
-    statistics: tuple[jax.Array, jax.Array] | None,
-    *,
-    feature_axis: int,
-    epsilon: float,
-    over: Callable[[Any], Any] = lambda mean: mean,
+    given: tuple[jax.Array, jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`(y, mean, var)` in the compute dtype by the textbook's formula, with the `statistics` given or x's own.
+    """Returns `(y, mean, var)` in the compute dtype by the textbook formula, without residual and activation.
 
-    `over` is the average over the devices that share the batch.
+    JAX can differentiate every step to any order.
 
-    It is what gradients of gradients differentiate: every step is one that JAX has a rule for.
+    Args:
+      params: the static arguments.
+      x, scale, bias: the operands.
+      given: the mean and the variance; None for the statistics of the batch.
     """
+    feature_axis = params.feature_axis
     axes = _other_axes(x, feature_axis)
     x = x.astype(compute_dtype(x))
-    if statistics is None:
-        mean = over(jnp.mean(x, axes))
-        var = over(jnp.mean(lax.square(x - _spread(mean, x, feature_axis)), axes))
+    if given is None:
+        mean = params.pmean(jnp.mean(x, axes))
+        var = params.pmean(jnp.mean(lax.square(x - _expand(mean, x, feature_axis)), axes))
     else:
-        mean, var = (s.astype(x.dtype) for s in statistics)
-    slope = scale.astype(x.dtype) * lax.rsqrt(var + epsilon)
-    y = (x - _spread(mean, x, feature_axis)) * _spread(slope, x, feature_axis)
-    return y + _spread(bias.astype(x.dtype), x, feature_axis), mean, var
+        mean, var = (s.astype(x.dtype) for s in given)
+    slope = scale.astype(x.dtype) * lax.rsqrt(var + params.epsilon)
+    y = (x - _expand(mean, x, feature_axis)) * _expand(slope, x, feature_axis)
+    return y + _expand(bias.astype(x.dtype), x, feature_axis), mean, var

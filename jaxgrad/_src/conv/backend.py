@@ -9,6 +9,8 @@ import jax
 from jaxgrad._src.conv.params import ConvCall, ConvParams
 from jaxgrad._src.core.op import Backend
 
+PASSES = ("forward", "input_gradient", "weight_gradient")
+
 
 class ConvBackend(Backend):
     """Kernels for the passes of a convolution. A subclass implements the passes that it has kernels for.

@@ -7,7 +7,7 @@ gradient of another convolution. All others run on XLA.
 from __future__ import annotations
 
 import dataclasses
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxgrad._src.conv import autodiff, jvp
+from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.conv.backends import BACKENDS
-from jaxgrad._src.conv.geometry import ConvGeometry, Pairs, dilated_size, transpose_geometry
-from jaxgrad._src.conv.params import PASSES, ConvCall, ConvParams
+from jaxgrad._src.conv.geometry import ConvGeometry, Pairs, dilated_size, swap_features, transpose_geometry
+from jaxgrad._src.conv.params import ConvCall, ConvParams
 from jaxgrad._src.conv.problem import ConvProblem, forward_problem
-from jaxgrad._src.conv.swap_features import swap_features
 from jaxgrad._src.conv.xla import add_bias_and_relu
 from jaxgrad._src.core import checks, forward_mode
 from jaxgrad._src.core.op import Rejection
@@ -165,8 +165,18 @@ def _pass_call(
     crop = tuple((min(0, low), min(0, high)) for low, high in pads)
     kept = tuple((max(0, low), max(0, high)) for low, high in pads)
     cropped = tuple(size + sum(pair) for size, pair in zip(sizes, crop, strict=True))
+    lhs_spec, rhs_spec, out_spec = map(tuple, dn)
     geometry = ConvGeometry(
-        *map(tuple, dn), strides, kept, rhs_dilation, groups, cropped, tuple(window), arguments.window_reversed
+        lhs_spec,
+        rhs_spec,
+        out_spec,
+        strides,
+        kept,
+        rhs_dilation,
+        groups,
+        cropped,
+        tuple(window),
+        arguments.window_reversed,
     )
     return ForwardCall(geometry, crop)
 

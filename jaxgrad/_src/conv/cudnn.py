@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 
-from jaxgrad._src.conv.attributes import geometry_attributes
 from jaxgrad._src.conv.backend import ConvBackend
 from jaxgrad._src.conv.cudnn_plan import Epilogue, allows_tf32, cudnn_plan, kernel_layouts, search_mode
 from jaxgrad._src.conv.geometry import change_layout, maybe_reverse_window
@@ -43,7 +42,7 @@ class CudnnBackend(ConvBackend):
 
     def prefers_other(self, pass_name: str, call: ConvCall) -> str:
         transposes_weights = pass_name == "weight_gradient" and _transposes_weights(call.problem)
-        return conv_cudnn.xla_is_faster(
+        return conv_cudnn.prefers_xla(
             pass_name, call.problem, transposed=call.transposed, transposes_weights=transposes_weights
         )
 
@@ -64,7 +63,7 @@ class CudnnBackend(ConvBackend):
         return None if plan is not None else Rejection(f"cuDNN has no kernel for the pass {pass_name} of this problem")
 
     def supports_resized(self, pass_name: str, call: ConvCall) -> bool:
-        if conv_cudnn.xla_is_faster_for_independent_problems(pass_name, call.problem):
+        if conv_cudnn.prefers_xla_for_independent_problems(pass_name, call.problem):
             return False
         grouped = ConvCall(call.problem.in_groups(), call.precision, call.settings, call.has_bias, call.relu)
         return self.find_plan(pass_name, grouped) is None
@@ -183,7 +182,7 @@ def _call(
             *([empty_if_none(bias, dtype)] if result == "y" else []),
         ],
         plan.workspace,
-        **geometry_attributes(g),
+        **g.attributes(),
         **own,
         allow_tf32=allow_tf32,
         deterministic=params.settings.deterministic,

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 
-from jaxgrad._src.conv.attributes import geometry_attributes
+from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.conv.geometry import ConvGeometry
-from jaxgrad._src.conv.params import PASSES
 from jaxgrad._src.conv.problem import ConvProblem
 from jaxgrad._src.core import settings as settings_module
 from jaxgrad._src.core.settings import SEARCHES, Settings
@@ -48,10 +47,10 @@ def cudnn_plan(
 ) -> CudnnPlan | None:
     """Returns the plan of a call, or None if cuDNN has none.
 
-    With a GPU on this machine the plan is built at once, and timed by the exhaustive search; the C++ module keeps it for
-    the call. The workspace depends only on cuDNN's lists of engines and not on times, so that every host lowers the
-    same program. Without a GPU the workspace is an estimate that leaves cuDNN a choice of engines, and the plan is built
-    where the program runs.
+    With a GPU on this machine the plan is built at once, and timed by the exhaustive search. The C++ module keeps it
+    for the call. The workspace depends only on cuDNN's lists of engines and not on times, so that every host lowers the
+    same program. Without a GPU the workspace is an estimate that leaves cuDNN a choice of engines, and the plan is
+    built where the program runs.
 
     Raises:
       RuntimeError: cuDNN failed, for instance because the GPU's memory is full.
@@ -71,7 +70,7 @@ def cudnn_plan(
             PASSES.index(pass_name),
             cuda.float_type(problem.dtype),
             shapes,
-            geometry_attributes(geometry),
+            geometry.attributes(),
             **epilogue._asdict(),
             allow_tf32=allow_tf32,
             deterministic=settings.deterministic,

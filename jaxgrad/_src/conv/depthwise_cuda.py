@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 
-from jaxgrad._src.conv.attributes import geometry_attributes
 from jaxgrad._src.conv.backend import ConvBackend
 from jaxgrad._src.conv.geometry import change_layout, maybe_reverse_window
 from jaxgrad._src.conv.params import ConvCall, ConvParams
@@ -44,7 +43,7 @@ class DepthwiseCudaBackend(ConvBackend):
         return None if cuda.targets() else _missing(cuda.unavailable())
 
     def prefers_other(self, pass_name: str, call: ConvCall) -> str:
-        return conv_depthwise_cuda.other_is_faster(call.problem)
+        return conv_depthwise_cuda.prefers_other(call.problem)
 
     def find_plan(self, pass_name: str, call: ConvCall) -> Rejection | None:
         if reason := kernel_rejection(call.problem):
@@ -90,7 +89,7 @@ def _workspace(problem: ConvProblem) -> int:
 
 
 def _arguments(device: int | None, problem: ConvProblem) -> tuple[Any, ...]:
-    return device, cuda.float_type(problem.dtype), problem.shapes, geometry_attributes(problem.geometry)
+    return device, cuda.float_type(problem.dtype), problem.shapes, problem.geometry.attributes()
 
 
 def _kernel_layout(problem: ConvProblem) -> ConvProblem:
@@ -116,6 +115,6 @@ def _weight_gradient(params: ConvParams, x: jax.Array, dy: jax.Array) -> jax.Arr
         [jax.ShapeDtypeStruct(taken.w_shape, x.dtype)],
         [change_layout(x, geometry.lhs_spec, g.lhs_spec), change_layout(dy, geometry.out_spec, g.out_spec)],
         _workspace(taken),
-        **geometry_attributes(g),
+        **g.attributes(),
     )
     return maybe_reverse_window(geometry, change_layout(dw, g.rhs_spec, geometry.rhs_spec))

@@ -58,6 +58,18 @@ class ConvGeometry:
         covers = self.x_spatial == self.w_spatial and not any(map(any, self.padding))
         return covers and math.prod(self.w_spatial) > 1 and self.feature_group_count == 1
 
+    def attributes(self) -> dict[str, Any]:
+        """The attributes of every convolution handler, which the compiled planners take too: ints and lists of ints."""
+        return {
+            "lhs_spec": list(self.lhs_spec),
+            "rhs_spec": list(self.rhs_spec),
+            "out_spec": list(self.out_spec),
+            "window_strides": list(self.window_strides),
+            "padding": [size for pair in self.padding for size in pair],
+            "rhs_dilation": list(self.rhs_dilation),
+            "feature_group_count": self.feature_group_count,
+        }
+
     def in_groups(self, count: int) -> ConvGeometry:
         """The geometry of one convolution whose groups are `count` convolutions of this geometry."""
         return dataclasses.replace(self, feature_group_count=self.feature_group_count * count)
@@ -97,6 +109,15 @@ def change_layout(array: jax.Array, spec: Sequence[int], to_spec: Sequence[int])
     if tuple(spec) == tuple(to_spec):
         return array
     return jnp.transpose(array, [spec[to_spec.index(axis)] for axis in range(array.ndim)])
+
+
+def swap_features(w: jax.Array, rhs_spec: Sequence[int], groups: int) -> jax.Array:
+    """Swaps input and output features within each group, in the layout of w: [G O, I, ...] becomes [G I, O, ...]."""
+    canonical = jnp.transpose(w, rhs_spec)
+    out, inn, *window = canonical.shape
+    grouped = canonical.reshape(groups, out // groups, inn, *window)
+    swapped = jnp.swapaxes(grouped, 1, 2).reshape(groups * inn, out // groups, *window)
+    return jnp.transpose(swapped, [tuple(rhs_spec).index(axis) for axis in range(w.ndim)])
 
 
 def leading_sizes(array: Any, spec: Sequence[int]) -> tuple[int, int]:

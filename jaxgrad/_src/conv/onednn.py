@@ -13,10 +13,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxgrad._src.conv.attributes import geometry_attributes
-from jaxgrad._src.conv.backend import ConvBackend
+from jaxgrad._src.conv.backend import PASSES, ConvBackend
 from jaxgrad._src.conv.geometry import ConvGeometry, dilated_size, maybe_reverse_window
-from jaxgrad._src.conv.params import PASSES, ConvCall, ConvParams
+from jaxgrad._src.conv.params import ConvCall, ConvParams
 from jaxgrad._src.conv.problem import (
     ConvProblem,
     forward_problem,
@@ -50,7 +49,7 @@ class OneDnnBackend(ConvBackend):
         return None if dtype in _DTYPES else Rejection(f"oneDNN has no {dtype}")
 
     def prefers_other(self, pass_name: str, call: ConvCall) -> str:
-        return conv_onednn.xla_is_faster(pass_name, call.problem)
+        return conv_onednn.prefers_xla(pass_name, call.problem)
 
     def find_plan(self, pass_name: str, call: ConvCall) -> Rejection | None:
         has_bias = call.fused_bias and pass_name != "input_gradient"
@@ -101,7 +100,7 @@ def onednn_plan(pass_name: str, problem: ConvProblem, has_bias: bool) -> OneDnnP
     """
     shapes = [(*problem.num_problems, *shape) for shape in problem.shapes]
     is_bfloat16 = problem.dtype == jnp.bfloat16
-    attributes = geometry_attributes(problem.geometry)
+    attributes = problem.geometry.attributes()
     found = cpu.module.conv_plan(PASSES.index(pass_name), is_bfloat16, has_bias, shapes, attributes)
     return None if found is None else OneDnnPlan(*found)
 
@@ -165,7 +164,7 @@ def _call(
             for array, layout in zip(operands, layouts, strict=True)
         ],
         plan.workspace,
-        **geometry_attributes(g),
+        **g.attributes(),
     )
     return tuple(array.astype(problem.dtype).reshape(shape) for array, (shape, _) in zip(found, results, strict=True))
 

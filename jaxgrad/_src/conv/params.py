@@ -10,8 +10,6 @@ from jaxgrad._src.conv.problem import ConvProblem
 from jaxgrad._src.core.selection import Candidates
 from jaxgrad._src.core.settings import Settings
 
-PASSES = ("forward", "input_gradient", "weight_gradient")
-
 
 @dataclasses.dataclass(frozen=True)
 class ConvParams:

@@ -8,20 +8,19 @@ from typing import Any
 import jax
 from jax import lax
 
+from jaxgrad._src.conv.api import convolve
 from jaxgrad._src.conv.backends import BACKENDS
 from jaxgrad._src.conv.canonicalize import LaxArguments
-from jaxgrad._src.conv.convolve import convolve
-from jaxgrad._src.conv.geometry import dilated_size, transpose_padding
-from jaxgrad._src.conv.swap_features import swap_features
+from jaxgrad._src.conv.geometry import dilated_size, swap_features, transpose_padding
 from jaxgrad._src.core import checks
 from jaxgrad._src.core.op import Op
 
 _NAME = "jaxgrad.conv_transpose"
-_OP = Op("conv_transpose", ("input_gradient", "forward", "weight_gradient"), BACKENDS)
+OP = Op("conv_transpose", ("input_gradient", "forward", "weight_gradient"), BACKENDS)
 _DEFAULT_LAYOUTS = {2: "NC IO", 3: "NHC HIO", 4: "NHWC HWIO", 5: "NHWDC HWDIO"}
 
 
-@_OP.public
+@OP.public
 def conv_transpose(
     lhs: jax.typing.ArrayLike,
     rhs: jax.typing.ArrayLike,
@@ -51,8 +50,8 @@ def conv_transpose(
       padding: the string "SAME" or "VALID", or a sequence of n pairs `(low, high)` of ints. A string is the padding of
         the convolution that is transposed. Pairs pad the dilated input, unless `use_consistent_padding` is set.
       rhs_dilation: None, or a sequence of n ints, the dilation of the window.
-      dimension_numbers: as in `jax.lax.conv_transpose`. None means channels last, for two spatial dimensions NHWC, HWIO,
-        NHWC.
+      dimension_numbers: as in `jax.lax.conv_transpose`. None means channels last: NHWC, HWIO, NHWC for two spatial
+        dimensions.
       transpose_kernel: whether to reverse the window and swap the feature axes of rhs, which makes the result the
         input gradient of a convolution with rhs.
       precision: as in `jaxgrad.conv_general_dilated`.
@@ -116,7 +115,7 @@ def conv_transpose(
         preferred_element_type=preferred_element_type,
         window_reversed=transpose_kernel,
     )
-    return convolve(_OP, arguments, lhs, rhs, bias, activation, implementation)
+    return convolve(OP, arguments, lhs, rhs, bias, activation, implementation)
 
 
 def _check_groups(feature_group_count: int, output_features: int) -> None:
@@ -130,7 +129,9 @@ def _check_groups(feature_group_count: int, output_features: int) -> None:
 def _sizes(name: str, value: Sequence[int], n: int) -> tuple[int, ...]:
     sizes = tuple(int(v) for v in value)
     if len(sizes) != n or any(size < 1 for size in sizes):
-        raise ValueError(f"{_NAME}: {name} must be {n} positive integers, one for each spatial dimension, got {tuple(value)}")
+        raise ValueError(
+            f"{_NAME}: {name} must be {n} positive integers, one for each spatial dimension, got {tuple(value)}"
+        )
     return sizes
 
 

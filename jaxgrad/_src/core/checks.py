@@ -36,7 +36,7 @@ def check_same_dtype(op: str, name: str, array: jax.Array, like_name: str, like:
 
 
 def check_shape(op: str, name: str, array: jax.Array, dims: Sequence[str], sizes: Sequence[int]) -> None:
-    """Checks a shape. `dims` names the dimensions as the docstring does ("3H"); `sizes` are their values in this call."""
+    """Checks a shape. `dims` names the dimensions as docstrings do ("3H"); `sizes` are their values in this call."""
     if tuple(array.shape) == tuple(sizes):
         return
     expected = f"[{', '.join(dims)}] = {tuple(sizes)}"

@@ -1,7 +1,7 @@
 """The functions that the primitive of forward mode carries, closed under differentiation and transposition.
 
-A `Map` is a function of arrays. Its derivative is a `Jvp`, which is linear in the tangents, and the transpose of a `Jvp`
-is a `Vjp`:
+A `Map` is a function of arrays. Its derivative is a `Jvp`, which is linear in the tangents. The transpose of a `Jvp` is
+a `Vjp`:
 
   Primal  (x)      -> y                    the op itself
   Jvp     (x, x')  -> y' = J(x) x'         the op's own jvp rule
@@ -32,8 +32,9 @@ class JvpRules:
       tangent: `tangent(params, primals, tangents)`, the tangent of the results. A tangent that is None is zero.
       formula: `formula(params, *arrays)`, the results in plain JAX. Without a formula, the op and its `tangent` must be
         differentiable in reverse to any order.
-      gradient: `gradient(params, arrays, cotangents, needed)`, the formula's gradients in plain JAX, if there is a faster
-        way than JAX's own: for the arrays that are `needed`, None for the others; `cotangents` maps positions to arrays.
+      gradient: `gradient(params, arrays, cotangents, needed)`, the formula's gradients in plain JAX, if there is a
+        faster way than JAX's own: for the arrays that are `needed`, None for the others. `cotangents` maps the
+        positions of results to arrays.
       differentiated: `differentiated(params, *arrays)`, called instead of the op beside its derivative: it makes the
         same kernel call as reverse mode, so that XLA merges the two calls. None if the op itself does.
     """
@@ -179,7 +180,7 @@ class Vjp(Map):
 
 @dataclasses.dataclass(frozen=True)
 class Batched(Map):
-    """`jax.vmap` of a map over the first axis, of `size`, of the arguments whose axis is 0; all linear arguments are."""
+    """`jax.vmap` of a map over the arguments whose axis is 0, which has `size`. All linear arguments are mapped."""
 
     of: Map
     axes: tuple[int | None, ...]

@@ -61,7 +61,8 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
 
     Args:
       op: an op of jaxgrad, such as `jaxgrad.conv_general_dilated`.
-      *args: the arguments of the call. Arrays may be `jax.ShapeDtypeStruct`. Without arguments, explains a typical call.
+      *args: the arguments of the call. Arrays may be `jax.ShapeDtypeStruct`. Without arguments, a typical call is
+        explained.
       platform: "cpu" or "gpu"; by default the platform of JAX's default device.
       **kwargs: the keyword arguments of the call, including `implementation`.
 

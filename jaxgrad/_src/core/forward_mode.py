@@ -132,7 +132,7 @@ def _transpose_rule(cotangents, *arrays, map_, jaxpr):
     needed = tuple(i for i, a in enumerate(arrays[count:]) if ad.is_undefined_primal(a))
     given = tuple(i for i, c in enumerate(cotangents) if not isinstance(c, ad.Zero))
     found = _bind(map_.transposed(needed, given), *arrays[:count], *(cotangents[i] for i in given))
-    gradients = [None] * len(arrays)
+    gradients: list[Any] = [None] * len(arrays)
     for i, gradient in zip(needed, found, strict=True):
         gradients[count + i] = gradient
     return gradients

@@ -30,7 +30,7 @@ class MeshAxes:
         return jax.tree.map(lambda total: total / self.size, self.psum(arrays))
 
     def all_gather_by_psum(self, arrays: Any) -> Any:
-        """Gathers [C] arrays into [size, C]. By a sum, because JAX then knows that the result is the same everywhere."""
+        """Gathers [C] arrays into [size, C], by a sum: JAX then knows that the result is the same on all devices."""
         index = lax.axis_index(self.axes)
         if self.groups is not None:
             indices = {device: i for group in self.groups for i, device in enumerate(group)}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
 
-from jaxgrad._src.native.fingerprint import library_fingerprint
+from jaxgrad._src.native import cpu, cuda
+from jaxgrad._src.version import __version__
 
 
 def named_jit(function: Callable[..., Any], name: str, *identity: Any) -> Callable[..., Any]:
@@ -30,3 +32,14 @@ def named_jit(function: Callable[..., Any], name: str, *identity: Any) -> Callab
 
     call.__name__ = call.__qualname__ = f"jaxgrad.{name}.{digest}"
     return jax.jit(call)
+
+
+@cache
+def library_fingerprint() -> tuple[Any, ...]:
+    """Returns the versions of jaxgrad and of the library behind its handlers, the same on all hosts of a program.
+
+    On a GPU the library is cuDNN. On a CPU it is the compiled module, with its instruction set and oneDNN.
+    """
+    on_gpu = cuda.gpu_ordinal() is not None
+    library = (cuda.cudnn_unavailable() or cuda.build_info()["cudnn"]) if on_gpu else cpu.build_info()
+    return __version__, library

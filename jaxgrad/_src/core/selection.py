@@ -146,7 +146,7 @@ def select_typical(op: Op, implementation: str | None) -> Selection:
 
 
 def _taken(op: Op, backend: Backend, pass_name: str, found: _Rejections) -> Rejection | None:
-    """Rejects a pass that an earlier backend of the same platform takes, so that the library is not asked for a plan."""
+    """Rejects a pass that an earlier backend of the same platform takes: this one need not be asked for a plan."""
     for earlier in op.backends:
         if earlier is backend:
             return None

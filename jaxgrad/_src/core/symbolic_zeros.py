@@ -1,4 +1,4 @@
-"""Symbolic zeros in the rules of `jax.custom_vjp`: which arguments are differentiated, and which cotangents are zero."""
+"""Symbolic zeros in `jax.custom_vjp` rules: which arguments are differentiated, and which cotangents are zero."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class NeedsGrad:
 
 
 def values_and_needs_grad(*primals: Any) -> tuple[tuple[Any, ...], NeedsGrad]:
-    """Returns the values of a forward rule's arguments, some of which may be None, and which of them need a gradient."""
+    """Returns the values of a forward rule's arguments, which may be None, and which of them need a gradient."""
     values = tuple(None if p is None else p.value for p in primals)
     return values, NeedsGrad(tuple(p is not None and p.perturbed for p in primals))
 

@@ -1,8 +1,4 @@
-"""The gated recurrent unit: the public op and its checks.
-
-The path of a call: `gru` checks its arguments, `_gru_vjp` holds the `jax.custom_vjp`, `_gru_units` wraps one kernel
-call for `jit`, `vmap` and meshes of devices, `_ffi` calls the handler in ffi/cpu/gru_ffi.cc, which runs ffi/cpu/gru.cc.
-"""
+"""The public op `jaxgrad.gru`: checks of its arguments, and the selection of an implementation."""
 
 from __future__ import annotations
 
@@ -13,16 +9,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrad import _checks, _ffi, _forward_mode, _gru_vjp
-from jaxgrad._dispatch import IMPLEMENTATIONS, Op, cpu_kernel, symbolic_obstacle
-from jaxgrad._gru_units import Spec
-from jaxgrad._partitioning import vary_alike
+from jaxgrad._src.core import checks, forward_mode
+from jaxgrad._src.core.mesh_axes import pvary_to_match
+from jaxgrad._src.core.op import Op
+from jaxgrad._src.core.selection import reject_symbolic_shapes, select
+from jaxgrad._src.gru import autodiff, jvp
+from jaxgrad._src.gru.backend import PASSES
+from jaxgrad._src.gru.backends import BACKENDS
+from jaxgrad._src.gru.params import GruParams
 
-_OP = "jaxgrad.gru"
-_DISPATCH = Op("gru", (cpu_kernel("the CPU kernel takes every dtype and shape of this op", _ffi.cpu_problem),))
+OP = Op("gru", PASSES, BACKENDS)
+
+_NAME = "jaxgrad.gru"
 _DIRECTIONS = ("forward", "reverse", "bidirectional")
 
 
+@OP.public
 def gru(
     x: jax.typing.ArrayLike,
     w: jax.typing.ArrayLike,
@@ -36,54 +38,61 @@ def gru(
     clip: float | None = None,
     implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """A layer of gated recurrent units over whole sequences, with the names, gate order and shapes of ONNX's GRU.
+    """Gated recurrent unit (GRU) over whole sequences, in the convention of ONNX.
 
-    With s the logistic function, at each step, for each direction:
+    For each step and direction, with s the logistic function:
 
       z = s(x Wz' + h Rz' + Wbz + Rbz)                           update gate
       r = s(x Wr' + h Rr' + Wbr + Rbr)                           reset gate
-      n = tanh(x Wh' + (r * h) Rh' + Rbh + Wbh)                  linear_before_reset=False
-      n = tanh(x Wh' + r * (h Rh' + Rbh) + Wbh)                  linear_before_reset=True (cuDNN, PyTorch, Keras)
-      h = (1 - z) * n + z * h
+      n = tanh(x Wn' + (r * h) Rn' + Rbn + Wbn)                  new state, linear_before_reset=False
+      n = tanh(x Wn' + r * (h Rn' + Rbn) + Wbn)                  new state, linear_before_reset=True
+      h = (1 - z) * n + z * h                                    hidden state
 
-    T is the number of time steps, B of rows in the batch, I of inputs, H of hidden units, D of directions (2 if
-    `direction="bidirectional"`, otherwise 1).
+    T is the number of steps, B the batch size, I the input size, H the hidden size, and D the number of directions: 2
+    for `direction="bidirectional"`, otherwise 1.
+
+    Warning:
+      Weights of other libraries do not fit as they are. flax, equinox, PyTorch, Keras (by default) and cuDNN compute
+      `linear_before_reset=True`, which is not the default here. equinox, PyTorch and cuDNN also order the gates r, z, n
+      where z, r, n is expected here; flax has one array for each gate, and Keras transposes the weights.
 
     Args:
-      x: [T, B, I], the inputs: float32, float64, bfloat16 or float16. The other float arrays have the same dtype. The
-        16-bit types are storage: arithmetic and the carried state are float32.
-      w: [D, 3H, I], the input weights, gates in the order z, r, h.
-      r: [D, 3H, H], the recurrent weights, gates in the order z, r, h.
-      b: [D, 6H], the biases Wbz, Wbr, Wbh, Rbz, Rbr, Rbh, or None for zeros.
-      sequence_lens: [B], integers in [0, T], each row's own length, or None where every row has T steps. Past its
-        length a row's state is carried on unchanged and its output is zero. What x holds there is never used.
-      initial_h: [D, B, H], the state before the first step, or None for zeros.
+      x: [T, B, I], the inputs: float32, float64, bfloat16 or float16. All other floating-point arrays must have the
+        same dtype. For the 16-bit dtypes, arithmetic and the hidden state between steps are float32.
+      w: [D, 3H, I], the input weights, with the gates in the order z, r, n.
+      r: [D, 3H, H], the recurrent weights, with the gates in the order z, r, n.
+      b: [D, 6H], the biases Wbz, Wbr, Wbn, Rbz, Rbr, Rbn; None for zeros.
+      sequence_lens: [B], integers in [0, T], the length of each row; None if every row has T steps. Past its length,
+        the hidden state of a row does not change, its output is zero, and its inputs are not used.
+      initial_h: [D, B, H], the hidden state before the first step; None for zeros.
       direction: "forward", "reverse" (each row reversed within its own length) or "bidirectional".
-      linear_before_reset: applies the reset gate after the recurrent product instead of before it.
-      clip: bounds the input of each activation to [-clip, clip], with a gradient of zero at and beyond the bounds; a
-        positive Python number, or None for no bound.
-      implementation: None for the fastest known, "cpu" for the CPU kernels, "xla" for a scan on plain XLA.
-        `jaxgrad.explain` tells what None comes to.
+      linear_before_reset: whether the reset gate multiplies the recurrent product instead of the hidden state.
+      clip: a positive number; the input of each activation is clipped to [-clip, clip], and its gradient is zero at
+        the bounds and beyond. None for no clipping.
+      implementation: "cpu" for the C++ kernels, "xla" for a `jax.lax.scan`, None for the fastest available. An
+        implementation that is given runs or raises. `jaxgrad.explain` reports what None selects.
 
     Returns:
-      y: [T, D, B, H], the state after each step.
-      y_h: [D, B, H], the state after each row's last step.
+      A pair `(y, y_h)`:
+
+      y: [T, D, B, H], the hidden state after each step.
+      y_h: [D, B, H], the hidden state after the last step of each row.
 
     Raises:
-      TypeError: an array's dtype is not a supported float or differs from that of x, sequence_lens is not of integers,
-        linear_before_reset is not a bool, or clip is not a number.
-      ValueError: a rank or a dimension does not fit, direction or implementation is unknown, clip is not positive, or
-        sequence_lens holds a value outside [0, T]. Lengths whose values are not known while tracing are checked by the
-        CPU kernels when they run, which raises `jax.errors.JaxRuntimeError`; the XLA implementation takes the nearest
-        length in [0, T]. Or `implementation="cpu"` is lowered for another platform.
-      RuntimeError: `implementation="cpu"` where the compiled module cannot be loaded.
+      TypeError: an array has an unsupported dtype or a dtype other than that of x, sequence_lens is not an integer
+        array, linear_before_reset is not a bool, or clip is not a number.
+      ValueError: the shape of an array does not fit, direction or implementation is unknown, clip is not positive, or
+        sequence_lens has a value outside [0, T]; or `implementation="cpu"` is lowered for another platform.
+      RuntimeError: `implementation="cpu"` is given and the compiled module cannot be loaded.
+      jax.errors.JaxRuntimeError: sequence_lens has a value outside [0, T] that is not known while tracing, and the CPU
+        kernels run. The XLA implementation clamps such a value to [0, T].
 
-    Reverse-mode differentiation works to any order; the first uses the kernels, those above it XLA. Forward mode, on
-    XLA, works inside `jaxgrad.forward_mode`. The formula and the shapes are those of the operator GRU (version 22) of
-    the ONNX specification.
-
-    Under `jit` over a mesh each device works on its own rows of the batch, and the gradients of w, r and b are summed
-    over the mesh. What is spread otherwise is gathered first.
+    Notes:
+      Reverse mode works to any order: the first derivative uses the kernels, higher derivatives run on XLA. Forward
+      mode runs on XLA and requires `jaxgrad.forward_mode`. Under `jit` over a mesh, the batch may be split: each device
+      computes its own rows, and the gradients of w, r and b are summed over the mesh. Operands that are split in other
+      dimensions are gathered first. The formula and the shapes are those of the GRU operator (version 22) of the ONNX
+      specification, which writes h for the gate n.
 
     Example:
       >>> T, B, I, H = 10, 4, 3, 5
@@ -91,18 +100,21 @@ def gru(
       >>> x = jax.random.normal(keys[0], (T, B, I))
       >>> w = jax.random.normal(keys[1], (1, 3 * H, I)) / I**0.5
       >>> r = jax.random.normal(keys[2], (1, 3 * H, H)) / H**0.5
-      >>> y, y_h = jaxgrad.gru(x, w, r)
+      >>> y, y_h = jaxgrad.gru(x, w, r, sequence_lens=[10, 7, 7, 2])
       >>> y.shape, y_h.shape
       ((10, 1, 4, 5), (1, 4, 5))
+      >>> gradients = jax.grad(lambda w, r: jaxgrad.gru(x, w, r)[1].sum(), (0, 1))(w, r)
+      >>> [g.shape for g in gradients]
+      [(1, 15, 3), (1, 15, 5)]
     """
-    _checks.check_choice(_OP, "direction", direction, _DIRECTIONS)
-    _checks.check_choice(_OP, "implementation", implementation, IMPLEMENTATIONS)
-    linear_before_reset = _checks.check_flag(_OP, "linear_before_reset", linear_before_reset)
+    checks.check_choice(_NAME, "direction", direction, _DIRECTIONS)
+    OP.check_implementation(implementation)
+    linear_before_reset = checks.check_flag(_NAME, "linear_before_reset", linear_before_reset)
     clip = _check_clip(clip)
     arrays = _check_arrays(x, w, r, b, sequence_lens, initial_h, 2 if direction == "bidirectional" else 1)
-    route = _DISPATCH.decide(implementation, symbolic_obstacle(*arrays)).route
-    spec = Spec(direction, linear_before_reset, clip, route)
-    y, y_h = _forward_mode.call(_gru_vjp.gru, _gru_vjp.FORWARD_MODE, spec, *vary_alike(*arrays))
+    candidates = select(OP, implementation, rejection=reject_symbolic_shapes(*arrays)).candidates
+    params = GruParams(direction, linear_before_reset, clip, candidates["forward"], candidates["backward"])
+    y, y_h = forward_mode.call(autodiff.gru, jvp.RULES, params, *pvary_to_match(*arrays))
     return y, y_h
 
 
@@ -110,33 +122,33 @@ def _check_clip(clip: Any) -> float | None:
     if clip is None:
         return None
     if isinstance(clip, bool) or not isinstance(clip, (int, float, np.integer, np.floating)):
-        raise TypeError(f"{_OP}: clip must be a Python number or None, got {type(clip).__name__}")
+        raise TypeError(f"{_NAME}: clip must be a Python number or None, got {type(clip).__name__}")
     if not clip > 0:
-        raise ValueError(f"{_OP}: clip must be positive, got {clip}")
+        raise ValueError(f"{_NAME}: clip must be positive, got {clip}")
     return None if math.isinf(clip) else float(clip)
 
 
 def _check_arrays(x: Any, w: Any, r: Any, b: Any, sequence_lens: Any, initial_h: Any, D: int) -> tuple[Any, ...]:
-    x, w, r = (_checks.as_array(_OP, name, a) for name, a in (("x", x), ("w", w), ("r", r)))
-    _checks.check_floating(_OP, "x", x)
-    _checks.check_rank(_OP, "x", x, ("T", "B", "I"))
-    _checks.check_rank(_OP, "r", r, ("D", "3H", "H"))
+    x, w, r = (checks.as_array(_NAME, name, a) for name, a in (("x", x), ("w", w), ("r", r)))
+    checks.check_floating(_NAME, "x", x)
+    checks.check_rank(_NAME, "x", x, ("T", "B", "I"))
+    checks.check_rank(_NAME, "r", r, ("D", "3H", "H"))
     T, B, I = x.shape  # noqa: E741
     H = r.shape[2]
     if H == 0 or I == 0:
         name, array = ("r", r) if H == 0 else ("x", x)
-        raise ValueError(f"{_OP}: the last dimension of {name} must be positive, got the shape {array.shape}")
-    _checks.check_shape(_OP, "r", r, ("D", "3H", "H"), (D, 3 * H, H))
-    _checks.check_shape(_OP, "w", w, ("D", "3H", "I"), (D, 3 * H, I))
+        raise ValueError(f"{_NAME}: the last dimension of {name} must be positive, got the shape {array.shape}")
+    checks.check_shape(_NAME, "r", r, ("D", "3H", "H"), (D, 3 * H, H))
+    checks.check_shape(_NAME, "w", w, ("D", "3H", "I"), (D, 3 * H, I))
     if b is not None:
-        b = _checks.as_array(_OP, "b", b)
-        _checks.check_shape(_OP, "b", b, ("D", "6H"), (D, 6 * H))
+        b = checks.as_array(_NAME, "b", b)
+        checks.check_shape(_NAME, "b", b, ("D", "6H"), (D, 6 * H))
     if initial_h is not None:
-        initial_h = _checks.as_array(_OP, "initial_h", initial_h)
-        _checks.check_shape(_OP, "initial_h", initial_h, ("D", "B", "H"), (D, B, H))
+        initial_h = checks.as_array(_NAME, "initial_h", initial_h)
+        checks.check_shape(_NAME, "initial_h", initial_h, ("D", "B", "H"), (D, B, H))
     for name, array in (("w", w), ("r", r), ("b", b), ("initial_h", initial_h)):
         if array is not None:
-            _checks.check_same_dtype(_OP, name, array, "x", x)
+            checks.check_same_dtype(_NAME, name, array, "x", x)
     return x, w, r, b, _check_lengths(sequence_lens, T, B), initial_h
 
 
@@ -144,21 +156,21 @@ def _check_lengths(sequence_lens: Any, T: int, B: int) -> jax.Array | None:
     if sequence_lens is None:
         return None
     if not isinstance(sequence_lens, jax.Array):
-        # Values that the host holds are checked now. A jax.Array is left alone: reading it would wait for the device.
+        # Values on the host are checked here. A jax.Array is not: reading it would wait for the device.
         try:
             values = np.asarray(sequence_lens)
-        except ValueError as error:  # lists within lists, of several lengths
-            raise TypeError(f"{_OP}: sequence_lens must be an array, got {type(sequence_lens).__name__}") from error
+        except ValueError as error:  # nested lists of unequal lengths
+            raise TypeError(f"{_NAME}: sequence_lens must be an array, got {type(sequence_lens).__name__}") from error
         if values.size and values.dtype.kind in "iu" and (values.min() < 0 or values.max() > T):
             wrong = values[(values < 0) | (values > T)][0]
-            raise ValueError(f"{_OP}: sequence_lens must lie in [0, T] = [0, {T}], got {wrong}")
-    lengths = _checks.as_array(_OP, "sequence_lens", sequence_lens)
+            raise ValueError(f"{_NAME}: sequence_lens must lie in [0, T] = [0, {T}], got {wrong}")
+    lengths = checks.as_array(_NAME, "sequence_lens", sequence_lens)
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise TypeError(f"{_OP}: sequence_lens must be of integers, got {lengths.dtype.name}")
-    _checks.check_shape(_OP, "sequence_lens", lengths, ("B",), (B,))
+        raise TypeError(f"{_NAME}: sequence_lens must have an integer dtype, got {lengths.dtype.name}")
+    checks.check_shape(_NAME, "sequence_lens", lengths, ("B",), (B,))
     if lengths.dtype == np.int32:
         return lengths
-    if lengths.dtype.itemsize >= 4:  # bounded before it is narrowed, so that a wrong length stays wrong
+    if lengths.dtype.itemsize >= 4:  # clamp before the cast, so that an invalid length stays invalid
         integer = lengths.dtype.type
         lengths = jnp.minimum(lengths, integer(T + 1))
         if jnp.issubdtype(lengths.dtype, jnp.signedinteger):

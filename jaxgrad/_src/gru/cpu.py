@@ -1,116 +1,88 @@
-"""The calls of ffi/cpu/gru_ffi.cc."""
+"""The CPU backend of the GRU: jaxgrad's C++ kernels in ffi/cpu/gru."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
 
-from jaxgrad._ffi.registration import cpu, or_empty
-
-
-class GruSizes(NamedTuple):
-    """T time steps, B rows, I inputs, H hidden units, D directions."""
-
-    T: int
-    B: int
-    I: int  # noqa: E741
-    H: int
-    D: int
-
+from jaxgrad._src.gru.backend import Gradients, GruBackend
+from jaxgrad._src.gru.params import GruParams
+from jaxgrad._src.native import cpu
+from jaxgrad._src.native.ffi import empty_if_none, ffi_call
 
 _DIRECTIONS = {"forward": 0, "reverse": 1, "bidirectional": 2}
 
 
-def _attributes(direction: str, linear_before_reset: bool, clip: float | None) -> dict[str, Any]:
-    return {
-        "direction": np.int64(_DIRECTIONS[direction]),
-        "linear_before_reset": np.bool_(linear_before_reset),
-        "clip": np.float64(np.inf if clip is None else clip),  # infinity: no clipping
-    }
+class CpuBackend(GruBackend):
+    implementation = "cpu"
+    platform = "cpu"
+    title = "CPU kernels"
+    description = "the CPU kernel supports every dtype and shape of this op"
 
+    def unavailable(self) -> str:
+        return cpu.unavailable()
 
-def gru_forward(
-    x: jax.Array,
-    w: jax.Array,
-    r: jax.Array,
-    b: jax.Array | None,
-    sequence_lens: jax.Array | None,
-    initial_h: jax.Array | None,
-    *,
-    sizes: GruSizes,
-    direction: str,
-    linear_before_reset: bool,
-    clip: float | None,
-    training: bool,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`(y, y_h, gates)`; `gates` has no elements unless `training`."""
-    T, B, _, H, D = sizes
-    n_gates = 4 if linear_before_reset else 3
-    workspace = cpu.gru_forward_workspace(*sizes, linear_before_reset, x.dtype.itemsize)
-    call = jax.ffi.ffi_call(
-        "jaxgrad_gru_forward",
-        (
-            jax.ShapeDtypeStruct((T, D, B, H), x.dtype),
-            jax.ShapeDtypeStruct((D, B, H), x.dtype),
-            jax.ShapeDtypeStruct((T, D, B, n_gates * H) if training else (0,), x.dtype),
-            jax.ShapeDtypeStruct((workspace,), np.uint8),
-        ),
-    )
-    y, y_h, gates, _ = call(
-        x,
-        w,
-        r,
-        or_empty(b, x.dtype),
-        or_empty(sequence_lens, np.int32),
-        or_empty(initial_h, x.dtype),
-        **_attributes(direction, linear_before_reset, clip),
-    )
-    return y, y_h, gates
-
-
-def gru_backward(
-    x: jax.Array,
-    w: jax.Array,
-    r: jax.Array,
-    sequence_lens: jax.Array | None,
-    initial_h: jax.Array | None,
-    y: jax.Array,
-    gates: jax.Array,
-    dy: jax.Array | None,
-    dy_h: jax.Array | None,
-    *,
-    sizes: GruSizes,
-    direction: str,
-    linear_before_reset: bool,
-    clip: float | None,
-    wanted: tuple[bool, ...],
-) -> tuple[jax.Array, ...]:
-    """`(dx, dw, dr, db, dh0)`; a gradient that is not `wanted` has no elements."""
-    _, B, _, H, D = sizes
-    shapes = (x.shape, w.shape, r.shape, (D, 6 * H), (D, B, H))
-    workspace = cpu.gru_backward_workspace(*sizes, linear_before_reset, x.dtype.itemsize)
-    call = jax.ffi.ffi_call(
-        "jaxgrad_gru_backward",
-        (
-            *(
-                jax.ShapeDtypeStruct(shape if want else (0,), x.dtype)
-                for shape, want in zip(shapes, wanted, strict=True)
+    def forward(self, params, x, w, r, b, sequence_lens, initial_h, *, save_gates):
+        T, B, _ = x.shape
+        D, _, H = r.shape
+        y, y_h, gates = ffi_call(
+            "jaxgrad_cpu_gru_forward",
+            (
+                jax.ShapeDtypeStruct((T, D, B, H), x.dtype),
+                jax.ShapeDtypeStruct((D, B, H), x.dtype),
+                jax.ShapeDtypeStruct((T, D, B, params.num_gates * H) if save_gates else (0,), x.dtype),
             ),
-            jax.ShapeDtypeStruct((workspace,), np.uint8),
-        ),
-    )
-    *gradients, _ = call(
-        x,
-        w,
-        r,
-        or_empty(sequence_lens, np.int32),
-        or_empty(initial_h, x.dtype),
-        y,
-        gates,
-        or_empty(dy, x.dtype),
-        or_empty(dy_h, x.dtype),
-        **_attributes(direction, linear_before_reset, clip),
-    )
-    return tuple(gradients)
+            (
+                x,
+                w,
+                r,
+                empty_if_none(b, x.dtype),
+                empty_if_none(sequence_lens, np.int32),
+                empty_if_none(initial_h, x.dtype),
+            ),
+            _workspace(cpu.module.gru_forward_workspace, params, x, r),
+            **_attributes(params),
+        )
+        return y, y_h, gates
+
+    def backward(self, params, x, w, r, sequence_lens, initial_h, y, gates, dy, dy_h, *, needs_grad):
+        B = x.shape[1]
+        D, _, H = r.shape
+        shapes = (x.shape, w.shape, r.shape, (D, 6 * H), (D, B, H))
+        found = ffi_call(
+            "jaxgrad_cpu_gru_backward",
+            [
+                jax.ShapeDtypeStruct(shape if needed else (0,), x.dtype)
+                for shape, needed in zip(shapes, needs_grad, strict=True)
+            ],
+            (
+                x,
+                w,
+                r,
+                empty_if_none(sequence_lens, np.int32),
+                empty_if_none(initial_h, x.dtype),
+                y,
+                gates,
+                empty_if_none(dy, x.dtype),
+                empty_if_none(dy_h, x.dtype),
+            ),
+            _workspace(cpu.module.gru_backward_workspace, params, x, r),
+            **_attributes(params),
+        )
+        return Gradients(*(g if needed else None for g, needed in zip(found, needs_grad, strict=True)))
+
+
+def _workspace(size: Callable[..., int], params: GruParams, x: jax.Array, r: jax.Array) -> int:
+    (T, B, I), (D, _, H) = x.shape, r.shape  # noqa: E741
+    return size(T, B, I, H, D, params.linear_before_reset, x.dtype.itemsize)
+
+
+def _attributes(params: GruParams) -> dict[str, Any]:
+    return {
+        "direction": _DIRECTIONS[params.direction],
+        "linear_before_reset": params.linear_before_reset,
+        "clip": np.inf if params.clip is None else params.clip,  # infinity: no bound
+    }

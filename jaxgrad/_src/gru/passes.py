@@ -1,101 +1,77 @@
-"""The kernel calls of the GRU, one to each pass: jitted, with their rules for `vmap` and for meshes.
+"""The passes of the GRU: jitted, batched and partitioned calls of the selected implementation.
 
-Rows of a batch do not depend on each other: a mapped axis is folded into the batch, and a mesh may split it.
+The rows of a batch do not depend on each other: `vmap` folds a mapped axis into the batch, and a mesh may split it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-import jax
+from jaxgrad._src.core.batching import fold_or_loop
+from jaxgrad._src.core.named_jit import named_jit
+from jaxgrad._src.core.partitioning import PartitioningRule, dims, partitioned
+from jaxgrad._src.gru import xla
+from jaxgrad._src.gru.backends import BACKENDS
+from jaxgrad._src.gru.params import GruParams
 
-from jaxgrad import _ffi, _gru_xla
-from jaxgrad._batching import fold_or_loop
-from jaxgrad._dispatch import Route
-from jaxgrad._partitioning import Layout, dims, jitted, over_mesh
-
-
-@dataclasses.dataclass(frozen=True)
-class Spec:
-    """The static arguments of one call."""
-
-    direction: str
-    linear_before_reset: bool
-    clip: float | None
-    route: Route
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        return {"direction": self.direction, "linear_before_reset": self.linear_before_reset, "clip": self.clip}
-
-
-def _sizes(x: jax.Array, r: jax.Array) -> _ffi.GruSizes:
-    T, B, I = x.shape  # noqa: E741
-    return _ffi.GruSizes(T, B, I, H=r.shape[2], D=r.shape[0])
-
-
-# The axis that holds the batch, by operand and result: what a mapped axis can be folded into.
+# The axis of the batch in each operand and result that has one.
 _AXIS = {"x": 1, "sequence_lens": 0, "initial_h": 1, "y": 2, "y_h": 1, "gates": 2}
 _RANK = {"x": 3, "weights": 3, "b": 2, "sequence_lens": 1, "initial_h": 3, "y": 4, "y_h": 3, "gates": 4}
 
-# The dimensions that may be split over a mesh: the batch.
+# The dimensions that a mesh may split: the batch.
 _NAMES = {name: dims(rank, **({"B": _AXIS[name]} if name in _AXIS else {})) for name, rank in _RANK.items()}
 
+_FORWARD_OPERANDS = ("x", "weights", "weights", "b", "sequence_lens", "initial_h")
+_BACKWARD_OPERANDS = ("x", "weights", "weights", "sequence_lens", "initial_h", "y", "gates", "y", "y_h")
+_GRADIENTS = ("x", "weights", "weights", "b", "initial_h")
+
 
 @cache
-def forward_unit(spec: Spec, training: bool) -> Callable[..., Any]:
-    """(x, w, r, b, sequence_lens, initial_h) -> (y, y_h, gates), jitted, with a batching rule of our own."""
-
-    def kernel(x, w, r, b, sequence_lens, initial_h):
-        arrays = (x, w, r, b, sequence_lens, initial_h)
-        return _ffi.gru_forward(*arrays, sizes=_sizes(x, r), **spec.attributes, training=training)
-
-    xla = partial(_gru_xla.forward, **spec.attributes, training=training)
-    operands = (_NAMES["x"], *[_NAMES["weights"]] * 2, _NAMES["b"], _NAMES["sequence_lens"], _NAMES["initial_h"])
-    layout = Layout(operands, (_NAMES["y"], _NAMES["y_h"], _NAMES["gates"] if training else (None,)))
-    unit = fold_or_loop(
-        over_mesh(layout, lambda *_: spec.route, {"cpu": kernel}, xla),
-        in_axes=(_AXIS["x"], None, None, None, _AXIS["sequence_lens"], _AXIS["initial_h"]),
-        out_axes=(_AXIS["y"], _AXIS["y_h"], _AXIS["gates"] if training else None),
+def forward(params: GruParams, save_gates: bool) -> Callable[..., Any]:
+    """Returns (x, w, r, b, sequence_lens, initial_h) -> (y, y_h, gates)."""
+    kernels = {
+        backend.implementation: partial(backend.forward, params, save_gates=save_gates)
+        for backend in BACKENDS
+        if backend.has("forward")
+    }
+    rule = PartitioningRule(
+        tuple(_NAMES[name] for name in _FORWARD_OPERANDS),
+        (_NAMES["y"], _NAMES["y_h"], _NAMES["gates"] if save_gates else (None,)),
     )
-    return jitted(unit, "gru_forward", spec, training)
+    call = partitioned(
+        rule, lambda *_: params.forward_candidates, kernels, partial(xla.forward, params, save_gates=save_gates)
+    )
+    batched = fold_or_loop(
+        call,
+        in_axes=tuple(map(_AXIS.get, _FORWARD_OPERANDS)),
+        out_axes=(_AXIS["y"], _AXIS["y_h"], _AXIS["gates"] if save_gates else None),
+    )
+    return named_jit(batched, "gru_forward", params, save_gates)
 
 
 @cache
-def backward_unit(spec: Spec, wanted: tuple[bool, ...]) -> Callable[..., Any]:
-    """(x, w, r, sequence_lens, initial_h, y, gates, dy, dy_h) -> (dx, dw, dr, db, dh0), None where not wanted."""
+def backward(params: GruParams, needs_grad: tuple[bool, ...]) -> Callable[..., Any]:
+    """Returns (x, w, r, sequence_lens, initial_h, y, gates, dy, dy_h) -> the gradients of (x, w, r, b, initial_h).
 
-    def kernel(x, w, r, *rest):
-        gradients = _ffi.gru_backward(x, w, r, *rest, sizes=_sizes(x, r), **spec.attributes, wanted=wanted)
-        return tuple(g if want else None for g, want in zip(gradients, wanted, strict=True))
+    A gradient that is not needed is None.
+    """
 
-    def xla(*arrays):
-        return tuple(_gru_xla.backward(*arrays, **spec.attributes, wanted=wanted))
+    def as_tuple(pass_: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arrays: tuple(pass_(params, *arrays, needs_grad=needs_grad))
 
-    arguments = ("x", "weights", "weights", "sequence_lens", "initial_h", "y", "gates", "y", "y_h")
-    gradients = ("x", "weights", "weights", "b", "initial_h")
-    layout = Layout(
-        tuple(_NAMES[name] for name in arguments),
-        tuple(_NAMES[name] if want else None for name, want in zip(gradients, wanted, strict=True)),
+    kernels = {backend.implementation: as_tuple(backend.backward) for backend in BACKENDS if backend.has("backward")}
+    rule = PartitioningRule(
+        tuple(_NAMES[name] for name in _BACKWARD_OPERANDS),
+        tuple(_NAMES[name] if needed else None for name, needed in zip(_GRADIENTS, needs_grad, strict=True)),
         summed=("B",),
     )
-    unit = fold_or_loop(
-        over_mesh(layout, lambda *_: spec.route, {"cpu": kernel}, xla),
-        in_axes=(
-            _AXIS["x"],
-            None,
-            None,
-            _AXIS["sequence_lens"],
-            _AXIS["initial_h"],
-            _AXIS["y"],
-            _AXIS["gates"],
-            _AXIS["y"],
-            _AXIS["y_h"],
-        ),
-        out_axes=(_AXIS["x"], None, None, None, _AXIS["initial_h"]),
-        foldable=not any(wanted[1:4]),  # the gradients of w, r and b add up over the batch
+    call = partitioned(rule, lambda *_: params.backward_candidates, kernels, as_tuple(xla.backward))
+    batched = fold_or_loop(
+        call,
+        in_axes=tuple(map(_AXIS.get, _BACKWARD_OPERANDS)),
+        out_axes=tuple(map(_AXIS.get, _GRADIENTS)),
+        foldable=not any(needs_grad[1:4]),  # the gradients of w, r and b are sums over the batch
     )
-    return jitted(unit, "gru_backward", spec, wanted)
+    return named_jit(batched, "gru_backward", params, needs_grad)

@@ -1,41 +1,24 @@
-"""The GRU on plain XLA: a scan, and a hand-written backward whose weight gradients are one product after the loop.
+"""The XLA implementation of the GRU: a scan forward, and a hand-written backward pass.
 
-It runs wherever no kernel does, and it is what gradients of gradients are taken of. Both this and the kernels keep the
-same residuals, so that either backward can follow either forward:
-
-  y      [T, D, B, H]      the hidden states, zero past a row's length
-  gates  [T, D, B, 3H]     z, r, n after their activations; with `linear_before_reset` [T, D, B, 4H]: h Rh' + Rbh too
-
-A pre-activation that `clip` bounded is stored as +CLIPPED or -CLIPPED, values that no gate takes: its gate is the
-activation of +clip or -clip and its gradient is zero.
-
-Arithmetic is float32, float64 where the arrays are float64.
+The weight gradients are one matrix product over all steps, after the scan. `backend.py` describes the residuals. All
+arithmetic is float32, or float64 for float64 arrays.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxgrad._partitioning import vary_alike
+from jaxgrad._src.core.mesh_axes import pvary_to_match
+from jaxgrad._src.gru.backend import Gradients
+from jaxgrad._src.gru.params import GruParams
 
-CLIPPED = 2.0
-_UNROLL = 4  # steps of the scan unrolled in one loop body: measured best or near it from H = 128 to 1024
-
-
-class Gradients(NamedTuple):
-    """The gradients of a GRU's inputs; None where not wanted."""
-
-    x: jax.Array | None
-    w: jax.Array | None
-    r: jax.Array | None
-    b: jax.Array | None
-    initial_h: jax.Array | None
+_CLIPPED = 2.0  # saved in place of a gate whose pre-activation was clipped
+_UNROLL = 4  # steps of the scan in one loop body: measured best, or close to it, for H from 128 to 1024
 
 
 def _compute_dtype(array: jax.Array) -> jnp.dtype:
@@ -43,12 +26,12 @@ def _compute_dtype(array: jax.Array) -> jnp.dtype:
 
 
 def _dot(a: jax.Array, b: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """a[..., k] b[k, n], read in the storage dtype and summed in the compute dtype."""
+    """Returns a[..., k] b[k, n], with operands in the storage dtype and the sum in `dtype`."""
     return lax.dot_general(a.astype(b.dtype), b, (((a.ndim - 1,), (0,)), ((), ())), preferred_element_type=dtype)
 
 
 def _valid(sequence_lens: jax.Array | None, T: int) -> jax.Array | None:
-    """[T, B, 1]: which steps lie within their row's length. Lengths out of [0, T] are taken as the nearest in it."""
+    """Returns [T, B, 1]: whether a step lies within the length of its row. Lengths are clamped to [0, T]."""
     return (
         None
         if sequence_lens is None
@@ -57,7 +40,7 @@ def _valid(sequence_lens: jax.Array | None, T: int) -> jax.Array | None:
 
 
 def _keep(valid: jax.Array | None, array: jax.Array) -> jax.Array:
-    """Zeros where a step lies past its row's length, NaN or not."""
+    """Returns the array with zeros past the length of each row, even where it holds NaN."""
     return array if valid is None else jnp.where(valid, array, 0)
 
 
@@ -68,28 +51,28 @@ def _clip(gate: jax.Array, clip: float | None) -> jax.Array:
 def _mark_clipped(gate: jax.Array, before: jax.Array, clip: float | None) -> jax.Array:
     if clip is None:
         return gate
-    return jnp.where(before >= clip, CLIPPED, jnp.where(before <= -clip, -CLIPPED, gate))
+    return jnp.where(before >= clip, _CLIPPED, jnp.where(before <= -clip, -_CLIPPED, gate))
 
 
-def _unmark(
+def _restore_gate(
     gates: jax.Array,
     clip: float | None,
     activation: Callable[[jax.Array], jax.Array],
-    slope: Callable[[jax.Array], jax.Array],
+    derivative: Callable[[jax.Array], jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
-    """A stored gate and the slope of its activation there."""
+    """Returns a saved gate and the derivative of its activation, which is zero where the gate was clipped."""
     if clip is None:
-        return gates, slope(gates)
+        return gates, derivative(gates)
     clipped = jnp.abs(gates) > 1.5
     value = jnp.where(clipped, activation(jnp.sign(gates) * clip), gates)
-    return value, jnp.where(clipped, 0, slope(value))
+    return value, jnp.where(clipped, 0, derivative(value))
 
 
-def _sigmoid_slope(s: jax.Array) -> jax.Array:
+def _sigmoid_derivative(s: jax.Array) -> jax.Array:
     return s * (1 - s)
 
 
-def _tanh_slope(t: jax.Array) -> jax.Array:
+def _tanh_derivative(t: jax.Array) -> jax.Array:
     return 1 - t * t
 
 
@@ -98,6 +81,7 @@ def _scans_in_reverse(direction: str) -> tuple[bool, ...]:
 
 
 def forward(
+    params: GruParams,
     x: jax.Array,
     w: jax.Array,
     r: jax.Array,
@@ -105,24 +89,22 @@ def forward(
     sequence_lens: jax.Array | None,
     initial_h: jax.Array | None,
     *,
-    direction: str,
-    linear_before_reset: bool,
-    clip: float | None,
-    training: bool,
+    save_gates: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`(y, y_h, gates)`; `gates` has no elements unless `training`."""
+    """Returns `(y, y_h, gates)`. `gates` has no elements unless `save_gates`."""
+    linear_before_reset, clip = params.linear_before_reset, params.clip
     T, B, _ = x.shape
     H = r.shape[2]
     dtype = _compute_dtype(x)
     valid = _valid(sequence_lens, T)
-    x = _keep(valid, x)  # what the padding holds must not reach derivatives of this either
+    x = _keep(valid, x)  # padding must not reach the derivatives of this function either
 
     def one_direction(d: int, reverse: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
         wb, rb = jnp.zeros((2, 3 * H), dtype) if b is None else b[d].astype(dtype).reshape(2, 3 * H)
         h0 = jnp.zeros((B, H), dtype) if initial_h is None else initial_h[d].astype(dtype)
-        h0, _ = vary_alike(h0, x)  # a loop's carry begins with the marks that it ends with
+        h0, _ = pvary_to_match(h0, x)  # the carry of a loop must vary over the same mesh axes before and after a step
         rt = r[d].T
-        # Every bias that is added outside the reset gate's product joins the input product.
+        # The input product includes every bias that is added outside the product with the reset gate.
         bias = wb.at[: 2 * H].add(rb[: 2 * H]) if linear_before_reset else wb + rb
         inputs = _dot(x, w[d].T, dtype) + bias[None, None]
 
@@ -144,7 +126,7 @@ def forward(
             y = new_h
             if valid_t is not None:
                 new_h, y = jnp.where(valid_t, new_h, h), jnp.where(valid_t, new_h, 0)
-            if not training:
+            if not save_gates:
                 return new_h, (y.astype(x.dtype), jnp.zeros((0,), x.dtype))
             gates = [_mark_clipped(jnp.concatenate([z, reset], 1), zr, clip), _mark_clipped(n, candidate, clip)]
             if linear_before_reset:
@@ -154,11 +136,14 @@ def forward(
         y_h, (y, gates) = lax.scan(step, h0, (inputs, valid), reverse=reverse, unroll=min(_UNROLL, max(T, 1)))
         return y, y_h.astype(x.dtype), gates
 
-    ys, y_hs, gates = zip(*(one_direction(d, rev) for d, rev in enumerate(_scans_in_reverse(direction))), strict=True)
-    return jnp.stack(ys, 1), jnp.stack(y_hs), jnp.stack(gates, 1) if training else jnp.zeros((0,), x.dtype)
+    ys, y_hs, gates = zip(
+        *(one_direction(d, rev) for d, rev in enumerate(_scans_in_reverse(params.direction))), strict=True
+    )
+    return jnp.stack(ys, 1), jnp.stack(y_hs), jnp.stack(gates, 1) if save_gates else jnp.zeros((0,), x.dtype)
 
 
 def backward(
+    params: GruParams,
     x: jax.Array,
     w: jax.Array,
     r: jax.Array,
@@ -169,34 +154,30 @@ def backward(
     dy: jax.Array | None,
     dy_h: jax.Array | None,
     *,
-    direction: str,
-    linear_before_reset: bool,
-    clip: float | None,
-    wanted: tuple[bool, ...],
+    needs_grad: tuple[bool, ...],
 ) -> Gradients:
-    """The gradients from the residuals, only those `wanted` of (x, w, r, b, initial_h).
+    """Returns the gradients that are needed of (x, w, r, b, initial_h).
 
-    Per step, with dh the gradient that reaches h' = (1 - z) n + z h:
+    In each step, with dh the gradient of h' = (1 - z) n + z h:
+
       dn = dh (1 - z) tanh'     dz = dh (h - n) sigmoid'
-      linear_before_reset=0: dr = (dn Rh) h sigmoid',  dh += z dh + (dn Rh) r + [dz, dr] [Rz; Rr]
-      linear_before_reset=1: dr = dn (h Rh' + Rbh) sigmoid',  dh += z dh + [dz, dr, r dn] R
+      linear_before_reset=False: dr = (dn Rn) h sigmoid',  dh += z dh + (dn Rn) r + [dz, dr] [Rz; Rr]
+      linear_before_reset=True:  dr = dn (h Rn' + Rbn) sigmoid',  dh += z dh + [dz, dr, r dn] R
     """
     T, B, _ = x.shape
     dtype = _compute_dtype(x)
     valid = _valid(sequence_lens, T)
     found = []
-    for d, reverse in enumerate(_scans_in_reverse(direction)):
+    for d, reverse in enumerate(_scans_in_reverse(params.direction)):
         h0 = jnp.zeros((B, r.shape[2]), y.dtype) if initial_h is None else initial_h[d]
         previous = _previous_states(y[:, d], h0, valid, reverse)
         dh_last = jnp.zeros(h0.shape, dtype) if dy_h is None else dy_h[d].astype(dtype)
-        dh_last, _ = vary_alike(dh_last, x)
+        dh_last, _ = pvary_to_match(dh_last, x)
         dy_d = None if dy is None else dy[:, d]
-        dh0, dgates = _backward_scan(
-            dh_last, gates[:, d], previous, valid, dy_d, r[d], reverse, linear_before_reset, clip
-        )
-        dw, dr, db = _weight_gradients(dgates, gates[:, d], previous, x, valid, wanted, linear_before_reset, clip)
-        dx = _keep(valid, _dot(dgates, w[d], dtype)) if wanted[0] else None
-        found.append(Gradients(dx, dw, dr, db, dh0 if wanted[4] else None))
+        dh0, dgates = _backward_scan(params, dh_last, gates[:, d], previous, valid, dy_d, r[d], reverse)
+        dw, dr, db = _weight_gradients(params, dgates, gates[:, d], previous, x, valid, needs_grad)
+        dx = _keep(valid, _dot(dgates, w[d], dtype)) if needs_grad[0] else None
+        found.append(Gradients(dx, dw, dr, db, dh0 if needs_grad[4] else None))
 
     def join(name: str) -> jax.Array | None:
         parts = [getattr(gradients, name) for gradients in found]
@@ -209,7 +190,7 @@ def backward(
 
 
 def _previous_states(states: jax.Array, h0: jax.Array, valid: jax.Array | None, reverse: bool) -> jax.Array:
-    """[T, B, H]: the state that each step began with."""
+    """Returns [T, B, H]: the state before each step."""
     if states.shape[0] == 0:
         return states
     if not reverse:
@@ -217,12 +198,13 @@ def _previous_states(states: jax.Array, h0: jax.Array, valid: jax.Array | None, 
     previous = jnp.concatenate([states[1:], h0[None]])
     if valid is None:
         return previous
-    # A row's first step is the one at its last index: the step after it in memory is padding, and it began with h0.
+    # The first step of a row is at the row's last index, its state before is h0, and the next index is padding.
     follows = jnp.concatenate([valid[1:], jnp.zeros_like(valid[:1])])
     return jnp.where(follows, previous, h0[None])
 
 
 def _backward_scan(
+    params: GruParams,
     dh_last: jax.Array,
     gates: jax.Array,
     previous: jax.Array,
@@ -230,10 +212,12 @@ def _backward_scan(
     dy: jax.Array | None,
     r: jax.Array,
     reverse: bool,
-    linear_before_reset: bool,
-    clip: float | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """One direction's recurrence: `(dh0 [B, H], dgates [T, B, 3H])`, dgates those of the pre-activations z, r, n."""
+    """The recurrence of one direction.
+
+    Returns dh0 [B, H] and dgates [T, B, 3H], the gradients of the pre-activations of z, r and n.
+    """
+    linear_before_reset, clip = params.linear_before_reset, params.clip
     T, _, H = previous.shape
     dtype = dh_last.dtype
 
@@ -241,19 +225,19 @@ def _backward_scan(
         gates_t, h, valid_t, dy_t = t
         out = dh if dy_t is None else dh + dy_t.astype(dtype)
         gates_t, h = gates_t.astype(dtype), h.astype(dtype)
-        zr, zr_slope = _unmark(gates_t[:, : 2 * H], clip, jax.nn.sigmoid, _sigmoid_slope)
-        n, n_slope = _unmark(gates_t[:, 2 * H : 3 * H], clip, jnp.tanh, _tanh_slope)
+        zr, zr_derivative = _restore_gate(gates_t[:, : 2 * H], clip, jax.nn.sigmoid, _sigmoid_derivative)
+        n, n_derivative = _restore_gate(gates_t[:, 2 * H : 3 * H], clip, jnp.tanh, _tanh_derivative)
         z, reset = jnp.split(zr, 2, axis=1)
-        dn = out * (1 - z) * n_slope
-        dz = out * (h - n) * zr_slope[:, :H]
+        dn = out * (1 - z) * n_derivative
+        dz = out * (h - n) * zr_derivative[:, :H]
         if linear_before_reset:
-            dr = dn * gates_t[:, 3 * H :] * zr_slope[:, H:]
+            dr = dn * gates_t[:, 3 * H :] * zr_derivative[:, H:]
             dgates = _keep(valid_t, jnp.concatenate([dz, dr, dn], 1))
             recurrent = jnp.concatenate([dgates[:, : 2 * H], dgates[:, 2 * H :] * reset], 1)
             new_dh = z * out + _dot(recurrent, r, dtype)
         else:
             dreset_h = _dot(dn, r[2 * H :], dtype)
-            dr = dreset_h * h * zr_slope[:, H:]
+            dr = dreset_h * h * zr_derivative[:, H:]
             dgates = _keep(valid_t, jnp.concatenate([dz, dr, dn], 1))
             new_dh = z * out + dreset_h * reset + _dot(dgates[:, : 2 * H], r[: 2 * H], dtype)
         return (new_dh if valid_t is None else jnp.where(valid_t, new_dh, dh)), dgates
@@ -263,31 +247,31 @@ def _backward_scan(
 
 
 def _weight_gradients(
+    params: GruParams,
     dgates: jax.Array,
     gates: jax.Array,
     previous: jax.Array,
     x: jax.Array,
     valid: jax.Array | None,
-    wanted: tuple[bool, ...],
-    linear_before_reset: bool,
-    clip: float | None,
+    needs_grad: tuple[bool, ...],
 ) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None]:
-    """One direction's `(dw [3H, I], dr [3H, H], db [6H])`: products over all steps at once."""
-    _, want_w, want_r, want_b, _ = wanted
+    """Returns dw [3H, I], dr [3H, H] and db [6H] of one direction, by products over all steps."""
+    linear_before_reset, clip = params.linear_before_reset, params.clip
+    _, needs_dw, needs_dr, needs_db, _ = needs_grad
     dtype, H = dgates.dtype, previous.shape[2]
 
     def product(dgate: jax.Array, operand: jax.Array) -> jax.Array:
-        operand = _keep(valid, operand)  # padding may hold anything, NaN too, and must not meet the zeros of dgate
+        operand = _keep(valid, operand)  # padding may hold NaN, whose product with a zero of dgate is NaN
         dims = (((0, 1), (0, 1)), ((), ()))
         return lax.dot_general(dgate.astype(x.dtype), operand.astype(x.dtype), dims, preferred_element_type=dtype)
 
     dzr, dn = dgates[..., : 2 * H], dgates[..., 2 * H :]
-    reset = _unmark(gates[..., H : 2 * H].astype(dtype), clip, jax.nn.sigmoid, _sigmoid_slope)[0]
+    reset = _restore_gate(gates[..., H : 2 * H].astype(dtype), clip, jax.nn.sigmoid, _sigmoid_derivative)[0]
     if linear_before_reset:
         dn_recurrent, state_n = _keep(valid, dn * reset), previous
     else:
         dn_recurrent, state_n = dn, reset * previous.astype(dtype)
-    dw = product(dgates, x) if want_w else None
-    dr = jnp.concatenate([product(dzr, previous), product(dn_recurrent, state_n)]) if want_r else None
-    db = jnp.concatenate([g.sum((0, 1)) for g in (dgates, dzr, dn_recurrent)]) if want_b else None
+    dw = product(dgates, x) if needs_dw else None
+    dr = jnp.concatenate([product(dzr, previous), product(dn_recurrent, state_n)]) if needs_dr else None
+    db = jnp.concatenate([g.sum((0, 1)) for g in (dgates, dzr, dn_recurrent)]) if needs_db else None
     return dw, dr, db

@@ -14,7 +14,7 @@ def require_compiled_kernels() -> None:
     is_checkout = (_PACKAGE.parent / "pyproject.toml").is_file() and (_PACKAGE.parent / "ffi").is_dir()
     if is_checkout and "jaxgrad._cpu" not in sys.modules and find_spec("jaxgrad._cpu") is None:
         raise ImportError(
-            f"jaxgrad is imported from the source checkout {_PACKAGE.parent}, which has no compiled kernels. Build them "
-            "with `pip install -e .` in that directory, or start Python in another directory to import an installed "
-            "jaxgrad."
+            f"jaxgrad is imported from the source checkout {_PACKAGE.parent}, which has no compiled kernels. Build "
+            "them with `pip install -e .` in that directory, or start Python in another directory to import an "
+            "installed jaxgrad."
         )

@@ -1,6 +1,6 @@
 """Loads the compiled CPU module and oneDNN, and registers the CPU handlers.
 
-Importing this file never fails because of a missing library: `unavailable` and `onednn_unavailable` say what is missing.
+A missing library does not make the import fail: `unavailable` and `onednn_unavailable` say what is missing.
 """
 
 from __future__ import annotations

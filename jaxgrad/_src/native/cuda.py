@@ -1,7 +1,7 @@
 """Loads the compiled CUDA module, cuDNN and NVRTC, and registers the CUDA handlers.
 
-Importing this file never fails because of a missing library: the functions below say what is missing. cuDNN and NVRTC
-are loaded at first use.
+A missing library does not make the import fail: the functions below say what is missing. cuDNN and NVRTC are loaded at
+first use.
 """
 
 from __future__ import annotations

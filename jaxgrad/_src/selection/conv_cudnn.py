@@ -21,7 +21,7 @@ _FEW_PROBLEMS, _MANY_POSITIONS = 8, 1 << 12
 _FEW_MULTIPLICATIONS = 1 << 28  # 8x28x28 positions, 64 to 64 features, a 3x3 window: about 10 us
 
 
-def xla_is_faster(pass_name: str, problem: ConvFeatures, *, transposed: bool, transposes_weights: bool) -> str:
+def prefers_xla(pass_name: str, problem: ConvFeatures, *, transposed: bool, transposes_weights: bool) -> str:
     """Returns why XLA is preferred to cuDNN; empty if cuDNN is preferred.
 
     XLA passes most convolutions on to cuDNN as they are. It is slower in these cases:
@@ -71,7 +71,7 @@ def xla_is_faster(pass_name: str, problem: ConvFeatures, *, transposed: bool, tr
     return "" if asymmetric or volume else XLA_ON_PAR
 
 
-def xla_is_faster_for_independent_problems(pass_name: str, problem: ConvFeatures) -> bool:
+def prefers_xla_for_independent_problems(pass_name: str, problem: ConvFeatures) -> bool:
     """Whether XLA is preferred for independent problems, which on cuDNN become groups of one convolution.
 
     On XLA their weight gradients are matrix products (see conv/xla.py). On an H200 these took 0.1 to 1.3 times as long

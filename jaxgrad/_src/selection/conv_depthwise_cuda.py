@@ -9,7 +9,7 @@ from jaxgrad._src.selection.features import ConvFeatures
 _FEW_TAPS = 25
 
 
-def other_is_faster(problem: ConvFeatures) -> str:
+def prefers_other(problem: ConvFeatures) -> str:
     """Returns why XLA or cuDNN is preferred; empty if the kernel is preferred.
 
     In channels-last layouts the kernel is always preferred. On an H200 (jax 0.11.2, cuDNN 9.19) XLA, which tries

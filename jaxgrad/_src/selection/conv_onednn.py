@@ -7,7 +7,7 @@ from jaxgrad._src.selection.features import MATRIX_PRODUCT, ConvFeatures
 _FEW_MULTIPLICATIONS = 2000  # fewer take no longer than the dispatch of a call: 7 us on XLA, 8 us on oneDNN
 
 
-def xla_is_faster(pass_name: str, problem: ConvFeatures) -> str:
+def prefers_xla(pass_name: str, problem: ConvFeatures) -> str:
     """Returns why XLA is preferred to oneDNN; empty if oneDNN is preferred."""
     g = problem.geometry
     if g.feature_group_count > 1:

@@ -1,0 +1,83 @@
+// A bounded, thread-safe cache of shared immutable values. The least recently used entry is evicted first.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+namespace jaxgrad {
+
+struct CacheInfo {
+  int64_t hits, misses, size, capacity;
+};
+
+template <class Key, class Value, class KeyHash>
+class LruCache {
+ public:
+  using Shared = std::shared_ptr<const Value>;
+
+  explicit LruCache(size_t capacity) : capacity_(capacity) {}
+
+  // Returns the value of `key`; on a miss, build() makes it.
+  template <class Build>
+  Shared get(const Key& key, Build build) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (auto found = index_.find(key); found != index_.end()) {
+        ++hits_;
+        entries_.splice(entries_.begin(), entries_, found->second);
+        return found->second->second;
+      }
+      ++misses_;
+    }
+    // The lock is not held while building. If two threads build the same value, the first one inserted stays.
+    Shared value = build();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (auto found = index_.find(key); found != index_.end()) return found->second->second;
+    insert(key, value);
+    return value;
+  }
+
+  // Inserts or replaces the value of `key`.
+  void put(const Key& key, Shared value) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (auto found = index_.find(key); found != index_.end()) {
+      found->second->second = std::move(value);
+    } else {
+      insert(key, std::move(value));
+    }
+  }
+
+  // Inserts the value unless `key` has one already.
+  void add(const Key& key, Shared value) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (index_.find(key) == index_.end()) insert(key, std::move(value));
+  }
+
+  CacheInfo info() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return {hits_, misses_, static_cast<int64_t>(entries_.size()), static_cast<int64_t>(capacity_)};
+  }
+
+ private:
+  void insert(const Key& key, Shared value) {
+    entries_.emplace_front(key, std::move(value));
+    index_.emplace(key, entries_.begin());
+    if (entries_.size() > capacity_) {
+      index_.erase(entries_.back().first);
+      entries_.pop_back();
+    }
+  }
+
+  using Entry = std::pair<Key, Shared>;
+  const size_t capacity_;
+  std::mutex mutex_;
+  std::list<Entry> entries_;  // most recently used first
+  std::unordered_map<Key, typename std::list<Entry>::iterator, KeyHash> index_;
+  int64_t hits_ = 0, misses_ = 0;
+};
+
+}  // namespace jaxgrad

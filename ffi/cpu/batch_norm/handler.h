@@ -1,0 +1,12 @@
+// The FFI handlers of batch normalization on the CPU.
+#pragma once
+
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxgrad {
+
+XLA_FFI_DECLARE_HANDLER_SYMBOL(jaxgrad_cpu_batch_norm_statistics);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(jaxgrad_cpu_batch_norm_normalize);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(jaxgrad_cpu_batch_norm_backward);
+
+}  // namespace jaxgrad

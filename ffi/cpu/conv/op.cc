@@ -1,0 +1,85 @@
+#include "cpu/conv/op.h"
+
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <string>
+
+#include "cpu/conv/onednn_plan.h"
+
+namespace jaxgrad {
+namespace {
+
+constexpr size_t kCapacity = 512;
+
+bool is_channels_last(const ConvOperand& operand) { return operand.strides[1] == 1; }
+
+// Whether the convolution is one matrix product per image, which reads features-first activations without a copy.
+bool is_pointwise(const ConvKey& key) {
+  bool pointwise = key.groups == 1;
+  for (int i = 0; i < key.spatial; ++i)
+    pointwise = pointwise && key.w.sizes[i + 2] == 1 && key.window_strides[i] == 1 && key.padding_low[i] == 0 &&
+                key.padding_high[i] == 0;
+  return pointwise;
+}
+
+bool is_gemm(const ConvPlan& plan) { return plan.implementation().find("gemm") != std::string::npos; }
+
+// Selects the layout of the activations, by measurements:
+//   - Input gradients of few features: features first. oneDNN computes a matrix product and gathers the result from all
+//     windows; its direct kernels would pad the features to blocks of 16.
+//   - Channels-last activations and 1x1 windows: the layout of the caller.
+//   - Other activations: the layout that oneDNN prefers, at the cost of a reorder. If the weight gradient would then be
+//   a
+//     matrix product on a copy of all windows (depthwise convolutions: 6 times slower), channels last, if oneDNN has a
+//     direct kernel for it.
+std::shared_ptr<const ConvPlan> build_plan(const ConvKey& key) {
+  constexpr int64_t kFewFeatures = 4;
+  if (key.pass == ConvPass::kInputGradient && key.groups == 1 && key.x.sizes[1] <= kFewFeatures)
+    return make_onednn_plan(key, ConvLayout::kFeaturesFirst);
+  if ((is_channels_last(key.x) && is_channels_last(key.y)) || is_pointwise(key))
+    return make_onednn_plan(key, ConvLayout::kCaller);
+  auto plan = make_onednn_plan(key, ConvLayout::kAny);
+  if (key.pass != ConvPass::kWeightGradient || !is_gemm(*plan)) return plan;
+  auto channels_last = make_onednn_plan(key, ConvLayout::kChannelsLast);
+  return is_gemm(*channels_last) ? plan : channels_last;
+}
+
+LruCache<ConvKey, ConvPlan, ConvKeyHash>& cache() {
+  static LruCache<ConvKey, ConvPlan, ConvKeyHash> plans(kCapacity);
+  return plans;
+}
+
+}  // namespace
+
+std::shared_ptr<const ConvPlan> conv_plan(const ConvKey& key) {
+  return cache().get(key, [&] { return build_plan(key); });
+}
+
+CacheInfo conv_plan_cache_info() { return cache().info(); }
+
+int64_t conv_workspace(const ConvPlan& plan, const ConvSchedule& schedule) {
+  return schedule.num_workers * plan.workspace_bytes();
+}
+
+void run_conv(const ConvPlan& plan, const ConvSchedule& schedule, const ConvArrays& arrays, std::byte* workspace,
+              Parallel& parallel) {
+  std::atomic<int64_t> next{0};
+  std::exception_ptr error;
+  std::mutex error_mutex;
+  auto worker = [&](int64_t index) {
+    std::byte* const own_workspace = workspace + index * plan.workspace_bytes();
+    try {
+      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < schedule.num_problems;)
+        plan.run(arrays.first.of(i), arrays.second.of(i), arrays.bias.of(i), arrays.result.of(i), own_workspace);
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(error_mutex);
+      error = std::current_exception();
+    }
+  };
+  parallel.run(schedule.num_workers, &worker,
+               [](void* context, int64_t index) { (*static_cast<decltype(worker)*>(context))(index); });
+  if (error) std::rethrow_exception(error);
+}
+
+}  // namespace jaxgrad

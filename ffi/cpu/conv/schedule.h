@@ -1,0 +1,27 @@
+// A call may compute several independent problems of the same geometry, for example under vmap. The schedule assigns
+// threads to them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cpu/conv/plan_key.h"
+
+namespace jaxgrad {
+
+struct ConvSchedule {
+  ConvKey key;  // of one problem
+  int64_t num_problems = 1;
+  int64_t num_workers = 1;  // tasks that share the problems, each with a workspace of its own
+};
+
+// Whether the arrays have an axis of independent problems.
+bool has_problem_axis(const ConvArguments& arguments);
+
+// Checks the arguments and assigns threads. With independent problems, w and the bias have an additional first axis. x
+// and y have this axis too, or their batch, if it is their first axis, is num_problems times as large. If a check
+// fails, `error` is set and the result is meaningless.
+ConvSchedule make_conv_schedule(ConvPass pass, ConvType type, bool has_bias, ConvArguments arguments,
+                                std::string& error);
+
+}  // namespace jaxgrad

@@ -1,0 +1,54 @@
+#include "cpu/runtime/xla_parallel.h"
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <thread>
+
+namespace jaxgrad {
+namespace {
+
+struct Loop {
+  Loop(int64_t tasks, void* context, Parallel::Body body) : tasks(tasks), context(context), body(body) {}
+
+  void work() {
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
+      body(context, i);
+      done.fetch_add(1, std::memory_order_release);
+    }
+  }
+
+  const int64_t tasks;
+  void* const context;
+  const Parallel::Body body;
+  alignas(64) std::atomic<int64_t> next{0};
+  alignas(64) std::atomic<int64_t> done{0};
+};
+
+}  // namespace
+
+XlaParallel::XlaParallel(xla::ffi::ThreadPool& pool)
+    : pool_(pool), threads_(std::max<int64_t>(1, pool.num_threads())) {}
+
+void XlaParallel::run(int64_t tasks, void* context, Body body) {
+  const int64_t helpers = std::min(threads_, tasks) - 1;
+  if (helpers <= 0) {
+    for (int64_t i = 0; i < tasks; ++i) body(context, i);
+    return;
+  }
+  // Shared ownership: the pool may start a helper after the loop has ended. Such a helper finds no task left.
+  auto loop = std::make_shared<Loop>(tasks, context, body);
+  for (int64_t i = 0; i < helpers; ++i) pool_.Schedule([loop] { loop->work(); });
+  loop->work();
+  for (int spins = 0; loop->done.load(std::memory_order_acquire) < tasks; ++spins) {
+    if (spins < 10000) {
+      _mm_pause();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
+}  // namespace jaxgrad

@@ -1,0 +1,43 @@
+// Describes a convolution, and the bias and relu that the same kernel applies, as a cuDNN operation graph, and lists
+// the engines that cuDNN offers for it.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "cuda/conv/plan_key.h"
+#include "cuda/runtime/cudnn.h"
+
+namespace jaxgrad {
+
+constexpr int64_t kXId = 1, kWId = 2, kYId = 3, kBiasId = 4;  // ids of the tensors in the graph
+
+// The geometry of the bias, with the axes of y.
+ConvOperand bias_of(const ConvKey& key);
+
+struct ConvGraph {
+  // Each descriptor may refer to the ones before it. The last one is the graph. A deque does not move its elements when
+  // it grows, so references to them stay valid.
+  std::deque<cudnn::Descriptor> descriptors;
+
+  const cudnn::Descriptor& graph() const { return descriptors.back(); }
+};
+
+ConvGraph conv_graph(const ConvKey& key, const cudnn::Handle& handle);
+
+// An engine with the values of its knobs.
+struct ConvCandidate {
+  cudnn::Descriptor config;
+  int64_t workspace_bytes;
+  std::string name;  // "engine 52"
+};
+
+// The candidates that respect the math settings of the key, in the order of the lists of cuDNN that the search uses.
+std::vector<ConvCandidate> conv_candidates(const ConvKey& key, const ConvGraph& graph);
+
+// The number of an engine and the values of its knobs, such as "eng52_k3=1_k5=2". Unique within a list of candidates.
+std::string tag_of(const ConvCandidate& candidate);
+
+}  // namespace jaxgrad

@@ -1,0 +1,42 @@
+// Stores the results of the exhaustive search: for all devices of a kind in one process and, if a directory is set, for
+// other processes, in one small file per key.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+namespace jaxgrad {
+
+// Several threads and processes may share a directory. A file is written under a temporary name and then renamed, so a
+// reader finds a complete file or none. A file that is truncated, damaged or has another key is ignored and replaced.
+// No function throws: if the directory cannot be used, the search runs again.
+class PlanStore {
+ public:
+  struct Info {
+    int64_t hits, misses;
+    std::string error;  // of the last write that failed; empty if none failed
+  };
+
+  // Sets the directory, which is created at the first write. An empty path disables files.
+  void use_directory(const std::string& directory);
+  // The value of `key`, from memory or from the directory. Keys and values are lines of text.
+  std::optional<std::string> find(const std::string& key);
+  void put(const std::string& key, const std::string& value);
+  Info info();
+
+ private:
+  std::optional<std::string> read_file(const std::string& directory, const std::string& key);
+  void write_file(const std::string& directory, const std::string& key, const std::string& value);
+
+  std::mutex mutex_;  // guards the members below; not held during file operations
+  std::unordered_map<std::string, std::string> values_;
+  std::string directory_, error_;
+  int64_t hits_ = 0, misses_ = 0;
+};
+
+PlanStore& plan_store();  // the store of this process
+
+}  // namespace jaxgrad

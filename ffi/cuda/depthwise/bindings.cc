@@ -1,0 +1,88 @@
+#include "cuda/depthwise/bindings.h"
+
+#include <nanobind/stl/string.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/conv_bindings.h"
+#include "cuda/depthwise/kernel_source.h"
+#include "cuda/depthwise/op.h"
+#include "cuda/runtime/nvrtc.h"
+
+namespace nb = nanobind;
+
+namespace jaxgrad {
+namespace {
+
+DepthwiseKey make_key(int64_t device, int64_t type, const ConvShapes& shapes, const nb::dict& layout) {
+  DepthwiseKey key;
+  static_cast<ConvProblem&>(key) = make_conv_problem(ConvPass::kWeightGradient, shapes, layout);
+  key.type = static_cast<FloatType>(type);
+  key.device = static_cast<int>(device);
+  return key;
+}
+
+std::string rejection_of(int64_t device, int64_t type, const ConvShapes& shapes, const nb::dict& layout) {
+  try {
+    check_depthwise(make_key(device, type, shapes, layout));
+  } catch (const NoPlan& error) {
+    return error.what();
+  }
+  return "";
+}
+
+int64_t plan_of(int64_t device, int64_t type, const ConvShapes& shapes, const nb::dict& layout) {
+  const DepthwiseKey key = make_key(device, type, shapes, layout);
+  const nb::gil_scoped_release release;
+  const driver::CurrentDevice current(key.device);
+  return depthwise_plan(key)->workspace_bytes();
+}
+
+// The source that would be compiled for a GPU, without kDeviceSource, and the launch parameters. The GPU need not
+// exist.
+nb::dict program_of(int64_t architecture, int64_t multiprocessors, int64_t shared_bytes, int64_t shared_bytes_in_all,
+                    int64_t type, const ConvShapes& shapes, const nb::dict& layout) {
+  std::string reason;
+  const auto shape = depthwise_shape(make_conv_problem(ConvPass::kWeightGradient, shapes, layout),
+                                     static_cast<FloatType>(type), reason);
+  if (!shape) throw nb::value_error(reason.c_str());
+  const Gpu gpu{static_cast<int>(architecture), static_cast<int>(multiprocessors), shared_bytes, shared_bytes_in_all};
+  const auto tiling = depthwise_tiling(*shape, gpu);
+  if (!tiling) throw nb::value_error("no tiling fits the GPU");
+  nb::dict program;
+  program["definitions"] = depthwise_definitions(*shape, *tiling);
+  program["source"] = kDepthwiseWeightGradientSource;
+  program["chunks"] = tiling->chunks;
+  program["shares"] = tiling->shares;
+  program["threads"] = tiling->threads;
+  program["shared_bytes"] = tiling->shared_bytes;
+  program["workspace_bytes"] = tiling->partial_bytes(*shape);
+  return program;
+}
+
+void load_nvrtc(const std::vector<std::string>& paths) { nvrtc::load(paths); }
+
+void check_nvrtc(int64_t device) {
+  const nb::gil_scoped_release release;
+  check_compiler(static_cast<int>(device));
+}
+
+}  // namespace
+
+void bind_depthwise(nb::module_& module) {
+  module.def("load_nvrtc", &load_nvrtc, nb::arg("paths"), "Opens NVRTC; raises RuntimeError if it cannot be used.");
+  module.def("check_nvrtc", &check_nvrtc, nb::arg("device"),
+             "Raises RuntimeError if NVRTC cannot compile for a device.");
+  module.def("depthwise_weight_gradient_rejection", &rejection_of, nb::arg("device"), nb::arg("type"),
+             nb::arg("shapes"), nb::arg("layout"), "Why the kernel does not support a problem; empty if it does.");
+  module.def("depthwise_weight_gradient_plan", &plan_of, nb::arg("device"), nb::arg("type"), nb::arg("shapes"),
+             nb::arg("layout"), "Compiles and loads the kernels of a problem; returns the bytes of workspace.");
+  module.def("depthwise_weight_gradient_program", &program_of, nb::arg("architecture"), nb::arg("multiprocessors"),
+             nb::arg("shared_bytes"), nb::arg("shared_bytes_in_all"), nb::arg("type"), nb::arg("shapes"),
+             nb::arg("layout"), "The source and launch parameters for a GPU, which need not exist.");
+}
+
+}  // namespace jaxgrad

@@ -1,0 +1,109 @@
+#include "cuda/depthwise/op.h"
+
+#include <array>
+#include <functional>
+#include <limits>
+
+#include "common/lru_cache.h"
+#include "cuda/depthwise/kernel_source.h"
+#include "cuda/runtime/device_source.h"
+#include "cuda/runtime/nvrtc.h"
+
+namespace jaxgrad {
+namespace {
+
+constexpr size_t kCapacity = std::numeric_limits<size_t>::max();  // unbounded: a CUDA graph may run any plan later
+constexpr int kMinArchitecture = 80;                              // asynchronous copies to shared memory
+
+Gpu gpu_of(int device) {
+  CUdevice found = 0;
+  JAXGRAD_DRIVER(driver::api().cuDeviceGet(&found, device));
+  const auto attribute = [&](CUdevice_attribute which) {
+    int value = 0;
+    JAXGRAD_DRIVER(driver::api().cuDeviceGetAttribute(&value, which, found));
+    return value;
+  };
+  return {10 * attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
+              attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+          attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+          attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+          attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)};
+}
+
+struct KeyHash {
+  size_t operator()(const DepthwiseKey& key) const {
+    Hash hash;
+    hash.mix(static_cast<const ConvProblem&>(key));
+    hash.mix(static_cast<int64_t>(key.type));
+    hash.mix(key.device);
+    return hash.value();
+  }
+};
+
+LruCache<DepthwiseKey, DepthwisePlan, KeyHash>& cache() {
+  static auto& plans = *new LruCache<DepthwiseKey, DepthwisePlan, KeyHash>(kCapacity);
+  return plans;
+}
+
+struct Variant {
+  DepthwiseShape shape;
+  DepthwiseTiling tiling;
+  Gpu gpu;
+};
+
+Variant find_variant(const DepthwiseKey& key) {
+  std::string reason;
+  const auto shape = depthwise_shape(key, key.type, reason);
+  if (!shape) throw NoPlan("the depthwise kernel does not support this convolution: " + reason);
+  const Gpu gpu = gpu_of(key.device);
+  if (gpu.architecture < kMinArchitecture)
+    throw NoPlan("the depthwise kernel requires a GPU of compute capability 8.0 or later");
+  const auto tiling = depthwise_tiling(*shape, gpu);
+  if (!tiling) throw NoPlan("the tiles of the depthwise kernel would be too large for the GPU");
+  return {*shape, *tiling, gpu};
+}
+
+std::shared_ptr<const DepthwisePlan> build(const DepthwiseKey& key) {
+  const Variant variant = find_variant(key);
+  const driver::RelaxedCapture relaxed;
+  return std::make_shared<const DepthwisePlan>(variant.shape, variant.tiling, variant.gpu);
+}
+
+unsigned narrow(int64_t value) { return static_cast<unsigned>(value); }
+
+}  // namespace
+
+DepthwisePlan::DepthwisePlan(const DepthwiseShape& shape, const DepthwiseTiling& t, const Gpu& gpu)
+    : tiling_(t),
+      workspace_bytes_(t.partial_bytes(shape)),
+      dw_elements_(shape.taps() * shape.C),
+      module_(nvrtc::compile(depthwise_definitions(shape, t) + kDeviceSource + kDepthwiseWeightGradientSource,
+                             gpu.architecture)),
+      partial_(module_.function("depthwise_weight_gradient_partial")),
+      sum_(module_.function("depthwise_weight_gradient_sum")) {
+  JAXGRAD_DRIVER(driver::api().cuFuncSetAttribute(partial_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                                  static_cast<int>(t.shared_bytes)));
+}
+
+void DepthwisePlan::run(CUstream stream, const void* x, const void* dy, void* dw, void* workspace) const {
+  const DepthwiseTiling& t = tiling_;
+  std::array<void*, 3> partial = {&x, &dy, &workspace};
+  JAXGRAD_DRIVER(driver::api().cuLaunchKernel(partial_, narrow(t.chunks), narrow(t.shares), 1, narrow(t.threads), 1, 1,
+                                              narrow(t.shared_bytes), stream, partial.data(), nullptr));
+  int shares = static_cast<int>(t.shares);
+  std::array<void*, 3> sum = {&workspace, &dw, &shares};
+  JAXGRAD_DRIVER(driver::api().cuLaunchKernel(sum_, narrow((dw_elements_ + 31) / 32), 1, 1,
+                                              narrow(32 * kDepthwiseSumSlices), 1, 1, 0, stream, sum.data(), nullptr));
+}
+
+void check_depthwise(const DepthwiseKey& key) { find_variant(key); }
+
+void check_compiler(int device) {
+  nvrtc::compile("extern \"C\" __global__ void nothing() {}", gpu_of(device).architecture);
+}
+
+std::shared_ptr<const DepthwisePlan> depthwise_plan(const DepthwiseKey& key) {
+  return cache().get(key, [&] { return build(key); });
+}
+
+}  // namespace jaxgrad

@@ -1,0 +1,52 @@
+// The weight gradient of depthwise convolutions on the GPU, computed by the kernels of weight_gradient.cu. No XLA
+// types.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "cuda/depthwise/tiling.h"
+#include "cuda/runtime/module.h"
+#include "cuda/runtime/no_plan.h"
+
+namespace jaxgrad {
+
+// Everything that a plan depends on.
+struct DepthwiseKey : ConvProblem {
+  FloatType type{};
+  int device = 0;
+
+  bool operator==(const DepthwiseKey& other) const {
+    return ConvProblem::operator==(other) && type == other.type && device == other.device;
+  }
+};
+
+// The kernels, compiled for one problem and loaded on one device. Immutable.
+class DepthwisePlan {
+ public:
+  DepthwisePlan(const DepthwiseShape& shape, const DepthwiseTiling& tiling, const Gpu& gpu);
+
+  // x and dy are channels last; the workspace has workspace_bytes(). All arrays are aligned to 16 bytes.
+  void run(CUstream stream, const void* x, const void* dy, void* dw, void* workspace) const;
+
+  int64_t workspace_bytes() const { return workspace_bytes_; }
+
+ private:
+  DepthwiseTiling tiling_;
+  int64_t workspace_bytes_, dw_elements_;
+  driver::Module module_;
+  CUfunction partial_, sum_;
+};
+
+// Throws NoPlan if the kernels do not support the problem or the device. Compiles nothing.
+void check_depthwise(const DepthwiseKey& key);
+
+// Throws nvrtc::Error if NVRTC cannot compile for a device.
+void check_compiler(int device);
+
+// Returns the cached plan of a key; on a miss, compiles and loads the kernels. The key's device must be current. Throws
+// NoPlan as check_depthwise() does, nvrtc::Error and driver::Error. Thread-safe; allowed while the stream is captured.
+std::shared_ptr<const DepthwisePlan> depthwise_plan(const DepthwiseKey& key);
+
+}  // namespace jaxgrad

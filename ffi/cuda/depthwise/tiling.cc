@@ -1,0 +1,241 @@
+#include "cuda/depthwise/tiling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+#include <limits>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace jaxgrad {
+namespace {
+
+constexpr int64_t kRegisters = 65536;      // per multiprocessor
+constexpr int64_t kMaxRegisters = 250;     // per thread
+constexpr double kCopyInstructions = 9;    // per copy
+constexpr int64_t kOtherRegisters = 20;    // besides the sums and the loaded elements
+constexpr int64_t kReservedShared = 1024;  // bytes of shared memory per block that the driver uses
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The number of elements of x that `count` neighboring elements of dy are multiplied with, along one axis.
+int64_t x_elements(int64_t count, int64_t stride, int64_t taps, int64_t dilation) {
+  std::set<int64_t> offsets;
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t k = 0; k < taps; ++k) offsets.insert(i * stride + k * dilation);
+  return static_cast<int64_t>(offsets.size());
+}
+
+// The number of elements per copy: 16 bytes, or fewer if the channels of a pixel or of a block are no multiple.
+int64_t vector_of(const DepthwiseShape& shape, int64_t block_channels) {
+  int64_t vector = 16 / shape.element_bytes();
+  while (shape.C % vector != 0 || block_channels % vector != 0) vector /= 2;
+  return vector;
+}
+
+std::vector<int64_t> block_channels(const DepthwiseShape& shape) {
+  std::vector<int64_t> found;
+  for (int64_t channels : {16, 32, 48, 64, 96})
+    if (channels <= shape.C && (shape.C % channels == 0 || channels == 32)) found.push_back(channels);
+  if (shape.C <= 64 && std::find(found.begin(), found.end(), shape.C) == found.end()) found.push_back(shape.C);
+  return found;
+}
+
+// The numbers of parts of `part` elements that are tried for a tile along an axis of `size` elements.
+std::vector<int64_t> part_counts(int64_t size, int64_t part) {
+  const int64_t all = ceil_div(size, part);
+  std::set<int64_t> found;
+  for (int64_t count : {1, 2, 3, 4, 7, 8, 14, 16}) found.insert(std::min<int64_t>(count, all));
+  return {found.begin(), found.end()};
+}
+
+// The work of one thread for one tile.
+struct Work {
+  int64_t products, loads, registers;
+};
+
+Work work_of(const DepthwiseShape& s, const DepthwiseTiling& t) {
+  const int64_t columns = x_elements(t.SUB_W, s.SW, s.KW, s.DW), rows = x_elements(t.SUB_H, s.SH, t.KG, s.DH);
+  const int64_t own = t.SUB_H * t.SUB_W;
+  return {own * t.KG * s.KW, own + rows * columns,
+          own + t.KG * s.KW + std::min<int64_t>(columns, 14) + kOtherRegisters};
+}
+
+// The rows and columns of x that a tile of dy needs.
+int64_t x_rows(const DepthwiseShape& s, const DepthwiseTiling& t) {
+  return (t.TH - 1) * s.SH + (t.GROUPS * t.KG - 1) * s.DH + 1;
+}
+int64_t x_columns(const DepthwiseShape& s, const DepthwiseTiling& t) {
+  return (t.TW - 1) * s.SW + (s.KW - 1) * s.DW + 1;
+}
+
+int64_t stage_elements(const DepthwiseShape& s, const DepthwiseTiling& t) {
+  return t.TN * (x_rows(s, t) * x_columns(s, t) + t.TH * t.TW) * t.CC;
+}
+
+// Computes the dependent members of the tiling. Returns false if the GPU lacks the resources.
+bool complete(const DepthwiseShape& s, const Gpu& gpu, const Work& work, DepthwiseTiling& t) {
+  const int64_t subs = t.TN * (t.TH / t.SUB_H) * (t.TW / t.SUB_W);
+  t.threads = subs * t.GROUPS * t.CC;
+  if (t.threads < 32 || t.threads > 1024) return false;
+  const int64_t warps = ceil_div(t.threads, 32);
+  if (work.registers > std::min(kMaxRegisters, kRegisters / (warps * 32 * t.BLOCKS))) return false;
+  t.shared_bytes = std::max(t.STAGES * stage_elements(s, t) * s.element_bytes(),
+                            subs * t.GROUPS * t.KG * s.KW * t.CC * static_cast<int64_t>(sizeof(float)));
+  if (t.shared_bytes > gpu.shared_bytes) return false;
+  if ((t.shared_bytes + kReservedShared) * t.BLOCKS > gpu.shared_bytes_in_all) return false;
+  t.tiles = ceil_div(s.N, t.TN) * ceil_div(s.HO, t.TH) * ceil_div(s.WO, t.TW);
+  t.chunks = ceil_div(s.C, t.CC);
+  const int64_t most = std::clamp<int64_t>(gpu.multiprocessors * t.BLOCKS / t.chunks, 1, t.tiles);
+  t.shares = ceil_div(t.tiles, ceil_div(t.tiles, most));  // the fewest blocks that need the same number of rounds
+  return true;
+}
+
+// The number of copies of one thread for a box of a tile; see copy_box() in the kernel.
+int64_t copies(const DepthwiseTiling& t, int64_t rows, int64_t columns) {
+  const int64_t lanes = columns * t.CC / t.VECTOR, passes = ceil_div(lanes, t.threads);
+  return passes * t.TN * ceil_div(rows, passes > 1 ? 1 : t.threads / lanes);
+}
+
+// A rough estimate of the time in microseconds on an H200, with coefficients fitted to the times of about 300 tilings
+// of 24 shapes. Use it only to compare tilings.
+double estimate(const DepthwiseShape& s, const Gpu& gpu, const DepthwiseTiling& t, const Work& work) {
+  const auto real = [](int64_t value) { return static_cast<double>(value); };
+  const double warps = real(t.threads) / 32, bytes = real(stage_elements(s, t) * s.element_bytes());
+  const double load = s.element_bytes() == 2 ? 2.5 : 1;  // instructions
+  const double copied = real(copies(t, x_rows(s, t), x_columns(s, t)) + copies(t, t.TH, t.TW));
+  const double instructions = real(work.products) + load * real(work.loads) + kCopyInstructions * copied + 35;
+  const int64_t rounds = ceil_div(t.tiles, t.shares);
+  const int64_t resident = std::min(t.BLOCKS, ceil_div(t.shares * t.chunks, gpu.multiprocessors));  // blocks
+  const double issued = std::min(0.98, 0.3 + 0.04 * warps * real(resident));  // share of the issue slots
+  const double compute = real(rounds * resident) * warps * instructions / 4 / issued / 1750;
+  const double cache = real(t.tiles * t.chunks) * bytes / 6.9e6;
+  const double size = real(s.N * (s.H * s.W + s.HO * s.WO) * s.C * s.element_bytes());
+  const double piece = real(t.CC * s.element_bytes());  // contiguous bytes
+  const double pieces = 1 + 0.04 * std::max(0.0, 128 / piece - 1);
+  const double memory = size / 5.3e6 * pieces * std::max(1.0, 64e3 / (real((t.STAGES - 1) * resident) * bytes));
+  return std::sqrt(compute * compute + cache * cache + memory * memory) + 3;
+}
+
+}  // namespace
+
+std::optional<DepthwiseShape> depthwise_shape(const ConvProblem& problem, FloatType type, std::string& reason) {
+  const auto fail = [&](const char* why) {
+    reason = why;
+    return std::nullopt;
+  };
+  const int n = problem.spatial;
+  if (problem.pass != ConvPass::kWeightGradient) return fail("it computes weight gradients only");
+  if (type == FloatType::kFloat64) return fail("it does not support float64");
+  if (problem.groups != problem.x.sizes[1] || problem.w.sizes[0] != problem.groups)
+    return fail("the convolution is not depthwise");
+  if (n > 2) return fail("it supports one or two spatial dimensions");
+  DepthwiseShape s{};
+  s.type = type;
+  s.N = problem.x.sizes[0];
+  s.C = problem.x.sizes[1];
+  const int w = n + 1;  // the last spatial axis of an operand
+  const auto of = [&](const ConvOperand& operand, int axis) { return axis < 2 ? 1 : operand.sizes[axis]; };
+  s.H = of(problem.x, w - 1), s.W = of(problem.x, w);
+  s.HO = of(problem.y, w - 1), s.WO = of(problem.y, w);
+  s.KH = of(problem.w, w - 1), s.KW = of(problem.w, w);
+  s.SH = n == 2 ? problem.window_strides[0] : 1, s.SW = problem.window_strides[n - 1];
+  s.PH = n == 2 ? problem.padding_low[0] : 0, s.PW = problem.padding_low[n - 1];
+  s.DH = n == 2 ? problem.rhs_dilation[0] : 1, s.DW = problem.rhs_dilation[n - 1];
+  const auto channels_last = [&](const ConvOperand& operand, int64_t height, int64_t width) {
+    return operand.strides[1] == 1 && operand.strides[w] == s.C && (n == 1 || operand.strides[2] == width * s.C) &&
+           operand.strides[0] == height * width * s.C;
+  };
+  if (!channels_last(problem.x, s.H, s.W) || !channels_last(problem.y, s.HO, s.WO))
+    return fail("the operands must be channels last");
+  s.taps_last = problem.w.strides[w] == 1;  // also true for a single channel
+  const int64_t column = s.taps_last ? 1 : s.C, channel = s.taps_last ? s.taps() : 1;
+  if (problem.w.strides[w] != column || (n == 2 && problem.w.strides[2] != s.KW * column) ||
+      (s.C > 1 && problem.w.strides[0] != channel))
+    return fail("the channels of the weights must come first or last");
+  if (s.C * s.element_bytes() % 4 != 0) return fail("the channels of a pixel must be a multiple of 4 bytes");
+  constexpr int64_t max = std::numeric_limits<int32_t>::max();
+  if (s.H * s.W * s.C > max / 64 || s.N > max || s.HO * s.WO * s.N > max || s.taps() * s.C > max / 4096)
+    return fail("the arrays are too large for 32-bit indices");
+  return s;
+}
+
+std::optional<DepthwiseTiling> depthwise_tiling(const DepthwiseShape& shape, const Gpu& gpu) {
+  std::optional<DepthwiseTiling> best;
+  double best_time = std::numeric_limits<double>::max();
+  DepthwiseTiling t{};
+  const auto consider = [&](const Work& work) {
+    if (!complete(shape, gpu, work, t)) return;
+    const double time = estimate(shape, gpu, t, work);
+    if (time < best_time) best = t, best_time = time;
+  };
+  const auto tiles = [&](const Work& work) {
+    for (const int64_t rows : part_counts(shape.HO, t.SUB_H))
+      for (const int64_t columns : part_counts(shape.WO, t.SUB_W))
+        for (const int64_t images : {1, 2, 4}) {
+          t.TH = rows * t.SUB_H, t.TW = columns * t.SUB_W, t.TN = images;
+          if (images > 1 && (images > shape.N || t.TH < shape.HO || t.TW < shape.WO)) continue;
+          for (const int64_t channels : block_channels(shape)) {
+            t.CC = channels, t.VECTOR = vector_of(shape, channels);
+            for (const int64_t stages : {2, 3})
+              for (const int64_t blocks : {1, 2, 3, 4}) {
+                t.STAGES = stages, t.BLOCKS = blocks;
+                consider(work);
+              }
+          }
+        }
+  };
+  std::set<int64_t> seen;
+  for (t.GROUPS = 1; t.GROUPS <= shape.KH; ++t.GROUPS) {
+    t.KG = ceil_div(shape.KH, t.GROUPS);
+    if (!seen.insert(t.KG).second) continue;  // as many rows per group as with fewer groups
+    for (const int64_t sub_h : {1, 2, 3, 4, 7, 8})
+      for (const int64_t sub_w : {1, 2, 4, 7, 8, 14}) {
+        t.SUB_H = sub_h, t.SUB_W = sub_w;
+        if (sub_h > shape.HO || (sub_w > shape.WO && sub_w > 4)) continue;
+        const Work work = work_of(shape, t);
+        if (work.registers <= kMaxRegisters) tiles(work);
+      }
+  }
+  return best;
+}
+
+std::string depthwise_definitions(const DepthwiseShape& s, const DepthwiseTiling& t) {
+  const std::pair<const char*, int64_t> numbers[] = {
+      {"ELEMENT_IS_BFLOAT16", s.type == FloatType::kBFloat16},
+      {"TAPS_LAST", s.taps_last},
+      {"SLICES", kDepthwiseSumSlices},
+      {"N", s.N},
+      {"H", s.H},
+      {"W", s.W},
+      {"C", s.C},
+      {"HO", s.HO},
+      {"WO", s.WO},
+      {"KH", s.KH},
+      {"KW", s.KW},
+      {"SH", s.SH},
+      {"SW", s.SW},
+      {"PH", s.PH},
+      {"PW", s.PW},
+      {"DH", s.DH},
+      {"DW", s.DW},
+      {"SUB_H", t.SUB_H},
+      {"SUB_W", t.SUB_W},
+      {"TN", t.TN},
+      {"TH", t.TH},
+      {"TW", t.TW},
+      {"CC", t.CC},
+      {"GROUPS", t.GROUPS},
+      {"KG", t.KG},
+      {"STAGES", t.STAGES},
+      {"BLOCKS", t.BLOCKS},
+      {"VECTOR", t.VECTOR},
+  };
+  std::string definitions = std::string("#define T ") + (s.type == FloatType::kFloat32 ? "float" : "Half") + "\n";
+  for (const auto& [name, value] : numbers)
+    definitions += std::string("#define ") + name + " " + std::to_string(value) + "\n";
+  return definitions;
+}
+
+}  // namespace jaxgrad

@@ -1,0 +1,151 @@
+// The weight gradient of a depthwise convolution:
+//   dw[kh, kw, c] = sum over n, i, j of dy[n, i, j, c] * x[n, i SH - PH + kh DH, j SW - PW + kw DW, c].
+// The host defines what is in capitals. A block owns CC channels and goes through its share of the tiles of dy, TN
+// images by TH rows by TW columns, while the copies of the tiles to come are under way. A thread owns one channel of
+// SUB_H x SUB_W elements of a tile, neighbouring threads neighbouring channels, and one sum in a register for each of
+// KG x KW taps of the window, whose rows are shared out among GROUPS threads. Where a tile reaches beyond dy its
+// elements are zeros, so that an infinity or NaN in x, whose channel's gradients are lost anyway, may reach more taps
+// than its own.
+constexpr int XH = (TH - 1) * SH + (GROUPS * KG - 1) * DH + 1;  // rows and columns of x of a tile
+constexpr int XW = (TW - 1) * SW + (KW - 1) * DW + 1;
+constexpr int X_PIXELS = TN * XH * XW, DY_PIXELS = TN * TH * TW;
+constexpr int TILES_H = (HO + TH - 1) / TH, TILES_W = (WO + TW - 1) / TW, TILES_N = (N + TN - 1) / TN;
+constexpr int TILES = TILES_H * TILES_W * TILES_N;
+constexpr int SUBS_H = TH / SUB_H, SUBS_W = TW / SUB_W, SUBS = TN * SUBS_H * SUBS_W;
+constexpr int THREADS = SUBS * GROUPS * CC;
+constexpr int TAPS = KH * KW, OWN_TAPS = GROUPS * KG * KW;
+constexpr int STAGE = (X_PIXELS + DY_PIXELS) * CC;  // elements
+
+struct Tile {
+  int n, i, j;  // first image, row and column in dy
+};
+
+__device__ inline Tile tile_at(int index) {
+  const int w = index % TILES_W, rest = index / TILES_W;
+  return {rest / TILES_H * TN, rest % TILES_H * TH, w * TW};
+}
+
+// Copies a box of `array`, [N, HEIGHT, WIDTH, C], that starts at (n, h, w, c), to `box`, [TN, ROWS, COLUMNS, CC].
+// Elements outside of the array are zeros. A thread stays in its column, so that a copy costs little more than a
+// comparison.
+template <int HEIGHT, int WIDTH, int ROWS, int COLUMNS>
+__device__ inline void copy_box(T* box, const T* array, int n, int h, int w, int c) {
+  constexpr int LANES = COLUMNS * CC / VECTOR, PASSES = (LANES + THREADS - 1) / THREADS;
+  constexpr int STEP = PASSES > 1 ? 1 : THREADS / LANES;  // rows that the threads copy at once
+  const int first = PASSES > 1 ? 0 : threadIdx.x / LANES;
+  if (PASSES == 1 && THREADS % LANES != 0 && first >= STEP) return;
+#pragma unroll
+  for (int pass = 0; pass < PASSES; ++pass) {
+    const int lane = PASSES > 1 ? pass * THREADS + threadIdx.x : threadIdx.x % LANES;
+    if (PASSES > 1 && LANES % THREADS != 0 && lane >= LANES) break;
+    const int column = w + lane / (CC / VECTOR), channel = c + lane % (CC / VECTOR) * VECTOR;
+    const bool inside = static_cast<unsigned>(column) < WIDTH && (C % CC == 0 || channel < C);
+    const T* const from = array + ((static_cast<long long>(n) * HEIGHT + h + first) * WIDTH + column) * C + channel;
+    T* const to = box + first * COLUMNS * CC + lane * VECTOR;
+#pragma unroll
+    for (int image = 0; image < TN; ++image)
+#pragma unroll
+      for (int row = 0; row < ROWS; row += STEP) {
+        if (ROWS % STEP != 0 && row + first >= ROWS) break;
+        const bool valid = inside && static_cast<unsigned>(h + first + row) < HEIGHT && (N % TN == 0 || n + image < N);
+        copy_async<VECTOR * sizeof(T)>(to + (image * ROWS + row) * COLUMNS * CC,
+                                       from + (image * HEIGHT + row) * WIDTH * C, valid);
+      }
+  }
+}
+
+__device__ inline void copy_tile(T* stage, const T* x, const T* dy, int index, int c) {
+  const Tile tile = tile_at(index);
+  copy_box<H, W, XH, XW>(stage, x, tile.n, tile.i * SH - PH, tile.j * SW - PW, c);
+  copy_box<HO, WO, TH, TW>(stage + X_PIXELS * CC, dy, tile.n, tile.i, tile.j, c);
+}
+
+// Adds the products of a thread's part of a tile to its taps. All register indices are compile-time constants.
+__device__ inline void add_products(float (&sums)[KG][KW], const T* x, const T* dy) {
+  float gradients[SUB_H][SUB_W];
+#pragma unroll
+  for (int i = 0; i < SUB_H; ++i)
+#pragma unroll
+    for (int j = 0; j < SUB_W; ++j) gradients[i][j] = widen(dy[(i * TW + j) * CC]);
+#pragma unroll
+  for (int row = 0; row < (SUB_H - 1) * SH + (KG - 1) * DH + 1; ++row) {
+    float values[(SUB_W - 1) * SW + (KW - 1) * DW + 1];
+#pragma unroll
+    for (int column = 0; column < (SUB_W - 1) * SW + (KW - 1) * DW + 1; ++column)
+      values[column] = widen(x[(row * XW + column) * CC]);  // the compiler removes unused loads
+#pragma unroll
+    for (int kh = 0; kh < KG; ++kh) {
+      const int i = (row - kh * DH) / SH;
+      if (row < kh * DH || (row - kh * DH) % SH != 0 || i >= SUB_H) continue;
+#pragma unroll
+      for (int j = 0; j < SUB_W; ++j)
+#pragma unroll
+        for (int kw = 0; kw < KW; ++kw) sums[kh][kw] += gradients[i][j] * values[j * SW + kw * DW];
+    }
+  }
+}
+
+// partial [gridDim.y, KH, KW, C]: the sums over the tiles of each block. The grid is (channels / CC, shares).
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    depthwise_weight_gradient_partial(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial) {
+  T* const stages = reinterpret_cast<T*>(shared_memory());
+  const int first = blockIdx.x * CC, c = threadIdx.x % CC, part = threadIdx.x / CC;
+  const int group = part % GROUPS, sub = part / GROUPS;
+  const int j = sub % SUBS_W * SUB_W, i = sub / SUBS_W % SUBS_H * SUB_H, n = sub / (SUBS_W * SUBS_H);
+  const int own_x = ((n * XH + i * SH + group * KG * DH) * XW + j * SW) * CC + c;
+  const int own_dy = (X_PIXELS + (n * TH + i) * TW + j) * CC + c;
+
+  float sums[KG][KW];
+#pragma unroll
+  for (int kh = 0; kh < KG; ++kh)
+#pragma unroll
+    for (int kw = 0; kw < KW; ++kw) sums[kh][kw] = 0;
+
+#pragma unroll
+  for (int ahead = 0; ahead < STAGES - 1; ++ahead) {
+    const int tile = blockIdx.y + ahead * gridDim.y;
+    if (tile < TILES) copy_tile(stages + ahead * STAGE, x, dy, tile, first);
+    commit_copies();
+  }
+  int stage = 0;
+#pragma unroll 1
+  for (int tile = blockIdx.y; tile < TILES; tile += gridDim.y) {
+    wait_for_copies<STAGES - 2>();
+    __syncthreads();  // all threads see the tile, and no thread uses the previous stage
+    const int next = tile + (STAGES - 1) * gridDim.y;
+    if (next < TILES) copy_tile(stages + (stage + STAGES - 1) % STAGES * STAGE, x, dy, next, first);
+    commit_copies();
+    add_products(sums, stages + stage * STAGE + own_x, stages + stage * STAGE + own_dy);
+    stage = (stage + 1) % STAGES;
+  }
+
+  __syncthreads();
+  float* const gathered = reinterpret_cast<float*>(shared_memory());  // [SUBS, GROUPS * KG, KW, CC]
+#pragma unroll
+  for (int kh = 0; kh < KG; ++kh)
+#pragma unroll
+    for (int kw = 0; kw < KW; ++kw) gathered[(sub * OWN_TAPS + (group * KG + kh) * KW + kw) * CC + c] = sums[kh][kw];
+  __syncthreads();
+  for (int index = threadIdx.x; index < TAPS * CC; index += THREADS) {
+    float sum = 0;
+    for (int other = 0; other < SUBS; ++other) sum += gathered[other * OWN_TAPS * CC + index];
+    const int channel = first + index % CC;
+    if (C % CC == 0 || channel < C) partial[(blockIdx.y * TAPS + index / CC) * C + channel] = sum;
+  }
+}
+
+// dw [KH, KW, C], or [C, KH, KW] with TAPS_LAST: the sum of `shares` partial sums, in a fixed order.
+extern "C" __global__ void __launch_bounds__(32 * SLICES)
+    depthwise_weight_gradient_sum(const float* __restrict__ partial, T* __restrict__ dw, int shares) {
+  __shared__ float slices[SLICES][32];
+  const int lane = threadIdx.x % 32, slice = threadIdx.x / 32, index = blockIdx.x * 32 + lane;
+  float sum = 0;
+  if (index < TAPS * C)
+    for (int share = slice; share < shares; share += SLICES)
+      sum += partial[static_cast<long long>(share) * TAPS * C + index];
+  slices[slice][lane] = sum;
+  __syncthreads();
+  if (slice > 0 || index >= TAPS * C) return;
+  for (int other = 1; other < SLICES; ++other) sum += slices[other][lane];
+  narrow(sum, &dw[TAPS_LAST ? index % C * TAPS + index / C : index]);
+}

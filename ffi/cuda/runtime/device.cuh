@@ -1,0 +1,48 @@
+// Device functions for the kernels: conversions and asynchronous copies. This text precedes the source of a kernel,
+// since NVRTC is used without headers.
+
+typedef unsigned short Half;  // the bits of a bfloat16 or float16
+
+__device__ inline float widen(float value) { return value; }
+__device__ inline void narrow(float value, float* result) { *result = value; }
+
+#if ELEMENT_IS_BFLOAT16
+__device__ inline float widen(Half bits) { return __uint_as_float(static_cast<unsigned>(bits) << 16); }
+__device__ inline void narrow(float value, Half* result) {
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(*result) : "f"(value));
+}
+#else
+__device__ inline float widen(Half bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+__device__ inline void narrow(float value, Half* result) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(*result) : "f"(value)); }
+#endif
+
+// The dynamic shared memory of the block.
+__device__ inline unsigned char* shared_memory() {
+  extern __shared__ __align__(16) unsigned char memory[];
+  return memory;
+}
+
+// Copies BYTES from global to shared memory asynchronously. If not `valid`, writes zeros and reads nothing.
+template <int BYTES>
+__device__ inline void copy_async(void* shared, const void* global, bool valid) {
+  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const int bytes = valid ? BYTES : 0;
+  if constexpr (BYTES == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(global), "r"(bytes), "n"(BYTES)
+                 : "memory");
+  }
+}
+
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until all but the last LEFT groups of copies of this thread have completed.
+template <int LEFT>
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}

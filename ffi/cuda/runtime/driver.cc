@@ -1,0 +1,163 @@
+#include "cuda/runtime/driver.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+
+namespace jaxgrad::driver {
+namespace {
+
+#define JAXGRAD_TEXT_OF(name) #name
+#define JAXGRAD_TEXT(name) JAXGRAD_TEXT_OF(name)  // expands macros of cuda.h before stringizing
+
+Api open() {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) throw std::runtime_error(std::string("the CUDA driver cannot be opened: ") + dlerror());
+  Api functions;
+  auto find = [&](const char* name) {
+    void* symbol = dlsym(library, name);
+    if (symbol == nullptr) throw std::runtime_error(std::string("the CUDA driver has no function ") + name);
+    return symbol;
+  };
+#define JAXGRAD_DRIVER_FIND(name) functions.name = reinterpret_cast<decltype(functions.name)>(find(JAXGRAD_TEXT(name)));
+  JAXGRAD_DRIVER_FUNCTIONS(JAXGRAD_DRIVER_FIND)
+#undef JAXGRAD_DRIVER_FIND
+  if (functions.cuInit(0) != CUDA_SUCCESS) throw std::runtime_error("the CUDA driver finds no usable GPU");
+  return functions;
+}
+
+constexpr size_t kMinFreeMemory = 64 << 20;  // bytes; the setup of cuDNN takes tens of MB
+
+CUdevice find_device(int ordinal) {
+  CUdevice found = 0;
+  JAXGRAD_DRIVER(api().cuDeviceGet(&found, ordinal));
+  return found;
+}
+
+std::string describe(CUresult status) {
+  const char* text = nullptr;
+  api().cuGetErrorString(status, &text);
+  return text == nullptr ? "unknown error" : text;
+}
+
+}  // namespace
+
+const Api& api() {
+  static const Api functions = open();
+  return functions;
+}
+
+Error::Error(CUresult status, const char* expression, const char* file, int line)
+    : std::runtime_error("CUDA: " + describe(status) + " (status " + std::to_string(status) + ") in " + expression +
+                         " at " + file + ":" + std::to_string(line)),
+      status(status) {}
+
+std::string describe_device(int device) {
+  const CUdevice found = find_device(device);
+  char name[256] = "";
+  JAXGRAD_DRIVER(api().cuDeviceGetName(name, sizeof name, found));
+  const auto attribute = [&](CUdevice_attribute which) {
+    int value = 0;
+    JAXGRAD_DRIVER(api().cuDeviceGetAttribute(&value, which, found));
+    return std::to_string(value);
+  };
+  int driver = 0;
+  JAXGRAD_DRIVER(api().cuDriverGetVersion(&driver));
+  return std::string(name) + ", compute capability " + attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) + "." +
+         attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) + ", " +
+         attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) + " multiprocessors, driver " + std::to_string(driver);
+}
+
+int64_t total_memory(int device) {
+  size_t bytes = 0;
+  JAXGRAD_DRIVER(api().cuDeviceTotalMem(&bytes, find_device(device)));
+  return static_cast<int64_t>(bytes);
+}
+
+int architecture(int device) {
+  const CUdevice found = find_device(device);
+  int major = 0, minor = 0;
+  JAXGRAD_DRIVER(api().cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, found));
+  JAXGRAD_DRIVER(api().cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, found));
+  return 10 * major + minor;
+}
+
+bool is_full() {
+  size_t available = 0, total = 0;
+  return api().cuMemGetInfo(&available, &total) == CUDA_SUCCESS && available < kMinFreeMemory;
+}
+
+OutOfMemory::OutOfMemory(const std::string& error)
+    : std::runtime_error("the GPU's memory is full: less than " + std::to_string(kMinFreeMemory >> 20) +
+                         " MiB are left for cuDNN beside what JAX has reserved, of which "
+                         "XLA_PYTHON_CLIENT_MEM_FRACTION sets the share (" +
+                         error + ")") {}
+
+CurrentDevice::CurrentDevice(int device) : device_(device) {
+  CUcontext context = nullptr;
+  // Never released: the client of JAX holds this context as long as the process lives.
+  JAXGRAD_DRIVER(api().cuDevicePrimaryCtxRetain(&context, find_device(device)));
+  JAXGRAD_DRIVER(api().cuCtxPushCurrent(context));
+  pushed_ = true;
+}
+
+CurrentDevice::CurrentDevice(CUstream stream) {
+  CUcontext context = nullptr;
+  JAXGRAD_DRIVER(api().cuCtxGetCurrent(&context));
+  if (context == nullptr) {
+    JAXGRAD_DRIVER(api().cuStreamGetCtx(stream, &context));
+    JAXGRAD_DRIVER(api().cuCtxPushCurrent(context));
+    pushed_ = true;
+  }
+  CUdevice found = 0;
+  JAXGRAD_DRIVER(api().cuCtxGetDevice(&found));
+  device_ = static_cast<int>(found);
+}
+
+CurrentDevice::~CurrentDevice() {
+  CUcontext popped = nullptr;
+  if (pushed_) api().cuCtxPopCurrent(&popped);
+}
+
+RelaxedCapture::RelaxedCapture() { JAXGRAD_DRIVER(api().cuThreadExchangeStreamCaptureMode(&mode_)); }
+
+RelaxedCapture::~RelaxedCapture() { api().cuThreadExchangeStreamCaptureMode(&mode_); }
+
+bool is_capturing(CUstream stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  JAXGRAD_DRIVER(api().cuStreamIsCapturing(stream, &status));
+  return status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+Memory::Memory(int64_t bytes) : words_(static_cast<size_t>(std::max<int64_t>(bytes, 4) + 3) / 4) {
+  JAXGRAD_DRIVER(api().cuMemAlloc(&pointer_, words_ * 4));
+}
+
+Memory::~Memory() { api().cuMemFree(pointer_); }
+
+void Memory::fill(uint32_t value, CUstream stream) {
+  JAXGRAD_DRIVER(api().cuMemsetD32Async(pointer_, value, words_, stream));
+}
+
+Stopwatch::Stopwatch() {
+  CUstream stream = nullptr;
+  JAXGRAD_DRIVER(api().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  stream_.reset(stream);
+  for (auto* event : {&before_, &after_}) {
+    CUevent created = nullptr;
+    JAXGRAD_DRIVER(api().cuEventCreate(&created, CU_EVENT_DEFAULT));
+    event->reset(created);
+  }
+}
+
+void Stopwatch::start() { JAXGRAD_DRIVER(api().cuEventRecord(before_.get(), stream())); }
+
+float Stopwatch::stop_milliseconds() {
+  float milliseconds = 0;
+  JAXGRAD_DRIVER(api().cuEventRecord(after_.get(), stream()));
+  JAXGRAD_DRIVER(api().cuEventSynchronize(after_.get()));
+  JAXGRAD_DRIVER(api().cuEventElapsedTime(&milliseconds, before_.get(), after_.get()));
+  return milliseconds;
+}
+
+}  // namespace jaxgrad::driver

@@ -1,0 +1,153 @@
+// The CUDA driver, opened at run time. CUDA 12 and 13 share its interface, and every machine with a GPU has it.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+namespace jaxgrad::driver {
+
+// The functions of the driver that are used. If cuda.h renames one by a macro, the renamed function is used throughout.
+#define JAXGRAD_DRIVER_FUNCTIONS(X) \
+  X(cuCtxGetCurrent)                \
+  X(cuCtxGetDevice)                 \
+  X(cuCtxPopCurrent)                \
+  X(cuCtxPushCurrent)               \
+  X(cuDeviceGet)                    \
+  X(cuDeviceGetAttribute)           \
+  X(cuDeviceGetName)                \
+  X(cuDevicePrimaryCtxRetain)       \
+  X(cuDeviceTotalMem)               \
+  X(cuDriverGetVersion)             \
+  X(cuEventCreate)                  \
+  X(cuEventDestroy)                 \
+  X(cuEventElapsedTime)             \
+  X(cuEventRecord)                  \
+  X(cuEventSynchronize)             \
+  X(cuFuncSetAttribute)             \
+  X(cuGetErrorString)               \
+  X(cuInit)                         \
+  X(cuLaunchKernel)                 \
+  X(cuMemAlloc)                     \
+  X(cuMemFree)                      \
+  X(cuMemGetInfo)                   \
+  X(cuMemsetD32Async)               \
+  X(cuModuleGetFunction)            \
+  X(cuModuleLoadData)               \
+  X(cuModuleUnload)                 \
+  X(cuStreamCreate)                 \
+  X(cuStreamDestroy)                \
+  X(cuStreamGetCtx)                 \
+  X(cuStreamIsCapturing)            \
+  X(cuStreamSynchronize)            \
+  X(cuThreadExchangeStreamCaptureMode)
+
+struct Api {
+#define JAXGRAD_DRIVER_MEMBER(name) decltype(&::name) name;
+  JAXGRAD_DRIVER_FUNCTIONS(JAXGRAD_DRIVER_MEMBER)
+#undef JAXGRAD_DRIVER_MEMBER
+};
+
+// Opens libcuda.so.1 and initializes it, once per process. Throws std::runtime_error if it cannot be used.
+const Api& api();
+
+class Error : public std::runtime_error {
+ public:
+  Error(CUresult status, const char* expression, const char* file, int line);
+  const CUresult status;
+};
+
+#define JAXGRAD_DRIVER(expression)                                                     \
+  do {                                                                                 \
+    const CUresult jaxgrad_status = (expression);                                      \
+    if (jaxgrad_status != CUDA_SUCCESS)                                                \
+      throw ::jaxgrad::driver::Error(jaxgrad_status, #expression, __FILE__, __LINE__); \
+  } while (false)
+
+// Name, compute capability and number of multiprocessors of a device, and the driver: timings hold for equal
+// descriptions.
+std::string describe_device(int device);
+
+int64_t total_memory(int device);  // bytes
+
+int architecture(int device);  // 10 * major + minor compute capability
+
+// Whether the current device has almost no free memory.
+bool is_full();
+
+// The memory of the device is full. cuDNN reports an internal error in this case.
+class OutOfMemory : public std::runtime_error {
+ public:
+  explicit OutOfMemory(const std::string& error);
+};
+
+// Makes the primary context of a device, which JAX uses, current for the thread; restores the context when destroyed.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int device);
+  // Keeps the current context if there is one, otherwise makes that of the stream current.
+  explicit CurrentDevice(CUstream stream);
+  ~CurrentDevice();
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+  int device() const { return device_; }
+
+ private:
+  int device_ = 0;
+  bool pushed_ = false;
+};
+
+// During its lifetime the thread may load code and allocate memory while it captures a stream.
+class RelaxedCapture {
+ public:
+  RelaxedCapture();
+  ~RelaxedCapture();
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+bool is_capturing(CUstream stream);
+
+// Device memory that is not allocated through JAX. Throws Error with CUDA_ERROR_OUT_OF_MEMORY.
+class Memory {
+ public:
+  explicit Memory(int64_t bytes);
+  ~Memory();
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  void* data() const { return reinterpret_cast<void*>(pointer_); }
+  void fill(uint32_t value, CUstream stream);
+
+ private:
+  CUdeviceptr pointer_ = 0;
+  size_t words_ = 0;
+};
+
+// Measures time on a stream of its own.
+class Stopwatch {
+ public:
+  Stopwatch();
+
+  CUstream stream() const { return stream_.get(); }
+  void start();
+  float stop_milliseconds();
+
+ private:
+  struct Deleter {
+    void operator()(CUstream stream) const { api().cuStreamDestroy(stream); }
+    void operator()(CUevent event) const { api().cuEventDestroy(event); }
+  };
+  std::unique_ptr<CUstream_st, Deleter> stream_;
+  std::unique_ptr<CUevent_st, Deleter> before_, after_;
+};
+
+}  // namespace jaxgrad::driver

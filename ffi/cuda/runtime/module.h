@@ -1,0 +1,29 @@
+// Machine code that is loaded on a device.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "cuda/runtime/driver.h"
+
+namespace jaxgrad::driver {
+
+// A CUDA module, loaded on the current device and unloaded when destroyed. Loading is allowed while the thread captures
+// a stream.
+class Module {
+ public:
+  explicit Module(std::shared_ptr<const std::string> code);
+  ~Module();
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+
+  // Loads the kernel at once. A kernel that is not looked up by name might be loaded at its first launch, which a
+  // stream capture does not allow.
+  CUfunction function(const char* name) const;
+
+ private:
+  std::shared_ptr<const std::string> code_;
+  CUmodule module_ = nullptr;
+};
+
+}  // namespace jaxgrad::driver

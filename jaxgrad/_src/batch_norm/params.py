@@ -1,0 +1,72 @@
+"""The static arguments and the sizes of a batch normalization call."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxgrad._src.core.mesh_axes import MeshAxes
+from jaxgrad._src.core.selection import Candidates
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchNormParams:
+    """The static arguments of one call.
+
+    Attributes:
+      feature_axis: the axis of the channels, not negative.
+      epsilon: added to the variance.
+      relu: whether relu is applied to the result.
+      frozen: whether the mean and the variance are given, as in `jaxgrad.batch_norm_inference`.
+      forward_candidates: what may run the forward pass.
+      backward_candidates: what may run the backward pass.
+      statistics_dtype: the dtype of the returned mean and variance; None if none are returned.
+      mesh_axes: inside `shard_map`, the devices whose shards make up the batch; None if x is the whole batch.
+    """
+
+    feature_axis: int
+    epsilon: float
+    relu: bool
+    frozen: bool
+    forward_candidates: Candidates
+    backward_candidates: Candidates
+    statistics_dtype: Any = None
+    mesh_axes: MeshAxes | None = None
+
+    def pmean(self, arrays: Any) -> Any:
+        """Returns the averages of a tree of arrays over the devices of `mesh_axes`."""
+        return arrays if self.mesh_axes is None else self.mesh_axes.pmean(arrays)
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchNormProblem:
+    """What the selection of an implementation depends on: the description of one call that backends are asked about.
+
+    Attributes:
+      outer, channels, inner: x, reshaped to [outer, channels, inner].
+      dtype: the dtype of x.
+      relu: whether relu is applied to the result.
+      residual: whether a residual is added to the result.
+    """
+
+    outer: int
+    channels: int
+    inner: int
+    dtype: np.dtype
+    relu: bool = False
+    residual: bool = False
+
+    @classmethod
+    def of(cls, x: jax.Array, feature_axis: int, *, relu: bool = False, residual: bool = False) -> BatchNormProblem:
+        """The problem of a call."""
+        outer, inner = math.prod(x.shape[:feature_axis]), math.prod(x.shape[feature_axis + 1 :])
+        return cls(outer, x.shape[feature_axis], inner, x.dtype, relu, residual)
+
+    @property
+    def size(self) -> int:
+        """The number of elements of x."""
+        return self.outer * self.channels * self.inner

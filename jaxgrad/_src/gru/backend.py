@@ -1,0 +1,69 @@
+"""The interface of the GRU's backends.
+
+All implementations save the same residuals, so that any backward pass can follow any forward pass:
+
+  y      [T, D, B, H]      the hidden states, zero past the length of a row
+  gates  [T, D, B, 3H]     z, r, n after their activations; with `linear_before_reset` [T, D, B, 4H]: also h Rn' + Rbn
+
+A pre-activation that `clip` bounded is saved as +2 or -2, which no gate can be: the gate is the activation of +clip or
+-clip, and its gradient is zero.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import NamedTuple
+
+import jax
+
+from jaxgrad._src.core.op import Backend
+from jaxgrad._src.gru.params import GruParams
+
+PASSES = ("forward", "backward")
+
+
+class Gradients(NamedTuple):
+    """The gradients of the inputs; None where a gradient is not needed."""
+
+    x: jax.Array | None
+    w: jax.Array | None
+    r: jax.Array | None
+    b: jax.Array | None
+    initial_h: jax.Array | None
+
+
+class GruBackend(Backend, abc.ABC):
+    """Kernels of the GRU. `GruParams` has the static arguments; the arrays have the shapes of `jaxgrad.gru`."""
+
+    @abc.abstractmethod
+    def forward(
+        self,
+        params: GruParams,
+        x: jax.Array,
+        w: jax.Array,
+        r: jax.Array,
+        b: jax.Array | None,
+        sequence_lens: jax.Array | None,
+        initial_h: jax.Array | None,
+        *,
+        save_gates: bool,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns `(y, y_h, gates)`. `gates` has no elements unless `save_gates`."""
+
+    @abc.abstractmethod
+    def backward(
+        self,
+        params: GruParams,
+        x: jax.Array,
+        w: jax.Array,
+        r: jax.Array,
+        sequence_lens: jax.Array | None,
+        initial_h: jax.Array | None,
+        y: jax.Array,
+        gates: jax.Array,
+        dy: jax.Array | None,
+        dy_h: jax.Array | None,
+        *,
+        needs_grad: tuple[bool, ...],
+    ) -> Gradients:
+        """Returns the gradients that are needed of (x, w, r, b, initial_h). A cotangent that is None is zero."""

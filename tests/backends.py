@@ -1,0 +1,67 @@
+"""The backends that the tests run on: one implementation on one platform each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+
+import jaxgrad
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """One implementation on one platform."""
+
+    implementation: str
+    platform: str
+
+    @property
+    def device(self) -> jax.Device:
+        return jax.devices(self.platform)[0]
+
+    @property
+    def gru(self) -> Callable[..., tuple[jax.Array, jax.Array]]:
+        return partial(jaxgrad.gru, implementation=self.implementation)
+
+    def put(self, arrays: Any) -> Any:
+        """The arrays of a tree on the backend's device, where JAX then runs every computation on them."""
+        return jax.device_put(arrays, self.device)
+
+    def __str__(self) -> str:
+        return f"{self.implementation}_on_{self.platform}"
+
+
+CPU_KERNEL, XLA, XLA_ON_GPU = Backend("cpu", "cpu"), Backend("xla", "cpu"), Backend("xla", "gpu")
+CUDNN, CUDA = Backend("cudnn", "gpu"), Backend("cuda", "gpu")
+
+# The default backends of a test; a test module that needs others defines BACKENDS.
+EVERY_OP = (CPU_KERNEL, XLA, XLA_ON_GPU)
+CONVOLUTION = BATCH_NORM = (*EVERY_OP, CUDNN)
+
+# Test modules, relative to tests/, whose tests of XLA on a CPU are marked `thorough`: XLA takes seconds to compile each
+# scan of the GRU, and an XLA convolution is nearly the same program as `jax.lax`.
+THOROUGH_ON_XLA = (
+    "batch_norm/test_derivatives",
+    "batch_norm/test_runtime",
+    "batch_norm/test_transforms",
+    "batch_norm/test_vmap",
+    "conv/test_conv_transpose_torch",
+    "conv/test_derivatives",
+    "conv/test_dtypes",
+    "conv/test_gradient_subsets",
+    "conv/test_runtime",
+    "conv/test_vmap",
+    "gru/test_clip",
+    "gru/test_derivatives",
+    "gru/test_gradient_subsets",
+    "gru/test_lengths",
+    "gru/test_nonfinite",
+    "gru/test_random_cases",
+    "gru/test_runtime",
+    "gru/test_torch",
+    "gru/test_vmap",
+)

@@ -1,0 +1,322 @@
+"""Selection and lowering for cuDNN, tested without a GPU: programs and the report of `explain`."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from backends import CUDNN, Backend
+from conv_cases import ConvCase, make_conv_inputs
+from conv_running import KINDS, calls, conv, conv_transpose
+from conv_transpose_cases import TransposeCase
+
+import jaxgrad
+from jaxgrad import _ffi, config
+
+pytestmark = pytest.mark.skipif(
+    not _ffi.cuda_targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
+)
+
+LAST = ("NHWC", "HWIO", "NHWC")
+DEFAULT = Backend(None, "gpu")
+PLAIN = ConvCase(spatial=(1024, 1024), window=(3, 3), features=8, out_features=16, padding="SAME", layout=LAST)
+VOLUME = ConvCase(spatial=(8, 8, 8), window=(3, 3, 3), features=8, padding="SAME", layout=("NDHWC", "DHWIO", "NDHWC"))
+UP = TransposeCase(spatial=(1024, 1024), window=(2, 2), strides=(2, 2), features=8, out_features=16, layout=LAST)
+
+
+def _arrays(case, dtype):
+    return tuple(jax.ShapeDtypeStruct(shape, dtype) for shape in case.shapes)
+
+
+def _lowered(backend, case, dtype="float32", platform="cuda"):
+    op = (conv_transpose if isinstance(case, TransposeCase) else conv)(backend, **case.settings)
+    inputs = _arrays(case, dtype)
+    gradient = jax.grad(lambda *inputs: jnp.sum(op(*inputs).astype(jnp.float32) ** 2), argnums=(0, 1, 2))
+    return jax.jit(gradient).trace(*inputs).lower(lowering_platforms=(platform,)).as_text()
+
+
+RULES = {
+    "plain": (PLAIN, "bfloat16", ()),
+    "small": (PLAIN.replace(spatial=(64, 64)), "bfloat16", KINDS),
+    "small, without a window": (PLAIN.replace(spatial=(64, 64), window=(1, 1)), "bfloat16", ()),
+    "small groups": (PLAIN.replace(spatial=(64, 64), groups=4), "bfloat16", ()),
+    "window dilation": (PLAIN.replace(rhs_dilation=(2, 2)), "bfloat16", ("backward_filter",)),
+    "stride": (PLAIN.replace(strides=(2, 2), padding=((1, 1), (1, 1))), "float32", ("backward_filter",)),
+    "windows side by side": (
+        PLAIN.replace(window=(4, 4), strides=(4, 4), padding="VALID", out_features=64),
+        "bfloat16",
+        (),
+    ),
+    "windows side by side, wide": (
+        PLAIN.replace(window=(4, 4), strides=(4, 4), padding="VALID", out_features=64),
+        "float32",
+        ("backward_filter",),
+    ),
+    "lopsided padding": (PLAIN.replace(strides=(2, 2)), "bfloat16", KINDS),
+    "lopsided and dilated": (
+        PLAIN.replace(rhs_dilation=(2, 2), padding=((4, 0), (4, 0))),
+        "float32",
+        KINDS,
+    ),
+    "groups": (PLAIN.replace(groups=4), "bfloat16", ()),
+    "groups and stride": (PLAIN.replace(groups=4, strides=(2, 2)), "bfloat16", KINDS),
+    "depthwise and stride": (
+        PLAIN.replace(groups=4, features=1, strides=(2, 2)),
+        "bfloat16",
+        ("forward", "backward_filter"),
+    ),
+    "depthwise and dilation": (
+        PLAIN.replace(groups=4, features=1, rhs_dilation=(2, 2)),
+        "float32",
+        ("backward_input", "backward_filter"),
+    ),
+    "volume": (VOLUME, "float32", KINDS),
+    "few features": (
+        PLAIN.replace(features=3, out_features=32, strides=(2, 2)),
+        "float32",
+        ("forward", "backward_filter"),
+    ),
+    "transposed": (UP, "float32", ("backward_input", "backward_filter")),
+    "transposed, windows overlap": (UP.replace(window=(4, 4)), "float32", ("backward_input", "backward_filter")),
+    "transposed, no stride": (UP.replace(strides=(1, 1), window=(3, 3)), "float32", ()),
+    "groups and stride, evenly padded": (
+        PLAIN.replace(groups=4, strides=(2, 2), padding=((1, 1), (1, 1))),
+        "bfloat16",
+        ("backward_input", "backward_filter"),
+    ),
+    "volume of few features": (
+        VOLUME.replace(spatial=(64, 64, 64), features=3, out_features=32),
+        "float32",
+        ("forward", "backward_filter"),
+    ),
+    "volume of few features, narrow": (
+        VOLUME.replace(spatial=(64, 64, 64), features=3, out_features=32),
+        "bfloat16",
+        KINDS,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("num_problems", "spatial", "dtype", "products"),
+    [
+        (9, (64, 64), "bfloat16", 1),
+        (8, (64, 64), "bfloat16", 0),
+        (8, (63, 64), "bfloat16", 1),
+        (
+            9,
+            (1024, 1024),
+            "bfloat16",
+            3,
+        ),  # products of three window positions each, 150 MB; a single problem runs on XLA
+        (9, (512, 512), "float64", 3),  # no platform has a float64 kernel
+    ],
+)
+def test_weight_gradients_of_independent_problems(num_problems, spatial, dtype, products):
+    """Matrix products; few problems with many positions are groups of one cuDNN call."""
+    case = PLAIN.replace(spatial=spatial, batch=1)
+    op = conv(DEFAULT, **case.settings)
+    x, w, _ = _arrays(case, dtype)
+    gradient = jax.grad(lambda w, x: jnp.sum(op(x, w).astype(jnp.float32) ** 2))
+    xs = jax.ShapeDtypeStruct((num_problems, *x.shape), x.dtype)
+    mapped = jax.jit(jax.vmap(gradient, in_axes=(None, 0)))
+    text = mapped.trace(w, xs).lower(lowering_platforms=("cuda",)).as_text()
+    assert calls(text)["backward_filter"] == (products == 0)
+    assert text.count("stablehlo.dot_general") == products
+    assert text.count("stablehlo.convolution") <= 1  # the forward pass
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_default_selection(name):
+    """The program calls cuDNN for exactly the passes that `explain` reports."""
+    case, dtype, expected = RULES[name]
+    public = jaxgrad.conv_transpose if isinstance(case, TransposeCase) else jaxgrad.conv_general_dilated
+    choice = jaxgrad.explain(public, *_arrays(case, dtype)[:2], **case.settings, platform="gpu")
+    told = {unit.unit: unit.implementation for unit in choice.units} or dict.fromkeys(KINDS, choice.implementation)
+    assert {unit for unit, implementation in told.items() if implementation == "cudnn"} == set(expected)
+    if choice.units:
+        assert all(unit.reason in str(choice) and unit.unit in str(choice) for unit in choice.units)
+    needed = {"forward", "backward_input", "backward_filter"} & set(expected)
+    assert calls(_lowered(DEFAULT, case, dtype)) == {kind: int(kind in needed) for kind in KINDS}
+
+
+@pytest.mark.parametrize("case", [PLAIN, PLAIN.replace(groups=4), VOLUME, UP], ids=str)
+def test_forced_cudnn_runs_every_pass(case):
+    text = _lowered(CUDNN, case)
+    assert calls(text) == dict.fromkeys(KINDS, 1)
+    assert "stablehlo.convolution" not in text
+
+
+def test_cpu_program_has_no_cudnn_call():
+    text = _lowered(DEFAULT, VOLUME, platform="cpu")
+    assert "allow_tf32" not in text
+    assert "allow_tf32" in _lowered(DEFAULT, VOLUME)
+
+
+def test_the_settings_reach_the_program(monkeypatch):
+    with jax.default_matmul_precision("default"):
+        typical = _lowered(CUDNN, PLAIN)
+        with config.override(search="default", deterministic=True):
+            changed = _lowered(CUDNN, PLAIN)
+        with config.override(search="heuristic"):
+            untimed = _lowered(CUDNN, PLAIN)
+        with config.override(search="exhaustive", deterministic=True):
+            repeatable = _lowered(CUDNN, PLAIN)
+        with monkeypatch.context() as patched:
+            patched.setattr(jax, "process_count", lambda: 2)
+            jax.clear_caches()
+            of_several = _lowered(CUDNN, PLAIN)
+    assert "allow_tf32 = true, deterministic = false" in typical
+    assert "search = 1 :" in typical
+    assert "allow_tf32 = true, deterministic = true" in changed
+    assert "search = 2 :" in changed
+    assert all("search = 0 :" in text for text in (untimed, repeatable, of_several))
+    with jax.default_matmul_precision("highest"):
+        assert "allow_tf32 = false" in _lowered(CUDNN, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("precision", "allowed"),
+    [
+        (None, True),
+        ("default", True),
+        ("high", True),
+        ("highest", False),
+        ("float32", False),
+        ("tensorfloat32", True),
+        ("F32_F32_F32", False),
+        ("BF16_BF16_F32", True),
+        (jax.lax.Precision.HIGHEST, False),
+        ((jax.lax.Precision.DEFAULT, jax.lax.Precision.HIGHEST), False),
+        (["default", "high"], True),
+    ],
+    ids=str,
+)
+def test_precision(precision, allowed):
+    with jax.default_matmul_precision("default"):
+        assert _ffi.allows_tf32(precision) is allowed
+
+
+def test_lowering_is_deterministic():
+    texts = set()
+    for _ in range(3):
+        jax.clear_caches()
+        texts.add(_lowered(CUDNN, UP))
+    assert len(texts) == 1
+
+
+@pytest.mark.skipif(_ffi.gpu_ordinal() is not None, reason="a GPU says how much workspace a call needs")
+def test_the_workspace_limit_reaches_the_program():
+    with config.override(workspace_limit=12345):
+        assert "tensor<12345xui8>" in _lowered(CUDNN, PLAIN)
+
+
+@pytest.mark.skipif(
+    _ffi.gpu_ordinal() is not None, reason="on a GPU cuDNN itself reports whether it has a kernel with relu"
+)
+def test_relu_runs_on_xla_without_a_gpu():
+    settings = {**VOLUME.settings, "activation": "relu", "implementation": "cudnn"}
+    inputs = _arrays(VOLUME, "bfloat16")
+    choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **settings, platform="gpu")
+    assert "relu is XLA's: without a GPU here cuDNN cannot be asked" in choice.reason
+    traced = jax.jit(conv(CUDNN, **VOLUME.settings, activation="relu")).trace(*inputs)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "relu = false" in text
+    assert "stablehlo.maximum" in text
+
+
+def test_explain_rejects_another_platform():
+    inputs = make_conv_inputs(PLAIN)[:2]
+    with pytest.raises(ValueError, match=r"implementation='cudnn' runs on the platform 'gpu' only, got 'cpu'"):
+        jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs, **PLAIN.settings, implementation="cudnn", platform="cpu")
+    with pytest.raises(ValueError, match=r"jaxgrad.gru: implementation='cudnn' cannot run: there are no such kernels"):
+        jaxgrad.explain(jaxgrad.gru, implementation="cudnn", platform="gpu")
+
+
+def test_unsupported_calls_are_rejected_with_a_reason():
+    inputs = make_conv_inputs(PLAIN, "float32")
+    lhs, rhs = (a.astype("int32") for a in inputs[:2])
+    with pytest.raises(ValueError, match=r"implementation='cudnn' cannot run: the dtype int32 is XLA's"):
+        jaxgrad.conv_general_dilated(lhs, rhs, **PLAIN.settings, implementation="cudnn")
+
+
+_FAKE = """
+import ctypes, subprocess, sys, tempfile
+from jaxgrad import _ffi
+source = "#include <stddef.h>\\nextern \\"C\\" size_t cudnnGetVersion() {{ return {version}; }}"
+folder = tempfile.mkdtemp()
+library = folder + "/libcudnn.so.9"
+subprocess.run(["g++", "-shared", "-fPIC", "-Wl,-soname,libcudnn.so.9", "-x", "c++", "-", "-o", library],
+               input=source, text=True, check=True)
+ctypes.CDLL(library, ctypes.RTLD_GLOBAL)  # simulates that JAX has loaded it
+import jax, jaxgrad, warnings
+from jaxgrad._ffi import registration
+registration.gpu_ordinal = lambda: 0
+lhs, rhs = jax.ShapeDtypeStruct((2, 8, 8, 4), "float32"), jax.ShapeDtypeStruct((3, 3, 4, 4), "float32")
+call = lhs, rhs, (1, 1), "SAME", None, (2, 2), ("NHWC", "HWIO", "NHWC")
+choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *call, platform="gpu")
+assert choice.implementation == "xla" and not choice.units, choice
+print(choice.reason)
+try:
+    jaxgrad.explain(jaxgrad.conv_general_dilated, *call, platform="gpu", implementation="cudnn")
+except RuntimeError as error:
+    assert choice.reason in str(error), error
+else:
+    raise SystemExit("implementation='cudnn' was not refused")
+import runpy
+runpy.run_module("jaxgrad", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "problem"),
+    [
+        (90100, "cuDNN 9.1.0 was found; needed is 9.8.0 or a later release of major version 9"),
+        (100200, "cuDNN 10.2.0 was found; needed is 9.8.0"),
+        (91900, "the cuDNN found has no function cudnnBackendCreateDescriptor"),
+    ],
+)
+def test_unusable_cudnn(run_python, version, problem):
+    """Too old, too new or incomplete: calls run on XLA, forced calls raise, and the report has the reason."""
+    text = run_python(_FAKE.format(version=version), JAX_PLATFORMS="cpu").stdout
+    assert f"the cuDNN kernels are missing: {problem}" in text
+    assert f"cuDNN         missing: {problem}" in text
+
+
+_MISSING = """
+from jaxgrad import _ffi
+from jaxgrad._ffi import registration
+registration._CUDNN_PACKAGES = ()
+print(registration.cudnn_problem())
+"""
+
+
+def test_missing_cudnn(run_python):
+    text = run_python(_MISSING, JAX_PLATFORMS="cpu").stdout.strip()
+    if not text:
+        pytest.skip("this system has a cuDNN of its own")
+    assert text.startswith("cuDNN cannot be opened: libcudnn.so.9")
+
+
+_WITHOUT_MODULE = """
+import sys
+sys.modules["jaxgrad._cuda"] = None  # simulates a CPU-only build
+import jax, jaxgrad
+lhs, rhs = jax.ShapeDtypeStruct((2, 8, 8, 4), "float32"), jax.ShapeDtypeStruct((3, 3, 4, 4), "float32")
+call = lhs, rhs, (1, 1), "SAME", None, (2, 2), ("NHWC", "HWIO", "NHWC")
+choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *call, platform="gpu")
+assert choice.implementation == "xla" and "no CUDA module" in choice.reason, choice
+assert list(jaxgrad.plan_cache_info()) == ["cpu"]
+try:
+    jaxgrad.explain(jaxgrad.conv_general_dilated, *call, platform="gpu", implementation="cudnn")
+except RuntimeError as error:
+    assert "no CUDA module" in str(error), error
+else:
+    raise SystemExit("implementation='cudnn' was not refused")
+import runpy
+runpy.run_module("jaxgrad", run_name="__main__")
+"""
+
+
+def test_cpu_only_build(run_python):
+    assert "CUDA kernels  missing" in run_python(_WITHOUT_MODULE, JAX_PLATFORMS="cpu").stdout

@@ -1,0 +1,194 @@
+"""The CUDA kernel of the depthwise weight gradient, on a GPU, against the float64 reference."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from backends import CUDA, Backend
+from conv_cases import LAYOUT_KINDS, ConvCase, cotangent, layout, make_conv_inputs, result_sizes
+from conv_references import in_float64, lax_conv
+from conv_running import assert_same, conv, run, terms
+from jax import lax
+
+import jaxgrad
+from jaxgrad import config
+
+pytestmark = pytest.mark.gpu
+
+LAST = ("NHWC", "HWIO", "NHWC")
+DTYPES = ("float32", "bfloat16", "float16")
+CASE = ConvCase(
+    spatial=(15, 14),
+    window=(3, 5),
+    features=1,
+    out_features=1,
+    groups=24,
+    batch=4,
+    strides=(2, 1),
+    padding=((1, 0), (0, 2)),
+    layout=LAST,
+)
+
+
+def depthwise_case(seed: int) -> ConvCase:
+    """A random depthwise convolution over one or two axes, with unequal sizes, in any layout."""
+    rng = np.random.default_rng(seed)
+    while True:
+        n = int(rng.choice([1, 2, 2]))
+        case = ConvCase(
+            spatial=tuple(map(int, rng.integers(3, 40 if n == 2 else 300, n))),
+            window=tuple(map(int, rng.integers(1, 9 if n == 2 else 32, n))),
+            batch=int(rng.integers(1, 9)),
+            features=1,
+            out_features=1,
+            groups=2 * int(rng.integers(1, 60)),
+            strides=tuple(map(int, rng.integers(1, 4, n))) if rng.random() < 0.5 else None,
+            padding=tuple((int(a), int(b)) for a, b in rng.integers(0, 6, (n, 2))),
+            rhs_dilation=tuple(map(int, rng.integers(1, 4, n))) if rng.random() < 0.4 else None,
+            layout=layout(LAYOUT_KINDS[rng.integers(5)], n, rng),
+            bias=bool(rng.random() < 0.5),
+            seed=seed,
+        )
+        if min(result_sizes(case)) > 0:
+            return case
+
+
+def _check(case, dtype, backend=CUDA, requested=("rhs", "bias")):
+    inputs = make_conv_inputs(case, dtype)
+    plain = lax_conv(case)
+    y = jax.eval_shape(plain, *inputs)
+    dy = cotangent(y.shape, dtype, case.seed)
+    actual = run(conv(backend, **case.settings), inputs, dy, requested)
+    assert_same(
+        actual, in_float64(plain, inputs, dy), dtype=dtype, terms=terms(inputs, y), message=f"{backend} {dtype} {case}"
+    )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_weight_gradients(seed):
+    _check(depthwise_case(seed), DTYPES[seed % 3])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels", [2, 12, 24, 76, 160])
+def test_channels_that_blocks_do_and_do_not_divide(channels, dtype):
+    _check(CASE.replace(groups=channels), dtype)
+
+
+def test_gradients_of_gradients():
+    """The derivatives of the kernel are the other two convolution passes."""
+    inputs = make_conv_inputs(CASE)
+    op = conv(CUDA, **CASE.settings)
+    plain = lax_conv(CASE)
+
+    def second(op, x, w, b):
+        first = jax.grad(lambda w: jnp.sum(jnp.sin(op(x, w, b))))
+        return jax.grad(lambda w: jnp.sum(first(w) ** 2))(w)
+
+    found = jax.jit(lambda *a: second(op, *a))(*inputs)
+    with jax.default_device(jax.devices("cpu")[0]):
+        expected = second(plain, *(np.asarray(a, np.float64) for a in inputs))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
+def test_per_example_gradients():
+    """`vmap` folds the independent problems into channels."""
+    case = CASE.replace(batch=1, groups=12)
+    x = np.random.default_rng(0).standard_normal((7, *case.shapes.lhs)).astype(np.float32)
+    w = make_conv_inputs(case).rhs
+
+    def gradient(op):
+        return jax.vmap(jax.grad(lambda w, x: jnp.sum(jnp.sin(op(x, w)))), (None, 0))
+
+    op = conv(CUDA, **case.settings)
+    text = jax.jit(gradient(op)).lower(w, x).as_text()
+    assert text.count("@jaxgrad_conv_depthwise_filter") == 1
+    found = jax.jit(gradient(op))(w, x)
+    with jax.default_device(jax.devices("cpu")[0]):
+        expected = gradient(_plain(case))(w.astype(np.float64), x.astype(np.float64))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def _plain(case):
+    return lambda x, w: lax.conv_general_dilated(x, w, **case.settings)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_repeated_calls_are_bitwise_equal(dtype):
+    inputs = make_conv_inputs(CASE.replace(batch=32, groups=64), dtype)
+    op = conv(CUDA, **CASE.replace(groups=64).settings)
+    gradient = jax.jit(jax.grad(lambda w: jnp.sum(jnp.sin(op(inputs.lhs, w)))))
+    found = {np.asarray(gradient(inputs.rhs)).tobytes() for _ in range(20)}
+    assert len(found) == 1
+
+
+def test_many_calls_recorded_into_a_graph():
+    """Calls of several shapes in one program, replayed with new arrays: no call may keep earlier arrays."""
+    cases = [CASE.replace(spatial=(10 + i, 12), groups=8 * (1 + i % 3)) for i in range(12)]
+
+    def gradients(xs, ws):
+        return [
+            jax.grad(lambda w, x=x, case=case: jnp.sum(jnp.sin(conv(CUDA, **case.settings)(x, w))))(w)
+            for case, x, w in zip(cases, xs, ws, strict=True)
+        ]
+
+    def plain(xs, ws):
+        return [
+            jax.grad(lambda w, x=x, case=case: jnp.sum(jnp.sin(_plain(case)(x, w))))(w)
+            for case, x, w in zip(cases, xs, ws, strict=True)
+        ]
+
+    compiled, rng = jax.jit(gradients), np.random.default_rng(0)
+    expected_of = jax.jit(plain)
+    for _ in range(6):
+        xs = [rng.standard_normal(case.shapes.lhs).astype(np.float32) for case in cases]
+        ws = [rng.standard_normal(case.shapes.rhs).astype(np.float32) for case in cases]
+        found, expected = compiled(xs, ws), expected_of(xs, ws)
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-4 * np.abs(b).max())
+
+
+def test_many_threads_at_once():
+    """Each thread compiles and runs its own shape and a shared shape."""
+
+    def check(seed):
+        _check(CASE.replace(batch=1 + seed % 3), "float32")
+        _check(depthwise_case(1000 + seed), "float32")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(check, range(8)))
+
+
+def test_default_selection_matches_the_reference():
+    case = ConvCase(
+        spatial=(28, 28), window=(7, 7), features=1, out_features=1, groups=96, batch=4, padding="SAME", layout=LAST
+    )
+    inputs = make_conv_inputs(case)
+    choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **case.settings, platform="gpu")
+    assert {unit.unit: unit.implementation for unit in choice.units}["backward_filter"] == "cuda"
+    with config.override(deterministic=True):
+        _check(case, "float32", Backend(None, "gpu"))
+
+
+def test_transposed_convolutions():
+    """The weight gradient of a transposed convolution is the same pass with x and dy exchanged."""
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((3, 9, 8, 20)), rng.standard_normal((3, 4, 1, 20))
+    settings = {"feature_group_count": 20, "output_padding": (1, 0)}
+
+    def gradient(x, w, implementation):
+        call = jaxgrad.conv_transpose
+        return jax.grad(
+            lambda w: jnp.sum(jnp.sin(call(x, w, (2, 3), "SAME", **settings, implementation=implementation)))
+        )(w)
+
+    narrow = (x.astype(np.float32), w.astype(np.float32))
+    assert "jaxgrad_conv_depthwise_filter" in jax.jit(gradient, static_argnums=2).lower(*narrow, "cuda").as_text()
+    found = gradient(*narrow, "cuda")
+    with jax.default_device(jax.devices("cpu")[0]):
+        expected = gradient(*(a.astype(np.float64) for a in narrow), "xla")
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())

@@ -1,0 +1,182 @@
+"""The CUDA kernel of the depthwise weight gradient, emulated on the CPU for every tiling. No GPU is needed."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import subprocess
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgrad import _ffi
+from jaxgrad._conv_geometry import Geometry
+from jaxgrad._conv_problem import Problem
+from jaxgrad._ffi.conv import _layout_in_lists
+from jaxgrad._ffi.conv_cuda import _TYPES
+
+pytestmark = pytest.mark.skipif(
+    not _ffi.cuda_targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
+)
+
+# Compute capability, multiprocessors, bytes of shared memory per block and per multiprocessor.
+H200 = (90, 132, 232448, 233472)
+SMALL = (86, 5, 101376, 102400)
+
+_MAIN = """
+static T *x, *dy, *dw;
+static float* partial;
+static int shares;
+
+extern "C" void run(T* x_, T* dy_, float* partial_, T* dw_, int chunks, int shares_, int threads, int bytes) {
+  x = x_, dy = dy_, partial = partial_, dw = dw_, shares = shares_;
+  arrays = {{reinterpret_cast<char*>(x), reinterpret_cast<char*>(x + (size_t)N * H * W * C)},
+            {reinterpret_cast<char*>(dy), reinterpret_cast<char*>(dy + (size_t)N * HO * WO * C)}};
+  launch(chunks, shares, threads, bytes, [] { depthwise_filter_partial(x, dy, partial); });
+  launch((TAPS * C + 31) / 32, 1, 32 * SLICES, 0, [] { depthwise_filter_sum(partial, dw, shares); });
+}
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A convolution of [batch, *spatial, channels] with unequal strides, dilation and padding."""
+
+    batch: int
+    spatial: tuple[int, ...]
+    channels: int
+    window: tuple[int, ...]
+    strides: tuple[int, ...] = (1, 1)
+    dilation: tuple[int, ...] = (1, 1)
+    padding: tuple[tuple[int, int], ...] = ((0, 0), (0, 0))
+    dtype: str = "float32"
+    taps_last: bool = False
+    gpu: tuple[int, ...] = H200
+
+    @property
+    def out_spatial(self) -> tuple[int, ...]:
+        axes = zip(self.spatial, self.window, self.strides, self.dilation, self.padding, strict=True)
+        return tuple((n + sum(pads) - (k - 1) * d - 1) // s + 1 for n, k, s, d, pads in axes)
+
+    def program(self):
+        n = len(self.spatial)
+        last = (0, n + 1, *range(1, n + 1))
+        weights = tuple(range(n + 2)) if self.taps_last else (n + 1, n, *range(n))
+        g = Geometry(
+            last, weights, last, self.strides, self.padding, self.dilation, self.channels, self.spatial, self.window
+        )
+        return _program(self.gpu, self.dtype, Problem(g, self.batch, self.channels, self.channels, self.dtype))
+
+
+def _program(gpu, dtype, problem):
+    from jaxgrad import _cuda
+
+    layout = _layout_in_lists(problem.geometry)
+    return _cuda.depthwise_filter_program(*gpu, _TYPES.index(dtype), problem.shapes, layout)
+
+
+CALLS = {
+    "ConvNeXt's window": Call(2, (14, 15), 40, (7, 7), padding=((3, 3), (3, 3))),
+    "a window over one axis": Call(3, (190,), 36, (31,), (1,), (1,), ((10, 20),)),
+    "stride and lopsided padding": Call(3, (14, 9), 18, (3, 4), (2, 3), padding=((0, 2), (3, 1))),
+    "dilation": Call(2, (17, 19), 20, (3, 2), (1, 3), (2, 3), ((1, 2), (3, 1)), taps_last=True),
+    "bfloat16": Call(3, (13, 11), 24, (5, 3), (2, 1), padding=((2, 2), (0, 1)), dtype="bfloat16"),
+    "bfloat16, two channels": Call(2, (9, 8), 2, (3, 3), padding=((1, 1), (1, 1)), dtype="bfloat16"),
+    "one channel": Call(2, (9, 8), 1, (2, 3), padding=((1, 0), (2, 2))),
+    "the window's rows shared out": Call(2, (30, 28), 8, (11, 11), padding=((5, 5), (5, 5)), gpu=SMALL),
+    "a small GPU": Call(2, (28, 30), 72, (7, 5), (1, 2), padding=((3, 3), (2, 1)), gpu=SMALL),
+    "channels that no block divides": Call(3, (7, 7), 76, (3, 3), padding=((1, 1), (1, 1)), taps_last=True),
+    "images sharing a tile": Call(9, (3, 5), 8, (3, 3), padding=((1, 1), (1, 1)), gpu=SMALL),
+    "a window without neighbours": Call(2, (9, 7), 16, (1, 1), (2, 2)),
+    "the window larger than the picture": Call(2, (3, 2), 12, (5, 7), padding=((2, 2), (3, 4))),
+}
+
+
+def _random(shape, dtype, seed):
+    """A NumPy array aligned to 16 bytes, as the arrays of XLA are."""
+    values = np.random.default_rng(seed).normal(size=shape)
+    array = jnp.asarray(values, dtype)
+    spare = np.empty(array.nbytes + 16, np.uint8)
+    start = -spare.ctypes.data % 16
+    aligned = spare[start : start + array.nbytes].view(array.dtype).reshape(shape)
+    aligned[...] = np.asarray(array)
+    return aligned
+
+
+def _reference(call, x, dy):
+    """[*window, channels] in float64: a sum over all elements for each window position."""
+    n = len(call.spatial)
+    padded = np.pad(x.astype(np.float64), ((0, 0), *call.padding, (0, 0)))
+    dw = np.empty((*call.window, call.channels))
+    for tap in np.ndindex(*call.window):
+        places = (
+            slice(t * d, t * d + (out - 1) * s + 1, s)
+            for t, d, s, out in zip(tap, call.dilation, call.strides, call.out_spatial, strict=True)
+        )
+        met = padded[(slice(None), *places, slice(None))]
+        dw[tap] = (met * dy.astype(np.float64)).sum(axis=tuple(range(n + 1)))
+    return dw
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_emulated_kernel_matches_the_reference(name, tmp_path, kernel_emulation):
+    call = CALLS[name]
+    program = call.program()
+    source, library = tmp_path / "kernel.cc", tmp_path / "kernel.so"
+    source.write_text(f'#include "{kernel_emulation}"\n{program["definitions"]}{program["source"]}{_MAIN}')
+    subprocess.run(["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", source, "-o", library], check=True)
+    x = _random((call.batch, *call.spatial, call.channels), call.dtype, 1)
+    dy = _random((call.batch, *call.out_spatial, call.channels), call.dtype, 2)
+    taps = int(np.prod(call.window))
+    partial = np.full(program["workspace_bytes"] // 4, np.nan, np.float32)
+    dw = np.empty(taps * call.channels, x.dtype)
+    grid = (program[key] for key in ("chunks", "shares", "threads", "shared_bytes"))
+    pointers = (ctypes.c_void_p(array.ctypes.data) for array in (x, dy, partial, dw))
+    ctypes.CDLL(str(library)).run(*pointers, *map(ctypes.c_int, grid))
+    found = dw.reshape((call.channels, taps) if call.taps_last else (taps, call.channels)).astype(np.float64)
+    found = found.T if call.taps_last else found
+    expected = _reference(call, x, dy).reshape(taps, call.channels)
+    rounding = 2.0**-8 if call.dtype == "bfloat16" else 2.0**-22
+    np.testing.assert_allclose(found, expected, rtol=rounding, atol=rounding * np.abs(expected).max())
+    assert not np.isnan(partial).any()  # the kernel writes all of the workspace
+
+
+def _macros(call):
+    return {
+        name: int(value)
+        for _, name, value in (line.split() for line in call.program()["definitions"].splitlines())
+        if value.isdigit()
+    }
+
+
+def test_calls_cover_every_branch():
+    """Every branch of the kernel runs in some call."""
+    found = [_macros(call) for call in CALLS.values()]
+    for name in ("TN", "SUB_H", "SUB_W", "GROUPS", "VECTOR", "BLOCKS", "STAGES", "CC"):
+        assert len({macros[name] for macros in found}) > 1, name
+    for macros in found:
+        assert macros["TH"] % macros["SUB_H"] == 0
+        assert macros["TW"] % macros["SUB_W"] == 0
+    assert any(macros["C"] % macros["CC"] for macros in found)
+    assert any(macros["N"] % macros["TN"] for macros in found)
+    assert any(macros["HO"] % macros["TH"] for macros in found)
+
+
+REJECTED = {
+    "it is for depthwise convolutions": {"groups": 4},
+    "it has no float64": {"dtype": "float64"},
+    "it takes channels-last operands": {"spec": (0, 1, 2, 3)},
+    "it copies 4 bytes or more at a time": {"dtype": "bfloat16", "channels": 7, "groups": 7},
+    "no tiling fits": {"dilation": (300, 300), "size": 700},
+}
+
+
+@pytest.mark.parametrize("reason", REJECTED)
+def test_rejection_names_the_reason(reason):
+    typical = {"groups": 8, "dtype": "float32", "channels": 8, "dilation": (1, 1), "size": 9, "spec": (0, 3, 1, 2)}
+    groups, dtype, channels, dilation, size, spec = {**typical, **REJECTED[reason]}.values()
+    none = ((0, 0), (0, 0))
+    g = Geometry(spec, (3, 2, 0, 1), spec, (1, 1), none, dilation, groups, (size, size), (3, 3))
+    with pytest.raises(ValueError, match=reason):
+        _program(H200, dtype, Problem(g, 2, channels, channels, dtype))

@@ -1,0 +1,237 @@
+"""Selection of the CUDA kernel of the depthwise weight gradient, with the fake driver and NVRTC of fake_cuda.c.
+
+No GPU is needed.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jaxgrad import _ffi
+
+pytestmark = pytest.mark.skipif(
+    not _ffi.cuda_targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
+)
+
+_PRELUDE = """
+import ctypes, json, os, warnings
+import jax, jax.numpy as jnp
+fake = ctypes.CDLL("libcuda.so.1")
+import jaxgrad
+from jaxgrad import _ffi
+from jaxgrad._ffi import conv_cuda, depthwise, registration
+
+registration.gpu_ordinal = conv_cuda.gpu_ordinal = depthwise.gpu_ordinal = _ffi.gpu_ordinal = lambda: 0
+LAST, FIRST = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")
+
+def arrays(groups=32, dtype="float32", layout=LAST, features=32):
+    shapes = {LAST: ((8, 56, 56, features), (7, 7, features // groups, features)),
+              FIRST: ((8, features, 56, 56), (features, features // groups, 7, 7))}
+    return [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes[layout]]
+
+def settings(groups=32, layout=LAST, **kwargs):
+    return {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": layout,
+            "feature_group_count": groups, **kwargs}
+
+def lowered(implementation=None, mapped=False, layout=LAST, **kwargs):
+    "The program of the weights' gradient."
+    def gradient(x, w):
+        call = lambda w: jaxgrad.conv_general_dilated(x, w, **settings(layout=layout), implementation=implementation)
+        return jax.grad(lambda w: jnp.sum(call(w).astype("float32") ** 2))(w)
+    x, w = arrays(layout=layout, **kwargs)
+    if mapped:
+        x = jax.ShapeDtypeStruct((x.shape[0], 1, *x.shape[1:]), x.dtype)
+        gradient = jax.vmap(gradient, (0, None))
+    return jax.jit(gradient).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+
+def unit(implementation=None, **kwargs):
+    "The implementation of the weight gradient, and its reason."
+    groups = kwargs.get("groups", 32)
+    layout = kwargs.get("layout", LAST)
+    choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *arrays(**kwargs), **settings(groups, layout),
+                             implementation=implementation, platform="gpu")
+    found = {u.unit: [u.implementation, u.reason] for u in choice.units}
+    return found.get("backward_filter", [choice.implementation, choice.reason])
+
+def error(call, *args, **kwargs):
+    try:
+        call(*args, **kwargs)
+    except (RuntimeError, ValueError) as raised:
+        return f"{type(raised).__name__}: {raised}"
+    return ""
+
+def report(**found):
+    print(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def run(run_python, fake_cuda):
+    """Runs a script in a fresh process and returns the values that it passes to `report`."""
+
+    def run(script, **environment):
+        settings = {
+            "LD_LIBRARY_PATH": str(fake_cuda),
+            "JAX_PLATFORMS": "cpu",
+            "FAKE_ENGINES": "11:100:30",
+            **environment,
+        }
+        return json.loads(run_python(_PRELUDE + script, **settings).stdout.splitlines()[-1])
+
+    return run
+
+
+def _calls(text):
+    """The calls of the kernel in a lowered program."""
+    return [line for line in text.splitlines() if "custom_call" in line and "jaxgrad_conv_depthwise_filter" in line]
+
+
+def test_program_and_explanation(run):
+    """One call. Lowering compiles the kernel once for all programs."""
+    found = run("""
+texts = [lowered() for _ in range(2)]
+jax.clear_caches()
+texts.append(lowered())
+report(texts=texts, unit=unit(), compilations=fake.fake_compilations(), forced=lowered("cuda"),
+       forced_unit=unit("cuda"),
+       whole=str(jaxgrad.explain(jaxgrad.conv_general_dilated, *arrays(), **settings(), platform="gpu")))
+""")
+    assert len(set(found["texts"])) == 1
+    assert len(_calls(found["texts"][0])) == len(_calls(found["forced"])) == 1
+    assert found["unit"] == ["cuda", "jaxgrad's own kernel"]
+    assert found["forced_unit"] == ["cuda", "forced by implementation='cuda'"]
+    assert "backward_filter: 'cuda' (jaxgrad's own kernel)" in found["whole"]
+    assert "forward: 'xla'" in found["whole"]
+    assert found["compilations"] == 2  # with the empty program that tests NVRTC
+
+
+def test_other_passes_run_on_xla(run):
+    found = run("""
+choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *arrays(), **settings(), implementation="cuda", platform="gpu")
+report(units={u.unit: [u.implementation, u.reason] for u in choice.units}, text=lowered("cuda"))
+""")
+    assert found["units"]["forward"] == ["xla", "implementation='cuda' has no kernel for this unit"]
+    assert found["units"]["backward_input"][0] == "xla"
+    assert "stablehlo.convolution" in found["text"]
+
+
+def test_dense_convolutions_are_rejected(run):
+    found = run(
+        """
+def other(**kwargs):
+    return jaxgrad.conv_general_dilated(*(jnp.zeros(a.shape, a.dtype) for a in arrays(**kwargs)),
+                                        **settings(kwargs["groups"]), implementation="cuda")
+report(unit=unit(groups=4), dense=error(other, groups=4), wide=error(other, groups=32, dtype="float64"),
+     compilations=fake.fake_compilations())
+""",
+        JAX_ENABLE_X64="1",
+    )
+    assert found["unit"][0] != "cuda"
+    assert "own kernel" not in found["unit"][1]
+    cannot = "ValueError: jaxgrad.conv_general_dilated: implementation='cuda' cannot run: "
+    assert found["dense"] == cannot + "jaxgrad's own kernel is for depthwise convolutions"
+    assert found["wide"] == cannot + "jaxgrad's own kernel cannot take this convolution: it has no float64"
+    assert found["compilations"] == 0
+
+
+def test_channels_first(run):
+    """x is transposed, which pays only for windows that are slow on XLA; a forced call always runs on the kernel."""
+    found = run("""
+report(wide=unit(layout=FIRST), narrow=unit(layout=FIRST, dtype="bfloat16"), text=lowered(layout=FIRST),
+     forced=lowered("cuda", layout=FIRST, dtype="bfloat16"))
+""")
+    assert found["wide"][0] == "cuda"
+    assert found["narrow"][0] != "cuda"
+    for text in (found["text"], found["forced"]):
+        assert len(_calls(text)) == 1
+        assert text.count("stablehlo.transpose") >= 2
+
+
+def test_vmap_folds_problems_into_channels(run):
+    found = run("report(text=lowered(mapped=True))")
+    (call,) = _calls(found["text"])
+    assert "feature_group_count = 256" in call  # 8 problems of 32 channels
+
+
+_FAILS = """
+jax.default_backend = lambda: "gpu"  # the platform for which jaxgrad warns
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    texts = [lowered(), lowered(dtype="bfloat16")]
+forced = error(lowered, "cuda")
+report(texts=texts, warned=[str(w.message) for w in caught if w.category is RuntimeWarning], forced=forced, unit=unit(),
+     dense=unit(groups=4))
+"""
+
+
+def _check_fails(found, problem):
+    """The next candidate is selected, with one warning; forced calls raise. All messages have the reason."""
+    assert not any(map(_calls, found["texts"]))
+    assert found["unit"][0] in ("xla", "cudnn")
+    assert f"jaxgrad's own CUDA kernels are missing: {problem}" in found["unit"][1]
+    (warned,) = found["warned"]
+    assert warned.startswith(f"jaxgrad runs on cuDNN or plain XLA, without its own CUDA kernels: {problem}")
+    cannot = "RuntimeError: jaxgrad.conv_general_dilated: implementation='cuda' cannot run: "
+    assert found["forced"].startswith(f"{cannot}jaxgrad's own CUDA kernels are missing: {problem}")
+    assert "CUDA kernels" not in found["dense"][1]
+
+
+def test_failing_compiler(run):
+    _check_fails(run(_FAILS, FAKE_NVRTC="6"), "NVRTC: NVRTC_ERROR_COMPILATION for sm_90: the fake has a log")
+
+
+def test_nvrtc_newer_than_the_driver(run):
+    """NVRTC of CUDA 12 is needed and missing; the driver cannot load code from the NVRTC of CUDA 13."""
+    _check_fails(run(_FAILS, FAKE_DRIVER="12080"), "NVRTC cannot be opened; libnvrtc.so.12: cannot open")
+
+
+def test_gpu_without_room_for_the_tiles(run):
+    found = run("report(unit=unit(), text=lowered(), forced=error(lowered, 'cuda'))", FAKE_SHARED="1000")
+    assert found["unit"][0] == "xla"
+    assert not _calls(found["text"])
+    assert "ValueError" in found["forced"]
+    assert "too large for the GPU" in found["forced"]
+
+
+def test_not_selected_without_a_gpu(run_python):
+    script = """
+import jax, jaxgrad
+x, w = jax.ShapeDtypeStruct((8, 56, 56, 32), "float32"), jax.ShapeDtypeStruct((7, 7, 1, 32), "float32")
+call = x, w, (1, 1), "SAME", None, None, ("NHWC", "HWIO", "NHWC"), 32
+print(jaxgrad.explain(jaxgrad.conv_general_dilated, *call, platform="gpu"))
+try:
+    jaxgrad.explain(jaxgrad.conv_general_dilated, *call, platform="gpu", implementation="cuda")
+except ValueError as error:
+    print(error)
+"""
+    typical, forced = run_python(script, JAX_PLATFORMS="cpu").stdout.splitlines()
+    assert "'cuda'" not in typical
+    assert forced.endswith("made for the GPU that a program is lowered on, and there is none here")
+
+
+def test_the_diagnosis(run):
+    found = run("""
+import contextlib, io
+from jaxgrad import __main__
+report(report=dict(__main__._cuda()))
+""")
+    assert found["report"]["NVRTC"] == "13.0"
+    assert "jaxgrad_conv_depthwise_filter" in found["report"]["CUDA handlers"]
+
+
+def test_forced_call_lowers_for_a_gpu_only(run):
+    """Also the value, which XLA computes: the call requires a GPU."""
+    found = run("""
+x, w = arrays()
+call = lambda x, w: jaxgrad.conv_general_dilated(x, w, **settings(), implementation="cuda")
+gradient = jax.grad(lambda x, w: call(x, w).sum(), argnums=1)
+lower = lambda function, platform: jax.jit(function).trace(x, w).lower(lowering_platforms=(platform,))
+report(**{p: [error(lower, function, p) for function in (call, gradient)] for p in ("cuda", "cpu")})
+""")
+    message = (
+        "ValueError: jaxgrad.conv_general_dilated: implementation='cuda' runs on the platform 'gpu' only, got 'cpu'"
+    )
+    assert found["cuda"] == ["", ""]
+    assert [error.splitlines()[0] for error in found["cpu"]] == [message] * 2

@@ -1,0 +1,160 @@
+"""Without a usable oneDNN: correct results on XLA, one warning, and an error for forced kernels."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import jax
+import pytest
+
+from jaxgrad import _cpu, _ffi
+
+_PATCH = """
+import importlib.metadata, pathlib
+real = importlib.metadata.files
+library = {library!r}
+
+class File:
+    name = "libdnnl.so.3"
+    def locate(self):
+        return pathlib.Path(library)
+
+def files(package):
+    if package != "onednn-cpu-gomp":
+        return real(package)
+    if library == "no package":
+        raise importlib.metadata.PackageNotFoundError(package)
+    return None if library == "no list" else [] if library == "no file" else [File()]
+
+importlib.metadata.files = files
+"""
+
+_SCRIPT = """
+import warnings
+import numpy as np
+from conv_cases import ConvCase, make_conv_inputs
+from conv_references import lax_conv
+from conv_transpose_cases import TransposeCase, lax_conv_transpose, make_transpose_inputs
+import jax, jaxgrad
+
+reason = {reason!r}
+jax.config.update("jax_platforms", "cpu")
+case, transposed = ConvCase(groups=2, strides=(2, 1)), TransposeCase(strides=(2, 1), groups=2)
+inputs, others = make_conv_inputs(case), make_transpose_inputs(transposed)
+
+def conv(lhs, rhs, bias, **settings):
+    return jaxgrad.conv_general_dilated(lhs, rhs, bias=bias, **case.settings, **settings)
+
+def conv_transpose(lhs, rhs, bias, **settings):
+    return jaxgrad.conv_transpose(lhs, rhs, bias=bias, **transposed.settings, **settings)
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for settings in ({{"implementation": "xla"}}, {{}}, {{}}):
+        pairs = [(conv, lax_conv(case), inputs), (conv_transpose, lax_conv_transpose(transposed), others)]
+        for ours, plain, arrays in pairs:
+            results = [
+                (lambda y, pullback: (y, *pullback(y)))(*jax.vjp(op, *arrays))
+                for op in (lambda *a: jax.jit(lambda *a: ours(*a, **settings))(*a), plain)
+            ]
+            for found, expected in zip(*results, strict=True):
+                np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
+        if settings:
+            assert not [w for w in caught if "jaxgrad" in str(w.message)], "a warning, though XLA was asked for"
+found = [w for w in caught if "jaxgrad" in str(w.message)]
+assert len(found) == 1, [str(w.message) for w in caught]
+assert found[0].category is RuntimeWarning
+assert reason in str(found[0].message) and "python -m jaxgrad" in str(found[0].message), found[0].message
+
+for op, arrays in ((conv, inputs), (conv_transpose, others)):
+    try:
+        op(*arrays, implementation="cpu")
+    except RuntimeError as error:
+        assert ("jaxgrad.conv_general_dilated" if op is conv else "jaxgrad.conv_transpose") in str(error)
+        assert reason in str(error), error
+    else:
+        raise SystemExit("implementation='cpu' ran without oneDNN")
+
+choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **case.settings, platform="cpu")
+assert choice.implementation == "xla" and reason in choice.reason, choice
+
+# What needs no oneDNN runs on its own kernels as ever.
+assert jaxgrad.explain(jaxgrad.gru, platform="cpu").implementation == "cpu"
+"""
+
+_DIAGNOSIS = "import runpy; runpy.run_module('jaxgrad', run_name='__main__')"
+
+_OLD = """
+typedef struct { int major, minor, patch; const char *hash; unsigned cpu_runtime, gpu_runtime; } version_t;
+static const version_t version = {MAJOR, MINOR, 9, "", 0, 0};
+const version_t *dnnl_version(void) { return &version; }
+"""
+
+
+def _library(kind, folder):
+    """A path or a keyword of the patch, and the expected reason."""
+    path = folder / "libdnnl.so.3"
+    if kind == "missing package":
+        return "no package", "oneDNN is not installed (the package onednn-cpu-gomp)"
+    if kind in ("no file", "no list"):
+        return kind, "the package onednn-cpu-gomp has no libdnnl.so.3"
+    if kind == "no library":
+        path.write_text("this is not a library")
+        return str(path), str(path)
+    if kind == "deleted":
+        return str(path), str(path)
+    major, minor, reason = {
+        "too old": (3, 1, "is oneDNN 3.1; needed is 3.2"),
+        "much too old": (2, 7, "is oneDNN 2.7; needed is 3.2"),
+        "too new": (4, 0, "is oneDNN 4.0; needed is 3.2"),
+        "without functions": (3, 2, "has no function dnnl_"),
+    }[kind]
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source = folder / "old.c"
+    source.write_text(_OLD.replace("MAJOR", str(major)).replace("MINOR", str(minor)))
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", path, source], check=True)
+    return str(path), reason
+
+
+KINDS = ["missing package", "no file", "no list", "no library", "deleted", "too old", "much too old", "too new"]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "without functions"])
+def test_diagnosis_reports_why_onednn_is_missing(kind, run_python, tmp_path):
+    """The report of `python -m jaxgrad` has the reason and is complete."""
+    library, reason = _library(kind, tmp_path)
+    text = run_python(_PATCH.format(library=library) + _DIAGNOSIS).stdout
+    for part in (reason, "conv_general_dilated on cpu: 'xla'", "conv_transpose on cpu: 'xla'", "gru on cpu: 'cpu'"):
+        assert part in text, f"{part!r} is not in:\n{text}"
+
+
+@pytest.mark.parametrize("kind", ["missing package", "no library", "too old"])
+def test_calls_run_on_xla_without_onednn(kind, run_python, tmp_path):
+    library, reason = _library(kind, tmp_path)
+    run_python(_PATCH.format(library=library) + _SCRIPT.format(reason=reason))
+
+
+def test_without_the_compiled_module(run_python):
+    reason = "the compiled module cannot be loaded"
+    script = _SCRIPT.format(reason=reason).split("# What needs no oneDNN")[0]
+    run_python("import sys; sys.modules['jaxgrad._cpu'] = None\n" + script)
+
+
+def test_a_library_that_cannot_be_loaded_does_not_replace_the_one_in_use(tmp_path):
+    path = tmp_path / "libdnnl.so.3"
+    path.write_text("this is not a library")
+    assert not _ffi.onednn_problem()
+    _cpu.load_onednn(str(path))  # no effect: a library is already loaded
+    plan = _ffi.conv_plan_cache_info()
+    assert plan["capacity"] > 0
+
+
+def test_diagnosis_lists_the_onednn_handlers(run_python):
+    text = run_python(_DIAGNOSIS).stdout
+    parts = [f"jaxgrad_conv_{kind}" for kind in ("forward", "backward_input", "backward_filter")]
+    parts += ["conv_general_dilated on cpu: 'cpu'", "conv_transpose on cpu: 'cpu'", jax.__version__]
+    for part in parts:
+        assert part in text, f"{part!r} is not in:\n{text}"

@@ -1,0 +1,73 @@
+"""Random convolutions against `jax.lax` in float64: values and the gradients of every operand."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from backends import CPU_KERNEL, XLA, Backend
+from conv_cases import cotangent, make_conv_inputs, random_case
+from conv_references import in_float64, lax_conv
+from conv_running import assert_same, conv, run, terms
+from thorough import thorough_after
+
+import jaxgrad
+
+DEFAULT = Backend(None, "cpu")
+DTYPE_OF_SEED = ["float32"] * 5 + ["bfloat16", "bfloat16", "float16", "float64", "float32"]
+
+
+def _check(case, dtype, backends):
+    inputs = make_conv_inputs(case, dtype)
+    plain = lax_conv(case)
+    y = jax.eval_shape(plain, *inputs)
+    dy = cotangent(y.shape, dtype, case.seed)
+    expected = in_float64(plain, inputs, dy)
+    for backend in backends:
+        actual = run(conv(backend, **case.settings), inputs, dy)
+        message = f"{backend} {dtype} {case}"
+        assert_same(actual, expected, dtype=dtype, terms=terms(inputs, y), message=message)
+
+
+@pytest.mark.parametrize("seed", thorough_after(30, range(150)))
+def test_values_and_gradients(seed):
+    """On the kernel if it supports the case, else on the default implementation."""
+    case, dtype = random_case(seed), DTYPE_OF_SEED[seed % 10]
+    inputs = make_conv_inputs(case, dtype)
+    try:
+        jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **case.settings, implementation="cpu")
+    except ValueError:
+        choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **case.settings, platform="cpu")
+        assert choice.implementation == "xla"
+        backends = [DEFAULT]
+    else:
+        backends = [CPU_KERNEL, DEFAULT] if seed % 8 == 0 else [CPU_KERNEL]
+    if seed % 6 == 0 or (case.groups > 1 and seed % 2 == 0):
+        backends.append(XLA)
+    _check(case, dtype, backends)
+
+
+def test_random_cases_cover_every_setting():
+    """Guards against changes of the random cases that would reduce their coverage."""
+    cases = [random_case(seed) for seed in range(150)]
+    pairs = [p for case in cases if not isinstance(case.padding, str) for p in case.padding]
+    found = {
+        "1, 2 and 3 spatial axes": min(sum(case.n == n for case in cases) for n in (1, 2, 3)),
+        "groups": sum(case.groups > 1 and case.features > 1 for case in cases),
+        "depthwise with a multiplier": sum(
+            case.groups > 1 and case.features == 1 and case.out_features > 1 for case in cases
+        ),
+        "no layout": sum(case.layout is None for case in cases),
+        "layout as an object": sum(case.as_object for case in cases),
+        "input dilation": sum(case.lhs_dilation is not None and case.strides is None for case in cases),
+        "input dilation with strides": sum(None not in (case.lhs_dilation, case.strides) for case in cases),
+        "window dilation": sum(case.rhs_dilation is not None for case in cases),
+        "named padding": min(sum(case.padding == name for case in cases) for name in ("SAME", "SAME_LOWER", "VALID")),
+        "padding at one end": sum(low != high for low, high in pairs),
+        "negative padding": sum(min(p) < 0 for p in pairs),
+        "padding beyond the window": sum(max(p) > 4 for p in pairs),
+        "one row": sum(case.batch == 1 for case in cases),
+        "no bias": sum(not case.bias for case in cases),
+    }
+    assert min(found.values()) >= 5, found
+    assert np.mean([case.features != case.out_features for case in cases]) > 0.7

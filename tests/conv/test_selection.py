@@ -1,0 +1,276 @@
+"""Calls that run on XLA: the results of `jax.lax`, and a reason in `explain`."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxgrad
+from jaxgrad import _ffi, conv
+
+RNG = np.random.default_rng(0)
+
+
+def _random(shape, dtype="float32"):
+    if np.issubdtype(dtype, np.integer):
+        return RNG.integers(-9, 10, shape).astype(dtype)
+    values = RNG.standard_normal(shape)
+    if np.issubdtype(dtype, np.complexfloating):
+        values = values + 1j * RNG.standard_normal(shape)
+    return values.astype(dtype)
+
+
+def _case(lhs, rhs, *args, reason, dtype="float32", **kwargs):
+    return _random(lhs, dtype), _random(rhs, dtype), args, kwargs, reason
+
+
+CASES = {
+    "no spatial axes": _case((3, 4), (5, 4), (), (), reason="0 spatial axes"),
+    "four spatial axes": _case((1, 2, 3, 4, 3, 2), (3, 2, 2, 2, 1, 2), (1,) * 4, "SAME", reason="4 spatial axes"),
+    "batch groups": _case((6, 3, 5, 4), (4, 3, 2, 2), (1, 2), "SAME", batch_group_count=2, reason="batch_group_count"),
+    "int8": _case((2, 3, 5), (4, 3, 2), (1,), "SAME", dtype="int8", reason="int8"),
+    "int32": _case((2, 3, 5), (4, 3, 2), (1,), "SAME", dtype="int32", reason="int32"),
+    "complex64": _case((2, 3, 5), (4, 3, 2), (2,), "SAME", dtype="complex64", reason="complex64"),
+    "float64": _case((2, 3, 5, 4), (4, 3, 2, 2), (2, 1), "SAME", dtype="float64", reason="oneDNN has no float64"),
+    "float64 in groups": _case(
+        (2, 6, 5, 4), (4, 3, 2, 2), (2, 1), "SAME", dtype="float64", feature_group_count=2, reason="no float64"
+    ),
+    "empty batch": _case((0, 3, 5), (4, 3, 2), (1,), "SAME", reason="without elements"),
+    "no features": _case((2, 0, 5), (4, 0, 2), (1,), "SAME", reason="without elements"),
+    "no output features": _case((2, 3, 5), (0, 3, 2), (1,), "SAME", reason="without elements"),
+    "empty window": _case((2, 3, 5), (4, 3, 0), (1,), ((1, 1),), reason="without elements"),
+    "empty result": _case((2, 3, 5), (4, 3, 7), (1,), "VALID", reason="without elements"),
+    "empty groups": _case((0, 6, 5), (4, 3, 2), (1,), "SAME", feature_group_count=2, reason="without elements"),
+    "both dilated": _case((2, 3, 5, 4), (4, 3, 2, 3), (2, 1), ((1, 2), (3, 0)), (2, 3), reason="lhs_dilation and"),
+    "both dilated in groups": _case(
+        (2, 6, 5, 4), (4, 3, 2, 3), (1, 2), ((1, 2), (3, 0)), (2, 3), feature_group_count=2, reason="lhs_dilation and"
+    ),
+    "input all padding": _case((2, 3, 5), (4, 3, 2), (1,), ((-6, 8),), reason="padding"),
+    "input all padding in groups": _case(
+        (2, 6, 5), (4, 3, 2), (1,), ((-6, 8),), feature_group_count=2, reason="padding"
+    ),
+    "input cropped to nothing": _case((2, 3, 5), (4, 3, 2), (2,), ((-5, 6),), reason="padding"),
+    "result all padding": _case((2, 3, 1), (4, 3, 1), (1,), ((-3, 5),), (4,), reason="nothing but padding"),
+    "result all padding in groups": _case(
+        (2, 6, 1), (4, 3, 1), (1,), ((-3, 5),), (4,), feature_group_count=2, reason="nothing but padding"
+    ),
+}
+
+
+def _differentiable(lhs):
+    return np.issubdtype(lhs.dtype, np.floating)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("implementation", [None, "xla"])
+def test_values_and_gradients(name, implementation):
+    lhs, rhs, args, kwargs, _ = CASES[name]
+
+    def ours(lhs, rhs):
+        return jaxgrad.conv_general_dilated(lhs, rhs, *args, **kwargs, implementation=implementation)
+
+    def plain(lhs, rhs):
+        return lax.conv_general_dilated(lhs, rhs, *args, **kwargs)
+
+    try:
+        expected = jax.jit(plain)(lhs, rhs)
+    except ValueError:
+        with pytest.raises(ValueError, match=r"\S"):
+            jax.jit(ours)(lhs, rhs)
+        return
+    y = jax.jit(ours)(lhs, rhs)
+    assert (y.shape, y.dtype) == (expected.shape, expected.dtype)
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
+    if not _differentiable(lhs):
+        return
+    weight = jnp.cos(jnp.arange(expected.size, dtype=lhs.dtype)).reshape(expected.shape)
+    gradients = jax.grad(lambda *a: jnp.vdot(plain(*a), weight), argnums=(0, 1))
+    try:
+        desired = gradients(lhs, rhs)
+    except (ValueError, TypeError, ZeroDivisionError):
+        return  # jax.lax cannot differentiate some calls whose window covers only padding
+    found = jax.grad(lambda *a: jnp.vdot(ours(*a), weight), argnums=(0, 1))(lhs, rhs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-4), found, desired)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reason_of_each_case(name):
+    lhs, rhs, args, kwargs, reason = CASES[name]
+    try:
+        lax.conv_general_dilated(lhs, rhs, *args, **kwargs)
+    except ValueError:
+        pytest.skip("jax.lax itself refuses the call")
+    choice = jaxgrad.explain(jaxgrad.conv_general_dilated, lhs, rhs, *args, **kwargs, platform="cpu")
+    assert (choice.op, choice.implementation) == ("conv_general_dilated", "xla")
+    assert reason in choice.reason
+    with pytest.raises(ValueError, match=r"jaxgrad.conv_general_dilated: implementation='cpu' cannot run: ") as error:
+        jaxgrad.conv_general_dilated(lhs, rhs, *args, **kwargs, implementation="cpu")
+    assert str(error.value).endswith(choice.reason)
+
+
+@pytest.mark.parametrize("name", ["float64", "batch groups", "both dilated in groups", "empty batch"])
+def test_program_has_no_kernel_call(name):
+    lhs, rhs, args, kwargs, _ = CASES[name]
+    text = jax.jit(lambda a, b: jaxgrad.conv_general_dilated(a, b, *args, **kwargs)).lower(lhs, rhs).as_text()
+    assert "jaxgrad_conv" not in text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("op", ["conv_general_dilated", "conv_transpose"])
+def test_explain_a_typical_call(op, dtype):
+    function = getattr(jaxgrad, op)
+    lhs, rhs = jax.ShapeDtypeStruct((64, 56, 56, 32), dtype), jax.ShapeDtypeStruct((3, 3, 32, 64), dtype)
+    settings = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+    choice = jaxgrad.explain(function, lhs, rhs, (1, 1), "SAME", **settings, platform="cpu")
+    assert (choice.op, choice.implementation, choice.reason) == (op, "cpu", "oneDNN")
+    choice = jaxgrad.explain(function, lhs, rhs, (1, 1), "SAME", **settings, platform="gpu")
+    assert choice.implementation == "xla"
+    assert choice.reason.startswith("the cuDNN kernels are missing" if _ffi.cuda_problem() else "XLA ")
+    choice = jaxgrad.explain(function, lhs, rhs, (1, 1), "SAME", **settings, implementation="xla", platform="cpu")
+    assert choice.implementation == "xla"
+    assert "forced" in choice.reason
+
+
+def test_transposed_convolutions_run_on_xla():
+    lhs, rhs = _random((2, 5, 4, 3), "float64"), _random((3, 2, 3, 4), "float64")
+    y = jaxgrad.conv_transpose(lhs, rhs, (2, 1), "SAME")
+    np.testing.assert_allclose(y, lax.conv_transpose(lhs, rhs, (2, 1), "SAME"), rtol=1e-12)
+    choice = jaxgrad.explain(jaxgrad.conv_transpose, lhs, rhs, (2, 1), "SAME", platform="cpu")
+    assert (choice.op, choice.implementation) == ("conv_transpose", "xla")
+    with pytest.raises(ValueError, match=r"jaxgrad.conv_transpose: implementation='cpu' .* float64"):
+        jaxgrad.conv_transpose(lhs, rhs, (2, 1), "SAME", implementation="cpu")
+
+
+def test_default_program_for_a_gpu_runs_on_xla():
+    """Lowered without a GPU: the program has no kernel call where XLA is on par with cuDNN."""
+    lhs, rhs = jax.ShapeDtypeStruct((64, 64, 56, 56), jnp.float32), jax.ShapeDtypeStruct((64, 64, 3, 3), jnp.float32)
+    gradient = jax.jit(jax.grad(lambda a, b: jnp.sum(jaxgrad.conv_general_dilated(a, b, (1, 1), "SAME") ** 2)))
+    texts = {p: gradient.trace(lhs, rhs).lower(lowering_platforms=(p,)).as_text() for p in ("cpu", "cuda")}
+    assert ["jaxgrad_conv" in text for text in texts.values()] == [True, False]
+    assert ["stablehlo.convolution" in text for text in texts.values()] == [False, True]
+
+
+def test_a_symbolic_batch_runs_on_xla():
+    """There is no plan for a symbolic size; the default implementation accepts it as `jax.lax` does."""
+    batch = jax.export.symbolic_shape("b")[0]
+    lhs = jax.ShapeDtypeStruct((batch, 3, 5, 4), jnp.float32)
+    rhs = _random((6, 3, 2, 2))
+    exported = jax.export.export(jax.jit(lambda x: jaxgrad.conv_general_dilated(x, rhs, (1, 1), "SAME")))(lhs)
+    x = _random((3, 3, 5, 4))
+    np.testing.assert_allclose(exported.call(x), lax.conv_general_dilated(x, rhs, (1, 1), "SAME"), rtol=0, atol=1e-5)
+
+
+def _units(*args, **kwargs):
+    choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *args, **kwargs, platform="cpu")
+    return {unit.unit: unit.implementation for unit in choice.units} or choice.implementation
+
+
+def test_xla_is_selected_where_it_is_faster():
+    def shapes(*shapes):
+        return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+
+    tiny = shapes((1, 1, 8, 8), (1, 1, 3, 3))
+    assert _units(*tiny, (1, 1), "SAME") == "xla"
+    assert (
+        "as few as 576" in jaxgrad.explain(jaxgrad.conv_general_dilated, *tiny, (1, 1), "SAME", platform="cpu").reason
+    )
+    assert _units(*tiny, (1, 1), "SAME", implementation="cpu") == "cpu"
+    assert _units(*shapes((1, 8, 8, 8), (8, 1, 3, 3)), (1, 1), "SAME", feature_group_count=8) == "cpu"
+    dilated = shapes((2, 16, 64), (16, 16, 3))
+    expected = {"forward": "cpu", "backward_input": "cpu", "backward_filter": "xla"}
+    assert _units(*dilated, (1,), "SAME", rhs_dilation=(2,)) == expected
+    last = shapes((2, 64, 16), (3, 16, 16))
+    settings = {"dimension_numbers": ("NWC", "WIO", "NWC"), "rhs_dilation": (2,)}
+    assert _units(*last, (1,), "SAME", **settings) == "cpu"
+
+
+@pytest.mark.parametrize("implementation", [None, "cpu"])
+def test_a_mapped_shape_without_a_onednn_kernel(monkeypatch, implementation):
+    """The call alone has kernels, what vmap makes of it has none: XLA takes it, or a forced call says why it cannot."""
+    known = _ffi.conv_plan
+
+    def of_single_calls(kind, problem, has_bias):
+        return None if problem.examples else known(kind, problem, has_bias)
+
+    monkeypatch.setattr(_ffi.conv, "conv_plan", of_single_calls)
+    monkeypatch.setattr(_ffi, "conv_plan", _ffi.conv.conv_plan)
+    lhs, rhs = _random((3, 2, 7, 9, 8)), _random((3, 4, 7, 3, 3))
+    mapped = jax.vmap(lambda a, b: jaxgrad.conv_general_dilated(a, b, (1, 1), "SAME", implementation=implementation))
+    if implementation == "cpu":
+        with pytest.raises(NotImplementedError, match="forward"):
+            mapped(lhs, rhs)
+    else:
+        plain = jax.vmap(lambda a, b: lax.conv_general_dilated(a, b, (1, 1), "SAME"))
+        np.testing.assert_allclose(mapped(lhs, rhs), plain(lhs, rhs), rtol=0, atol=1e-4)
+
+
+# --- the cache of canonicalized calls ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def described():
+    """Returns a function that counts the misses and the hits of the cache."""
+    conv._describe.cache_clear()
+    return lambda: conv._describe.cache_info()[:2][::-1]
+
+
+def test_a_call_is_described_once(described):
+    lhs, rhs = _random((2, 3, 5, 4)), _random((6, 3, 2, 2))
+    for window_strides, padding in (((1, 1), "SAME"), ([1, 1], "SAME"), (np.ones(2, int), "SAME")):
+        jaxgrad.conv_general_dilated(lhs, rhs, window_strides, padding)
+    assert described() == (1, 2)
+    choices = {jaxgrad.explain(jaxgrad.conv_general_dilated, lhs, rhs, (1, 1), "SAME", platform="cpu") for _ in "ab"}
+    assert len(choices) == 1
+    assert described() == (1, 4)
+
+
+@pytest.mark.parametrize("change", ["shape", "dtype", "padding", "bias", "groups"])
+def test_another_call_is_described_anew(described, change):
+    lhs, rhs = _random((2, 4, 5, 4)), _random((6, 4, 2, 2))
+    jaxgrad.conv_general_dilated(lhs, rhs, (1, 1), "SAME")
+    kwargs: dict = {"padding": "SAME"}
+    if change == "shape":
+        lhs = _random((3, 4, 5, 4))
+    elif change == "dtype":
+        lhs, rhs = lhs.astype("float64"), rhs.astype("float64")
+    elif change == "padding":
+        kwargs["padding"] = ((2, 0), (1, 1))
+    elif change == "bias":
+        kwargs["bias"] = _random((6,))
+    else:
+        rhs, kwargs["feature_group_count"] = _random((6, 2, 2, 2)), 2
+    y = jaxgrad.conv_general_dilated(lhs, rhs, (1, 1), **kwargs)
+    bias = kwargs.pop("bias", np.zeros(6, lhs.dtype))
+    expected = lax.conv_general_dilated(lhs, rhs, (1, 1), **kwargs) + bias[:, None, None]
+    assert (y.shape, y.dtype) == (expected.shape, expected.dtype)
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
+    assert described() == (2, 0)
+
+
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64")
+def test_enable_x64_is_part_of_the_cache_key(described):
+    lhs, rhs = _random((2, 3, 5)), _random((4, 3, 2))
+    for wide in (False, True, False):
+        with jax.enable_x64(wide):
+            y = jaxgrad.conv_general_dilated(lhs, rhs, (1,), "SAME", preferred_element_type=jnp.float64)
+            assert y.dtype == (jnp.float64 if wide else jnp.float32)
+    assert described() == (2, 1)
+
+
+def test_unhashable_settings_run_without_the_cache(described):
+    lhs, rhs = _random((2, 3, 5, 4)), _random((6, 3, 2, 2))
+    expected = lax.conv_general_dilated(lhs, rhs, (1, 1), ((1, 0), (2, 1)))
+    for _ in range(2):
+        y = jaxgrad.conv_general_dilated(lhs, rhs, (1, 1), np.array([[1, 0], [2, 1]]))
+        np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
+    assert described() == (0, 0)
+
+
+def test_errors_are_raised_on_every_call():
+    lhs, rhs = _random((2, 3, 5, 4)), _random((6, 5, 2, 2))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="lhs feature dimension"):
+            jaxgrad.conv_general_dilated(lhs, rhs, (1, 1), "SAME")

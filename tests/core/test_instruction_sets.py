@@ -1,0 +1,55 @@
+"""The CPU kernels with each instruction set that they are compiled for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+_NEEDS = {
+    "avx512": {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx2", "fma", "f16c"},
+    "avx2": {"avx2", "fma", "f16c"},
+    "baseline": set(),
+}
+
+_SCRIPT = """
+import os
+import jax
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_disable_most_optimizations", True)  # for the references
+from gru_cases import Case
+from tolerances import DTYPES
+from gru_running import check
+from backends import CPU_KERNEL
+from jaxgrad import _cpu
+
+found = _cpu.build_info()["instruction_set"]
+assert found == os.environ["EXPECTED"], f"runs on {found}"
+for T, B, I, H in ((3, 9, 5, 3), (4, 21, 33, 50)):
+    for linear_before_reset in (False, True):
+        for dtype in DTYPES:
+            direction = "forward" if dtype == "bfloat16" else "reverse" if dtype == "float16" else "bidirectional"
+            check(CPU_KERNEL, Case(T, B, I, H, direction, linear_before_reset), dtype)
+print(found)
+"""
+
+
+def _machine_has() -> set[str]:
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^flags\s*:(.*)$", info.read_text(), re.MULTILINE) if info.exists() else None
+    return set(found.group(1).split()) if found else set()
+
+
+@pytest.mark.parametrize("name", _NEEDS)
+def test_values_and_gradients(run_python, name):
+    if missing := _NEEDS[name] - _machine_has():
+        pytest.skip(f"this machine lacks {', '.join(sorted(missing))}")
+    done = run_python(_SCRIPT, JAXGRAD_CPU_ISA=name, EXPECTED=name, JAX_PLATFORMS="cpu")
+    assert done.stdout.split() == [name]
+
+
+def test_default_is_the_widest_instruction_set(run_python):
+    widest = next(name for name, needs in _NEEDS.items() if needs <= _machine_has())
+    script = "import os; os.environ.pop('JAXGRAD_CPU_ISA', None)\nfrom jaxgrad import _cpu\n"
+    assert run_python(script + "print(_cpu.build_info()['instruction_set'])").stdout.split() == [widest]

@@ -1,0 +1,172 @@
+"""Which implementation a call selects: the report of `explain`, and calls without the compiled module."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from gru_cases import Case, make_inputs
+
+import jaxgrad
+
+CASE = Case(T=5, B=3, I=4, H=6)
+
+
+def _inputs():
+    return make_inputs(CASE, "float32")[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "implementation", "reason"),
+    [
+        ({"platform": "cpu"}, "cpu", "CPU kernel"),
+        ({"platform": "gpu"}, "xla", "no gru kernel for the platform 'gpu'"),
+        ({"platform": "tpu"}, "xla", "no gru kernel for the platform 'tpu'"),
+        ({"platform": "cpu", "implementation": "cpu"}, "cpu", "forced"),
+        ({"platform": "cpu", "implementation": "xla"}, "xla", "forced"),
+        ({"platform": "gpu", "implementation": "xla"}, "xla", "forced"),
+    ],
+)
+@pytest.mark.parametrize("with_arrays", [False, True])
+def test_explain(arguments, implementation, reason, with_arrays):
+    choice = jaxgrad.explain(jaxgrad.gru, *(_inputs() if with_arrays else ()), **arguments)
+    assert (choice.op, choice.platform, choice.implementation) == ("gru", arguments["platform"], implementation)
+    assert reason in choice.reason
+    assert "gru" in str(choice)
+    assert repr(implementation) in str(choice)
+    assert choice.reason in str(choice)
+
+
+def test_explain_takes_the_default_platform():
+    expected = "cpu" if jax.default_backend() == "cpu" else "xla"
+    assert jaxgrad.explain(jaxgrad.gru, *_inputs()).implementation == expected
+
+
+def test_explain_runs_nothing_and_takes_shapes():
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in _inputs()]
+    choice = jaxgrad.explain(jaxgrad.gru, *shapes[:3], b=shapes[3], initial_h=shapes[5], platform="cpu", clip=0.5)
+    assert choice.implementation == "cpu"
+
+
+@pytest.mark.parametrize("settings", [{"clip": np.float32(0.5)}, {"linear_before_reset": np.True_}], ids=repr)
+def test_explain_takes_numpy_scalars_as_the_call_does(settings):
+    jaxgrad.gru(*_inputs(), **settings)
+    assert jaxgrad.explain(jaxgrad.gru, *_inputs(), platform="cpu", **settings).implementation == "cpu"
+
+
+def test_explain_rejects_a_kernel_of_another_platform():
+    with pytest.raises(ValueError, match=r"jaxgrad.gru: implementation='cpu'.*'cpu' only, got 'gpu'"):
+        jaxgrad.explain(jaxgrad.gru, *_inputs(), implementation="cpu", platform="gpu")
+
+
+@pytest.mark.parametrize("op", [np.sin, jax.lax.scan, None, "gru"], ids=["numpy", "jax", "none", "text"])
+def test_explain_rejects_other_functions(op):
+    with pytest.raises(ValueError, match=r"jaxgrad.explain: op must be one of jaxgrad's ops \(.*gru.*\), got"):
+        jaxgrad.explain(op)
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "error", "message"),
+    [
+        ({"w": np.zeros((1, 18, 5), np.float32)}, {}, ValueError, "w must have the shape"),
+        ({"x": np.zeros((5, 3, 4), np.int32)}, {}, TypeError, "x must have one of the dtypes"),
+        ({"sequence_lens": np.array([1, 2, 9])}, {}, ValueError, r"sequence_lens must lie in \[0, T\]"),
+        ({}, {"direction": "up"}, ValueError, "direction must be one of"),
+        ({}, {"clip": 0}, ValueError, "clip must be positive"),
+        ({}, {"implementation": "metal"}, ValueError, "implementation must be one of"),
+    ],
+)
+@pytest.mark.parametrize("by_name", [False, True])
+def test_explain_raises_as_the_call_does(changes, settings, error, message, by_name):
+    inputs = _inputs()._replace(**changes)
+    args, kwargs = ((), inputs._asdict()) if by_name else (inputs, {})
+    for call in (jaxgrad.gru, lambda *a, **k: jaxgrad.explain(jaxgrad.gru, *a, **k)):
+        with pytest.raises(error, match=message):
+            call(*args, **kwargs, **settings)
+
+
+def test_explain_raises_for_an_unknown_implementation_without_arrays():
+    with pytest.raises(ValueError, match="implementation must be one of"):
+        jaxgrad.explain(jaxgrad.gru, implementation="metal")
+
+
+_WITHOUT_MODULE = """
+import sys, warnings
+sys.modules["jaxgrad._cpu"] = None  # importing it raises ImportError
+import jax, numpy as np, gru_references
+jax.config.update("jax_enable_x64", True)
+from gru_cases import Case, make_inputs
+import jaxgrad
+
+case = Case(T=5, B=3, I=4, H=6, direction="bidirectional", linear_before_reset=True)
+inputs, cotangents = make_inputs(case)
+inputs, cotangents = jax.device_put((inputs, cotangents), jax.devices("cpu")[0])
+expected = gru_references.values_and_gradients(inputs, cotangents, **case.settings)
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(3):
+        outputs = lambda w: jaxgrad.gru(*inputs._replace(w=w), **case.settings)
+        (y, y_h), pullback = jax.vjp(outputs, inputs.w)
+        np.testing.assert_allclose(y, expected[0], rtol=0, atol=1e-13)
+        np.testing.assert_allclose(y_h, expected[1], rtol=0, atol=1e-13)
+        np.testing.assert_allclose(pullback(tuple(cotangents))[0], expected[2].w, rtol=0, atol=1e-12)
+        jaxgrad.gru(*inputs[:3], direction="bidirectional")
+        jax.jit(lambda x: jaxgrad.gru(x, *inputs[1:3], direction="bidirectional"))(inputs.x)
+    jaxgrad.gru(*inputs, direction="bidirectional", implementation="xla")
+ours = [w for w in caught if "jaxgrad" in str(w.message)]
+assert len(ours) == 1, [str(w.message) for w in caught]
+assert ours[0].category is RuntimeWarning
+assert "plain XLA" in str(ours[0].message) and "jaxgrad._cpu" in str(ours[0].message)
+
+try:
+    jaxgrad.gru(*inputs, direction="bidirectional", implementation="cpu")
+except RuntimeError as error:
+    assert "jaxgrad.gru: implementation='cpu' cannot run" in str(error), error
+    assert "jaxgrad._cpu" in str(error), error
+else:
+    raise SystemExit("implementation='cpu' ran without the module")
+
+choice = jaxgrad.explain(jaxgrad.gru, *inputs[:3], direction="bidirectional", platform="cpu")
+assert choice.implementation == "xla" and "jaxgrad._cpu" in choice.reason, choice
+try:
+    jaxgrad.explain(jaxgrad.gru, implementation="cpu", platform="cpu")
+except RuntimeError as error:
+    assert "jaxgrad._cpu" in str(error), error
+else:
+    raise SystemExit("explain did not raise")
+"""
+
+
+def test_without_the_compiled_module(run_python):
+    """Correct results on XLA, one warning, and an error with the reason for a forced kernel."""
+    run_python(_WITHOUT_MODULE)
+
+
+def test_importing_jaxgrad_starts_no_backend(run_python):
+    """`jax.config` may select the platform after the import."""
+    run_python(
+        "import jaxgrad, jax\n"
+        "jax.config.update('jax_platforms', 'cpu')\n"
+        "jax.config.update('jax_num_cpu_devices', 3)\n"
+        "assert len(jax.devices()) == 3\n"
+    )
+
+
+def test_the_public_names():
+    assert {"Choice", "__version__", "explain", "gru"} <= set(jaxgrad.__all__)
+    assert all(getattr(jaxgrad, name).__doc__ for name in jaxgrad.__all__ if name != "__version__")
+
+
+def test_every_device_of_the_host_runs_the_kernel(run_python):
+    script = """
+import jax, numpy as np
+jax.config.update("jax_num_cpu_devices", 3)
+import jaxgrad
+from gru_cases import Case, make_inputs
+inputs = make_inputs(Case(), "float32")[0]
+results = [jaxgrad.gru(*jax.device_put(inputs, d), implementation="cpu")[0] for d in jax.devices()]
+assert [r.devices() for r in results] == [{d} for d in jax.devices()]
+assert all((np.asarray(r) == np.asarray(results[0])).all() for r in results)
+"""
+    run_python(script, JAX_PLATFORMS="cpu")

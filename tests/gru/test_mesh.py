@@ -1,0 +1,83 @@
+"""The GRU under `jit` over a mesh and inside `shard_map`, in a fresh interpreter."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from mesh_running import XLA_ON_GPU, check_shard_map, mesh, on_devices, over, run_checks
+
+import jaxgrad
+
+T, B, I, H = 5, 16, 8, 6  # noqa: E741
+FULL = {"direction": "bidirectional", "linear_before_reset": True, "clip": 2.0}
+SPECS = (P(None, "d"), P(), P(), P(), P("d"), P(None, "d"))  # x, w, r, b, sequence_lens, initial_h
+BY = (0, 1, 2, 3, 5)
+
+
+def _args(D):
+    keys = jax.random.split(jax.random.key(0), 5)
+    shapes = (T, B, I), (D, 3 * H, I), (D, 3 * H, H), (D, 6 * H), (D, B, H)
+    x, *weights, initial_h = (jax.random.normal(key, s) / 2 for key, s in zip(keys, shapes, strict=True))
+    return x, *weights, jnp.arange(B) % (T + 1), initial_h
+
+
+def _loss(*args, implementation=XLA_ON_GPU, **settings):
+    y, y_h = jaxgrad.gru(*args, implementation=implementation, **settings)
+    return jnp.sum(jnp.sin(y)) + jnp.sum(y_h**2)
+
+
+def check_a_batch():
+    """No row moves between devices, and one all-reduce sums the weight gradients."""
+    args = _args(2)
+    for explicit in (False, True):
+        (dx, dw, *_), found = over(mesh(explicit=explicit), jax.grad(partial(_loss, **FULL), BY), args, SPECS)
+        assert found == {"all-reduce": 1}, found
+        assert dx.sharding.spec[1] == "d"
+        assert dw.sharding.is_fully_replicated
+    short = slice(0, 3)  # without biases, lengths and a first state
+    _, found = over(mesh(), jax.grad(_loss, (0, 1, 2)), _args(1)[short], SPECS[short])
+    assert found == {"all-reduce": 1}, found
+    _, found = over(mesh(), partial(jaxgrad.gru, implementation=XLA_ON_GPU, **FULL), args, SPECS)
+    assert not found, found
+
+
+def check_plain_xla():
+    over(mesh(explicit=True), jax.grad(partial(_loss, implementation="xla", **FULL), BY), _args(2), SPECS)
+
+
+def check_sharded_features():
+    over(mesh(), jax.grad(partial(_loss, **FULL), BY), _args(2), (P(None, None, "d"), P(None, None, "d"), *[P()] * 4))
+
+
+def check_transformations():
+    args = _args(1)
+
+    def penalty(*args):
+        return sum(jnp.sum(g**2) for g in jax.grad(_loss, (0, 1))(*args))
+
+    over(mesh(), jax.grad(penalty, BY), args, SPECS)
+    mapped = jax.vmap(lambda x, h: jaxgrad.gru(x[:, None], *args[1:4], None, h[:, None], implementation=XLA_ON_GPU), 1)
+    _, found = over(mesh(), mapped, (args[0], args[5]), (P(None, "d"), P(None, "d")))
+    assert not found, found
+
+
+def check_inside_shard_map():
+    check_shard_map(partial(_loss, implementation=None, **FULL), _args(2), SPECS, BY)
+    # The loops of XLA start with zeros that are replicated over the devices.
+    check_shard_map(partial(_loss, implementation="xla"), _args(1)[:3], SPECS[:3], (0, 1, 2))
+
+
+@on_devices(
+    [
+        check_a_batch,
+        check_plain_xla,
+        check_sharded_features,
+        check_transformations,
+        check_inside_shard_map,
+    ]
+)
+def test_over_a_mesh(run_python, platform, checks):
+    run_checks(run_python, platform, __file__, checks)

@@ -1,0 +1,223 @@
+"""References for the GRU in float64, written from the formulas in the docstring of `jaxgrad.gru`.
+
+`numpy_forward` slices each row to its length, reverses it where asked, and steps through it. `forward` is a `lax.scan`
+over one row, mapped over the rows, which reads its steps in a precomputed order; JAX differentiates it to any order.
+tests/gru/test_references.py compares the two, and the gradients with finite differences.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gru_cases import Case, Cotangents, Inputs, make_inputs
+from jax import lax
+from tolerances import EPS
+
+_REVERSED = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+
+
+def _filled(inputs: Inputs) -> Inputs:
+    """`inputs` with defaults for absent arrays: zero biases and states, full lengths."""
+    T, B, _ = inputs.x.shape
+    D, _, H = inputs.r.shape
+    return Inputs(
+        inputs.x,
+        inputs.w,
+        inputs.r,
+        np.zeros((D, 6 * H)) if inputs.b is None else inputs.b,
+        np.full(B, T, np.int32) if inputs.sequence_lens is None else inputs.sequence_lens,
+        np.zeros((D, B, H)) if inputs.initial_h is None else inputs.initial_h,
+    )
+
+
+def _sigmoid(a: np.ndarray) -> np.ndarray:
+    return 0.5 * (1 + np.tanh(0.5 * a))
+
+
+def numpy_forward(
+    inputs: Inputs, *, direction: str, linear_before_reset: bool, clip: float | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`(y, y_h, before)` in float64; `before` are all the activations' inputs, [T, D, B, 3H], zero past the lengths."""
+    x, w, r, b, sequence_lens, initial_h = (np.asarray(a).astype(np.float64) for a in _filled(inputs))
+    T, B, _ = x.shape
+    D, _, H = r.shape
+    y, y_h, before = np.zeros((T, D, B, H)), initial_h.copy(), np.zeros((T, D, B, 3 * H))
+    bound = np.inf if clip is None else clip
+    for d, is_reversed in enumerate(_REVERSED[direction]):
+        (wz, wr, wh), (rz, rr, rh) = np.split(w[d], 3), np.split(r[d], 3)
+        wbz, wbr, wbh, rbz, rbr, rbh = np.split(b[d], 6)
+        for row in range(B):
+            steps = range(int(sequence_lens[row]))
+            h = initial_h[d, row]
+            for t in reversed(steps) if is_reversed else steps:
+                z_in = wz @ x[t, row] + rz @ h + wbz + rbz
+                r_in = wr @ x[t, row] + rr @ h + wbr + rbr
+                reset = _sigmoid(np.clip(r_in, -bound, bound))
+                if linear_before_reset:
+                    n_in = wh @ x[t, row] + reset * (rh @ h + rbh) + wbh
+                else:
+                    n_in = wh @ x[t, row] + rh @ (reset * h) + rbh + wbh
+                z, n = _sigmoid(np.clip(z_in, -bound, bound)), np.tanh(np.clip(n_in, -bound, bound))
+                h = (1 - z) * n + z * h
+                y[t, d, row] = h
+                before[t, d, row] = np.concatenate([z_in, r_in, n_in])
+            y_h[d, row] = h
+    return y, y_h, before
+
+
+def is_clear_of_the_bounds(case: Case, dtype: str) -> bool:
+    """Whether every gate of a case lies so far from `clip` that rounding cannot put it on the other side.
+
+    The gradient jumps there, so that no tolerance could cover a gate which two routes place on either side.
+    """
+    if case.clip is None:
+        return True
+    # The 16-bit types round the states that the recurrent product reads.
+    margin = (4 if dtype in ("bfloat16", "float16") else 100) * EPS[dtype]
+    _, _, before = numpy_forward(make_inputs(case, dtype)[0], **case.settings)
+    return bool(np.all(np.abs(np.abs(before) - case.clip) > margin))
+
+
+def _order(T: int, sequence_lens, is_reversed: bool):
+    """[T, B]: the step that each row takes at each turn; those past its length keep their place."""
+    turns = jnp.arange(T)[:, None]
+    if not is_reversed:
+        return jnp.broadcast_to(turns, (T, sequence_lens.shape[0]))
+    return jnp.where(turns < sequence_lens, sequence_lens - 1 - turns, turns)
+
+
+def _one_row(x, w, r, b, initial_h, order, length, linear_before_reset: bool, clip: float | None):
+    """One row in one direction: `(y [T, H], y_h [H])`."""
+    (wz, wr, wh), (rz, rr, rh) = jnp.split(w, 3), jnp.split(r, 3)
+    wbz, wbr, wbh, rbz, rbr, rbh = jnp.split(b, 6)
+
+    def bound(a):
+        return a if clip is None else jnp.clip(a, -clip, clip)
+
+    def step(h, turn_and_step):
+        turn, t = turn_and_step
+        z = jax.nn.sigmoid(bound(wz @ x[t] + rz @ h + wbz + rbz))
+        reset = jax.nn.sigmoid(bound(wr @ x[t] + rr @ h + wbr + rbr))
+        if linear_before_reset:
+            n = jnp.tanh(bound(wh @ x[t] + reset * (rh @ h + rbh) + wbh))
+        else:
+            n = jnp.tanh(bound(wh @ x[t] + rh @ (reset * h) + rbh + wbh))
+        new_h = (1 - z) * n + z * h
+        within = turn < length
+        return jnp.where(within, new_h, h), jnp.where(within, new_h, 0)
+
+    y_h, turns = lax.scan(step, initial_h, (jnp.arange(x.shape[0]), order))
+    return jnp.zeros_like(turns).at[order].set(turns), y_h
+
+
+def forward(
+    x, w, r, b=None, sequence_lens=None, initial_h=None, *, direction="forward", linear_before_reset=False, clip=None
+):
+    """`(y, y_h)`, traceable and differentiable; the arguments are those of `jaxgrad.gru`."""
+    x, w, r, b, sequence_lens, initial_h = map(jnp.asarray, _filled(Inputs(x, w, r, b, sequence_lens, initial_h)))
+    row = partial(_one_row, linear_before_reset=linear_before_reset, clip=clip)
+    rows = jax.vmap(row, in_axes=(1, None, None, None, 0, 1, 0), out_axes=(1, 0))
+    results = [
+        rows(x, w[d], r[d], b[d], initial_h[d], _order(x.shape[0], sequence_lens, is_reversed), sequence_lens)
+        for d, is_reversed in enumerate(_REVERSED[direction])
+    ]
+    return jnp.stack([y for y, _ in results], 1), jnp.stack([y_h for _, y_h in results])
+
+
+@partial(jax.jit, static_argnames="linear_before_reset")
+def _one_direction_vjp(inputs, order, cotangents, clip, *, linear_before_reset):
+    row = partial(_one_row, linear_before_reset=linear_before_reset, clip=clip)
+    rows = jax.vmap(row, in_axes=(1, None, None, None, 0, 1, 0), out_axes=(1, 0))
+
+    def outputs(x, w, r, b, initial_h):
+        return rows(x, w, r, b, initial_h, order, inputs.sequence_lens)
+
+    results, pullback = jax.vjp(outputs, inputs.x, inputs.w, inputs.r, inputs.b, inputs.initial_h)
+    return results, pullback(tuple(cotangents))
+
+
+# One size for all small calls, so that they share one compilation: T, B, I, H.
+_SHARED_SIZES = (10, 24, 64, 66)
+
+
+def _embed(array, shape: tuple[int, ...]) -> np.ndarray:
+    """A float64 array of `shape`, zero but for `array` in its first corner."""
+    embedded = np.zeros(shape)
+    embedded[tuple(map(slice, np.shape(array)))] = np.asarray(array).astype(np.float64)
+    return embedded
+
+
+def values_and_gradients(
+    inputs: Inputs,
+    cotangents: Cotangents,
+    *,
+    direction: str,
+    linear_before_reset: bool,
+    clip: float | None,
+    exact_sizes: bool = False,
+) -> tuple[np.ndarray, np.ndarray, Inputs]:
+    """`(y, y_h, gradients)`, NumPy in float64; an absent cotangent counts as zeros, an absent input has no gradient.
+
+    Each direction is differentiated by itself, and unless `exact_sizes` is set a small call is embedded in a larger one
+    with weights, states and lengths of zero, which change nothing as long as all is finite.
+    """
+    x, w, r, b, sequence_lens, initial_h = _filled(inputs)
+    T, B, I = sizes = x.shape  # noqa: E741
+    D, _, H = r.shape
+    sizes = (*sizes, H)
+    fits = all(n <= shared for n, shared in zip(sizes, _SHARED_SIZES, strict=True))
+    T2, B2, I2, H2 = sizes if exact_sizes or not fits else _SHARED_SIZES
+    dy = np.zeros((T, D, B, H)) if cotangents.y is None else cotangents.y
+    dy_h = np.zeros((D, B, H)) if cotangents.y_h is None else cotangents.y_h
+    bound = np.float64(np.inf if clip is None else clip)
+
+    results = []
+    with jax.default_device(jax.devices("cpu")[0]):
+        for d, is_reversed in enumerate(_REVERSED[direction]):
+            one = Inputs(
+                _embed(x, (T2, B2, I2)),
+                _embed(w[d].reshape(3, H, I), (3, H2, I2)).reshape(3 * H2, I2),
+                _embed(r[d].reshape(3, H, H), (3, H2, H2)).reshape(3 * H2, H2),
+                _embed(b[d].reshape(6, H), (6, H2)).reshape(6 * H2),
+                _embed(sequence_lens, (B2,)).astype(np.int32),
+                _embed(initial_h[d], (B2, H2)),
+            )
+            back = _embed(dy[:, d], (T2, B2, H2)), _embed(dy_h[d], (B2, H2))
+            order = _order(T2, jnp.asarray(one.sequence_lens), is_reversed)
+            values, gradients = _one_direction_vjp(one, order, back, bound, linear_before_reset=linear_before_reset)
+            results.append(jax.tree.map(np.asarray, (*values, *gradients)))
+
+    y, y_h, dx, dw, dr, db, dh0 = (np.stack(parts) for parts in zip(*results, strict=True))
+    dw = dw.reshape(D, 3, H2, I2)[:, :, :H, :I].reshape(D, 3 * H, I)
+    dr = dr.reshape(D, 3, H2, H2)[:, :, :H, :H].reshape(D, 3 * H, H)
+    db = db.reshape(D, 6, H2)[:, :, :H].reshape(D, 6 * H) if inputs.b is not None else None
+    dh0 = dh0[:, :B, :H] if inputs.initial_h is not None else None
+    gradients = Inputs(dx.sum(0)[:T, :B, :I], dw, dr, db, None, dh0)
+    return np.moveaxis(y, 0, 1)[:T, :, :B, :H], y_h[:, :B, :H], gradients
+
+
+def row_by_row(
+    inputs: Inputs, cotangents: Cotangents, *, direction: str, linear_before_reset: bool, clip: float | None
+) -> tuple[np.ndarray, np.ndarray, Inputs]:
+    """`values_and_gradients` for nonfinite inputs: each row is cut to its length, without padding."""
+    x, w, r, b, sequence_lens, initial_h = _filled(inputs)
+    T, B, I = x.shape  # noqa: E741
+    D, _, H = r.shape
+    y, y_h = np.zeros((T, D, B, H)), np.zeros((D, B, H))
+    dx, dw, dr, db, dh0 = (np.zeros(shape) for shape in ((T, B, I), w.shape, r.shape, b.shape, (D, B, H)))
+    for row in range(B):
+        length, here = int(sequence_lens[row]), slice(row, row + 1)
+        if length == 0:
+            y_h[:, here], dh0[:, here] = initial_h[:, here], cotangents.y_h[:, here]
+            continue
+        cut = Inputs(x[:length, here], w, r, b, None, initial_h[:, here])
+        back = Cotangents(cotangents.y[:length, :, here], cotangents.y_h[:, here])
+        settings = {"direction": direction, "linear_before_reset": linear_before_reset, "clip": clip}
+        y[:length, :, here], y_h[:, here], gradients = values_and_gradients(cut, back, **settings, exact_sizes=True)
+        dx[:length, here], dh0[:, here] = gradients.x, gradients.initial_h
+        for total, gradient in ((dw, gradients.w), (dr, gradients.r), (db, gradients.b)):
+            total += gradient
+    return y, y_h, Inputs(dx, dw, dr, db, None, dh0)
