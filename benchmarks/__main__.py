@@ -1,68 +1,106 @@
-"""`python -m benchmarks gru` measures; `python -m benchmarks readme` brings the results into README.md."""
+"""`python -m benchmarks gru` measures; `charts` and `tables` write docs/charts and the tables from the results.
+
+Measuring needs the compiled modules: install the checkout with `pip install -e '.[dev]'`. Charts and tables do not need
+JAX, and time nothing.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 import traceback
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
-import jax
+from benchmarks import report, tables
+from benchmarks.options import Effort, Options
 
-from benchmarks import batch_norm, conv, gru, per_example, readme, report, scaling, steps
-from benchmarks.timing import Effort
-
+_ROOT = Path(__file__).parents[1]
+_RESULTS = _ROOT / "benchmarks" / "results"
+_CHARTS = _ROOT / "docs" / "charts"
 _OPS = {
-    "gru": gru,
-    "conv": conv,
-    "batch_norm": batch_norm,
-    "steps": steps,
-    "per_example": per_example,
-    "scaling": scaling,
+    "steps": "whole training steps of convolutional networks",
+    "scaling": "training steps on several devices and on one",
+    "conv": "convolutions and transposed convolutions",
+    "batch_norm": "batch normalization",
+    "gru": "the GRU",
+    "per_example": "per-example gradients",
 }
-_RESULTS = Path(__file__).parent / "results"
-_README = Path(__file__).parents[1] / "README.md"
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    op = import_module(f"benchmarks.{arguments[0]}") if arguments and arguments[0] in _OPS else None
+    args = _parser(op).parse_args(arguments)
+    if args.command == "charts":
+        _draw(args)
+    elif args.command == "tables":
+        _tabulate(args)
+    else:
+        assert op is not None
+        _measure(op, args)
+
+
+def _parser(op: ModuleType | None) -> argparse.ArgumentParser:
+    """`op` is the module of the command, where it measures: only that one is imported."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Times jaxgrad's ops and their peers.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, what in _OPS.items():
+        command = commands.add_parser(name, help=f"measure {what}", description=op.__doc__ if op else None)
+        if op is not None:
+            _add_options(command, op)
+    command = commands.add_parser("charts", help="draw docs/charts from the results")
+    command.add_argument("--results", type=Path, default=_RESULTS)
+    command.add_argument("--output", type=Path, default=_CHARTS)
+    command = commands.add_parser("tables", help="rewrite the tables in README.md and docs/*.md from the results")
+    command.add_argument("--results", type=Path, default=_RESULTS)
+    command.add_argument("--files", nargs="+", type=Path, default=[_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")])
+    return parser
+
+
+def _add_options(command: argparse.ArgumentParser, op: ModuleType) -> None:
+    command.add_argument("--cases", nargs="+", type=op.parse_case, metavar="CASE", help=op.parse_case.__doc__)
+    names = ", ".join(repr(name) for name in op.CONTENDERS)
+    command.add_argument(
+        "--contenders",
+        nargs="+",
+        choices=op.CONTENDERS,
+        metavar="NAME",
+        help=f"measure jaxgrad and these alone, of {names}",
+    )
+    command.add_argument("--repeats", type=_positive, help="rounds over all contenders, of every row")
+    command.add_argument("--quick", action="store_true", help="tiny cases, to see that everything runs")
+    command.add_argument("--output", type=Path, help="folder of the JSON: benchmarks/results, and none with --quick")
+    command.add_argument("--add", action="store_true", help="keep the other rows and contenders of the JSON")
+    command.add_argument(
+        "--compile-seconds", type=_positive, default=180, help="time limit of torch.compile for one contender"
+    )
 
 
 def _positive(text: str) -> int:
-    if int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
     return int(text)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="Times jaxgrad's ops against their peers."
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, op in _OPS.items():
-        command = commands.add_parser(name, help=f"measure the {name}", description=op.__doc__)
-        command.add_argument("--cases", nargs="+", type=op.parse_case, metavar="CASE", help=op.parse_case.__doc__)
-        command.add_argument("--repeats", type=_positive, help="rounds over all contenders, of every row")
-        command.add_argument("--quick", action="store_true", help="tiny cases, to see that all of it runs")
-        command.add_argument(
-            "--output", type=Path, help=f"folder of the JSON and the plot: {_RESULTS.name}/, and none with --quick"
-        )
-        command.add_argument("--add", action="store_true", help="keep the other cases of the JSON that is there")
-    command = commands.add_parser("readme", help="rewrite the tables in README.md", description=readme.__doc__)
-    command.add_argument("--readme", type=Path, default=_README)
-    command.add_argument("--results", type=Path, default=_RESULTS)
-    return parser
+def _measure(op: ModuleType, args: argparse.Namespace) -> None:
+    import jax
 
-
-def _measure(args: argparse.Namespace) -> None:
-    op, platform = _OPS[args.command], jax.default_backend()
-    if platform not in op.CASES and not args.quick:
+    platform = jax.default_backend()
+    if platform not in op.CASES and not (args.quick or args.cases):
         raise SystemExit(f"{args.command} has cases for the platform {' and '.join(op.CASES)}, JAX runs on {platform}")
     effort = Effort(args.repeats, 0) if args.repeats else Effort(3, 0) if args.quick else Effort(12, 1)
+    options = Options(effort, args.contenders and frozenset(args.contenders), args.compile_seconds)
     folder = args.output or (None if args.quick else _RESULTS)
     results, failed = None, []
-    if args.add and folder is not None and (found := folder / f"{args.command}-{platform}.json").exists():
-        results = json.loads(found.read_text())
+    if args.add and folder is not None and (path := folder / f"{args.command}-{platform}.json").exists():
+        results = report.load(path)
+    known = {case.label: case for case in op.CASES.get(platform, ())}
     for case in args.cases or (op.QUICK_CASES if args.quick else op.CASES[platform]):
         try:
-            measured = op.measure([case], effort)
-        except Exception:  # one case must not cost the others their results
+            measured = op.measure([known.get(case.label, case)], options)
+        except Exception:  # the other cases are still measured
             traceback.print_exc()
             failed.append(case.label)
             continue
@@ -70,26 +108,27 @@ def _measure(args: argparse.Namespace) -> None:
         if folder is not None:  # a run may be stopped before its last case
             report.save(results, folder)
     if results is not None:
-        report.print_table(results)
+        print("", tables.text(results), sep="\n")
         if folder is not None:
-            report.save_plot(results, folder, op.BASELINE)
-            print(f"\n{folder / report.name(results)}.json and .png")
+            print(f"\n{folder / report.name(results)}.json")
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
 
 
-def main() -> None:
-    args = _parser().parse_args()
-    if args.command == "readme":
-        try:
-            names, without = readme.update(args.readme, args.results)
-        except (OSError, ValueError) as error:  # no file, or no marked section
-            raise SystemExit(str(error)) from None
-        print("rewrote " + ", ".join(names))
-        if without:
-            print("no results for " + ", ".join(without))
-    else:
-        _measure(args)
+def _draw(args: argparse.Namespace) -> None:
+    from benchmarks import charts
+
+    written, missing = charts.write(args.results, args.output)
+    print(*written, sep="\n")
+    if missing:
+        print(f"no results for {', '.join(missing)}")
+
+
+def _tabulate(args: argparse.Namespace) -> None:
+    written, missing = tables.update(args.files, args.results)
+    print(f"rewrote {', '.join(written) or 'nothing'}")
+    if missing:
+        print(f"no results for {', '.join(missing)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Batch normalisation with batch statistics: forward, and with the gradients of all its inputs."""
+"""Batch normalization with batch statistics: forward, and forward with the gradients of all inputs."""
 
 from __future__ import annotations
 
@@ -14,29 +14,27 @@ import jax.numpy as jnp
 from jax import lax
 
 import jaxgrad
-from benchmarks import environment
+from benchmarks import environment, torch_peers
 from benchmarks.compare import Work, compare
-from benchmarks.report import OURS
-from benchmarks.timing import Contender, Effort, jax_contender, torch_contender, why_not_torch
+from benchmarks.contender_names import NUMPY_FUSED, NUMPY_VAR, OURS, OURS_ON_XLA, TORCH_EAGER
+from benchmarks.options import Options
+from benchmarks.timing import Contender, jax_contender, torch_contender
 
-BASELINE = "jax.grad of jax.numpy"
-WITH_VAR = "jax.grad of x.var"
-OURS_ON_XLA = "jaxgrad on XLA"
-TORCH = "torch batch_norm"
+CONTENDERS = (OURS, OURS_ON_XLA, NUMPY_FUSED, NUMPY_VAR, TORCH_EAGER)
 NOTES = (
     "Cases are the shape of x, with C before its channels.",
-    "jax.grad of jax.numpy is a formula in two passes over x, written so that XLA fuses it well; jax.grad of x.var is "
-    "the formula with x.mean and x.var, as one writes it first.",
-    "forward is y without gradients; forward+backward is y and the gradients of x, scale and bias, and of a residual.",
-    "The floor is the time to read and write the arrays, at the rate of a large addition: x twice and y once forward, "
-    "x and dy twice and dx once backward; of a residual it once forward, y twice and its gradient once backward. What "
-    "a cache holds goes faster.",
+    "jax.grad of jax.numpy computes the variance in a second pass over x, which XLA fuses well; jax.grad of x.var is "
+    "the formula with x.mean and x.var.",
+    "forward is y without gradients; forward+backward is y and the gradients of x, scale, bias and a residual.",
+    "floor_ms is the time to read and write the arrays at the rate of a large addition: forward x twice and y once, "
+    "backward x and dy twice and dx once; a residual once forward, and backward y twice and its gradient once. Arrays "
+    "in a cache are faster.",
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """The shape of x; the axis of its channels is the last, or the second."""
+    """The shape of x, whose channels are the last axis or the second."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
@@ -57,7 +55,7 @@ class Case:
 
     @property
     def passes(self) -> dict[str, int]:
-        """How often an array as large as x is read or written, at least."""
+        """The least number of times that an array as large as x is read or written."""
         return {"forward": 3 + self.residual, "forward+backward": 8 + 4 * self.residual}
 
     @property
@@ -131,7 +129,7 @@ def parse_case(text: str) -> Case:
 
 
 def plain(x: jax.Array, scale: jax.Array, bias: jax.Array, *residual: jax.Array, case: Case) -> jax.Array:
-    """Batch normalisation as XLA is quick at it, the variance in two passes, for `jax.grad` to differentiate."""
+    """Batch normalization with the variance in a second pass, which XLA fuses well."""
     axes = tuple(axis for axis in range(x.ndim) if axis != case.feature_axis)
     wide = x.astype(jnp.float32)
     mean = wide.mean(axes, keepdims=True)
@@ -141,7 +139,7 @@ def plain(x: jax.Array, scale: jax.Array, bias: jax.Array, *residual: jax.Array,
 
 
 def with_var(x: jax.Array, scale: jax.Array, bias: jax.Array, *residual: jax.Array, case: Case) -> jax.Array:
-    """Batch normalisation as one writes it first."""
+    """Batch normalization with x.mean and x.var."""
     axes = tuple(axis for axis in range(x.ndim) if axis != case.feature_axis)
     wide = x.astype(jnp.float32)
     mean, var = wide.mean(axes, keepdims=True), wide.var(axes, keepdims=True)
@@ -154,22 +152,18 @@ def _followed(y: jax.Array, residual: tuple[jax.Array, ...], case: Case) -> jax.
     return (jax.nn.relu(y) if case.activation else y).astype(case.dtype)
 
 
-def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
-    """The report, as report.py wants it."""
-    left_out = {}
-    if (reason := why_not_torch()) is not None:
-        left_out[TORCH] = reason
-    for contender, reason in left_out.items():
-        print(f"left out: {contender} ({reason})")
+def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
+    """The report (report.py)."""
+    left_out = torch_peers.left_out((TORCH_EAGER,), options)
     rows = []
     for case in cases:
         print(case.label, flush=True)
-        rows += _rows(case, set(left_out), effort)
-    choices = sorted({str(_choice(case)) for case in cases})
+        rows += _rows(case, set(left_out), options)
+    explanations = sorted({str(_explanation(case)) for case in cases})
     return {
         "op": "batch_norm",
         "environment": environment.describe(),
-        "implementation": "; ".join(choices),
+        "implementation": "; ".join(explanations),
         "left_out": left_out,
         "notes": NOTES,
         "one_line_a_case": True,
@@ -177,13 +171,13 @@ def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
     }
 
 
-def _choice(case: Case) -> jaxgrad.Choice:
+def _explanation(case: Case) -> Any:
     channels = jax.ShapeDtypeStruct((case.shape[case.feature_axis],), "float32")
     x = jax.ShapeDtypeStruct(case.shape, case.dtype)
     return jaxgrad.explain(jaxgrad.batch_norm_training, x, channels, channels, feature_axis=case.feature_axis)
 
 
-def _rows(case: Case, left_out: set[str], effort: Effort) -> list[dict[str, Any]]:
+def _rows(case: Case, left_out: set[str], options: Options) -> list[dict[str, Any]]:
     inputs, dy = _arrays(case)
 
     def ours_on(implementation: str | None) -> Callable[..., jax.Array]:
@@ -202,23 +196,25 @@ def _rows(case: Case, left_out: set[str], effort: Effort) -> list[dict[str, Any]
     layers = {
         OURS: ours_on(None),
         OURS_ON_XLA: ours_on("xla"),
-        BASELINE: partial(plain, case=case),
-        WITH_VAR: partial(with_var, case=case),
+        NUMPY_FUSED: partial(plain, case=case),
+        NUMPY_VAR: partial(with_var, case=case),
     }
-    if _choice(case).implementation == "xla":
-        del layers[OURS_ON_XLA]  # it is jaxgrad's own
+    if _explanation(case).implementation == "xla":
+        del layers[OURS_ON_XLA]  # the same program as jaxgrad's
     contenders: dict[str, list[Contender]] = {"forward": [], "forward+backward": []}
     for name, layer in layers.items():
+        if not options.wants(name):
+            continue
         contenders["forward"].append(jax_contender(name, layer, *inputs))
         contenders["forward+backward"].append(jax_contender(name, _gradients(layer), inputs, dy))
-    if TORCH not in left_out:
+    if options.wants(TORCH_EAGER) and TORCH_EAGER not in left_out:
         from benchmarks import torch_batch_norm
 
         on_gpu = jax.default_backend() == "gpu"
         settings = {"feature_axis": case.feature_axis, "relu": case.activation is not None, "on_gpu": on_gpu}
         for which, (function, outputs) in torch_batch_norm.passes(inputs, dy, **settings).items():
-            contenders[which].append(torch_contender(TORCH, function, outputs, on_gpu))
-    return [compare(_work(case, which), those, effort) for which, those in contenders.items()]
+            contenders[which].append(torch_contender(TORCH_EAGER, function, outputs, on_gpu))
+    return [compare(_work(case, which), those, options.effort) for which, those in contenders.items()]
 
 
 def _work(case: Case, which: str) -> Work:

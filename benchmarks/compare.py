@@ -1,4 +1,4 @@
-"""One row of the results: contenders that are seen to agree, then timed."""
+"""One row of a report: the contenders' outputs are compared, then the contenders are timed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.floor import floor_ms, matmul_gflops, memory_gbps
-from benchmarks.timing import Contender, Effort, interleaved
+from benchmarks.options import Effort
+from benchmarks.roofline import matmul_gflops, memory_gbps, roofline_ms
+from benchmarks.timing import Contender, interleaved
 
-# Of ||a - b|| / ||b||. Sums in another order, and TF32 on a GPU; 8 bits of mantissa carried through every step.
+# Limits of ||a - b|| / ||b||. float32: another order of summation, and TF32 on a GPU; bfloat16: 8 bits of mantissa.
 _TOLERANCE = {"float32": 1e-2, "bfloat16": 1e-1}
 _MEMORY = ("temporary_bytes", "peak_bytes")
 
@@ -21,14 +22,14 @@ class Work:
     """What is measured.
 
     Attributes:
-      label: the case, as the tables call it.
-      measure: which pass, as "forward".
-      settings: the same, in full, for the JSON.
+      label: the name of the case in the tables.
+      measure: the pass, as "forward".
+      settings: the case in full, for the JSON.
       dtype: of the arrays.
       flops: floating-point operations of one call.
-      bytes_moved: the fewest bytes that one call must read and write, where that can be the floor.
-      array_bytes: sizes to hold the temporary memory against, by name.
-      extra: left out of the README's table.
+      bytes_moved: the fewest bytes that one call must read and write; 0 where the arithmetic bounds the time.
+      array_bytes: sizes of arrays to compare the memory with, by name.
+      extra: the row is not in the tables of docs/benchmarks.md.
     """
 
     label: str
@@ -44,9 +45,9 @@ class Work:
 def compare(
     work: Work, contenders: Sequence[Contender], effort: Effort, tolerances: Sequence[float] | None = None
 ) -> dict[str, Any]:
-    """The row, ready for JSON. The first contender is jaxgrad, whose time the others are held against.
+    """The row, ready for JSON. The first contender is jaxgrad; ratios are over its time.
 
-    `tolerances` are those of each output, by default what suits one op of `work.dtype`.
+    `tolerances` has one limit for each output; by default each has the limit of one op of `work.dtype`.
     """
     if tolerances is None:
         tolerances = [_TOLERANCE[work.dtype]] * len(contenders[0].outputs)
@@ -54,7 +55,7 @@ def compare(
         _check_agreement(work, contenders[0], contender, tolerances)
     times = interleaved(contenders, effort)
     ours = times[contenders[0].name].median
-    floor = floor_ms(work.flops, work.dtype, work.bytes_moved)
+    floor = roofline_ms(work.flops, work.dtype, work.bytes_moved)
     return {
         **dataclasses.asdict(work),
         "times_ms": {name: dataclasses.asdict(t) for name, t in times.items()},

@@ -1,9 +1,10 @@
-"""Convolution and transposed convolution: forward, the gradient of the input (dX) and that of the weights (dW)."""
+"""Convolution and transposed convolution: forward, input gradient (dX) and weight gradient (dW)."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -13,38 +14,37 @@ import jax.numpy as jnp
 from jax import lax
 
 import jaxgrad
-from benchmarks import environment
+from benchmarks import environment, torch_peers
 from benchmarks.compare import Work, compare
+from benchmarks.contender_names import LAX, LAX_PADDED, OURS, OURS_ON_CUDNN, TORCH_COMPILED, TORCH_EAGER
 from benchmarks.conv_cases import CASES, QUICK_CASES, Case, parse_case
-from benchmarks.report import OURS
-from benchmarks.timing import Contender, Effort, jax_contender, torch_contender, why_not_torch
+from benchmarks.options import Options
+from benchmarks.timing import Contender, jax_contender, torch_contender
 
-__all__ = ["BASELINE", "CASES", "QUICK_CASES", "measure", "parse_case"]
+__all__ = ["CASES", "CONTENDERS", "QUICK_CASES", "measure", "parse_case"]
 
-BASELINE = "jax.lax"
-ON_CUDNN = "jaxgrad on cuDNN"
-TORCH = "torch"
+_TORCH = (TORCH_EAGER, TORCH_COMPILED)
+CONTENDERS = (OURS, LAX, LAX_PADDED, OURS_ON_CUDNN, *_TORCH)
 NOTES = (
     "Cases are batch x sizes, input features -> output features, k the window, s the stride, d the window's dilation, "
-    "g the groups, p the padding, causal that all of it stands before the first element, T a transposed convolution, "
-    "and the layout.",
-    "dX and dW are calls that compute this one gradient.",
-    "jaxgrad on cuDNN is what the calls that jaxgrad leaves to XLA would take there, with implementation='cudnn'.",
-    "The floor is the larger of two times: of as many operations in large matrix products, and of reading and writing "
-    "each array once at the rate of a large addition.",
+    "g the groups, p the padding at both ends, causal padding before the first element alone, T a transposed "
+    "convolution, and the layout.",
+    "forward, dX (input gradient) and dW (weight gradient) are separate calls.",
+    "jax.lax after jnp.pad pads causal convolutions with jnp.pad first, as Flax does.",
+    "jaxgrad on cuDNN is implementation='cudnn', for calls that jaxgrad runs on XLA.",
+    "torch, compiled is torch.compile of the same call in its default mode.",
+    "floor_ms is the larger of two times: the same operations as large matrix products, and reading and writing each "
+    "array once at the rate of a large addition.",
 )
 
 
-def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
-    """The report, as report.py wants it."""
-    left_out = {}
-    if (reason := why_not_torch()) is not None:
-        left_out[TORCH] = reason
-        print(f"left out: {TORCH} ({reason})")
+def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
+    """The report (report.py)."""
+    left_out = torch_peers.left_out(_TORCH, options)
     rows = []
     for case in cases:
         print(case.label, flush=True)
-        rows += _rows(case, set(left_out), effort)
+        rows += _rows(case, left_out, options)
     return {
         "op": "conv",
         "environment": environment.describe(),
@@ -56,41 +56,79 @@ def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
     }
 
 
-def _rows(case: Case, left_out: set[str], effort: Effort) -> list[dict[str, Any]]:
+def _rows(case: Case, left_out: dict[str, str], options: Options) -> list[dict[str, Any]]:
     arrays = _arrays(case)
     settings = case.settings()
     ours = jaxgrad.conv_transpose if case.transposed else jaxgrad.conv_general_dilated
     theirs = lax.conv_transpose if case.transposed else lax.conv_general_dilated
     taken = str(jaxgrad.explain(ours, *arrays[:2], **settings))
     contenders: dict[str, list[Contender]] = {"forward": [], "dX": [], "dW": []}
-    ops = {OURS: ours, BASELINE: theirs}
-    if jax.default_backend() == "gpu" and not _refusal_of_cudnn(ours, arrays, settings):
-        ops[ON_CUDNN] = partial(ours, implementation="cudnn")
+    ops = {OURS: ours, LAX: theirs}
+    if case.causal:
+        ops[LAX_PADDED] = _padded_first
+    if jax.default_backend() == "gpu" and _cudnn_has_all_passes(ours, arrays, settings):
+        ops[OURS_ON_CUDNN] = partial(ours, implementation="cudnn")
     for name, op in ops.items():
+        if not options.wants(name):
+            continue
         for which, function in _passes(op, case).items():
             operands = [arrays[i] for i in _OPERANDS[which]]
-            if name == ON_CUDNN and _runs_on_cudnn(_passes(ours, case)[which], operands):
-                continue  # it is jaxgrad's own
+            if name == OURS_ON_CUDNN and _runs_on_cudnn(_passes(ours, case)[which], operands):
+                continue  # the same program as jaxgrad's
             contenders[which].append(jax_contender(name, function, *operands))
-    if TORCH not in left_out:
-        from benchmarks import torch_conv
+    for name in _TORCH:
+        if options.wants(name) and name not in left_out:
+            for which, contender in _torch_contenders(name, case, arrays, options, left_out).items():
+                contenders[which].append(contender)
+    return [
+        {**compare(_work(case, which), those, options.effort), "taken": taken} for which, those in contenders.items()
+    ]
 
-        on_gpu = jax.default_backend() == "gpu"
-        for which, (function, outputs) in torch_conv.passes(case, *arrays, on_gpu=on_gpu).items():
-            contenders[which].append(torch_contender(TORCH, function, outputs, on_gpu))
-    return [{**compare(_work(case, which), those, effort), "taken": taken} for which, those in contenders.items()]
+
+def _torch_contenders(
+    name: str, case: Case, arrays: Sequence[jax.Array], options: Options, left_out: dict[str, str]
+) -> dict[str, Contender]:
+    """One for each pass, but for those that torch.compile fails for."""
+    from benchmarks import torch_compile, torch_conv
+
+    on_gpu = jax.default_backend() == "gpu"
+
+    def contender(function: Callable[..., Any], outputs: Callable[..., Any]) -> Contender:
+        return torch_contender(name, function, outputs(), on_gpu)
+
+    torch_compile.forget()
+    found = {}
+    for which, (function, outputs) in torch_conv.passes(case, *arrays, on_gpu=on_gpu).items():
+        if name == TORCH_COMPILED:
+            function = torch_compile.compiled(function)
+            make = partial(contender, function, partial(outputs, function))
+            made = torch_peers.compiled_contender(make, f"{case.label}, {which}", options, left_out)
+        else:
+            made = contender(function, partial(outputs, function))
+        if made is not None:
+            found[which] = made
+    return found
 
 
-def _refusal_of_cudnn(op: Callable[..., jax.Array], arrays: Sequence[jax.Array], settings: dict[str, Any]) -> str:
+def _padded_first(x: jax.Array, w: jax.Array, **settings: Any) -> jax.Array:
+    """jnp.pad, then a convolution without padding."""
+    spatial = [axis for axis, name in enumerate(settings["dimension_numbers"][0]) if name not in "NC"]
+    pads = dict(zip(spatial, settings["padding"], strict=True))
+    padded = jnp.pad(x, [pads.get(axis, (0, 0)) for axis in range(x.ndim)])
+    return lax.conv_general_dilated(padded, w, **{**settings, "padding": "VALID"})
+
+
+def _cudnn_has_all_passes(op: Callable[..., jax.Array], arrays: Sequence[jax.Array], settings: dict[str, Any]) -> bool:
     try:
         jaxgrad.explain(op, *arrays[:2], **settings, implementation="cudnn")
-    except ValueError as error:  # not all units of this shape have a kernel
-        return str(error)
-    return ""
+    except ValueError:
+        return False
+    return True
 
 
 def _runs_on_cudnn(function: Callable[..., jax.Array], operands: Sequence[jax.Array]) -> bool:
-    return "jaxgrad_cuda_conv" in jax.jit(function).lower(*operands).as_text()
+    """Whether the program calls jaxgrad's convolution on cuDNN, whose targets have had two names."""
+    return re.search("jaxgrad_(cuda|cudnn)_conv", jax.jit(function).lower(*operands).as_text()) is not None
 
 
 # The operands of each pass, of x, w and dy.
@@ -98,7 +136,7 @@ _OPERANDS = {"forward": (0, 1), "dX": (1, 2), "dW": (0, 2)}
 
 
 def _passes(op: Callable[..., jax.Array], case: Case) -> dict[str, Callable[..., jax.Array]]:
-    """Functions of the operands. The op is linear in what it is differentiated by, whose value none of them reads."""
+    """Functions of the operands. The op is linear in x and in w, so a gradient does not depend on its own operand."""
     settings, (x_shape, w_shape, _) = case.settings(), case.shapes()
     return {
         "forward": lambda x, w: op(x, w, **settings),

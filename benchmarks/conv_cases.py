@@ -1,4 +1,4 @@
-"""The convolutions that are measured: one for each way to be slow on a CPU, on a GPU those of whole networks."""
+"""The convolutions that are measured: on a CPU one for each kind, on a GPU those of whole networks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Case:
     transposed: bool = False
     channels_last: bool = True
     dtype: str = "float32"
-    causal: bool = False  # all padding, of as much as the window reaches back, stands before the first element
+    causal: bool = False  # padding of dilation * (window - 1) before the first element, none after the last
     extra: bool = False
 
     def __post_init__(self) -> None:
@@ -58,10 +58,10 @@ class Case:
         return " ".join([*words, *(["bf16"] if self.dtype == "bfloat16" else [])])
 
     def settings(self) -> dict[str, Any]:
-        """The keyword arguments of the convolution, past lhs and rhs."""
+        """The keyword arguments of the convolution."""
         n = len(self.spatial)
-        # jax.lax counts the padding of the convolution that a transposed one is computed by, torch that of the one
-        # that it transposes: `padding` is the latter.
+        # `padding` is that of the convolution that is transposed, as in PyTorch. jax.lax takes the padding of the
+        # convolution that computes the transposed one.
         reach = self.dilation * (self.window - 1)
         own = reach - self.padding if self.transposed else self.padding
         common = {
@@ -74,7 +74,7 @@ class Case:
         return {"window_strides": (self.stride,) * n, "feature_group_count": self.groups, **common}
 
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Those of x, w and y."""
+        """The shapes of x, w and y."""
         reach = self.dilation * (self.window - 1)
         padding = reach if self.causal else 2 * self.padding
         out = [
@@ -94,7 +94,7 @@ class Case:
 
     @property
     def flops(self) -> int:
-        """Every element of the smaller picture meets the whole window, but for the padding."""
+        """Multiplications and additions, with the padding as if it were data."""
         x, _, y = self.shapes()
         places = math.prod(x) // self.features if self.transposed else math.prod(y) // self.out_features
         taps = self.window ** len(self.spatial)
@@ -121,7 +121,7 @@ _CPU_CASES = _both_layouts(
     Case((8, 8), 1, 1, 1, 3, padding=1),
     Case((8, 8), 1, 8, 8, 3, padding=1),
 )
-# Where XLA is known to be slow, or not; and the rest of the shapes that the networks named are made of.
+# Shapes for which XLA is known to be slow or fast; below, the other shapes of some networks.
 _GPU_KNOWN = (
     Case((16384,), 8, 128, 128, 3, dilation=8, padding=8),
     Case((64, 64), 16, 256, 256, 3, dilation=4, padding=4),
@@ -197,7 +197,7 @@ _GPU_NETWORKS = {
     ),
 }
 _GPU_CASES = tuple(
-    dataclasses.replace(case, dtype=dtype, extra=extra)
+    dataclasses.replace(case, dtype=dtype, extra=extra and not case.causal)
     for dtype in ("bfloat16", "float32")
     for cases, extra in ((_GPU_KNOWN, False), *((cases, True) for cases in _GPU_NETWORKS.values()))
     for case in cases
@@ -206,13 +206,14 @@ CASES = {"cpu": _CPU_CASES, "gpu": _GPU_CASES}
 QUICK_CASES = _both_layouts(
     Case((9, 9), 2, 8, 4, 3, stride=2, groups=2, padding=1),
     Case((5,), 2, 4, 8, 3, stride=2, padding=1, transposed=True),
+    Case((12,), 2, 4, 8, 3, dilation=2, causal=True),
 )
 _NUMBERS = {"k": "window", "s": "stride", "d": "dilation", "g": "groups", "p": "padding"}
 _DTYPES = {"bf16": "bfloat16", "f32": "float32"}
 
 
 def parse_case(text: str) -> Case:
-    """sizes, features and settings as the tables label them, joined by commas: 8x56x56,128->128,k3,s2,g32,p1,T,NCHW"""
+    """sizes, features and settings as in the tables, joined by commas: 8x56x56,128->128,k3,s2,g32,p1,T,NCHW,bf16"""
     sizes, _, rest = text.partition(",")
     features, *words = rest.split(",")
     found = re.fullmatch(r"(\d+)->(\d+)", features)

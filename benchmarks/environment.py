@@ -1,4 +1,4 @@
-"""Where the results come from: versions, hardware and the settings that change times."""
+"""The environment of a run: versions, hardware and the settings that change times."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import jax
 
 from jaxgrad import config
 
+_STARTED = datetime.datetime.now(datetime.UTC)
 _PACKAGES = ("jaxgrad", "jax", "jaxlib", "numpy", "torch")
 _VARIABLES = ("XLA_FLAGS", "OMP_NUM_THREADS", "JAX_DEFAULT_MATMUL_PRECISION", "NVIDIA_TF32_OVERRIDE")
 
@@ -20,7 +21,8 @@ _VARIABLES = ("XLA_FLAGS", "OMP_NUM_THREADS", "JAX_DEFAULT_MATMUL_PRECISION", "N
 def describe() -> dict[str, Any]:
     device = jax.devices()[0]
     return {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "date": _STARTED.date().isoformat(),
+        "started": _STARTED.isoformat(timespec="seconds"),
         "platform": jax.default_backend(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         "runtime": " ".join(device.client.platform_version.split()),
@@ -33,14 +35,9 @@ def describe() -> dict[str, Any]:
 
 
 def _settings() -> dict[str, Any]:
-    """Those of jaxgrad.config that are not the defaults."""
+    """The settings of jaxgrad.config that differ from the defaults."""
     usual = vars(config.Settings())
     return {name: value for name, value in vars(config.current()).items() if value != usual[name]}
-
-
-def hardware(environment: dict[str, Any]) -> str:
-    """The hardware of `describe`'s answer, in words."""
-    return environment["gpu"] or f"{environment['cpu']}, {environment['cpu_cores']} cores"
 
 
 def _version(package: str) -> str | None:

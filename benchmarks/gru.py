@@ -13,20 +13,19 @@ import jax
 import jax.numpy as jnp
 
 import jaxgrad
-from benchmarks import environment
+from benchmarks import environment, torch_peers
 from benchmarks.compare import Work, compare
-from benchmarks.report import OURS
+from benchmarks.contender_names import OURS, OURS_ON_XLA, SCAN, TORCH_GRU
+from benchmarks.options import Options
 from benchmarks.scan_gru import scan_gru
-from benchmarks.timing import Contender, Effort, jax_queued_contender, torch_queued_contender, why_not_torch
+from benchmarks.timing import Contender, jax_queued_contender, torch_queued_contender
 
-BASELINE = "jax.grad of lax.scan"
-OURS_ON_XLA = "jaxgrad on XLA"
-TORCH = "torch.nn.GRU"
+CONTENDERS = (OURS, OURS_ON_XLA, SCAN, TORCH_GRU)
 NOTES = (
     "Cases are T,B,I,H; lbr is linear_before_reset.",
     "forward is a call without gradients; forward+backward is a call with the gradients of x, w, r, b and initial_h.",
     "torch.nn.GRU computes lbr=1 only.",
-    "The floor is the time of as many operations in large matrix products.",
+    "floor_ms is the time of the same operations as large matrix products.",
 )
 
 
@@ -53,7 +52,7 @@ class Case:
 
     @property
     def forward_flops(self) -> int:
-        """Of the matrix products alone; the backward pass has twice as many."""
+        """Of the matrix products of the forward pass; the backward pass has twice as many."""
         return 2 * self.T * self.B * self.D * 3 * self.H * (self.I + self.H)
 
 
@@ -86,32 +85,28 @@ def parse_case(text: str) -> Case:
     return Case(*map(int, sizes), dtype=dtype[0])
 
 
-def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
-    """The report, as report.py wants it."""
-    choice = jaxgrad.explain(jaxgrad.gru)
-    left_out = {}
-    if choice.implementation == "xla":
-        left_out[OURS_ON_XLA] = "jaxgrad has no kernel here and takes XLA itself"
-    if (reason := why_not_torch()) is not None:
-        left_out[TORCH] = reason
-    for contender, reason in left_out.items():
-        print(f"left out: {contender} ({reason})")
+def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
+    """The report (report.py)."""
+    explanation = jaxgrad.explain(jaxgrad.gru)
+    left_out = torch_peers.left_out((TORCH_GRU,), options)
+    if explanation.implementation == "xla":
+        left_out[OURS_ON_XLA] = "jaxgrad runs on XLA here"
     rows = []
     for case in cases:
         for linear_before_reset in (False, True):
             print(f"{case.label} linear_before_reset={linear_before_reset}", flush=True)
-            rows += _rows(case, linear_before_reset, set(left_out), effort)
+            rows += _rows(case, linear_before_reset, set(left_out), options)
     return {
         "op": "gru",
         "environment": environment.describe(),
-        "implementation": str(choice),
+        "implementation": str(explanation),
         "left_out": left_out,
         "notes": NOTES,
         "rows": rows,
     }
 
 
-def _rows(case: Case, linear_before_reset: bool, left_out: set[str], effort: Effort) -> list[dict[str, Any]]:
+def _rows(case: Case, linear_before_reset: bool, left_out: set[str], options: Options) -> list[dict[str, Any]]:
     inputs, cotangents = _arrays(case)
     ours = partial(
         jaxgrad.gru,
@@ -125,21 +120,23 @@ def _rows(case: Case, linear_before_reset: bool, left_out: set[str], effort: Eff
     layers: dict[str, Callable[..., Any]] = {
         OURS: ours_on(None),
         OURS_ON_XLA: ours_on("xla"),
-        BASELINE: partial(scan_gru, bidirectional=case.bidirectional, linear_before_reset=linear_before_reset),
+        SCAN: partial(scan_gru, bidirectional=case.bidirectional, linear_before_reset=linear_before_reset),
     }
     contenders: dict[str, list[Contender]] = {"forward": [], "forward+backward": []}
     for name, layer in layers.items():
-        if name not in left_out:
+        if options.wants(name) and name not in left_out:
             contenders["forward"].append(jax_queued_contender(name, layer, *inputs))
             contenders["forward+backward"].append(jax_queued_contender(name, _gradients(layer), inputs, cotangents))
-    if linear_before_reset and TORCH not in left_out:
+    if linear_before_reset and options.wants(TORCH_GRU) and TORCH_GRU not in left_out:
         from benchmarks import torch_gru
 
         on_gpu = jax.default_backend() == "gpu"
         peers = torch_gru.passes(inputs, cotangents, bidirectional=case.bidirectional, on_gpu=on_gpu)
         for which, (function, outputs) in peers.items():
-            contenders[which].append(torch_queued_contender(TORCH, function, outputs, on_gpu))
-    return [compare(_work(case, linear_before_reset, which), those, effort) for which, those in contenders.items()]
+            contenders[which].append(torch_queued_contender(TORCH_GRU, function, outputs, on_gpu))
+    return [
+        compare(_work(case, linear_before_reset, which), those, options.effort) for which, those in contenders.items()
+    ]
 
 
 def _work(case: Case, linear_before_reset: bool, which: str) -> Work:

@@ -1,4 +1,4 @@
-"""Per-example gradients of a small convolutional classifier: `vmap(grad)`, a gradient for each example of a batch."""
+"""Per-example gradients of a small convolutional classifier, by `vmap(grad)`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from jax import lax
 import jaxgrad
 from benchmarks import environment
 from benchmarks.compare import Work, compare
-from benchmarks.report import OURS
-from benchmarks.timing import Effort, jax_queued_contender
+from benchmarks.contender_names import LAX, LAX_LOOPED, OURS, OURS_LOOPED
+from benchmarks.options import Options
+from benchmarks.timing import jax_queued_contender
 
-BASELINE = "jax.lax"
-OURS_LOOPED, LAX_LOOPED = "lax.map, jaxgrad", "lax.map, jax.lax"
+CONTENDERS = (OURS, OURS_LOOPED, LAX, LAX_LOOPED)
 NOTES = (
     "Cases are the batch, the size of its square images of 3 channels, and the features of the first of three 3x3 "
     "convolutions, whose others have twice as many and strides of 2.",
-    "jaxgrad and jax.lax are vmap(grad) of the loss of one example; lax.map is a loop over the examples.",
-    "The floor is the time of as many operations in large matrix products.",
+    "jaxgrad and jax.lax are vmap(grad) of the loss of one example; in lax.map is a loop over the examples.",
+    "floor_ms is the time of the same operations as large matrix products.",
 )
 _STRIDES, _CLASSES = (1, 2, 2), 10
-# Of ||a - b|| / ||b||: an activation that TF32, off by 1e-3, rounds to the other side of zero changes a gradient whole.
+# Limit of ||a - b|| / ||b||: where TF32 rounds an activation to the other side of zero, its whole gradient changes.
 _TF32_TOLERANCE = 0.1
 _LAST = ("NHWC", "HWIO", "NHWC")
 
@@ -46,13 +46,13 @@ class Case:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Of the parameters: the convolutions' weights, and those of the classifier behind them."""
+        """The shapes of the parameters: the weights of the convolutions and of the classifier."""
         f = self.features
         return [(3, 3, 3, f), (3, 3, f, 2 * f), (3, 3, 2 * f, 2 * f), (2 * f, _CLASSES)]
 
     @property
     def flops(self) -> int:
-        """Of the convolutions: forward, by the weights, and by the input of all but the first."""
+        """Of the convolutions: forward, weight gradient, and input gradient of all but the first."""
         total, size = 0, self.size
         for i, (shape, stride) in enumerate(zip(self.shapes, _STRIDES, strict=False)):
             size = -(-size // stride)
@@ -82,12 +82,12 @@ def parse_case(text: str) -> Case:
     return Case(*map(int, sizes))
 
 
-def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
-    """The report, as report.py wants it."""
+def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
+    """The report (report.py)."""
     rows = []
     for case in cases:
         print(case.label, flush=True)
-        rows.append(_row(case, effort))
+        rows.append(_row(case, options))
     return {
         "op": "per_example",
         "environment": environment.describe(),
@@ -98,16 +98,17 @@ def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
     }
 
 
-def _row(case: Case, effort: Effort) -> dict[str, Any]:
+def _row(case: Case, options: Options) -> dict[str, Any]:
     args = jax.device_put(_arrays(case))
     contenders = [
         jax_queued_contender(name, gradients(op), *args)
         for name, gradients, op in (
             (OURS, _mapped, jaxgrad.conv_general_dilated),
             (OURS_LOOPED, _looped, jaxgrad.conv_general_dilated),
-            (BASELINE, _mapped, lax.conv_general_dilated),
+            (LAX, _mapped, lax.conv_general_dilated),
             (LAX_LOOPED, _looped, lax.conv_general_dilated),
         )
+        if options.wants(name)
     ]
     work = Work(
         label=case.label,
@@ -118,11 +119,11 @@ def _row(case: Case, effort: Effort) -> dict[str, Any]:
         array_bytes={"gradients": 4 * case.batch * sum(int(np.prod(shape)) for shape in case.shapes)},
     )
     tolerance = _TF32_TOLERANCE if jax.default_backend() == "gpu" else None
-    return compare(work, contenders, effort, tolerance and [tolerance] * len(contenders[0].outputs))
+    return compare(work, contenders, options.effort, tolerance and [tolerance] * len(contenders[0].outputs))
 
 
 def _arrays(case: Case) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-    """Parameters [.., out] scaled by the root of what they sum over, images [N, H, W, 3], labels [N]."""
+    """Parameters [..., out] with unit gain, images [N, H, W, 3], labels [N]."""
     rng = np.random.default_rng(0)
     params = [rng.standard_normal(s, np.float32) / np.float32(np.prod(s[:-1]) ** 0.5) for s in case.shapes]
     x = rng.standard_normal((case.batch, case.size, case.size, 3), np.float32)

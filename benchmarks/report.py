@@ -1,143 +1,146 @@
-"""The results of one op on one platform: a table, a JSON file and a bar plot.
+"""The results of one op on one platform: a report, which is one JSON file.
 
-A report is what its JSON file holds: `op`, `environment` (environment.py), `implementation` (what jaxgrad took),
-`left_out` (the contenders that are missing, each with the reason), `notes`, and `rows` (compare.py).
+Fields of a report:
+  op: the command that measured it, as "steps".
+  environment: hardware, versions and date of the latest run (environment.py).
+  environments: those of all runs whose rows the report joins; absent where there was one run.
+  implementation: what `jaxgrad.explain` answers.
+  left_out: the missing contenders, each with the reason.
+  notes: how to read the rows.
+  one_line_a_case: whether a table has one line for all passes of a case.
+  rows: one for each case and pass (compare.py).
+
+With `environments`, each row has `runs`: for each contender the index of its run. Each ratio in
+`times_slower_than_jaxgrad` compares times of one run.
+
+The functions here read older reports too. None of them needs JAX.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
+from benchmarks.contender_names import LAX, LAX_PADDED, ORDER, OURS, PEERS, RENAMED
 
-from benchmarks.environment import hardware
+Report = dict[str, Any]
+Row = dict[str, Any]
 
-OURS = "jaxgrad"
-_TEMPORARY = "what a call takes beyond its operands and results"
+_BY_CONTENDER = ("times_ms", "times_slower_than_jaxgrad", "temporary_bytes", "peak_bytes", "runs")
 
 
-def name(report: dict[str, Any]) -> str:
+def load(path: Path) -> Report:
+    """The report, with today's names of the contenders."""
+    report = json.loads(path.read_text())
+    report["left_out"] = _renamed(report["left_out"])
+    for row in report["rows"]:
+        row.update({field: _renamed(row[field]) for field in _BY_CONTENDER if field in row})
+    return report
+
+
+def _renamed(values: dict[str, Any]) -> dict[str, Any]:
+    return {RENAMED.get(name, name): value for name, value in values.items()}
+
+
+def save(report: Report, folder: Path) -> Path:
+    """Writes `<op>-<platform>.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name(report)}.json"
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    return path
+
+
+def name(report: Report) -> str:
     return f"{report['op']}-{report['environment']['platform']}"
 
 
-def contenders(report: dict[str, Any]) -> list[str]:
-    """The names of all contenders, jaxgrad's first."""
-    return list(dict.fromkeys(name for row in report["rows"] for name in row["times_ms"]))
+def contenders(report: Report) -> list[str]:
+    """The names of all contenders, in the order of columns, with unknown ones last."""
+    found = dict.fromkeys(name for row in report["rows"] for name in row["times_ms"])
+    return [*(name for name in ORDER if name in found), *(name for name in found if name not in ORDER)]
 
 
-def cells(report: dict[str, Any], row: dict[str, Any]) -> list[str]:
-    """A row of the table below `header`."""
-    found = [row["label"], row["measure"]]
-    for contender in contenders(report):
-        times, ratio = row["times_ms"].get(contender), row["times_slower_than_jaxgrad"].get(contender)
-        found.append("" if times is None else digits(times["median"]) + (f" ({digits(ratio)}x)" if ratio else ""))
-    if throughput := row.get("throughput_over_one_device"):
-        found.append(" / ".join(f"{digits(ratio)}x" for ratio in throughput.values()))
-    found.append(f"{digits(row['floor_ms'])} ({digits(row['jaxgrad_over_floor'])})")
-    return [*found, " / ".join(digits(size / 1e6) for size in _sizes(row).values())]
+def environments(report: Report) -> list[dict[str, Any]]:
+    return report.get("environments") or [report["environment"]]
 
 
-def header(report: dict[str, Any]) -> list[str]:
-    scaled = report["rows"][0].get("throughput_over_one_device", {})
-    throughput = [f"throughput over one device's ({' / '.join(scaled)})"] if scaled else []
-    times = [f"{c}, ms" for c in contenders(report)]
-    return ["case", "pass", *times, *throughput, "floor, ms (ours / floor)", "memory, MB"]
+def median_ms(row: Row, contender: str = OURS) -> float:
+    return row["times_ms"][contender]["median"]
 
 
-def _sizes(row: dict[str, Any]) -> dict[str, int]:
-    """Bytes of every contender's memory, at its peak where that is known, then of the arrays to hold them against."""
-    return {**(row.get("peak_bytes") or row["temporary_bytes"]), **row["array_bytes"]}
+def fastest_peer(row: Row, library: str) -> str | None:
+    """The fastest contender of "JAX" or "PyTorch" in the row; None where the row has none."""
+    found = [name for name in PEERS[library] if name in row["times_ms"]]
+    return min(found, key=row["times_slower_than_jaxgrad"].__getitem__, default=None)
 
 
-def digits(value: float) -> str:
-    """Three significant digits, and every digit before the point."""
-    return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}" if value > 0 else "0"
+def speedup(row: Row, library: str) -> float | None:
+    """How many times longer the fastest contender of "JAX" or "PyTorch" takes than jaxgrad."""
+    peer = fastest_peer(row, library)
+    return None if peer is None else row["times_slower_than_jaxgrad"][peer]
 
 
-def explanation(report: dict[str, Any]) -> list[str]:
-    """What a reader of the table must know, in lines."""
-    environment = report["environment"]
-    versions = ", ".join(f"{k} {v}" for k, v in environment["versions"].items() if v and k != "python")
-    settings = ", ".join(f"{name}={value!r}" for name, value in environment.get("settings", {}).items())
-    return [
-        f"{hardware(environment)}; {versions}; {environment['date']}. {report['implementation']}.",
-        *([f"jaxgrad.config: {settings}."] if settings else []),
-        "Times are medians; in brackets, how many times jaxgrad's time.",
-        *([_means(report)] if report.get("one_line_a_case") else [_memory(report)]),
-        *report["notes"],
-        *(f"Left out: {name} ({reason})." for name, reason in report["left_out"].items()),
-    ]
+def of_several_runs(row: Row) -> bool:
+    return len(set(row.get("runs", {}).values())) > 1
 
 
-def _means(report: dict[str, Any]) -> str:
-    """Of all rows, those left out of the table too."""
-    found = []
-    for measure in dict.fromkeys(row["measure"] for row in report["rows"]):
-        rows = [row["times_slower_than_jaxgrad"] for row in report["rows"] if row["measure"] == measure]
-        means = []
-        for contender in contenders(report)[1:]:
-            ratios = [row[contender] for row in rows if contender in row]
-            means.append(f"{contender} {digits(math.exp(sum(map(math.log, ratios)) / len(ratios)))}x")
-        found.append(f"{measure} {', '.join(means)} ({len(rows)} rows)")
-    return f"Geometric means of these ratios over all cases in the JSON file: {'; '.join(found)}."
+def lacks_padded_peer(row: Row) -> bool:
+    """Whether the row has asymmetric padding, and only the peer that hands it to jax.lax."""
+    return "causal" in row["label"] and LAX in row["times_ms"] and LAX_PADDED not in row["times_ms"]
 
 
-def _memory(report: dict[str, Any]) -> str:
-    row = report["rows"][0]
-    what = "the most that a step holds" if row.get("peak_bytes") else _TEMPORARY
-    return f"Memory is {what}: {' / '.join(_sizes(row))}."
+def geometric_mean(values: Iterable[float]) -> float:
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs))
 
 
-def joined(report: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
-    """The later of two reports on one op and platform, with the rows of both, the later ones of the same name."""
-    rows = {(row["label"], row["measure"]): row for part in (report, later) for row in part["rows"]}
-    return {**later, "left_out": {**report["left_out"], **later["left_out"]}, "rows": list(rows.values())}
+def joined(report: Report, later: Report) -> Report:
+    """The later of two reports on one op and platform, with the rows of both.
+
+    A row that both have is the later one, with the contenders that only the earlier one has.
+    """
+    runs = environments(report)
+    this_run = later["environment"]
+    all_runs = runs if this_run in runs else [*runs, this_run]
+    rows = _by_case(_in_run(row, 0) for row in report["rows"])
+    for key, row in _by_case(_in_run(row, all_runs.index(this_run)) for row in later["rows"]).items():
+        rows[key] = _with_missing(row, rows.get(key))
+    left_out = {**_still_left_out(report, later), **later["left_out"]}
+    return _without_unused_runs({**later, "left_out": left_out, "rows": list(rows.values())}, all_runs)
 
 
-def print_table(report: dict[str, Any]) -> None:
-    lines = [header(report), *(cells(report, row) for row in report["rows"])]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    print("", *explanation(report), "", sep="\n")
-    for case, measure, *numbers in lines:
-        right = (cell.rjust(width) for cell, width in zip(numbers, widths[2:], strict=True))
-        print("  ".join([case.ljust(widths[0]), measure.ljust(widths[1]), *right]))
+def _in_run(row: Row, run: int) -> Row:
+    return {**row, "runs": row.get("runs") or dict.fromkeys(row["times_ms"], run)}
 
 
-def save(report: dict[str, Any], folder: Path) -> None:
-    """Writes `<op>-<platform>.json`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name(report)}.json").write_text(json.dumps(report, indent=1) + "\n")
+def _with_missing(row: Row, earlier: Row | None) -> Row:
+    if earlier is None:
+        return row
+    merged = {field: {**earlier.get(field, {}), **row.get(field, {})} for field in _BY_CONTENDER}
+    return {**row, **{field: values for field, values in merged.items() if values}}
 
 
-def save_plot(report: dict[str, Any], folder: Path, baseline: str) -> None:
-    """Writes `<op>-<platform>.png`, whose bars are speed-ups over the contender `baseline`."""
-    plot(report, baseline).savefig(folder / f"{name(report)}.png", dpi=120)
+def _without_unused_runs(report: Report, runs: list[dict[str, Any]]) -> Report:
+    used = sorted({run for row in report["rows"] for run in row["runs"].values()})
+    if len(used) == 1:
+        return {**report, "rows": [{k: v for k, v in row.items() if k != "runs"} for row in report["rows"]]}
+    rows = [{**row, "runs": {name: used.index(run) for name, run in row["runs"].items()}} for row in report["rows"]]
+    return {**report, "environments": [runs[run] for run in used], "rows": rows}
 
 
-def plot(report: dict[str, Any], baseline: str) -> Figure:
-    """One panel a pass, one group of bars a case of those that are in the table."""
-    shown = [row for row in report["rows"] if not row["extra"]]
-    measures = list(dict.fromkeys(row["measure"] for row in shown))
-    names = [name for name in contenders(report) if name != baseline]
-    width = 0.8 / len(names)
-    cases = len(shown) / len(measures)
-    figure = Figure(figsize=(3 + 0.9 * cases, 3.2 * len(measures)), layout="constrained")
-    for panel, measure in zip(figure.subplots(len(measures), 1, squeeze=False)[:, 0], measures, strict=True):
-        rows = [row for row in shown if row["measure"] == measure]
-        for i, contender in enumerate(names):
-            at = [(k, row) for k, row in enumerate(rows) if contender in row["times_ms"]]
-            speedups = [r["times_ms"][baseline]["median"] / r["times_ms"][contender]["median"] for _, r in at]
-            bars = panel.bar([k + (i - (len(names) - 1) / 2) * width for k, _ in at], speedups, width, label=contender)
-            panel.bar_label(bars, fmt="%.1f", fontsize=7)
-        panel.axhline(1, color="black", linewidth=0.8, zorder=0)
-        panel.set_xticks(range(len(rows)), [row["label"].replace(" ", "\n", 1) for row in rows], fontsize=7)
-        panel.set(title=measure, ylabel=f"speed-up over {baseline}")
-        panel.margins(x=0.01, y=0.12)
-    figure.axes[0].legend(fontsize=8)
-    figure.suptitle(
-        f"{report['op']}: {hardware(report['environment'])}, jax {report['environment']['versions']['jax']}"
-    )
-    return figure
+def _still_left_out(report: Report, later: Report) -> dict[str, str]:
+    """The contenders that the earlier report left out and the later one did not measure."""
+    measured = {
+        name + suffix
+        for row in later["rows"]
+        for name in row["times_ms"]
+        for suffix in ("", f", of {row['label']}", f", of {row['label']}, {row['measure']}")
+    }
+    return {name: reason for name, reason in report["left_out"].items() if name not in measured}
+
+
+def _by_case(rows: Iterable[Row]) -> dict[tuple[str, str], Row]:
+    return {(row["label"], row["measure"]): row for row in rows}

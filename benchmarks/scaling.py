@@ -1,4 +1,4 @@
-"""Training steps with the batch spread over all devices, by `jit` over a mesh, and on one device alone."""
+"""Training steps with the batch spread over all devices, by `jit` over a mesh, and on one device."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from jax.sharding import PartitionSpec as P
 import jaxgrad
 from benchmarks import environment, steps
 from benchmarks.compare import Work, compare
+from benchmarks.contender_names import LAX, ONE_DEVICE, OURS
 from benchmarks.networks import NETWORKS
 from benchmarks.networks.initial import describe
 from benchmarks.networks.jax_ops import JaxgradOps, LaxOps
-from benchmarks.report import OURS
-from benchmarks.timing import Contender, Effort, jax_loop_contender
+from benchmarks.options import Options
+from benchmarks.timing import Contender, jax_loop_contender
 from benchmarks.training import State, arguments, training_step
 
-BASELINE = "jax.lax"
-_ALONE = ", one device"
-_LIBRARIES = {OURS: JaxgradOps, BASELINE: LaxOps}
+_LIBRARIES = {OURS: JaxgradOps, LAX: LaxOps}
+CONTENDERS = tuple(_LIBRARIES)
 NOTES = (
     "Cases are the devices, a network of benchmarks/networks, the batch of each device and the sizes of its input.",
-    "A step is that of `python -m benchmarks steps`: on several devices all of them share the gradients' sums and the "
-    "statistics of batch normalisation.",
-    "Every device has the same batch, so that a step comes to the same on one device, and contenders can be compared.",
-    "Throughput is of examples: of all devices together, over that of one.",
-    "The floor is one device's arithmetic.",
+    "A step is that of `python -m benchmarks steps`. The sums of the gradients and the statistics of batch "
+    "normalization are over all devices.",
+    "Every device has the same batch, so a step has the same result on one device, and outputs can be compared.",
+    "Throughput is examples per second of all devices, over that of one device.",
+    "floor_ms is the time of the operations of one device.",
 )
 _CHECKED = steps.Case("resnext", 4, 16)  # on each device
 _CHECKED_STEPS = 4
@@ -71,43 +71,44 @@ def parse_case(text: str) -> Case:
         raise argparse.ArgumentTypeError(f"{error}; {parse_case.__doc__}") from None
 
 
-def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
-    """The report, as report.py wants it."""
+def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
+    """The report (report.py)."""
     if jax.device_count() < 2:
         raise SystemExit(
-            "scaling needs several devices, JAX sees one; with XLA_FLAGS=--xla_force_host_platform_device_count=2 "
-            "it takes a CPU for two"
+            "scaling needs several devices, JAX sees one. XLA_FLAGS=--xla_force_host_platform_device_count=2 makes two "
+            "devices of a CPU"
         )
     ops = (jaxgrad.conv_general_dilated, jaxgrad.conv_transpose, jaxgrad.batch_norm_training)
     losses, rows = _checked_losses(), []
     for case in cases:
         print(case.label, flush=True)
-        rows.append(_row(case, effort))
-        gc.collect()  # what a case had on the devices
+        rows.append(_row(case, options))
+        gc.collect()  # frees the case's device memory
     return {
         "op": "scaling",
         "environment": environment.describe(),
         "implementation": "; ".join(str(jaxgrad.explain(op)) for op in ops),
         "left_out": {},
-        "notes": (*NOTES, _told(losses)),
+        "notes": NOTES,
         "losses": losses,
         "rows": rows,
     }
 
 
-def _row(case: Case, effort: Effort) -> dict[str, Any]:
+def _row(case: Case, options: Options) -> dict[str, Any]:
     network, devices = NETWORKS[case.network], jax.device_count()
     described = describe(network.run, case.x)
     state, x, target = arguments(network, described, case.x)
     found: list[Contender] = []
-    for suffix, count in (("", devices), (_ALONE, 1)):
-        for name, library in _LIBRARIES.items():
+    libraries = {name: library for name, library in _LIBRARIES.items() if options.wants(name)}
+    for suffix, count in (("", devices), (ONE_DEVICE, 1)):
+        for name, library in libraries.items():
             mesh = _mesh(count)
             step = partial(_step, library, case.network, mesh)
             batch = (jnp.concatenate([array] * count) for array in (x, target))
             start = partial(jax_loop_contender, name + suffix, step, *_placed(mesh, state, *batch))
             found.append(steps.timed(f"{name}{suffix}: ready", start))
-    collectives = {c.name: _collectives(c.program) for c in found if not c.name.endswith(_ALONE)}
+    collectives = {c.name: _collectives(c.program) for c in found if not c.name.endswith(ONE_DEVICE)}
     found = [dataclasses.replace(steps.in_pieces(c, state), temporary_bytes=None) for c in found]
     work = Work(
         label=case.label,
@@ -117,9 +118,9 @@ def _row(case: Case, effort: Effort) -> dict[str, Any]:
         flops=described.flops,
         array_bytes={"parameters": sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))},
     )
-    row = steps.timed("measured", partial(compare, work, found, effort, steps.tolerances(case.dtype, state)))
+    row = steps.timed("measured", partial(compare, work, found, options.effort, steps.tolerances(case.dtype, state)))
     times = {name: row["times_ms"][name]["median"] for name in row["times_ms"]}
-    throughput = {name: round(devices * times[name + _ALONE] / times[name], 3) for name in _LIBRARIES}
+    throughput = {name: round(devices * times[name + ONE_DEVICE] / times[name], 3) for name in libraries}
     print(f"  throughput over one device's: {throughput}; between devices: {collectives}", flush=True)
     return {**row, "throughput_over_one_device": throughput, "collectives": collectives}
 
@@ -129,13 +130,13 @@ def _mesh(devices: int) -> Mesh:
 
 
 def _step(library: type[LaxOps], network: str, mesh: Mesh, *args: Any) -> tuple[State, jax.Array]:
-    """The training step, whose next state every device has again."""
+    """The training step, with the next state replicated over all devices."""
     found = training_step(library, NETWORKS[network], *args)
     return jax.lax.with_sharding_constraint(found, NamedSharding(mesh, P()))
 
 
 def _placed(mesh: Mesh, state: State, x: jax.Array, target: jax.Array) -> tuple[State, jax.Array, jax.Array]:
-    """Everywhere the state; of the batch a part on each device."""
+    """The state on every device, the batch split over them."""
     return (
         jax.device_put(state, NamedSharding(mesh, P())),
         *jax.device_put((x, target), NamedSharding(mesh, P("batch"))),
@@ -144,9 +145,9 @@ def _placed(mesh: Mesh, state: State, x: jax.Array, target: jax.Array) -> tuple[
 
 @cache
 def _checked_losses() -> dict[str, list[float]]:
-    """Of some steps on one batch, by the number of devices that share it; raises where rounding does not explain them.
+    """The losses of some steps on one batch, by the number of devices; raises where they differ by more than rounding.
 
-    In float32 without TF32, so that no more than rounding is between them.
+    In float32 without TF32.
     """
     devices = jax.device_count()
     case = dataclasses.replace(_CHECKED, batch=devices * _CHECKED.batch)
@@ -164,23 +165,15 @@ def _checked_losses() -> dict[str, list[float]]:
                 losses[str(count)].append(float(loss))
     one, many = losses.values()
     if not np.allclose(many, one, rtol=_ROUNDING, atol=0):
-        raise RuntimeError(f"{devices} devices come to the losses {many}, one device to {one}")
+        raise RuntimeError(f"the losses on {devices} devices are {many}, on one device {one}")
     return losses
-
-
-def _told(losses: dict[str, list[float]]) -> str:
-    one, many = map(np.array, losses.values())
-    return (
-        f"Of {_CHECKED_STEPS} steps of {_CHECKED.network} in float32 the losses on one device and on all, with the "
-        f"same batch, differ by at most {np.max(np.abs(many / one - 1)):.0e} of themselves."
-    )
 
 
 _BYTES = {"bf16": 2, "f16": 2, "f32": 4, "f64": 8, "s32": 4, "u32": 4}
 
 
 def _collectives(program: str) -> dict[str, dict[str, int]]:
-    """The operations between devices in a compiled program: how many, and the bytes of what they return."""
+    """The collectives of a compiled program: their number and the bytes of their results."""
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     pattern = r" = (.*?) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(-start)?\("

@@ -1,4 +1,4 @@
-"""The peer that JAX itself offers: a GRU as one writes it on `lax.scan`, for `jax.grad` to differentiate."""
+"""The peer in JAX: a GRU on `lax.scan`, differentiated by `jax.grad`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def scan_gru(
     bidirectional: bool,
     linear_before_reset: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """`jaxgrad.gru` with the same shapes, its input product done for all steps before the loop."""
+    """`jaxgrad.gru` with the same shapes, with the input product of all steps before the loop."""
     H = r.shape[2]
 
     def one_direction(d: int) -> tuple[jax.Array, jax.Array]:

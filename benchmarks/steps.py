@@ -14,30 +14,33 @@ import jax
 import numpy as np
 
 import jaxgrad
-from benchmarks import environment
+from benchmarks import environment, torch_peers
 from benchmarks.compare import Work, compare
+from benchmarks.contender_names import LAX, LAX_PADDED, OURS, TORCH_COMPILED, TORCH_EAGER
 from benchmarks.networks import NETWORKS
 from benchmarks.networks.initial import describe
-from benchmarks.networks.jax_ops import JaxgradOps, LaxOps
+from benchmarks.networks.jax_ops import JaxgradOps, LaxOps, PaddedLaxOps
 from benchmarks.networks.ops import Norm
-from benchmarks.report import OURS
-from benchmarks.timing import Contender, Effort, jax_loop_contender, torch_queued_contender, why_not_torch
+from benchmarks.options import Options
+from benchmarks.timing import Contender, jax_loop_contender, torch_queued_contender
 from benchmarks.training import State, arguments, training_step
 
-BASELINE = "jax.lax"
-TORCH = "torch"
+_JAX_LIBRARIES = {OURS: JaxgradOps, LAX: LaxOps, LAX_PADDED: PaddedLaxOps}
+_TORCH = (TORCH_EAGER, TORCH_COMPILED)
+CONTENDERS = (*_JAX_LIBRARIES, *_TORCH)
 NOTES = (
-    "Cases are a network, its batch and the sizes of its input; benchmarks/networks says what they are.",
-    "A step is the loss, all gradients, SGD with momentum and the running statistics of batch normalisation, in the "
-    "memory of the step before.",
-    "jax.lax is the same step on jax.lax.conv_general_dilated, jax.lax.conv_transpose and batch normalisation in "
-    "jax.numpy, by jax.grad.",
-    "Both take the maximum of slices for max pooling, because XLA's gradient of lax.reduce_window is slow.",
+    "Cases are a network of benchmarks/networks, its batch and the sizes of its input.",
+    "A step is the loss, all gradients, SGD with momentum and the running statistics of batch normalization, in place.",
+    "jax.lax is the same step with jax.lax.conv_general_dilated, jax.lax.conv_transpose and batch normalization in "
+    "jax.numpy, differentiated by jax.grad.",
+    "jax.lax after jnp.pad pads causal convolutions with jnp.pad first, as Flax does.",
+    "torch, compiled is torch.compile of the loss and its gradients in its default mode, with the eager optimizer.",
+    "Max pooling in JAX is the maximum of slices: XLA's gradient of lax.reduce_window is slow.",
 )
-# Of ||a - b|| / ||b||, by the precision and by what is compared. An activation that rounds to the other side of zero
-# changes a gradient by more than the rounding: with a share s of them on the other side, by about sqrt(s) of it in each
-# layer that it goes through. Two right ResNet-50s in bfloat16 have gradients 0.3 apart, in TF32 about a third of that.
-# A gradient that is zero, or another layer's, is off by 1 or more.
+# Limits of ||a - b|| / ||b||, by precision and by quantity. An activation that rounds to the other side of zero changes
+# a gradient by more than the rounding: if a share s of them does, by about sqrt(s) in each layer. The gradients of two
+# correct ResNet-50s in bfloat16 are 0.3 apart, in TF32 about a third of that. A zero gradient, or another layer's, is
+# off by 1 or more.
 _TOLERANCES = {
     "float32": {"loss": 1e-4, "params": 1e-2, "statistics": 1e-2, "gradients": 1e-2},
     "TF32": {"loss": 3e-3, "params": 1e-2, "statistics": 1e-2, "gradients": 0.25},
@@ -64,7 +67,7 @@ class Case:
         return jax.ShapeDtypeStruct((self.batch, *(self.size,) * network.spatial, network.features), self.dtype)
 
 
-# The first are those whose gradients XLA is slowest at: a run may have to end before the last.
+# The networks with the slowest gradients in XLA come first: a run may have to end before the last.
 _GPU_CASES = tuple(
     Case(network, batch, size, dtype)
     for network, batch, size in (
@@ -105,15 +108,15 @@ def parse_case(text: str) -> Case:
     return Case(network, *map(int, sizes), dtype)
 
 
-def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
-    """The report, as report.py wants it."""
+def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
+    """The report (report.py)."""
     ops = (jaxgrad.conv_general_dilated, jaxgrad.conv_transpose, jaxgrad.batch_norm_training)
-    left_out = {TORCH: reason} if (reason := why_not_torch()) is not None else {}
+    left_out = torch_peers.left_out(_TORCH, options)
     rows = []
     for case in cases:
         print(case.label, flush=True)
-        rows.append(_row(case, left_out, effort))
-        gc.collect()  # what a case had on the device, before the next one's memory is looked at
+        rows.append(_row(case, left_out, options))
+        gc.collect()  # frees the case's device memory before the next case
     return {
         "op": "steps",
         "environment": environment.describe(),
@@ -124,16 +127,22 @@ def measure(cases: Sequence[Case], effort: Effort) -> dict[str, Any]:
     }
 
 
-def _row(case: Case, left_out: dict[str, str], effort: Effort) -> dict[str, Any]:
+def _row(case: Case, left_out: dict[str, str], options: Options) -> dict[str, Any]:
     network = NETWORKS[case.network]
     described = describe(network.run, case.x)
     args = arguments(network, described, case.x)
     found: list[Contender] = []
-    for name, library in {OURS: JaxgradOps, BASELINE: LaxOps}.items():
-        step = partial(training_step, library, network)
-        found.append(timed(f"{name}: ready", partial(jax_loop_contender, name, step, *args)))
-    if TORCH not in left_out:
-        found.append(timed(f"{TORCH}: ready", partial(_torch_contender, case, *args)))
+    for name, library in _JAX_LIBRARIES.items():
+        if options.wants(name) and (described.asymmetric or name != LAX_PADDED):
+            step = partial(training_step, library, network)
+            found.append(timed(f"{name}: ready", partial(jax_loop_contender, name, step, *args)))
+    for name in _TORCH:
+        if options.wants(name) and name not in left_out:
+            make = partial(timed, f"{name}: ready", partial(_torch_contender, name, case, *args))
+            if name != TORCH_COMPILED:
+                found.append(make())
+            elif (made := torch_peers.compiled_contender(make, case.label, options, left_out)) is not None:
+                found.append(made)
     found = [in_pieces(contender, args[0]) for contender in found]
     work = Work(
         label=case.label,
@@ -144,38 +153,40 @@ def _row(case: Case, left_out: dict[str, str], effort: Effort) -> dict[str, Any]
         array_bytes={"parameters": sum(leaf.nbytes for leaf in jax.tree.leaves(args[0].params))},
         extra=case.extra,
     )
-    return timed("measured", partial(compare, work, found, effort, tolerances(case.dtype, args[0])))
+    return timed("measured", partial(compare, work, found, options.effort, tolerances(case.dtype, args[0])))
 
 
 def tolerances(dtype: str, state: State) -> list[float]:
-    """Of each piece of a step's results."""
+    """One limit for each piece of a step's results."""
     precision = "TF32" if dtype == "float32" and jax.default_backend() == "gpu" else dtype
     return [_TOLERANCES[precision][kind] for kind, _ in _pieces(state, 0.0)]
 
 
 def timed(what: str, function: Callable[[], Any]) -> Any:
-    """Its result; prints how long it took."""
+    """The function's result; prints how long it took."""
     start = time.perf_counter()
     found = function()
     print(f"  {what} after {time.perf_counter() - start:.1f} s", flush=True)
     return found
 
 
-def _torch_contender(case: Case, state: State, x: jax.Array, target: jax.Array) -> Contender:
+def _torch_contender(name: str, case: Case, state: State, x: jax.Array, target: jax.Array) -> Contender:
     from benchmarks import torch_steps
 
     on_gpu = jax.default_backend() == "gpu"
-    step, (state, loss), peak_bytes = torch_steps.training_step(NETWORKS[case.network], state, x, target, on_gpu)
-    contender = torch_queued_contender(TORCH, step, jax.tree.leaves((state, loss)), on_gpu)
+    step, (state, loss), peak_bytes = torch_steps.training_step(
+        NETWORKS[case.network], state, x, target, on_gpu=on_gpu, compiled=name == TORCH_COMPILED
+    )
+    contender = torch_queued_contender(name, step, jax.tree.leaves((state, loss)), on_gpu)
     return dataclasses.replace(contender, peak_bytes=peak_bytes)
 
 
 def _pieces(state: State, loss: Any) -> Iterator[tuple[str, Any]]:
-    """What a step returns, in the pieces that are compared, each with its key in `_TOLERANCES`.
+    """The pieces of a step's results that are compared, each with its key in `_TOLERANCES`.
 
-    The gradients of a normalisation's scale and bias are one piece, and so are its mean and variance: a bias that the
-    next normalisation cancels has a gradient of nothing but rounding errors, and of such errors is the mean that
-    follows a normalisation without relu.
+    The gradients of a normalization's scale and bias are one piece, and so are its mean and variance. Alone, some are
+    nothing but rounding errors: the gradient of a bias that the next normalization cancels, and the mean of values that
+    were normalized before.
     """
     yield "loss", loss
     yield from (("params", layer) for layer in state.params)
@@ -186,7 +197,7 @@ def _pieces(state: State, loss: Any) -> Iterator[tuple[str, Any]]:
 
 
 def in_pieces(contender: Contender, state: State) -> Contender:
-    """With the outputs of a step in the pieces that are compared."""
+    """The contender of a step, with the outputs in the pieces that are compared."""
     pieces = _pieces(*jax.tree.unflatten(jax.tree.structure((state, 0.0)), contender.outputs))
     outputs = [np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(piece)]) for _, piece in pieces]
     return dataclasses.replace(contender, outputs=outputs)

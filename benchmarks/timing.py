@@ -1,4 +1,4 @@
-"""Contenders and their times: each is called in turn, so that what else the machine does hits all of them alike."""
+"""Contenders and their times: the contenders take turns, so that other load on the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_SETTLE_SECONDS = 0.02  # of untimed calls before each timed one: worker threads of the contender before fall asleep
+from benchmarks.options import Effort
+
+_SETTLE_SECONDS = 0.02  # of untimed calls first: the worker threads of the previous contender go to sleep
 _FEW_SAMPLES, _MANY_SECONDS = 3, 3.0
 _GPU_SAMPLE_SECONDS = 0.02  # of calls in one timed run on a GPU
 _TRACED_CALLS = 12
-_WARM_SECONDS = 0.1  # of calls before those that count: clocks rise
-_BUSY_ELEMENTS = 1 << 29  # that one kernel takes a millisecond for, while calls queue up behind it
+_WARM_SECONDS = 0.1  # of calls before the timed ones, while the clocks rise
+_BUSY_ELEMENTS = 1 << 29  # a kernel on this many takes a millisecond, in which calls queue up
 _GRAPH_CALLS = 10  # of PyTorch's calls in one CUDA graph
-_GPU_LOOP_SECONDS = 0.3  # of training steps: to begin and to await them takes milliseconds, more on several devices
+_GPU_LOOP_SECONDS = 0.3  # of training steps: their start and end take milliseconds, more on several devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +33,11 @@ class Contender:
     """Something to time.
 
     Attributes:
-      name: what the tables call it.
+      name: the name in the tables.
       sample: runs the contender and returns the seconds of one call.
-      outputs: what it computes, for the comparison with the others: float32 arrays in an order that all share.
-      temporary_bytes: the memory that the compiled call takes beyond its operands and results, where that is known.
-      peak_bytes: the most memory that a call takes, operands and results included, where that is known.
+      outputs: the results, to compare with the others: float32 arrays in the same order for all contenders.
+      temporary_bytes: the memory of the compiled call beyond its operands and results, where known.
+      peak_bytes: the peak memory of a call, operands and results included, where known.
       program: the text of the compiled program, where it is kept.
     """
 
@@ -58,18 +59,10 @@ class Times:
     samples: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Effort:
-    """How long to measure: at least `rounds` rounds, and more until `seconds` have passed."""
-
-    rounds: int
-    seconds: float
-
-
 def interleaved(contenders: Sequence[Contender], effort: Effort) -> dict[str, Times]:
     """Samples the contenders round-robin; the first of a round changes from round to round.
 
-    A contender that has had many seconds and a few samples sits the other rounds out.
+    A contender with many seconds and a few samples skips the remaining rounds.
     """
     seconds: dict[str, list[float]] = {c.name: [] for c in contenders}
     start, rounds = time.perf_counter(), 0
@@ -93,10 +86,10 @@ def _times(seconds: list[float]) -> Times:
 
 
 def jax_contender(name: str, function: Callable[..., Any], *args: Any) -> Contender:
-    """`jax.jit(function)(*args)`: the wall time of a call on a CPU, the device's own time on a GPU.
+    """`jax.jit(function)(*args)`: the wall time of a call on a CPU, the device time on a GPU.
 
-    The latter is the sum of the times of all kernels and copies, as the profiler tells them: nothing of JAX's dispatch,
-    nor of the pauses between kernels.
+    The device time is the sum over all kernels and copies in the profile, without JAX's dispatch and without the gaps
+    between kernels.
     """
     compiled, outputs, memory = _compiled(function, *args)
 
@@ -109,7 +102,7 @@ def jax_contender(name: str, function: Callable[..., Any], *args: Any) -> Conten
 
 
 def jax_queued_contender(name: str, function: Callable[..., Any], *args: Any) -> Contender:
-    """The same of a function with loops, whose pauses count: on a GPU the wall time of calls that wait in a queue."""
+    """The same for a function with loops, where gaps count: on a GPU the wall time of queued calls."""
     compiled, outputs, memory = _compiled(function, *args)
 
     def run(calls: int = 1) -> None:
@@ -121,16 +114,16 @@ def jax_queued_contender(name: str, function: Callable[..., Any], *args: Any) ->
 
 
 def _compiled(function: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], list[np.ndarray], int]:
-    """The program, what it computes and the bytes that it takes beyond its operands and results."""
+    """The program, its results, and its memory in bytes beyond operands and results."""
     compiled = jax.jit(function).lower(*args).compile()
     outputs = [np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(compiled(*args))]
     return compiled, outputs, compiled.memory_analysis().temp_size_in_bytes
 
 
 def jax_loop_contender(name: str, step: Callable[..., tuple[Any, Any]], state: Any, *args: Any) -> Contender:
-    """`state, _ = jax.jit(step)(state, *args)` again and again, each in the memory of the last.
+    """`state, _ = jax.jit(step)(state, *args)` in a loop, with the state donated.
 
-    On a CPU a sample is one call, on a GPU many, queued so that the device never waits for JAX.
+    A sample is one call on a CPU, many queued calls on a GPU, so that the device never waits for JAX.
     """
     compiled = jax.jit(step, donate_argnums=0).lower(state, *args).compile()
     state, rest = compiled(jax.tree.map(jnp.copy, state), *args)
@@ -159,25 +152,15 @@ def jax_loop_contender(name: str, step: Callable[..., tuple[Any, Any]], state: A
     return Contender(name, sample, outputs, memory.temp_size_in_bytes, peak, compiled.as_text())
 
 
-def why_not_torch() -> str | None:
-    """Why PyTorch cannot be a contender here; None where it can."""
-    if find_spec("torch") is None:
-        return "torch is not installed"
-    import torch
-
-    on_gpu = jax.default_backend() == "gpu"
-    return "torch sees no GPU" if on_gpu and not torch.cuda.is_available() else None
-
-
 def torch_contender(name: str, function: Callable[[], Any], outputs: list[np.ndarray], on_gpu: bool) -> Contender:
-    """`function()` of PyTorch: the wall time of a call on a CPU, the device's own of calls in a CUDA graph on a GPU."""
+    """`function()` of PyTorch: the wall time of a call on a CPU, the device time of calls in a CUDA graph on a GPU."""
     if not on_gpu:
         return _torch_on_cpu(name, function, outputs)
     import torch
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # what a graph is to record must have run before, on a stream like the graph's
+    with torch.cuda.stream(side):  # calls must run on a side stream before a graph records them
         for _ in range(3):
             function()
     torch.cuda.current_stream().wait_stream(side)
@@ -196,7 +179,7 @@ def torch_contender(name: str, function: Callable[[], Any], outputs: list[np.nda
 def torch_queued_contender(
     name: str, function: Callable[[], Any], outputs: list[np.ndarray], on_gpu: bool
 ) -> Contender:
-    """The same of a function with loops or a whole step: on a GPU of calls that are queued one by one."""
+    """The same for a function with loops or a whole step: on a GPU the time of calls that are queued one by one."""
     if not on_gpu:
         return _torch_on_cpu(name, function, outputs)
     function()
@@ -235,12 +218,12 @@ def _seconds_of(call: Callable[[], Any]) -> float:
 
 
 def _calls_per_sample(seconds: float, sample_seconds: float = _GPU_SAMPLE_SECONDS) -> int:
-    """On a GPU, of calls that take `seconds` each."""
+    """The number of calls of `seconds` each in a timed run on a GPU."""
     return max(1, int(sample_seconds / seconds))
 
 
 def _one_by_one(measure: Callable[[], list[float]]) -> Callable[[], float]:
-    """Hands out what `measure` finds in one go, and measures again when that is used up."""
+    """Returns the values of one `measure()` one by one, then measures again."""
     found: deque[float] = deque()
 
     def sample() -> float:
@@ -252,7 +235,7 @@ def _one_by_one(measure: Callable[[], list[float]]) -> Callable[[], float]:
 
 
 def _traced_seconds(run: Callable[[int], None]) -> list[float]:
-    """What the GPU itself takes for each of some calls, one right after the other."""
+    """The device time of each of some consecutive calls."""
     options = jax.profiler.ProfileOptions()
     options.host_tracer_level, options.python_tracer_level = 0, 0
     busy, operand = _busy()
@@ -275,10 +258,10 @@ def _traced_seconds(run: Callable[[int], None]) -> list[float]:
         for event in line.events
     ]
     if not events:
-        raise RuntimeError("the profiler saw no kernel: it needs CUPTI, and a GPU that lets itself be profiled")
-    _, *events = sorted(events, key=lambda event: event.start_ns)  # the first is the busy one
+        raise RuntimeError("the profile has no kernel: profiling needs CUPTI and permission to profile the GPU")
+    _, *events = sorted(events, key=lambda event: event.start_ns)  # the first is _busy's
     each, rest = divmod(len(events), _TRACED_CALLS)
-    if rest:  # not every call was alike
+    if rest:  # the calls differ in their number of kernels
         return [sum(event.duration_ns for event in events) / _TRACED_CALLS / 1e9]
     calls = (events[i : i + each] for i in range(0, len(events), each))
     return [sum(event.duration_ns for event in call) / 1e9 for call in calls]
@@ -286,6 +269,6 @@ def _traced_seconds(run: Callable[[int], None]) -> list[float]:
 
 @cache
 def _busy() -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
-    """One kernel, its time bound by memory, and its operand."""
+    """A kernel bound by memory, and its operand."""
     operand = jnp.zeros((_BUSY_ELEMENTS,), jnp.float32)
     return jax.jit(lambda x: x + 1).lower(operand).compile(), operand

@@ -37,17 +37,17 @@ def passes(
     scale, bias = (tensor(array).requires_grad_() for array in inputs[1:3])
     dy_t = channels_second(dy)
 
-    def normalised() -> torch.Tensor:
+    def normalized() -> torch.Tensor:
         y = torch.nn.functional.batch_norm(x, None, None, scale, bias, training=True, eps=1e-5)
         y = y + residual[0] if residual else y
         return torch.relu(y) if relu else y
 
     def forward() -> Any:
         with torch.no_grad():
-            return normalised()
+            return normalized()
 
     def forward_backward() -> Any:
-        y = normalised()
+        y = normalized()
         return y.detach(), *torch.autograd.grad(y, (x, scale, bias, *residual), dy_t)
 
     return {

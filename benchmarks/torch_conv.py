@@ -1,8 +1,9 @@
-"""The peer from PyTorch: aten's convolution and its backward, on arrays laid out in memory as ours are."""
+"""The peer in PyTorch: aten's convolution and its backward, on arrays with the same layout in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 def passes(
     case: Case, x: jax.Array, w: jax.Array, dy: jax.Array, *, on_gpu: bool
-) -> dict[str, tuple[Callable[[], Any], list[np.ndarray]]]:
-    """Of "forward", "dX" and "dW": the function to time, and its output in jaxgrad's layout."""
+) -> dict[str, tuple[Callable[[], Any], Callable[[Callable[[], Any]], list[np.ndarray]]]]:
+    """For "forward", "dX" and "dW": the function to time, and one that calls it for its outputs in jaxgrad's layout."""
     n = len(case.spatial)
     to_numpy, to_torch = _activations(case.channels_last)
     weights_to_numpy, weights_to_torch = _weights(case)
@@ -35,7 +36,7 @@ def passes(
     before = case.dilation * (case.window - 1) if case.causal else 0
 
     def padded(t: torch.Tensor) -> torch.Tensor:
-        """PyTorch pads both ends alike; a causal convolution is one of a padded copy, which is kept for dW."""
+        """PyTorch pads both ends alike. A causal convolution reads a padded copy, which dW reuses."""
         return functional.pad(t, (before, 0) * n) if before else t
 
     kept = padded(x_t)
@@ -58,30 +59,31 @@ def passes(
             found = found.narrow(axis, before, size)
         return found
 
-    def numpy(t: torch.Tensor, arrange: Callable[[torch.Tensor], torch.Tensor]) -> list[np.ndarray]:
-        return [arrange(t.detach().float().cpu()).numpy()]
+    def outputs(
+        arrange: Callable[[torch.Tensor], torch.Tensor], function: Callable[[], torch.Tensor]
+    ) -> list[np.ndarray]:
+        return [arrange(function().float().cpu()).numpy()]
 
     functions: dict[str, tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
         "forward": (lambda: torch.convolution(padded(x_t), w_t, None, *settings), to_numpy),
         "dX": (input_gradient, to_numpy),
         "dW": (lambda: backward(1), weights_to_numpy),
     }
-    with torch.no_grad():
-        return {which: (f, numpy(f(), arrange)) for which, (f, arrange) in functions.items()}
+    return {which: (function, partial(outputs, arrange)) for which, (function, arrange) in functions.items()}
 
 
 _Arrange = Callable[[torch.Tensor], torch.Tensor]
 
 
 def _activations(channels_last: bool) -> tuple[_Arrange, _Arrange]:
-    """From torch's order of axes to ours, and back: views."""
+    """From PyTorch's order of axes to jaxgrad's, and back, as views."""
     if not channels_last:
         return (lambda t: t), (lambda t: t)
     return (lambda t: t.movedim(1, -1)), (lambda t: t.movedim(-1, 1))
 
 
 def _weights(case: Case) -> tuple[_Arrange, _Arrange]:
-    """The same for weights: torch has O, I, window, and I, O and the window reversed where it is transposed."""
+    """The same for weights. PyTorch has O, I, window; for a transposed convolution I, O and the reversed window."""
     window = tuple(range(2, len(case.spatial) + 2))
 
     def ours(t: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The peer from PyTorch: torch.nn.GRU, which applies the reset gate after the recurrent product."""
+"""The peer in PyTorch: torch.nn.GRU, which applies the reset gate after the recurrent product."""
 
 from __future__ import annotations
 

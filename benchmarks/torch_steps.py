@@ -1,4 +1,4 @@
-"""The peer from PyTorch: the same training step, on the same parameters, eagerly, with activations in channels_last."""
+"""The peer in PyTorch: the same training step on the same parameters, with activations in channels_last."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from benchmarks import torch_compile
 from benchmarks.networks import Network
 from benchmarks.networks.torch_ops import TorchOps, activations, layer, to_jax
 from benchmarks.training import LEARNING_RATE, MOMENTUM, STATISTICS_MOMENTUM, State
 
 
 def training_step(
-    network: Network, state: State, x: jax.Array, target: jax.Array, on_gpu: bool
+    network: Network, state: State, x: jax.Array, target: jax.Array, *, on_gpu: bool, compiled: bool
 ) -> tuple[Callable[[], Any], tuple[State, Any], int | None]:
-    """The function to time, which trains in place, and what its first call came to, as `training.training_step` has it.
+    """The function to time, which trains in place, and the result of its first call, like that of training.py.
+
+    Args:
+      compiled: whether torch.compile compiles the loss and its gradients. The optimizer is eager in any case.
 
     Returns:
-      The function; the state and the loss; on a GPU the most bytes that PyTorch holds during a step.
+      The function; the state and the loss; on a GPU the peak memory of a step in bytes.
     """
     device = "cuda" if on_gpu else "cpu"
     if on_gpu:
@@ -34,19 +38,25 @@ def training_step(
     inputs = activations(x, device)
     wanted = torch.tensor(np.array(target), device=device).long() if network.classifies else activations(target, device)
     loss_of = functional.cross_entropy if network.classifies else functional.mse_loss
-    counts: list[int] = []  # of the elements behind each batch normalisation's moments
+    counts: list[int] = []  # of elements in the moments of each batch normalization
+
+    def forward(params: list[Any], inputs: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+        ops = TorchOps(params, running, STATISTICS_MOMENTUM)
+        return loss_of(network.run(ops, inputs), wanted), ops.statistics
+
+    if compiled:
+        torch_compile.forget()
+        forward = torch_compile.compiled(forward)
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
-        ops = TorchOps(params, running, STATISTICS_MOMENTUM)
-        loss = loss_of(network.run(ops, inputs), wanted)
+        loss, counts[:] = forward(params, inputs, wanted)
         loss.backward()
         optimizer.step()
-        counts[:] = ops.statistics
         return loss.detach()
 
     def biased(var: torch.Tensor, old: jax.Array, count: int) -> np.ndarray:
-        """The running variance of the biased ones: PyTorch takes the others."""
+        """The running mean of biased variances, from PyTorch's running mean of unbiased ones."""
         kept = STATISTICS_MOMENTUM * np.array(old)
         return kept + (var.cpu().numpy() - kept) * (count - 1) / count
 
@@ -65,7 +75,7 @@ def training_step(
 
 
 def _peak_bytes(step: Callable[[], Any]) -> int:
-    """Of the third step: cudnn.benchmark tries its kernels, some with large workspaces, in the first."""
+    """Of the third step: in the first, cudnn.benchmark tries kernels with large workspaces."""
     step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()

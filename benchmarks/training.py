@@ -1,4 +1,4 @@
-"""A training step in JAX: loss, gradients, SGD with momentum, and the running statistics of batch normalisation."""
+"""A training step in JAX: loss, gradients, SGD with momentum, and the running statistics of batch normalization."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ LEARNING_RATE, MOMENTUM, STATISTICS_MOMENTUM = 0.01, 0.9, 0.9
 
 
 class State(NamedTuple):
-    """What a training step takes and returns."""
+    """The state that a training step takes and returns."""
 
-    params: list[Any]  # of each layer, of the activations' dtype but for batch normalisation, whose own are float32
+    params: list[Any]  # of each layer, in the dtype of the activations; float32 for batch normalization
     velocity: list[Any]
-    statistics: list[tuple[Any, Any]]  # the running (mean, var) [C] of each batch normalisation
+    statistics: list[tuple[Any, Any]]  # the running (mean, var) [C] of each batch normalization
 
 
 def arguments(network: Network, described: Described, x: jax.ShapeDtypeStruct) -> tuple[State, jax.Array, jax.Array]:
-    """The first state, whose velocity is zero, so that the next state holds the gradients as they are; one batch."""
+    """The first state and one batch. The velocity is zero, so the velocity after one step equals the gradients."""
     rng = np.random.default_rng(1)
 
     def normal(like: jax.ShapeDtypeStruct) -> jax.Array:
         return jnp.asarray(rng.standard_normal(like.shape, np.float32), like.dtype)
 
-    params = jax.tree.map(jnp.copy, described.params)  # a step's own, whose memory it may take
+    params = jax.tree.map(jnp.copy, described.params)  # a step may donate this memory
     statistics = [(jnp.zeros(count), jnp.ones(count)) for count in described.features]
     state = State(params, jax.tree.map(jnp.zeros_like, params), statistics)
     if network.classifies:

@@ -16,9 +16,10 @@ there is not enough free memory, it uses the first engine. If cuDNN itself does 
 `implementation=None` runs on XLA with a warning in a single process, and raises in a multi-process program.
 """
 
+from jaxgrad._src.core.settings import SEARCHES as SEARCHES
 from jaxgrad._src.core.settings import Settings as Settings
 from jaxgrad._src.core.settings import current as current
 from jaxgrad._src.core.settings import override as override
 from jaxgrad._src.core.settings import update as update
 
-__all__ = ["Settings", "current", "override", "update"]
+__all__ = ["SEARCHES", "Settings", "current", "override", "update"]

@@ -14,7 +14,7 @@ from tolerances import assert_close
 
 import jaxgrad
 
-KINDS = ("forward", "backward_input", "backward_filter")
+PASSES = ("forward", "input_gradient", "weight_gradient")
 
 
 class Result(NamedTuple):
@@ -69,10 +69,10 @@ def assert_same(actual: Result, expected: Result, *, dtype: str, terms: int, mes
 def calls(hlo: str) -> dict[str, int]:
     """Number of calls of each kernel in a compiled or lowered program."""
     lines = [line for line in hlo.splitlines() if "custom_call" in line or "custom-call" in line]
-    return {kind: sum(f"jaxgrad_conv_{kind}" in line for line in lines) for kind in KINDS}
+    return {kind: sum(f"_conv_{kind}" in line for line in lines) for kind in PASSES}
 
 
 def compiled_calls(function: Callable[..., Any], *args: Any) -> tuple[int, int, int]:
-    """Number of calls of each kernel in a compiled function, in the order of KINDS."""
+    """Number of calls of each kernel in a compiled function, in the order of PASSES."""
     found = calls(jax.jit(function).lower(*args).compile().as_text())
-    return tuple(found[kind] for kind in KINDS)
+    return tuple(found[kind] for kind in PASSES)

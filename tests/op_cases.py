@@ -48,14 +48,14 @@ def _conv(size: int) -> OpCase:
     def plain(lhs, rhs, bias):
         return jax.nn.relu(linear(lhs, rhs, bias))
 
-    return OpCase(op, FIELDS, settings, plain, tuple(inputs), "jaxgrad_conv_forward")
+    return OpCase(op, FIELDS, settings, plain, tuple(inputs), "jaxgrad_onednn_conv_forward")
 
 
 def _conv_transpose(size: int) -> OpCase:
     case = TransposeCase(spatial=(2 + size, 4), features=2, out_features=3, strides=(1, 2))
     inputs, plain = make_transpose_inputs(case), lax_conv_transpose(case)
     op = jaxgrad.conv_transpose
-    return OpCase(op, FIELDS, case.settings, plain, tuple(inputs), "jaxgrad_conv_backward_input")
+    return OpCase(op, FIELDS, case.settings, plain, tuple(inputs), "jaxgrad_onednn_conv_input_gradient")
 
 
 def _batch_norm_training(size: int) -> OpCase:
@@ -66,7 +66,7 @@ def _batch_norm_training(size: int) -> OpCase:
 
     inputs, _ = batch_norm_references.make_inputs(case)
     op = jaxgrad.batch_norm_training
-    return OpCase(op, inputs._fields, case.settings, plain, tuple(inputs), "jaxgrad_batch_norm_normalise")
+    return OpCase(op, inputs._fields, case.settings, plain, tuple(inputs), "jaxgrad_cpu_batch_norm_normalize")
 
 
 def _batch_norm_inference(size: int) -> OpCase:
@@ -75,7 +75,7 @@ def _batch_norm_inference(size: int) -> OpCase:
     settings = {"feature_axis": case.feature_axis, "epsilon": batch_norm_references.EPSILON}
     arrays = (x, scale, bias, np.float32(0.2) + bias, np.float32(0.3) + scale**2)
     names, plain = ("x", "scale", "bias", "mean", "var"), partial(plain_inference, **settings)
-    return OpCase(jaxgrad.batch_norm_inference, names, settings, plain, arrays, "jaxgrad_batch_norm_normalise")
+    return OpCase(jaxgrad.batch_norm_inference, names, settings, plain, arrays, "jaxgrad_cpu_batch_norm_normalize")
 
 
 def _gru(size: int) -> OpCase:
@@ -88,7 +88,7 @@ def _gru(size: int) -> OpCase:
 
     names = ("x", "w", "r", "b", "initial_h")
     arrays = tuple(getattr(inputs, name) for name in names)
-    return OpCase(jaxgrad.gru, names, settings, plain, arrays, "jaxgrad_gru_forward")
+    return OpCase(jaxgrad.gru, names, settings, plain, arrays, "jaxgrad_cpu_gru_forward")
 
 
 _MAKERS = {

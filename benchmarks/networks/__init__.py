@@ -14,13 +14,13 @@ CLASSES = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A network and what it is trained on.
+    """A network and its training problem.
 
     Attributes:
       run: `run(ops, x)`.
       features: of the input.
       spatial: how many spatial axes the input has.
-      classifies: whether it scores classes, by cross entropy; else it approaches an array, by mean squared error.
+      classifies: whether the loss is the cross entropy of classes; else it is the mean squared error to an array.
     """
 
     run: Callable[..., Any]
@@ -45,7 +45,7 @@ NETWORKS = {
     "resnet18-cifar": _classifier(residual.residual, stem=residual.small_stem, **_BASIC),
     "unet3d": Network(partial(unet.unet, features=(32, 64, 128, 256)), 1, 3),
     "unet": Network(partial(unet.unet, features=(64, 128, 256, 512)), 3, 2),
-    "wavenet": Network(partial(wavenet.wavenet, padding="centred"), 1, 1),
+    "wavenet": Network(partial(wavenet.wavenet, padding="centered"), 1, 1),
     "wavenet-causal": Network(partial(wavenet.wavenet, padding="causal"), 1, 1),
     "resnet-blocks": Network(partial(residual.bare_bottlenecks, features=256, count=6, inner=64, groups=1), 256, 2),
     "resnext-blocks": Network(partial(residual.bare_bottlenecks, features=256, count=6, inner=128, groups=32), 256, 2),

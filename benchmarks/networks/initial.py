@@ -1,4 +1,4 @@
-"""What a network's description says of it before any library runs it: parameters, outputs and operations."""
+"""A network's initial parameters, outputs and operations, from its description alone."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ class Described(NamedTuple):
 
     Attributes:
       params: of each layer, in the order in which the network asks for them; drawn from a fixed seed.
-      features: of each batch normalisation.
+      features: of each batch normalization.
       output: the shape and dtype of what the network returns.
       flops: of a training step's convolutions: forward and two gradients for each, but no input gradient for the first.
+      asymmetric: whether a convolution has more padding at one end of an axis than at the other.
     """
 
     params: list[Any]
     features: list[int]
     output: jax.ShapeDtypeStruct
     flops: int
+    asymmetric: bool
 
 
 def describe(network: Callable[..., Any], x: jax.ShapeDtypeStruct) -> Described:
@@ -35,16 +37,17 @@ def describe(network: Callable[..., Any], x: jax.ShapeDtypeStruct) -> Described:
     output = jax.eval_shape(lambda x: network(ops, x), x)
     params = jax.tree.map(jnp.asarray, ops.params)
     features = [mean.size for mean, _ in ops.statistics]
-    return Described(params, features, output, 3 * sum(ops.forward_flops) - ops.forward_flops[0])
+    return Described(params, features, output, 3 * sum(ops.forward_flops) - ops.forward_flops[0], ops.asymmetric)
 
 
 class _Describing(LaxOps):
-    """Makes each layer's parameters as the network asks for them, from the shapes that have come that far."""
+    """Makes each layer's parameters as the network asks for them, from the shapes of its inputs."""
 
     def __init__(self) -> None:
         super().__init__(())
         self.params: list[Any] = []
         self.forward_flops: list[int] = []
+        self.asymmetric = False
         self._rng = np.random.default_rng(0)
 
     def _layer(self, initial: Callable[[np.random.Generator], Any]) -> Any:
@@ -54,6 +57,7 @@ class _Describing(LaxOps):
     def _conv(self, x: jax.Array, layer: Conv, window: Window, relu: bool) -> jax.Array:
         y = super()._conv(x, layer, window, relu)
         self.forward_flops.append(2 * y.size * math.prod(layer.w.shape[:-1]))
+        self.asymmetric = self.asymmetric or len(set(window.pads)) > 1
         return y
 
     def _conv_transpose(self, x: jax.Array, layer: ConvTranspose, stride: int) -> jax.Array:

@@ -1,7 +1,8 @@
-"""The operations in JAX: all of jax.lax and jax.numpy, or with those that jaxgrad has. Activations are [N, ..., C]."""
+"""The operations in JAX, on jax.lax and jax.numpy alone or with those of jaxgrad. Activations are [N, ..., C]."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from functools import reduce
 from typing import Any
@@ -25,7 +26,7 @@ from benchmarks.networks.ops import (
 
 
 class LaxOps(Ops):
-    """As one writes them in JAX, with XLA's fusions and `jax.grad` to make them fast."""
+    """jax.lax and jax.numpy, differentiated by `jax.grad` and fused by XLA."""
 
     def _conv(self, x: jax.Array, layer: Conv, window: Window, relu: bool) -> jax.Array:
         y = lax.conv_general_dilated(x, layer.w, **_settings(x, window))
@@ -37,7 +38,7 @@ class LaxOps(Ops):
         return lax.conv_transpose(x, layer.w, strides, "VALID", dimension_numbers=_layouts(x)) + layer.bias
 
     def _batch_norm(self, x: jax.Array, layer: Norm, residual: jax.Array | None, relu: bool) -> jax.Array:
-        """As Flax has it: in float32, and both moments in one pass."""
+        """As in Flax: in float32, and both moments in one pass."""
         axes, wide = tuple(range(x.ndim - 1)), x.astype(jnp.float32)
         mean = wide.mean(axes)
         var = jnp.maximum(jnp.square(wide).mean(axes) - jnp.square(mean), 0)
@@ -79,7 +80,7 @@ class LaxOps(Ops):
         return first, second
 
     def max_pool(self, x: jax.Array, size: int, stride: int, padding: int = 0) -> jax.Array:
-        """The maximum of slices: XLA's gradient of lax.reduce_window, no op of jaxgrad's, is slow."""
+        """The maximum of slices, in all libraries on JAX: XLA's gradient of lax.reduce_window is slow."""
         n = x.ndim - 2
         padded = jnp.pad(x, ((0, 0), *((padding, padding),) * n, (0, 0)), constant_values=-jnp.inf)
         lasts = [length - size for length in padded.shape[1:-1]]
@@ -93,8 +94,18 @@ class LaxOps(Ops):
         return x.mean(tuple(range(1, x.ndim - 1)))
 
 
+class PaddedLaxOps(LaxOps):
+    """Asymmetric padding by jnp.pad before the convolution, as Flax pads causal ones."""
+
+    def _conv(self, x: jax.Array, layer: Conv, window: Window, relu: bool) -> jax.Array:
+        if len(set(window.pads)) > 1:
+            x = jnp.pad(x, ((0, 0), *(window.pads,) * (x.ndim - 2), (0, 0)))
+            window = dataclasses.replace(window, padding="none")
+        return super()._conv(x, layer, window, relu)
+
+
 class JaxgradOps(LaxOps):
-    """jaxgrad's, where it has them."""
+    """jaxgrad's ops where it has them, else jax.lax and jax.numpy."""
 
     def _conv(self, x: jax.Array, layer: Conv, window: Window, relu: bool) -> jax.Array:
         activation = "relu" if relu else None

@@ -1,7 +1,7 @@
-"""What networks are written with, said once for every library that runs them.
+"""The operations that networks are written with, independent of the library that runs them.
 
 A network is a function `network(ops, x)`. `ops` hands each layer its parameters, in the order in which the network asks
-for them. Arrays have whatever layout the library likes.
+for them. The layout of arrays is up to the library.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ class Window:
     """A convolution's window, the same on every spatial axis.
 
     Attributes:
-      padding: "centred", so that an odd window and a stride of 1 keep the size; "causal", all of that before the first
-        element; or "none".
+      padding: "centered", so that an odd window and a stride of 1 keep the size; "causal", as much padding, all of it
+        before the first element; or "none".
     """
 
     size: int
     stride: int = 1
     dilation: int = 1
     groups: int = 1
-    padding: str = "centred"
+    padding: str = "centered"
 
     @property
     def pads(self) -> tuple[int, int]:
         """Below and above, on every spatial axis."""
         reach = self.dilation * (self.size - 1)
-        return {"centred": (reach // 2, reach // 2), "causal": (reach, 0), "none": (0, 0)}[self.padding]
+        return {"centered": (reach // 2, reach // 2), "causal": (reach, 0), "none": (0, 0)}[self.padding]
 
 
 class Ops(abc.ABC):
     """The operations of one library on the parameters of one network, for one run of it.
 
     Attributes:
-      statistics: what the library has to say of each batch normalisation that ran.
+      statistics: one entry for each batch normalization that ran; its content is up to the library.
     """
 
     def __init__(self, params: Iterable[Any]) -> None:
@@ -74,7 +74,7 @@ class Ops(abc.ABC):
         self.statistics: list[Any] = []
 
     def _layer(self, initial: Callable[[np.random.Generator], Any]) -> Any:
-        """The next layer's parameters. Of `initial` only `initial.Initial` asks."""
+        """The next layer's parameters. `initial` draws new ones, which only initial.py uses."""
         return next(self._params)
 
     # Layers: `x` is followed by the number of output features where the layer chooses it.
@@ -90,8 +90,10 @@ class Ops(abc.ABC):
         gain: float = 2,
         **settings: Any,
     ) -> Any:
-        """A convolution with `Window(size, **settings)`, whose first result has `gain` times the mean square of x, and
-        relu or nothing."""
+        """A convolution with `Window(size, **settings)`, then relu if asked for.
+
+        The initial weights multiply the mean square of x by `gain`.
+        """
         window = Window(size, **settings)
 
         def initial(rng: np.random.Generator) -> Conv:
@@ -102,7 +104,7 @@ class Ops(abc.ABC):
         return self._conv(x, self._layer(initial), window, relu)
 
     def conv_transpose(self, x: Any, features: int, stride: int) -> Any:
-        """A transposed convolution whose window is its stride: every element becomes a window of its own."""
+        """A transposed convolution whose window equals its stride: the windows of the outputs do not overlap."""
 
         def initial(rng: np.random.Generator) -> ConvTranspose:
             shape = (stride,) * (x.ndim - 2) + (x.shape[-1], features)
@@ -111,7 +113,7 @@ class Ops(abc.ABC):
         return self._conv_transpose(x, self._layer(initial), stride)
 
     def batch_norm(self, x: Any, *, residual: Any = None, relu: bool = True, scale: float = 1) -> Any:
-        """Normalises by the batch's own statistics, which it appends to `statistics`; adds; relu or nothing."""
+        """Normalizes with the batch's statistics, which it appends to `statistics`; adds `residual`; applies relu."""
         return self._batch_norm(x, self._layer(lambda rng: _norm(x, np.float32, scale)), residual, relu)
 
     def layer_norm(self, x: Any) -> Any:
@@ -128,10 +130,10 @@ class Ops(abc.ABC):
         return self._dense(x, self._layer(initial))
 
     def scale(self, x: Any, initial: float) -> Any:
-        """Each feature times a number of its own."""
+        """Multiplies each feature by its own scale."""
         return self._scale(x, self._layer(lambda rng: Scale(np.full(x.shape[-1], initial, x.dtype))))
 
-    # What a library brings.
+    # Each library implements these.
 
     @abc.abstractmethod
     def _conv(self, x: Any, layer: Conv, window: Window, relu: bool) -> Any: ...
@@ -156,7 +158,7 @@ class Ops(abc.ABC):
 
     @abc.abstractmethod
     def gelu(self, x: Any) -> Any:
-        """With the error function, not its approximation."""
+        """Exact, with the error function."""
 
     @abc.abstractmethod
     def tanh(self, x: Any) -> Any: ...
@@ -177,7 +179,7 @@ class Ops(abc.ABC):
 
     @abc.abstractmethod
     def mean(self, x: Any) -> Any:
-        """Over all places, [N, C]."""
+        """Over all spatial positions, [N, C]."""
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], variance: float) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Residual networks, whole ones with batch normalisation and bare blocks without."""
+"""Residual networks, whole ones with batch normalization and bare blocks without."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.networks.ops import Ops
 
-# ops, x, features, stride of the block -> y before the last batch normalisation, which adds the shortcut
+# ops, x, features, stride of the block -> y before the last batch normalization, which adds the shortcut
 _Branch = Callable[[Ops, Any, int, int], Any]
 _Stem = Callable[[Ops, Any], Any]
 # 0 is usual: a deep network then starts as a shallow one, and its first gradients are no chaos. Above that, the loss
@@ -16,33 +16,33 @@ _BRANCH_SCALE = 0.1
 _Stages = Sequence[tuple[int, int, int]]  # features, blocks, stride of the first block
 
 
-def normalised(ops: Ops, x: Any, features: int, size: int, *, relu: bool = True, **settings: Any) -> Any:
+def normalized(ops: Ops, x: Any, features: int, size: int, *, relu: bool = True, **settings: Any) -> Any:
     return ops.batch_norm(ops.conv(x, features, size, bias=False, **settings), relu=relu)
 
 
 def imagenet_stem(ops: Ops, x: Any) -> Any:
-    return ops.max_pool(normalised(ops, x, 64, 7, stride=2), 3, 2, 1)
+    return ops.max_pool(normalized(ops, x, 64, 7, stride=2), 3, 2, 1)
 
 
 def small_stem(ops: Ops, x: Any) -> Any:
     """For small images, whose size it keeps."""
-    return normalised(ops, x, 64, 3)
+    return normalized(ops, x, 64, 3)
 
 
 def basic(ops: Ops, x: Any, features: int, stride: int) -> Any:
     """Of ResNet-18 and -34 (He et al., "Deep Residual Learning", 2015)."""
-    return ops.conv(normalised(ops, x, features, 3, stride=stride), features, 3, bias=False)
+    return ops.conv(normalized(ops, x, features, 3, stride=stride), features, 3, bias=False)
 
 
 def bottleneck(ops: Ops, x: Any, features: int, stride: int) -> Any:
     """Of ResNet-50, with the stride on the window of 3 as all write it since."""
-    x = normalised(ops, normalised(ops, x, features // 4, 1), features // 4, 3, stride=stride)
+    x = normalized(ops, normalized(ops, x, features // 4, 1), features // 4, 3, stride=stride)
     return ops.conv(x, features, 1, bias=False)
 
 
 def grouped_bottleneck(ops: Ops, x: Any, features: int, stride: int) -> Any:
     """Of ResNeXt 32x4d (Xie et al., 2016)."""
-    x = normalised(ops, normalised(ops, x, features // 2, 1), features // 2, 3, stride=stride, groups=32)
+    x = normalized(ops, normalized(ops, x, features // 2, 1), features // 2, 3, stride=stride, groups=32)
     return ops.conv(x, features, 1, bias=False)
 
 
@@ -53,7 +53,7 @@ def residual(ops: Ops, x: Any, classes: int, stem: _Stem, branch: _Branch, stage
         for i in range(count):
             stride = first if i == 0 else 1
             same = stride == 1 and inputs == features
-            shortcut = x if same else normalised(ops, x, features, 1, stride=stride, relu=False)
+            shortcut = x if same else normalized(ops, x, features, 1, stride=stride, relu=False)
             x, inputs = (
                 ops.batch_norm(branch(ops, x, features, stride), residual=shortcut, scale=_BRANCH_SCALE),
                 features,
@@ -63,15 +63,15 @@ def residual(ops: Ops, x: Any, classes: int, stem: _Stem, branch: _Branch, stage
 
 def mobilenet(ops: Ops, x: Any, classes: int) -> Any:
     """The inverted residuals of MobileNetV2 (Sandler et al., 2018), with relu for relu6, on a first window of 3."""
-    x, inputs = normalised(ops, x, 32, 3, stride=2), 32
+    x, inputs = normalized(ops, x, 32, 3, stride=2), 32
     for features, count, first in [(24, 2, 1), (32, 3, 2), (64, 3, 2), (96, 2, 1)]:
         for i in range(count):
             stride, inner = first if i == 0 else 1, 6 * inputs
-            y = normalised(ops, normalised(ops, x, inner, 1), inner, 3, stride=stride, groups=inner)
+            y = normalized(ops, normalized(ops, x, inner, 1), inner, 3, stride=stride, groups=inner)
             shortcut = x if stride == 1 and inputs == features else None
             x = ops.batch_norm(ops.conv(y, features, 1, bias=False), residual=shortcut, relu=False)
             inputs = features
-    return ops.dense(ops.mean(normalised(ops, x, 1280, 1)), classes)
+    return ops.dense(ops.mean(normalized(ops, x, 1280, 1)), classes)
 
 
 def bare_bottlenecks(ops: Ops, x: Any, features: int, count: int, inner: int, groups: int) -> Any:

@@ -28,13 +28,13 @@ from benchmarks.networks.ops import (
 
 
 class TorchOps(Ops):
-    """Activations and sums are written in place where that is safe, as torchvision does.
+    """Activations and sums are written in place where that is safe, as in torchvision.
 
     Args:
-      running: of each batch normalisation the running (mean, var), which PyTorch updates as it normalises.
-      momentum: how much of its own running statistics a batch normalisation keeps.
+      running: the running (mean, var) of each batch normalization, which PyTorch updates.
+      momentum: the share of its running statistics that a batch normalization keeps.
 
-    `statistics` are the numbers of elements that each batch normalisation took its moments from.
+    `statistics` has the number of elements in the moments of each batch normalization.
     """
 
     def __init__(self, params: Iterable[Any], running: Iterable[Any], momentum: float) -> None:
@@ -44,7 +44,7 @@ class TorchOps(Ops):
     def _conv(self, x: torch.Tensor, layer: Conv, window: Window, relu: bool) -> torch.Tensor:
         low, high = window.pads
         n = x.ndim - 2
-        pads = [low if size > 1 else 0 for size in layer.w.shape[2:]]  # none on an axis that stands in for a second one
+        pads = [low if size > 1 else 0 for size in layer.w.shape[2:]]  # 0 on the axis that makes one axis two
         if low != high:
             x = functional.pad(x, [end for pad in reversed(pads) for end in ((pad, high) if pad else (0, 0))])
             pads = [0] * n
@@ -107,7 +107,7 @@ def activations(array: jax.Array, device: str) -> torch.Tensor:
 
 
 def layer(params: Any, device: str) -> Any:
-    """The parameters of a layer, as PyTorch's operations take them, to be trained."""
+    """The trainable parameters of a layer, in the layout of PyTorch's operations."""
 
     def parameter(array: jax.Array) -> torch.Tensor:
         t = _tensor(array, device)
@@ -123,7 +123,7 @@ def layer(params: Any, device: str) -> Any:
 
 
 def to_jax(params: Any, of_layer: Any) -> Any:
-    """What PyTorch has of a layer, its parameters or their gradients, as float32 arrays laid out as JAX's `params`."""
+    """A layer's parameters in PyTorch, or their gradients, as float32 arrays in the layout of JAX's `params`."""
 
     def array(like: jax.Array, t: torch.Tensor) -> np.ndarray:
         t = t.detach().float().cpu()
@@ -136,12 +136,12 @@ def to_jax(params: Any, of_layer: Any) -> Any:
     return jax.tree.map(array, params, of_layer)
 
 
-# Where PyTorch's first two axes of a window are in JAX's.
+# The axes of JAX's windows that come first in PyTorch.
 _OUTPUTS_INPUTS = {Conv: (-1, -2), ConvTranspose: (-2, -1)}
 
 
 def _mirrored(w: torch.Tensor) -> torch.Tensor:
-    """jax.lax moves the window over the spread input, PyTorch lays it down at each element: its mirror image."""
+    """The window of a transposed convolution is reversed between jax.lax and PyTorch."""
     return w.flip(tuple(range(w.ndim - 2)))
 
 

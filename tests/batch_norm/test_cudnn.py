@@ -87,12 +87,11 @@ _LOWERED_ELSEWHERE = """
 import jax, jax.numpy as jnp, numpy as np
 from jax import export
 import jaxgrad
-import jaxgrad._ffi.batch_norm_cuda as calls
-from jaxgrad import _ffi
+from jaxgrad._src.native import cuda
 
-assert not _ffi.cudnn_problem()
-calls.gpu_ordinal = lambda: None  # as on a machine without a GPU: the workspace is a guess
-names = [f"jaxgrad_batch_norm_cudnn_{kind}" for kind in ("forward", "backward")]
+assert not cuda.cudnn_unavailable()
+cuda.gpu_ordinal = lambda: None  # as on a machine without a GPU: the workspace is a guess
+names = [f"jaxgrad_cudnn_batch_norm_{kind}" for kind in ("forward", "backward")]
 checks = [export.DisabledSafetyCheck.custom_call(name) for name in names]
 rng = np.random.default_rng(0)
 for shape in ((3, 4), (300000, 2), (50, 40, 40, 8), (64, 2048), (16, 28, 28, 512)):

@@ -132,39 +132,39 @@ def test_statistics_dtype():
         ("statistics", [(4, 3)], [(3,)] * 4, {"feature_axis": 1, "epsilon": -1.0}, "epsilon must not be negative"),
         ("statistics", [(0, 3)], [(3,)] * 4, {"feature_axis": 1, "epsilon": 0.0}, "x must have elements"),
         (
-            "normalise",
+            "normalize",
             [(4, 3), (3,), (2,), (3,), (3,), (3,), (0,)],
             [(4, 3)],
             {"feature_axis": 1, "relu": False},
             "bias must have the shape [3], got [2]",
         ),
         (
-            "normalise",
+            "normalize",
             [(4, 3), (3,), (3,), (3,), (3,), (3,), (3, 4)],
             [(4, 3)],
             {"feature_axis": 1, "relu": False},
-            "residual must be like x",
+            "residual must have the shape and dtype of x",
         ),
         (
             "backward",
             [(4, 3), (3,), (0,), (3,), (3,), (3,), (0,), (4, 3), (3,), (3,)],
             [(4, 3), (3,), (3,), (0,)],
             {"feature_axis": 1, "frozen": False, "relu": True},
-            "relu needs y or bias",
+            "relu requires y or bias",
         ),
         (
             "backward",
             [(4, 3), (3,), (0,), (3,), (3,), (3,), (0,), (4, 3), (3,), (3,)],
             [(4, 3), (3,), (3,), (0,)],
             {"feature_axis": 1, "frozen": True, "relu": False},
-            "frozen statistics take no",
+            "frozen statistics exclude",
         ),
     ],
 )
 def test_handlers_check_their_operands(handler, operands, results, attributes, message):
     types = {int: np.int64, float: np.float64, bool: np.bool_}
     call = jax.ffi.ffi_call(
-        f"jaxgrad_batch_norm_{handler}",
+        f"jaxgrad_cpu_batch_norm_{handler}",
         (*(jax.ShapeDtypeStruct(s, np.float32) for s in results), jax.ShapeDtypeStruct((100000,), np.uint8)),
     )
     with jax.default_device(jax.devices("cpu")[0]):
@@ -175,7 +175,7 @@ def test_handlers_check_their_operands(handler, operands, results, attributes, m
 
 def test_too_small_workspace():
     shapes = (*[jax.ShapeDtypeStruct((3,), np.float32)] * 4, jax.ShapeDtypeStruct((64,), np.uint8))
-    call = jax.ffi.ffi_call("jaxgrad_batch_norm_statistics", shapes)
+    call = jax.ffi.ffi_call("jaxgrad_cpu_batch_norm_statistics", shapes)
     with (
         jax.default_device(jax.devices("cpu")[0]),
         pytest.raises(jax.errors.JaxRuntimeError, match="workspace is too small"),
@@ -186,8 +186,8 @@ def test_too_small_workspace():
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ({"axis_name": "d"}, "axis_name must name axes of the shard_map or pmap that the call is in"),
-        ({"axis_index_groups": [[0]]}, "axis_index_groups needs an axis_name"),
+        ({"axis_name": "d"}, "axis_name must name axes of the enclosing shard_map or pmap"),
+        ({"axis_index_groups": [[0]]}, "axis_index_groups requires axis_name, got axis_name=None"),
     ],
 )
 def test_axis_names(names, message):

@@ -8,10 +8,10 @@ import pytest
 from backends import CUDNN, Backend
 
 import jaxgrad
-from jaxgrad import _ffi
+from jaxgrad._src.native import cuda
 
 pytestmark = pytest.mark.skipif(
-    not _ffi.cuda_targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
+    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
 )
 
 DEFAULT = Backend(None, "gpu")
@@ -25,7 +25,7 @@ def _arrays(shape, axis=-1, dtype="bfloat16"):
 def _calls(function, *arrays, platform="cuda"):
     """Number of calls of each cuDNN pass in the program, and of all jaxgrad kernels."""
     text = jax.jit(function).trace(*arrays).lower(lowering_platforms=(platform,)).as_text()
-    passes = tuple(text.count(f"@jaxgrad_batch_norm_cudnn_{kind}(") for kind in ("forward", "backward"))
+    passes = tuple(text.count(f"@jaxgrad_cudnn_batch_norm_{kind}(") for kind in ("forward", "backward"))
     return *passes, text.count("custom_call @jaxgrad")
 
 
@@ -63,7 +63,7 @@ def test_default_selection(name):
     with jax.enable_x64(True):
         arrays = _arrays(shape, axis, dtype)
         choice = jaxgrad.explain(jaxgrad.batch_norm_training, *arrays, feature_axis=axis, platform="gpu")
-        assert (choice.implementation, choice.units) == (expected, ())
+        assert (choice.implementation, choice.passes) == (expected, ())
         calls = _calls(_gradient(DEFAULT, feature_axis=axis), *arrays)
     assert calls == ((1, 1, 2) if expected == "cudnn" else (0, 0, 0))
     if expected == "xla":

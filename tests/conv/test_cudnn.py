@@ -12,7 +12,7 @@ import pytest
 from backends import CUDNN, Backend
 from conv_cases import ConvCase, cotangent, make_conv_inputs, random_case
 from conv_references import in_float64, lax_conv
-from conv_running import KINDS, assert_same, calls, conv, conv_transpose, run, terms
+from conv_running import PASSES, assert_same, calls, conv, conv_transpose, run, terms
 from conv_transpose_cases import TransposeCase, lax_conv_transpose, make_transpose_inputs
 from jax import lax
 
@@ -118,7 +118,7 @@ def test_activations_are_not_copied(layout):
     sizes = [line for line in text.splitlines() if "stablehlo.transpose" in line]
     filters = {"x".join(map(str, shape)) for shape in ((3, 2, 8, 16), (16, 3, 2, 8))}
     assert all(any(size in line for size in filters) for line in sizes), sizes
-    assert calls(text) == dict.fromkeys(KINDS, 1)
+    assert calls(text) == dict.fromkeys(PASSES, 1)
 
 
 _WEIGHTS = {
@@ -141,7 +141,7 @@ _WEIGHTS = {
 
 def _results(text):
     """The types of dw, of the untransposed dw that cuDNN writes, and of the workspace."""
-    line = next(line for line in text.splitlines() if "@jaxgrad_conv_backward_filter" in line)
+    line = next(line for line in text.splitlines() if "@jaxgrad_cudnn_conv_weight_gradient" in line)
     return line.partition("->")[2].strip(" ()").split(", ")
 
 
@@ -200,7 +200,7 @@ def test_reversed_weight_gradients_in_the_callers_layout(name, dtype):
         return jax.vjp(lambda rhs: op(lhs, rhs), jnp.zeros_like(inputs.rhs))[1](dy)[0]
 
     text = jax.jit(gradient).lower(inputs.lhs, jax.eval_shape(op, *inputs)).as_text()
-    assert calls(text)["backward_filter"] == 1
+    assert calls(text)["weight_gradient"] == 1
     assert "dw_reversed = true" in text
     assert not any(f"stablehlo.{moved}" in text for moved in ("reverse", "transpose"))
     _check(CUDNN, case, dtype)
@@ -305,16 +305,16 @@ def test_recorded_into_a_command_buffer():
 _PLANNED_AT_THE_FIRST_RUN = """
 import jax, jax.numpy as jnp, numpy as np
 from jax import export, lax
-from conv_running import KINDS
+from conv_running import PASSES
 import jaxgrad
-import jaxgrad._ffi.conv_cuda as calls
-from jaxgrad import _ffi, config
+from jaxgrad import config
+from jaxgrad._src.native import cuda
 
-assert not _ffi.cudnn_problem()
-calls.gpu_ordinal = lambda: None  # simulates a machine without a GPU: lowering makes no plan
+assert not cuda.cudnn_unavailable()
+cuda.gpu_ordinal = lambda: None  # simulates a machine without a GPU: lowering makes no plan
 jax.config.update("jax_default_matmul_precision", "highest")
 settings = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
-checks = [export.DisabledSafetyCheck.custom_call(f"jaxgrad_conv_{kind}") for kind in KINDS]
+checks = [export.DisabledSafetyCheck.custom_call(f"jaxgrad_cudnn_conv_{kind}") for kind in PASSES]
 
 def step(op, x, w):
     return jax.grad(lambda w: sum(jnp.sum(jnp.tanh(op(x, w[i]))**2) for i in range(8)))(w)
@@ -325,7 +325,7 @@ def ours(x, w):
 expected = jax.jit(lambda x, w: step(lambda x, w: lax.conv_general_dilated(x, w, **settings), x, w))
 shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in ((2, 9, 9, 8), (8, 3, 3, 8, 8))]
 rng = np.random.default_rng(0)
-for search in config.SEARCHES:
+for search in ("heuristic", "exhaustive", "fallback"):
     before = jaxgrad.plan_cache_info()["cudnn"]
     jax.clear_caches()  # traced functions keep the settings of their trace
     with config.override(search=search):
@@ -428,8 +428,8 @@ def test_explain_reports_slow_weight_transposition():
     for dtype, expected in ((jnp.bfloat16, "cudnn"), (jnp.float32, "xla")):
         lhs, rhs = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((16, 32, 32, 512), (3, 3, 512, 512)))
         choice = jaxgrad.explain(jaxgrad.conv_general_dilated, lhs, rhs, **settings)
-        found = {unit.unit: unit.implementation for unit in choice.units} or {"backward_filter": choice.implementation}
-        assert found["backward_filter"] == expected
+        found = {unit.name: unit.implementation for unit in choice.passes} or {"weight_gradient": choice.implementation}
+        assert found["weight_gradient"] == expected
         assert ("XLA would take long to transpose the weights" in str(choice)) is (expected == "cudnn")
 
 
@@ -437,4 +437,4 @@ def test_explain_reports_each_pass():
     lhs, rhs = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((16, 64, 64, 256), (3, 3, 256, 256)))
     settings = {"dimension_numbers": LAST, "rhs_dilation": (2, 2)}
     choice = jaxgrad.explain(jaxgrad.conv_general_dilated, lhs, rhs, (1, 1), "SAME", **settings)
-    assert {unit.unit: unit.implementation for unit in choice.units}["backward_filter"] == "cudnn"
+    assert {unit.name: unit.implementation for unit in choice.passes}["weight_gradient"] == "cudnn"

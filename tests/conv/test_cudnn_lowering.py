@@ -7,14 +7,16 @@ import jax.numpy as jnp
 import pytest
 from backends import CUDNN, Backend
 from conv_cases import ConvCase, make_conv_inputs
-from conv_running import KINDS, calls, conv, conv_transpose
+from conv_running import PASSES, calls, conv, conv_transpose
 from conv_transpose_cases import TransposeCase
 
 import jaxgrad
-from jaxgrad import _ffi, config
+from jaxgrad import config
+from jaxgrad._src.conv.cudnn_plan import allows_tf32
+from jaxgrad._src.native import cuda
 
 pytestmark = pytest.mark.skipif(
-    not _ffi.cuda_targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
+    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
 )
 
 LAST = ("NHWC", "HWIO", "NHWC")
@@ -37,11 +39,11 @@ def _lowered(backend, case, dtype="float32", platform="cuda"):
 
 RULES = {
     "plain": (PLAIN, "bfloat16", ()),
-    "small": (PLAIN.replace(spatial=(64, 64)), "bfloat16", KINDS),
+    "small": (PLAIN.replace(spatial=(64, 64)), "bfloat16", PASSES),
     "small, without a window": (PLAIN.replace(spatial=(64, 64), window=(1, 1)), "bfloat16", ()),
     "small groups": (PLAIN.replace(spatial=(64, 64), groups=4), "bfloat16", ()),
-    "window dilation": (PLAIN.replace(rhs_dilation=(2, 2)), "bfloat16", ("backward_filter",)),
-    "stride": (PLAIN.replace(strides=(2, 2), padding=((1, 1), (1, 1))), "float32", ("backward_filter",)),
+    "window dilation": (PLAIN.replace(rhs_dilation=(2, 2)), "bfloat16", ("weight_gradient",)),
+    "stride": (PLAIN.replace(strides=(2, 2), padding=((1, 1), (1, 1))), "float32", ("weight_gradient",)),
     "windows side by side": (
         PLAIN.replace(window=(4, 4), strides=(4, 4), padding="VALID", out_features=64),
         "bfloat16",
@@ -50,49 +52,49 @@ RULES = {
     "windows side by side, wide": (
         PLAIN.replace(window=(4, 4), strides=(4, 4), padding="VALID", out_features=64),
         "float32",
-        ("backward_filter",),
+        ("weight_gradient",),
     ),
-    "lopsided padding": (PLAIN.replace(strides=(2, 2)), "bfloat16", KINDS),
+    "lopsided padding": (PLAIN.replace(strides=(2, 2)), "bfloat16", PASSES),
     "lopsided and dilated": (
         PLAIN.replace(rhs_dilation=(2, 2), padding=((4, 0), (4, 0))),
         "float32",
-        KINDS,
+        PASSES,
     ),
     "groups": (PLAIN.replace(groups=4), "bfloat16", ()),
-    "groups and stride": (PLAIN.replace(groups=4, strides=(2, 2)), "bfloat16", KINDS),
+    "groups and stride": (PLAIN.replace(groups=4, strides=(2, 2)), "bfloat16", PASSES),
     "depthwise and stride": (
         PLAIN.replace(groups=4, features=1, strides=(2, 2)),
         "bfloat16",
-        ("forward", "backward_filter"),
+        ("forward", "weight_gradient"),
     ),
     "depthwise and dilation": (
         PLAIN.replace(groups=4, features=1, rhs_dilation=(2, 2)),
         "float32",
-        ("backward_input", "backward_filter"),
+        ("input_gradient", "weight_gradient"),
     ),
-    "volume": (VOLUME, "float32", KINDS),
+    "volume": (VOLUME, "float32", PASSES),
     "few features": (
         PLAIN.replace(features=3, out_features=32, strides=(2, 2)),
         "float32",
-        ("forward", "backward_filter"),
+        ("forward", "weight_gradient"),
     ),
-    "transposed": (UP, "float32", ("backward_input", "backward_filter")),
-    "transposed, windows overlap": (UP.replace(window=(4, 4)), "float32", ("backward_input", "backward_filter")),
+    "transposed": (UP, "float32", ("input_gradient", "weight_gradient")),
+    "transposed, windows overlap": (UP.replace(window=(4, 4)), "float32", ("input_gradient", "weight_gradient")),
     "transposed, no stride": (UP.replace(strides=(1, 1), window=(3, 3)), "float32", ()),
     "groups and stride, evenly padded": (
         PLAIN.replace(groups=4, strides=(2, 2), padding=((1, 1), (1, 1))),
         "bfloat16",
-        ("backward_input", "backward_filter"),
+        ("input_gradient", "weight_gradient"),
     ),
     "volume of few features": (
         VOLUME.replace(spatial=(64, 64, 64), features=3, out_features=32),
         "float32",
-        ("forward", "backward_filter"),
+        ("forward", "weight_gradient"),
     ),
     "volume of few features, narrow": (
         VOLUME.replace(spatial=(64, 64, 64), features=3, out_features=32),
         "bfloat16",
-        KINDS,
+        PASSES,
     ),
 }
 
@@ -121,7 +123,7 @@ def test_weight_gradients_of_independent_problems(num_problems, spatial, dtype, 
     xs = jax.ShapeDtypeStruct((num_problems, *x.shape), x.dtype)
     mapped = jax.jit(jax.vmap(gradient, in_axes=(None, 0)))
     text = mapped.trace(w, xs).lower(lowering_platforms=("cuda",)).as_text()
-    assert calls(text)["backward_filter"] == (products == 0)
+    assert calls(text)["weight_gradient"] == (products == 0)
     assert text.count("stablehlo.dot_general") == products
     assert text.count("stablehlo.convolution") <= 1  # the forward pass
 
@@ -132,18 +134,18 @@ def test_default_selection(name):
     case, dtype, expected = RULES[name]
     public = jaxgrad.conv_transpose if isinstance(case, TransposeCase) else jaxgrad.conv_general_dilated
     choice = jaxgrad.explain(public, *_arrays(case, dtype)[:2], **case.settings, platform="gpu")
-    told = {unit.unit: unit.implementation for unit in choice.units} or dict.fromkeys(KINDS, choice.implementation)
+    told = {unit.name: unit.implementation for unit in choice.passes} or dict.fromkeys(PASSES, choice.implementation)
     assert {unit for unit, implementation in told.items() if implementation == "cudnn"} == set(expected)
-    if choice.units:
-        assert all(unit.reason in str(choice) and unit.unit in str(choice) for unit in choice.units)
-    needed = {"forward", "backward_input", "backward_filter"} & set(expected)
-    assert calls(_lowered(DEFAULT, case, dtype)) == {kind: int(kind in needed) for kind in KINDS}
+    if choice.passes:
+        assert all(unit.reason in str(choice) and unit.name in str(choice) for unit in choice.passes)
+    needed = {"forward", "input_gradient", "weight_gradient"} & set(expected)
+    assert calls(_lowered(DEFAULT, case, dtype)) == {kind: int(kind in needed) for kind in PASSES}
 
 
 @pytest.mark.parametrize("case", [PLAIN, PLAIN.replace(groups=4), VOLUME, UP], ids=str)
 def test_forced_cudnn_runs_every_pass(case):
     text = _lowered(CUDNN, case)
-    assert calls(text) == dict.fromkeys(KINDS, 1)
+    assert calls(text) == dict.fromkeys(PASSES, 1)
     assert "stablehlo.convolution" not in text
 
 
@@ -194,7 +196,7 @@ def test_the_settings_reach_the_program(monkeypatch):
 )
 def test_precision(precision, allowed):
     with jax.default_matmul_precision("default"):
-        assert _ffi.allows_tf32(precision) is allowed
+        assert allows_tf32(precision) is allowed
 
 
 def test_lowering_is_deterministic():
@@ -205,14 +207,14 @@ def test_lowering_is_deterministic():
     assert len(texts) == 1
 
 
-@pytest.mark.skipif(_ffi.gpu_ordinal() is not None, reason="a GPU says how much workspace a call needs")
+@pytest.mark.skipif(cuda.gpu_ordinal() is not None, reason="a GPU says how much workspace a call needs")
 def test_the_workspace_limit_reaches_the_program():
     with config.override(workspace_limit=12345):
         assert "tensor<12345xui8>" in _lowered(CUDNN, PLAIN)
 
 
 @pytest.mark.skipif(
-    _ffi.gpu_ordinal() is not None, reason="on a GPU cuDNN itself reports whether it has a kernel with relu"
+    cuda.gpu_ordinal() is not None, reason="on a GPU cuDNN itself reports whether it has a kernel with relu"
 )
 def test_relu_runs_on_xla_without_a_gpu():
     settings = {**VOLUME.settings, "activation": "relu", "implementation": "cudnn"}
@@ -236,13 +238,13 @@ def test_explain_rejects_another_platform():
 def test_unsupported_calls_are_rejected_with_a_reason():
     inputs = make_conv_inputs(PLAIN, "float32")
     lhs, rhs = (a.astype("int32") for a in inputs[:2])
-    with pytest.raises(ValueError, match=r"implementation='cudnn' cannot run: the dtype int32 is XLA's"):
+    with pytest.raises(ValueError, match=r"implementation='cudnn' cannot run: the dtype int32 runs on XLA"):
         jaxgrad.conv_general_dilated(lhs, rhs, **PLAIN.settings, implementation="cudnn")
 
 
 _FAKE = """
 import ctypes, subprocess, sys, tempfile
-from jaxgrad import _ffi
+from jaxgrad._src.native import cuda
 source = "#include <stddef.h>\\nextern \\"C\\" size_t cudnnGetVersion() {{ return {version}; }}"
 folder = tempfile.mkdtemp()
 library = folder + "/libcudnn.so.9"
@@ -250,12 +252,11 @@ subprocess.run(["g++", "-shared", "-fPIC", "-Wl,-soname,libcudnn.so.9", "-x", "c
                input=source, text=True, check=True)
 ctypes.CDLL(library, ctypes.RTLD_GLOBAL)  # simulates that JAX has loaded it
 import jax, jaxgrad, warnings
-from jaxgrad._ffi import registration
-registration.gpu_ordinal = lambda: 0
+cuda.gpu_ordinal = lambda: 0
 lhs, rhs = jax.ShapeDtypeStruct((2, 8, 8, 4), "float32"), jax.ShapeDtypeStruct((3, 3, 4, 4), "float32")
 call = lhs, rhs, (1, 1), "SAME", None, (2, 2), ("NHWC", "HWIO", "NHWC")
 choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *call, platform="gpu")
-assert choice.implementation == "xla" and not choice.units, choice
+assert choice.implementation == "xla" and not choice.passes, choice
 print(choice.reason)
 try:
     jaxgrad.explain(jaxgrad.conv_general_dilated, *call, platform="gpu", implementation="cudnn")
@@ -271,9 +272,9 @@ runpy.run_module("jaxgrad", run_name="__main__")
 @pytest.mark.parametrize(
     ("version", "problem"),
     [
-        (90100, "cuDNN 9.1.0 was found; needed is 9.8.0 or a later release of major version 9"),
-        (100200, "cuDNN 10.2.0 was found; needed is 9.8.0"),
-        (91900, "the cuDNN found has no function cudnnBackendCreateDescriptor"),
+        (90100, "cuDNN 9.1.0 was found; jaxgrad needs 9.8.0 or a later release of major version 9"),
+        (100200, "cuDNN 10.2.0 was found; jaxgrad needs 9.8.0"),
+        (91900, "the cuDNN that was found has no function cudnnBackendCreateDescriptor"),
     ],
 )
 def test_unusable_cudnn(run_python, version, problem):
@@ -284,10 +285,9 @@ def test_unusable_cudnn(run_python, version, problem):
 
 
 _MISSING = """
-from jaxgrad import _ffi
-from jaxgrad._ffi import registration
-registration._CUDNN_PACKAGES = ()
-print(registration.cudnn_problem())
+from jaxgrad._src.native import cuda
+cuda._CUDNN_PACKAGES = ()
+print(cuda.cudnn_unavailable())
 """
 
 

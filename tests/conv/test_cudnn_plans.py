@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxgrad import _ffi
+from jaxgrad._src.native import cuda
 
 pytestmark = pytest.mark.skipif(
-    not _ffi.cuda_targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
+    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
 )
 
 # The first engine of the heuristic is not the fastest; neither needs the most workspace.
@@ -22,10 +22,11 @@ import ctypes, json, os, sys, warnings
 import jax, jax.numpy as jnp
 fake = ctypes.CDLL("libcudnn.so.9")
 import jaxgrad
-from jaxgrad import _ffi, config
-from jaxgrad._ffi import conv_cuda, registration
+from jaxgrad import config
+from jaxgrad._src.native import cuda
+from jaxgrad._src.conv.cudnn_plan import Epilogue, cudnn_plan
 
-registration.gpu_ordinal = conv_cuda.gpu_ordinal = _ffi.gpu_ordinal = lambda: 0  # JAX itself runs on the CPU
+cuda.gpu_ordinal = lambda: 0  # JAX itself runs on the CPU
 config.update(search="exhaustive")
 LAST = ("NHWC", "HWIO", "NHWC")
 
@@ -39,15 +40,15 @@ def lowered(size=8, dtype="float32", implementation="cudnn"):
         return jaxgrad.conv_general_dilated(x, w, **SETTINGS, implementation=implementation)
     return jax.jit(call).trace(*arguments(size, dtype)).lower(lowering_platforms=("cuda",)).as_text()
 
-def engine(size=8, dtype="float32", epilogue=_ffi.Epilogue(), **changes):
+def engine(size=8, dtype="float32", epilogue=Epilogue(), **changes):
     "The engine of a forward call, and the bytes of its workspace."
-    from jaxgrad._conv_geometry import Geometry
-    from jaxgrad._conv_problem import Problem
+    from jaxgrad._src.conv.geometry import ConvGeometry
+    from jaxgrad._src.conv.problem import ConvProblem
     spec = (0, 3, 1, 2)
-    g = Geometry(spec, (3, 2, 0, 1), spec, (1, 1), ((2, 0), (2, 0)), (1, 1), 1, (size, size), (3, 3))
+    g = ConvGeometry(spec, (3, 2, 0, 1), spec, (1, 1), ((2, 0), (2, 0)), (1, 1), 1, (size, size), (3, 3))
     with config.override(**changes):
-        problem = Problem(g, 2, 4, 4, jnp.dtype(dtype))
-        plan = _ffi.cuda_conv_plan("forward", problem, True, config.current(), epilogue)
+        problem = ConvProblem(g, 2, 4, 4, jnp.dtype(dtype))
+        plan = cudnn_plan("forward", problem, True, config.current(), epilogue)
     return None if plan is None else [plan.engine, plan.workspace]
 
 def counts():
@@ -111,8 +112,8 @@ def test_devices_of_one_model_share_a_choice(run, tmp_path, kept):
     program, when timing is impossible."""
     script = """
 def on(device):
-    conv_cuda.gpu_ordinal = lambda: device
-    conv_cuda.cuda_conv_plan.cache_clear()
+    cuda.gpu_ordinal = lambda: device
+    cudnn_plan.cache_clear()
     return [engine(), counts()]
 found = [on(0), on(1)]
 os.environ["FAKE_NAME"] = "Another GPU"
@@ -143,7 +144,6 @@ def test_the_key_holds_everything_that_affects_timing(run, tmp_path):
 
 
 _EPILOGUES = """
-from jaxgrad._ffi import Epilogue
 every = [Epilogue(), Epilogue(relu=True), Epilogue(has_bias=True, relu=True)]
 report(found=[engine(epilogue=epilogue) for epilogue in every], counts=counts(),
        size=jaxgrad.plan_cache_info()["cudnn"])
@@ -171,15 +171,15 @@ found = {}
 for IMPLEMENTATION in ("cudnn", None):
     jax.clear_caches()
     text = jax.jit(step).trace(*arguments(), bias).lower(lowering_platforms=("cuda",)).as_text()
-    (line,) = [line for line in text.splitlines() if "@jaxgrad_conv_forward" in line]
+    (line,) = [line for line in text.splitlines() if "@jaxgrad_cudnn_conv_forward" in line]
     told = jaxgrad.explain(
         jaxgrad.conv_general_dilated, *arguments(), **SETTINGS, bias=bias, activation="relu", platform="gpu",
         implementation=IMPLEMENTATION,
     )
-    (forward,) = [unit.reason for unit in told.units if unit.unit == "forward"]
+    (forward,) = [unit.reason for unit in told.passes if unit.name == "forward"]
     found[str(IMPLEMENTATION)] = [
-        "relu = true" in line, "tensor<4xf32>" in line, text.count("stablehlo.maximum"), text.count("@jaxgrad_conv_"),
-        forward,
+        "relu = true" in line, "tensor<4xf32>" in line, text.count("stablehlo.maximum"),
+        text.count("@jaxgrad_cudnn_conv_"), forward,
     ]
 report(**found)
 """
@@ -346,16 +346,16 @@ report(typical=typical, warned=warned, forced=forced, together=together,
 def test_a_full_device(run, environment, error):
     """cuDNN reports an internal error; the reason names the lack of memory. With memory, cuDNN is selected again."""
     found = run(_FULL, FAKE_FREE="1000", FAKE_BLOCK="1000", **environment)
-    assert all("jaxgrad_conv" not in text and "stablehlo.convolution" in text for text in found["typical"])
+    assert all("jaxgrad_cudnn_conv" not in text and "stablehlo.convolution" in text for text in found["typical"])
     (warned,) = found["warned"]
     for text in (warned, found["forced"], found["together"]):
         assert "the GPU's memory is full" in text
         assert "XLA_PYTHON_CLIENT_MEM_FRACTION" in text
         assert error in text
-    assert "plain XLA" in warned
+    assert "runs on XLA" in warned
     assert found["forced"].startswith("RuntimeError: jaxgrad.conv_general_dilated: implementation='cudnn' cannot run")
     assert found["together"].startswith("RuntimeError: ")
-    assert "jaxgrad_conv_forward" in found["later"]
+    assert "jaxgrad_cudnn_conv_forward" in found["later"]
     assert found["engine"][1] == 300
 
 
@@ -395,10 +395,10 @@ report(typical=typical, warned=[str(w.message) for w in caught if w.category is 
 def test_too_old_cudnn(run):
     """Calls run on XLA, with one warning that names both versions; forced calls raise."""
     found = run(_TOO_OLD, FAKE_VERSION="90100")
-    problem = "cuDNN 9.1.0 was found; needed is 9.8.0 or a later release of major version 9"
-    assert all("jaxgrad_conv" not in text and "stablehlo.convolution" in text for text in found["typical"])
+    problem = "cuDNN 9.1.0 was found; jaxgrad needs 9.8.0 or a later release of major version 9"
+    assert all("jaxgrad_cudnn_conv" not in text and "stablehlo.convolution" in text for text in found["typical"])
     (warned,) = found["warned"]
-    assert warned.startswith(f"jaxgrad runs on plain XLA, without its cuDNN kernels: {problem}")
+    assert warned.startswith(f"jaxgrad runs on XLA because the cuDNN kernels are missing: {problem}")
     assert f"implementation='cudnn' cannot run: the cuDNN kernels are missing: {problem}" in found["forced"]
 
 
@@ -429,7 +429,7 @@ def test_search_path_of_cudnn(run_python, fake_cuda):
         pytest.skip("this system has a cuDNN of its own")
     assert missing.startswith("cuDNN cannot be opened: libcudnn.so.9: cannot open")
     assert "/no/such/libcudnn.so.9: cannot open" in missing
-    assert found == ["cuDNN 9.1.0 was found; needed is 9.8.0 or a later release of major version 9", "", "9.19.0"]
+    assert found == ["cuDNN 9.1.0 was found; jaxgrad needs 9.8.0 or a later release of major version 9", "", "9.19.0"]
 
 
 _TRANSPOSED = """
@@ -449,14 +449,14 @@ def weight_gradient(rhs_layout, size=8, features=4, out_features=6, dtype="bfloa
     told = jaxgrad.explain(
         jaxgrad.conv_general_dilated, x, w, **settings, implementation=implementation, platform="gpu"
     )
-    reasons = {unit.unit: unit.reason for unit in told.units} or {"backward_filter": told.reason}
+    reasons = {unit.name: unit.reason for unit in told.passes} or {"weight_gradient": told.reason}
     text = jax.jit(step).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
-    (line, *_) = [line for line in text.splitlines() if "@jaxgrad_conv_backward_filter" in line] or [""]
+    (line, *_) = [line for line in text.splitlines() if "@jaxgrad_cudnn_conv_weight_gradient" in line] or [""]
     return {
         "called": bool(line),
         "written": line.partition("->")[2].strip(" ()").split(", "),
         "transposed": text.count("stablehlo.transpose"),
-        "reason": reasons["backward_filter"],
+        "reason": reasons["weight_gradient"],
         "compiled": fake.fake_compilations(),
     }
 """

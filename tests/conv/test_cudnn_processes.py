@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from jaxgrad._ffi import registration
+from jaxgrad._src.native import cuda
 
 pytestmark = pytest.mark.gpu
 fills_the_gpu = pytest.mark.skipif(
@@ -20,7 +20,7 @@ import ctypes, json, warnings
 import jax, jax.numpy as jnp, numpy as np
 from jax import export, lax
 import jaxgrad
-from conv_running import KINDS
+from conv_running import PASSES
 
 jax.config.update("jax_default_matmul_precision", "highest")
 jaxgrad.config.update(search="exhaustive")
@@ -90,7 +90,7 @@ def test_a_program_exported_from_another_process(run, tmp_path):
     """It runs in a process that traces no jaxgrad call, with the stored plans and the cuDNN that XLA loaded."""
     program = tmp_path / "program"
     export = f"""
-checks = [export.DisabledSafetyCheck.custom_call(f"jaxgrad_conv_{{kind}}") for kind in KINDS]
+checks = [export.DisabledSafetyCheck.custom_call(f"jaxgrad_cudnn_conv_{{kind}}") for kind in PASSES]
 program = export.export(step(ours), disabled_checks=checks, platforms=["cuda"])(X, W)
 open({str(program)!r}, "wb").write(program.serialize())
 report(counts=counts())
@@ -174,14 +174,14 @@ report(free=free, warned=warned, forced=forced, error=error(found[0], x, w))
     assert found["free"] < 16
     assert found["error"] < 1e-4
     (warned,) = found["warned"]
-    assert warned.startswith("jaxgrad runs on plain XLA, without its cuDNN kernels: the GPU's memory is full")
+    assert warned.startswith("jaxgrad runs on XLA because the cuDNN kernels are missing: the GPU's memory is full")
     assert "implementation='cudnn' cannot run" in found["forced"]
     assert "the GPU's memory is full" in found["forced"]
 
 
 def test_missing_cudnn(run):
     found = run("""
-from jaxgrad._ffi import registration
+from jaxgrad._src.native import cuda
 
 class Module:
     def __getattr__(self, name):
@@ -189,7 +189,7 @@ class Module:
     def load_cudnn(self, paths):
         raise RuntimeError("cuDNN cannot be opened: libcudnn.so.9: not there")
 
-module, registration.cuda = registration.cuda, Module()
+module, cuda.module = cuda.module, Module()
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     found = [step(lambda x, w: ours(x, w, None))(X, W) for _ in range(2)]
@@ -201,7 +201,7 @@ except RuntimeError as error_:
 report(warned=[str(w.message) for w in caught if w.category is RuntimeWarning], forced=forced, error=error(found[0]))
 """)
     (warned,) = found["warned"]
-    assert warned.startswith("jaxgrad runs on plain XLA, without its cuDNN kernels: cuDNN cannot be opened")
+    assert warned.startswith("jaxgrad runs on XLA because the cuDNN kernels are missing: cuDNN cannot be opened")
     assert "implementation='cudnn' cannot run: the cuDNN kernels are missing: cuDNN cannot be opened" in found["forced"]
     assert found["error"] < 1e-4
 
@@ -236,7 +236,7 @@ report(typical=outcome(), lean=outcome(workspace_limit=0))
 def test_a_workspace_that_does_not_fit(run_python):
     """XLA raises RESOURCE_EXHAUSTED; `workspace_limit` avoids the error."""
     megabytes = 340 << 20  # x and dy take 201 MB, the workspace of the first plan 211 MB
-    fraction = megabytes / registration.cuda.total_memory(0)
+    fraction = megabytes / cuda.module.total_memory(0)
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "true", "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{fraction:.6f}"}
     found = json.loads(run_python(_PRELUDE + _LARGE, **environment).stdout.splitlines()[-1])
     assert "RESOURCE_EXHAUSTED" in str(found["typical"]), found

@@ -106,7 +106,7 @@ def test_per_example_gradients():
 
     op = conv(CUDA, **case.settings)
     text = jax.jit(gradient(op)).lower(w, x).as_text()
-    assert text.count("@jaxgrad_conv_depthwise_filter") == 1
+    assert text.count("@jaxgrad_cuda_depthwise_weight_gradient") == 1
     found = jax.jit(gradient(op))(w, x)
     with jax.default_device(jax.devices("cpu")[0]):
         expected = gradient(_plain(case))(w.astype(np.float64), x.astype(np.float64))
@@ -169,7 +169,7 @@ def test_default_selection_matches_the_reference():
     )
     inputs = make_conv_inputs(case)
     choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **case.settings, platform="gpu")
-    assert {unit.unit: unit.implementation for unit in choice.units}["backward_filter"] == "cuda"
+    assert {unit.name: unit.implementation for unit in choice.passes}["weight_gradient"] == "cuda"
     with config.override(deterministic=True):
         _check(case, "float32", Backend(None, "gpu"))
 
@@ -187,7 +187,9 @@ def test_transposed_convolutions():
         )(w)
 
     narrow = (x.astype(np.float32), w.astype(np.float32))
-    assert "jaxgrad_conv_depthwise_filter" in jax.jit(gradient, static_argnums=2).lower(*narrow, "cuda").as_text()
+    assert (
+        "jaxgrad_cuda_depthwise_weight_gradient" in jax.jit(gradient, static_argnums=2).lower(*narrow, "cuda").as_text()
+    )
     found = gradient(*narrow, "cuda")
     with jax.default_device(jax.devices("cpu")[0]):
         expected = gradient(*(a.astype(np.float64) for a in narrow), "xla")

@@ -10,14 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgrad import _ffi
-from jaxgrad._conv_geometry import Geometry
-from jaxgrad._conv_problem import Problem
-from jaxgrad._ffi.conv import _layout_in_lists
-from jaxgrad._ffi.conv_cuda import _TYPES
+from jaxgrad._src.conv.geometry import ConvGeometry
+from jaxgrad._src.conv.problem import ConvProblem
+from jaxgrad._src.native import cuda
 
 pytestmark = pytest.mark.skipif(
-    not _ffi.cuda_targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
+    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
 )
 
 # Compute capability, multiprocessors, bytes of shared memory per block and per multiprocessor.
@@ -63,17 +61,17 @@ class Call:
         n = len(self.spatial)
         last = (0, n + 1, *range(1, n + 1))
         weights = tuple(range(n + 2)) if self.taps_last else (n + 1, n, *range(n))
-        g = Geometry(
+        g = ConvGeometry(
             last, weights, last, self.strides, self.padding, self.dilation, self.channels, self.spatial, self.window
         )
-        return _program(self.gpu, self.dtype, Problem(g, self.batch, self.channels, self.channels, self.dtype))
+        return _program(self.gpu, self.dtype, ConvProblem(g, self.batch, self.channels, self.channels, self.dtype))
 
 
 def _program(gpu, dtype, problem):
     from jaxgrad import _cuda
 
-    layout = _layout_in_lists(problem.geometry)
-    return _cuda.depthwise_filter_program(*gpu, _TYPES.index(dtype), problem.shapes, layout)
+    attributes = problem.geometry.attributes()
+    return _cuda.depthwise_weight_gradient_program(*gpu, cuda.float_type(jnp.dtype(dtype)), problem.shapes, attributes)
 
 
 CALLS = {
@@ -177,6 +175,6 @@ def test_rejection_names_the_reason(reason):
     typical = {"groups": 8, "dtype": "float32", "channels": 8, "dilation": (1, 1), "size": 9, "spec": (0, 3, 1, 2)}
     groups, dtype, channels, dilation, size, spec = {**typical, **REJECTED[reason]}.values()
     none = ((0, 0), (0, 0))
-    g = Geometry(spec, (3, 2, 0, 1), spec, (1, 1), none, dilation, groups, (size, size), (3, 3))
+    g = ConvGeometry(spec, (3, 2, 0, 1), spec, (1, 1), none, dilation, groups, (size, size), (3, 3))
     with pytest.raises(ValueError, match=reason):
-        _program(H200, dtype, Problem(g, 2, channels, channels, dtype))
+        _program(H200, dtype, ConvProblem(g, 2, channels, channels, dtype))

@@ -9,10 +9,10 @@ import json
 
 import pytest
 
-from jaxgrad import _ffi
+from jaxgrad._src.native import cuda
 
 pytestmark = pytest.mark.skipif(
-    not _ffi.cuda_targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
+    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
 )
 
 _PRELUDE = """
@@ -20,10 +20,9 @@ import ctypes, json, os, warnings
 import jax, jax.numpy as jnp
 fake = ctypes.CDLL("libcuda.so.1")
 import jaxgrad
-from jaxgrad import _ffi
-from jaxgrad._ffi import conv_cuda, depthwise, registration
+from jaxgrad._src.native import cuda
 
-registration.gpu_ordinal = conv_cuda.gpu_ordinal = depthwise.gpu_ordinal = _ffi.gpu_ordinal = lambda: 0
+cuda.gpu_ordinal = lambda: 0
 LAST, FIRST = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")
 
 def arrays(groups=32, dtype="float32", layout=LAST, features=32):
@@ -52,8 +51,8 @@ def unit(implementation=None, **kwargs):
     layout = kwargs.get("layout", LAST)
     choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *arrays(**kwargs), **settings(groups, layout),
                              implementation=implementation, platform="gpu")
-    found = {u.unit: [u.implementation, u.reason] for u in choice.units}
-    return found.get("backward_filter", [choice.implementation, choice.reason])
+    found = {u.name: [u.implementation, u.reason] for u in choice.passes}
+    return found.get("weight_gradient", [choice.implementation, choice.reason])
 
 def error(call, *args, **kwargs):
     try:
@@ -85,7 +84,9 @@ def run(run_python, fake_cuda):
 
 def _calls(text):
     """The calls of the kernel in a lowered program."""
-    return [line for line in text.splitlines() if "custom_call" in line and "jaxgrad_conv_depthwise_filter" in line]
+    return [
+        line for line in text.splitlines() if "custom_call" in line and "jaxgrad_cuda_depthwise_weight_gradient" in line
+    ]
 
 
 def test_program_and_explanation(run):
@@ -102,7 +103,7 @@ report(texts=texts, unit=unit(), compilations=fake.fake_compilations(), forced=l
     assert len(_calls(found["texts"][0])) == len(_calls(found["forced"])) == 1
     assert found["unit"] == ["cuda", "jaxgrad's own kernel"]
     assert found["forced_unit"] == ["cuda", "forced by implementation='cuda'"]
-    assert "backward_filter: 'cuda' (jaxgrad's own kernel)" in found["whole"]
+    assert "weight_gradient: 'cuda' (jaxgrad's own kernel)" in found["whole"]
     assert "forward: 'xla'" in found["whole"]
     assert found["compilations"] == 2  # with the empty program that tests NVRTC
 
@@ -110,10 +111,10 @@ report(texts=texts, unit=unit(), compilations=fake.fake_compilations(), forced=l
 def test_other_passes_run_on_xla(run):
     found = run("""
 choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *arrays(), **settings(), implementation="cuda", platform="gpu")
-report(units={u.unit: [u.implementation, u.reason] for u in choice.units}, text=lowered("cuda"))
+report(units={u.name: [u.implementation, u.reason] for u in choice.passes}, text=lowered("cuda"))
 """)
     assert found["units"]["forward"] == ["xla", "implementation='cuda' has no kernel for this unit"]
-    assert found["units"]["backward_input"][0] == "xla"
+    assert found["units"]["input_gradient"][0] == "xla"
     assert "stablehlo.convolution" in found["text"]
 
 
@@ -172,7 +173,7 @@ def _check_fails(found, problem):
     assert found["unit"][0] in ("xla", "cudnn")
     assert f"jaxgrad's own CUDA kernels are missing: {problem}" in found["unit"][1]
     (warned,) = found["warned"]
-    assert warned.startswith(f"jaxgrad runs on cuDNN or plain XLA, without its own CUDA kernels: {problem}")
+    assert warned.startswith(f"jaxgrad runs on cuDNN or XLA because the own CUDA kernels are missing: {problem}")
     cannot = "RuntimeError: jaxgrad.conv_general_dilated: implementation='cuda' cannot run: "
     assert found["forced"].startswith(f"{cannot}jaxgrad's own CUDA kernels are missing: {problem}")
     assert "CUDA kernels" not in found["dense"][1]
@@ -218,7 +219,7 @@ from jaxgrad import __main__
 report(report=dict(__main__._cuda()))
 """)
     assert found["report"]["NVRTC"] == "13.0"
-    assert "jaxgrad_conv_depthwise_filter" in found["report"]["CUDA handlers"]
+    assert "jaxgrad_cuda_depthwise_weight_gradient" in found["report"]["CUDA handlers"]
 
 
 def test_forced_call_lowers_for_a_gpu_only(run):

@@ -90,8 +90,8 @@ def test_second_derivatives_run_on_the_kernels():
         gradient = jax.grad(lambda lhs: jnp.sum(op(lhs, rhs) ** 3))(lhs)
         return jnp.vdot(gradient, gradient)
 
-    forward, backward_input, backward_filter = compiled_calls(jax.grad(penalty), lhs)
-    assert (forward, backward_input, backward_filter) == (2, 2, 0)
+    forward, input_gradient, weight_gradient = compiled_calls(jax.grad(penalty), lhs)
+    assert (forward, input_gradient, weight_gradient) == (2, 2, 0)
 
 
 def test_gradient_of_the_weight_gradient_alone(backend):

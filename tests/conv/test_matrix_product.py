@@ -15,7 +15,8 @@ from conv_running import assert_same, calls, conv, conv_transpose, run, terms
 from conv_transpose_cases import TransposeCase, lax_conv_transpose, make_transpose_inputs
 
 import jaxgrad
-from jaxgrad import _conv_xla, _ffi
+from jaxgrad._src.native import cuda
+from jaxgrad._src.selection.features import MATRIX_PRODUCT
 
 BACKENDS = (Backend(None, "cpu"), Backend(None, "gpu"), *CONVOLUTION)
 
@@ -121,9 +122,9 @@ def _all_passes(op):
 def test_every_pass_is_a_matrix_product(name, platform):
     case = CASES[name]
     choice = _explained(case, platform)
-    assert (choice.implementation, choice.units) == ("xla", ())
-    if platform == "cpu" or _ffi.cuda_targets():  # a CPU-only build reports that it has no GPU kernels
-        assert choice.reason == _conv_xla.PRODUCT
+    assert (choice.implementation, choice.passes) == ("xla", ())
+    if platform == "cpu" or cuda.targets():  # a CPU-only build reports that it has no GPU kernels
+        assert choice.reason == MATRIX_PRODUCT
     op = _op(Backend(None, platform), case)
     lhs, rhs, bias = _shapes(case)
     dy = jax.eval_shape(op, lhs, rhs, bias)
@@ -135,7 +136,7 @@ def test_every_pass_is_a_matrix_product(name, platform):
 
 @pytest.mark.parametrize("name", NEAR_PRODUCTS)
 def test_near_matrix_products_are_not_matrix_products(name):
-    assert _conv_xla.PRODUCT not in str(_explained(NEAR_PRODUCTS[name], "cpu"))
+    assert MATRIX_PRODUCT not in str(_explained(NEAR_PRODUCTS[name], "cpu"))
 
 
 @pytest.mark.parametrize("mapped", [("lhs",), ("rhs",), ("lhs", "rhs", "bias")], ids="-".join)

@@ -11,10 +11,11 @@ from mesh_cases import NHWC
 from mesh_running import KERNEL, check_shard_map, close, mesh, needs, on_devices, over, run_checks
 
 import jaxgrad
-from jaxgrad import _conv_triangle
-from jaxgrad._conv_geometry import Geometry
-from jaxgrad._dispatch import XLA
-from jaxgrad._partitioning import vary_alike
+from jaxgrad._src.conv import autodiff
+from jaxgrad._src.conv.geometry import ConvGeometry
+from jaxgrad._src.conv.params import ConvParams
+from jaxgrad._src.core.mesh_axes import pvary_to_match
+from jaxgrad._src.core.selection import XLA
 
 BATCH = (P("d"), P(), P())
 BY = (0, 1, 2)
@@ -215,10 +216,10 @@ def check_independent_problems_on_xla():
 
 def _loss_on_xla(x, w, bias, groups=1):
     """A loss of the three passes on XLA, with one spatial axis of eight."""
-    geometry = Geometry((0, 2, 1), (2, 1, 0), (0, 2, 1), (1,), ((1, 1),), (1,), groups, (8,), (3,))
-    routes = tuple((kind, XLA) for kind in ("forward", "backward_input", "backward_filter"))
-    spec = _conv_triangle.Spec(geometry, None, routes, jaxgrad.config.current())
-    return jnp.sum(jnp.sin(_conv_triangle.forward(spec, *vary_alike(x, w, bias))))
+    geometry = ConvGeometry((0, 2, 1), (2, 1, 0), (0, 2, 1), (1,), ((1, 1),), (1,), groups, (8,), (3,))
+    candidates = tuple((name, XLA) for name in ("forward", "input_gradient", "weight_gradient"))
+    params = ConvParams(geometry, None, candidates, jaxgrad.config.current())
+    return jnp.sum(jnp.sin(autodiff.forward(params, *pvary_to_match(x, w, bias))))
 
 
 def check_pmap():

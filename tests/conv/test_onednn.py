@@ -8,7 +8,9 @@ import subprocess
 import jax
 import pytest
 
-from jaxgrad import _cpu, _ffi
+import jaxgrad
+from jaxgrad import _cpu
+from jaxgrad._src.native import cpu
 
 _PATCH = """
 import importlib.metadata, pathlib
@@ -105,9 +107,9 @@ def _library(kind, folder):
     if kind == "deleted":
         return str(path), str(path)
     major, minor, reason = {
-        "too old": (3, 1, "is oneDNN 3.1; needed is 3.2"),
-        "much too old": (2, 7, "is oneDNN 2.7; needed is 3.2"),
-        "too new": (4, 0, "is oneDNN 4.0; needed is 3.2"),
+        "too old": (3, 1, "is oneDNN 3.1; jaxgrad needs 3.2"),
+        "much too old": (2, 7, "is oneDNN 2.7; jaxgrad needs 3.2"),
+        "too new": (4, 0, "is oneDNN 4.0; jaxgrad needs 3.2"),
         "without functions": (3, 2, "has no function dnnl_"),
     }[kind]
     compiler = shutil.which("cc") or shutil.which("gcc")
@@ -146,15 +148,15 @@ def test_without_the_compiled_module(run_python):
 def test_a_library_that_cannot_be_loaded_does_not_replace_the_one_in_use(tmp_path):
     path = tmp_path / "libdnnl.so.3"
     path.write_text("this is not a library")
-    assert not _ffi.onednn_problem()
+    assert not cpu.onednn_unavailable()
     _cpu.load_onednn(str(path))  # no effect: a library is already loaded
-    plan = _ffi.conv_plan_cache_info()
+    plan = jaxgrad.plan_cache_info()["cpu"]
     assert plan["capacity"] > 0
 
 
 def test_diagnosis_lists_the_onednn_handlers(run_python):
     text = run_python(_DIAGNOSIS).stdout
-    parts = [f"jaxgrad_conv_{kind}" for kind in ("forward", "backward_input", "backward_filter")]
+    parts = [f"jaxgrad_onednn_conv_{kind}" for kind in ("forward", "input_gradient", "weight_gradient")]
     parts += ["conv_general_dilated on cpu: 'cpu'", "conv_transpose on cpu: 'cpu'", jax.__version__]
     for part in parts:
         assert part in text, f"{part!r} is not in:\n{text}"

@@ -18,9 +18,10 @@ from jax import export
 from thorough import thorough_after
 
 import jaxgrad
-from jaxgrad import _cpu, _ffi, config
-from jaxgrad._conv_geometry import Geometry
-from jaxgrad._conv_problem import Problem
+from jaxgrad import _cpu, config
+from jaxgrad._src.conv.geometry import ConvGeometry
+from jaxgrad._src.conv.onednn import onednn_plan
+from jaxgrad._src.conv.problem import ConvProblem
 
 BACKENDS = CONVOLUTION
 
@@ -126,7 +127,7 @@ def test_export_for_two_platforms_holds_both_implementations():
             *inputs
         ).mlir_module()
 
-    kernel, plain = "stablehlo.custom_call @jaxgrad_conv_forward", "stablehlo.convolution"
+    kernel, plain = "stablehlo.custom_call @jaxgrad_onednn_conv_forward", "stablehlo.convolution"
     both, cpu, gpu = module("cpu", "cuda"), module("cpu"), module("cuda")
     assert (kernel in both, kernel in cpu, kernel in gpu) == (True, True, False)
     assert (plain in both, plain in cpu, plain in gpu) == (True, False, True)
@@ -191,18 +192,18 @@ def test_debug_nans(backend, layout):
 def test_repeated_calls_reuse_their_plan():
     op, inputs = jax.jit(conv(CPU_KERNEL, **CASE.settings)), make_conv_inputs(CASE)
     op(*inputs).block_until_ready()
-    before = _ffi.conv_plan_cache_info()
+    before = jaxgrad.plan_cache_info()["cpu"]
     for _ in range(10):
         op(*inputs).block_until_ready()
-    after = _ffi.conv_plan_cache_info()
+    after = jaxgrad.plan_cache_info()["cpu"]
     assert after["hits"] - before["hits"] >= 10
     assert after["misses"] == before["misses"]
 
 
 def _plan(size: int) -> None:
     """Requests a plan for a shape of that size from the compiled module, bypassing the cache in Python."""
-    geometry = Geometry((0, 1, 2), (0, 1, 2), (0, 1, 2), (1,), ((1, 1),), (1,), 1, (size,), (3,))
-    _ffi.conv_plan.__wrapped__("forward", Problem(geometry, 1, 8, 8, np.dtype("float32")), False)
+    geometry = ConvGeometry((0, 1, 2), (0, 1, 2), (0, 1, 2), (1,), ((1, 1),), (1,), 1, (size,), (3,))
+    onednn_plan.__wrapped__("forward", ConvProblem(geometry, 1, 8, 8, np.dtype("float32")), False)
 
 
 def _resident_megabytes() -> float:
@@ -213,18 +214,18 @@ def _resident_megabytes() -> float:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 def test_plan_cache_is_bounded():
     """With ever new shapes the cache holds `capacity` plans, and memory does not grow further."""
-    capacity = _ffi.conv_plan_cache_info()["capacity"]
+    capacity = jaxgrad.plan_cache_info()["cpu"]["capacity"]
     for size in range(100, 100 + capacity):
         _plan(size)
-    full, before = _ffi.conv_plan_cache_info(), _resident_megabytes()
+    full, before = jaxgrad.plan_cache_info()["cpu"], _resident_megabytes()
     assert full["size"] == capacity
     for size in range(100 + capacity, 100 + 2 * capacity):
         _plan(size)
-    after = _ffi.conv_plan_cache_info()
+    after = jaxgrad.plan_cache_info()["cpu"]
     assert after["size"] == capacity
     assert after["misses"] - full["misses"] == capacity
     assert _resident_megabytes() - before < 0.1 * capacity  # 0.1 MB per plan would mean that no plan is freed
     for size in range(100 + 2 * capacity - 1, 100 + 2 * capacity - 9, -1):
         _plan(size)  # the most recent plans are still cached
-    assert _ffi.conv_plan_cache_info()["hits"] - after["hits"] == 8
-    assert _cpu.conv_plan_cache_info() == _ffi.conv_plan_cache_info()
+    assert jaxgrad.plan_cache_info()["cpu"]["hits"] - after["hits"] == 8
+    assert _cpu.conv_plan_cache_info() == jaxgrad.plan_cache_info()["cpu"]

@@ -9,7 +9,8 @@ import pytest
 from jax import lax
 
 import jaxgrad
-from jaxgrad import _ffi, conv
+from jaxgrad._src.conv import canonicalize, onednn
+from jaxgrad._src.native import cuda
 
 RNG = np.random.default_rng(0)
 
@@ -53,9 +54,9 @@ CASES = {
         (2, 6, 5), (4, 3, 2), (1,), ((-6, 8),), feature_group_count=2, reason="padding"
     ),
     "input cropped to nothing": _case((2, 3, 5), (4, 3, 2), (2,), ((-5, 6),), reason="padding"),
-    "result all padding": _case((2, 3, 1), (4, 3, 1), (1,), ((-3, 5),), (4,), reason="nothing but padding"),
+    "result all padding": _case((2, 3, 1), (4, 3, 1), (1,), ((-3, 5),), (4,), reason="only padding"),
     "result all padding in groups": _case(
-        (2, 6, 1), (4, 3, 1), (1,), ((-3, 5),), (4,), feature_group_count=2, reason="nothing but padding"
+        (2, 6, 1), (4, 3, 1), (1,), ((-3, 5),), (4,), feature_group_count=2, reason="only padding"
     ),
 }
 
@@ -115,7 +116,7 @@ def test_reason_of_each_case(name):
 def test_program_has_no_kernel_call(name):
     lhs, rhs, args, kwargs, _ = CASES[name]
     text = jax.jit(lambda a, b: jaxgrad.conv_general_dilated(a, b, *args, **kwargs)).lower(lhs, rhs).as_text()
-    assert "jaxgrad_conv" not in text
+    assert "jaxgrad_onednn_conv" not in text
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -128,7 +129,7 @@ def test_explain_a_typical_call(op, dtype):
     assert (choice.op, choice.implementation, choice.reason) == (op, "cpu", "oneDNN")
     choice = jaxgrad.explain(function, lhs, rhs, (1, 1), "SAME", **settings, platform="gpu")
     assert choice.implementation == "xla"
-    assert choice.reason.startswith("the cuDNN kernels are missing" if _ffi.cuda_problem() else "XLA ")
+    assert choice.reason.startswith("the cuDNN kernels are missing" if cuda.unavailable() else "XLA ")
     choice = jaxgrad.explain(function, lhs, rhs, (1, 1), "SAME", **settings, implementation="xla", platform="cpu")
     assert choice.implementation == "xla"
     assert "forced" in choice.reason
@@ -149,7 +150,7 @@ def test_default_program_for_a_gpu_runs_on_xla():
     lhs, rhs = jax.ShapeDtypeStruct((64, 64, 56, 56), jnp.float32), jax.ShapeDtypeStruct((64, 64, 3, 3), jnp.float32)
     gradient = jax.jit(jax.grad(lambda a, b: jnp.sum(jaxgrad.conv_general_dilated(a, b, (1, 1), "SAME") ** 2)))
     texts = {p: gradient.trace(lhs, rhs).lower(lowering_platforms=(p,)).as_text() for p in ("cpu", "cuda")}
-    assert ["jaxgrad_conv" in text for text in texts.values()] == [True, False]
+    assert ["jaxgrad_onednn_conv" in text for text in texts.values()] == [True, False]
     assert ["stablehlo.convolution" in text for text in texts.values()] == [False, True]
 
 
@@ -163,9 +164,9 @@ def test_a_symbolic_batch_runs_on_xla():
     np.testing.assert_allclose(exported.call(x), lax.conv_general_dilated(x, rhs, (1, 1), "SAME"), rtol=0, atol=1e-5)
 
 
-def _units(*args, **kwargs):
+def _passes(*args, **kwargs):
     choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *args, **kwargs, platform="cpu")
-    return {unit.unit: unit.implementation for unit in choice.units} or choice.implementation
+    return {unit.name: unit.implementation for unit in choice.passes} or choice.implementation
 
 
 def test_xla_is_selected_where_it_is_faster():
@@ -173,30 +174,29 @@ def test_xla_is_selected_where_it_is_faster():
         return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
 
     tiny = shapes((1, 1, 8, 8), (1, 1, 3, 3))
-    assert _units(*tiny, (1, 1), "SAME") == "xla"
+    assert _passes(*tiny, (1, 1), "SAME") == "xla"
     assert (
         "as few as 576" in jaxgrad.explain(jaxgrad.conv_general_dilated, *tiny, (1, 1), "SAME", platform="cpu").reason
     )
-    assert _units(*tiny, (1, 1), "SAME", implementation="cpu") == "cpu"
-    assert _units(*shapes((1, 8, 8, 8), (8, 1, 3, 3)), (1, 1), "SAME", feature_group_count=8) == "cpu"
+    assert _passes(*tiny, (1, 1), "SAME", implementation="cpu") == "cpu"
+    assert _passes(*shapes((1, 8, 8, 8), (8, 1, 3, 3)), (1, 1), "SAME", feature_group_count=8) == "cpu"
     dilated = shapes((2, 16, 64), (16, 16, 3))
-    expected = {"forward": "cpu", "backward_input": "cpu", "backward_filter": "xla"}
-    assert _units(*dilated, (1,), "SAME", rhs_dilation=(2,)) == expected
+    expected = {"forward": "cpu", "input_gradient": "cpu", "weight_gradient": "xla"}
+    assert _passes(*dilated, (1,), "SAME", rhs_dilation=(2,)) == expected
     last = shapes((2, 64, 16), (3, 16, 16))
     settings = {"dimension_numbers": ("NWC", "WIO", "NWC"), "rhs_dilation": (2,)}
-    assert _units(*last, (1,), "SAME", **settings) == "cpu"
+    assert _passes(*last, (1,), "SAME", **settings) == "cpu"
 
 
 @pytest.mark.parametrize("implementation", [None, "cpu"])
 def test_a_mapped_shape_without_a_onednn_kernel(monkeypatch, implementation):
     """The call alone has kernels, what vmap makes of it has none: XLA takes it, or a forced call says why it cannot."""
-    known = _ffi.conv_plan
+    plan = onednn.onednn_plan
 
-    def of_single_calls(kind, problem, has_bias):
-        return None if problem.examples else known(kind, problem, has_bias)
+    def plan_of_single_calls(pass_name, problem, has_bias):
+        return None if problem.num_problems else plan(pass_name, problem, has_bias)
 
-    monkeypatch.setattr(_ffi.conv, "conv_plan", of_single_calls)
-    monkeypatch.setattr(_ffi, "conv_plan", _ffi.conv.conv_plan)
+    monkeypatch.setattr(onednn, "onednn_plan", plan_of_single_calls)
     lhs, rhs = _random((3, 2, 7, 9, 8)), _random((3, 4, 7, 3, 3))
     mapped = jax.vmap(lambda a, b: jaxgrad.conv_general_dilated(a, b, (1, 1), "SAME", implementation=implementation))
     if implementation == "cpu":
@@ -211,24 +211,24 @@ def test_a_mapped_shape_without_a_onednn_kernel(monkeypatch, implementation):
 
 
 @pytest.fixture
-def described():
+def read():
     """Returns a function that counts the misses and the hits of the cache."""
-    conv._describe.cache_clear()
-    return lambda: conv._describe.cache_info()[:2][::-1]
+    canonicalize._read.cache_clear()
+    return lambda: canonicalize._read.cache_info()[:2][::-1]
 
 
-def test_a_call_is_described_once(described):
+def test_a_call_is_read_once(read):
     lhs, rhs = _random((2, 3, 5, 4)), _random((6, 3, 2, 2))
     for window_strides, padding in (((1, 1), "SAME"), ([1, 1], "SAME"), (np.ones(2, int), "SAME")):
         jaxgrad.conv_general_dilated(lhs, rhs, window_strides, padding)
-    assert described() == (1, 2)
+    assert read() == (1, 2)
     choices = {jaxgrad.explain(jaxgrad.conv_general_dilated, lhs, rhs, (1, 1), "SAME", platform="cpu") for _ in "ab"}
     assert len(choices) == 1
-    assert described() == (1, 4)
+    assert read() == (1, 4)
 
 
 @pytest.mark.parametrize("change", ["shape", "dtype", "padding", "bias", "groups"])
-def test_another_call_is_described_anew(described, change):
+def test_another_call_is_read_anew(read, change):
     lhs, rhs = _random((2, 4, 5, 4)), _random((6, 4, 2, 2))
     jaxgrad.conv_general_dilated(lhs, rhs, (1, 1), "SAME")
     kwargs: dict = {"padding": "SAME"}
@@ -247,26 +247,26 @@ def test_another_call_is_described_anew(described, change):
     expected = lax.conv_general_dilated(lhs, rhs, (1, 1), **kwargs) + bias[:, None, None]
     assert (y.shape, y.dtype) == (expected.shape, expected.dtype)
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
-    assert described() == (2, 0)
+    assert read() == (2, 0)
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64")
-def test_enable_x64_is_part_of_the_cache_key(described):
+def test_enable_x64_is_part_of_the_cache_key(read):
     lhs, rhs = _random((2, 3, 5)), _random((4, 3, 2))
     for wide in (False, True, False):
         with jax.enable_x64(wide):
             y = jaxgrad.conv_general_dilated(lhs, rhs, (1,), "SAME", preferred_element_type=jnp.float64)
             assert y.dtype == (jnp.float64 if wide else jnp.float32)
-    assert described() == (2, 1)
+    assert read() == (2, 1)
 
 
-def test_unhashable_settings_run_without_the_cache(described):
+def test_unhashable_settings_run_without_the_cache(read):
     lhs, rhs = _random((2, 3, 5, 4)), _random((6, 3, 2, 2))
     expected = lax.conv_general_dilated(lhs, rhs, (1, 1), ((1, 0), (2, 1)))
     for _ in range(2):
         y = jaxgrad.conv_general_dilated(lhs, rhs, (1, 1), np.array([[1, 0], [2, 1]]))
         np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
-    assert described() == (0, 0)
+    assert read() == (0, 0)
 
 
 def test_errors_are_raised_on_every_call():

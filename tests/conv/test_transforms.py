@@ -73,8 +73,8 @@ def test_checkpoint_recomputes_only_the_first_layer(policy):
     def two(lhs, rhs, bias):
         return op(jnp.tanh(op(lhs, rhs, bias)), rhs, bias)
 
-    forward, backward_input, backward_filter = compiled_calls(_gradient(jax.checkpoint(two, policy=policy)), inputs)
-    assert (backward_input, backward_filter) == (2, 2)
+    forward, input_gradient, weight_gradient = compiled_calls(_gradient(jax.checkpoint(two, policy=policy)), inputs)
+    assert (input_gradient, weight_gradient) == (2, 2)
     assert forward in (2, 3)  # XLA may merge the recomputed first layer with the original
 
 

@@ -10,11 +10,10 @@ import subprocess
 import numpy as np
 import pytest
 
-from jaxgrad import _ffi
-from jaxgrad._ffi.transposition import takes_transposition
+from jaxgrad._src.native import cuda
 
 pytestmark = pytest.mark.skipif(
-    not _ffi.cuda_targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
+    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
 )
 
 KERNELS = [
@@ -58,7 +57,7 @@ class Call:
             -stride if axis in self.reversed_axes else stride
             for axis, stride in enumerate(_strides(self.sizes, self.result_spec))
         ]
-        return _cuda.transposition_program(self.element_bytes, self.sizes, _strides(self.sizes, self.spec), to)
+        return _cuda.transpose_program(self.element_bytes, self.sizes, _strides(self.sizes, self.spec), to)
 
 
 def _strides(sizes, spec):
@@ -127,7 +126,7 @@ def _random_call(seed):
             int(rng.integers(2))
         ]
         call = Call(sizes, spec, result_spec, reversed_axes, int(rng.choice([2, 2, 4, 8])))
-        if math.prod(sizes) < 40000 and takes_transposition(sizes, spec, result_spec, reversed_axes):
+        if math.prod(sizes) < 40000 and cuda.module.transpose_supported(sizes, spec, result_spec, reversed_axes):
             return call
 
 
@@ -196,6 +195,6 @@ def test_calls_cover_every_branch():
 def test_rejected_transpositions(result_spec, reversed_axes):
     """Rows with reversed elements, and a plain copy."""
     call = Call((64, 32, 3), (0, 1, 2), result_spec, reversed_axes)
-    assert not takes_transposition(call.sizes, call.spec, result_spec, reversed_axes)
+    assert not cuda.module.transpose_supported(call.sizes, call.spec, result_spec, reversed_axes)
     with pytest.raises(ValueError, match="no transposition of each other that the kernels take"):
         call.program()

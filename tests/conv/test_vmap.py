@@ -14,10 +14,9 @@ from conv_cases import FIELDS, ConvCase, ConvInputs, make_conv_inputs
 from conv_running import compiled_calls, conv, conv_transpose
 from conv_transpose_cases import TransposeCase, make_transpose_inputs
 
-from jaxgrad._conv_examples import fold
-from jaxgrad._conv_geometry import Geometry
-from jaxgrad._conv_problem import of_forward
-from jaxgrad._ffi.conv import _conv_layout
+from jaxgrad._src.conv.batching import fold
+from jaxgrad._src.conv.geometry import ConvGeometry
+from jaxgrad._src.conv.problem import forward_problem
 
 BACKENDS = CONVOLUTION
 
@@ -171,24 +170,27 @@ def test_independent_problems_run_on_several_threads(num_problems, size, layout)
 
 def test_independent_problems_fold_into_groups():
     """Kernels without an axis of problems are selected by the folded shapes that they are called with."""
-    g = Geometry((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2), (1, 2), ((1, 0), (0, 2)), (1, 1), 2, (5, 6), (2, 3))
+    g = ConvGeometry((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2), (1, 2), ((1, 0), (0, 2)), (1, 1), 2, (5, 6), (2, 3))
     x, w = np.zeros((N, 7, 5, 6, 4), np.float32), np.zeros((N, 2, 3, 2, 10), np.float32)
-    called = of_forward(g.in_groups(N), fold(x, 3), fold(w, 3))
-    assert of_forward(g, x, w).in_groups() == called
+    called = forward_problem(g.in_groups(N), fold(x, 3), fold(w, 3))
+    assert forward_problem(g, x, w).in_groups() == called
     assert called.shapes[:2] == ((7, 5, 6, 12), (2, 3, 2, 30))
 
 
 def test_handler_checks_the_number_of_problems():
-    g = Geometry((0, 1, 2), (0, 1, 2), (0, 1, 2), (1,), ((1, 1),), (1,), 1, (8,), (3,))
+    g = ConvGeometry((0, 1, 2), (0, 1, 2), (0, 1, 2), (1,), ((1, 1),), (1,), 1, (8,), (3,))
     shapes = [jax.ShapeDtypeStruct(s, np.float32) for s in ((3, 4, 2, 3), (0,))]
-    call = jax.ffi.ffi_call("jaxgrad_conv_backward_filter", (*shapes, jax.ShapeDtypeStruct((1 << 16,), np.uint8)))
+    call = jax.ffi.ffi_call(
+        "jaxgrad_onednn_conv_weight_gradient", (*shapes, jax.ShapeDtypeStruct((1 << 16,), np.uint8))
+    )
+    attributes = {name: np.int64(value) for name, value in g.attributes().items()}
     ones = [jnp.ones(s, np.float32) for s in ((3, 5, 2, 8), (15, 4, 8), (14, 4, 8))]
     with jax.default_device(jax.devices("cpu")[0]):
         x, dy, wrong = ones
-        dw = call(x, dy, **_conv_layout(g))[0]
+        dw = call(x, dy, **attributes)[0]
         np.testing.assert_array_equal(dw[..., 1], np.full((3, 4, 2), 40, np.float32))
-        with pytest.raises(jax.errors.JaxRuntimeError, match="as many examples"):
-            jax.block_until_ready(call(x, wrong, **_conv_layout(g)))
+        with pytest.raises(jax.errors.JaxRuntimeError, match="same number of independent problems"):
+            jax.block_until_ready(call(x, wrong, **attributes))
 
 
 @pytest.mark.parametrize("names", [("lhs",), ("rhs",), ("lhs", "rhs"), ("rhs", "bias")], ids="-".join)
@@ -198,6 +200,23 @@ def test_vmap_of_the_forward_pass_is_one_call(names):
     inputs, in_axes = _stacked_inputs(case, make, names)
     mapped = jax.vmap(op, in_axes=tuple(in_axes))
     assert compiled_calls(mapped, *inputs) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("names", [("bias",), ("lhs", "bias")], ids="-".join)
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_a_mapped_bias_does_not_copy_the_weights(names, activation):
+    """The weights that all problems share are one operand of one call, and each bias is added to the result."""
+    case = CASES["plain"]
+    inputs, in_axes = _stacked_inputs(case, make_conv_inputs, names)
+    op = conv(CPU_KERNEL, **case.settings, activation=activation)
+    mapped = jax.vmap(op, in_axes=tuple(in_axes))
+    text = jax.jit(mapped).lower(*inputs).as_text()
+    (line,) = [line for line in text.splitlines() if "custom_call @jaxgrad_onednn_conv_forward" in line]
+    weights = "x".join(map(str, inputs.rhs.shape))
+    assert f"tensor<{weights}xf32>" in line.partition("->")[0], line
+    found = mapped(*inputs)
+    for i in range(N):
+        _close(found[i], op(*_problem(inputs, in_axes, i)))
 
 
 def test_grad_of_vmap_sums_over_the_problems(backend):

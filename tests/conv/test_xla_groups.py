@@ -14,8 +14,8 @@ from conv_references import lax_conv, numpy_conv, numpy_weight_gradient
 from conv_running import calls, conv, run, terms
 from tolerances import assert_close
 
-from jaxgrad import _conv_xla
-from jaxgrad.conv import _triangle_call
+from jaxgrad._src.conv import xla as conv_xla
+from jaxgrad._src.conv.canonicalize import LaxArguments, _pass_call
 
 CASES = [
     ConvCase(groups=3, strides=(2, 3), padding=((1, 2), (0, 3)), rhs_dilation=(2, 1), bias=False),
@@ -62,8 +62,8 @@ def test_weight_gradients_of_independent_problems(case, taps_bytes):
     drawn = [make_conv_inputs(case.replace(seed=seed)) for seed in range(3)]
     x, w = np.stack([one.lhs for one in drawn]), drawn[0].rhs
     dys = [cotangent(numpy_conv(one.lhs, w, *_settings(case)).shape, "float32", seed=i) for i, one in enumerate(drawn)]
-    geometry = _triangle_call(x.shape[1:], w.shape, case.numbers, case.settings).geometry
-    found = _conv_xla._examples_weight_gradients(geometry, None, taps_bytes, jnp.asarray(x), jnp.asarray(np.stack(dys)))
+    geometry = _pass_call(LaxArguments(**case.settings), x.shape[1:], w.shape, case.numbers).geometry
+    found = conv_xla._products_by_taps(geometry, None, taps_bytes, jnp.asarray(x), jnp.asarray(np.stack(dys)))
     for i, (one, dy) in enumerate(zip(drawn, dys, strict=True)):
         expected = numpy_weight_gradient(one.lhs.astype(np.float64), w.shape, dy, *_settings(case))
         np.testing.assert_allclose(found[i], expected, rtol=0, atol=2e-5 * np.abs(expected).max())

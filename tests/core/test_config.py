@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxgrad import config
@@ -22,11 +24,11 @@ def test_the_defaults():
 
 def test_update_reaches_every_thread_and_override_its_own():
     config.update(search="exhaustive")
-    with config.override(deterministic=True, search="default") as settings, ThreadPoolExecutor(1) as pool:
-        assert settings == config.current() == config.Settings("default", None, True)
+    with config.override(deterministic=True, search="fallback") as settings, ThreadPoolExecutor(1) as pool:
+        assert settings == config.current() == config.Settings("fallback", None, True)
         assert pool.submit(config.current).result() == config.Settings("exhaustive")
         with config.override(workspace_limit=0):
-            assert config.current() == config.Settings("default", 0, True)
+            assert config.current() == config.Settings("fallback", 0, True)
     assert config.current() == config.Settings("exhaustive")
 
 
@@ -42,17 +44,17 @@ def test_an_override_ends_with_an_error():
         (
             {"search": "fast"},
             ValueError,
-            "search must be one of 'heuristic', 'exhaustive', 'default' or None, got 'fast'",
+            "search must be one of 'heuristic', 'exhaustive', 'fallback' or None, got 'fast'",
         ),
         ({"workspace_limit": -1}, ValueError, "workspace_limit must not be negative, got -1"),
-        ({"workspace_limit": 1.5}, TypeError, "workspace_limit must be an int, bytes, or None, got float"),
-        ({"workspace_limit": True}, TypeError, "workspace_limit must be an int, bytes, or None, got bool"),
+        ({"workspace_limit": 1.5}, TypeError, r"workspace_limit must be an int \(bytes\) or None, got float"),
+        ({"workspace_limit": True}, TypeError, r"workspace_limit must be an int \(bytes\) or None, got bool"),
         ({"deterministic": 1}, TypeError, "deterministic must be a bool, got int"),
         ({"plan_cache_dir": 1}, TypeError, "plan_cache_dir must be a path or None, got int"),
         (
             {"speed": 1},
             TypeError,
-            "speed is none of the settings, search, workspace_limit, deterministic, plan_cache_dir",
+            "unknown setting 'speed'; the settings are search, workspace_limit, deterministic, plan_cache_dir",
         ),
     ],
 )
@@ -66,7 +68,7 @@ def test_invalid_settings(changes, error, message):
 
 
 def test_plan_cache_dir_is_process_wide(tmp_path, run_python):
-    message = r"plan_cache_dir is of the whole process, jaxgrad.config.update sets it"
+    message = r"plan_cache_dir applies to the whole process; set it with jaxgrad.config.update"
     with pytest.raises(ValueError, match=message), config.override(plan_cache_dir=tmp_path):
         pass
     config.update(plan_cache_dir=tmp_path)
@@ -74,3 +76,27 @@ def test_plan_cache_dir_is_process_wide(tmp_path, run_python):
     script = "from jaxgrad import config; print(repr(config.current().plan_cache_dir))"
     assert run_python(script, JAXGRAD_PLAN_CACHE_DIR="/a/path").stdout.strip() == "'/a/path'"
     assert run_python(script, JAXGRAD_PLAN_CACHE_DIR="").stdout.strip() == "None"
+
+
+@jax.jit
+def _traced(x):
+    """A function whose result says with which settings it was traced."""
+    return x + config.current().deterministic
+
+
+def test_a_jitted_function_follows_the_settings():
+    """`override` and `update` reach functions that were traced before."""
+    x = jnp.zeros(())
+    assert _traced(x) == 0
+    with config.override(deterministic=True):
+        assert _traced(x) == 1
+    assert _traced(x) == 0
+    config.update(deterministic=True)
+    assert _traced(x) == 1
+
+
+def test_the_former_name_of_the_fallback_search():
+    with pytest.warns(DeprecationWarning, match='search="default" is now called search="fallback"') as caught:
+        config.update(search="default")
+    assert config.current().search == "fallback"
+    assert caught[0].filename == __file__

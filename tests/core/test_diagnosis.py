@@ -21,8 +21,8 @@ def test_the_diagnosis(run_python):
         importlib.metadata.version("jaxlib"),
         "FFI API",
         _cpu.build_info()["ffi_api"],
-        "jaxgrad_gru_forward",
-        "jaxgrad_gru_backward",
+        "jaxgrad_cpu_gru_forward",
+        "jaxgrad_cpu_gru_backward",
         jax.devices()[0].device_kind,
         "gru on cpu: 'cpu'",
     ):
@@ -39,7 +39,7 @@ def test_the_diagnosis_without_the_compiled_module(run_python):
         "gru on cpu: 'xla'",
     ):
         assert part in text, f"{part!r} is not in:\n{text}"
-    assert "jaxgrad_gru_forward" not in text
+    assert "jaxgrad_cpu_gru_forward" not in text
 
 
 def test_the_diagnosis_without_a_working_device(run_python):

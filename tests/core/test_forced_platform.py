@@ -14,10 +14,10 @@ from mesh_running import mesh, run_checks
 from op_cases import OPS, op_case, values_and_gradients
 
 import jaxgrad
-from jaxgrad import _ffi
+from jaxgrad._src.native import cuda
 
 needs_cuda_module = pytest.mark.skipif(
-    not _ffi.cuda_targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
+    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
 )
 ON_CUDNN = [
     pytest.param(name, "cudnn", marks=needs_cuda_module)

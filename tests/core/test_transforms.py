@@ -21,7 +21,7 @@ from jax import lax
 from op_cases import OPS, loss, op_case, values_and_gradients
 from tolerances import assert_close
 
-from jaxgrad import _ffi
+from jaxgrad._src.native import cuda
 
 BACKENDS = (CPU_KERNEL, Backend(None, "gpu"))
 _TABLE = Path(__file__).parents[2] / "docs" / "transformations.md"
@@ -199,7 +199,7 @@ def test_lowering_for_cuda_without_a_gpu(op):
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in case.arrays]
     traced = jax.jit(partial(values_and_gradients, case.call(None))).trace(*shapes)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert set(re.findall(r"custom_call @(jaxgrad_\w+)", text)) <= set(_ffi.cuda_targets())
+    assert set(re.findall(r"custom_call @(jaxgrad_\w+)", text)) <= set(cuda.targets())
     assert "func.func public @main" in text
 
 

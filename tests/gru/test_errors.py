@@ -124,7 +124,7 @@ def test_missing_required_array(name):
 @pytest.mark.parametrize("dtype", ["float32", "bool", "complex64"])
 @pytest.mark.parametrize("convert", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
 def test_non_integer_lengths(dtype, convert):
-    with pytest.raises(TypeError, match=_says(f"sequence_lens must be of integers, got {dtype}")):
+    with pytest.raises(TypeError, match=_says(f"sequence_lens must have an integer dtype, got {dtype}")):
         _call(sequence_lens=convert(np.ones(3, dtype)))
 
 

@@ -55,7 +55,7 @@ def test_unrequested_gradients_are_empty_in_the_program(requested, jit_inside):
     inner = jax.jit(loss) if jit_inside else loss
     split = {name: inputs[name] for name in requested}, {n: a for n, a in inputs.items() if n not in requested}
     hlo = jax.jit(jax.grad(inner)).lower(*split).compile().as_text()
-    (results,) = _results_of("jaxgrad_gru_backward", hlo)
+    (results,) = _results_of("jaxgrad_cpu_gru_backward", hlo)
     shapes = {"x": "f32[3,4,2]", "w": "f32[1,15,2]", "r": "f32[1,15,5]", "b": "f32[1,30]", "initial_h": "f32[1,4,5]"}
     assert results[:5] == [shapes[name] if name in requested else "f32[0]" for name in DIFFERENTIABLE]
 
@@ -63,9 +63,9 @@ def test_unrequested_gradients_are_empty_in_the_program(requested, jit_inside):
 def test_no_residuals_without_differentiation():
     arrays = make_inputs(Case(T=3, B=4, I=2, H=5), "float32")[0]
     hlo = jax.jit(lambda a: jaxgrad.gru(**a, implementation="cpu")).lower(arrays._asdict()).compile().as_text()
-    (results,) = _results_of("jaxgrad_gru_forward", hlo)
+    (results,) = _results_of("jaxgrad_cpu_gru_forward", hlo)
     assert results[:3] == ["f32[3,1,4,5]", "f32[1,4,5]", "f32[0]"]
-    assert "jaxgrad_gru_backward" not in hlo
+    assert "jaxgrad_cpu_gru_backward" not in hlo
 
 
 @pytest.mark.parametrize(("linear_before_reset", "gates"), [(False, "f32[3,1,4,15]"), (True, "f32[3,1,4,20]")])
@@ -77,7 +77,7 @@ def test_the_residuals_are_the_gates(linear_before_reset, gates):
         return jnp.sum(jaxgrad.gru(**arguments, implementation="cpu")[0] ** 2)
 
     hlo = jax.jit(jax.grad(loss)).lower(inputs["x"]).compile().as_text()
-    (results,) = _results_of("jaxgrad_gru_forward", hlo)
+    (results,) = _results_of("jaxgrad_cpu_gru_forward", hlo)
     assert results[2] == gates
 
 
@@ -89,7 +89,7 @@ def test_absent_cotangents_are_empty_in_the_program(read):
         return jnp.sum(getattr(Cotangents(*jaxgrad.gru(**{**inputs, "x": x}, implementation="cpu")), read) ** 2)
 
     text = jax.jit(jax.grad(loss)).lower(inputs["x"]).as_text()
-    (call,) = [line for line in text.splitlines() if "custom_call @jaxgrad_gru_backward" in line]
+    (call,) = [line for line in text.splitlines() if "custom_call @jaxgrad_cpu_gru_backward" in line]
     operands = re.findall(r"tensor<[^>]*>", call.split(" : (")[1].split(") -> ")[0])
     dy, dy_h = operands[7:9]
     assert (dy == "tensor<0xf32>") == (read == "y_h")
@@ -103,6 +103,6 @@ def test_the_default_implementation_compiles_to_the_kernel_alone():
         gradient = jax.jit(jax.grad(lambda a, n: _loss({**a, "sequence_lens": n}, None)))
         a = {n: jnp.asarray(v) for n, v in arrays._asdict().items()}
         hlo = gradient.lower(a, a.pop("sequence_lens")).compile().as_text()
-    assert len(_results_of("jaxgrad_gru_forward", hlo)) == 1
-    assert len(_results_of("jaxgrad_gru_backward", hlo)) == 1
+    assert len(_results_of("jaxgrad_cpu_gru_forward", hlo)) == 1
+    assert len(_results_of("jaxgrad_cpu_gru_backward", hlo)) == 1
     assert " while(" not in hlo

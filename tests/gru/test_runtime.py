@@ -88,7 +88,7 @@ def test_export_for_two_platforms_holds_both_implementations():
             *inputs
         ).mlir_module()
 
-    kernel, scan = "stablehlo.custom_call @jaxgrad_gru_forward", "stablehlo.while"
+    kernel, scan = "stablehlo.custom_call @jaxgrad_cpu_gru_forward", "stablehlo.while"
     both, cpu, gpu = module("cpu", "cuda"), module("cpu"), module("cuda")
     assert (kernel in both, kernel in cpu, kernel in gpu) == (True, True, False)
     assert (scan in both, scan in cpu, scan in gpu) == (True, False, True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import re
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxgrad import _dispatch
+from jaxgrad._src.core import op as op_module
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _SHORT = {
@@ -98,10 +97,8 @@ def test_invalid_arguments(run, capsys, name, arguments, message):
 
 @_EVERY_SCRIPT
 def test_missing_implementation(run, monkeypatch, name):
-    known = list(_dispatch.OPS.values())
-    monkeypatch.setattr(_dispatch, "OPS", {})
-    for op in known:  # each op registers itself in OPS
-        kernels = (dataclasses.replace(kernel, problem=lambda: "the module is not there") for kernel in op.kernels)
-        dataclasses.replace(op, kernels=tuple(kernels))
+    for op in op_module.OPS.values():
+        for backend in op.backends:
+            monkeypatch.setattr(backend, "unavailable", lambda: "the module is not there")
     with pytest.raises(SystemExit, match=r"argument --implementation: .*the module is not there"):
         run(name, "--implementation", "cpu")

@@ -221,7 +221,7 @@ def _check_axis_name(axis_name: Any, axis_index_groups: Any) -> MeshAxes | None:
         return MeshAxes(axes)
     groups = tuple(tuple(map(int, group)) for group in axis_index_groups)
     if len({len(group) for group in groups}) != 1:
-        raise ValueError(f"{_TRAINING}: axis_index_groups must have the same size, got {axis_index_groups}")
+        raise ValueError(f"{_TRAINING}: axis_index_groups must be groups of equal size, got {axis_index_groups}")
     return MeshAxes(axes, groups)
 
 

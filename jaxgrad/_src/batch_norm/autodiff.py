@@ -13,7 +13,7 @@ from jaxgrad._src.batch_norm import passes, xla
 from jaxgrad._src.batch_norm.backend import Gradients, Statistics, compute_dtype
 from jaxgrad._src.core.symbolic_zeros import none_if_zero, values_and_needs_grad
 
-# Of the residuals, for policies of `jax.checkpoint`.
+# Names of the residuals for policies of `jax.checkpoint`.
 _TRAINING_NAME, _INFERENCE_NAME = "jaxgrad.batch_norm_training", "jaxgrad.batch_norm_inference"
 
 

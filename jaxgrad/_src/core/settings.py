@@ -44,9 +44,6 @@ class Settings:
     plan_cache_dir: str | None = None
 
     def __post_init__(self) -> None:
-        if self.search == "default":
-            warn_caller('jaxgrad.config: search="default" is now called search="fallback"', DeprecationWarning)
-            object.__setattr__(self, "search", "fallback")
         if self.search is not None and self.search not in SEARCHES:
             searches = ", ".join(map(repr, SEARCHES))
             raise ValueError(f"jaxgrad.config: search must be one of {searches} or None, got {self.search!r}")
@@ -100,8 +97,7 @@ def update(**changes: Any) -> None:
             listener(_process.plan_cache_dir)
 
 
-@contextlib.contextmanager
-def override(**changes: Any) -> Iterator[Settings]:
+def override(**changes: Any) -> contextlib.AbstractContextManager[Settings]:
     """Changes settings inside a `with` block, for the thread that enters it.
 
     Functions under `jax.jit` that were traced outside the block are traced again inside it.
@@ -109,8 +105,8 @@ def override(**changes: Any) -> Iterator[Settings]:
     Args:
       **changes: attributes of `Settings` except `plan_cache_dir`.
 
-    Yields:
-      The settings in force.
+    Returns:
+      A context manager whose value is the settings in force inside the block.
 
     Raises:
       TypeError: a setting is unknown, or a value has the wrong type.
@@ -124,8 +120,13 @@ def override(**changes: Any) -> Iterator[Settings]:
         raise ValueError(
             "jaxgrad.config: plan_cache_dir applies to the whole process; set it with jaxgrad.config.update"
         )
-    with _context(_changed(current(), changes)):
-        yield current()
+    return _entered(_changed(current(), changes))
+
+
+@contextlib.contextmanager
+def _entered(settings: Settings) -> Iterator[Settings]:
+    with _context(settings):
+        yield settings
 
 
 def on_plan_cache_dir(listener: Callable[[str | None], None]) -> None:
@@ -139,4 +140,7 @@ def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:
     for name in changes:
         if name not in names:
             raise TypeError(f"jaxgrad.config: unknown setting {name!r}; the settings are {', '.join(names)}")
+    if changes.get("search") == "default":
+        warn_caller('jaxgrad.config: search="default" is now called search="fallback"', DeprecationWarning)
+        changes = {**changes, "search": "fallback"}
     return dataclasses.replace(settings, **changes)

@@ -14,4 +14,4 @@ def warn_caller(message: str, category: type[Warning]) -> None:
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and os.path.abspath(frame.f_code.co_filename).startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level - 1)
+    warnings.warn(message, category, stacklevel=level)

@@ -12,7 +12,7 @@ from jaxgrad._src.core.symbolic_zeros import none_if_zero, values_and_needs_grad
 from jaxgrad._src.gru import passes, xla
 from jaxgrad._src.gru.backend import Gradients
 
-_CHECKPOINT_NAME = "jaxgrad.gru"  # of the residuals, for policies of `jax.checkpoint`
+_CHECKPOINT_NAME = "jaxgrad.gru"  # of the residuals for policies of `jax.checkpoint`
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -1,4 +1,7 @@
-"""The floor: how long as many operations take in large matrix products, or as many bytes in a large addition."""
+"""The roofline: the time of the same operations as large matrix products, or of the same bytes as a large addition.
+
+Reports call it `floor_ms`.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,17 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 
-from benchmarks.timing import Effort, interleaved, jax_contender
+from benchmarks.options import Effort
+from benchmarks.timing import interleaved, jax_contender
 
-_SIZE = {"cpu": 2048, "gpu": 8192}  # of the square matrices
+_SIZE = {"cpu": 2048, "gpu": 8192}  # of square matrices
 _SUM_ELEMENTS = 1 << 25
 _EFFORT = Effort(rounds=5, seconds=1)
 
 
 @cache
 def matmul_gflops(dtype: str) -> float:
-    """The rate of the best of X Y, X' Y and X Y' in this process, at JAX's default precision.
+    """The rate of the fastest of X Y, X' Y and X Y' in this process, at JAX's default precision.
 
     16-bit types count at the rate of float32 where that is higher, as on a CPU that has no instructions for them.
     """
@@ -34,13 +38,13 @@ def matmul_gflops(dtype: str) -> float:
 
 @cache
 def memory_gbps() -> float:
-    """The rate at which X + Y is read and written, of float32 arrays that no cache holds."""
+    """The rate at which X + Y is read and written, for float32 arrays larger than any cache."""
     a = jnp.ones((_SUM_ELEMENTS,), jnp.float32)
     times = interleaved([jax_contender("X + Y", jnp.add, a, a + 1)], _EFFORT)
     return 3 * a.nbytes / times["X + Y"].p10 / 1e6
 
 
-def floor_ms(flops: int, dtype: str, bytes_moved: int = 0) -> float:
-    """The larger of the times of the arithmetic and of the memory; what is 0 does not count."""
+def roofline_ms(flops: int, dtype: str, bytes_moved: int = 0) -> float:
+    """The larger of the times of the arithmetic and of the memory traffic; 0 operations or bytes take no time."""
     arithmetic = flops / matmul_gflops(dtype) / 1e6 if flops else 0.0
     return max(arithmetic, bytes_moved / memory_gbps() / 1e6 if bytes_moved else 0.0)

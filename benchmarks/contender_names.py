@@ -1,0 +1,44 @@
+"""The names of all contenders, and which of them stand for JAX and for PyTorch."""
+
+from __future__ import annotations
+
+OURS = "jaxgrad"
+OURS_ON_XLA = "jaxgrad on XLA"
+OURS_ON_CUDNN = "jaxgrad on cuDNN"
+OURS_LOOPED = "jaxgrad in lax.map"
+
+LAX = "jax.lax"
+# jnp.pad and a convolution without padding, as Flax writes causal padding.
+LAX_PADDED = "jax.lax after jnp.pad"
+LAX_LOOPED = "jax.lax in lax.map"
+NUMPY_FUSED = "jax.grad of jax.numpy"
+NUMPY_VAR = "jax.grad of x.var"
+SCAN = "jax.grad of lax.scan"
+
+TORCH_EAGER = "torch, eager"
+TORCH_COMPILED = "torch, compiled"
+TORCH_GRU = "torch.nn.GRU, eager"
+
+ONE_DEVICE = " on one device"
+
+# A speed-up over JAX or PyTorch is over the fastest of these that a row has.
+PEERS = {
+    "JAX": (LAX, LAX_PADDED, LAX_LOOPED, NUMPY_FUSED, NUMPY_VAR, SCAN),
+    "PyTorch": (TORCH_EAGER, TORCH_COMPILED, TORCH_GRU),
+}
+# The order of columns.
+ORDER = (
+    *(OURS, OURS_ON_XLA, OURS_ON_CUDNN, OURS_LOOPED),
+    *(name for names in PEERS.values() for name in names),
+    *(OURS + ONE_DEVICE, LAX + ONE_DEVICE),
+)
+# Names in older results.
+RENAMED = {
+    "torch": TORCH_EAGER,
+    "torch batch_norm": TORCH_EAGER,
+    "torch.nn.GRU": TORCH_GRU,
+    "lax.map, jaxgrad": OURS_LOOPED,
+    "lax.map, jax.lax": LAX_LOOPED,
+    "jaxgrad, one device": OURS + ONE_DEVICE,
+    "jax.lax, one device": LAX + ONE_DEVICE,
+}

@@ -1,0 +1,52 @@
+"""The short table of README.md: six rows, chosen by hand, a loss among them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks import report, wording
+from benchmarks.contender_names import LAX_PADDED
+from benchmarks.report import Row
+from benchmarks.wording import digits, ratio
+
+# What the reader sees, the report, the case and the pass.
+_ROWS = (
+    ("3D U-Net training step, bf16", "steps-gpu", "unet3d 2x64x64x64 bf16", "training step"),
+    ("U-Net training step, bf16", "steps-gpu", "unet 16x256x256 bf16", "training step"),
+    ("WaveNet (causal) training step, bf16", "steps-gpu", "wavenet-causal 8x16384 bf16", "training step"),
+    ("ResNet-50 training step, bf16", "steps-gpu", "resnet50 64x224x224 bf16", "training step"),
+    ("small ResNeXt training step, f32", "steps-cpu", "resnext 8x32x32", "training step"),
+    ("GRU (T=500, H=128), forward + backward, f32", "gru-gpu", "500,16,64,128 lbr=1", "forward+backward"),
+)
+
+
+def lines(results: Path) -> tuple[list[list[str]], list[str]] | None:
+    """The table and the facts below it; None where a report or a row is missing."""
+    table = [["workload", "device", "jaxgrad (ms)", "JAX (ms)", "PyTorch (ms)"]]
+    runs: dict[str, set[str]] = {}
+    for title, name, label, measure in _ROWS:
+        path = results / f"{name}.json"
+        found = report.load(path) if path.exists() else {"rows": []}
+        row = next((r for r in found["rows"] if (r["label"], r["measure"]) == (label, measure)), None)
+        if row is None:
+            return None
+        environment = found["environment"]
+        device = environment["gpu"] or f"CPU, {environment['cpu_cores']} cores"
+        cells = [digits(report.median_ms(row)), *(_peer(row, library) for library in report.PEERS)]
+        table.append([title, device.removeprefix("NVIDIA "), *cells])
+        runs.setdefault(f"{wording.devices(found)}: {wording.versions(found)}", set()).add(wording.dates(found))
+    below = [
+        "In brackets: the speed-up of jaxgrad, below 1 where jaxgrad is slower. "
+        f"JAX is `jax.lax`, with causal padding the faster of `jax.lax` and `{LAX_PADDED}`; for the GRU a `lax.scan`. "
+        "PyTorch is eager, or `torch.compile` where that was measured and is faster.",
+        *(f"{what}; measured {', '.join(sorted(dates))}." for what, dates in runs.items()),
+    ]
+    return table, below
+
+
+def _peer(row: Row, library: str) -> str:
+    peer = report.fastest_peer(row, library)
+    if peer is None:
+        return ""
+    mark = " with asymmetric padding only" if library == "JAX" and report.lacks_padded_peer(row) else ""
+    return f"{digits(report.median_ms(row, peer))} ({ratio(report.speedup(row, library))}{mark})"

@@ -1,0 +1,186 @@
+"""Writes the tables of README.md and docs/, from the reports in benchmarks/results.
+
+The table of results/gru-cpu.json goes between `<!-- benchmark gru-cpu -->` and `<!-- /benchmark -->`, the short table
+of headline.py between `<!-- benchmark headline -->` and the same end. A section without a report stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks import headline, report, wording
+from benchmarks.contender_names import LAX_PADDED, ONE_DEVICE, ORDER, OURS_ON_XLA, PEERS
+from benchmarks.report import Report, Row
+from benchmarks.wording import digits, ratio
+
+_SECTION = re.compile(r"(<!-- benchmark (?P<name>[\w-]+) -->\n).*?(<!-- /benchmark -->)", re.DOTALL)
+_UNPADDED = "\\*"  # marks a speed-up that lacks the peer with jnp.pad
+
+
+def update(files: Iterable[Path], results: Path) -> tuple[list[str], list[str]]:
+    """Rewrites the marked sections of Markdown files; returns the names of those, and of those that lack a report."""
+    written: list[str] = []
+    missing: list[str] = []
+
+    def section(match: re.Match[str]) -> str:
+        text = _headline(results) if match["name"] == "headline" else _table(results, match["name"])
+        (missing if text is None else written).append(match["name"])
+        return match[0] if text is None else f"{match[1]}\n{text}\n{match[3]}"
+
+    for file in files:
+        file.write_text(_SECTION.sub(section, file.read_text()))
+    return written, missing
+
+
+def _headline(results: Path) -> str | None:
+    found = headline.lines(results)
+    return None if found is None else _markdown(*found)
+
+
+def _table(results: Path, name: str) -> str | None:
+    path = results / f"{name}.json"
+    return markdown(report.load(path)) if path.exists() else None
+
+
+def markdown(results: Report) -> str:
+    """The table without the extra rows, and below it a list of what a reader must know."""
+    return _markdown(lines(results, [row for row in results["rows"] if not row["extra"]]), facts(results))
+
+
+def text(results: Report) -> str:
+    """The table of all rows, for a terminal."""
+    table = lines(results, results["rows"])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    padded = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
+    return "\n".join([*(line.rstrip() for line in padded), "", *facts(results)])
+
+
+def _markdown(table: list[list[str]], below: list[str]) -> str:
+    first, *rest = table
+    words = ("case", "pass", "workload", "device")
+    marked = [first, [":--" if name in words else "--:" for name in first], *rest]
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in marked), "", *(f"- {line}" for line in below), ""])
+
+
+def lines(results: Report, rows: list[Row]) -> list[list[str]]:
+    """The header, then one line for each case or for each row."""
+    return _line_a_case(rows) if results.get("one_line_a_case") else _line_a_row(results, rows)
+
+
+def _line_a_case(rows: list[Row]) -> list[list[str]]:
+    measures = list(dict.fromkeys(row["measure"] for row in rows))
+    found = {(row["label"], row["measure"]): row for row in rows}
+    labels = dict.fromkeys(row["label"] for row in rows)
+    return [
+        ["case", *map(wording.pass_name, measures)],
+        *([n, *(_cell(found[n, m]) for m in measures)] for n in labels),
+    ]
+
+
+def _cell(row: Row) -> str:
+    return f"{digits(report.median_ms(row))} ({', '.join(_speedup(row, library) for library in PEERS)})"
+
+
+def _speedup(row: Row, library: str) -> str:
+    mark = _UNPADDED if library == "JAX" and report.lacks_padded_peer(row) else ""
+    return ratio(report.speedup(row, library)) + mark
+
+
+def _line_a_row(results: Report, rows: list[Row]) -> list[list[str]]:
+    names = report.contenders(results)
+    libraries = [library for library, those in PEERS.items() if set(those) & set(names)]
+    several = len({row["measure"] for row in rows}) > 1
+    scaled = "throughput_over_one_device" in rows[0]
+    header = [
+        "case",
+        *(["pass"] if several else []),
+        *(f"{name} (ms)" for name in names),
+        *(f"speed-up over {library}" for library in libraries),
+        *(f"throughput over one device, {name}" for name in rows[0].get("throughput_over_one_device", {})),
+        "roofline (ms)",
+        f"{_memory_kind(rows)} (MB): {' / '.join(_with_memory(rows))}",
+    ]
+    table = [header]
+    for row in rows:
+        times = (digits(report.median_ms(row, name)) if name in row["times_ms"] else "" for name in names)
+        table.append(
+            [
+                row["label"],
+                *([wording.pass_name(row["measure"])] if several else []),
+                *times,
+                *(_speedup(row, library) for library in libraries),
+                *(ratio(value) for value in (row["throughput_over_one_device"].values() if scaled else ())),
+                digits(row["floor_ms"]),
+                " / ".join(digits(_memory(row)[n] / 1e6) if n in _memory(row) else "-" for n in _with_memory(rows)),
+            ]
+        )
+    return table
+
+
+def _memory(row: Row) -> dict[str, int]:
+    return row.get("peak_bytes") or row["temporary_bytes"]
+
+
+def _memory_kind(rows: list[Row]) -> str:
+    return "peak memory" if any(row.get("peak_bytes") for row in rows) else "temporary memory"
+
+
+def _with_memory(rows: list[Row]) -> list[str]:
+    """The contenders whose memory is known, but for those on one of several devices."""
+    found = {name for row in rows for name in _memory(row)}
+    return [name for name in ORDER if name in found and not name.endswith(ONE_DEVICE)]
+
+
+def facts(results: Report) -> list[str]:
+    """Device, versions and date; then what is special about these rows."""
+    rows = results["rows"]
+    platform = [
+        wording.devices(results),
+        wording.versions(results),
+        f"measured {wording.dates(results)}",
+    ]
+    if precision := wording.precision(results):
+        platform.append(precision)
+    found = ["; ".join(platform) + "."]
+    settings = results["environment"].get("settings")
+    if settings:
+        found.append("jaxgrad.config: " + ", ".join(f"{name}={value!r}" for name, value in settings.items()) + ".")
+    if results.get("one_line_a_case"):
+        found.append("Each cell: jaxgrad's time in ms (speed-up over JAX, speed-up over PyTorch).")
+        found.append(f"Geometric means over all {len({row['label'] for row in rows})} cases: {_means(rows)}.")
+    if selected := wording.selected(results):
+        found.append(f"jaxgrad selected (number of cases) {'; '.join(selected)}.")
+    if extra := len({row["label"] for row in rows if row["extra"]}):
+        found.append(f"Not in this table: {extra} cases in benchmarks/results/{report.name(results)}.json.")
+    if any(map(report.lacks_padded_peer, rows)):
+        shown = any(not row["extra"] for row in rows if report.lacks_padded_peer(row))
+        mark = f"{_UNPADDED} " if shown else ""
+        found.append(f"{mark}Causal cases: `{LAX_PADDED}` is not measured yet, only asymmetric padding in `jax.lax`.")
+    if any(map(report.of_several_runs, rows)):
+        found.append("Some rows join contenders of several runs; each speed-up compares times of one run.")
+    if losses := results.get("losses"):
+        found.append(_difference(losses))
+    for name, reason in results["left_out"].items():
+        found.append("jaxgrad runs on XLA here." if name == OURS_ON_XLA else f"Left out: {name} ({reason}).")
+    return found
+
+
+def _means(rows: list[Row]) -> str:
+    found = []
+    for measure in dict.fromkeys(row["measure"] for row in rows):
+        those = [row for row in rows if row["measure"] == measure and not report.lacks_padded_peer(row)]
+        means = []
+        for library in PEERS:
+            ratios = [value for row in those if (value := report.speedup(row, library)) is not None]
+            if ratios:
+                means.append(f"{ratio(report.geometric_mean(ratios))} over {library}")
+        found.append(f"{wording.pass_name(measure)} {' and '.join(means)}")
+    return "; ".join(found)
+
+
+def _difference(losses: dict[str, list[float]]) -> str:
+    one, many = losses.values()
+    worst = max(abs(b / a - 1) for a, b in zip(one, many, strict=True))
+    return f"The losses of {len(one)} float32 steps on one device and on all devices differ by at most {worst:.0e}."

@@ -1,0 +1,24 @@
+"""The examples in the docstrings of the public names run as they are printed."""
+
+from __future__ import annotations
+
+import doctest
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxgrad
+
+NAMES = [name for name in jaxgrad.__all__ if name not in ("__version__", "config", "Explanation")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_example(name):
+    """Examples are printed as on a CPU, with the defaults of a user's process."""
+    finder = doctest.DocTestFinder(recurse=False)
+    (test,) = finder.find(getattr(jaxgrad, name), f"jaxgrad.{name}", globs={"jax": jax, "jnp": jnp, "jaxgrad": jaxgrad})
+    assert test.examples, f"jaxgrad.{name} has no example"
+    with jax.enable_x64(False), jax.default_device(jax.devices("cpu")[0]):
+        results = doctest.DocTestRunner(verbose=False).run(test)
+    assert results.failed == 0
