@@ -1,5 +1,5 @@
-// The forward pass: each task carries its own rows of the batch through all time steps, so no step waits for another
-// thread. The input product of a few steps is formed at a time, then the recurrence runs over them.
+// The GRU forward pass. Each task computes all time steps of its own rows of the batch, so no step waits for another
+// thread. The input projections of a chunk of steps are one product; then the recurrence runs over these steps.
 #pragma once
 
 #include "cpu/gru/gates.h"
@@ -55,7 +55,7 @@ class ForwardPass {
     });
   }
 
-  // z, r: Wb + Rb. n: Wb + Rb too, but with linear_before_reset Rb stands inside the reset gate's product.
+  // Wb + Rb for z, r and n. With linear_before_reset, the Rb of n is separate: the reset gate multiplies it.
   void add_biases(int64_t d) {
     const int64_t H = shape_.H, padded = scratch_.H;
     T* out = bias(d);
@@ -66,13 +66,13 @@ class ForwardPass {
     for (int64_t gate = 0; gate < 3; ++gate)
       for_vectors<T>(H, [&](int64_t j, auto lanes) {
         const Vector<T> of_w = load(wb + gate * H + j, lanes), of_r = load(rb + gate * H + j, lanes);
-        const bool apart = gate == 2 && shape_.linear_before_reset;
-        store(out + gate * padded + j, apart ? of_w : of_w + of_r);
-        if (apart) store(out + 3 * padded + j, of_r);
+        const bool separate = gate == 2 && shape_.linear_before_reset;
+        store(out + gate * padded + j, separate ? of_w : of_w + of_r);
+        if (separate) store(out + 3 * padded + j, of_r);
       });
   }
 
-  // The work of one task.
+  // The task of one range of rows.
   class Rows {
    public:
     Rows(const ForwardPass& pass, RowRange range)
@@ -93,7 +93,7 @@ class ForwardPass {
     }
 
     void run() {
-      start();
+      initialize();
       for (int64_t step = 0; step < shape_.T; step += pass_.scratch_.steps) {
         const int64_t left = shape_.T - step, steps = left < pass_.scratch_.steps ? left : pass_.scratch_.steps;
         project_inputs(step, steps);
@@ -117,7 +117,7 @@ class ForwardPass {
     int64_t time(int64_t step) const { return call_.options.reversed(d_) ? shape_.T - 1 - step : step; }
     bool within(int64_t t, int64_t i) const { return call_.lens == nullptr || t < call_.lens[begin_ + i]; }
 
-    void start() {
+    void initialize() {
       for (int64_t n = 0; n < rows_ * padded_; ++n) h_[n] = recurrent_[n] = 0;
       if (call_.initial_h == nullptr) return;
       for (int64_t i = 0; i < rows_; ++i)
@@ -127,7 +127,7 @@ class ForwardPass {
         });
     }
 
-    // pre = x W' + bias for `steps` steps.
+    // pre = x W^T + bias for `steps` steps.
     void project_inputs(int64_t step, int64_t steps) {
       const int64_t I = shape_.I, rows = steps * rows_;
       for (int64_t s = 0; s < steps; ++s)
@@ -147,7 +147,7 @@ class ForwardPass {
                });
     }
 
-    // to[row, column] += h R'
+    // to += state R^T
     void add_recurrent_product(const T* state, const T* weights, int64_t columns, T* to, int64_t width) {
       multiply(rows_, pass_.state_K(), state, rows_, weights, columns, [=](int64_t row, int64_t column, Vector<T> v) {
         T* p = to + row * width + column;
@@ -230,7 +230,7 @@ class ForwardPass {
       store(y + j, h, lanes);
     }
 
-    // Past its length a row's state stays, and its output and gates are zero.
+    // Beyond the length of a row, its state does not change and its output and saved gates are zero.
     void skip(int64_t t, int64_t i) {
       S* y = output(t, i);
       S* saved = saved_gates(t, i);

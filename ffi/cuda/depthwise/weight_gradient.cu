@@ -1,11 +1,10 @@
 // The weight gradient of a depthwise convolution:
 //   dw[kh, kw, c] = sum over n, i, j of dy[n, i, j, c] * x[n, i SH - PH + kh DH, j SW - PW + kw DW, c].
-// The host defines what is in capitals. A block owns CC channels and goes through its share of the tiles of dy, TN
-// images by TH rows by TW columns, while the copies of the tiles to come are under way. A thread owns one channel of
-// SUB_H x SUB_W elements of a tile, neighbouring threads neighbouring channels, and one sum in a register for each of
-// KG x KW taps of the window, whose rows are shared out among GROUPS threads. Where a tile reaches beyond dy its
-// elements are zeros, so that an infinity or NaN in x, whose channel's gradients are lost anyway, may reach more taps
-// than its own.
+// The host defines the names in capitals. A block computes CC channels for its share of the tiles of dy, which have TN
+// images, TH rows and TW columns, while the copies of the next STAGES - 1 tiles are in flight. A thread has one channel
+// and SUB_H x SUB_W elements of a tile; neighboring threads have neighboring channels. It keeps KG x KW sums in
+// registers, one per tap of the window. GROUPS threads share the rows of the window. Elements of a tile outside of dy
+// are zeros, so an infinity or NaN in x may reach more taps of its channel than in exact arithmetic.
 constexpr int XH = (TH - 1) * SH + (GROUPS * KG - 1) * DH + 1;  // rows and columns of x of a tile
 constexpr int XW = (TW - 1) * SW + (KW - 1) * DW + 1;
 constexpr int X_PIXELS = TN * XH * XW, DY_PIXELS = TN * TH * TW;
