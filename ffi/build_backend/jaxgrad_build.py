@@ -1,7 +1,7 @@
-"""The build backend: scikit-build-core's, with the headers of the CUDA module brought in where JAXGRAD_CUDA=1 asks.
+"""The build backend: scikit-build-core, plus the headers of the CUDA module if JAXGRAD_CUDA=1.
 
-They come in packages that hold all of cuDNN, about 700 MB, so that a plain source install does not fetch them: it
-makes a package for the CPU alone, unless they are installed already (see ffi/cuda/find_headers.py).
+The headers come in packages that contain all of cuDNN, about 700 MB, so a plain source install does not download them.
+Without them it builds the CPU module only, unless they are installed already (see ffi/cuda/find_headers.py).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _CUDA_HEADERS = ["nvidia-cudnn-cu12==9.28.0.42", "nvidia-cuda-runtime-cu12==12.9
 
 
 def _cuda_headers() -> list[str]:
-    asked = os.environ.get("JAXGRAD_CUDA", "")
-    if asked not in ("", "0", "1"):
-        raise ValueError(f"JAXGRAD_CUDA must be 0, 1 or not set, got {asked!r}")
-    return _CUDA_HEADERS if asked == "1" else []
+    requested = os.environ.get("JAXGRAD_CUDA", "")
+    if requested not in ("", "0", "1"):
+        raise ValueError(f"JAXGRAD_CUDA must be 0, 1 or unset, got {requested!r}")
+    return _CUDA_HEADERS if requested == "1" else []
 
 
 def get_requires_for_build_editable(config_settings: dict[str, Any] | None = None) -> list[str]:

@@ -1,11 +1,11 @@
-"""Prints the include directories of the CUDA module as a CMake list; exits with 1 where a package is missing."""
+"""Prints the include directories of the CUDA module as a CMake list; exits with 1 if a package is missing."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import sys
 
-# For each, a header and the packages that may hold it: those for CUDA 13 bear no suffix.
+# Each header and the packages that may contain it. Some packages for CUDA 13 have no suffix.
 HEADERS = {
     "cudnn_graph.h": ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
     "cuda_runtime_api.h": ("nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime"),
@@ -22,7 +22,7 @@ def directory_of(header: str, packages: tuple[str, ...]) -> str:
         for file in files:
             if str(file).endswith(f"include/{header}"):
                 return str(file.locate())[: -len(header) - 1]
-    print(f"{header} is not installed: it comes with {' or '.join(packages)}", file=sys.stderr)
+    print(f"{header} is not installed; it is part of {' or '.join(packages)}", file=sys.stderr)
     sys.exit(1)
 
 

@@ -102,7 +102,7 @@ struct BatchNormLayout {
 
   BatchNormShape shape;
   bool in_columns;
-  int64_t width, repeat, span;  // columns: repeat periods of C channels, each of span neighbouring columns
+  int64_t width, repeat, span;  // columns: repeat periods of C channels, each of span neighboring columns
   int64_t stride;               // width, padded
   int64_t rows = 0, tail = 0, block_rows = 1;
   int64_t group = 1, part = 0, parts = 1;

@@ -49,7 +49,7 @@ struct Deviations {
   JAXGRAD_INLINE Params of(int64_t c) const { return Params::of(mean, c); }
   template <class Lanes>
   JAXGRAD_INLINE void add(int64_t i, Lanes lanes, const Params& params, Vector<T>* sums) const {
-    const Vector<T> deviation = keep<T>(load(x + i, lanes) - params.value[0], lanes);
+    const Vector<T> deviation = zero_tail<T>(load(x + i, lanes) - params.value[0], lanes);
     sums[0] += deviation;
     sums[1] += deviation * deviation;
   }
@@ -115,7 +115,7 @@ struct GradientSums {
   JAXGRAD_INLINE Params of(int64_t c) const { return Params::of(mean_slope_shift, c); }
   template <class Lanes>
   JAXGRAD_INLINE void add(int64_t i, Lanes lanes, const Params& params, Vector<T>* sums) const {
-    const Vector<T> deviation = keep<T>(load(x + i, lanes) - params.value[0], lanes);
+    const Vector<T> deviation = zero_tail<T>(load(x + i, lanes) - params.value[0], lanes);
     const Vector<T> g = gradient(i, lanes, deviation, params.value[1], params.value[2]);
     sums[0] += g;
     sums[1] += g * deviation;

@@ -151,8 +151,8 @@ class BackwardProducts {
     }
   }
 
-  // Packs row k of x, h or r * h of the chunk. Steps beyond the length of a row are zeros, so that 0 * NaN reaches no
-  // sum.
+  // Packs row k of x, h or r * h of the chunk. Padding and steps beyond the length of a row are zeros: 0 * NaN reaches
+  // no sum.
   template <int kVectors>
   JAXGRAD_INLINE void pack_operand(const Chunk& c, Operand operand, int64_t k, int64_t all, int64_t column,
                                    T* to) const {

@@ -80,8 +80,8 @@ class BackwardRows {
         context_.gates.template decode<Tanh>(load(saved + 2 * H + j, lanes), n, n_slope);
         const Vector<T> h = load_state(h_before, j, lanes);
         const Vector<T> out = load(dh + j) + load_state(dy, j, lanes);
-        const Vector<T> dn = keep<T>(out * (1 - z) * n_slope, lanes);
-        save(kZ, row, j, keep<T>(out * (h - n) * z_slope, lanes));
+        const Vector<T> dn = zero_tail<T>(out * (1 - z) * n_slope, lanes);
+        save(kZ, row, j, zero_tail<T>(out * (h - n) * z_slope, lanes));
         save(kN, row, j, dn);
         store(dh + j, out * z);
         body(row, j, lanes, saved, dn);
@@ -110,7 +110,7 @@ class BackwardRows {
         Vector<T> r, slope;
         context_.gates.template decode<Sigmoid>(load(saved + H + j, lanes), r, slope);
         const Vector<T> drh = load(product + i * width + j);
-        save(kR, first_row(t) + i, j, keep<T>(drh * load_state(h_before, j, lanes) * slope, lanes));
+        save(kR, first_row(t) + i, j, zero_tail<T>(drh * load_state(h_before, j, lanes) * slope, lanes));
         store(dh + j, load(dh + j) + drh * r);
       });
     }
@@ -122,8 +122,8 @@ class BackwardRows {
     backward_update(t, [&](int64_t row, int64_t j, auto lanes, const S* saved, Vector<T> dn) {
       Vector<T> r, slope;
       context_.gates.template decode<Sigmoid>(load(saved + H + j, lanes), r, slope);
-      save(kR, row, j, keep<T>(dn * load(saved + 3 * H + j, lanes) * slope, lanes));
-      save(kRN, row, j, keep<T>(dn * r, lanes));
+      save(kR, row, j, zero_tail<T>(dn * load(saved + 3 * H + j, lanes) * slope, lanes));
+      save(kRN, row, j, zero_tail<T>(dn * r, lanes));
     });
     add_product(t, kZ, 2 * padded_, context_.packed_zr(chunk_.d), dh_);
     add_product(t, kRN, padded_, context_.packed_n(chunk_.d), dh_);

@@ -165,7 +165,7 @@ class ForwardPass {
           const Vector<T> z_before = load(p + j), r_before = load(p + padded_ + j);
           const Vector<T> z = gates_.template apply<Sigmoid>(z_before), r = gates_.template apply<Sigmoid>(r_before);
           store(p + j, z);
-          store_blocked(recurrent_, rows_, i, j, keep<T>(r * load_blocked(h_, rows_, i, j), lanes));
+          store_blocked(recurrent_, rows_, i, j, zero_tail<T>(r * load_blocked(h_, rows_, i, j), lanes));
           if (saved == nullptr) return;
           store(saved + j, gates_.encode(z, z_before), lanes);
           store(saved + H + j, gates_.encode(r, r_before), lanes);
@@ -226,7 +226,7 @@ class ForwardPass {
     template <class Lanes>
     JAXGRAD_INLINE void update_state(int64_t i, int64_t j, Vector<T> z, Vector<T> n, S* y, Lanes lanes) {
       const Vector<T> h = (1 - z) * n + z * load_blocked(h_, rows_, i, j);
-      store_blocked(h_, rows_, i, j, keep<T>(h, lanes));
+      store_blocked(h_, rows_, i, j, zero_tail<T>(h, lanes));
       store(y + j, h, lanes);
     }
 

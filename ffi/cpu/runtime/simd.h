@@ -198,11 +198,11 @@ JAXGRAD_INLINE void store(S* p, Vector<Compute<S>> v, int lanes) {
 
 // The first lanes of a vector, followed by zeros.
 template <class T>
-JAXGRAD_INLINE Vector<T> keep(Vector<T> v, AllLanes<T>) {
+JAXGRAD_INLINE Vector<T> zero_tail(Vector<T> v, AllLanes<T>) {
   return v;
 }
 template <class T>
-JAXGRAD_INLINE Vector<T> keep(Vector<T> v, int lanes) {
+JAXGRAD_INLINE Vector<T> zero_tail(Vector<T> v, int lanes) {
   Bits<T> lane;
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes<T>; ++i) lane[i] = i;

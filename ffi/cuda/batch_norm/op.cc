@@ -48,7 +48,7 @@ Tensor describe_x(const BatchNormProblem& problem) {
   return x;
 }
 
-// What cuDNN must be told of a problem.
+// The cuDNN descriptors of a problem.
 struct Descriptors {
   explicit Descriptors(const BatchNormProblem& problem) : x(describe_x(problem)), channels(make_tensor()) {
     mode = problem.is_persistent() ? CUDNN_BATCHNORM_SPATIAL_PERSISTENT : CUDNN_BATCHNORM_SPATIAL;

@@ -89,7 +89,7 @@ bool is_full() {
 
 OutOfMemory::OutOfMemory(const std::string& error)
     : std::runtime_error("the GPU's memory is full: less than " + std::to_string(kMinFreeMemory >> 20) +
-                         " MiB are left for cuDNN beside what JAX has reserved, of which "
+                         " MiB are left for cuDNN besides the memory that JAX has reserved, of which "
                          "XLA_PYTHON_CLIENT_MEM_FRACTION sets the share (" +
                          error + ")") {}
 

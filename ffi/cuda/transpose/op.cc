@@ -73,8 +73,7 @@ struct Roles {
 };
 
 // The columns are the contiguous axis of the input, the rows that of the output. If this is the same axis, the elements
-// of rows stay contiguous and the longest other axis has the rows. Returns nothing if the kernels do not support the
-// transpose.
+// of rows stay contiguous and the longest other axis has the rows. Empty if the kernels do not support the transpose.
 std::optional<Roles> roles_of(const std::vector<Axis>& axes) {
   const auto index_of_first = [&](auto condition) {
     return static_cast<size_t>(std::find_if(axes.begin(), axes.end(), condition) - axes.begin());

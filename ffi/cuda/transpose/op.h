@@ -19,8 +19,9 @@ namespace jaxgrad {
 // reversed.
 //
 // False for arrays of 2^31 elements or more, and for rows of contiguous elements that stay contiguous, unless an axis
-// is reversed: XLA moves rows well, and elides a transpose that moves nothing. False if the elements of such rows are
-// reversed, which the kernels do not support. transpose() accepts every array for which the result is true.
+// is reversed: XLA moves rows well, and removes a transpose that does not change the memory layout. False if the
+// elements of such rows are reversed, which the kernels do not support. transpose() accepts every array for which the
+// result is true.
 //
 // Throws std::invalid_argument if the specs are no permutations of the axes.
 bool transpose_supported(const std::vector<int64_t>& sizes, const std::vector<int64_t>& from_spec,
