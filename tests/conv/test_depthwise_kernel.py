@@ -31,8 +31,8 @@ extern "C" void run(T* x_, T* dy_, float* partial_, T* dw_, int chunks, int shar
   x = x_, dy = dy_, partial = partial_, dw = dw_, shares = shares_;
   arrays = {{reinterpret_cast<char*>(x), reinterpret_cast<char*>(x + (size_t)N * H * W * C)},
             {reinterpret_cast<char*>(dy), reinterpret_cast<char*>(dy + (size_t)N * HO * WO * C)}};
-  launch(chunks, shares, threads, bytes, [] { depthwise_filter_partial(x, dy, partial); });
-  launch((TAPS * C + 31) / 32, 1, 32 * SLICES, 0, [] { depthwise_filter_sum(partial, dw, shares); });
+  launch(chunks, shares, threads, bytes, [] { depthwise_weight_gradient_partial(x, dy, partial); });
+  launch((TAPS * C + 31) / 32, 1, 32 * SLICES, 0, [] { depthwise_weight_gradient_sum(partial, dw, shares); });
 }
 """
 
@@ -162,10 +162,10 @@ def test_calls_cover_every_branch():
 
 
 REJECTED = {
-    "it is for depthwise convolutions": {"groups": 4},
-    "it has no float64": {"dtype": "float64"},
-    "it takes channels-last operands": {"spec": (0, 1, 2, 3)},
-    "it copies 4 bytes or more at a time": {"dtype": "bfloat16", "channels": 7, "groups": 7},
+    "the convolution is not depthwise": {"groups": 4},
+    "it does not support float64": {"dtype": "float64"},
+    "the operands must be channels last": {"spec": (0, 1, 2, 3)},
+    "the channels of a pixel must be a multiple of 4 bytes": {"dtype": "bfloat16", "channels": 7, "groups": 7},
     "no tiling fits": {"dilation": (300, 300), "size": 700},
 }
 

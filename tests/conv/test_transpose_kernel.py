@@ -23,12 +23,12 @@ KERNELS = [
 ]
 _MARGIN = 64  # elements on both sides of an array, which no kernel may write
 _MAIN = """
-static Transposition t;
+static TransposeArguments t;
 static const void* in;
 static void* out;
 
 template <class T>
-static void play(void (*kernel)(const T*, T*, Transposition)) {
+static void play(void (*kernel)(const T*, T*, TransposeArguments)) {
   kernel(static_cast<const T*>(in), static_cast<T*>(out), t);
 }
 
@@ -136,7 +136,7 @@ CALLS |= {f"random {seed}": _random_call(seed) for seed in range(60)}
 @pytest.fixture(scope="module")
 def library(tmp_path_factory, kernel_emulation):
     """The source of the kernels, compiled for the CPU."""
-    folder = tmp_path_factory.mktemp("transposition")
+    folder = tmp_path_factory.mktemp("transpose")
     source = f'#include "{kernel_emulation}"\n{CALLS["odd numbers"].program()["source"]}{_MAIN}'
     source += "".join(f"RUN({kernel})\n" for kernel in KERNELS)
     (folder / "kernels.cc").write_text(source)
@@ -161,8 +161,8 @@ def test_emulated_kernel_matches_the_reference(name, library):
     np.testing.assert_array_equal(written, expected)
 
 
-class Transposition(ctypes.Structure):
-    """The struct of ffi/cuda/kernels/transposition.h."""
+class TransposeArguments(ctypes.Structure):
+    """The struct of ffi/cuda/transpose/kernel_arguments.h."""
 
     _fields_ = (
         *((name, ctypes.c_uint) for name in ("in_start", "out_start", "rows", "columns")),
@@ -176,7 +176,7 @@ class Transposition(ctypes.Structure):
 def test_calls_cover_every_branch():
     """Every branch of the kernels runs in some call."""
     programs = [(call, call.program()) for call in CALLS.values()]
-    found = [(call, p["kernel"], Transposition.from_buffer_copy(p["argument"])) for call, p in programs]
+    found = [(call, p["kernel"], TransposeArguments.from_buffer_copy(p["argument"])) for call, p in programs]
     transposing = {"transpose_2", "transpose_few_2", "transpose_pairs"}
     assert {kernel for _, kernel, t in found if t.in_start or t.out_start} == set(KERNELS)
     assert {kernel for _, kernel, t in found if t.in_row_stride < 0} >= transposing
@@ -192,9 +192,35 @@ def test_calls_cover_every_branch():
 
 
 @pytest.mark.parametrize(("result_spec", "reversed_axes"), [((1, 0, 2), (2,)), ((0, 1, 2), ())], ids=str)
-def test_rejected_transpositions(result_spec, reversed_axes):
+def test_rejected_transposes(result_spec, reversed_axes):
     """Rows with reversed elements, and a plain copy."""
     call = Call((64, 32, 3), (0, 1, 2), result_spec, reversed_axes)
     assert not cuda.module.transpose_supported(call.sizes, call.spec, result_spec, reversed_axes)
-    with pytest.raises(ValueError, match="no transposition of each other that the kernels take"):
+    with pytest.raises(ValueError, match="the kernels do not support this transpose"):
         call.program()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "from_spec", "to_spec", "reversed_axes", "supported"),
+    [
+        ((64, 32, 3), (0, 2, 1), (2, 1, 0), (), True),  # the contiguous axis changes
+        ((64, 32, 3), (0, 2, 1), (2, 1, 0), (2,), True),
+        ((64, 32, 3), (0, 2, 1), (1, 2, 0), (), False),  # rows are moved
+        ((64, 32, 3), (0, 2, 1), (1, 2, 0), (2,), True),  # and reversed in their order
+        ((64, 32, 1), (0, 2, 1), (1, 2, 0), (2,), False),  # an axis of one element cannot be reversed
+        ((64, 32, 3), (0, 2, 1), (1, 2, 0), (1,), False),  # elements of rows are reversed
+        ((64, 32, 3), (0, 2, 1), (0, 2, 1), (2,), False),  # nothing is transposed
+        ((1, 1, 1), (0, 2, 1), (2, 1, 0), (2,), False),
+        ((1 << 20, 1 << 10, 2), (0, 2, 1), (2, 1, 0), (), False),  # 2^31 elements
+        ((1 << 20, 1 << 10, 1), (0, 2, 1), (2, 1, 0), (), True),
+    ],
+    ids=str,
+)
+def test_transpose_supported(sizes, from_spec, to_spec, reversed_axes, supported):
+    assert cuda.module.transpose_supported(sizes, from_spec, to_spec, reversed_axes) is supported
+
+
+@pytest.mark.parametrize("spec", [(0, 1), (0, 0, 1), (0, 1, 3)])
+def test_transpose_supported_checks_its_arguments(spec):
+    with pytest.raises(ValueError, match="spec"):
+        cuda.module.transpose_supported((2, 3, 4), spec, (0, 1, 2), ())

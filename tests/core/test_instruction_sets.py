@@ -53,3 +53,16 @@ def test_default_is_the_widest_instruction_set(run_python):
     widest = next(name for name, needs in _NEEDS.items() if needs <= _machine_has())
     script = "import os; os.environ.pop('JAXGRAD_CPU_ISA', None)\nfrom jaxgrad import _cpu\n"
     assert run_python(script + "print(_cpu.build_info()['instruction_set'])").stdout.split() == [widest]
+
+
+@pytest.mark.parametrize("name", ["avx51", "AVX2"])
+def test_an_unknown_name_is_an_error(run_python, name):
+    script = "try:\n    import jaxgrad\nexcept ValueError as error:\n    print(error)"
+    expected = f"jaxgrad: JAXGRAD_CPU_ISA must be 'avx512', 'avx2' or 'baseline', got '{name}'"
+    assert run_python(script, JAXGRAD_CPU_ISA=name).stdout.strip() == expected
+
+
+@pytest.mark.parametrize("name", ["", *_NEEDS])
+def test_known_names_are_no_error(run_python, name):
+    """The name is an upper bound, so one that the processor lacks is no error. An empty value is no bound."""
+    assert run_python("from jaxgrad import _cpu\nprint(_cpu.isa_error())", JAXGRAD_CPU_ISA=name).stdout.strip() == ""

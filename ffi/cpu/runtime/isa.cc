@@ -35,10 +35,13 @@ std::optional<Isa> parse(std::string_view name) {
   return std::nullopt;
 }
 
-Isa decide() {
-  const char* bound = std::getenv(kVariable);
-  return bound == nullptr ? supported() : std::min(supported(), parse(bound).value_or(Isa::kAvx512));
+// The variable's value; empty if it is not set or empty.
+std::string_view bound() {
+  const char* value = std::getenv(kVariable);
+  return value == nullptr ? "" : value;
 }
+
+Isa decide() { return std::min(supported(), parse(bound()).value_or(Isa::kAvx512)); }
 
 }  // namespace
 
@@ -50,9 +53,8 @@ Isa isa() {
 const char* isa_name() { return name_of(isa()); }
 
 std::string isa_error() {
-  const char* bound = std::getenv(kVariable);
-  if (bound == nullptr || parse(bound)) return "";
-  return std::string(kVariable) + " must be 'avx512', 'avx2' or 'baseline', got '" + bound + "'";
+  if (bound().empty() || parse(bound())) return "";
+  return std::string(kVariable) + " must be 'avx512', 'avx2' or 'baseline', got '" + std::string(bound()) + "'";
 }
 
 }  // namespace jaxgrad

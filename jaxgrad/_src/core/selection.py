@@ -160,8 +160,8 @@ def _check_forced(op: Op, implementation: str, rejections: _Rejections) -> None:
     cannot = f"jaxgrad.{op.name}: implementation={implementation!r} cannot run:"
     backend = op.backend(implementation)
     if backend is None:
-        names = ", ".join(repr(b.implementation) for b in op.backends)
-        raise ValueError(f"{cannot} this op has the implementations {names} and 'xla'")
+        names = ", ".join(repr(name) for name in (*(b.implementation for b in op.backends), "xla"))
+        raise ValueError(f"{cannot} the implementations of this op are {names}")
     for pass_name in filter(backend.has, op.passes):
         rejection = rejections.get((implementation, pass_name))
         if rejection is not None and not rejection.slower:
