@@ -174,9 +174,9 @@ def test_explain_reports_where_relu_runs():
     inputs, up = make_conv_inputs(LOPSIDED), make_transpose_inputs(CASES["transposed"])
     with_relu = {"activation": "relu", "platform": "cpu"}
     choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **LOPSIDED.settings, **with_relu)
-    assert choice.reason == "oneDNN; relu is XLA's"
+    assert choice.reason == "oneDNN; XLA applies relu"
     settings = CASES["transposed"].settings
     choice = jaxgrad.explain(jaxgrad.conv_transpose, *up[:2], **settings, **with_relu, implementation="cpu")
-    assert choice.reason == "forced by implementation='cpu'; relu is XLA's"
+    assert choice.reason == "forced by implementation='cpu'; XLA applies relu"
     without = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **LOPSIDED.settings, platform="cpu")
     assert without.reason == "oneDNN"

@@ -186,7 +186,7 @@ report(**found)
 
 
 def test_activation_fused_into_the_kernel(run):
-    reason = "with bias and relu in its kernel"
+    reason = "bias and relu are fused"
     expected = {"cudnn": f"forced by implementation='cudnn'; {reason}", "None": f"cuDNN; {reason}"}
     found = run(_ACTIVATION, FAKE_FUSED="2")
     assert found == {name: [True, True, 0, 3, text] for name, text in expected.items()}
@@ -197,7 +197,7 @@ def test_activation_fused_into_the_kernel(run):
 )
 def test_activation_without_a_fused_kernel(run, environment):
     """The convolution runs on cuDNN, and XLA computes bias and relu."""
-    reason = "relu is XLA's: cuDNN has no kernel with it for this shape"
+    reason = "XLA applies relu: cuDNN has no fused kernel for this problem"
     expected = {"cudnn": f"forced by implementation='cudnn'; {reason}", "None": f"cuDNN; {reason}"}
     found = run(_ACTIVATION, **environment)
     assert found == {name: [False, False, 1, 3, text] for name, text in expected.items()}
@@ -547,7 +547,7 @@ def test_xla_transposes_weights_without_nvrtc(run):
 
 
 def test_many_narrow_weights_run_on_cudnn(run):
-    """Only where XLA would take long to transpose the weights."""
+    """Only where XLA takes long to transpose this weight gradient."""
     script = """
 many = {"size": 1024, "features": 96, "out_features": 512, "implementation": None}
 report(
@@ -568,6 +568,6 @@ report(
         "padded": False,
         "as_cudnn_has_them": False,
     }
-    assert found["narrow"]["reason"] == "cuDNN; XLA would take long to transpose the weights"
+    assert found["narrow"]["reason"] == "cuDNN; XLA takes long to transpose this weight gradient"
     without = run(_TRANSPOSED + script, FAKE_NVRTC="6")
     assert not any(one["called"] for one in without.values())

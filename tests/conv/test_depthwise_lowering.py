@@ -113,7 +113,7 @@ def test_other_passes_run_on_xla(run):
 choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *arrays(), **settings(), implementation="cuda", platform="gpu")
 report(units={u.name: [u.implementation, u.reason] for u in choice.passes}, text=lowered("cuda"))
 """)
-    assert found["units"]["forward"] == ["xla", "implementation='cuda' has no kernel for this unit"]
+    assert found["units"]["forward"] == ["xla", "implementation='cuda' has no kernel for this pass"]
     assert found["units"]["input_gradient"][0] == "xla"
     assert "stablehlo.convolution" in found["text"]
 
@@ -210,7 +210,7 @@ except ValueError as error:
 """
     typical, forced = run_python(script, JAX_PLATFORMS="cpu").stdout.splitlines()
     assert "'cuda'" not in typical
-    assert forced.endswith("made for the GPU that a program is lowered on, and there is none here")
+    assert forced.endswith("compiled for the GPU of the machine that lowers the program, which has none")
 
 
 def test_the_diagnosis(run):

@@ -145,7 +145,7 @@ def test_conv_transpose_groups(groups, transpose_kernel):
 
 def test_conv_transpose_has_no_default_layout_for_four_spatial_axes():
     lhs, rhs = np.ones((1, 2, 2, 2, 2, 3), np.float32), np.ones((1, 1, 1, 1, 3, 4), np.float32)
-    with pytest.raises(ValueError, match="dimension_numbers must be given for 4 spatial axes"):
+    with pytest.raises(ValueError, match="dimension_numbers must be given for 4 spatial dimensions"):
         jaxgrad.conv_transpose(lhs, rhs, (1,) * 4, "SAME")
     settings = {"dimension_numbers": ("NTDHWC", "TDHWIO", "NTDHWC")}
     y = jaxgrad.conv_transpose(lhs, rhs, (2,) * 4, "SAME", **settings)

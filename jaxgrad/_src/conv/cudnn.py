@@ -41,9 +41,11 @@ class CudnnBackend(ConvBackend):
         return cuda.unavailable()
 
     def prefers_other(self, pass_name: str, call: ConvCall) -> str:
-        transposes_weights = pass_name == "weight_gradient" and _transposes_weights(call.problem)
         return conv_cudnn.prefers_xla(
-            pass_name, call.problem, transposed=call.transposed, transposes_weights=transposes_weights
+            pass_name,
+            call.problem,
+            transposed=call.transposed,
+            kernel_transposes=lambda: _transposes_weights(call.problem),
         )
 
     def find_plan(self, pass_name: str, call: ConvCall) -> Rejection | None:

@@ -21,7 +21,7 @@ def library_paths(packages: Sequence[str], names: Sequence[str]) -> list[str]:
 def is_installed(package: str) -> bool:
     """Whether a Python package is installed."""
     try:
-        importlib.metadata.version(package)
+        importlib.metadata.files(package)
     except importlib.metadata.PackageNotFoundError:
         return False
     return True

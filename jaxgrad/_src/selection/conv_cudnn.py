@@ -6,6 +6,7 @@ Measured on an H200 with jax 0.11.2 and cuDNN 9.19, in bfloat16 and float32.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from jaxgrad._src.selection.features import MATRIX_PRODUCT, ConvFeatures
 
@@ -21,7 +22,9 @@ _FEW_PROBLEMS, _MANY_POSITIONS = 8, 1 << 12
 _FEW_MULTIPLICATIONS = 1 << 28  # 8x28x28 positions, 64 to 64 features, a 3x3 window: about 10 us
 
 
-def prefers_xla(pass_name: str, problem: ConvFeatures, *, transposed: bool, transposes_weights: bool) -> str:
+def prefers_xla(
+    pass_name: str, problem: ConvFeatures, *, transposed: bool, kernel_transposes: Callable[[], bool]
+) -> str:
     """Returns why XLA is preferred to cuDNN; empty if cuDNN is preferred.
 
     XLA passes most convolutions on to cuDNN as they are. It is slower in these cases:
@@ -38,7 +41,8 @@ def prefers_xla(pass_name: str, problem: ConvFeatures, *, transposed: bool, tran
       pass_name: the pass.
       problem: the convolution.
       transposed: whether the call is the transpose of this convolution.
-      transposes_weights: whether jaxgrad's kernel can transpose the weight gradient.
+      kernel_transposes: whether jaxgrad's kernel can transpose the weight gradient. It compiles the kernel, so it is
+        called only where the answer matters.
     """
     g = problem.geometry
     asymmetric = any(low != high for low, high in g.padding)
@@ -54,9 +58,11 @@ def prefers_xla(pass_name: str, problem: ConvFeatures, *, transposed: bool, tran
         disjoint = all(k <= stride for k, stride in zip(g.w_spatial, g.window_strides, strict=True))
         if disjoint and is_16_bit and not (transposed or dilated or asymmetric or volume or grouped):
             return "XLA chooses a faster kernel for windows that do not overlap"
-        slow_transpose = transposes_weights and transpose_is_slow_on_xla(problem)
-        slow_on_xla = strided or dilated or asymmetric or (volume and not grouped) or slow_transpose
-        return "" if slow_on_xla else _GROUPS_ON_PAR if grouped else XLA_ON_PAR
+        if strided or dilated or asymmetric or (volume and not grouped):
+            return ""
+        if transpose_is_slow_on_xla(problem) and kernel_transposes():
+            return ""
+        return _GROUPS_ON_PAR if grouped else XLA_ON_PAR
     if pass_name == "forward":
         if asymmetric or (volume and not grouped):
             return ""
