@@ -158,7 +158,7 @@ def test_cpu_program_has_no_cudnn_call():
 def test_the_settings_reach_the_program(monkeypatch):
     with jax.default_matmul_precision("default"):
         typical = _lowered(CUDNN, PLAIN)
-        with config.override(search="default", deterministic=True):
+        with config.override(search="fallback", deterministic=True):
             changed = _lowered(CUDNN, PLAIN)
         with config.override(search="heuristic"):
             untimed = _lowered(CUDNN, PLAIN)

@@ -205,7 +205,7 @@ def test_activation_without_a_fused_kernel(run, environment):
 
 def test_only_timed_choices_are_stored(run, tmp_path):
     script = """
-found = [engine(search=search) for search in ("heuristic", "default")]
+found = [engine(search=search) for search in ("heuristic", "fallback")]
 os.environ["FAKE_BLOCK"] = "1000"
 report(found=found + [engine()], counts=counts())
 """
