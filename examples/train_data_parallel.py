@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"argument --process: must lie in [0, {args.processes}), got {args.process}")
     if args.processes > 1:
         jax.distributed.initialize(args.coordinator, args.processes, args.process)
-    # Every process does the same work, and the first one tells of it.
+    # Every process does the same work; only the first one prints.
     with contextlib.nullcontext() if args.process == 0 else contextlib.redirect_stdout(io.StringIO()):
         implementation = digits.implementation(
             args, jaxgrad.conv_general_dilated, jaxgrad.batch_norm_training, jaxgrad.batch_norm_inference
