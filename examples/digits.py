@@ -1,4 +1,4 @@
-"""What the examples on handwritten digits share: the data, the common arguments, the training loop and the curves.
+"""Code shared by the examples on handwritten digits: the data, the common arguments, the training loop and the curves.
 
 The data are scikit-learn's 1797 digits of 8 x 8 pixels, which come with that package.
 """
@@ -34,7 +34,7 @@ class Digits(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """What one epoch came to: the mean training loss, what the test returned, the seconds of a training step."""
+    """Results of one epoch: the mean training loss, what the test returned, the seconds of a training step."""
 
     train_loss: float
     test: dict[str, float]

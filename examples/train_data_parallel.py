@@ -1,7 +1,7 @@
 """Trains the network of train_digits_cnn.py with each batch spread over all devices, of one process or of several.
 
 The training step is the same function: `jit` over a mesh splits it. Each device works on its own digits, the gradients
-of the weights are summed over the devices, and batch normalisation takes the statistics of the whole batch, so that the
+of the weights are summed over the devices, and batch normalization takes the statistics of the whole batch, so that the
 losses are those of one device.
 
   pip install "jaxgrad[examples]"

@@ -1,7 +1,7 @@
-"""Trains a convolutional network with batch normalisation to read handwritten digits.
+"""Trains a convolutional network with batch normalization to read handwritten digits.
 
-The data are scikit-learn's 1797 digits of 8 x 8 pixels, which come with that package. Every convolution and batch
-normalisation is jaxgrad's, and the whole training step is one jitted function.
+The data are scikit-learn's 1797 digits of 8 x 8 pixels, which come with that package. Every convolution and
+batch normalization runs on jaxgrad, and the whole training step is one jitted function.
 
   pip install "jaxgrad[examples]"
   python examples/train_digits_cnn.py --model resnext
@@ -29,7 +29,7 @@ MOMENTUM = 0.9  # of the running statistics
 
 
 class Conv(NamedTuple):
-    """A convolution without bias, then batch normalisation."""
+    """A convolution without bias, then batch normalization."""
 
     window: int
     features: int

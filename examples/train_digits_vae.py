@@ -3,8 +3,9 @@
 The data are scikit-learn's 1797 digits of 8 x 8 pixels, which come with that package. A pixel counts how many of the 16
 dots of a finer bitmap are set, so the decoder's likelihood is a binomial distribution of 16 trials for each pixel. The
 encoder's convolutions halve the image twice; the decoder's transposed convolutions, `jaxgrad.conv_transpose`, double it
-twice. Both are told the digit's class, so that the latent variables are left with its style. The loss is the negative
-evidence lower bound (ELBO) of Kingma and Welling, "Auto-Encoding Variational Bayes" (2013), of log p(image | class).
+twice. Both take the digit's class as input, so that the latent variables are left with its style. The loss is the
+negative evidence lower bound (ELBO) of Kingma and Welling, "Auto-Encoding Variational Bayes" (2013), of
+log p(image | class).
 
   pip install "jaxgrad[examples]"
   python examples/train_digits_vae.py

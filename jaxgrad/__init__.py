@@ -10,6 +10,7 @@ from jaxgrad._src.batch_norm.api import batch_norm_training as batch_norm_traini
 from jaxgrad._src.conv.api import conv_general_dilated as conv_general_dilated  # noqa: E402
 from jaxgrad._src.conv.transpose import conv_transpose as conv_transpose  # noqa: E402
 from jaxgrad._src.core.explain import Explanation as Explanation  # noqa: E402
+from jaxgrad._src.core.explain import PassExplanation as PassExplanation  # noqa: E402
 from jaxgrad._src.core.explain import explain as explain  # noqa: E402
 from jaxgrad._src.core.export import export_disabled_checks as export_disabled_checks  # noqa: E402
 from jaxgrad._src.core.forward_mode import forward_mode as forward_mode  # noqa: E402
@@ -20,6 +21,7 @@ from jaxgrad._src.version import __version__ as __version__  # noqa: E402
 
 __all__ = [
     "Explanation",
+    "PassExplanation",
     "__version__",
     "batch_norm_inference",
     "batch_norm_training",

@@ -49,7 +49,7 @@ def test_values_and_gradients(seed):
         inputs = make_conv_inputs(case, dtype)
         jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **case.settings, implementation="cudnn")
     except ValueError as error:
-        if "covers only padding" in str(error):
+        if "cropping leaves no input" in str(error):
             pytest.skip("runs on XLA")
         raise
     _check(CUDNN, case, dtype)

@@ -134,10 +134,10 @@ def test_default_selection(name):
     case, dtype, expected = RULES[name]
     public = jaxgrad.conv_transpose if isinstance(case, TransposeCase) else jaxgrad.conv_general_dilated
     choice = jaxgrad.explain(public, *_arrays(case, dtype)[:2], **case.settings, platform="gpu")
-    told = {unit.name: unit.implementation for unit in choice.passes} or dict.fromkeys(PASSES, choice.implementation)
-    assert {unit for unit, implementation in told.items() if implementation == "cudnn"} == set(expected)
+    selected = {p.name: p.implementation for p in choice.passes} or dict.fromkeys(PASSES, choice.implementation)
+    assert {name for name, implementation in selected.items() if implementation == "cudnn"} == set(expected)
     if choice.passes:
-        assert all(unit.reason in str(choice) and unit.name in str(choice) for unit in choice.passes)
+        assert all(p.reason in str(choice) and p.name in str(choice) for p in choice.passes)
     needed = {"forward", "input_gradient", "weight_gradient"} & set(expected)
     assert calls(_lowered(DEFAULT, case, dtype)) == {kind: int(kind in needed) for kind in PASSES}
 

@@ -172,11 +172,11 @@ for IMPLEMENTATION in ("cudnn", None):
     jax.clear_caches()
     text = jax.jit(step).trace(*arguments(), bias).lower(lowering_platforms=("cuda",)).as_text()
     (line,) = [line for line in text.splitlines() if "@jaxgrad_cudnn_conv_forward" in line]
-    told = jaxgrad.explain(
+    explanation = jaxgrad.explain(
         jaxgrad.conv_general_dilated, *arguments(), **SETTINGS, bias=bias, activation="relu", platform="gpu",
         implementation=IMPLEMENTATION,
     )
-    (forward,) = [unit.reason for unit in told.passes if unit.name == "forward"]
+    (forward,) = [unit.reason for unit in explanation.passes if unit.name == "forward"]
     found[str(IMPLEMENTATION)] = [
         "relu = true" in line, "tensor<4xf32>" in line, text.count("stablehlo.maximum"),
         text.count("@jaxgrad_cudnn_conv_"), forward,
@@ -446,10 +446,10 @@ def weight_gradient(rhs_layout, size=8, features=4, out_features=6, dtype="bfloa
         op = lambda w: jaxgrad.conv_general_dilated(x, w, **settings, implementation=implementation)
         return jax.grad(lambda w: jnp.sum(jnp.sin(op(w))))(w)
 
-    told = jaxgrad.explain(
+    explanation = jaxgrad.explain(
         jaxgrad.conv_general_dilated, x, w, **settings, implementation=implementation, platform="gpu"
     )
-    reasons = {unit.name: unit.reason for unit in told.passes} or {"weight_gradient": told.reason}
+    reasons = {unit.name: unit.reason for unit in explanation.passes} or {"weight_gradient": explanation.reason}
     text = jax.jit(step).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
     (line, *_) = [line for line in text.splitlines() if "@jaxgrad_cudnn_conv_weight_gradient" in line] or [""]
     return {

@@ -174,7 +174,7 @@ def _check_fails(found, problem):
     assert found["unit"][0] in ("xla", "cudnn")
     assert f"jaxgrad's own CUDA kernels are missing: {problem}" in found["unit"][1]
     (warned,) = found["warned"]
-    assert warned.startswith(f"jaxgrad runs on cuDNN or XLA because the own CUDA kernels are missing: {problem}")
+    assert warned.startswith(f"jaxgrad runs on cuDNN or XLA because the CUDA kernels of jaxgrad are missing: {problem}")
     cannot = "RuntimeError: jaxgrad.conv_general_dilated: implementation='cuda' cannot run: "
     assert found["forced"].startswith(f"{cannot}jaxgrad's own CUDA kernels are missing: {problem}")
     assert "CUDA kernels" not in found["dense"][1]

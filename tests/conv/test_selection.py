@@ -49,14 +49,14 @@ CASES = {
     "both dilated in groups": _case(
         (2, 6, 5, 4), (4, 3, 2, 3), (1, 2), ((1, 2), (3, 0)), (2, 3), feature_group_count=2, reason="lhs_dilation and"
     ),
-    "input all padding": _case((2, 3, 5), (4, 3, 2), (1,), ((-6, 8),), reason="padding"),
+    "input all padding": _case((2, 3, 5), (4, 3, 2), (1,), ((-6, 8),), reason="cropping leaves no input"),
     "input all padding in groups": _case(
-        (2, 6, 5), (4, 3, 2), (1,), ((-6, 8),), feature_group_count=2, reason="padding"
+        (2, 6, 5), (4, 3, 2), (1,), ((-6, 8),), feature_group_count=2, reason="cropping leaves no input"
     ),
-    "input cropped to nothing": _case((2, 3, 5), (4, 3, 2), (2,), ((-5, 6),), reason="padding"),
-    "result all padding": _case((2, 3, 1), (4, 3, 1), (1,), ((-3, 5),), (4,), reason="only padding"),
+    "input cropped to nothing": _case((2, 3, 5), (4, 3, 2), (2,), ((-5, 6),), reason="cropping leaves no input"),
+    "result all padding": _case((2, 3, 1), (4, 3, 1), (1,), ((-3, 5),), (4,), reason="cropping leaves no input"),
     "result all padding in groups": _case(
-        (2, 6, 1), (4, 3, 1), (1,), ((-3, 5),), (4,), feature_group_count=2, reason="only padding"
+        (2, 6, 1), (4, 3, 1), (1,), ((-3, 5),), (4,), feature_group_count=2, reason="cropping leaves no input"
     ),
 }
 
@@ -275,3 +275,11 @@ def test_errors_are_raised_on_every_call():
     for _ in range(2):
         with pytest.raises(ValueError, match="lhs feature dimension"):
             jaxgrad.conv_general_dilated(lhs, rhs, (1, 1), "SAME")
+
+
+def test_a_forced_kernel_is_asked_for_a_plan_where_xla_is_faster(monkeypatch):
+    """A problem that XLA would run faster is refused, too, if oneDNN has no optimized kernel for it."""
+    shapes = jax.ShapeDtypeStruct((1, 1, 8, 8), jnp.float32), jax.ShapeDtypeStruct((1, 1, 3, 3), jnp.float32)
+    monkeypatch.setattr(onednn, "onednn_plan", lambda *_: None)
+    with pytest.raises(ValueError, match="implementation='cpu' cannot run: oneDNN has no optimized kernel"):
+        jaxgrad.explain(jaxgrad.conv_general_dilated, *shapes, (1, 1), "SAME", implementation="cpu", platform="cpu")

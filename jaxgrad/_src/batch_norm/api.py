@@ -173,7 +173,8 @@ def batch_norm_inference(
     Raises:
       TypeError: an array has an unsupported dtype, or feature_axis or epsilon has the wrong type.
       ValueError: the shape of an array does not fit, feature_axis is out of range, epsilon is negative or not finite,
-        or implementation is unknown; or `implementation="cpu"` is lowered for another platform.
+        or implementation is unknown; or `implementation="cpu"` is lowered for another platform
+        or has symbolic shapes.
       RuntimeError: `implementation="cpu"` is given and the compiled module cannot be loaded.
 
     Notes:

@@ -6,7 +6,6 @@ channels. Every [C] array has the compute dtype: float64 if x is float64, otherw
 
 from __future__ import annotations
 
-import abc
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -44,7 +43,7 @@ def compute_dtype(x: jax.Array) -> np.dtype:
     return np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
 
 
-class BatchNormBackend(Backend, abc.ABC):
+class BatchNormBackend(Backend):
     """Kernels of `batch_norm_training`. A call is described by a `BatchNormProblem`.
 
     Attributes:
@@ -53,7 +52,6 @@ class BatchNormBackend(Backend, abc.ABC):
 
     can_skip_dx: ClassVar[bool] = True
 
-    @abc.abstractmethod
     def forward(
         self,
         params: BatchNormParams,
@@ -63,8 +61,8 @@ class BatchNormBackend(Backend, abc.ABC):
         residual: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
         """Returns `(y, mean, mean_low, var, rstd)`, with the biased variance."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def backward(
         self,
         params: BatchNormParams,
@@ -93,6 +91,7 @@ class BatchNormBackend(Backend, abc.ABC):
           dvar: the cotangent of the variance; None for zeros.
           needs_grad: which gradients are needed.
         """
+        raise NotImplementedError
 
 
 class TwoStepBackend(BatchNormBackend):
@@ -102,11 +101,10 @@ class TwoStepBackend(BatchNormBackend):
     whose results are not used.
     """
 
-    @abc.abstractmethod
     def statistics(self, params: BatchNormParams, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
         """Returns `(mean, mean_low, var, rstd)`, with the biased variance."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def normalize(
         self,
         params: BatchNormParams,
@@ -117,6 +115,7 @@ class TwoStepBackend(BatchNormBackend):
         residual: jax.Array | None,
     ) -> jax.Array:
         """Returns y = act(scale * (x - mean) * rstd + bias + residual)."""
+        raise NotImplementedError
 
     def forward(self, params, x, scale, bias, residual):
         mean, mean_low, var, rstd = self.statistics(params, x)

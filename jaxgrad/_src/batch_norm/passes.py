@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -22,12 +22,13 @@ from jaxgrad._src.core.batching import fold_or_loop
 from jaxgrad._src.core.mesh_axes import MeshAxes
 from jaxgrad._src.core.named_jit import named_jit
 from jaxgrad._src.core.partitioning import Dims, PartitioningRule, call_on_shard, partitioned
-from jaxgrad._src.core.selection import Candidates
+from jaxgrad._src.core.selection import Candidates, supporting
 
 _CHANNELS: Dims = ("C",)
+_MAX_PASSES = 1024  # jitted passes of each kind that are kept, for different parameters
 
 
-@cache
+@lru_cache(_MAX_PASSES)
 def forward(params: BatchNormParams) -> Callable[..., Any]:
     """Returns (x, scale, bias, residual) -> (y, mean, mean_low, var, rstd); residual may be None."""
     axis = params.feature_axis
@@ -55,7 +56,7 @@ def forward(params: BatchNormParams) -> Callable[..., Any]:
     return named_jit(batched, "batch_norm_forward", params)
 
 
-@cache
+@lru_cache(_MAX_PASSES)
 def normalize(params: BatchNormParams) -> Callable[..., Any]:
     """Returns (x, scale, bias, mean, mean_low, rstd, residual) -> (y,); mean_low and residual may be None."""
     axis = params.feature_axis
@@ -71,13 +72,18 @@ def normalize(params: BatchNormParams) -> Callable[..., Any]:
     def call(x, *rest):
         like_x = _dims(params, x)
         rule = PartitioningRule((like_x, *[_CHANNELS] * 5, like_x), (like_x,))
-        return partitioned(rule, lambda x, *_: _step_candidates(params, x), kernels, flat(xla.normalize))(x, *rest)
+        return partitioned(
+            rule,
+            lambda x, *_: _step_candidates(params, x),
+            kernels,
+            flat(xla.normalize),
+        )(x, *rest)
 
     batched = fold_or_loop(call, in_axes=(axis, 0, 0, 0, 0, 0, axis), out_axes=(axis,))
     return named_jit(batched, "batch_norm_normalize", params)
 
 
-@cache
+@lru_cache(_MAX_PASSES)
 def backward(params: BatchNormParams, needs_grad: tuple[bool, ...]) -> Callable[..., Any]:
     """Returns (x, scale, bias, mean, mean_low, rstd, y, dy, dmean, dvar) -> (dx, dscale, dbias, dresidual).
 
@@ -143,16 +149,14 @@ def _supporting(candidates: Candidates, pass_name: str, problem: BatchNormProble
     """Returns the candidates for the operands of a pass, which `vmap` may have made larger than those of the call."""
     if problem.size == 0:
         return candidates.on_xla()
-    for backend in BACKENDS:
-        # There are no candidates where sizes are symbolic.
-        if backend.implementation in candidates.implementations and backend.supports(pass_name, problem):
-            candidates = candidates.without(backend.implementation)
-    return candidates
+    return supporting(candidates, BACKENDS, pass_name, problem)
 
 
-def _step_candidates(params: BatchNormParams, x: jax.Array) -> Candidates:
+def _step_candidates(params: BatchNormParams, x: jax.Array, pass_name: str = "forward") -> Candidates:
+    """Returns the candidates for a single step of a pass."""
+    candidates = params.forward_candidates if pass_name == "forward" else params.backward_candidates
     problem = BatchNormProblem.of(x, params.feature_axis, relu=params.relu)
-    return two_step_candidates(_supporting(params.forward_candidates, "forward", problem))
+    return two_step_candidates(_supporting(candidates, pass_name, problem))
 
 
 def _local_statistics(params: BatchNormParams, x: jax.Array) -> Any:
@@ -163,7 +167,7 @@ def _local_statistics(params: BatchNormParams, x: jax.Array) -> Any:
 
 def _local_sums(params: BatchNormParams, x: jax.Array, *rest: Any) -> Any:
     """The backward pass of one device's shard, of which only dscale and dbias are computed."""
-    local = dataclasses.replace(params, backward_candidates=_step_candidates(params, x), mesh_axes=None)
+    local = dataclasses.replace(params, backward_candidates=_step_candidates(params, x, "backward"), mesh_axes=None)
     return backward(local, (False, True, True, False))(x, *rest)
 
 

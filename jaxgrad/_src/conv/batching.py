@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxgrad._src.conv.params import ConvParams
+from jaxgrad._src.core.batching import broadcast, fold, unfold
 
 
 def as_independent_problems(
@@ -59,20 +59,3 @@ def as_groups(
         return jax.tree.map(lambda result, axis: unfold(result, axis, size), grouped(*folded), result_axes)
 
     return call
-
-
-def broadcast(array: jax.Array, is_mapped: bool | None, size: int) -> jax.Array:
-    """Returns the array with the mapped axis first, broadcast if it is not mapped."""
-    return array if is_mapped else jnp.broadcast_to(array, (size, *array.shape))
-
-
-def fold(array: jax.Array, axis: int) -> jax.Array:
-    """Merges the first axis into `axis` of the others, as the slower-varying part."""
-    array = jnp.moveaxis(array, 0, axis)
-    return array.reshape(*array.shape[:axis], array.shape[axis] * array.shape[axis + 1], *array.shape[axis + 2 :])
-
-
-def unfold(array: jax.Array, axis: int, size: int) -> jax.Array:
-    """Splits `axis` into a first axis of `size` and the rest: the inverse of `fold`."""
-    array = array.reshape(*array.shape[:axis], size, array.shape[axis] // size, *array.shape[axis + 1 :])
-    return jnp.moveaxis(array, axis, 0)

@@ -80,7 +80,7 @@ class Reading(NamedTuple):
 def read(arguments: LaxArguments, lhs: jax.Array, rhs: jax.Array, has_bias: bool) -> Reading:
     """Reads a call; raises what `jax.lax.conv_general_dilated` raises.
 
-    Readings are kept: outside `jax.jit`, reading a call would take Python longer than running it takes JAX.
+    Readings are kept: outside `jax.jit`, reading a small call takes longer than running it.
     """
     shapes = lhs.shape, lhs.dtype, rhs.shape, rhs.dtype
     x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]  # limits preferred_element_type
@@ -101,7 +101,7 @@ def _read(arguments, lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, has_bias, x64):
         return Reading(result, dn, None, reason, {})
     pass_call = _pass_call(arguments, lhs_shape, rhs_shape, dn)
     if min(pass_call.geometry.x_spatial) <= 0:
-        return Reading(result, dn, None, "the window covers only padding; runs on XLA", {})
+        return Reading(result, dn, None, "cropping leaves no input; runs on XLA", {})
     problem = pass_call.problem(lhs, rhs).in_dtype(result.dtype)
     call = ConvCall(problem, arguments.precision, current(), has_bias, transposed=pass_call.transposed)
     rejections = {

@@ -31,7 +31,7 @@ class DepthwiseCudaBackend(ConvBackend):
 
     implementation = "cuda"
     platform = "cuda"
-    title = "own CUDA kernels"
+    title = "CUDA kernels of jaxgrad"
     description = "jaxgrad's own kernel"
     passes = ("weight_gradient",)
     instead = "cuDNN or XLA"

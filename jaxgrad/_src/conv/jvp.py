@@ -27,7 +27,7 @@ def _forward(params, primals, tangents):
 
 
 def _forward_relu(params, primals, tangents):
-    y = autodiff.forward_relu(params, *primals)  # XLA merges this call with that of the value
+    y = autodiff.forward_relu(params, *primals)  # XLA merges this call with the call that computes the value
     return relu_grad(y, _forward(params, primals, tangents))
 
 

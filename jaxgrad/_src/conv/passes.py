@@ -15,7 +15,7 @@ from jax.custom_batching import custom_vmap
 
 from jaxgrad._src.conv import xla
 from jaxgrad._src.conv.backends import BACKENDS
-from jaxgrad._src.conv.batching import as_groups, as_independent_problems, broadcast, fold, unfold
+from jaxgrad._src.conv.batching import as_groups, as_independent_problems
 from jaxgrad._src.conv.params import ConvCall, ConvParams
 from jaxgrad._src.conv.problem import (
     ConvProblem,
@@ -23,11 +23,11 @@ from jaxgrad._src.conv.problem import (
     input_gradient_problem,
     weight_gradient_problem,
 )
-from jaxgrad._src.core.batching import empty_vmap
+from jaxgrad._src.core.batching import broadcast, empty_vmap, fold, unfold
 from jaxgrad._src.core.mesh_axes import MeshAxes
 from jaxgrad._src.core.named_jit import named_jit
 from jaxgrad._src.core.partitioning import CrossDevice, Dims, PartitioningRule, call_on_shard, dims, partitioned
-from jaxgrad._src.core.selection import Candidates
+from jaxgrad._src.core.selection import Candidates, supporting
 
 _Kernels = Mapping[str, Callable[..., Any]]  # by implementation
 _MAX_PASSES = 1024  # jitted passes of each kind that are kept, for different geometries and settings
@@ -173,13 +173,8 @@ def _candidates(
     pass_name: str, params: ConvParams, problem: ConvProblem, has_bias: bool = False, relu: bool = False
 ) -> Candidates:
     """The candidates of the call for a problem of other sizes, which `vmap` or a mesh may have made of it."""
-    found = dict(params.candidates)[pass_name]
-    for backend in BACKENDS:
-        if backend.implementation in found.implementations:
-            call = ConvCall(problem, params.precision, params.settings, has_bias, relu)
-            if not backend.supports_resized(pass_name, call):
-                found = found.without(backend.implementation)
-    return found
+    call = ConvCall(problem, params.precision, params.settings, has_bias, relu)
+    return supporting(dict(params.candidates)[pass_name], BACKENDS, pass_name, call)
 
 
 def _partitioned(

@@ -55,7 +55,7 @@ class ConvProblem:
 
     @property
     def multiplications(self) -> int:
-        """The multiplications of one pass of one problem, those with padding included."""
+        """The multiplications of one pass of one problem, including multiplications with padding."""
         g = self.geometry
         places = self.batch * math.prod(g.y_spatial)
         return places * math.prod(g.w_spatial) * self.features * self.out_features // g.feature_group_count

@@ -47,8 +47,9 @@ def conv_transpose(
         input and G*O output features. With `transpose_kernel`, rhs has the layout of the weights of the convolution
         that is transposed: G*I on its output feature axis and O on its input feature axis.
       strides: a sequence of n ints, the factors by which the spatial sizes grow.
-      padding: the string "SAME" or "VALID", or a sequence of n pairs `(low, high)` of ints. A string is the padding of
-        the convolution that is transposed. Pairs pad the dilated input, unless `use_consistent_padding` is set.
+      padding: the string "SAME" or "VALID" ("SAME_LOWER" too if all strides are 1), or a sequence of n pairs
+        `(low, high)` of ints. A string is the padding of the convolution that is transposed. Pairs pad the dilated
+        input, unless `use_consistent_padding` is set.
       rhs_dilation: None, or a sequence of n ints, the dilation of the window.
       dimension_numbers: as in `jax.lax.conv_transpose`. None means channels last: NHWC, HWIO, NHWC for two spatial
         dimensions.
@@ -69,9 +70,11 @@ def conv_transpose(
       The result, with the shape and dtype of the result of `jax.lax.conv_transpose` where that has the same arguments.
 
     Raises:
-      TypeError: an error of `jax.lax.conv_general_dilated`, or bias has another dtype than the result.
-      ValueError: an error of `jax.lax.conv_general_dilated`; padding, output_padding, feature_group_count, bias,
-        activation or implementation is not one of the values above; or an error of a forced implementation as in
+      TypeError: an error of `jax.lax.conv_general_dilated`, transpose_kernel is not a bool, or bias has another dtype
+        than the result.
+      ValueError: an error of `jax.lax.conv_general_dilated`; the ranks of lhs and rhs differ; strides, rhs_dilation,
+        padding, output_padding, feature_group_count, bias, activation or implementation is not one of the values above;
+        dimension_numbers is None for more than three spatial dimensions; or an error of a forced implementation as in
         `jaxgrad.conv_general_dilated`.
       RuntimeError: the library of the forced implementation is not installed.
 

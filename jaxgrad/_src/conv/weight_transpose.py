@@ -21,28 +21,29 @@ def kernel_transposes(problem: ConvProblem, written: ConvGeometry) -> bool:
     Args:
       problem: the convolution in the caller's layouts. Its window is reversed on the way if the geometry says so.
       written: the geometry whose layout cuDNN writes.
+
+    Without a GPU on this machine the answer is no: whether NVRTC, which compiles the kernel, is installed where the
+    program runs is unknown.
     """
-    if transpose_unavailable(cuda.gpu_ordinal()):
+    device = cuda.gpu_ordinal()
+    if device is None:
         return False
     geometry = problem.geometry
     sizes = (problem.out_features, problem.features // geometry.feature_group_count, *geometry.w_spatial)
     reversed_axes = list(range(2, len(sizes))) if geometry.window_reversed else []
-    return bool(
-        cuda.module.transpose_supported(list(sizes), list(written.rhs_spec), list(geometry.rhs_spec), reversed_axes)
-    )
+    specs = list(written.rhs_spec), list(geometry.rhs_spec)
+    if not cuda.module.transpose_supported(list(sizes), *specs, reversed_axes):
+        return False
+    return not transpose_unavailable(device)  # asked last, because it compiles the kernel
 
 
 @cache
-def transpose_unavailable(device: int | None) -> str:
+def transpose_unavailable(device: int) -> str:
     """Returns why the kernel cannot run on a GPU; empty if it can, and then it is compiled and loaded there.
-
-    Without a GPU on this machine, it is unknown whether NVRTC, which compiles the kernel, is where the program runs.
 
     Raises:
       RuntimeError: the kernel cannot be loaded, and other processes of the program may have been able to load it.
     """
-    if device is None:
-        return "there is no GPU on this machine"
     if problem := cuda.nvrtc_unavailable():
         return problem
     try:

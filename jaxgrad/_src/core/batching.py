@@ -26,25 +26,17 @@ def fold_or_loop(
     """
     mapped = custom_vmap(call)
 
-    def fold(size: int, is_mapped: Sequence[bool | None], args: Sequence[Any]) -> Any:
-        def fold_operand(arg: Any, axis: BatchAxis, mapped_here: bool | None) -> Any:
-            if arg is None or axis is None:
-                return arg
-            if not mapped_here:
-                arg = jnp.broadcast_to(arg, (size, *arg.shape))
-            arg = jnp.moveaxis(arg, 0, axis)  # right before the batch
-            return arg.reshape(*arg.shape[:axis], size * arg.shape[axis + 1], *arg.shape[axis + 2 :])
-
-        def unfold_result(result: Any, axis: BatchAxis) -> Any:
-            if result is None or axis is None:
-                return result
-            shape = (*result.shape[:axis], size, result.shape[axis] // size, *result.shape[axis + 1 :])
-            return jnp.moveaxis(result.reshape(shape), axis, 0)
-
-        results = mapped(*map(fold_operand, args, in_axes, is_mapped))
-        unfolded = [unfold_result(r, axis) for r, axis in zip(results, out_axes, strict=True)]
+    def folded(size: int, is_mapped: Sequence[bool | None], args: Sequence[Any]) -> Any:
+        operands = (
+            arg if arg is None or axis is None else fold(broadcast(arg, here, size), axis)
+            for arg, axis, here in zip(args, in_axes, is_mapped, strict=True)
+        )
+        results = [
+            result if result is None or axis is None else unfold(result, axis, size)
+            for result, axis in zip(mapped(*operands), out_axes, strict=True)
+        ]
         batched = [None if r is None else axis is not None for r, axis in zip(results, out_axes, strict=True)]
-        return tuple(unfolded), tuple(batched)
+        return tuple(results), tuple(batched)
 
     def loop(size: int, is_mapped: Sequence[bool | None], args: Sequence[Any]) -> Any:
         def one(i: jax.Array) -> Any:
@@ -58,7 +50,7 @@ def fold_or_loop(
         if axis_size == 0:
             return empty_vmap(mapped, is_mapped, args)
         weights_mapped = any(here for here, axis in zip(is_mapped, in_axes, strict=True) if axis is None)
-        return (loop if weights_mapped or not foldable else fold)(axis_size, is_mapped, args)
+        return (loop if weights_mapped or not foldable else folded)(axis_size, is_mapped, args)
 
     return mapped
 
@@ -72,3 +64,20 @@ def empty_vmap(call: Callable[..., Any], is_mapped: Sequence[bool | None], args:
     results = jax.eval_shape(call, *map(one, args, is_mapped))
     empty = jax.tree.map(lambda r: jnp.zeros((0, *r.shape), r.dtype), results)
     return empty, jax.tree.map(lambda _: True, results)
+
+
+def broadcast(array: jax.Array, is_mapped: bool | None, size: int) -> jax.Array:
+    """Returns the array with the mapped axis first, broadcast if it is not mapped."""
+    return array if is_mapped else jnp.broadcast_to(array, (size, *array.shape))
+
+
+def fold(array: jax.Array, axis: int) -> jax.Array:
+    """Merges the first axis into `axis` of the others, as the slower-varying part."""
+    array = jnp.moveaxis(array, 0, axis)
+    return array.reshape(*array.shape[:axis], array.shape[axis] * array.shape[axis + 1], *array.shape[axis + 2 :])
+
+
+def unfold(array: jax.Array, axis: int, size: int) -> jax.Array:
+    """Splits `axis` into a first axis of `size` and the rest: the inverse of `fold`."""
+    array = array.reshape(*array.shape[:axis], size, array.shape[axis] // size, *array.shape[axis + 1 :])
+    return jnp.moveaxis(array, axis, 0)

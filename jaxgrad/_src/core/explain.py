@@ -70,7 +70,8 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
       An `Explanation`.
 
     Raises:
-      ValueError: `op` is not an op of jaxgrad, or the call itself would raise ValueError.
+      ValueError: `op` is not an op of jaxgrad, the forced implementation does not run on `platform`, or the call itself
+        would raise ValueError.
       TypeError: the call itself would raise TypeError.
       RuntimeError: the forced implementation is not available on this machine.
 

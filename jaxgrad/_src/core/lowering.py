@@ -16,7 +16,7 @@ from jaxgrad._src.core.selection import Candidates
 def platform_call(
     candidates: Candidates, kernels: Mapping[str, Callable[..., Any]], xla: Callable[..., Any], *args: Any
 ) -> Any:
-    """Calls the candidate's kernel on the platform that the program is lowered for, and `xla` where there is none.
+    """Calls the kernel of the candidate for the platform of the program, or `xla` if no candidate runs there.
 
     The platform is known when the program is lowered. It need not be that of JAX's default device: a program lowered
     for a GPU on a machine without one takes the GPU's branch.

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from jaxgrad._src.core import checks
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +44,8 @@ class Backend:
       description: why the backend is selected, for `jaxgrad.explain`.
       passes: the passes that it has kernels for; None for all passes of the op.
       instead: what runs where the kernels are missing, for the warning.
-      depends_on_problem_only: whether the answers depend on nothing but the problem, so that they may be kept. They do
-        not where they depend on settings, or on memory that is free at the time.
+      depends_on_problem_only: whether the answers about a convolution depend only on its problem, on `has_bias` and on
+        `transposed`, so that they may be kept: not on settings, precision or relu, nor on free memory.
     """
 
     implementation: ClassVar[str]
@@ -73,6 +75,10 @@ class Backend:
     def find_plan(self, pass_name: str, call: Any) -> Rejection | None:
         """Asks the library for a plan. Returns why there is none; None if there is one."""
         return None
+
+    def supports_resized(self, pass_name: str, call: Any) -> bool:
+        """Whether the backend, a candidate already, runs a pass whose sizes `vmap` or a mesh has changed."""
+        return self.supports(pass_name, call) is None
 
     def remark(self, pass_name: str, call: Any) -> str:
         """Returns what `jaxgrad.explain` adds where this backend runs a pass."""
@@ -115,7 +121,7 @@ class Op:
             if _PLATFORMS.setdefault(backend.implementation, backend.platform) != backend.platform:
                 raise ValueError(f"the implementation {backend.implementation!r} has two platforms")
 
-    def public(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def public(self, function: _Function) -> _Function:
         """Decorator of the op's public function, by which `jaxgrad.explain` recognizes the op."""
         _PUBLIC[function] = self
         return function

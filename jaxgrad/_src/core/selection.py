@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -66,6 +66,15 @@ def reject_symbolic_shapes(*arrays: jax.Array | None) -> Rejection | None:
     """Rejects shapes with symbolic dimensions, as in shape-polymorphic export: no workspace can be planned for them."""
     symbolic = any(not isinstance(size, int) for array in arrays if array is not None for size in array.shape)
     return Rejection("symbolic shapes run on XLA") if symbolic else None
+
+
+def supporting(candidates: Candidates, backends: Sequence[Backend], pass_name: str, call: Any) -> Candidates:
+    """Returns the candidates that run a pass whose sizes `vmap` or a mesh has changed, with the description `call`."""
+    for backend in backends:
+        # There are no candidates where shapes are symbolic.
+        if backend.implementation in candidates.implementations and not backend.supports_resized(pass_name, call):
+            candidates = candidates.without(backend.implementation)
+    return candidates
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -65,13 +66,21 @@ class Settings:
 
 
 _process = Settings(plan_cache_dir=os.environ.get("JAXGRAD_PLAN_CACHE_DIR") or None)
-_context = jax.make_user_context(_process)
+_process_lock = threading.Lock()
+
+
+def _traced(settings: Settings) -> Settings:
+    """The settings that programs depend on."""
+    return dataclasses.replace(settings, plan_cache_dir=None)
+
+
+_context = jax.make_user_context(_traced(_process))
 _plan_cache_dir_listeners: list[Callable[[str | None], None]] = []
 
 
 def current() -> Settings:
     """Returns the settings in force in this thread."""
-    return _context.value
+    return dataclasses.replace(_context.value, plan_cache_dir=_process.plan_cache_dir)
 
 
 def update(**changes: Any) -> None:
@@ -90,11 +99,12 @@ def update(**changes: Any) -> None:
       >>> jaxgrad.config.update(search="heuristic", workspace_limit=1 << 28)
     """
     global _process
-    _process = _changed(_process, changes)
-    _context.set_global(_process)
-    if "plan_cache_dir" in changes:
-        for listener in _plan_cache_dir_listeners:
-            listener(_process.plan_cache_dir)
+    with _process_lock:
+        _process = _changed(_process, changes)
+        _context.set_global(_traced(_process))
+        if "plan_cache_dir" in changes:
+            for listener in _plan_cache_dir_listeners:
+                listener(_process.plan_cache_dir)
 
 
 def override(**changes: Any) -> contextlib.AbstractContextManager[Settings]:
@@ -125,7 +135,7 @@ def override(**changes: Any) -> contextlib.AbstractContextManager[Settings]:
 
 @contextlib.contextmanager
 def _entered(settings: Settings) -> Iterator[Settings]:
-    with _context(settings):
+    with _context(_traced(settings)):
         yield settings
 
 

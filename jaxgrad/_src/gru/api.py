@@ -16,7 +16,7 @@ from jaxgrad._src.core.selection import reject_symbolic_shapes, select
 from jaxgrad._src.gru import autodiff, jvp
 from jaxgrad._src.gru.backend import PASSES
 from jaxgrad._src.gru.backends import BACKENDS
-from jaxgrad._src.gru.params import GruParams
+from jaxgrad._src.gru.params import GruParams, GruProblem
 
 OP = Op("gru", PASSES, BACKENDS)
 
@@ -82,7 +82,8 @@ def gru(
       TypeError: an array has an unsupported dtype or a dtype other than that of x, sequence_lens is not an integer
         array, linear_before_reset is not a bool, or clip is not a number.
       ValueError: the shape of an array does not fit, direction or implementation is unknown, clip is not positive, or
-        sequence_lens has a value outside [0, T]; or `implementation="cpu"` is lowered for another platform.
+        sequence_lens has a value outside [0, T]; or `implementation="cpu"` is lowered for another platform
+        or has symbolic shapes.
       RuntimeError: `implementation="cpu"` is given and the compiled module cannot be loaded.
       jax.errors.JaxRuntimeError: sequence_lens has a value outside [0, T] that is not known while tracing, and the CPU
         kernels run. The XLA implementation clamps such a value to [0, T].
@@ -112,7 +113,8 @@ def gru(
     linear_before_reset = checks.check_flag(_NAME, "linear_before_reset", linear_before_reset)
     clip = _check_clip(clip)
     arrays = _check_arrays(x, w, r, b, sequence_lens, initial_h, 2 if direction == "bidirectional" else 1)
-    candidates = select(OP, implementation, rejection=reject_symbolic_shapes(*arrays)).candidates
+    problem = GruProblem.of(arrays[0], arrays[2], linear_before_reset=linear_before_reset, clip=clip)
+    candidates = select(OP, implementation, problem, reject_symbolic_shapes(*arrays)).candidates
     params = GruParams(direction, linear_before_reset, clip, candidates["forward"], candidates["backward"])
     y, y_h = forward_mode.call(autodiff.gru, jvp.RULES, params, *pvary_to_match(*arrays))
     return y, y_h

@@ -1,8 +1,11 @@
-"""The static arguments of a GRU call."""
+"""The static arguments of a GRU call, and its description for the backends."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
+
+import jax
 
 from jaxgrad._src.core.selection import Candidates
 
@@ -29,3 +32,29 @@ class GruParams:
     def num_gates(self) -> int:
         """The number of [H] vectors that the forward pass saves for each step, row and direction."""
         return 4 if self.linear_before_reset else 3
+
+
+@dataclasses.dataclass(frozen=True)
+class GruProblem:
+    """A GRU call as the backends are asked about it.
+
+    Attributes:
+      T, B, I, H, D: the numbers of steps, rows, inputs, hidden units and directions.
+      dtype: the dtype of every floating-point operand.
+      linear_before_reset, clip: as in `GruParams`.
+    """
+
+    T: int
+    B: int
+    I: int  # noqa: E741
+    H: int
+    D: int
+    dtype: Any
+    linear_before_reset: bool
+    clip: float | None
+
+    @classmethod
+    def of(cls, x: jax.Array, r: jax.Array, *, linear_before_reset: bool, clip: float | None) -> GruProblem:
+        """The problem of operands x [T, B, I] and r [D, 3H, H]."""
+        (T, B, I), (D, _, H) = x.shape, r.shape  # noqa: E741
+        return cls(T, B, I, H, D, x.dtype, linear_before_reset, clip)

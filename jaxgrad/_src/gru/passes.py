@@ -6,15 +6,20 @@ The rows of a batch do not depend on each other: `vmap` folds a mapped axis into
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
+
+import jax
 
 from jaxgrad._src.core.batching import fold_or_loop
 from jaxgrad._src.core.named_jit import named_jit
 from jaxgrad._src.core.partitioning import PartitioningRule, dims, partitioned
+from jaxgrad._src.core.selection import Candidates, supporting
 from jaxgrad._src.gru import xla
 from jaxgrad._src.gru.backends import BACKENDS
-from jaxgrad._src.gru.params import GruParams
+from jaxgrad._src.gru.params import GruParams, GruProblem
+
+_MAX_PASSES = 1024  # jitted passes of each kind that are kept, for different parameters
 
 # The axis of the batch in each operand and result that has one.
 _AXIS = {"x": 1, "sequence_lens": 0, "initial_h": 1, "y": 2, "y_h": 1, "gates": 2}
@@ -28,7 +33,7 @@ _BACKWARD_OPERANDS = ("x", "weights", "weights", "sequence_lens", "initial_h", "
 _GRADIENTS = ("x", "weights", "weights", "b", "initial_h")
 
 
-@cache
+@lru_cache(_MAX_PASSES)
 def forward(params: GruParams, save_gates: bool) -> Callable[..., Any]:
     """Returns (x, w, r, b, sequence_lens, initial_h) -> (y, y_h, gates)."""
     kernels = {
@@ -40,9 +45,11 @@ def forward(params: GruParams, save_gates: bool) -> Callable[..., Any]:
         tuple(_NAMES[name] for name in _FORWARD_OPERANDS),
         (_NAMES["y"], _NAMES["y_h"], _NAMES["gates"] if save_gates else (None,)),
     )
-    call = partitioned(
-        rule, lambda *_: params.forward_candidates, kernels, partial(xla.forward, params, save_gates=save_gates)
-    )
+
+    def candidates(x, w, r, *_):
+        return _supporting(params.forward_candidates, "forward", params, x, r)
+
+    call = partitioned(rule, candidates, kernels, partial(xla.forward, params, save_gates=save_gates))
     batched = fold_or_loop(
         call,
         in_axes=tuple(map(_AXIS.get, _FORWARD_OPERANDS)),
@@ -51,7 +58,7 @@ def forward(params: GruParams, save_gates: bool) -> Callable[..., Any]:
     return named_jit(batched, "gru_forward", params, save_gates)
 
 
-@cache
+@lru_cache(_MAX_PASSES)
 def backward(params: GruParams, needs_grad: tuple[bool, ...]) -> Callable[..., Any]:
     """Returns (x, w, r, sequence_lens, initial_h, y, gates, dy, dy_h) -> the gradients of (x, w, r, b, initial_h).
 
@@ -67,7 +74,11 @@ def backward(params: GruParams, needs_grad: tuple[bool, ...]) -> Callable[..., A
         tuple(_NAMES[name] if needed else None for name, needed in zip(_GRADIENTS, needs_grad, strict=True)),
         summed=("B",),
     )
-    call = partitioned(rule, lambda *_: params.backward_candidates, kernels, as_tuple(xla.backward))
+
+    def candidates(x, w, r, *_):
+        return _supporting(params.backward_candidates, "backward", params, x, r)
+
+    call = partitioned(rule, candidates, kernels, as_tuple(xla.backward))
     batched = fold_or_loop(
         call,
         in_axes=tuple(map(_AXIS.get, _BACKWARD_OPERANDS)),
@@ -75,3 +86,9 @@ def backward(params: GruParams, needs_grad: tuple[bool, ...]) -> Callable[..., A
         foldable=not any(needs_grad[1:4]),  # the gradients of w, r and b are sums over the batch
     )
     return named_jit(batched, "gru_backward", params, needs_grad)
+
+
+def _supporting(candidates: Candidates, pass_name: str, params: GruParams, x: jax.Array, r: jax.Array) -> Candidates:
+    """Returns the candidates for the operands of a pass, whose batch `vmap` or a mesh may have changed."""
+    problem = GruProblem.of(x, r, linear_before_reset=params.linear_before_reset, clip=params.clip)
+    return supporting(candidates, BACKENDS, pass_name, problem)

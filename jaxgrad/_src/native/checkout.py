@@ -15,6 +15,6 @@ def require_compiled_kernels() -> None:
     if is_checkout and "jaxgrad._cpu" not in sys.modules and find_spec("jaxgrad._cpu") is None:
         raise ImportError(
             f"jaxgrad is imported from the source checkout {_PACKAGE.parent}, which has no compiled kernels. Build "
-            "them with `pip install -e .` in that directory, or start Python in another directory to import an "
-            "installed jaxgrad."
+            "them with `pip install -e .` in that directory, or import an installed jaxgrad: start Python "
+            "in another directory, or with `python -P`."
         )

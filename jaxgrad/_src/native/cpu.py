@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from jaxgrad._src.native.libraries import is_installed, library_paths
+from jaxgrad._src.native.libraries import library_paths
 
 module: Any  # jaxgrad._cpu, or None
 try:
@@ -38,9 +38,9 @@ def onednn_unavailable() -> str:
     """Returns why oneDNN cannot be used; empty if it can. Loads oneDNN at the first call."""
     if module is None:
         return _error
-    if not is_installed(_ONEDNN_PACKAGE):
-        return f"oneDNN is not installed (the package {_ONEDNN_PACKAGE})"
     paths = library_paths((_ONEDNN_PACKAGE,), (_ONEDNN_LIBRARY,))
+    if paths is None:
+        return f"oneDNN is not installed (the package {_ONEDNN_PACKAGE})"
     if not paths:
         return f"the package {_ONEDNN_PACKAGE} has no {_ONEDNN_LIBRARY}"
     try:

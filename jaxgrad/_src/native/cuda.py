@@ -55,11 +55,6 @@ def gpu_ordinal() -> int | None:
         return None
 
 
-def module_unavailable() -> str:
-    """Returns why the CUDA module cannot be used; empty if it can."""
-    return _error
-
-
 def unavailable() -> str:
     """Returns why a call cannot be lowered to cuDNN; empty if it can.
 
@@ -74,7 +69,7 @@ def cudnn_unavailable() -> str:
     if module is None:
         return _error
     try:
-        module.load_cudnn(library_paths(_CUDNN_PACKAGES, ("libcudnn.so.9",)))
+        module.load_cudnn(library_paths(_CUDNN_PACKAGES, ("libcudnn.so.9",)) or [])
     except RuntimeError as error:
         return str(error)
     return ""
@@ -86,7 +81,7 @@ def nvrtc_unavailable() -> str:
     if module is None:
         return _error
     try:
-        module.load_nvrtc(library_paths(_NVRTC_PACKAGES, ("libnvrtc.so.13", "libnvrtc.so.12")))
+        module.load_nvrtc(library_paths(_NVRTC_PACKAGES, ("libnvrtc.so.13", "libnvrtc.so.12")) or [])
         if (device := gpu_ordinal()) is not None:
             module.check_nvrtc(device)
     except RuntimeError as error:

@@ -6,22 +6,13 @@ import importlib.metadata
 from collections.abc import Sequence
 
 
-def library_paths(packages: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Returns the paths of the files with one of the `names` in the installed ones of the `packages`."""
-    found = []
+def library_paths(packages: Sequence[str], names: Sequence[str]) -> list[str] | None:
+    """Returns the paths of the files with one of the `names` in the `packages`; None if no package is installed."""
+    found: list[str] | None = None
     for package in packages:
         try:
             files = importlib.metadata.files(package) or []
         except importlib.metadata.PackageNotFoundError:
             continue
-        found += [str(file.locate()) for file in files if file.name in names]
+        found = [*(found or []), *(str(file.locate()) for file in files if file.name in names)]
     return found
-
-
-def is_installed(package: str) -> bool:
-    """Whether a Python package is installed."""
-    try:
-        importlib.metadata.files(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
