@@ -50,8 +50,8 @@ def passes(
     )
 
     def backward(which: int) -> torch.Tensor:
-        wanted = [which == i for i in range(3)]
-        return torch.ops.aten.convolution_backward(dy_t, kept, w_t, None, *settings, wanted)[which]
+        needs_grad = [which == i for i in range(3)]
+        return torch.ops.aten.convolution_backward(dy_t, kept, w_t, None, *settings, needs_grad)[which]
 
     def input_gradient() -> torch.Tensor:
         found = backward(0)

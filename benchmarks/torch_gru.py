@@ -38,14 +38,14 @@ def passes(
     x_t, h_t = tensor(x).requires_grad_(), tensor(initial_h).requires_grad_()
     dy, dy_h = (tensor(c) for c in cotangents)
     dy = dy.transpose(1, 2).flatten(2)  # [T, B, D * H], as the module's outputs
-    wanted = (x_t, h_t, *(p for weights in module.all_weights for p in weights))
+    operands = (x_t, h_t, *(p for weights in module.all_weights for p in weights))
 
     def forward() -> Any:
         with torch.no_grad():
             return module(x_t, h_t)
 
     def forward_backward() -> Any:
-        return torch.autograd.grad(module(x_t, h_t), wanted, (dy, dy_h))
+        return torch.autograd.grad(module(x_t, h_t), operands, (dy, dy_h))
 
     y, y_h = (_numpy(t) for t in forward())
     dx, dh0, *weights = (_numpy(t) for t in forward_backward())

@@ -14,11 +14,11 @@ from benchmarks.timing import Contender
 
 
 def left_out(names: tuple[str, ...], options: Options) -> dict[str, str]:
-    """Of PyTorch's contenders that are wanted, those that cannot run, each with the reason."""
-    wanted = [name for name in names if options.wants(name)]
+    """Of PyTorch's selected contenders, those that cannot run, each with the reason."""
+    selected = [name for name in names if options.wants(name)]
     if (reason := _why_not_torch()) is not None:
-        found = dict.fromkeys(wanted, reason)
-    elif TORCH_COMPILED in wanted:
+        found = dict.fromkeys(selected, reason)
+    elif TORCH_COMPILED in selected:
         from benchmarks import torch_compile
 
         reason = torch_compile.why_not("cuda" if jax.default_backend() == "gpu" else "cpu")

@@ -36,13 +36,13 @@ def training_step(
     running = [tuple(torch.tensor(np.array(a), device=device) for a in pair) for pair in state.statistics]
     optimizer = torch.optim.SGD(leaves, LEARNING_RATE, MOMENTUM)
     inputs = activations(x, device)
-    wanted = torch.tensor(np.array(target), device=device).long() if network.classifies else activations(target, device)
+    labels = torch.tensor(np.array(target), device=device).long() if network.classifies else activations(target, device)
     loss_of = functional.cross_entropy if network.classifies else functional.mse_loss
     counts: list[int] = []  # of elements in the moments of each batch normalization
 
-    def forward(params: list[Any], inputs: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    def forward(params: list[Any], inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
         ops = TorchOps(params, running, STATISTICS_MOMENTUM)
-        return loss_of(network.run(ops, inputs), wanted), ops.statistics
+        return loss_of(network.run(ops, inputs), labels), ops.statistics
 
     if compiled:
         torch_compile.forget()
@@ -50,7 +50,7 @@ def training_step(
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
-        loss, counts[:] = forward(params, inputs, wanted)
+        loss, counts[:] = forward(params, inputs, labels)
         loss.backward()
         optimizer.step()
         return loss.detach()

@@ -188,11 +188,11 @@ def _png(text: str) -> Path:
     )
 
 
-def _checked(kind: Callable[[str], Any], text: str, fits: Callable[[Any], bool], wanted: str) -> Any:
+def _checked(kind: Callable[[str], Any], text: str, fits: Callable[[Any], bool], expected: str) -> Any:
     try:
         value = kind(text)
     except ValueError:
         value = None
     if value is None or not fits(value):
-        raise argparse.ArgumentTypeError(f"must be {wanted}, got {text}")
+        raise argparse.ArgumentTypeError(f"must be {expected}, got {text}")
     return value
