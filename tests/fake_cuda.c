@@ -1,4 +1,5 @@
-/* A fake CUDA driver, cuDNN and NVRTC that compute nothing. Environment variables set what they offer and how they fail.
+/* A fake CUDA driver, cuDNN and NVRTC that compute nothing. Environment variables set what they offer and how they
+   fail.
 
    FAKE_ENGINES: the engines of every convolution, best first: "number:workspace bytes:microseconds", with commas
    between
