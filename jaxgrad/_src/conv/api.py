@@ -132,7 +132,7 @@ def convolve(
         call = ConvCall(
             pass_call.problem(lhs, rhs), arguments.precision, current(), has_bias, relu, pass_call.transposed
         )
-        known = reading.static_rejections if implementation is None else None  # a forced backend is asked for a plan
+        known = reading.static_rejections if implementation is None else None  # a forced backend must have a plan
         selection = select(op, implementation, call, known=known)
     if pass_call is None or _can_bypass_custom_vjp(selection, reading):
         rhs = lax.rev(rhs, reading.dimension_numbers.rhs_spec[2:]) if arguments.window_reversed else rhs
