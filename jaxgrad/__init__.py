@@ -5,6 +5,7 @@ from jaxgrad._src.native.checkout import require_compiled_kernels as _require_co
 _require_compiled_kernels()
 
 from jaxgrad import config as config  # noqa: E402
+from jaxgrad._src.accelerate.api import accelerate as accelerate  # noqa: E402
 from jaxgrad._src.batch_norm.api import batch_norm_inference as batch_norm_inference  # noqa: E402
 from jaxgrad._src.batch_norm.api import batch_norm_training as batch_norm_training  # noqa: E402
 from jaxgrad._src.conv.api import conv_general_dilated as conv_general_dilated  # noqa: E402
@@ -23,6 +24,7 @@ __all__ = [
     "Explanation",
     "PassExplanation",
     "__version__",
+    "accelerate",
     "batch_norm_inference",
     "batch_norm_training",
     "config",

@@ -18,7 +18,7 @@ from jaxgrad._src.conv.backends import BACKENDS
 from jaxgrad._src.conv.canonicalize import LaxArguments, Reading, read
 from jaxgrad._src.conv.params import ConvCall, ConvParams
 from jaxgrad._src.conv.xla import add_bias_and_relu
-from jaxgrad._src.core import checks
+from jaxgrad._src.core import checks, marks
 from jaxgrad._src.core.mesh_axes import pvary_to_match
 from jaxgrad._src.core.op import Op, Rejection
 from jaxgrad._src.core.selection import XLA, Selection, select
@@ -117,6 +117,13 @@ def convolve(
     op: Op, arguments: LaxArguments, lhs: Any, rhs: Any, bias: Any, activation: str | None, implementation: str | None
 ) -> jax.Array:
     """The common path of both convolution ops; `op` is the public op that was called."""
+    with marks.exempt():  # the selection of this call stands where `jaxgrad.accelerate` has its own
+        return _convolve(op, arguments, lhs, rhs, bias, activation, implementation)
+
+
+def _convolve(
+    op: Op, arguments: LaxArguments, lhs: Any, rhs: Any, bias: Any, activation: str | None, implementation: str | None
+) -> jax.Array:
     name = f"jaxgrad.{op.name}"
     checks.check_choice(name, "activation", activation, (None, "relu"))
     op.check_implementation(implementation)

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxgrad._src.conv import autodiff, jvp
 from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.conv.backends import BACKENDS
-from jaxgrad._src.conv.geometry import ConvGeometry, Pairs, dilated_size, swap_features, transpose_geometry
-from jaxgrad._src.conv.params import ConvCall, ConvParams
-from jaxgrad._src.conv.problem import ConvProblem, forward_problem
-from jaxgrad._src.conv.xla import add_bias_and_relu
-from jaxgrad._src.core import checks, forward_mode
+from jaxgrad._src.conv.geometry import dilated_size
+from jaxgrad._src.conv.params import ConvCall
+from jaxgrad._src.conv.pass_calls import (
+    ConvArguments,
+    ForwardCall,
+    InputGradientCall,
+    forward_call,
+    input_gradient_call,
+)
+from jaxgrad._src.core import checks
 from jaxgrad._src.core.op import Rejection
 from jaxgrad._src.core.selection import reject_symbolic_shapes
 from jaxgrad._src.core.settings import current
@@ -99,7 +103,7 @@ def _read(arguments, lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, has_bias, x64):
     dn = lax.conv_dimension_numbers(lhs_shape, rhs_shape, arguments.dimension_numbers)
     if reason := _runs_on_xla(arguments, lhs, rhs, result):
         return Reading(result, dn, None, reason, {})
-    pass_call = _pass_call(arguments, lhs_shape, rhs_shape, dn)
+    pass_call = _pass_call(arguments, lhs_shape, rhs_shape, result.shape)
     if min(pass_call.geometry.x_spatial) <= 0:
         return Reading(result, dn, None, "cropping leaves no input; runs on XLA", {})
     problem = pass_call.problem(lhs, rhs).in_dtype(result.dtype)
@@ -115,9 +119,22 @@ def _read(arguments, lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, has_bias, x64):
 
 def _runs_on_xla(arguments: LaxArguments, lhs: jax.Array, rhs: jax.Array, result: jax.ShapeDtypeStruct) -> str:
     """Returns why no pass computes the call; empty if one does."""
-    n = lhs.ndim - 2
     strides = arguments.window_strides
     lhs_dilation, rhs_dilation = arguments.lhs_dilation or (1,), arguments.rhs_dilation or (1,)
+    if reason := unsupported_operands(lhs, rhs, result):
+        return reason
+    if arguments.batch_group_count > 1:
+        return "batch_group_count above 1 runs on XLA"
+    if max(lhs_dilation) > 1 and max(strides) > 1:
+        return "lhs_dilation and window_strides both above 1 run on XLA"
+    if min(*strides, *lhs_dilation, *rhs_dilation) < 1:
+        return "a stride or dilation below 1 runs on XLA, which refuses it"
+    return ""
+
+
+def unsupported_operands(lhs: jax.Array, rhs: jax.Array, result: jax.ShapeDtypeStruct) -> str:
+    """Returns why no pass takes operands of these shapes and dtypes; empty if one may."""
+    n = lhs.ndim - 2
     if not jnp.issubdtype(lhs.dtype, jnp.floating):
         return f"the dtype {lhs.dtype.name} runs on XLA"
     exact = result.dtype == lhs.dtype or result.dtype.itemsize > lhs.dtype.itemsize  # the operands fit its dtype
@@ -125,108 +142,48 @@ def _runs_on_xla(arguments: LaxArguments, lhs: jax.Array, rhs: jax.Array, result
         return f"operands of {lhs.dtype.name} and {rhs.dtype.name} with a result of {result.dtype.name} run on XLA"
     if not 1 <= n <= 3:
         return f"{n} spatial dimensions run on XLA; the kernels take 1 to 3"
-    if arguments.batch_group_count > 1:
-        return "batch_group_count above 1 runs on XLA"
-    if max(lhs_dilation) > 1 and max(strides) > 1:
-        return "lhs_dilation and window_strides both above 1 run on XLA"
     if symbolic := reject_symbolic_shapes(lhs, rhs):
         return symbolic.reason
-    if min(*strides, *lhs_dilation, *rhs_dilation) < 1:
-        return "a stride or dilation below 1 runs on XLA, which refuses it"
     if 0 in (*lhs.shape, *rhs.shape, *result.shape):
         return "an array without elements runs on XLA"
     return ""
 
 
 def _pass_call(
-    arguments: LaxArguments, lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dn: lax.ConvDimensionNumbers
+    arguments: LaxArguments, lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], out_shape: tuple[int, ...]
 ) -> ForwardCall | InputGradientCall:
-    n, groups = len(lhs_shape) - 2, arguments.feature_group_count
+    a = normalize(arguments, lhs_shape, rhs_shape, out_shape)
+    if a.is_input_dilated or (max(a.lhs_spatial) == 1 and not a.is_strided):
+        call = input_gradient_call(a)
+        # A single position that the padding surrounds: its input gradient is a matrix product.
+        if a.is_input_dilated or call.geometry.is_matrix_product:
+            return call
+    return forward_call(a)
+
+
+def normalize(
+    arguments: LaxArguments, lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], out_shape: tuple[int, ...]
+) -> ConvArguments:
+    """The arguments as ints, with the padding that a string stands for."""
+    n = len(lhs_shape) - 2
+    dn = lax.conv_dimension_numbers(lhs_shape, rhs_shape, arguments.dimension_numbers)
     strides = tuple(map(int, arguments.window_strides))
-    lhs_dilation = tuple(map(int, arguments.lhs_dilation or (1,) * n))
     rhs_dilation = tuple(map(int, arguments.rhs_dilation or (1,) * n))
-    sizes = [lhs_shape[axis] for axis in dn.lhs_spec[2:]]
-    window = [rhs_shape[axis] for axis in dn.rhs_spec[2:]]
     padding = arguments.padding
     if isinstance(padding, str):
-        extents = [dilated_size(k, d) for k, d in zip(window, rhs_dilation, strict=True)]
+        sizes = [lhs_shape[axis] for axis in dn.lhs_spec[2:]]
+        extents = [dilated_size(rhs_shape[axis], d) for axis, d in zip(dn.rhs_spec[2:], rhs_dilation, strict=True)]
         padding = lax.padtype_to_pads(sizes, extents, strides, padding)
-    pads: Pairs = tuple((int(low), int(high)) for low, high in padding)
-    dilated = max(lhs_dilation) > 1
-    if dilated or (max(sizes) == 1 and max(strides) == 1):
-        call = InputGradientCall(
-            *transpose_geometry(
-                lhs_shape, rhs_shape, dn, lhs_dilation, pads, rhs_dilation, groups, arguments.window_reversed
-            )
-        )
-        # A single position that the padding surrounds: its input gradient is a matrix product.
-        if dilated or call.geometry.is_matrix_product:
-            return call
-    crop = tuple((min(0, low), min(0, high)) for low, high in pads)
-    kept = tuple((max(0, low), max(0, high)) for low, high in pads)
-    cropped = tuple(size + sum(pair) for size, pair in zip(sizes, crop, strict=True))
-    lhs_spec, rhs_spec, out_spec = map(tuple, dn)
-    geometry = ConvGeometry(
-        lhs_spec,
-        rhs_spec,
-        out_spec,
+    return ConvArguments(
+        lhs_shape,
+        rhs_shape,
+        out_shape,
+        dn,
         strides,
-        kept,
+        tuple((int(low), int(high)) for low, high in padding),
+        tuple(map(int, arguments.lhs_dilation or (1,) * n)),
         rhs_dilation,
-        groups,
-        cropped,
-        tuple(window),
+        arguments.feature_group_count,
+        arguments.batch_group_count,
         arguments.window_reversed,
     )
-    return ForwardCall(geometry, crop)
-
-
-@dataclasses.dataclass(frozen=True)
-class ForwardCall:
-    """A call that is a forward pass, after x is cropped where the padding is negative."""
-
-    geometry: ConvGeometry
-    crop: Pairs
-
-    transposed: ClassVar[bool] = False
-
-    def problem(self, lhs: jax.Array, rhs: jax.Array) -> ConvProblem:
-        return forward_problem(self.geometry, lhs, rhs)
-
-    def run(self, params: ConvParams, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, relu: bool) -> jax.Array:
-        lhs = _pad(lhs, self.geometry.lhs_spec, self.crop)
-        if relu:
-            return forward_mode.call(autodiff.forward_relu, jvp.FORWARD_RELU, params, lhs, rhs, bias)
-        return forward_mode.call(autodiff.forward, jvp.FORWARD, params, lhs, rhs, bias)
-
-
-@dataclasses.dataclass(frozen=True)
-class InputGradientCall:
-    """A call that is an input gradient, whose result is padded where the padding exceeds the window."""
-
-    geometry: ConvGeometry
-    pad: Pairs
-
-    transposed: ClassVar[bool] = True
-
-    def problem(self, lhs: jax.Array, rhs: jax.Array) -> ConvProblem:
-        g = self.geometry
-        # The output features of the call are the input features of the geometry.
-        features = rhs.shape[g.rhs_spec[0] if g.feature_group_count > 1 else g.rhs_spec[1]]
-        return ConvProblem(g, lhs.shape[g.out_spec[0]], features, lhs.shape[g.out_spec[1]], lhs.dtype)
-
-    def run(self, params: ConvParams, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, relu: bool) -> jax.Array:
-        g = self.geometry
-        w = rhs if g.feature_group_count == 1 else swap_features(rhs, g.rhs_spec, g.feature_group_count)
-        y = forward_mode.call(autodiff.input_gradient, jvp.INPUT_GRADIENT, params, lhs, w)
-        return add_bias_and_relu(_pad(y, g.lhs_spec, self.pad), bias, relu, g.lhs_spec)
-
-
-def _pad(array: jax.Array, spec: tuple[int, ...], pairs: Pairs) -> jax.Array:
-    """Pads the spatial axes with zeros; negative padding crops."""
-    if not any(map(any, pairs)):
-        return array
-    config = [(0, 0, 0)] * array.ndim
-    for axis, (low, high) in zip(spec[2:], pairs, strict=True):
-        config[axis] = (low, high, 0)
-    return lax.pad(array, jnp.zeros((), array.dtype), config)

@@ -21,11 +21,24 @@ from jax import lax
 from jaxgrad._src.conv.batching import as_groups
 from jaxgrad._src.conv.geometry import ConvGeometry, maybe_reverse_window, shape_of
 from jaxgrad._src.conv.params import ConvParams
-from jaxgrad._src.conv.problem import weight_gradient_problem
+from jaxgrad._src.conv.problem import ConvProblem, weight_gradient_problem
 from jaxgrad._src.core.mesh_axes import pvary_to_match
+from jaxgrad._src.selection.features import MATRIX_PRODUCT
 
 _MOST_TAPS_UNROLLED = 64
 _TAPS_BYTES = 1 << 29  # of the elements of x that a GPU gathers for one matrix product
+
+
+def replaces_convolution(pass_name: str, problem: ConvProblem, platform: str) -> str:
+    """Returns how a pass on XLA is written if it is not a convolution; empty if it is one."""
+    if problem.geometry.is_matrix_product:
+        return MATRIX_PRODUCT
+    if pass_name != "weight_gradient" or problem.is_depthwise:
+        return ""
+    if problem.num_problems:
+        return "XLA runs one matrix product for each independent problem"
+    grouped = problem.geometry.feature_group_count > 1 and platform != "cuda"
+    return "XLA runs one matrix product for each tap of the window" if grouped else ""
 
 
 def forward(params: ConvParams, relu: bool, x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:

@@ -105,11 +105,14 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
 def explanation(selection: Selection, platform: str) -> Explanation:
     """Explains a selection; raises ValueError where a forced implementation cannot run on `platform`."""
     platform = public_platform(platform)
-    passes = tuple(
-        PassExplanation(name, *_implementation_and_reason(selection, name, platform)) for name in selection.op.passes
-    )
+    passes = tuple(explain_pass(selection, name, platform) for name in selection.op.passes)
     alike = len({(found.implementation, found.reason) for found in passes}) == 1
     return Explanation(selection.op.name, platform, passes[0].implementation, passes[0].reason, () if alike else passes)
+
+
+def explain_pass(selection: Selection, pass_name: str, platform: str) -> PassExplanation:
+    """Explains a selection for one pass; raises as `explanation` does."""
+    return PassExplanation(pass_name, *_implementation_and_reason(selection, pass_name, public_platform(platform)))
 
 
 def _implementation_and_reason(selection: Selection, pass_name: str, platform: str) -> tuple[str, str]:

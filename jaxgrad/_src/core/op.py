@@ -132,7 +132,12 @@ class Op:
 
     def check_implementation(self, implementation: Any) -> None:
         """Raises ValueError where the argument `implementation=` is not one that some op has."""
-        checks.check_choice(f"jaxgrad.{self.name}", "implementation", implementation, (None, "xla", *_PLATFORMS))
+        check_implementation(f"jaxgrad.{self.name}", implementation)
+
+
+def check_implementation(caller: str, implementation: Any) -> None:
+    """Raises ValueError where an argument `implementation=` is not one that some op has."""
+    checks.check_choice(caller, "implementation", implementation, (None, "xla", *_PLATFORMS))
 
 
 OPS: dict[str, Op] = {}

@@ -125,8 +125,7 @@ def select(
     """
     found = dict(known or {})
     for backend in op.backends:
-        problem = backend.unavailable()
-        missing = Rejection(f"the {backend.title} are missing: {problem}", missing=problem) if problem else None
+        missing = _missing(backend)
         asked = implementation in (None, backend.implementation)
         for pass_name in filter(backend.has, op.passes):
             key = (backend.implementation, pass_name)
@@ -141,6 +140,43 @@ def select(
     selection = Selection(op, implementation, found, call)
     _record(selection)
     return selection
+
+
+def select_pass(op: Op, pass_name: str, call: Any, platform: str, implementation: str | None = None) -> Selection:
+    """Asks the backends of one platform about one pass.
+
+    Args:
+      op: the op.
+      pass_name: the pass.
+      call: the op's description of the call.
+      platform: the platform that the program is lowered for.
+      implementation: the only one that may run the pass, whether or not it is the fastest. XLA runs the pass if this
+        implementation cannot.
+    """
+    found: dict[tuple[str, str], Rejection | None] = {}
+    for backend in op.backends:
+        if not backend.has(pass_name):
+            continue
+        if implementation not in (None, backend.implementation):
+            rejection: Rejection | None = Rejection(f"only the implementation {implementation!r} may run here")
+        elif backend.platform != platform:
+            rejection = Rejection(f"the {backend.title} do not run on the platform {public_platform(platform)!r}")
+        else:
+            rejection = (
+                _missing(backend)
+                or _taken(op, backend, pass_name, found)
+                or backend.reject(pass_name, call, forced=implementation is not None)
+            )
+        found[backend.implementation, pass_name] = rejection
+    selection = Selection(op, None, found, call)
+    _record(selection)
+    return selection
+
+
+def _missing(backend: Backend) -> Rejection | None:
+    """Rejects a backend whose kernels cannot be used."""
+    problem = backend.unavailable()
+    return Rejection(f"the {backend.title} are missing: {problem}", missing=problem) if problem else None
 
 
 def select_typical(op: Op, implementation: str | None) -> Selection:

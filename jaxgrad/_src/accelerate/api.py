@@ -1,0 +1,103 @@
+"""`jaxgrad.accelerate`: runs the convolutions of any JAX function on jaxgrad's passes."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar, overload
+
+from jaxgrad._src.accelerate.lowering import installed_or_warn
+from jaxgrad._src.core import marks
+from jaxgrad._src.core.op import check_implementation
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_STAGES = ("lower", "trace", "eval_shape")  # methods of a function under `jax.jit` that trace it
+
+
+@overload
+def accelerate(function: _Function, /, *, implementation: str | None = None) -> _Function: ...
+@overload
+def accelerate(function: None = None, /, *, implementation: str | None = None) -> Acceleration: ...
+
+
+def accelerate(function: Any = None, /, *, implementation: str | None = None) -> Any:
+    """Runs the convolutions of a JAX function on jaxgrad's kernels; the function stays as it is.
+
+    A decorator and a context manager. Every convolution that is traced inside, by `jax.lax`, flax, equinox, haiku or
+    any other library, is computed by the fastest implementation known, and so are the convolutions that differentiation
+    and `vmap` make of it, wherever they are applied. Convolutions without a faster implementation, and all other
+    operations, are compiled as without `accelerate`.
+
+    The derivatives are those of JAX, so forward mode, Hessians and the policies of `jax.checkpoint` work as they do
+    without `accelerate`. `accelerate` may be applied before or after `jax.jit` and `jax.grad`. Functions under
+    `jax.jit` that were traced without it are traced again.
+
+    Args:
+      function: the function, which may be one of `jax.jit`. Without it, the result is a context manager, which is a
+        decorator too.
+      implementation: None for the fastest implementation. "cpu" (oneDNN), "cudnn" or "cuda" allows only this one, and
+        uses it wherever it supports a convolution, whether or not it is the fastest. "xla" switches acceleration off
+        inside an accelerated function.
+
+    Returns:
+      The accelerated function, or the context manager.
+
+    Raises:
+      TypeError: function is not callable.
+      ValueError: implementation is unknown.
+
+    Warns:
+      RuntimeWarning: this release of JAX is not supported. Functions then run as without `accelerate`.
+
+    `jaxgrad.report` lists the convolutions of a function, what each runs on, and why.
+
+    Example:
+      >>> @jaxgrad.accelerate
+      ... def loss(w, x):
+      ...   return jnp.sum(jax.lax.conv(x, w, (1, 1), "SAME") ** 2)
+      >>> x, w = jnp.ones((8, 3, 32, 32)), jnp.ones((16, 3, 3, 3))
+      >>> gradient = jax.jit(jax.grad(loss))(w, x)
+      >>> with jaxgrad.accelerate():
+      ...   y = jax.lax.conv(x, w, (1, 1), "SAME")
+    """
+    check_implementation("jaxgrad.accelerate", implementation)
+    acceleration = Acceleration(implementation)
+    return acceleration if function is None else acceleration(function)
+
+
+class Acceleration(AbstractContextManager["Acceleration"]):
+    """The context manager of `jaxgrad.accelerate`. It may be entered again, also inside itself and in other threads."""
+
+    def __init__(self, implementation: str | None) -> None:
+        self._mark = marks.AUTOMATIC if implementation is None else implementation
+        self._entered = threading.local()
+
+    def __enter__(self) -> Acceleration:
+        marked = self._marked()
+        marked.__enter__()
+        self._entered.stack = [*getattr(self._entered, "stack", []), marked]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        *self._entered.stack, marked = self._entered.stack
+        marked.__exit__(*error)
+
+    def __call__(self, function: _Function) -> _Function:
+        """Returns the function, accelerated."""
+        if not callable(function):
+            raise TypeError(f"jaxgrad.accelerate: function must be callable, got {type(function).__name__}")
+
+        @functools.wraps(function, updated=())
+        def accelerated(*args: Any, **kwargs: Any) -> Any:
+            with self._marked():
+                return function(*args, **kwargs)
+
+        for name in _STAGES:
+            if callable(method := getattr(function, name, None)):
+                setattr(accelerated, name, self(method))
+        return accelerated  # type: ignore[return-value]
+
+    def _marked(self) -> AbstractContextManager[None]:
+        return marks.marked(self._mark) if installed_or_warn() else nullcontext()

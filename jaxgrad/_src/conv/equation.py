@@ -1,0 +1,150 @@
+"""Selects how an equation of `jax.lax.conv_general_dilated` is computed, whoever has written it.
+
+JAX writes gradients as convolutions: the input gradient with input dilation and a reversed window, the weight gradient
+with the batch as features and a window as large as dy. `plan_equation` reads an equation by its shapes as the passes
+that compute it, and takes the first reading for which a kernel is selected.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from jaxgrad._src.conv.api import OP
+from jaxgrad._src.conv.backends import BACKENDS
+from jaxgrad._src.conv.canonicalize import LaxArguments, normalize, unsupported_operands
+from jaxgrad._src.conv.params import ConvCall, ConvParams
+from jaxgrad._src.conv.pass_calls import (
+    ConvArguments,
+    PassCall,
+    forward_call,
+    input_gradient_call,
+    weight_gradient_call,
+)
+from jaxgrad._src.conv.xla import replaces_convolution
+from jaxgrad._src.core.batching import fold, unfold
+from jaxgrad._src.core.explain import explain_pass
+from jaxgrad._src.core.selection import select_pass, supporting
+from jaxgrad._src.core.settings import current
+from jaxgrad._src.selection.conv_readings import prefers_matrix_product, prefers_weight_gradient
+
+
+@dataclasses.dataclass(frozen=True)
+class EquationPlan:
+    """How an equation is computed on one platform.
+
+    Attributes:
+      compute: the function (lhs, rhs) -> result; None if XLA lowers the convolution as it is.
+      pass_name: the pass that computes it, or that was tried first; empty if the convolution has no reading.
+      implementation: what runs it.
+      reason: why, in one sentence.
+    """
+
+    compute: Callable[[jax.Array, jax.Array], jax.Array] | None
+    pass_name: str
+    implementation: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reading:
+    """A pass that computes the equation, after its batch groups become feature groups."""
+
+    call: PassCall
+    arguments: ConvArguments
+    batch_groups: int = 1
+
+    def regrouped(self, lhs: jax.Array) -> jax.Array:
+        if self.batch_groups == 1:
+            return lhs
+        batch, feature, *_ = self.arguments.dimension_numbers.lhs_spec
+        return fold(unfold(lhs, batch, self.batch_groups), feature)
+
+
+def plan_equation(
+    parameters: Mapping[str, Any], lhs: Any, rhs: Any, result: Any, platform: str, implementation: str | None
+) -> EquationPlan:
+    """Plans an equation.
+
+    Args:
+      parameters: of the equation.
+      lhs, rhs, result: shapes and dtypes of its operands and of its result.
+      platform: the platform that the program is lowered for.
+      implementation: the only one to take, whether or not it is the fastest; None for the fastest.
+    """
+    if reason := unsupported_operands(lhs, rhs, result):
+        return EquationPlan(None, "", "xla", reason)
+    names = [field.name for field in dataclasses.fields(LaxArguments) if field.name in parameters]
+    arguments = LaxArguments(**{name: parameters[name] for name in names})
+    rejected = None
+    for reading in _readings(normalize(arguments, lhs.shape, rhs.shape, result.shape)):
+        if min(reading.call.geometry.x_spatial) > 0:
+            plan = _plan(reading, arguments.precision, lhs, rhs, result.dtype, platform, implementation)
+            if plan.compute is not None:
+                return plan
+            rejected = rejected or plan
+    return rejected or EquationPlan(None, "", "xla", "no pass computes a convolution with these strides and dilations")
+
+
+def _readings(a: ConvArguments) -> Iterator[_Reading]:
+    """The readings of an equation, in the order in which they are tried."""
+    gradient = prefers_weight_gradient(a.window, a.out_spatial)
+    if gradient and a.feature_group_count == a.batch_group_count == 1 and prefers_matrix_product(a.window):
+        yield from (reading for reading in _by_window(a) if reading.call.geometry.is_matrix_product)
+    if gradient:
+        yield from _as_weight_gradient(a)
+        yield from _by_window(a)
+    else:
+        yield from _by_window(a)
+        yield from _as_weight_gradient(a)
+
+
+def _as_weight_gradient(a: ConvArguments) -> Iterator[_Reading]:
+    if not a.is_input_dilated or max(a.rhs_dilation) == 1:
+        yield _Reading(weight_gradient_call(a), a)
+
+
+def _by_window(a: ConvArguments) -> Iterator[_Reading]:
+    """The readings as a forward pass and as an input gradient."""
+    groups = a.batch_group_count
+    if groups > 1:
+        lhs_shape = list(a.lhs_shape)
+        batch, feature, *_ = a.dimension_numbers.lhs_spec
+        lhs_shape[batch] //= groups
+        lhs_shape[feature] *= groups
+        a = dataclasses.replace(a, lhs_shape=tuple(lhs_shape), feature_group_count=groups, batch_group_count=1)
+    if not a.is_input_dilated:
+        yield _Reading(forward_call(a), a, groups)
+    if not a.is_strided:
+        yield _Reading(input_gradient_call(a), a, groups)
+
+
+def _plan(
+    reading: _Reading, precision: Any, lhs: Any, rhs: Any, dtype: Any, platform: str, implementation: str | None
+) -> EquationPlan:
+    call = reading.call
+    lhs, rhs = (jax.ShapeDtypeStruct(array.shape, dtype) for array in (lhs, rhs))
+    problem = call.problem(jax.eval_shape(reading.regrouped, lhs), rhs)
+    conv_call = ConvCall(problem, precision, current(), transposed=call.transposed)
+    selection = select_pass(OP, call.pass_name, conv_call, platform, implementation)
+    candidates = selection.candidates[call.pass_name]
+    if problem.num_problems:
+        candidates = supporting(candidates, BACKENDS, call.pass_name, conv_call)
+    found = explain_pass(selection, call.pass_name, platform)
+    rewritten = replaces_convolution(call.pass_name, problem, platform) if implementation in (None, "xla") else ""
+    if candidates.implementations:
+        reason = found.reason
+    elif rewritten:
+        reason = rewritten
+    else:
+        return EquationPlan(None, call.pass_name, "xla", found.reason)
+    params = ConvParams(call.geometry, precision, ((call.pass_name, candidates),), current())
+
+    def compute(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        lhs, rhs = (array.astype(dtype) for array in (lhs, rhs))
+        return call.compute(params, reading.regrouped(lhs), rhs)
+
+    return EquationPlan(compute, call.pass_name, (*candidates.implementations, "xla")[0], reason)
