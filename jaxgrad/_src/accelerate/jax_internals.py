@@ -53,7 +53,7 @@ def install(rule: Function) -> str:
             f"jax {jax.__version__} differs from the releases that jaxgrad supports ({type(error).__name__}: {error})"
         )
     _register(rule, rules)
-    dispatch.jaxpr_has_prim_requiring_devices = _or_has_marked_convolution(requires_devices)
+    setattr(dispatch, "jaxpr_has_prim_requiring_devices", _or_has_marked_convolution(requires_devices))  # noqa: B010
     return ""
 
 

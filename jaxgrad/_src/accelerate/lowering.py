@@ -33,7 +33,8 @@ def _lower(original: Callable[..., Any], platform: str, context: Any, lhs: Any, 
     if mark in (None, marks.EXEMPT) or jax_internals.custom_partitioning_is_refused(context):
         return original(context, lhs, rhs, **parameters)
     implementation = None if mark == marks.AUTOMATIC else mark
-    plan = plan_equation(parameters, *context.avals_in, *context.avals_out, platform, implementation)
+    avals = *context.avals_in, *context.avals_out
+    plan = plan_equation(parameters, avals, platform, implementation)
     if plan.compute is None:
         return original(context, lhs, rhs, **parameters)
     with marks.marked(marks.EXEMPT):

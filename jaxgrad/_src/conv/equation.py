@@ -8,7 +8,7 @@ that compute it, and takes the first reading for which a kernel is selected.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -65,16 +65,17 @@ class _Reading:
 
 
 def plan_equation(
-    parameters: Mapping[str, Any], lhs: Any, rhs: Any, result: Any, platform: str, implementation: str | None
+    parameters: Mapping[str, Any], avals: Sequence[Any], platform: str, implementation: str | None
 ) -> EquationPlan:
     """Plans an equation.
 
     Args:
       parameters: of the equation.
-      lhs, rhs, result: shapes and dtypes of its operands and of its result.
+      avals: shapes and dtypes of lhs, rhs and the result.
       platform: the platform that the program is lowered for.
       implementation: the only one to take, whether or not it is the fastest; None for the fastest.
     """
+    lhs, rhs, result = avals
     if reason := unsupported_operands(lhs, rhs, result):
         return EquationPlan(None, "", "xla", reason)
     names = [field.name for field in dataclasses.fields(LaxArguments) if field.name in parameters]

@@ -199,9 +199,20 @@ def forward_call(a: ConvArguments) -> ForwardCall:
     """Reads a convolution without input dilation and batch groups as a forward pass."""
     crop, kept = _split_padding(a.padding)
     cropped = tuple(size + sum(pair) for size, pair in zip(a.lhs_spatial, crop, strict=True))
-    specs = map(tuple, a.dimension_numbers)
-    window = a.window_strides, kept, a.rhs_dilation
-    return ForwardCall(ConvGeometry(*specs, *window, a.feature_group_count, cropped, a.window, a.window_reversed), crop)
+    lhs_spec, rhs_spec, out_spec = map(tuple, a.dimension_numbers)
+    geometry = ConvGeometry(
+        lhs_spec=lhs_spec,
+        rhs_spec=rhs_spec,
+        out_spec=out_spec,
+        window_strides=a.window_strides,
+        padding=kept,
+        rhs_dilation=a.rhs_dilation,
+        feature_group_count=a.feature_group_count,
+        x_spatial=cropped,
+        w_spatial=a.window,
+        window_reversed=a.window_reversed,
+    )
+    return ForwardCall(geometry, crop)
 
 
 def input_gradient_call(a: ConvArguments) -> InputGradientCall:

@@ -137,7 +137,7 @@ class Op:
 
 def check_implementation(caller: str, implementation: Any) -> None:
     """Raises ValueError where an argument `implementation=` is not one that some op has."""
-    checks.check_choice(caller, "implementation", implementation, (None, "xla", *_PLATFORMS))
+    checks.check_choice(caller, "implementation", implementation, (None, "xla", *sorted(_PLATFORMS)))
 
 
 OPS: dict[str, Op] = {}
