@@ -6,6 +6,10 @@ OURS = "jaxgrad"
 OURS_ON_XLA = "jaxgrad on XLA"
 OURS_ON_CUDNN = "jaxgrad on cuDNN"
 OURS_LOOPED = "jaxgrad in lax.map"
+# Convolutions of jaxgrad, everything else as in jax.lax.
+OURS_CONVOLUTIONS = "jaxgrad convolutions"
+# The program of jax.lax under jaxgrad.accelerate.
+ACCELERATED = "jax.lax, accelerated"
 
 LAX = "jax.lax"
 # jnp.pad and a convolution without padding, as Flax writes causal padding.
@@ -28,7 +32,7 @@ PEERS = {
 }
 # The order of columns.
 ORDER = (
-    *(OURS, OURS_ON_XLA, OURS_ON_CUDNN, OURS_LOOPED),
+    *(OURS, OURS_CONVOLUTIONS, ACCELERATED, OURS_ON_XLA, OURS_ON_CUDNN, OURS_LOOPED),
     *(name for names in PEERS.values() for name in names),
     *(OURS + ONE_DEVICE, LAX + ONE_DEVICE),
 )

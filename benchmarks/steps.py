@@ -16,16 +16,30 @@ import numpy as np
 import jaxgrad
 from benchmarks import environment, torch_peers
 from benchmarks.compare import Work, compare
-from benchmarks.contender_names import LAX, LAX_PADDED, OURS, TORCH_COMPILED, TORCH_EAGER
+from benchmarks.contender_names import (
+    ACCELERATED,
+    LAX,
+    LAX_PADDED,
+    OURS,
+    OURS_CONVOLUTIONS,
+    TORCH_COMPILED,
+    TORCH_EAGER,
+)
 from benchmarks.networks import NETWORKS
 from benchmarks.networks.initial import describe
-from benchmarks.networks.jax_ops import JaxgradOps, LaxOps, PaddedLaxOps
+from benchmarks.networks.jax_ops import JaxgradConvolutionOps, JaxgradOps, LaxOps, PaddedLaxOps
 from benchmarks.networks.ops import Norm
 from benchmarks.options import Options
 from benchmarks.timing import Contender, jax_loop_contender, torch_queued_contender
 from benchmarks.training import State, arguments, training_step
 
-_JAX_LIBRARIES = {OURS: JaxgradOps, LAX: LaxOps, LAX_PADDED: PaddedLaxOps}
+_JAX_LIBRARIES = {
+    OURS: JaxgradOps,
+    OURS_CONVOLUTIONS: JaxgradConvolutionOps,
+    ACCELERATED: LaxOps,
+    LAX: LaxOps,
+    LAX_PADDED: PaddedLaxOps,
+}
 _TORCH = (TORCH_EAGER, TORCH_COMPILED)
 CONTENDERS = (*_JAX_LIBRARIES, *_TORCH)
 NOTES = (
@@ -33,6 +47,8 @@ NOTES = (
     "A step is the loss, all gradients, SGD with momentum and the running statistics of batch normalization, in place.",
     "jax.lax is the same step with jax.lax.conv_general_dilated, jax.lax.conv_transpose and batch normalization in "
     "jax.numpy, differentiated by jax.grad.",
+    "jax.lax, accelerated is the step of jax.lax under jaxgrad.accelerate; jaxgrad convolutions is that step with the "
+    "convolutions of jaxgrad in place of jax.lax.",
     "jax.lax after jnp.pad pads causal convolutions with jnp.pad first, as Flax does.",
     "torch, compiled is torch.compile of the loss and its gradients in its default mode, with the eager optimizer.",
     "Max pooling in JAX is the maximum of slices: XLA's gradient of lax.reduce_window is slow.",
@@ -135,6 +151,7 @@ def _row(case: Case, left_out: dict[str, str], options: Options) -> dict[str, An
     for name, library in _JAX_LIBRARIES.items():
         if options.wants(name) and (described.asymmetric or name != LAX_PADDED):
             step = partial(training_step, library, network)
+            step = jaxgrad.accelerate(step) if name == ACCELERATED else step
             found.append(timed(f"{name}: ready", partial(jax_loop_contender, name, step, *args)))
     for name in _TORCH:
         if options.wants(name) and name not in left_out:

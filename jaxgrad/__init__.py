@@ -6,6 +6,9 @@ _require_compiled_kernels()
 
 from jaxgrad import config as config  # noqa: E402
 from jaxgrad._src.accelerate.api import accelerate as accelerate  # noqa: E402
+from jaxgrad._src.accelerate.report import Convolution as Convolution  # noqa: E402
+from jaxgrad._src.accelerate.report import Report as Report  # noqa: E402
+from jaxgrad._src.accelerate.report import report as report  # noqa: E402
 from jaxgrad._src.batch_norm.api import batch_norm_inference as batch_norm_inference  # noqa: E402
 from jaxgrad._src.batch_norm.api import batch_norm_training as batch_norm_training  # noqa: E402
 from jaxgrad._src.conv.api import conv_general_dilated as conv_general_dilated  # noqa: E402
@@ -21,8 +24,10 @@ from jaxgrad._src.gru.api import gru as gru  # noqa: E402
 from jaxgrad._src.version import __version__ as __version__  # noqa: E402
 
 __all__ = [
+    "Convolution",
     "Explanation",
     "PassExplanation",
+    "Report",
     "__version__",
     "accelerate",
     "batch_norm_inference",
@@ -36,4 +41,5 @@ __all__ = [
     "gru",
     "jvp",
     "plan_cache_info",
+    "report",
 ]

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 import jaxgrad
+from jaxgrad._src.accelerate.lowering import install
 from jaxgrad._src.core.explain import explanation
 from jaxgrad._src.core.op import OPS
 from jaxgrad._src.core.selection import select_typical
@@ -89,6 +90,8 @@ def report() -> Iterator[tuple[str, str]]:
         yield "device", device
     yield from _cpu()
     yield from _cuda()
+    problem = install()
+    yield "accelerate", problem or f"available on jax {jax.__version__}"
     for op in OPS.values():
         for name in _platforms():
             yield "op", str(explanation(select_typical(op, None), name))

@@ -104,8 +104,8 @@ class PaddedLaxOps(LaxOps):
         return super()._conv(x, layer, window, relu)
 
 
-class JaxgradOps(LaxOps):
-    """jaxgrad's ops where it has them, else jax.lax and jax.numpy."""
+class JaxgradConvolutionOps(LaxOps):
+    """The convolutions of jaxgrad, else jax.lax and jax.numpy."""
 
     def _conv(self, x: jax.Array, layer: Conv, window: Window, relu: bool) -> jax.Array:
         activation = "relu" if relu else None
@@ -114,6 +114,10 @@ class JaxgradOps(LaxOps):
     def _conv_transpose(self, x: jax.Array, layer: ConvTranspose, stride: int) -> jax.Array:
         settings: dict[str, Any] = {"dimension_numbers": _layouts(x), "bias": layer.bias}
         return jaxgrad.conv_transpose(x, layer.w, (stride,) * (x.ndim - 2), "VALID", **settings)
+
+
+class JaxgradOps(JaxgradConvolutionOps):
+    """jaxgrad's ops where it has them, else jax.lax and jax.numpy."""
 
     def _batch_norm(self, x: jax.Array, layer: Norm, residual: jax.Array | None, relu: bool) -> jax.Array:
         activation = "relu" if relu else None

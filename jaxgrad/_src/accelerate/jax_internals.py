@@ -78,6 +78,12 @@ def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
         yield from equations(inner)
 
 
+def frames(equation: JaxprEqn) -> list[Any]:
+    """The frames that traced an equation, the innermost first; each has file_name, line_num and function_name."""
+    traceback = equation.source_info.traceback
+    return [] if traceback is None else traceback.frames
+
+
 def custom_partitioning_is_refused(context: Any) -> bool:
     """Whether JAX cannot lower `custom_partitioning`, which the passes need outside `shard_map` on several devices.
 

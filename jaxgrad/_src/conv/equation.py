@@ -29,7 +29,11 @@ from jaxgrad._src.core.batching import fold, unfold
 from jaxgrad._src.core.explain import explain_pass
 from jaxgrad._src.core.selection import select_pass, supporting
 from jaxgrad._src.core.settings import current
-from jaxgrad._src.selection.conv_readings import prefers_matrix_product, prefers_weight_gradient
+from jaxgrad._src.selection.conv_readings import (
+    prefers_input_gradient,
+    prefers_matrix_product,
+    prefers_weight_gradient,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +45,14 @@ class EquationPlan:
       pass_name: the pass that computes it, or that was tried first; empty if the convolution has no reading.
       implementation: what runs it.
       reason: why, in one sentence.
+      is_slower: whether jaxgrad has a kernel for the pass, but XLA is faster.
     """
 
     compute: Callable[[jax.Array, jax.Array], jax.Array] | None
     pass_name: str
     implementation: str
     reason: str
+    is_slower: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,27 +86,35 @@ def plan_equation(
         return EquationPlan(None, "", "xla", reason)
     names = [field.name for field in dataclasses.fields(LaxArguments) if field.name in parameters]
     arguments = LaxArguments(**{name: parameters[name] for name in names})
-    rejected = None
-    for reading in _readings(normalize(arguments, lhs.shape, rhs.shape, result.shape)):
+    first = None
+    for reading in _readings(normalize(arguments, lhs.shape, rhs.shape, result.shape), implementation):
         if min(reading.call.geometry.x_spatial) > 0:
             plan = _plan(reading, arguments.precision, lhs, rhs, result.dtype, platform, implementation)
+            first = first or plan
             if plan.compute is not None:
                 return plan
-            rejected = rejected or plan
-    return rejected or EquationPlan(None, "", "xla", "no pass computes a convolution with these strides and dilations")
+            if plan.is_slower:
+                break
+    return first or EquationPlan(None, "", "xla", "no pass computes a convolution with these strides and dilations")
 
 
-def _readings(a: ConvArguments) -> Iterator[_Reading]:
-    """The readings of an equation, in the order in which they are tried."""
-    gradient = prefers_weight_gradient(a.window, a.out_spatial)
-    if gradient and a.feature_group_count == a.batch_group_count == 1 and prefers_matrix_product(a.window):
-        yield from (reading for reading in _by_window(a) if reading.call.geometry.is_matrix_product)
-    if gradient:
-        yield from _as_weight_gradient(a)
-        yield from _by_window(a)
+def _readings(a: ConvArguments, implementation: str | None) -> Iterator[_Reading]:
+    """The readings of an equation, in the order in which they are tried.
+
+    Those of the other kind, by the window or as a weight gradient, are mostly slower than XLA: they are for a forced
+    implementation only.
+    """
+    by_window, gradient = list(_by_window(a)), list(_as_weight_gradient(a))
+    if not prefers_weight_gradient(a.window, a.out_spatial):
+        yield from by_window
+        other = gradient
     else:
-        yield from _by_window(a)
-        yield from _as_weight_gradient(a)
+        if prefers_matrix_product(*a.dimension_numbers[:2]):
+            yield from (reading for reading in by_window if reading.call.geometry.is_matrix_product)
+        yield from gradient
+        other = by_window
+    if implementation is not None:
+        yield from other
 
 
 def _as_weight_gradient(a: ConvArguments) -> Iterator[_Reading]:
@@ -117,10 +131,10 @@ def _by_window(a: ConvArguments) -> Iterator[_Reading]:
         lhs_shape[batch] //= groups
         lhs_shape[feature] *= groups
         a = dataclasses.replace(a, lhs_shape=tuple(lhs_shape), feature_group_count=groups, batch_group_count=1)
-    if not a.is_input_dilated:
-        yield _Reading(forward_call(a), a, groups)
-    if not a.is_strided:
-        yield _Reading(input_gradient_call(a), a, groups)
+    forward = [] if a.is_input_dilated else [_Reading(forward_call(a), a, groups)]
+    transposed = [] if a.is_strided else [_Reading(input_gradient_call(a), a, groups)]
+    transposed_first = prefers_input_gradient(*a.dimension_numbers[:2])
+    yield from (*transposed, *forward) if transposed_first else (*forward, *transposed)
 
 
 def _plan(
@@ -129,7 +143,7 @@ def _plan(
     call = reading.call
     lhs, rhs = (jax.ShapeDtypeStruct(array.shape, dtype) for array in (lhs, rhs))
     problem = call.problem(jax.eval_shape(reading.regrouped, lhs), rhs)
-    conv_call = ConvCall(problem, precision, current(), transposed=call.transposed)
+    conv_call = ConvCall(problem, precision, current(), transposed=reading.arguments.is_input_dilated)
     selection = select_pass(OP, call.pass_name, conv_call, platform, implementation)
     candidates = selection.candidates[call.pass_name]
     if problem.num_problems:
@@ -141,7 +155,8 @@ def _plan(
     elif rewritten:
         reason = rewritten
     else:
-        return EquationPlan(None, call.pass_name, "xla", found.reason)
+        is_slower = any(rejection is not None and rejection.slower for rejection in selection.rejections.values())
+        return EquationPlan(None, call.pass_name, "xla", found.reason, is_slower)
     params = ConvParams(call.geometry, precision, ((call.pass_name, candidates),), current())
 
     def compute(lhs: jax.Array, rhs: jax.Array) -> jax.Array:

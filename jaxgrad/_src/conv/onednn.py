@@ -52,6 +52,8 @@ class OneDnnBackend(ConvBackend):
         return conv_onednn.prefers_xla(pass_name, call.problem)
 
     def find_plan(self, pass_name: str, call: ConvCall) -> Rejection | None:
+        if pass_name == "weight_gradient" and _leaves_taps_unwritten(call.problem.geometry):
+            return Rejection("oneDNN does not write the weight gradient where the window covers only padding")
         has_bias = call.fused_bias and pass_name != "input_gradient"
         plan = onednn_plan(pass_name, computed_problem(pass_name, call.problem), has_bias)
         if plan is None or plan.kernel.startswith("ref"):
@@ -126,6 +128,19 @@ def _reads_uninitialized_memory(pass_name: str, geometry: ConvGeometry) -> bool:
     window, (low, _) = dilated_size(g.w_spatial[0], g.rhs_dilation[0]), g.padding[0]
     starts = (position * g.window_strides[0] - low for position in range(g.y_spatial[0]))
     return len(g.w_spatial) == 3 and not any(0 <= start <= g.x_spatial[0] - window for start in starts)
+
+
+def _leaves_taps_unwritten(geometry: ConvGeometry) -> bool:
+    """Whether a kernel of oneDNN 3.2 does not write all of the weight gradient.
+
+    With three spatial axes it leaves the elements of the window unwritten that cover only padding of the first axis.
+    """
+    g = geometry
+    if len(g.w_spatial) < 3:
+        return False
+    starts = [position * g.window_strides[0] - g.padding[0][0] for position in range(g.y_spatial[0])]
+    taps = (tap * g.rhs_dilation[0] for tap in range(g.w_spatial[0]))
+    return any(all(not 0 <= start + tap < g.x_spatial[0] for start in starts) for tap in taps)
 
 
 @cache

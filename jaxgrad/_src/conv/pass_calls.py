@@ -74,11 +74,6 @@ class PassCall(Protocol):
     def pass_name(self) -> str: ...
 
     @property
-    def transposed(self) -> bool:
-        """Whether the convolution of the geometry is not the one that is called, but its transpose is."""
-        ...
-
-    @property
     def geometry(self) -> ConvGeometry: ...
 
     def problem(self, lhs: jax.Array, rhs: jax.Array) -> ConvProblem:
@@ -162,10 +157,6 @@ class WeightGradientCall:
     num_problems: int
 
     pass_name: ClassVar[str] = "weight_gradient"
-
-    @property
-    def transposed(self) -> bool:
-        return self.lhs_is_dy
 
     def problem(self, lhs: jax.Array, rhs: jax.Array) -> ConvProblem:
         x, dy = jax.eval_shape(self._operands, lhs, rhs)
