@@ -1,4 +1,4 @@
-"""The only call of `jax.ffi`: every compiled handler is called through `ffi_call` below.
+"""The only use of `jax.ffi.ffi_lowering`: every compiled handler is called through `ffi_call` below.
 
 Conventions of all handlers: an absent operand and a result that is not needed are arrays without elements, and the last
 result is the workspace.
