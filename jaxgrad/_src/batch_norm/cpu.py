@@ -23,11 +23,13 @@ class CpuBackend(TwoStepBackend):
         return cpu.unavailable()
 
     def statistics(self, params, x):
+        channels = _channels(params, x)
         mean, mean_low, var, rstd = ffi_call(
             "jaxgrad_cpu_batch_norm_statistics",
-            [_channels(params, x)] * 4,
+            [channels] * 4,
             (x,),
             _workspace(params, x),
+            named={"x": x, "mean": channels},
             feature_axis=params.feature_axis,
             epsilon=params.epsilon,
         )
@@ -40,6 +42,7 @@ class CpuBackend(TwoStepBackend):
             (jax.ShapeDtypeStruct(x.shape, x.dtype),),
             (x, scale, bias, mean, empty_if_none(mean_low, mean.dtype), rstd, empty_if_none(residual, x.dtype)),
             _workspace(params, x),
+            named={"x": x, "mean": mean},
             feature_axis=params.feature_axis,
             relu=params.relu,
         )
@@ -67,6 +70,7 @@ class CpuBackend(TwoStepBackend):
                 empty_if_none(dvar, channels.dtype),
             ),
             _workspace(params, x),
+            named={"x": x, "mean": mean},
             feature_axis=params.feature_axis,
             frozen=params.frozen,
             relu=params.relu,

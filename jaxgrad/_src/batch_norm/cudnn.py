@@ -134,6 +134,7 @@ def _forward_call(
         (jax.ShapeDtypeStruct(x.shape, x.dtype), channels, channels, running),
         (x, scale, bias, empty_if_none(residual, x.dtype)),
         _workspace(problem, is_backward=False, relu=relu, residual=residual is not None),
+        named={"x": x, "mean": channels},
         **_attributes(params, relu),
     )
     return y, mean, rstd, statistics[1]
@@ -157,6 +158,7 @@ def _backward_call(
         (jax.ShapeDtypeStruct(x.shape, x.dtype), channels, channels),
         (x, dy, scale, empty_if_none(bias, channels.dtype), mean, rstd),
         _workspace(problem, is_backward=True, relu=relu, residual=False),
+        named={"x": x, "mean": mean},
         **_attributes(params, relu),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 
@@ -10,6 +10,14 @@ from jaxgrad._src.conv.params import ConvCall, ConvParams
 from jaxgrad._src.core.op import Backend
 
 PASSES = ("forward", "input_gradient", "weight_gradient")
+
+# The two operands and the result of each pass, as profiles name them.
+_ARRAYS = {"forward": ("x", "w", "y"), "input_gradient": ("dy", "w", "dx"), "weight_gradient": ("x", "dy", "dw")}
+
+
+def named_arrays(pass_name: str, *arrays: Any) -> dict[str, Any]:
+    """Returns the two operands and the result of a pass by name, for `ffi_call`."""
+    return dict(zip(_ARRAYS[pass_name], arrays, strict=True))
 
 
 class ConvBackend(Backend):

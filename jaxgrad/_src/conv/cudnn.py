@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from jaxgrad._src.conv.backend import ConvBackend
+from jaxgrad._src.conv.backend import ConvBackend, named_arrays
 from jaxgrad._src.conv.cudnn_plan import Epilogue, allows_tf32, cudnn_plan, kernel_layouts, search_mode
 from jaxgrad._src.conv.geometry import change_layout, maybe_reverse_window
 from jaxgrad._src.conv.params import ConvCall, ConvParams
@@ -176,14 +176,14 @@ def _call(
             shapes.append((0,))
         own["dw_spec"] = list(taken["w"])
         own["dw_reversed"] = transposes and geometry.window_reversed
+    arrays = [change_layout(array, given[name], taken[name]) for name, array in operands.items()]
+    results = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
     found, *_ = ffi_call(
         f"jaxgrad_cudnn_conv_{pass_name}",
-        [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes],
-        [
-            *(change_layout(array, given[name], taken[name]) for name, array in operands.items()),
-            *([empty_if_none(bias, dtype)] if result == "y" else []),
-        ],
+        results,
+        [*arrays, *([empty_if_none(bias, dtype)] if result == "y" else [])],
         plan.workspace,
+        named=named_arrays(pass_name, *arrays, results[0]),
         **g.attributes(),
         **own,
         allow_tf32=allow_tf32,

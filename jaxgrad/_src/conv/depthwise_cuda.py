@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jaxgrad._src.conv.backend import ConvBackend
+from jaxgrad._src.conv.backend import ConvBackend, named_arrays
 from jaxgrad._src.conv.geometry import change_layout, maybe_reverse_window
 from jaxgrad._src.conv.params import ConvCall, ConvParams
 from jaxgrad._src.conv.problem import ConvProblem, weight_gradient_problem
@@ -110,11 +110,14 @@ def _weight_gradient(params: ConvParams, x: jax.Array, dy: jax.Array) -> jax.Arr
         raise NotImplementedError(f"{reason}: {geometry} under vmap; implementation='xla' runs it")
     taken = _kernel_layout(problem)
     g = taken.geometry
+    arrays = change_layout(x, geometry.lhs_spec, g.lhs_spec), change_layout(dy, geometry.out_spec, g.out_spec)
+    result = jax.ShapeDtypeStruct(taken.w_shape, x.dtype)
     (dw,) = ffi_call(
         "jaxgrad_cuda_depthwise_weight_gradient",
-        [jax.ShapeDtypeStruct(taken.w_shape, x.dtype)],
-        [change_layout(x, geometry.lhs_spec, g.lhs_spec), change_layout(dy, geometry.out_spec, g.out_spec)],
+        [result],
+        arrays,
         _workspace(taken),
+        named=named_arrays("weight_gradient", *arrays, result),
         **g.attributes(),
     )
     return maybe_reverse_window(geometry, change_layout(dw, g.rhs_spec, geometry.rhs_spec))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxgrad._src.conv.backend import PASSES, ConvBackend
+from jaxgrad._src.conv.backend import PASSES, ConvBackend, named_arrays
 from jaxgrad._src.conv.geometry import ConvGeometry, dilated_size, maybe_reverse_window
 from jaxgrad._src.conv.params import ConvCall, ConvParams
 from jaxgrad._src.conv.problem import (
@@ -171,14 +171,17 @@ def _call(
             ((w, None), ((*num_problems, problem.out_features) if has_bias else (0,), None)),
         ),
     }[pass_name]
+    taken = [
+        array.astype(compute.dtype).reshape(_as_one_batch(array.shape, layout))
+        for array, layout in zip(operands, layouts, strict=True)
+    ]
+    returned = [jax.ShapeDtypeStruct(_as_one_batch(*result), compute.dtype) for result in results]
     found = ffi_call(
         f"jaxgrad_onednn_conv_{pass_name}",
-        [jax.ShapeDtypeStruct(_as_one_batch(*result), compute.dtype) for result in results],
-        [
-            array.astype(compute.dtype).reshape(_as_one_batch(array.shape, layout))
-            for array, layout in zip(operands, layouts, strict=True)
-        ],
+        returned,
+        taken,
         plan.workspace,
+        named=named_arrays(pass_name, *taken[:2], returned[0]),
         **g.attributes(),
     )
     return tuple(array.astype(problem.dtype).reshape(shape) for array, (shape, _) in zip(found, results, strict=True))

@@ -28,13 +28,14 @@ class CpuBackend(GruBackend):
     def forward(self, params, x, w, r, b, sequence_lens, initial_h, *, save_gates):
         T, B, _ = x.shape
         D, _, H = r.shape
+        results = (
+            jax.ShapeDtypeStruct((T, D, B, H), x.dtype),
+            jax.ShapeDtypeStruct((D, B, H), x.dtype),
+            jax.ShapeDtypeStruct((T, D, B, params.num_gates * H) if save_gates else (0,), x.dtype),
+        )
         y, y_h, gates = ffi_call(
             "jaxgrad_cpu_gru_forward",
-            (
-                jax.ShapeDtypeStruct((T, D, B, H), x.dtype),
-                jax.ShapeDtypeStruct((D, B, H), x.dtype),
-                jax.ShapeDtypeStruct((T, D, B, params.num_gates * H) if save_gates else (0,), x.dtype),
-            ),
+            results,
             (
                 x,
                 w,
@@ -44,6 +45,7 @@ class CpuBackend(GruBackend):
                 empty_if_none(initial_h, x.dtype),
             ),
             _workspace(cpu.module.gru_forward_workspace, params, x, r),
+            named={"x": x, "w": w, "r": r, "y": results[0]},
             **_attributes(params),
         )
         return y, y_h, gates
@@ -70,6 +72,7 @@ class CpuBackend(GruBackend):
                 empty_if_none(dy_h, x.dtype),
             ),
             _workspace(cpu.module.gru_backward_workspace, params, x, r),
+            named={"x": x, "w": w, "r": r, "y": y},
             **_attributes(params),
         )
         return Gradients(*(g if needed else None for g, needed in zip(found, needs_grad, strict=True)))

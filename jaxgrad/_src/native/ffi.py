@@ -1,17 +1,23 @@
-"""The only call of `jax.ffi.ffi_call`: every compiled handler is called through `ffi_call` below.
+"""The only use of `jax.ffi.ffi_lowering`: every compiled handler is called through `ffi_call` below.
 
 Conventions of all handlers: an absent operand and a result that is not needed are arrays without elements, and the last
 result is the workspace.
+
+XLA names an instruction after the primitive that it comes from, and profiles show that name. `jax.ffi.ffi_call` has one
+primitive for all handlers. Here each handler has a primitive for each combination of shapes, see `kernel_name`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 
 def ffi_call(
@@ -19,6 +25,8 @@ def ffi_call(
     results: Sequence[jax.ShapeDtypeStruct],
     operands: Sequence[jax.Array],
     workspace: int,
+    *,
+    named: Mapping[str, Any],
     **attributes: Any,
 ) -> list[jax.Array]:
     """Calls a handler.
@@ -28,14 +36,35 @@ def ffi_call(
       results: the shapes and dtypes of the results.
       operands: the operands.
       workspace: bytes of workspace, passed to the handler as one more result.
+      named: by name, the operands and results whose shapes profiles show; see `kernel_name`.
       **attributes: bools, ints, floats and sequences of ints.
 
     Returns:
       The results without the workspace.
     """
-    call = jax.ffi.ffi_call(target, (*results, jax.ShapeDtypeStruct((workspace,), np.uint8)))
-    *found, _ = call(*operands, **{name: _attribute(value) for name, value in attributes.items()})
+    results = (*results, jax.ShapeDtypeStruct((workspace,), np.uint8))
+    *found, _ = _primitive(kernel_name(target, named)).bind(
+        *operands,
+        target=target,
+        results=tuple(jax.core.ShapedArray(result.shape, result.dtype) for result in results),
+        attributes=tuple((name, _hashable(value)) for name, value in sorted(attributes.items())),
+    )
     return found
+
+
+def kernel_name(target: str, named: Mapping[str, Any]) -> str:
+    """Returns the name of a call in HLO and in profiles: the target, the dtype of the first array, and the shapes.
+
+    XLA replaces characters other than letters, digits, "_" and "-" in the names of instructions, and cuts off a number
+    at the end that follows a dot. The name has none of these, so that it is the same everywhere.
+
+    Example:
+      >>> x, w, y = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((8, 3, 32), (16, 3, 5), (8, 16, 32)))
+      >>> kernel_name("jaxgrad_onednn_conv_forward", {"x": x, "w": w, "y": y})
+      'jaxgrad_onednn_conv_forward-bf16-x_8x3x32-w_16x3x5-y_8x16x32'
+    """
+    dtype = np.dtype(next(iter(named.values())).dtype).name.replace("float", "f")
+    return "-".join((target, dtype, *(f"{name}_{'x'.join(map(str, array.shape))}" for name, array in named.items())))
 
 
 def empty_if_none(array: jax.Array | None, dtype: Any) -> jax.Array:
@@ -46,6 +75,42 @@ def empty_if_none(array: jax.Array | None, dtype: Any) -> jax.Array:
 def empty_like(shape: Any) -> jax.ShapeDtypeStruct:
     """Returns the result of a handler that is not needed, of the dtype of `shape`."""
     return jax.ShapeDtypeStruct((0,), shape.dtype)
+
+
+@cache
+def _primitive(name: str) -> Primitive:
+    """Returns the primitive of the handler calls with a name. JAX keeps lowering rules, so primitives are kept too."""
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(_abstract_eval)
+    primitive.def_impl(partial(_impl, primitive))
+    mlir.register_lowering(primitive, _lowering)
+    return primitive
+
+
+def _abstract_eval(*operands, target, results, attributes):
+    # On the mesh of the context, as the results of `jax.ffi.ffi_call`: inside `shard_map` that is the mesh of the call.
+    sharding = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), jax.sharding.PartitionSpec())
+    return [result.update(sharding=sharding) for result in results]
+
+
+def _impl(primitive, *operands, **params):
+    with jax.disable_jit(False):
+        return _jitted(primitive, operands, **params)
+
+
+@partial(jax.jit, static_argnames=("primitive", "target", "results", "attributes"))
+def _jitted(primitive, operands, target, results, attributes):
+    return primitive.bind(*operands, target=target, results=results, attributes=attributes)
+
+
+def _lowering(ctx, *operands, target, results, attributes):
+    rule = jax.ffi.ffi_lowering(target)
+    return rule(ctx, *operands, **{name: _attribute(value) for name, value in attributes})
+
+
+def _hashable(value: Any) -> Any:
+    return value if np.isscalar(value) else tuple(value)
 
 
 def _attribute(value: Any) -> Any:
