@@ -152,12 +152,14 @@ def transpose_geometry(
     """
     windows = [dilated_size(rhs_shape[axis], d) for axis, d in zip(dn.rhs_spec[2:], rhs_dilation, strict=True)]
     own = [(k - 1 - low, k - 1 - high) for k, (low, high) in zip(windows, padding, strict=True)]
-    # Negative padding of the other convolution crops its x, so it pads the result here.
-    extra = tuple((max(0, -low), max(0, -high)) for low, high in own)
+    # Negative padding of the other convolution crops its x, so it pads the result here. At the high end, less than a
+    # stride may stay unread instead.
+    unread = tuple(-high if -stride < high < 0 else 0 for stride, (_, high) in zip(strides, own, strict=True))
+    extra = tuple((max(0, -low), max(0, -high) - rest) for rest, (low, high) in zip(unread, own, strict=True))
     kept = tuple((max(0, low), max(0, high)) for low, high in own)
     x_spatial = tuple(
-        (lhs_shape[axis] - 1) * stride + window - low - high
-        for axis, stride, window, (low, high) in zip(dn.lhs_spec[2:], strides, windows, kept, strict=True)
+        (lhs_shape[axis] - 1) * stride + window - low - high + rest
+        for axis, stride, window, rest, (low, high) in zip(dn.lhs_spec[2:], strides, windows, unread, kept, strict=True)
     )
     out, inn, *spatial = dn.rhs_spec
     geometry = ConvGeometry(
