@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.lax import conv_general_dilated  # held by name: a program may assign jaxgrad's op to jax.lax
 
 from jaxgrad._src.conv import autodiff, jvp
 from jaxgrad._src.conv.backend import PASSES
@@ -51,7 +52,7 @@ class LaxArguments:
     def call_lax(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         """`jax.lax.conv_general_dilated`, of rhs as it is."""
         arguments = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "window_reversed"}
-        return lax.conv_general_dilated(lhs, rhs, **arguments)
+        return conv_general_dilated(lhs, rhs, **arguments)
 
 
 def _as_tuples(value: Any) -> Any:
