@@ -94,6 +94,8 @@ class PartitioningRule:
         taken: set[str] = set()
         present = [array for array in (*self.operands, *self.results) if array is not None]
         for names, array in zip(present, arrays, strict=False):
+            if not isinstance(array.sharding, NamedSharding):  # a program on one device under `jax.set_mesh`
+                continue
             for name, size, axes in zip(names, array.shape, array.sharding.spec, strict=True):
                 if name is None or axes is None or name in found:
                     continue
