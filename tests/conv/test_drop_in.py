@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 
 import jax
@@ -17,6 +18,16 @@ BACKENDS = CONVOLUTION
 NAMES = ("conv_general_dilated", "conv_transpose")
 OF_LAX = {name: getattr(jax.lax, name) for name in NAMES}
 NHWC = ("NHWC", "HWIO", "NHWC")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_arguments_of_lax(name):
+    """Names, order, kinds and defaults; additional arguments are keyword-only."""
+    of_lax = list(inspect.signature(OF_LAX[name]).parameters.values())
+    found = list(inspect.signature(getattr(jaxgrad, name)).parameters.values())
+    described = [[(p.name, p.kind, p.default) for p in given] for given in (found[: len(of_lax)], of_lax)]
+    assert described[0] == described[1]
+    assert all(p.kind is p.KEYWORD_ONLY for p in found[len(of_lax) :])
 
 
 # name of the function, shapes of lhs and rhs, arguments by position, arguments by keyword

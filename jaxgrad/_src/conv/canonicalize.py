@@ -7,22 +7,25 @@ gradient of another convolution. All others run on XLA.
 from __future__ import annotations
 
 import dataclasses
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.lax import conv_general_dilated  # held by name: a program may assign jaxgrad's op to jax.lax
+from jax.sharding import NamedSharding
 
 from jaxgrad._src.conv import autodiff, jvp
 from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.conv.backends import BACKENDS
 from jaxgrad._src.conv.geometry import ConvGeometry, Pairs, dilated_size, swap_features, transpose_geometry
 from jaxgrad._src.conv.params import ConvCall, ConvParams
+from jaxgrad._src.conv.passes import forward_rule, input_gradient_rule
 from jaxgrad._src.conv.problem import ConvProblem, forward_problem
 from jaxgrad._src.conv.xla import add_bias_and_relu
 from jaxgrad._src.core import checks, forward_mode
+from jaxgrad._src.core.mesh_axes import explicit_mesh
 from jaxgrad._src.core.op import Rejection
 from jaxgrad._src.core.selection import reject_symbolic_shapes
 from jaxgrad._src.core.settings import current
@@ -32,7 +35,10 @@ _MAX_READINGS = 4096  # kept, of calls with different shapes and arguments
 
 @dataclasses.dataclass(frozen=True)
 class LaxArguments:
-    """The arguments of `jax.lax.conv_general_dilated` other than the arrays, and whether the window is reversed."""
+    """The arguments of `jax.lax.conv_general_dilated`, and whether the window is reversed.
+
+    Without the arrays and `out_sharding`, on which no reading depends.
+    """
 
     window_strides: Any
     padding: Any
@@ -49,10 +55,20 @@ class LaxArguments:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _as_tuples(getattr(self, field.name)))
 
-    def call_lax(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    def call_lax(self, lhs: jax.Array, rhs: jax.Array, out_sharding: Any = None) -> jax.Array:
         """`jax.lax.conv_general_dilated`, of rhs as it is."""
         arguments = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "window_reversed"}
-        return conv_general_dilated(lhs, rhs, **arguments)
+        return conv_general_dilated(lhs, rhs, **arguments, out_sharding=out_sharding)
+
+    def explicit_sharding(self, lhs: jax.Array, rhs: jax.Array, out_sharding: Any) -> NamedSharding | None:
+        """The sharding of the result over explicit mesh axes; None if no argument asks for one, or no axis is explicit.
+
+        Raises what `jax.lax.conv_general_dilated` raises for `out_sharding`.
+        """
+        if out_sharding is None:
+            return None
+        sharding = jax.eval_shape(partial(self.call_lax, out_sharding=out_sharding), lhs, rhs).sharding
+        return sharding if sharding is not None and sharding.mesh.explicit_axes else None
 
 
 def _as_tuples(value: Any) -> Any:
@@ -195,6 +211,8 @@ class ForwardCall:
         return forward_problem(self.geometry, lhs, rhs)
 
     def run(self, params: ConvParams, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, relu: bool) -> jax.Array:
+        if mesh := explicit_mesh(lhs, rhs, bias):
+            lhs, rhs, bias = forward_rule(params).reshard(mesh, (lhs, rhs, bias))
         lhs = _pad(lhs, self.geometry.lhs_spec, self.crop)
         if relu:
             return forward_mode.call(autodiff.forward_relu, jvp.FORWARD_RELU, params, lhs, rhs, bias)
@@ -218,6 +236,8 @@ class InputGradientCall:
 
     def run(self, params: ConvParams, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, relu: bool) -> jax.Array:
         g = self.geometry
+        if mesh := explicit_mesh(lhs, rhs):
+            lhs, rhs = input_gradient_rule(params).reshard(mesh, (lhs, rhs))
         w = rhs if g.feature_group_count == 1 else swap_features(rhs, g.rhs_spec, g.feature_group_count)
         y = forward_mode.call(autodiff.input_gradient, jvp.INPUT_GRADIENT, params, lhs, w)
         return add_bias_and_relu(_pad(y, g.lhs_spec, self.pad), bias, relu, g.lhs_spec)

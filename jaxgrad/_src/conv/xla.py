@@ -18,12 +18,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.lax import conv_general_dilated  # held by name: a program may assign jaxgrad's op to jax.lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgrad._src.conv.batching import as_groups
 from jaxgrad._src.conv.geometry import ConvGeometry, maybe_reverse_window, shape_of
 from jaxgrad._src.conv.params import ConvParams
 from jaxgrad._src.conv.problem import weight_gradient_problem
-from jaxgrad._src.core.mesh_axes import pvary_to_match
+from jaxgrad._src.core.mesh_axes import explicit_mesh, pvary_to_match
 
 _MOST_TAPS_UNROLLED = 64
 _TAPS_BYTES = 1 << 29  # of the elements of x that a GPU gathers for one matrix product
@@ -139,6 +140,9 @@ def add_bias(y: jax.Array, bias: jax.Array, spec: Sequence[int]) -> jax.Array:
 
     16-bit types are added in float32, so that the bias gradient, a sum over all of y, is accumulated in float32 too.
     """
+    if mesh := explicit_mesh(y, bias):
+        feature_axes = jax.typeof(y).sharding.spec[spec[1]]
+        bias = jax.sharding.reshard(bias, NamedSharding(mesh, PartitionSpec(feature_axes)))
     wide = jnp.dtype(jnp.float32) if y.dtype.itemsize == 2 else y.dtype
     expanded = lax.expand_dims(bias.astype(wide), [axis for axis in range(y.ndim) if axis != spec[1]])
     return (y.astype(wide) + expanded).astype(y.dtype)

@@ -111,6 +111,20 @@ class PartitioningRule:
         """The partition specs of the results that are not None."""
         return [_spec(names, split) for names in self.results if names is not None]
 
+    def reshard(self, mesh: AbstractMesh, operands: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns the operands, some of which may be None, sharded over explicit axes as the rule splits them.
+
+        JAX requires that the gradient of an operand has the sharding of the operand. The operands of a `custom_vjp`
+        function are resharded before it is called. Its gradient passes split the same dimensions, and the transpose of
+        `jax.sharding.reshard` restores the sharding that the caller's operand has.
+        """
+        given = [array for array in operands if array is not None]
+        rule = self.for_operands(operands)
+        specs = rule.operand_specs(rule.split(mesh, [jax.typeof(array) for array in given]))
+        shardings = [NamedSharding(mesh, spec) for spec in specs]
+        resharded = iter(jax.sharding.reshard(given, shardings))
+        return tuple(None if array is None else next(resharded) for array in operands)
+
     def operand_specs(self, split: dict[str, tuple[str, ...]]) -> list[PartitionSpec]:
         """The partition specs of the operands that are not None."""
         return [_spec(names, split) for names in self.operands if names is not None]
