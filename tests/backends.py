@@ -14,9 +14,9 @@ import jaxgrad
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """One implementation on one platform."""
+    """One implementation on one platform; None stands for the implementations that jaxgrad selects."""
 
-    implementation: str
+    implementation: str | None
     platform: str
 
     @property
@@ -32,10 +32,11 @@ class Backend:
         return jax.device_put(arrays, self.device)
 
     def __str__(self) -> str:
-        return f"{self.implementation}_on_{self.platform}"
+        return f"{self.implementation or 'selected'}_on_{self.platform}"
 
 
 CPU_KERNEL, XLA, XLA_ON_GPU = Backend("cpu", "cpu"), Backend("xla", "cpu"), Backend("xla", "gpu")
+SELECTED = (Backend(None, "cpu"), Backend(None, "gpu"))
 CUDNN, CUDA = Backend("cudnn", "gpu"), Backend("cuda", "gpu")
 
 # The default backends of a test; a test module that needs others defines BACKENDS.

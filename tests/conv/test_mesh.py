@@ -50,6 +50,20 @@ def check_a_batch():
         assert all(g.sharding.is_fully_replicated for g in (*dws, dbias))
 
 
+def check_arrays_on_no_mesh():
+    """Under `jax.set_mesh`, the program of arrays that no mesh holds runs on one device."""
+    x, (w, *_), bias = _args()
+    gradient = jax.jit(jax.grad(_loss_of_one, BY))
+    expected = gradient(x, w, bias)
+    with jax.set_mesh(mesh()):
+        close(gradient(x, w, bias), expected)
+
+
+def _loss_of_one(x, w, bias):
+    y = jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC, bias=bias, implementation=KERNEL)
+    return jnp.sum(jnp.sin(y))
+
+
 def check_explicit_axes():
     (dx, _, _), found = over(mesh(explicit=True), jax.grad(_loss, BY), _args(), BATCH)
     assert found == {"all-reduce": 1}, found
@@ -233,6 +247,7 @@ def check_pmap():
 @on_devices(
     [
         check_a_batch,
+        check_arrays_on_no_mesh,
         check_explicit_axes,
         check_output_features,
         check_two_axes,

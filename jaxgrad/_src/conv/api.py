@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.conv.backends import BACKENDS
@@ -19,7 +20,7 @@ from jaxgrad._src.conv.canonicalize import LaxArguments, Reading, read
 from jaxgrad._src.conv.params import ConvCall, ConvParams
 from jaxgrad._src.conv.xla import add_bias_and_relu
 from jaxgrad._src.core import checks, marks
-from jaxgrad._src.core.mesh_axes import pvary_to_match
+from jaxgrad._src.core.mesh_axes import explicit_mesh, pvary_to_match
 from jaxgrad._src.core.op import Op, Rejection
 from jaxgrad._src.core.selection import XLA, Selection, select
 from jaxgrad._src.core.settings import current
@@ -41,6 +42,7 @@ def conv_general_dilated(
     batch_group_count: int = 1,
     precision: Any = None,
     preferred_element_type: Any = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
     *,
     bias: jax.typing.ArrayLike | None = None,
     activation: str | None = None,
@@ -63,6 +65,9 @@ def conv_general_dilated(
       precision: as in `jax.lax.conv_general_dilated`. On a GPU float32 operands are rounded to TF32, unless the
         precision is `jax.lax.Precision.HIGHEST`.
       preferred_element_type: as in `jax.lax.conv_general_dilated`.
+      out_sharding: None, or the sharding of the result over the explicit axes of a mesh, as in
+        `jax.lax.conv_general_dilated`: a `jax.sharding.PartitionSpec` for the mesh of `jax.set_mesh`, or a
+        `jax.sharding.NamedSharding`. A gradient has the sharding of its operand.
       bias: None, or an array of shape [output features] with the dtype of the result, added to the result.
       activation: "relu", applied after the bias, or None. The gradient of relu at zero is zero, as in `jax.nn.relu`.
       implementation: None selects the fastest implementation known for each pass: the value, the input gradient and the
@@ -110,20 +115,21 @@ def conv_general_dilated(
         precision=precision,
         preferred_element_type=preferred_element_type,
     )
-    return convolve(OP, arguments, lhs, rhs, bias, activation, implementation)
+    return convolve(OP, arguments, lhs, rhs, bias, activation, implementation, out_sharding)
 
 
+@marks.exempt()  # inside `jaxgrad.accelerate`, the selection of this call stands
 def convolve(
-    op: Op, arguments: LaxArguments, lhs: Any, rhs: Any, bias: Any, activation: str | None, implementation: str | None
+    op: Op,
+    arguments: LaxArguments,
+    lhs: Any,
+    rhs: Any,
+    bias: Any,
+    activation: str | None,
+    implementation: str | None,
+    out_sharding: Any = None,
 ) -> jax.Array:
     """The common path of both convolution ops; `op` is the public op that was called."""
-    with marks.exempt():  # the selection of this call stands where `jaxgrad.accelerate` has its own
-        return _convolve(op, arguments, lhs, rhs, bias, activation, implementation)
-
-
-def _convolve(
-    op: Op, arguments: LaxArguments, lhs: Any, rhs: Any, bias: Any, activation: str | None, implementation: str | None
-) -> jax.Array:
     name = f"jaxgrad.{op.name}"
     checks.check_choice(name, "activation", activation, (None, "relu"))
     op.check_implementation(implementation)
@@ -141,20 +147,24 @@ def _convolve(
         )
         known = reading.static_rejections if implementation is None else None  # a forced backend must have a plan
         selection = select(op, implementation, call, known=known)
-    if pass_call is None or _can_bypass_custom_vjp(selection, reading):
+    explicit = out_sharding is not None or explicit_mesh(lhs, rhs) is not None
+    if pass_call is None or (not explicit and _can_bypass_custom_vjp(selection, reading)):
         rhs = lax.rev(rhs, reading.dimension_numbers.rhs_spec[2:]) if arguments.window_reversed else rhs
-        y = arguments.call_lax(lhs, rhs)
+        y = arguments.call_lax(lhs, rhs, out_sharding)
         return add_bias_and_relu(y, bias, relu, reading.dimension_numbers.out_spec)
+    sharding = arguments.explicit_sharding(lhs, rhs, out_sharding)
     params = ConvParams(pass_call.geometry, arguments.precision, tuple(selection.candidates.items()), current())
     lhs, rhs, bias = pvary_to_match(lhs, rhs, bias)
-    return pass_call.run(params, lhs, rhs, bias, relu)
+    y = pass_call.run(params, lhs, rhs, bias, relu)
+    return y if sharding is None else jax.sharding.reshard(y, sharding)
 
 
 def _can_bypass_custom_vjp(selection: Selection, reading: Reading) -> bool:
     """Whether `jax.lax.conv_general_dilated` with JAX's own derivatives is as fast as the passes on XLA.
 
     It is not for groups and matrix products, which conv/xla.py writes in another way, nor on a GPU, where the passes
-    have faster batching rules.
+    have faster batching rules. Nor is it used over explicit mesh axes, because XLA's partitioner computes some weight
+    gradients incorrectly where an axis splits a spatial dimension (jaxlib 0.10.2 to 0.12.0.1: twice their value).
     """
     may_run_on_gpu_kernels = selection.implementation != "xla" and not cuda.unavailable()
     geometry = reading.pass_call.geometry if reading.pass_call else None

@@ -7,12 +7,14 @@ gradient of another convolution. All others run on XLA.
 from __future__ import annotations
 
 import dataclasses
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.lax import conv_general_dilated  # held by name: a program may assign jaxgrad's op to jax.lax
+from jax.sharding import NamedSharding
 
 from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.conv.backends import BACKENDS
@@ -35,7 +37,10 @@ _MAX_READINGS = 4096  # kept, of calls with different shapes and arguments
 
 @dataclasses.dataclass(frozen=True)
 class LaxArguments:
-    """The arguments of `jax.lax.conv_general_dilated` other than the arrays, and whether the window is reversed."""
+    """The arguments of `jax.lax.conv_general_dilated`, and whether the window is reversed.
+
+    Without the arrays and `out_sharding`, on which no reading depends.
+    """
 
     window_strides: Any
     padding: Any
@@ -52,10 +57,20 @@ class LaxArguments:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _as_tuples(getattr(self, field.name)))
 
-    def call_lax(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    def call_lax(self, lhs: jax.Array, rhs: jax.Array, out_sharding: Any = None) -> jax.Array:
         """`jax.lax.conv_general_dilated`, of rhs as it is."""
         arguments = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "window_reversed"}
-        return lax.conv_general_dilated(lhs, rhs, **arguments)
+        return conv_general_dilated(lhs, rhs, **arguments, out_sharding=out_sharding)
+
+    def explicit_sharding(self, lhs: jax.Array, rhs: jax.Array, out_sharding: Any) -> NamedSharding | None:
+        """The sharding of the result over explicit mesh axes; None if no argument asks for one, or no axis is explicit.
+
+        Raises what `jax.lax.conv_general_dilated` raises for `out_sharding`.
+        """
+        if out_sharding is None:
+            return None
+        sharding = jax.eval_shape(partial(self.call_lax, out_sharding=out_sharding), lhs, rhs).sharding
+        return sharding if sharding is not None and sharding.mesh.explicit_axes else None
 
 
 def _as_tuples(value: Any) -> Any:

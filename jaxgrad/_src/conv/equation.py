@@ -87,7 +87,7 @@ def plan_equation(
     names = [field.name for field in dataclasses.fields(LaxArguments) if field.name in parameters]
     arguments = LaxArguments(**{name: parameters[name] for name in names})
     first = None
-    for reading in _readings(normalize(arguments, lhs.shape, rhs.shape, result.shape), implementation):
+    for reading in _readings(normalize(arguments, lhs.shape, rhs.shape, result.shape)):
         if min(reading.call.geometry.x_spatial) > 0:
             plan = _plan(reading, arguments.precision, lhs, rhs, result.dtype, platform, implementation)
             first = first or plan
@@ -98,23 +98,19 @@ def plan_equation(
     return first or EquationPlan(None, "", "xla", "no pass computes a convolution with these strides and dilations")
 
 
-def _readings(a: ConvArguments, implementation: str | None) -> Iterator[_Reading]:
+def _readings(a: ConvArguments) -> Iterator[_Reading]:
     """The readings of an equation, in the order in which they are tried.
 
-    Those of the other kind, by the window or as a weight gradient, are mostly slower than XLA: they are for a forced
-    implementation only.
+    Readings of the other kind, by the window or as a weight gradient, are slower than XLA. They are for equations that
+    have no reading of the preferred kind.
     """
     by_window, gradient = list(_by_window(a)), list(_as_weight_gradient(a))
     if not prefers_weight_gradient(a.window, a.out_spatial):
-        yield from by_window
-        other = gradient
-    else:
-        if prefers_matrix_product(*a.dimension_numbers[:2]):
-            yield from (reading for reading in by_window if reading.call.geometry.is_matrix_product)
-        yield from gradient
-        other = by_window
-    if implementation is not None:
-        yield from other
+        yield from by_window or gradient
+        return
+    if prefers_matrix_product(*a.dimension_numbers[:2]):
+        yield from (reading for reading in by_window if reading.call.geometry.is_matrix_product)
+    yield from gradient or by_window
 
 
 def _as_weight_gradient(a: ConvArguments) -> Iterator[_Reading]:

@@ -20,11 +20,18 @@ from jax import lax
 from jaxgrad._src.conv import autodiff, jvp
 from jaxgrad._src.conv.geometry import ConvGeometry, Pairs, swap_features, transpose_geometry
 from jaxgrad._src.conv.params import ConvParams
-from jaxgrad._src.conv.passes import forward_pass, input_gradient_pass, weight_gradient_pass
+from jaxgrad._src.conv.passes import (
+    forward_pass,
+    forward_rule,
+    input_gradient_pass,
+    input_gradient_rule,
+    weight_gradient_pass,
+)
 from jaxgrad._src.conv.problem import ConvProblem, forward_problem, weight_gradient_problem
 from jaxgrad._src.conv.xla import add_bias_and_relu
 from jaxgrad._src.core import forward_mode
 from jaxgrad._src.core.batching import fold, unfold
+from jaxgrad._src.core.mesh_axes import explicit_mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +110,8 @@ class ForwardCall:
 
     def run(self, params: ConvParams, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, relu: bool) -> jax.Array:
         """The differentiable call."""
+        if mesh := explicit_mesh(lhs, rhs, bias):
+            lhs, rhs, bias = forward_rule(params).reshard(mesh, (lhs, rhs, bias))
         lhs = _pad(lhs, self.geometry.lhs_spec, self.crop)
         if relu:
             return forward_mode.call(autodiff.forward_relu, jvp.FORWARD_RELU, params, lhs, rhs, bias)
@@ -135,6 +144,8 @@ class InputGradientCall:
     def run(self, params: ConvParams, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, relu: bool) -> jax.Array:
         """The differentiable call."""
         g = self.geometry
+        if mesh := explicit_mesh(lhs, rhs):
+            lhs, rhs = input_gradient_rule(params).reshard(mesh, (lhs, rhs))
         y = forward_mode.call(autodiff.input_gradient, jvp.INPUT_GRADIENT, params, lhs, self._swapped(rhs))
         return add_bias_and_relu(_pad(y, g.lhs_spec, self.pad), bias, relu, g.lhs_spec)
 

@@ -59,9 +59,8 @@ def forward_pass(params: ConvParams, relu: bool = False) -> Callable[..., Any]:
 
         return call
 
-    names = _DimNames(params)
-    rule = PartitioningRule((names.x("N", "I"), names.w("O", "I"), names.bias), (names.y("N", "O"),), summed=("I",))
     kernels = _kernels("forward", params, *axes, relu)
+    rule = forward_rule(params)
     call = _partitioned(params, rule, problem, candidates, kernels, partial(xla.forward, params, relu), cross_device)
 
     @call.def_vmap
@@ -108,9 +107,8 @@ def input_gradient_pass(params: ConvParams) -> Callable[..., Any]:
     def candidates(dy, w):
         return _candidates("input_gradient", params, problem(dy, w))
 
-    names = _DimNames(params)
-    rule = PartitioningRule((names.y("N", "O"), names.w("O", "I")), (names.x("N", "I"),), summed=("O",))
     kernels = _kernels("input_gradient", params, *axes)
+    rule = input_gradient_rule(params)
     call = _partitioned(params, rule, problem, candidates, kernels, partial(xla.input_gradient, params))
 
     @call.def_vmap
@@ -151,6 +149,18 @@ def weight_gradient_pass(params: ConvParams, needs_bias_gradient: bool) -> Calla
         return as_independent_problems(pass_of, params, size, is_mapped, (x, dy))
 
     return named_jit(call, "conv_weight_gradient", params.identity, needs_bias_gradient)
+
+
+def forward_rule(params: ConvParams) -> PartitioningRule:
+    """How a mesh may split the pass (x, w, bias) -> y."""
+    names = _DimNames(params)
+    return PartitioningRule((names.x("N", "I"), names.w("O", "I"), names.bias), (names.y("N", "O"),), summed=("I",))
+
+
+def input_gradient_rule(params: ConvParams) -> PartitioningRule:
+    """How a mesh may split the pass (dy, w) -> dx."""
+    names = _DimNames(params)
+    return PartitioningRule((names.y("N", "O"), names.w("O", "I")), (names.x("N", "I"),), summed=("O",))
 
 
 def _kernels(

@@ -17,12 +17,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.lax import conv_general_dilated  # held by name: a program may assign jaxgrad's op to jax.lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgrad._src.conv.batching import as_groups
 from jaxgrad._src.conv.geometry import ConvGeometry, maybe_reverse_window, shape_of
 from jaxgrad._src.conv.params import ConvParams
 from jaxgrad._src.conv.problem import ConvProblem, weight_gradient_problem
-from jaxgrad._src.core.mesh_axes import pvary_to_match
+from jaxgrad._src.core.mesh_axes import explicit_mesh, pvary_to_match
 from jaxgrad._src.selection.features import MATRIX_PRODUCT
 
 _MOST_TAPS_UNROLLED = 64
@@ -98,7 +100,7 @@ def _convolve(geometry: ConvGeometry, precision: Any, x: jax.Array, w: jax.Array
     w = maybe_reverse_window(geometry, w)
     if geometry.is_matrix_product:
         return _matrix_product(geometry, precision, x, w)
-    return lax.conv_general_dilated(
+    return conv_general_dilated(
         x,
         w,
         geometry.window_strides,
@@ -151,6 +153,9 @@ def add_bias(y: jax.Array, bias: jax.Array, spec: Sequence[int]) -> jax.Array:
 
     16-bit types are added in float32, so that the bias gradient, a sum over all of y, is accumulated in float32 too.
     """
+    if mesh := explicit_mesh(y, bias):
+        feature_axes = jax.typeof(y).sharding.spec[spec[1]]
+        bias = jax.sharding.reshard(bias, NamedSharding(mesh, PartitionSpec(feature_axes)))
     wide = jnp.dtype(jnp.float32) if y.dtype.itemsize == 2 else y.dtype
     expanded = lax.expand_dims(bias.astype(wide), [axis for axis in range(y.ndim) if axis != spec[1]])
     return (y.astype(wide) + expanded).astype(y.dtype)

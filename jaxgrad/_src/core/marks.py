@@ -31,10 +31,14 @@ def marked(value: str) -> Iterator[None]:
         _marked.value = outer
 
 
-def exempt() -> contextlib.AbstractContextManager[None]:
-    """Leaves the convolutions that are traced inside a `with` block to XLA: jaxgrad itself has written them.
+@contextlib.contextmanager
+def exempt() -> Iterator[None]:
+    """Leaves the convolutions that are traced inside to XLA: jaxgrad itself writes them. Also a decorator.
 
-    Without a mark around the block, the block adds no metadata to the program.
+    Outside `jaxgrad.accelerate` it adds no metadata to the program.
     """
-    is_marked = getattr(_marked, "value", EXEMPT) != EXEMPT
-    return marked(EXEMPT) if is_marked else contextlib.nullcontext()
+    if getattr(_marked, "value", EXEMPT) == EXEMPT:
+        yield
+    else:
+        with marked(EXEMPT):
+            yield

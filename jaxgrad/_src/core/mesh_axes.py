@@ -1,4 +1,4 @@
-"""Inside `shard_map`: collectives over mesh axes, and the varying manual axes of arrays."""
+"""Inside `shard_map`: collectives over mesh axes, and the varying manual axes of arrays. Elsewhere: explicit axes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import AbstractMesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +55,17 @@ class MeshAxes:
 def in_shard_map() -> bool:
     """Whether the code being traced runs on each device's shard: inside `shard_map` or `pmap`."""
     return bool(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def explicit_mesh(*arrays: Any) -> AbstractMesh | None:
+    """The mesh with explicit axes that the types of the arrays name, or None; some arrays may be None.
+
+    It need not be the mesh of `jax.set_mesh`: a committed array names its own.
+    """
+    for array in arrays:
+        if array is not None and (mesh := jax.typeof(array).sharding.mesh).explicit_axes:
+            return mesh
+    return None
 
 
 def pvary_to_match(*arrays: Any) -> tuple[Any, ...]:

@@ -94,6 +94,8 @@ class PartitioningRule:
         taken: set[str] = set()
         present = [array for array in (*self.operands, *self.results) if array is not None]
         for names, array in zip(present, arrays, strict=False):
+            if not isinstance(array.sharding, NamedSharding):  # a program on one device under `jax.set_mesh`
+                continue
             for name, size, axes in zip(names, array.shape, array.sharding.spec, strict=True):
                 if name is None or axes is None or name in found:
                     continue
@@ -108,6 +110,20 @@ class PartitioningRule:
     def result_specs(self, split: dict[str, tuple[str, ...]]) -> list[PartitionSpec]:
         """The partition specs of the results that are not None."""
         return [_spec(names, split) for names in self.results if names is not None]
+
+    def reshard(self, mesh: AbstractMesh, operands: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns the operands, some of which may be None, sharded over explicit axes as the rule splits them.
+
+        JAX requires that the gradient of an operand has the sharding of the operand. The operands of a `custom_vjp`
+        function are resharded before it is called. Its gradient passes split the same dimensions, and the transpose of
+        `jax.sharding.reshard` restores the sharding that the caller's operand has.
+        """
+        given = [array for array in operands if array is not None]
+        rule = self.for_operands(operands)
+        specs = rule.operand_specs(rule.split(mesh, [jax.typeof(array) for array in given]))
+        shardings = [NamedSharding(mesh, spec) for spec in specs]
+        resharded = iter(jax.sharding.reshard(given, shardings))
+        return tuple(None if array is None else next(resharded) for array in operands)
 
     def operand_specs(self, split: dict[str, tuple[str, ...]]) -> list[PartitionSpec]:
         """The partition specs of the operands that are not None."""
