@@ -5,6 +5,7 @@ An equation counts once for each time that it is lowered, so those that JAX find
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -112,7 +113,8 @@ def _counting_plan(plan_equation: jax_internals.Function) -> jax_internals.Funct
         elif unsupported := _unsupported(avals, platform):
             _counts[UNSUPPORTED, unsupported] += 1
         else:
-            _counts[LEFT if plan.pass_name else NO_PASS, f"{plan.pass_name}: {plan.reason}".removeprefix(": ")] += 1
+            reason = re.sub(r"only \d+ ", "few ", f"{plan.pass_name}: {plan.reason}".removeprefix(": "))
+            _counts[LEFT if plan.pass_name else NO_PASS, reason] += 1
         return plan
 
     return count
