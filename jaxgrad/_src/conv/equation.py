@@ -152,6 +152,9 @@ def _plan(
         reason = found.reason
     elif rewritten:
         reason = rewritten
+    elif selection.candidates[call.pass_name].implementations:
+        reason = "XLA is faster for several independent problems"
+        return EquationPlan(None, call.pass_name, "xla", reason, is_slower=True)
     else:
         is_slower = any(rejection is not None and rejection.slower for rejection in selection.rejections.values())
         return EquationPlan(None, call.pass_name, "xla", found.reason, is_slower)
