@@ -160,3 +160,29 @@ def test_diagnosis_lists_the_onednn_handlers(run_python):
     parts += ["conv_general_dilated on cpu: 'cpu'", "conv_transpose on cpu: 'cpu'", jax.__version__]
     for part in parts:
         assert part in text, f"{part!r} is not in:\n{text}"
+
+
+_STRIDED = """
+import jax, jaxgrad, numpy as np
+rng = np.random.default_rng(0)
+for depth, window, stride, padding in ((6, 6, 2, (5, 4)), (5, 6, 3, (6, 2)), (6, 7, 3, (6, 6)), (4, 6, 2, (5, 6))):
+    x, w = (rng.standard_normal(shape).astype("float32") for shape in ((1, 2, depth, 3, 4), (3, 2, window, 2, 3)))
+
+    def gradient(conv, **settings):
+        y, pullback = jax.vjp(lambda w: conv(x, w, (stride, 1, 1), (padding, (0, 1), (1, 0)), **settings), w)
+        return pullback(np.cos(np.arange(y.size, dtype=y.dtype)).reshape(y.shape))[0]
+
+    actual, expected = gradient(jaxgrad.conv_general_dilated), gradient(jax.lax.conv_general_dilated)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4)
+    try:
+        gradient(jaxgrad.conv_general_dilated, implementation="cpu")
+    except ValueError as error:
+        assert "window lies within the first spatial axis" in str(error)
+    else:
+        raise AssertionError("oneDNN runs")
+"""
+
+
+def test_strided_weight_gradients_without_a_window_inside_the_depth(run_python):
+    """In three dimensions oneDNN 3.2 computes wrong values there, or writes past the end of the weight gradient."""
+    run_python(_STRIDED, JAX_PLATFORMS="cpu", MALLOC_CHECK_="3")

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+import transformations
 from backends import CPU_KERNEL, Backend
-from jax import lax
-from op_cases import OPS, loss, op_case, values_and_gradients
+from op_cases import OPS, op_case, values_and_gradients
 from tolerances import assert_close
 
 from jaxgrad._src.native import cuda
@@ -28,72 +27,15 @@ _TABLE = Path(__file__).parents[2] / "docs" / "transformations.md"
 CONVOLUTIONS, BATCH_NORMS = OPS[:2], OPS[2:4]
 
 
-def _value_and_grad(function, arrays):
-    return values_and_gradients(function, *arrays)
-
-
-def _vjp(function, arrays):
-    """One pullback, called with two cotangents."""
-    outputs, pullback = jax.vjp(function, *arrays)
-    cotangents = jax.tree.map(jnp.cos, outputs)
-    return outputs, pullback(cotangents), pullback(jax.tree.map(jnp.sin, cotangents))
-
-
-def _jacrev(function, arrays):
-    """The Jacobian with respect to all arrays but the first, which would make it large."""
-    return jax.jacrev(function, argnums=tuple(range(1, len(arrays))))(*arrays)
-
-
-def _scan(function, arrays):
-    """Each step reads the result of the previous step and has its own weights."""
-    first, second, *others = arrays
-    stacked = jnp.stack([second, second / 2, -second])
-
-    def of_both(first, stacked):
-        def step(carry, weights):
-            outputs = function(first * (1 + jnp.tanh(carry) / 8), weights, *others)
-            return loss(outputs) / 16, outputs
-
-        return loss(lax.scan(step, jnp.sum(first) * 0, stacked))
-
-    return jax.value_and_grad(of_both, argnums=(0, 1))(first, stacked)
-
-
-def _while_loop(function, arrays):
-    """The result of one iteration scales the input of the next."""
-
-    def turn(carry):
-        count, scale = carry
-        return count + 1, loss(function(arrays[0] * (1 + jnp.tanh(scale) / 8), *arrays[1:])) / 16
-
-    return lax.while_loop(lambda carry: carry[0] < 3, turn, (0, jnp.sum(arrays[0]) * 0))[1]
-
-
-def _cond(function, arrays):
-    """Both branches in turn, with the gradients of the branch that runs."""
-
-    def chosen(arrays, sign):
-        return lax.cond(sign > 0, lambda arrays: loss(function(*arrays)), loss, arrays)
-
-    return [jax.value_and_grad(chosen)(arrays, jnp.asarray(sign)) for sign in (1, -1)]
-
-
-def _nested_vmap(function, arrays):
-    """Two independent problems along the first array, times three along the second."""
-    first, second = jnp.stack([arrays[0], arrays[0] / 2]), jnp.stack([arrays[1], arrays[1] / 2, -arrays[1]])
-    inner = jax.vmap(lambda a, b: values_and_gradients(function, a, b, *arrays[2:]), in_axes=(None, 0))
-    return jax.vmap(inner, in_axes=(0, None))(first, second)
-
-
 # name: (function(f, arrays), whose result must be equal for an op and for plain JAX; the ops tested here).
 TRANSFORMATIONS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
-    "value_and_grad": (_value_and_grad, OPS),
-    "vjp": (_vjp, ("conv_transpose", *BATCH_NORMS)),
-    "jacrev": (_jacrev, CONVOLUTIONS + BATCH_NORMS),
-    "scan": (_scan, ("conv_transpose", "batch_norm_inference")),
-    "while_loop": (_while_loop, ("conv_transpose", *BATCH_NORMS)),
-    "cond": (_cond, ("conv_transpose", *BATCH_NORMS)),
-    "nested_vmap": (_nested_vmap, ("batch_norm_inference",)),
+    "value_and_grad": (transformations.value_and_grad, OPS),
+    "vjp": (transformations.vjp, ("conv_transpose", *BATCH_NORMS)),
+    "jacrev": (transformations.jacrev, CONVOLUTIONS + BATCH_NORMS),
+    "scan": (transformations.scan, ("conv_transpose", "batch_norm_inference")),
+    "while_loop": (transformations.while_loop, ("conv_transpose", *BATCH_NORMS)),
+    "cond": (transformations.cond, ("conv_transpose", *BATCH_NORMS)),
+    "nested_vmap": (transformations.nested_vmap, ("batch_norm_inference",)),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar, overload
@@ -89,15 +90,38 @@ class Acceleration(AbstractContextManager["Acceleration"]):
         if not callable(function):
             raise TypeError(f"jaxgrad.accelerate: function must be callable, got {type(function).__name__}")
 
+        if any(callable(getattr(function, name, None)) for name in _STAGES):
+            return _AcceleratedStages(self, function)  # type: ignore[return-value]
+
         @functools.wraps(function, updated=())
         def accelerated(*args: Any, **kwargs: Any) -> Any:
             with self._marked():
                 return function(*args, **kwargs)
 
-        for name in _STAGES:
-            if callable(method := getattr(function, name, None)):
-                setattr(accelerated, name, self(method))
         return accelerated  # type: ignore[return-value]
 
     def _marked(self) -> AbstractContextManager[None]:
         return marks.marked(self._mark) if installed_or_warn() else nullcontext()
+
+
+class _AcceleratedStages:
+    """An accelerated function that has methods which trace it, as a function under `jax.jit` has.
+
+    They are no attributes of the instance: JAX's transformations copy those to their results.
+    """
+
+    def __init__(self, acceleration: Acceleration, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function, updated=())
+        self._acceleration = acceleration
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._acceleration._marked():
+            return self.__wrapped__(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _STAGES:
+            raise AttributeError(f"{type(self.__wrapped__).__name__!r} object has no attribute {name!r}", name=name)
+        return self._acceleration(getattr(self.__wrapped__, name))

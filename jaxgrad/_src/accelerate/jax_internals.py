@@ -11,6 +11,7 @@ import jax
 from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, subjaxprs
 from jax.interpreters import mlir
+from jax.sharding import AbstractMesh
 
 from jaxgrad._src.core import marks
 
@@ -92,8 +93,7 @@ def custom_partitioning_is_refused(context: Any) -> bool:
 
     It cannot in a program that is exported, that XLA partitions by GSPMD, or whose devices are not known.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.manual_axes or mesh.explicit_axes:
+    if _has_manual_or_explicit_axes(jax.sharding.get_abstract_mesh(), *context.avals_in):
         return False
     axis_context = context.module_context.axis_context
     if axis_context.num_devices == 1:
@@ -101,6 +101,12 @@ def custom_partitioning_is_refused(context: Any) -> bool:
     shardy = jax.config.jax_use_shardy_partitioner  # type: ignore[attr-defined]
     for_export = context.module_context.lowering_parameters.for_export
     return axis_context.device_assignment is None or not shardy or for_export
+
+
+def _has_manual_or_explicit_axes(mesh: AbstractMesh, *operands: Any) -> bool:
+    """Whether a pass runs inside `shard_map` or over explicit axes, by the mesh and the types of the operands."""
+    meshes = mesh, *(operand.sharding.mesh for operand in operands)
+    return any(mesh.manual_axes or mesh.explicit_axes for mesh in meshes)
 
 
 def _rule_of_jax(platform: str) -> Function:
@@ -114,7 +120,7 @@ def _register(rule: Function, rules: dict[str, Function]) -> None:
 
 
 def _or_has_marked_convolution(requires_devices: Function) -> Function:
-    """JAX's check whether lowering needs the devices of the program, which a marked convolution does over a mesh.
+    """JAX's check whether lowering needs the devices of the program, which `custom_partitioning` does.
 
     JAX asks for each primitive. The primitive of convolutions must not always need devices: a program without marks
     could then not be lowered for an abstract mesh.
@@ -122,13 +128,20 @@ def _or_has_marked_convolution(requires_devices: Function) -> Function:
 
     @wraps(requires_devices)
     def check(jaxpr: Jaxpr) -> bool:
-        return bool(requires_devices(jaxpr)) or any(map(_is_marked_convolution, equations(jaxpr)))
+        return bool(requires_devices(jaxpr)) or any(map(_may_be_custom_partitioned, equations(jaxpr)))
 
     return check
 
 
 def _is_marked_convolution(equation: JaxprEqn) -> bool:
     return equation.primitive is lax.conv_general_dilated_p and mark_of_equation(equation) not in (None, marks.EXEMPT)
+
+
+def _may_be_custom_partitioned(equation: JaxprEqn) -> bool:
+    if not _is_marked_convolution(equation):
+        return False
+    mesh, *operands = equation.ctx.cur_abstract_mesh, *(operand.aval for operand in equation.invars)
+    return not _has_manual_or_explicit_axes(mesh, *operands)
 
 
 def _lower_marked_convolution(requires_devices: Function) -> None:
@@ -138,6 +151,6 @@ def _lower_marked_convolution(requires_devices: Function) -> None:
 
     traced = jax.jit(convolve).trace(jax.ShapeDtypeStruct((1, 1, 1), "float32"))
     (equation,) = equations(traced.jaxpr.jaxpr)
-    if requires_devices(traced.jaxpr.jaxpr) or not _is_marked_convolution(equation):
+    if requires_devices(traced.jaxpr.jaxpr) or not _may_be_custom_partitioned(equation):
         raise RuntimeError(f"a marked convolution is traced as {equation}")
     traced.lower(lowering_platforms=("cpu",))

@@ -52,8 +52,8 @@ class OneDnnBackend(ConvBackend):
         return conv_onednn.prefers_xla(pass_name, call.problem)
 
     def find_plan(self, pass_name: str, call: ConvCall) -> Rejection | None:
-        if pass_name == "weight_gradient" and _leaves_taps_unwritten(call.problem.geometry):
-            return Rejection("oneDNN does not write the weight gradient where the window covers only padding")
+        if pass_name == "weight_gradient" and (reason := _wrong_weight_gradient(call.problem.geometry)):
+            return Rejection(reason)
         has_bias = call.fused_bias and pass_name != "input_gradient"
         plan = onednn_plan(pass_name, computed_problem(pass_name, call.problem), has_bias)
         if plan is None or plan.kernel.startswith("ref"):
@@ -123,24 +123,35 @@ def _reads_uninitialized_memory(pass_name: str, geometry: ConvGeometry) -> bool:
     if pass_name != "weight_gradient":
         return False
     g = geometry
-    if g.x_spatial[-1] < g.window_strides[-1]:
-        return True
-    window, (low, _) = dilated_size(g.w_spatial[0], g.rhs_dilation[0]), g.padding[0]
-    starts = (position * g.window_strides[0] - low for position in range(g.y_spatial[0]))
-    return len(g.w_spatial) == 3 and not any(0 <= start <= g.x_spatial[0] - window for start in starts)
+    return g.x_spatial[-1] < g.window_strides[-1] or (len(g.w_spatial) == 3 and not _window_fits_inside(g))
 
 
-def _leaves_taps_unwritten(geometry: ConvGeometry) -> bool:
-    """Whether a kernel of oneDNN 3.2 does not write all of the weight gradient.
+def _wrong_weight_gradient(geometry: ConvGeometry) -> str:
+    """Returns why the weight gradient of oneDNN 3.2 is wrong; empty if it is right.
 
-    With three spatial axes it leaves the elements of the window unwritten that cover only padding of the first axis.
+    Both reasons are of kernels with three spatial axes. With strides and no window inside the first axis, the kernel
+    adds products to other elements, or writes past the end of the weight gradient.
     """
     g = geometry
     if len(g.w_spatial) < 3:
-        return False
-    starts = [position * g.window_strides[0] - g.padding[0][0] for position in range(g.y_spatial[0])]
+        return ""
+    if g.window_strides[0] > 1 and not _window_fits_inside(g):
+        return "with strides, oneDNN computes the weight gradient only if a window lies within the first spatial axis"
     taps = (tap * g.rhs_dilation[0] for tap in range(g.w_spatial[0]))
-    return any(all(not 0 <= start + tap < g.x_spatial[0] for start in starts) for tap in taps)
+    if any(all(not 0 <= start + tap < g.x_spatial[0] for start in _window_starts(g)) for tap in taps):
+        return "oneDNN does not write the weight gradient where the window covers only padding"
+    return ""
+
+
+def _window_fits_inside(g: ConvGeometry) -> bool:
+    """Whether some position of the window covers no padding of the first spatial axis."""
+    window = dilated_size(g.w_spatial[0], g.rhs_dilation[0])
+    return any(0 <= start <= g.x_spatial[0] - window for start in _window_starts(g))
+
+
+def _window_starts(g: ConvGeometry) -> list[int]:
+    """The positions of the window along the first spatial axis."""
+    return [position * g.window_strides[0] - g.padding[0][0] for position in range(g.y_spatial[0])]
 
 
 @cache

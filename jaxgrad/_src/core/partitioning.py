@@ -23,7 +23,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxgrad._src.core.lowering import platform_call, require_platform
-from jaxgrad._src.core.mesh_axes import MeshAxes, in_shard_map, results_vary_as_operands
+from jaxgrad._src.core.mesh_axes import MeshAxes, explicit_mesh, in_shard_map, results_vary_as_operands
 from jaxgrad._src.core.selection import Candidates
 
 Dims = tuple[str | None, ...]
@@ -164,8 +164,8 @@ def partitioned(
         if in_shard_map():
             return local(*arrays)
         given = rule.for_operands(arrays)
-        if jax.sharding.get_abstract_mesh().explicit_axes:
-            return _over_explicit_axes(local, given, cross_device, arrays)
+        if mesh := _mesh_of_explicit_axes(arrays):
+            return _over_explicit_axes(mesh, local, given, cross_device, arrays)
         found = candidates(*arrays)
         # Checked here too: an error raised while XLA partitions the pass would reach the user as an error of XLA.
         arrays = require_platform(found, arrays)
@@ -228,11 +228,20 @@ def _on_shards(
     return call
 
 
-def _over_explicit_axes(
-    local: Callable[..., Any], rule: PartitioningRule, cross_device: CrossDevice | None, arrays: Sequence[Any]
-) -> Any:
-    """A call under a mesh with explicit axes, where the types of the operands say how they are split."""
+def _mesh_of_explicit_axes(arrays: Sequence[Any]) -> AbstractMesh | None:
+    """The mesh of `jax.set_mesh`, or of the operands' types without it, if it has explicit axes; otherwise None."""
     mesh = jax.sharding.get_abstract_mesh()
+    return mesh if mesh.explicit_axes else explicit_mesh(*arrays)
+
+
+def _over_explicit_axes(
+    mesh: AbstractMesh,
+    local: Callable[..., Any],
+    rule: PartitioningRule,
+    cross_device: CrossDevice | None,
+    arrays: Sequence[Any],
+) -> Any:
+    """A call over a mesh with explicit axes, where the types of the operands say how they are split."""
     given = [array for array in arrays if array is not None]
     split = rule.split(mesh, [jax.typeof(array) for array in given])
     specs = rule.operand_specs(split)
@@ -247,10 +256,12 @@ def _over_explicit_axes(
 
     call = jax.shard_map(
         leaves,
+        mesh=mesh,
         in_specs=tuple(specs),
         out_specs=rule.result_specs(split),
         axis_names=set(mesh.explicit_axes),
         check_vma=False,
     )
-    found = call(*(jax.sharding.reshard(array, spec) for array, spec in zip(given, specs, strict=True)))
+    shardings = [NamedSharding(mesh, spec) for spec in specs]
+    found = call(*(jax.sharding.reshard(array, sharding) for array, sharding in zip(given, shardings, strict=True)))
     return jax.tree.unflatten(trees[-1], found)

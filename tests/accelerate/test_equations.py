@@ -1,0 +1,116 @@
+"""Random convolution equations: every reading of each by a pass, on the kernels and on XLA, against float64."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import jax
+import pytest
+from backends import CPU_KERNEL, CUDA, CUDNN, Backend
+from equation_cases import EquationCase, in_float64, random_equations
+from thorough import thorough_after
+from tolerances import assert_close
+
+import jaxgrad
+from jaxgrad._src.conv import equation
+from jaxgrad._src.conv.canonicalize import LaxArguments, normalize
+from jaxgrad._src.conv.params import ConvParams
+from jaxgrad._src.conv.pass_calls import WeightGradientCall
+from jaxgrad._src.core.selection import XLA
+
+BACKENDS = (CPU_KERNEL, CUDNN, CUDA)
+SEEDS, DEFAULT_SEEDS, COUNT = 80, 5, 16
+
+
+def _readings(case: EquationCase) -> Iterator[equation._Reading]:
+    """The readings with a pass by the window, then the reading as a weight gradient."""
+    a = normalize(LaxArguments(**case.parameters), case.lhs.shape, case.rhs.shape, case.result.shape)
+    for reading in (*equation._by_window(a), *equation._as_weight_gradient(a)):
+        if min(reading.call.geometry.x_spatial) > 0:  # cropping leaves some input
+            yield reading
+
+
+def _kind(reading: equation._Reading) -> str:
+    call = reading.call
+    kind = [call.pass_name]
+    if isinstance(call, WeightGradientCall):
+        kind += ["lhs_is_dy"] * call.lhs_is_dy + ["independent problems"] * (call.num_problems > 1)
+    is_batch_grouped = reading.arguments.batch_group_count > 1 or reading.batch_groups > 1
+    kind += ["batch groups"] if is_batch_grouped else ["groups"] * (call.geometry.feature_group_count > 1)
+    return ", ".join(kind)
+
+
+def _on_xla(reading: equation._Reading, case: EquationCase) -> Callable[..., jax.Array]:
+    params = ConvParams(reading.call.geometry, None, ((reading.call.pass_name, XLA),), jaxgrad.config.current())
+
+    def compute(lhs, rhs):
+        lhs, rhs = (array.astype(case.result.dtype) for array in (lhs, rhs))
+        return reading.call.compute(params, reading.regrouped(lhs), rhs)
+
+    return compute
+
+
+def _plan(reading: equation._Reading, case: EquationCase, backend: Backend) -> equation.EquationPlan:
+    platform = "cuda" if backend.platform == "gpu" else "cpu"
+    return equation._plan(reading, None, case.lhs, case.rhs, case.result.dtype, platform, backend.implementation)
+
+
+def _computations(case: EquationCase, backend: Backend) -> dict[str, Callable[..., jax.Array]]:
+    """All ways to compute an equation, by name. `jaxgrad.accelerate` takes one of them."""
+    found = {
+        implementation or "fastest": jaxgrad.accelerate(case.on_lax, implementation=implementation)
+        for implementation in (backend.implementation, None)
+    }
+    for reading in _readings(case):
+        plan = _plan(reading, case, backend)
+        if plan.compute is not None:
+            found[f"{_kind(reading)} on {plan.implementation}"] = plan.compute
+        found[f"{_kind(reading)} on XLA"] = _on_xla(reading, case)
+    return found
+
+
+@pytest.mark.parametrize("seed", thorough_after(DEFAULT_SEEDS, range(SEEDS)))
+def test_every_reading_matches_float64(backend, seed):
+    for case in random_equations(seed, COUNT):
+        computations = _computations(case, backend)
+        results = jax.jit(lambda *operands, c=computations: [f(*operands) for f in c.values()])(
+            *backend.put((case.lhs, case.rhs))
+        )
+        expected = in_float64(case)
+        for name, result in zip(computations, results, strict=True):
+            assert_close(result, expected, dtype=case.result.dtype.name, terms=case.terms, name=f"{name}: {case}")
+
+
+def test_lax_matches_float64():
+    """The reference itself."""
+    for case in random_equations(0, COUNT):
+        found = jax.jit(case.on_lax)(case.lhs, case.rhs)
+        assert_close(found, in_float64(case), dtype=case.result.dtype.name, terms=case.terms, name=str(case))
+
+
+def test_every_kind_of_reading_has_a_kernel():
+    """The cases that run by default include every kind of reading on oneDNN, of each dtype."""
+    kinds, dtypes = Counter(), Counter()
+    for case in (case for seed in range(DEFAULT_SEEDS) for case in random_equations(seed, COUNT)):
+        for reading in _readings(case):
+            plan = _plan(reading, case, CPU_KERNEL)
+            if plan.compute is not None:
+                kinds[_kind(reading)] += 1
+                dtypes[case.lhs.dtype.name, case.result.dtype.name] += 1
+    assert set(kinds) == {
+        "forward",
+        "forward, groups",
+        "forward, batch groups",
+        "input_gradient",
+        "input_gradient, groups",
+        "input_gradient, batch groups",
+        "weight_gradient",
+        "weight_gradient, lhs_is_dy",
+        "weight_gradient, independent problems",
+        "weight_gradient, lhs_is_dy, independent problems",
+        "weight_gradient, batch groups",
+        "weight_gradient, lhs_is_dy, batch groups",
+    }
+    assert min(kinds.values()) > 1
+    assert len(dtypes) == 5
