@@ -32,10 +32,12 @@ def _nnx_step():
 
 
 def _equinox_step():
-    model = eqx.nn.Conv2d(FEATURES, 2 * FEATURES, 3, key=jax.random.key(0), dtype=jnp.float32)
+    conv = eqx.nn.Conv2d(FEATURES, 2 * FEATURES, 3, key=jax.random.key(0), dtype=jnp.float32)
+    model = eqx.nn.Sequential([conv, eqx.nn.Lambda(jax.nn.relu)])  # arguments and results have a leaf that is no array
 
     def step(model, images):
-        return eqx.filter_value_and_grad(lambda model: jnp.mean(jax.vmap(model)(images) ** 2))(model)
+        loss, gradients = eqx.filter_value_and_grad(lambda model: jnp.mean(jax.vmap(model)(images) ** 2))(model)
+        return eqx.apply_updates(model, gradients), loss
 
     return step, (model, jnp.zeros((8, FEATURES, 16, 14), jnp.float32))
 

@@ -129,7 +129,7 @@ def _jaxpr(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         given = iter(arrays)
         both = [next(given) if here else leaf for leaf, here in zip(leaves, is_array, strict=True)]
         args, kwargs = jax.tree.unflatten(tree, both)
-        return jax.tree.leaves(function(*args, **kwargs))
+        return [leaf for leaf in jax.tree.leaves(function(*args, **kwargs)) if isinstance(leaf, jax.Array)]
 
     arrays = [leaf for leaf, here in zip(leaves, is_array, strict=True) if here]
     return jax.jit(call).trace(*arrays).jaxpr.jaxpr
