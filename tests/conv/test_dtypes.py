@@ -215,3 +215,19 @@ for depth, window, stride in ((2, 3, 1), (1, 2, 1), (3, 3, 2)):  # windows that 
 def test_narrow_bfloat16_weight_gradients_read_no_uninitialized_memory(run_python):
     """Allocated memory is filled with huge numbers: some oneDNN kernels read memory that they never wrote."""
     run_python(_NARROW, MALLOC_PERTURB_="128")
+
+
+def test_weight_gradients_of_taps_over_padding_only():
+    """oneDNN does not write these elements of a window with three spatial axes."""
+    rng = np.random.default_rng(0)
+    x, w = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((2, 2, 4, 6, 6), (2, 2, 8, 2, 4)))
+    arguments = (1, 1, 1), ((5, 1), (0, 0), (0, 0))
+    want, got = (
+        jax.grad(lambda w: jnp.sin(op(x, w, *arguments)).sum())(w)  # noqa: B023
+        for op in (lax.conv_general_dilated, jaxgrad.conv_general_dilated)
+    )
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    passes = jaxgrad.explain(jaxgrad.conv_general_dilated, x, w, *arguments, platform="cpu").passes
+    assert [found.implementation for found in passes] == ["cpu", "cpu", "xla"]
+    with pytest.raises(ValueError, match="covers only padding"):
+        jaxgrad.conv_general_dilated(x, w, *arguments, implementation="cpu")

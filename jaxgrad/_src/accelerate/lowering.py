@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -14,9 +15,17 @@ from jaxgrad._src.core import marks
 from jaxgrad._src.core.warn import warn_caller
 
 
-@cache
 def install() -> str:
     """Installs the lowering rule. Returns why this release of JAX cannot be accelerated; empty if it can."""
+    with _lock:
+        return _install_once()
+
+
+_lock = threading.Lock()
+
+
+@cache
+def _install_once() -> str:
     return jax_internals.install(_lower)
 
 

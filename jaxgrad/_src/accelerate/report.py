@@ -7,17 +7,22 @@ import os
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 from jax import lax
+from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 
 from jaxgrad._src.accelerate import jax_internals
 from jaxgrad._src.accelerate.lowering import install
+from jaxgrad._src.conv import api
 from jaxgrad._src.conv.equation import plan_equation
+from jaxgrad._src.conv.params import ConvParams
 from jaxgrad._src.core import checks, marks
-from jaxgrad._src.core.op import public_platform
+from jaxgrad._src.core.named_jit import identity_of
+from jaxgrad._src.core.op import lowering_platform, platform_of, public_platform
+from jaxgrad._src.native.ffi import short_dtype
 
 # A convolution belongs to the innermost line outside these packages.
 _LIBRARIES = ("jax", "jaxlib", "jaxgrad", "flax", "haiku", "equinox", "jaxtyping", "keras", "optax")
@@ -111,10 +116,7 @@ def report(function: Callable[..., Any], *args: Any, platform: str | None = None
     checks.check_choice("jaxgrad.report", "platform", platform, (None, "cpu", "gpu"))
     platform = platform or public_platform(jax.default_backend())
     problem = install()
-    found: Counter[Convolution] = Counter()
-    for equation in jax_internals.equations(_jaxpr(function, args, kwargs)):
-        if equation.primitive is lax.conv_general_dilated_p:
-            found[_convolution(equation, platform, problem)] += 1
+    found = Counter(_convolutions(_jaxpr(function, args, kwargs), platform, problem, "unknown"))
     return Report(platform, tuple(dataclasses.replace(c, count=count) for c, count in found.items()))
 
 
@@ -135,40 +137,83 @@ def _jaxpr(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return jax.jit(call).trace(*arrays).jaxpr.jaxpr
 
 
-def _convolution(equation: Any, platform: str, problem: str) -> Convolution:
-    parameters = equation.params
-    avals = [variable.aval for variable in (*equation.invars, *equation.outvars)]
+def _convolutions(jaxpr: Jaxpr, platform: str, problem: str, outer: str) -> Iterator[Convolution]:
+    """The convolutions of a jaxpr. `outer` is the source of the equation that contains it."""
+    for equation in jaxpr.eqns:
+        source = _source(equation, outer)
+        if equation.primitive is lax.conv_general_dilated_p:
+            yield _of_lax(equation, source, platform, problem)
+        elif (params := _conv_params(equation)) is not None:
+            yield _of_jaxgrad(equation, *params, source, platform)
+        else:
+            for inner in jaxprs_in_params(equation.params):
+                yield from _convolutions(inner, platform, problem, source)
+
+
+def _of_lax(equation: JaxprEqn, source: str, platform: str, problem: str) -> Convolution:
+    """A convolution of `jax.lax`."""
     mark = jax_internals.mark_of_equation(equation)
-    if problem:
-        pass_name, implementation, reason = "", "xla", problem
+    avals = [variable.aval for variable in (*equation.invars, *equation.outvars)]
+    pass_name, implementation = "", "xla"
+    if _called_by_op(equation):
+        reason = "selected by the op of jaxgrad"
+    elif problem:
+        reason = problem
     elif mark is None:
-        pass_name, implementation, reason = "", "xla", "not accelerated"
+        reason = "not accelerated"
     elif mark == marks.EXEMPT:
-        pass_name, implementation, reason = "", "xla", "acceleration is switched off"
+        reason = "acceleration is switched off"
     else:
         allowed = None if mark == marks.AUTOMATIC else mark
-        plan = plan_equation(parameters, avals, "cuda" if platform == "gpu" else platform, allowed)
+        plan = plan_equation(equation.params, avals, lowering_platform(platform), allowed)
         pass_name, implementation, reason = plan.pass_name, plan.implementation, plan.reason
-    dn = parameters["dimension_numbers"]
-    letters = zip(avals, (dn.lhs_spec, dn.rhs_spec, dn.out_spec), ("NC", "OI", "NC"), strict=True)
-    lhs, rhs, result = (_described(*names) for names in letters)
-    return Convolution(_source(equation), lhs, rhs, result, pass_name, implementation, reason)
+    dn = equation.params["dimension_numbers"]
+    lhs, rhs, result = map(_described, avals, dn, ("NC", "OI", "NC"))
+    return Convolution(source, lhs, rhs, result, pass_name, implementation, reason)
+
+
+def _conv_params(equation: JaxprEqn) -> tuple[str, ConvParams] | None:
+    """The pass and the parameters of a call of one of jaxgrad's convolution passes; None for other equations."""
+    name, (params, *_) = identity_of(equation.params.get("name", "")) or ("", (None,))
+    return (name.removeprefix("conv_"), params) if isinstance(params, ConvParams) else None
+
+
+def _of_jaxgrad(equation: JaxprEqn, pass_name: str, params: ConvParams, source: str, platform: str) -> Convolution:
+    """A call of a pass, by an op of jaxgrad. The passes of independent problems have a first axis of problems."""
+    g = params.geometry
+    specs = {
+        "forward": ((g.lhs_spec, "NC"), (g.rhs_spec, "OI"), (g.out_spec, "NC")),
+        "input_gradient": ((g.out_spec, "NC"), (g.rhs_spec, "OI"), (g.lhs_spec, "NC")),
+        "weight_gradient": ((g.lhs_spec, "NC"), (g.out_spec, "NC"), (g.rhs_spec, "OI")),
+    }[pass_name]
+    avals = [variable.aval for variable in (*equation.invars[:2], equation.outvars[0])]
+    lhs, rhs, result = (_described(aval, *spec) for aval, spec in zip(avals, specs, strict=True))
+    candidates = dict(params.candidates)[pass_name].implementations
+    own = (name for name in candidates if platform_of(name) == lowering_platform(platform))
+    implementation, reason = next(own, "xla"), "selected by the op of jaxgrad"
+    return Convolution(source, lhs, rhs, result, pass_name, implementation, reason)
 
 
 def _described(aval: Any, spec: tuple[int, ...], leading: str) -> str:
-    names = dict(zip(spec, leading + "DHW"[5 - len(spec) :] if len(spec) <= 5 else leading, strict=False))
-    layout = "".join(names.get(axis, "?") for axis in range(len(spec)))
-    return f"{aval.str_short(short_dtypes=True).split('@')[0]} {layout}"
+    """The dtype, shape and layout; "?" for an axis without a name, as in the layout of four spatial axes."""
+    names = dict(zip(spec, leading + "DHW"[5 - len(spec) :], strict=False)) if len(spec) <= 5 else {}
+    problems = aval.ndim - len(spec)
+    layout = "P" * problems + "".join(names.get(axis, "?") for axis in range(len(spec)))
+    return f"{short_dtype(aval.dtype)}[{','.join(map(str, aval.shape))}] {layout}"
 
 
-def _source(equation: Any) -> str:
+def _called_by_op(equation: JaxprEqn) -> bool:
     frames = jax_internals.frames(equation)
-    skipped = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in _library_files())
-    own = [frame for frame in frames if not os.path.abspath(frame.file_name).startswith(skipped)]
-    if not (own or frames):
-        return "unknown"
-    frame = (own or frames)[0]
-    return f"{os.path.relpath(frame.file_name)}:{frame.line_num} ({frame.function_name.rsplit('.', 1)[-1]})"
+    return any(os.path.abspath(frame.file_name) == os.path.abspath(api.__file__) for frame in frames)
+
+
+def _source(equation: JaxprEqn, outer: str) -> str:
+    """The innermost line outside the libraries; `outer` if there is none."""
+    libraries = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in _library_files())
+    for frame in jax_internals.frames(equation):
+        if not os.path.abspath(frame.file_name).startswith(libraries):
+            return f"{os.path.relpath(frame.file_name)}:{frame.line_num} ({frame.function_name.rsplit('.', 1)[-1]})"
+    return outer
 
 
 def _library_files() -> list[str]:

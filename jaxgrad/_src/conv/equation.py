@@ -86,7 +86,7 @@ def plan_equation(
         return EquationPlan(None, "", "xla", reason)
     names = [field.name for field in dataclasses.fields(LaxArguments) if field.name in parameters]
     arguments = LaxArguments(**{name: parameters[name] for name in names})
-    first = None
+    first, reason = None, "no pass computes a convolution with these strides and dilations"
     for reading in _readings(normalize(arguments, lhs.shape, rhs.shape, result.shape)):
         if min(reading.call.geometry.x_spatial) > 0:
             plan = _plan(reading, arguments.precision, lhs, rhs, result.dtype, platform, implementation)
@@ -95,7 +95,9 @@ def plan_equation(
                 return plan
             if plan.is_slower:
                 break
-    return first or EquationPlan(None, "", "xla", "no pass computes a convolution with these strides and dilations")
+        else:
+            reason = "cropping leaves no input; runs on XLA"
+    return first or EquationPlan(None, "", "xla", reason)
 
 
 def _readings(a: ConvArguments) -> Iterator[_Reading]:
@@ -150,6 +152,9 @@ def _plan(
         reason = found.reason
     elif rewritten:
         reason = rewritten
+    elif selection.candidates[call.pass_name].implementations:
+        reason = "XLA is faster for several independent problems"
+        return EquationPlan(None, call.pass_name, "xla", reason, is_slower=True)
     else:
         is_slower = any(rejection is not None and rejection.slower for rejection in selection.rejections.values())
         return EquationPlan(None, call.pass_name, "xla", found.reason, is_slower)

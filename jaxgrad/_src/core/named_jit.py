@@ -31,7 +31,16 @@ def named_jit(function: Callable[..., Any], name: str, *identity: Any) -> Callab
         return function(*arrays)
 
     call.__name__ = call.__qualname__ = f"jaxgrad.{name}.{digest}"
+    _IDENTITIES[call.__name__] = name, identity
     return jax.jit(call)
+
+
+def identity_of(jitted_name: str) -> tuple[str, tuple[Any, ...]] | None:
+    """Returns the name and the identity of a pass, by the name of its jitted function; None for other functions."""
+    return _IDENTITIES.get(jitted_name)
+
+
+_IDENTITIES: dict[str, tuple[str, tuple[Any, ...]]] = {}
 
 
 @cache

@@ -163,6 +163,11 @@ def public_platform(platform: str) -> str:
     return "gpu" if platform == "cuda" else platform
 
 
+def lowering_platform(platform: str) -> str:
+    """Returns the name of a platform when a program is lowered for it: the inverse of `public_platform`."""
+    return "cuda" if platform == "gpu" else platform
+
+
 def plan_cache_info() -> dict[str, dict[str, int]]:
     """Returns counters of the plan caches of this process.
 

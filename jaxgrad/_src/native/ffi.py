@@ -63,8 +63,13 @@ def kernel_name(target: str, named: Mapping[str, Any]) -> str:
       >>> kernel_name("jaxgrad_onednn_conv_forward", {"x": x, "w": w, "y": y})
       'jaxgrad_onednn_conv_forward-bf16-x_8x3x32-w_16x3x5-y_8x16x32'
     """
-    dtype = np.dtype(next(iter(named.values())).dtype).name.replace("float", "f")
+    dtype = short_dtype(next(iter(named.values())).dtype)
     return "-".join((target, dtype, *(f"{name}_{'x'.join(map(str, array.shape))}" for name, array in named.items())))
+
+
+def short_dtype(dtype: Any) -> str:
+    """Returns "f32" for float32, "bf16" for bfloat16, and the names of other types as they are."""
+    return np.dtype(dtype).name.replace("float", "f")
 
 
 def empty_if_none(array: jax.Array | None, dtype: Any) -> jax.Array:
