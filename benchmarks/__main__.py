@@ -21,6 +21,7 @@ _RESULTS = _ROOT / "benchmarks" / "results"
 _CHARTS = _ROOT / "docs" / "charts"
 _OPS = {
     "steps": "whole training steps of convolutional networks",
+    "models": "training steps of models in flax and equinox",
     "scaling": "training steps on several devices and on one",
     "conv": "convolutions and transposed convolutions",
     "batch_norm": "batch normalization",

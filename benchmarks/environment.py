@@ -14,7 +14,7 @@ import jax
 from jaxgrad import config
 
 _STARTED = datetime.datetime.now(datetime.UTC)
-_PACKAGES = ("jaxgrad", "jax", "jaxlib", "numpy", "torch")
+_PACKAGES = ("jaxgrad", "jax", "jaxlib", "numpy", "torch", "flax", "equinox")
 _VARIABLES = ("XLA_FLAGS", "OMP_NUM_THREADS", "JAX_DEFAULT_MATMUL_PRECISION", "NVIDIA_TF32_OVERRIDE")
 
 

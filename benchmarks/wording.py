@@ -17,7 +17,8 @@ _CONV_PASSES = {
     "dW": ("weight gradient", ("weight_gradient", "backward_filter")),
 }
 _IMPLEMENTATIONS = {"cpu": "CPU kernels", "cudnn": "cuDNN", "cuda": "jaxgrad's CUDA kernel", "xla": "XLA"}
-_PACKAGES = ("jaxgrad", "jax", "torch")
+_PACKAGES = ("jaxgrad", "jax")
+_FRAMEWORKS = ("flax", "equinox")
 
 
 def hardware(environment: dict[str, Any]) -> str:
@@ -33,9 +34,9 @@ def devices(report: Report) -> str:
 
 
 def versions(report: Report) -> str:
-    """The versions of all runs, as "jaxgrad 0.1.0, jax 0.11.2, torch 2.11.0", with PyTorch where it is a contender."""
+    """The versions of all runs, as "jaxgrad 0.1.0, jax 0.11.2, torch 2.11.0", of the packages that were measured."""
     with_torch = any(name in PEERS["PyTorch"] for name in contenders(report))
-    packages = _PACKAGES if with_torch else _PACKAGES[:-1]
+    packages = [*_PACKAGES, *["torch"] * with_torch, *(_FRAMEWORKS if report["op"] == "models" else ())]
     found = {package: {e["versions"].get(package) for e in environments(report)} - {None} for package in packages}
     return ", ".join(f"{package} {' and '.join(sorted(those))}" for package, those in found.items() if those)
 

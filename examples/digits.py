@@ -139,13 +139,14 @@ def save_curves(history: Sequence[Epoch], path: Path) -> None:
 
 
 def argument_parser(
-    description: str, *, epochs: int, batch_size: int, learning_rate: float, plot: str
+    description: str, *, epochs: int, batch_size: int, learning_rate: float, plot: str, ops: bool = True
 ) -> argparse.ArgumentParser:
-    """A parser of the arguments that all the examples take, with these defaults."""
+    """A parser of the arguments that all the examples take, with these defaults; `ops` adds `--implementation`."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--implementation", choices=("auto", "cpu", "xla"), default="auto", help="of jaxgrad's ops")
+    if ops:
+        parser.add_argument("--implementation", choices=("auto", "cpu", "xla"), default="auto", help="of jaxgrad's ops")
     parser.add_argument("--epochs", type=positive_int, default=epochs, help="passes over the training split")
     parser.add_argument("--batch-size", type=positive_int, default=batch_size, help="digits in a step")
     parser.add_argument(

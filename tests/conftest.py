@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -98,6 +99,22 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         if done.returncode != 0:
             pytest.fail(f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}", pytrace=False)
         return done
+
+    return run
+
+
+@pytest.fixture
+def run_example(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., str]:
+    """Runs the main() of a script in examples/ with 32-bit types and returns its output."""
+    monkeypatch.syspath_prepend(_TESTS.parent / "examples")
+    monkeypatch.chdir(tmp_path)
+
+    def run(name: str, *arguments: str) -> str:
+        with jax.enable_x64(False):
+            importlib.import_module(name).main(arguments)
+        return capsys.readouterr().out
 
     return run
 

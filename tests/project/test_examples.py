@@ -1,12 +1,10 @@
-"""The training scripts in examples/: each runs, learns, saves its plot, and rejects invalid arguments."""
+"""The training scripts in examples/ on the ops: each runs, learns, saves its plot, and rejects invalid arguments."""
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
 
-import jax
 import pytest
 
 from jaxgrad._src.core import op as op_module
@@ -19,20 +17,6 @@ _SHORT = {
     "train_digits_vae": ["--epochs", "2"],
 }
 _EVERY_SCRIPT = pytest.mark.parametrize("name", _SHORT)
-
-
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Runs the main() of an example with 32-bit types and returns its output."""
-    monkeypatch.syspath_prepend(_EXAMPLES)
-    monkeypatch.chdir(tmp_path)
-
-    def call(name: str, *arguments: str) -> str:
-        with jax.enable_x64(False):
-            importlib.import_module(name).main(arguments)
-        return capsys.readouterr().out
-
-    return call
 
 
 def _number(pattern: str, text: str) -> float:
@@ -55,9 +39,9 @@ def test_every_script_is_tested():
         ("train_data_parallel", []),
     ],
 )
-def test_a_classifier_learns(run, name, more):
+def test_a_classifier_learns(run_example, name, more):
     """Chance is 10 %. The evaluation uses the running statistics; wrong statistics reduce the accuracy."""
-    text = run(name, *_SHORT[name], *more)
+    text = run_example(name, *_SHORT[name], *more)
     assert _number(r"test accuracy: ([\d.]+)% of 360 digits", text) > 80
     assert _number(r"time per step: ([\d.]+) ms", text) > 0
     assert Path(f"{name}.png").stat().st_size > 10_000
@@ -65,10 +49,10 @@ def test_a_classifier_learns(run, name, more):
         assert f"{op} on " in text
 
 
-def test_the_autoencoder_learns(run):
+def test_the_autoencoder_learns(run_example):
     """An untrained autoencoder, with logits near zero, reaches about -1000 nats."""
     name = "train_digits_vae"
-    text = run(name, *_SHORT[name])
+    text = run_example(name, *_SHORT[name])
     assert -200 < _number(r"test ELBO: (-[\d.]+) nats", text) < -80
     assert Path(f"{name}.png").stat().st_size > 10_000
     assert "conv_transpose on " in text
@@ -88,17 +72,17 @@ def test_the_autoencoder_learns(run):
         (["--implementation", "gpu"], "argument --implementation: invalid choice: 'gpu'"),
     ],
 )
-def test_invalid_arguments(run, capsys, name, arguments, message):
+def test_invalid_arguments(run_example, capsys, name, arguments, message):
     with pytest.raises(SystemExit) as caught:
-        run(name, *arguments)
+        run_example(name, *arguments)
     assert caught.value.code not in (0, None)
     assert message in f"{caught.value.code} {capsys.readouterr().err}"
 
 
 @_EVERY_SCRIPT
-def test_missing_implementation(run, monkeypatch, name):
+def test_missing_implementation(run_example, monkeypatch, name):
     for op in op_module.OPS.values():
         for backend in op.backends:
             monkeypatch.setattr(backend, "unavailable", lambda: "the module is not there")
     with pytest.raises(SystemExit, match=r"argument --implementation: .*the module is not there"):
-        run(name, "--implementation", "cpu")
+        run_example(name, "--implementation", "cpu")

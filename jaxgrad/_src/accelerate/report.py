@@ -89,7 +89,7 @@ def report(function: Callable[..., Any], *args: Any, platform: str | None = None
     """Returns the convolutions of a function, what each of them runs on, and why. Runs nothing.
 
     Args:
-      function: the function, accelerated or not, which may be one of `jax.jit`.
+      function: the function, accelerated or not, which may be one of `jax.jit`, `nnx.jit` or `equinox.filter_jit`.
       *args: the arguments of a call. Arrays may be `jax.ShapeDtypeStruct`.
       platform: "cpu" or "gpu"; by default the platform of JAX's default device.
       **kwargs: the keyword arguments of the call.
@@ -122,7 +122,8 @@ def report(function: Callable[..., Any], *args: Any, platform: str | None = None
 
 def _jaxpr(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     if hasattr(function, "trace"):
-        return function.trace(*args, **kwargs).jaxpr.jaxpr
+        traced = function.trace(*args, **kwargs)
+        return getattr(traced, "traced", traced).jaxpr.jaxpr  # nnx.jit wraps what jax.jit returns
     leaves, tree = jax.tree.flatten((args, kwargs))
     is_array = [hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves]
 
@@ -130,7 +131,7 @@ def _jaxpr(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         given = iter(arrays)
         both = [next(given) if here else leaf for leaf, here in zip(leaves, is_array, strict=True)]
         args, kwargs = jax.tree.unflatten(tree, both)
-        return jax.tree.leaves(function(*args, **kwargs))
+        return [leaf for leaf in jax.tree.leaves(function(*args, **kwargs)) if isinstance(leaf, jax.Array)]
 
     arrays = [leaf for leaf, here in zip(leaves, is_array, strict=True) if here]
     return jax.jit(call).trace(*arrays).jaxpr.jaxpr
