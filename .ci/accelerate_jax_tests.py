@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxgrad
-from jaxgrad._src.accelerate import jax_internals, lowering
-from jaxgrad._src.core import marks
+from jaxgrad._src.accelerate import lowering
+from jaxgrad._src.core import jax_internals, marks
 
 REQUIRED_SHARE = 0.9  # of the convolutions that a pass supports, when a library is forced
 
@@ -93,11 +93,11 @@ def _counting_rule(rule: jax_internals.Function) -> jax_internals.Function:
     """Counts the equations that `rule` does not plan. Those that a pass itself consists of are exempt."""
 
     def count(original: Any, platform: str, context: Any, *operands: Any, **parameters: Any) -> Any:
-        mark = jax_internals.mark(context)
+        mark = marks.mark_in(jax_internals.metadata(context))
         if mark is None:
             unsupported = _unsupported((*context.avals_in, *context.avals_out), platform)
             _counts[UNSUPPORTED if unsupported else UNMARKED, unsupported] += 1
-        elif mark != marks.EXEMPT and jax_internals.custom_partitioning_is_refused(context):
+        elif mark != marks.EXEMPT and jax_internals.needs_rule_of_jax(context):
             _counts[LEFT, "JAX cannot partition it"] += 1
         return rule(original, platform, context, *operands, **parameters)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 import types
 from collections.abc import Callable
@@ -14,6 +15,12 @@ from jaxgrad._src.core import marks
 from jaxgrad._src.core.op import check_implementation
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_UNSUPPORTED: dict[Callable[[Any], bool], str] = {
+    inspect.isclass: "a class",
+    inspect.isgeneratorfunction: "a generator function",
+    inspect.iscoroutinefunction: "a coroutine function",
+    inspect.isasyncgenfunction: "a generator function",
+}
 _STAGES = ("lower", "trace", "eval_shape")  # methods of a function under `jax.jit` that trace it
 
 
@@ -39,20 +46,22 @@ def accelerate(function: Any = None, /, *, implementation: str | None = None) ->
       function: the function, which may be one of `jax.jit`. Without it, the result is a context manager, which is a
         decorator too.
       implementation: None for the fastest implementation. "cpu" (oneDNN), "cudnn" or "cuda" allows only this one, and
-        uses it wherever it supports a convolution, whether or not it is the fastest. "xla" switches acceleration off
-        inside an accelerated function.
+        uses it wherever it supports a convolution, whether or not it is the fastest. "xla" switches acceleration off.
+        The innermost `accelerate` around a convolution applies to it.
 
     Returns:
       The accelerated function, or the context manager.
 
     Raises:
-      TypeError: function is not callable.
+      TypeError: function is not callable, or it is a class, a generator function or a coroutine function.
       ValueError: implementation is unknown.
 
     Warns:
       RuntimeWarning: this release of JAX is not supported. Functions then run as without `accelerate`.
 
-    `jaxgrad.report` lists the convolutions of a function, what each runs on, and why.
+    `jaxgrad.report` lists the convolutions of a function, what each runs on, and why. `jax.export` of an accelerated
+    function requires `disabled_checks=jaxgrad.export_disabled_checks()`. A program for an abstract mesh must be lowered
+    without acceleration.
 
     Example:
       >>> @jaxgrad.accelerate
@@ -69,7 +78,10 @@ def accelerate(function: Any = None, /, *, implementation: str | None = None) ->
 
 
 class Acceleration(AbstractContextManager["Acceleration"]):
-    """The context manager of `jaxgrad.accelerate`. It may be entered again, also inside itself and in other threads."""
+    """The context manager of `jaxgrad.accelerate`. It may be entered again, also inside itself and in other threads.
+
+    As with JAX's own context managers, blocks must be left in the reverse order.
+    """
 
     def __init__(self, implementation: str | None) -> None:
         self._mark = marks.AUTOMATIC if implementation is None else implementation
@@ -89,7 +101,12 @@ class Acceleration(AbstractContextManager["Acceleration"]):
         """Returns the function, accelerated."""
         if not callable(function):
             raise TypeError(f"jaxgrad.accelerate: function must be callable, got {type(function).__name__}")
-
+        for matches, kind in _UNSUPPORTED.items():
+            if matches(function):
+                raise TypeError(
+                    f"jaxgrad.accelerate: function must not be {kind}; accelerate a function that it calls, or use "
+                    "`with jaxgrad.accelerate():` inside"
+                )
         if any(callable(getattr(function, name, None)) for name in _STAGES):
             return _AcceleratedStages(self, function)  # type: ignore[return-value]
 
@@ -122,6 +139,5 @@ class _AcceleratedStages:
         return self if instance is None else types.MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _STAGES:
-            raise AttributeError(f"{type(self.__wrapped__).__name__!r} object has no attribute {name!r}", name=name)
-        return self._acceleration(getattr(self.__wrapped__, name))
+        attribute = getattr(self.__wrapped__, name)
+        return self._acceleration(attribute) if name in _STAGES else attribute

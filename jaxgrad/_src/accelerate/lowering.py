@@ -7,11 +7,12 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import jax
+from jax import lax
 from jax.interpreters import mlir
 
-from jaxgrad._src.accelerate import jax_internals
 from jaxgrad._src.conv.equation import plan_equation
-from jaxgrad._src.core import marks
+from jaxgrad._src.core import jax_internals, marks
 from jaxgrad._src.core.warn import warn_caller
 
 
@@ -26,7 +27,7 @@ _lock = threading.Lock()
 
 @cache
 def _install_once() -> str:
-    return jax_internals.install(_lower)
+    return jax_internals.install(_lower, _lower_marked_convolution, marks.is_accelerated)
 
 
 @cache
@@ -37,14 +38,34 @@ def installed_or_warn() -> bool:
     return not problem
 
 
+def _lower_marked_convolution() -> None:
+    def convolve(x: jax.Array) -> jax.Array:
+        with marks.marked(marks.AUTOMATIC):
+            return lax.conv(x, x, (1,), "SAME")
+
+    shape = jax.ShapeDtypeStruct((1, 1, 1), "float32")
+    jax.jit(convolve).trace(shape).lower(lowering_platforms=("cpu",))
+
+
 def _lower(original: Callable[..., Any], platform: str, context: Any, lhs: Any, rhs: Any, **parameters: Any) -> Any:
-    mark = jax_internals.mark(context)
-    if mark in (None, marks.EXEMPT) or jax_internals.custom_partitioning_is_refused(context):
-        return original(context, lhs, rhs, **parameters)
-    implementation = None if mark == marks.AUTOMATIC else mark
+    metadata = jax_internals.metadata(context)
     avals = *context.avals_in, *context.avals_out
-    plan = plan_equation(parameters, avals, platform, implementation)
+    if not marks.is_accelerated(metadata) or jax_internals.needs_rule_of_jax(context) or _lost_64_bits(avals):
+        return original(context, lhs, rhs, **parameters)
+    plan = plan_equation(parameters, avals, platform, allowed_implementation(metadata))
     if plan.compute is None:
         return original(context, lhs, rhs, **parameters)
     with marks.marked(marks.EXEMPT):
         return mlir.lower_fun(plan.compute, multiple_results=False)(context, lhs, rhs)
+
+
+def allowed_implementation(metadata: jax_internals.Metadata) -> str | None:
+    """The only implementation that the mark of an accelerated equation allows; None for the fastest."""
+    mark = marks.mark_in(metadata)
+    return None if mark == marks.AUTOMATIC else mark
+
+
+def _lost_64_bits(avals: tuple[Any, ...]) -> bool:
+    """Whether the program was traced with 64-bit types, which have been disabled since."""
+    x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    return not x64 and any(aval.dtype.itemsize == 8 for aval in avals)

@@ -14,12 +14,11 @@ import jax
 from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 
-from jaxgrad._src.accelerate import jax_internals
-from jaxgrad._src.accelerate.lowering import install
+from jaxgrad._src.accelerate.lowering import allowed_implementation, install
 from jaxgrad._src.conv import api
 from jaxgrad._src.conv.equation import plan_equation
 from jaxgrad._src.conv.params import ConvParams
-from jaxgrad._src.core import checks, marks
+from jaxgrad._src.core import checks, jax_internals, marks
 from jaxgrad._src.core.named_jit import identity_of
 from jaxgrad._src.core.op import lowering_platform, platform_of, public_platform
 from jaxgrad._src.native.ffi import short_dtype
@@ -37,7 +36,8 @@ class Convolution:
       lhs, rhs, result: dtype, shape and layout, such as "f32[8,32,32,3] NHWC".
       pass_name: "forward", "input_gradient" or "weight_gradient": what the convolution computes. Empty if no pass of
         jaxgrad does.
-      implementation: what it runs on, as in `jaxgrad.Explanation`.
+      implementation: what it runs on, as in `jaxgrad.Explanation`. "xla" for a convolution that stays as it is, and for
+        a matrix product that jaxgrad writes in its place.
       reason: why, in one sentence.
       count: the number of equations. The body of a loop counts once.
     """
@@ -91,12 +91,12 @@ def report(function: Callable[..., Any], *args: Any, platform: str | None = None
     Args:
       function: the function, accelerated or not, which may be one of `jax.jit`, `nnx.jit` or `equinox.filter_jit`.
       *args: the arguments of a call. Arrays may be `jax.ShapeDtypeStruct`.
-      platform: "cpu" or "gpu"; by default the platform of JAX's default device.
+      platform: "cpu" or "gpu"; by default the platform of JAX's default device. It is not passed to the function.
       **kwargs: the keyword arguments of the call.
 
     Returns:
-      A `Report`. It has the convolutions of `jax.lax`, also those that differentiation and `vmap` have made. Over a
-      mesh, shapes are those of whole arrays.
+      A `Report`. It has the convolutions of `jax.lax` and of jaxgrad, also those that differentiation and `vmap` have
+      made. Shapes are those of whole arrays, and inside `shard_map` those of shards.
 
     Raises:
       TypeError: function is not callable.
@@ -152,20 +152,19 @@ def _convolutions(jaxpr: Jaxpr, platform: str, problem: str, outer: str) -> Iter
 
 def _of_lax(equation: JaxprEqn, source: str, platform: str, problem: str) -> Convolution:
     """A convolution of `jax.lax`."""
-    mark = jax_internals.mark_of_equation(equation)
+    metadata = jax_internals.equation_metadata(equation)
     avals = [variable.aval for variable in (*equation.invars, *equation.outvars)]
     pass_name, implementation = "", "xla"
     if _called_by_op(equation):
         reason = "selected by the op of jaxgrad"
     elif problem:
         reason = problem
-    elif mark is None:
+    elif marks.mark_in(metadata) is None:
         reason = "not accelerated"
-    elif mark == marks.EXEMPT:
+    elif not marks.is_accelerated(metadata):
         reason = "acceleration is switched off"
     else:
-        allowed = None if mark == marks.AUTOMATIC else mark
-        plan = plan_equation(equation.params, avals, lowering_platform(platform), allowed)
+        plan = plan_equation(equation.params, avals, lowering_platform(platform), allowed_implementation(metadata))
         pass_name, implementation, reason = plan.pass_name, plan.implementation, plan.reason
     dn = equation.params["dimension_numbers"]
     lhs, rhs, result = map(_described, avals, dn, ("NC", "OI", "NC"))

@@ -143,7 +143,12 @@ def convolve(
     else:
         lhs, rhs = (a if a.dtype == reading.result.dtype else a.astype(reading.result.dtype) for a in (lhs, rhs))
         call = ConvCall(
-            pass_call.problem(lhs, rhs), arguments.precision, current(), has_bias, relu, pass_call.transposed
+            pass_call.problem(lhs, rhs),
+            arguments.precision,
+            current(),
+            has_bias,
+            relu,
+            transposed=pass_call.pass_name != "forward",
         )
         known = reading.static_rejections if implementation is None else None  # a forced backend must have a plan
         selection = select(op, implementation, call, known=known)

@@ -122,7 +122,7 @@ def _read(arguments, lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, has_bias, x64):
     if min(pass_call.geometry.x_spatial) <= 0:
         return Reading(result, dn, None, "cropping leaves no input; runs on XLA", {})
     problem = pass_call.problem(lhs, rhs).in_dtype(result.dtype)
-    call = ConvCall(problem, arguments.precision, current(), has_bias, transposed=pass_call.transposed)
+    call = ConvCall(problem, arguments.precision, current(), has_bias, transposed=pass_call.pass_name != "forward")
     rejections = {
         (backend.implementation, name): backend.reject(name, call, forced=False)
         for backend in BACKENDS

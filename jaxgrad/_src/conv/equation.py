@@ -2,7 +2,8 @@
 
 JAX writes gradients as convolutions: the input gradient with input dilation and a reversed window, the weight gradient
 with the batch as features and a window as large as dy. `plan_equation` reads an equation by its shapes as the passes
-that compute it, and takes the first reading for which a kernel is selected.
+that compute it. It takes the first reading for which a kernel is selected, or for which conv/xla.py writes something
+else than a convolution. If a kernel supports a reading but XLA is faster, the equation stays on XLA.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class EquationPlan:
     Attributes:
       compute: the function (lhs, rhs) -> result; None if XLA lowers the convolution as it is.
       pass_name: the pass that computes it, or that was tried first; empty if the convolution has no reading.
-      implementation: what runs it.
+      implementation: what runs it. On "xla", `compute` may be a matrix product in place of the convolution.
       reason: why, in one sentence.
       is_slower: whether jaxgrad has a kernel for the pass, but XLA is faster.
     """
@@ -84,6 +85,9 @@ def plan_equation(
     lhs, rhs, result = avals
     if reason := unsupported_operands(lhs, rhs, result):
         return EquationPlan(None, "", "xla", reason)
+    if lhs.dtype != result.dtype and platform == "cuda" and implementation is None:
+        reason = f"XLA multiplies {lhs.dtype.name} without casts to {result.dtype.name}"
+        return EquationPlan(None, "", "xla", reason)
     names = [field.name for field in dataclasses.fields(LaxArguments) if field.name in parameters]
     arguments = LaxArguments(**{name: parameters[name] for name in names})
     first, reason = None, "no pass computes a convolution with these strides and dilations"
@@ -103,8 +107,8 @@ def plan_equation(
 def _readings(a: ConvArguments) -> Iterator[_Reading]:
     """The readings of an equation, in the order in which they are tried.
 
-    Readings of the other kind, by the window or as a weight gradient, are slower than XLA. They are for equations that
-    have no reading of the preferred kind.
+    A convolution is read either by its window, as a forward pass or an input gradient, or as a weight gradient. The
+    slower one of the two is used only if the other does not exist.
     """
     by_window, gradient = list(_by_window(a)), list(_as_weight_gradient(a))
     if not prefers_weight_gradient(a.window, a.out_spatial):

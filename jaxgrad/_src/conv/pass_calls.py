@@ -100,7 +100,6 @@ class ForwardCall:
     crop: Pairs
 
     pass_name: ClassVar[str] = "forward"
-    transposed: ClassVar[bool] = False
 
     def problem(self, lhs: jax.Array, rhs: jax.Array) -> ConvProblem:
         return forward_problem(self.geometry, lhs, rhs)
@@ -126,7 +125,6 @@ class InputGradientCall:
     pad: Pairs
 
     pass_name: ClassVar[str] = "input_gradient"
-    transposed: ClassVar[bool] = True
 
     def problem(self, lhs: jax.Array, rhs: jax.Array) -> ConvProblem:
         g = self.geometry

@@ -7,28 +7,30 @@ and other transformations make of it. It is part of the key of JAX's trace cache
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 
 from jax.experimental.xla_metadata import set_xla_metadata
 
-MARK = "jaxgrad"  # the metadata's key; its value is an implementation, or AUTOMATIC
-AUTOMATIC = "auto"
+from jaxgrad._src.core.jax_internals import Metadata, current_metadata
+
+_KEY = "jaxgrad"
+AUTOMATIC = "auto"  # the fastest implementation
 EXEMPT = "xla"
 
-_marked = threading.local()
+
+def marked(mark: str) -> contextlib.AbstractContextManager[None]:
+    """Marks the equations that are traced inside a `with` block: an implementation, AUTOMATIC or EXEMPT."""
+    return set_xla_metadata(**{_KEY: mark})
 
 
-@contextlib.contextmanager
-def marked(value: str) -> Iterator[None]:
-    """Marks the equations that are traced inside a `with` block, in the thread that enters it."""
-    outer = getattr(_marked, "value", EXEMPT)
-    _marked.value = value
-    try:
-        with set_xla_metadata(**{MARK: value}):
-            yield
-    finally:
-        _marked.value = outer
+def mark_in(metadata: Metadata) -> str | None:
+    """The mark of an equation with these metadata; None if it has none."""
+    return metadata.get(_KEY)
+
+
+def is_accelerated(metadata: Metadata) -> bool:
+    """Whether an equation with these metadata is accelerated."""
+    return mark_in(metadata) not in (None, EXEMPT)
 
 
 @contextlib.contextmanager
@@ -37,8 +39,8 @@ def exempt() -> Iterator[None]:
 
     Outside `jaxgrad.accelerate` it adds no metadata to the program.
     """
-    if getattr(_marked, "value", EXEMPT) == EXEMPT:
-        yield
-    else:
+    if is_accelerated(current_metadata()):
         with marked(EXEMPT):
             yield
+    else:
+        yield

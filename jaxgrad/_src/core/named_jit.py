@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from functools import cache
 from typing import Any
+from weakref import WeakValueDictionary
 
 import jax
 
@@ -31,16 +32,17 @@ def named_jit(function: Callable[..., Any], name: str, *identity: Any) -> Callab
         return function(*arrays)
 
     call.__name__ = call.__qualname__ = f"jaxgrad.{name}.{digest}"
-    _IDENTITIES[call.__name__] = name, identity
+    call.identity = name, identity  # type: ignore[attr-defined]
+    _PASSES[call.__name__] = call
     return jax.jit(call)
 
 
 def identity_of(jitted_name: str) -> tuple[str, tuple[Any, ...]] | None:
     """Returns the name and the identity of a pass, by the name of its jitted function; None for other functions."""
-    return _IDENTITIES.get(jitted_name)
+    return getattr(_PASSES.get(jitted_name), "identity", None)
 
 
-_IDENTITIES: dict[str, tuple[str, tuple[Any, ...]]] = {}
+_PASSES: WeakValueDictionary[str, Callable[..., Any]] = WeakValueDictionary()
 
 
 @cache

@@ -1,0 +1,166 @@
+"""The private names of JAX that `jaxgrad.accelerate` depends on. `install` checks them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import jax
+from jax import lax
+from jax.extend.core import Jaxpr, JaxprEqn, subjaxprs
+from jax.interpreters import mlir
+from jax.sharding import AbstractMesh
+
+Function = Callable[..., Any]
+Metadata = dict[str, Any]
+
+_PLATFORMS = ("cpu", "cuda")
+
+
+def install(rule: Function, lower_marked_convolution: Function, is_marked: Callable[[Metadata], bool]) -> str:
+    """Makes `rule` the lowering rule of convolutions, after a check that JAX calls such a rule with the metadata.
+
+    Args:
+      rule: called with JAX's own rule, the platform, and the arguments of a lowering rule: context, operands and, as
+        keyword arguments, the parameters of the equation.
+      lower_marked_convolution: lowers a program with one convolution, which is marked.
+      is_marked: whether metadata have the mark.
+
+    Returns:
+      What this release of JAX lacks, in which case nothing is changed; empty if nothing.
+    """
+    found: list[bool] = []
+    problems: list[str] = []
+
+    def check() -> None:
+        own_thread = threading.get_ident()  # others may lower convolutions at the same time
+
+        def checking(original: Function, platform: str, context: Any, *operands: Any, **parameters: Any) -> Any:
+            if threading.get_ident() == own_thread:
+                one_device = context.module_context.axis_context
+                _ = one_device.num_devices, one_device.device_assignment  # `needs_rule_of_jax` allows for their absence
+                found.append(is_marked(metadata(context)) and not needs_rule_of_jax(context))
+            return original(context, *operands, **parameters)
+
+        try:
+            from jax._src import dispatch
+
+            current_metadata()
+            requires_devices = dispatch.jaxpr_has_prim_requiring_devices
+            rules = {platform: _rule_of_jax(platform) for platform in _PLATFORMS}
+            with_marks = _with_marked_convolutions(requires_devices, is_marked)
+            try:
+                _register(checking, rules)
+                setattr(dispatch, "jaxpr_has_prim_requiring_devices", with_marks)  # noqa: B010
+                lower_marked_convolution()
+                if found != [True]:
+                    raise RuntimeError(f"of the lowered convolutions, these are marked: {found}")
+            except Exception:
+                setattr(dispatch, "jaxpr_has_prim_requiring_devices", requires_devices)  # noqa: B010
+                for platform, original in rules.items():
+                    mlir.register_lowering(lax.conv_general_dilated_p, original, platform=platform)
+                raise
+            _register(rule, rules)
+        except Exception as error:  # whatever a release of JAX that was rewritten raises
+            problems.append(f"{type(error).__name__}: {error}")
+
+    # In a thread of its own, JAX's settings are the defaults, whatever the caller has entered.
+    thread = threading.Thread(target=check)
+    thread.start()
+    thread.join()
+    return f"jax {jax.__version__} is not supported ({problems[0]})" if problems else ""
+
+
+def current_metadata() -> Metadata:
+    """The XLA metadata that the next equation gets."""
+    from jax._src.xla_metadata_lib import current_xla_metadata
+
+    return dict(current_xla_metadata() or {})
+
+
+def metadata(context: Any) -> Metadata:
+    """The XLA metadata of the equation that a lowering rule is called for."""
+    return dict(context.jaxpr_eqn_ctx.xla_metadata or {})
+
+
+def equation_metadata(equation: JaxprEqn) -> Metadata:
+    """The XLA metadata of an equation of a jaxpr."""
+    return dict(equation.ctx.xla_metadata or {})
+
+
+def frames(equation: JaxprEqn) -> list[Any]:
+    """The frames that traced an equation, the innermost first; each has file_name, line_num and function_name."""
+    traceback = equation.source_info.traceback
+    return [] if traceback is None else traceback.frames
+
+
+def needs_rule_of_jax(context: Any) -> bool:
+    """Whether an equation must be lowered by JAX's own rule, because the passes cannot be lowered there.
+
+    Outside `shard_map`, on several devices, they need `custom_partitioning`. JAX cannot lower it in a program that is
+    exported, that XLA partitions by GSPMD, or whose devices are not known. Inside `shard_map` and over explicit axes,
+    the passes do not partition over the other axes of the mesh. Nor do they run in a computation on a GPU's host.
+    """
+    axis_context = context.module_context.axis_context
+    num_devices = getattr(axis_context, "num_devices", None)
+    devices = getattr(axis_context, "device_assignment", None)
+    shardy = jax.config.jax_use_shardy_partitioner  # type: ignore[attr-defined]
+    for_export = context.module_context.lowering_parameters.for_export
+    if context.jaxpr_eqn_ctx.compute_type is not None:
+        return True
+    meshes = _meshes_with_known_axes(jax.sharding.get_abstract_mesh(), context.avals_in)
+    if meshes:
+        return any(map(_has_other_axes, meshes))
+    return num_devices != 1 and (devices is None or not shardy or for_export)
+
+
+def _meshes_with_known_axes(mesh: AbstractMesh, avals: Any) -> list[AbstractMesh]:
+    """The meshes, of the context and of the operands' types, that have manual or explicit axes."""
+    meshes = mesh, *(aval.sharding.mesh for aval in avals)
+    return [mesh for mesh in meshes if mesh.manual_axes or mesh.explicit_axes]
+
+
+def _has_other_axes(mesh: AbstractMesh) -> bool:
+    """Whether the mesh has axes beside the manual ones or, if it has none of them, beside the explicit ones."""
+    known = mesh.manual_axes or mesh.explicit_axes
+    return any(size > 1 for axis, size in mesh.shape.items() if axis not in known)
+
+
+def _rule_of_jax(platform: str) -> Function:
+    entry = mlir._platform_specific_lowerings[platform].get(lax.conv_general_dilated_p)
+    return (entry or mlir._lowerings[lax.conv_general_dilated_p]).rule
+
+
+def _register(rule: Function, rules: dict[str, Function]) -> None:
+    for platform, original in rules.items():
+        mlir.register_lowering(lax.conv_general_dilated_p, partial(rule, original, platform), platform=platform)
+
+
+def _with_marked_convolutions(requires_devices: Function, is_marked: Callable[[Metadata], bool]) -> Function:
+    """JAX's check whether a program can only be lowered for known devices, extended to marked convolutions.
+
+    They are lowered to `custom_partitioning`, which needs the devices. JAX's check knows primitives only, and
+    convolutions without the mark do not need devices.
+    """
+    known: WeakKeyDictionary[Jaxpr, bool] = WeakKeyDictionary()  # programs share jaxprs
+
+    def has_marked_convolution(jaxpr: Jaxpr) -> bool:
+        if (found := known.get(jaxpr)) is None:
+            found = any(map(needs_devices, jaxpr.eqns)) or any(map(has_marked_convolution, subjaxprs(jaxpr)))
+            known[jaxpr] = found
+        return found
+
+    def needs_devices(equation: JaxprEqn) -> bool:
+        if equation.primitive is not lax.conv_general_dilated_p or not is_marked(equation_metadata(equation)):
+            return False
+        avals = [variable.aval for variable in equation.invars]
+        return not _meshes_with_known_axes(equation.ctx.cur_abstract_mesh, avals)
+
+    @wraps(requires_devices)
+    def check(jaxpr: Jaxpr) -> bool:
+        return bool(requires_devices(jaxpr)) or has_marked_convolution(jaxpr)
+
+    return check
