@@ -104,8 +104,8 @@ class Acceleration(AbstractContextManager["Acceleration"]):
         for matches, kind in _UNSUPPORTED.items():
             if matches(function):
                 raise TypeError(
-                    f"jaxgrad.accelerate: function must not be {kind}; accelerate a function that it calls, or use "
-                    "`with jaxgrad.accelerate():` inside"
+                    f"jaxgrad.accelerate: function must not be {kind}, got {function.__name__}; "
+                    "accelerate the functions that it calls"
                 )
         if any(callable(getattr(function, name, None)) for name in _STAGES):
             return _AcceleratedStages(self, function)  # type: ignore[return-value]
