@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import sys
 import sysconfig
@@ -119,8 +120,11 @@ def report(function: Callable[..., Any], *args: Any, platform: str | None = None
 
 
 def _jaxpr(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    if hasattr(function, "trace"):
-        return function.trace(*args, **kwargs).jaxpr.jaxpr
+    # A bound method takes `trace` from the function, which does not know the object. flax.nnx has stages without jaxpr.
+    if hasattr(function, "trace") and not inspect.ismethod(function):
+        traced = function.trace(*args, **kwargs)
+        if hasattr(traced, "jaxpr"):
+            return traced.jaxpr.jaxpr
     leaves, tree = jax.tree.flatten((args, kwargs))
     is_array = [hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves]
 
