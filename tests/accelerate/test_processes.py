@@ -98,20 +98,26 @@ from collections import Counter
 from functools import partial
 import jax, numpy as np
 from accelerated import network, network_arrays
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from op_cases import values_and_gradients
 import jaxgrad
 events, digest = Counter(), hashlib.sha256()
 jax.monitoring.register_event_listener(lambda event, **_: events.update([event.rsplit("/", 1)[-1]]))
+sharding = NamedSharding(jax.make_mesh((jax.device_count(),), ("d",), axis_types=(AxisType.Auto,)), P())
+arrays = [jax.device_put(array, sharding) for array in network_arrays()]
 for function in network, jaxgrad.accelerate(network, implementation="cpu"):
-    for leaf in jax.tree.leaves(jax.jit(partial(values_and_gradients, function))(*network_arrays())):
+    for leaf in jax.tree.leaves(jax.jit(partial(values_and_gradients, function))(*arrays)):
         digest.update(np.asarray(leaf).tobytes())
 print(events["cache_hits"], events["cache_misses"], digest.hexdigest())
 """
 
 
-def test_the_persistent_compilation_cache(run_python, tmp_path):
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_persistent_compilation_cache(run_python, tmp_path, devices):
     """A marked and an unmarked program are different entries, and a second process compiles neither."""
     environment = {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY": "1",
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
