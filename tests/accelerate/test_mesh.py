@@ -66,15 +66,13 @@ def _over(devices, function, args, specs, context=contextlib.nullcontext):
 
 def check_a_batch():
     """Under `jit`, over axes of both kinds, with and without `jax.set_mesh`: one all-reduce of the weight gradients."""
-    for groups in (1, 4):
-        gradient = jax.grad(partial(_loss, groups=groups), BY)
-        for explicit in (False, True):
-            devices = mesh(explicit=explicit)
-            for context in (contextlib.nullcontext, partial(jax.set_mesh, devices)):
-                (dx, dws), found = _over(devices, gradient, _args(groups), BATCH, context)
-                assert found == {"all-reduce": 1}, found
-                assert dx.sharding.spec[0] == "d"
-                assert all(g.sharding.is_fully_replicated for g in dws)
+    for groups, explicit, set_mesh in ((1, False, False), (1, False, True), (1, True, False), (4, True, True)):
+        devices = mesh(explicit=explicit)
+        context = partial(jax.set_mesh, devices) if set_mesh else contextlib.nullcontext
+        (dx, dws), found = _over(devices, jax.grad(partial(_loss, groups=groups), BY), _args(groups), BATCH, context)
+        assert found == {"all-reduce": 1}, found
+        assert dx.sharding.spec[0] == "d"
+        assert all(g.sharding.is_fully_replicated for g in dws)
 
 
 def check_mark_before_and_after_grad():
