@@ -20,7 +20,7 @@ from jaxgrad._src.conv.pass_calls import WeightGradientCall
 from jaxgrad._src.core.selection import XLA
 
 BACKENDS = (CPU_KERNEL, CUDNN, CUDA)
-SEEDS, DEFAULT_SEEDS, COUNT = 80, 5, 16
+SEEDS, DEFAULT_SEEDS, COUNT = 120, 5, 12
 
 
 def _readings(case: EquationCase) -> Iterator[equation._Reading]:

@@ -66,15 +66,13 @@ def _over(devices, function, args, specs, context=contextlib.nullcontext):
 
 def check_a_batch():
     """Under `jit`, over axes of both kinds, with and without `jax.set_mesh`: one all-reduce of the weight gradients."""
-    for groups in (1, 4):
-        gradient = jax.grad(partial(_loss, groups=groups), BY)
-        for explicit in (False, True):
-            devices = mesh(explicit=explicit)
-            for context in (contextlib.nullcontext, partial(jax.set_mesh, devices)):
-                (dx, dws), found = _over(devices, gradient, _args(groups), BATCH, context)
-                assert found == {"all-reduce": 1}, found
-                assert dx.sharding.spec[0] == "d"
-                assert all(g.sharding.is_fully_replicated for g in dws)
+    for groups, explicit, set_mesh in ((1, False, False), (1, False, True), (1, True, False), (4, True, True)):
+        devices = mesh(explicit=explicit)
+        context = partial(jax.set_mesh, devices) if set_mesh else contextlib.nullcontext
+        (dx, dws), found = _over(devices, jax.grad(partial(_loss, groups=groups), BY), _args(groups), BATCH, context)
+        assert found == {"all-reduce": 1}, found
+        assert dx.sharding.spec[0] == "d"
+        assert all(g.sharding.is_fully_replicated for g in dws)
 
 
 def check_mark_before_and_after_grad():
@@ -209,6 +207,32 @@ def check_gspmd_keeps_the_lowering_of_jax():
         jax.config.update("jax_use_shardy_partitioner", True)
 
 
+def check_pmap():
+    x, ws = _args()
+    gradient = jax.grad(_accelerated(_loss), 1)
+    summed = jax.pmap(lambda x, ws: lax.psum(gradient(x, ws), "d"), axis_name="d", in_axes=(0, None))
+    found = summed(x.reshape(mesh().size, -1, *x.shape[1:]), ws)
+    close(jax.tree.map(lambda g: g[1], found), jax.jit(jax.grad(_loss, 1))(x, ws))
+
+
+@needs(devices=4)
+def check_two_meshes():
+    """JAX refuses a marked program whose shardings name two meshes, as it refuses the ops."""
+    first, second = mesh(), mesh(m=2)
+    x, (w, *_) = _args()
+
+    def convolve(x, w):
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC)
+
+    def run(function):
+        shardings = (NamedSharding(first, P("d")), NamedSharding(first, P())), NamedSharding(second, P("m"))
+        return jax.jit(function, in_shardings=shardings[0], out_shardings=shardings[1])(x, w)
+
+    run(convolve)
+    with pytest.raises(ValueError, match="mesh should be the same across the entire program"):
+        run(_accelerated(convolve))
+
+
 def check_abstract_mesh():
     """Without a mark nothing changes. Over automatic axes, JAX partitions the kernels only where devices are known."""
     for kind in (AxisType.Auto, AxisType.Explicit):
@@ -247,6 +271,8 @@ _off = jaxgrad.accelerate(_loss, implementation="xla")
         check_training_with_split_features,
         check_gspmd_keeps_the_lowering_of_jax,
         check_abstract_mesh,
+        check_pmap,
+        check_two_meshes,
     ],
 )
 def test_over_a_mesh(run_python, platform, checks):

@@ -18,6 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from op_cases import loss, values_and_gradients
 
 import jaxgrad
+from jaxgrad._src.native import cuda
 
 BACKENDS = (CPU_KERNEL, CUDNN)
 NCHW = ("NCHW", "OIHW", "NCHW")
@@ -130,7 +131,7 @@ def test_functions_that_call_convolutions(backend, name):
     accelerated = jaxgrad.accelerate(function, implementation=backend.implementation)
     lowered = jax.jit(partial(values_and_gradients, accelerated)).lower(*arrays)
     expected = jax.jit(partial(values_and_gradients, function))(*jax.device_put(wide, jax.devices("cpu")[0]))
-    print(name, passes(lowered))
+    assert set(passes(lowered)) == (TRANSPOSED if "patches" in name else PASSES)
     close(lowered.compile()(*arrays), expected, terms=1000)
 
 
@@ -213,10 +214,19 @@ def test_lowering_for_cuda_without_a_gpu(implementation):
     traced = jax.jit(partial(values_and_gradients, accelerated)).trace(*network_arrays())
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "onednn" not in text
-    if implementation == "cpu":
-        assert set(passes(text)) == {"xla"}
     for_both = traced.lower(lowering_platforms=("cpu", "cuda")).as_text()
-    print(passes(text), passes(for_both))
+    assert ("onednn" in for_both) == (implementation != "cudnn")
+    on_cuda = {"xla"} if implementation == "cpu" or not cuda.targets() else PASSES
+    if implementation is not None:  # by default each pass is selected for itself
+        assert set(passes(text)) == on_cuda
+        assert set(passes(for_both)) == {"xla", *PASSES}
+
+
+@pytest.mark.parametrize(("argnums", "expected"), [(0, TRANSPOSED), (1, {"forward", "weight_gradient"})])
+def test_program_holds_only_the_requested_gradients(backend, argnums, expected):
+    accelerated = jaxgrad.accelerate(convolve, implementation=backend.implementation)
+    gradient = jax.grad(lambda x, w: loss(accelerated(x, w)), argnums)
+    assert set(passes(jax.jit(gradient).lower(*backend.put(convolve_arrays())))) == expected
 
 
 def test_debug_nans(backend):

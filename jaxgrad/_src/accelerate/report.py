@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import sys
 import sysconfig
@@ -121,7 +122,8 @@ def report(function: Callable[..., Any], *args: Any, platform: str | None = None
 
 
 def _jaxpr(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    if hasattr(function, "trace"):
+    # A bound method takes `trace` from the function, which does not know the object.
+    if hasattr(function, "trace") and not inspect.ismethod(function):
         traced = function.trace(*args, **kwargs)
         return getattr(traced, "traced", traced).jaxpr.jaxpr  # nnx.jit wraps what jax.jit returns
     leaves, tree = jax.tree.flatten((args, kwargs))

@@ -1,0 +1,231 @@
+"""`jaxgrad.report` and `python -m jaxgrad`: the convolutions of small networks, and what they run on."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import equinox as eqx
+import flax.linen as nn
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from accelerated import convolve, convolve_arrays
+from flax import nnx
+from jax import lax
+from mesh_cases import NHWC
+
+import jaxgrad
+
+X, W = convolve_arrays()
+IMAGES = np.zeros((2, 9, 7, 8), np.float32)
+
+
+def _rows(function, *args, platform="cpu", **kwargs):
+    return jaxgrad.report(function, *args, platform=platform, **kwargs).convolutions
+
+
+def _check_source(row, comment, function):
+    """The row names the line of this file that ends with the comment."""
+    lines = Path(__file__).read_text().splitlines()
+    (number,) = (i for i, line in enumerate(lines, 1) if line.endswith(f"# {comment}"))
+    assert row.source == f"{os.path.relpath(__file__)}:{number} ({function})"
+
+
+def _network(w, x):
+    y = jnp.tanh(lax.conv(x, w, (1, 1), "SAME"))  # first
+    for _ in range(3):
+        filters = jnp.ones((4, 3, 4, 4), y.dtype)
+        z = lax.conv_general_dilated(jnp.moveaxis(y, 1, 3), filters, (2, 1), "VALID", dimension_numbers=NHWC)  # second
+        y = y * jnp.sum(z)
+    return jnp.sum(y)
+
+
+def test_rows_of_a_network_with_gradients():
+    first, second, *gradients = _rows(jax.grad(jaxgrad.accelerate(_network), (0, 1)), W, X)
+    _check_source(first, "first", "_network")
+    _check_source(second, "second", "_network")
+    assert (first.pass_name, first.implementation, first.reason, first.count) == ("forward", "cpu", "oneDNN", 1)
+    assert (first.lhs, first.rhs, first.result) == ("f32[2,3,9,7] NCHW", "f32[4,3,3,3] OIHW", "f32[2,4,9,7] NCHW")
+    assert (second.pass_name, second.count) == ("forward", 3)
+    assert (second.lhs, second.rhs, second.result) == ("f32[2,9,7,4] NHWC", "f32[4,3,4,4] HWIO", "f32[2,3,5,4] NHWC")
+    assert Counter((row.pass_name, row.source, row.count) for row in gradients) == {
+        ("input_gradient", first.source, 1): 1,
+        ("weight_gradient", first.source, 1): 1,
+        ("input_gradient", second.source, 3): 1,
+    }
+
+
+def test_the_printed_table():
+    report = jaxgrad.report(jax.grad(jaxgrad.accelerate(_network), (0, 1)), W, X, platform="cpu")
+    header, *rows, total = str(report).splitlines()
+    assert header.split() == ["source", "lhs", "rhs", "result", "pass", "runs", "on", "count", "why"]
+    assert len(rows) == len(report.convolutions) == 5
+    assert len({row.index("f32") for row in rows}) == 1
+    assert total == "9 convolutions on cpu, 0 of them on XLA"
+    assert report.counts == {"cpu": 9}
+    left = jaxgrad.report(_network, W, X, platform="cpu")
+    assert str(left).splitlines()[-1] == "4 convolutions on cpu, 4 of them on XLA"
+
+
+def test_unmarked_and_switched_off_convolutions():
+    (unmarked,) = _rows(convolve, X, W)
+    (off,) = _rows(jaxgrad.accelerate(convolve, implementation="xla"), X, W)
+    (direct,) = _rows(functools.partial(jaxgrad.conv_general_dilated, implementation="xla"), X, W, (1, 1), "SAME")
+    (inside,) = _rows(jaxgrad.accelerate(lambda x, w: direct_call(x, w)), X, W)
+    assert {row.implementation for row in (unmarked, off, direct, inside)} == {"xla"}
+    assert {row.pass_name for row in (unmarked, off, direct, inside)} == {""}
+    assert unmarked.reason == direct.reason == "not accelerated"
+    assert off.reason == inside.reason == "acceleration is switched off"
+
+
+def direct_call(x, w):
+    """Has a convolution that jaxgrad itself writes."""
+    return jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME", implementation="xla")
+
+
+def test_reasons():
+    """One convolution for each kind of answer."""
+
+    def reason(function, *shapes, dtype="float32", implementation=None, platform="cpu"):
+        arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+        (row,) = _rows(jaxgrad.accelerate(function, implementation=implementation), *arrays, platform=platform)
+        return row.implementation, row.reason
+
+    x, w = X.shape, W.shape
+    assert reason(convolve, x, w) == ("cpu", "oneDNN")
+    assert reason(convolve, x, w, implementation="cpu") == ("cpu", "oneDNN")
+    assert reason(convolve, x, w, dtype="int32") == ("xla", "the dtype int32 runs on XLA")
+    assert "oneDNN has no float64" in reason(convolve, x, w, dtype="float64")[1]
+    assert "multiplications" in reason(convolve, (1, 1, 3, 3), (1, 1, 3, 3))[1]
+    assert reason(convolve, (1, 1, 3, 3), (1, 1, 3, 3), implementation="cpu")[0] == "cpu"
+    found = reason(lambda x, w: lax.conv(x, w, (1, 1), "VALID"), x, (4, 3, 9, 7))
+    assert found[0] == "xla"
+    assert "matrix product" in found[1]
+    everything = {"window_strides": (2, 2), "lhs_dilation": (2, 2), "rhs_dilation": (2, 1)}
+    dilated = functools.partial(lax.conv_general_dilated, padding=((1, 1), (1, 1)), **everything)
+    assert reason(dilated, x, w)[1] == "no pass computes a convolution with these strides and dilations"
+    assert reason(convolve, x, w, implementation="cudnn")[0] == "xla"
+    assert "only the implementation 'cudnn' may run here" in reason(convolve, x, w, implementation="cudnn")[1]
+    assert reason(convolve, x, w, implementation="cpu", platform="gpu")[0] == "xla"
+
+
+def test_another_platform():
+    """The platform need not be that of this machine. By default it is that of JAX's default device."""
+    gradient = jax.grad(jaxgrad.accelerate(_network), (0, 1))
+    for platform in ("cpu", "gpu"):
+        report = jaxgrad.report(gradient, W, X, platform=platform)
+        assert report.platform == platform
+        assert sum(report.counts.values()) == 9
+        assert all(row.reason for row in report.convolutions)
+        assert ("cpu" in report.counts) == (platform == "cpu")
+    assert jaxgrad.report(gradient, W, X).platform == ("gpu" if jax.default_backend() == "gpu" else "cpu")
+    with pytest.raises(ValueError, match=r"jaxgrad.report: platform must be .*, got 'cuda'"):
+        jaxgrad.report(gradient, W, X, platform="cuda")
+
+
+def test_arguments():
+    """Static arguments, keywords, shapes instead of arrays, scalars, and a function under `jax.jit`."""
+
+    @jaxgrad.accelerate
+    @functools.partial(jax.jit, static_argnames=("count", "name"))
+    def repeated(x, w, scale, *, count, name="SAME"):
+        for _ in range(count):
+            x = x + scale * convolve(x, jnp.tile(w, (1, 1, 1, 1))[:3])
+        return x
+
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (X, W)]
+    for arrays in ((X, W), shapes):
+        (row,) = _rows(repeated, *arrays, 2.0, count=2, name="other")
+        assert (row.count, row.implementation) == (2, "cpu")
+        (row,) = _rows(lambda *arrays: repeated(*arrays, 0.5, count=3), *arrays)
+        assert (row.count, row.implementation) == (3, "cpu")
+    assert _rows(lambda x: 2 * x, X) == ()
+    assert str(jaxgrad.report(lambda x: 2 * x, X, platform="cpu")).splitlines()[-1].startswith("0 convolutions")
+
+
+def test_nothing_runs_and_nothing_is_compiled():
+    events = Counter()
+
+    def listen(event, *_, **__):
+        events[event] += 1
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    jaxgrad.report(jax.grad(jaxgrad.accelerate(_network), (0, 1)), W, X)
+    assert not [event for event in events if "backend_compile" in event]
+
+
+def test_loops_and_branches_count_once():
+    def function(x, w):
+        def step(carry, _):
+            return carry + convolve(x, w), None
+
+        y, _ = lax.scan(step, convolve(x, w), None, length=5)
+        return lax.cond(jnp.sum(y) > 0, lambda: convolve(x, w), lambda: y)
+
+    rows = _rows(jaxgrad.accelerate(function), X, W)
+    assert sum(row.count for row in rows) == 3
+    assert {row.implementation for row in rows} == {"cpu"}
+
+
+def test_layers_of_frameworks_name_the_line_of_the_caller():
+    """Not the line inside the framework; through modules that are arguments with leaves that are no arrays."""
+
+    class Model(nnx.Module):
+        def __init__(self):
+            self.conv = nnx.Conv(8, 6, (3, 3), rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            return self.conv(x)  # nnx
+
+    class Linen(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Conv(6, (3, 3))(x)  # linen
+
+    layer = eqx.nn.Conv2d(8, 6, 3, key=jax.random.key(0), dtype=jnp.float32)
+
+    def equinox(layer, x):
+        return jax.vmap(layer)(x)  # equinox
+
+    def haiku(x):
+        return hk.Conv2D(6, 3)(x)  # haiku
+
+    transformed = hk.without_apply_rng(hk.transform(haiku))
+    linen = Linen()
+    for apply, params, x, name, function in (
+        (lambda model, x: model(x), Model(), IMAGES, "nnx", "__call__"),
+        (linen.apply, linen.init(jax.random.key(0), IMAGES), IMAGES, "linen", "__call__"),
+        (equinox, layer, np.moveaxis(IMAGES, 3, 1), "equinox", "equinox"),
+        (transformed.apply, transformed.init(jax.random.key(0), IMAGES), IMAGES, "haiku", "haiku"),
+    ):
+        accelerated = jaxgrad.accelerate(apply)
+
+        def gradient(params, x, accelerated=accelerated):
+            return jax.tree.leaves(eqx.filter_grad(lambda params: jnp.sum(accelerated(params, x) ** 2))(params))
+
+        rows = _rows(gradient, params, x)
+        assert [row.pass_name for row in rows] == ["forward", "weight_gradient"]
+        for row in rows:
+            _check_source(row, name, function)
+
+
+def test_a_report_is_data():
+    report = jaxgrad.report(jaxgrad.accelerate(_network), W, X, platform="cpu")
+    restored = json.loads(json.dumps(dataclasses.asdict(report)))
+    assert restored["platform"] == "cpu"
+    assert [jaxgrad.Convolution(**row) for row in restored["convolutions"]] == list(report.convolutions)
+    assert jaxgrad.Report("cpu", report.convolutions) == report
+
+
+def test_diagnosis_has_a_line_on_accelerate():
+    done = subprocess.run([sys.executable, "-P", "-m", "jaxgrad"], capture_output=True, text=True, check=True)
+    assert f"accelerate    available on jax {jax.__version__}" in done.stdout.splitlines()
