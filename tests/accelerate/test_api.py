@@ -211,6 +211,7 @@ _CHANGES = {
     "rules that are not called": "jax.interpreters.mlir.register_lowering = lambda *_, **__: None",
     "no metadata": "xla_metadata.set_xla_metadata = lambda **_: contextlib.nullcontext()",
     "no equation context": "mlir.LoweringRuleContext.jaxpr_eqn_ctx = property(lambda _: None, lambda _, value: None)",
+    "no current metadata": "del jax._src.xla_metadata_lib.current_xla_metadata",
     "no check for devices": "check = dispatch.__dict__.pop('jaxpr_has_prim_requiring_devices')",
 }
 

@@ -14,6 +14,11 @@ from jax.extend.core import Jaxpr, JaxprEqn, subjaxprs
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh
 
+try:
+    from jax._src.xla_metadata_lib import current_xla_metadata
+except ImportError:
+    current_xla_metadata = None  # type: ignore[assignment]
+
 Function = Callable[..., Any]
 Metadata = dict[str, Any]
 
@@ -48,7 +53,8 @@ def install(rule: Function, lower_marked_convolution: Function, is_marked: Calla
         try:
             from jax._src import dispatch
 
-            current_metadata()
+            if current_xla_metadata is None:
+                raise ImportError("no current_xla_metadata")
             requires_devices = dispatch.jaxpr_has_prim_requiring_devices
             rules = {platform: _rule_of_jax(platform) for platform in _PLATFORMS}
             with_marks = _with_marked_convolutions(requires_devices, is_marked)
@@ -75,10 +81,8 @@ def install(rule: Function, lower_marked_convolution: Function, is_marked: Calla
 
 
 def current_metadata() -> Metadata:
-    """The XLA metadata that the next equation gets."""
-    from jax._src.xla_metadata_lib import current_xla_metadata
-
-    return dict(current_xla_metadata() or {})
+    """The XLA metadata that the next equation gets. Empty where this release of JAX does not say."""
+    return {} if current_xla_metadata is None else dict(current_xla_metadata() or {})
 
 
 def metadata(context: Any) -> Metadata:
