@@ -115,6 +115,13 @@ def test_nesting():
     assert _counts(on(off(_loss))) == {"xla": 1}
 
 
+def test_lowering_for_two_platforms_under_the_context_manager():
+    """Each platform has its own convolutions: of oneDNN, and of XLA for the other platform."""
+    with jaxgrad.accelerate(implementation="cpu"):
+        lowered = jax.jit(_by_all(_loss)).trace(*convolve_arrays()).lower(lowering_platforms=("cpu", "cuda"))
+    assert passes(lowered) == {"forward": 1, "input_gradient": 1, "weight_gradient": 1, "xla": 3}
+
+
 def test_an_error_inside_ends_the_block():
     for accelerate in (jaxgrad.accelerate(), jaxgrad.accelerate):
         with pytest.raises(TypeError):
@@ -123,27 +130,33 @@ def test_an_error_inside_ends_the_block():
 
 
 def test_one_context_manager_in_two_threads():
-    """Both threads are inside the same object at once, and leave it in the order in which they entered."""
-    acceleration = jaxgrad.accelerate()
+    """Both threads are inside the same object at once, and each returns to what it had outside."""
+    acceleration, off = jaxgrad.accelerate(), jaxgrad.accelerate(implementation="xla")
     inside, left = threading.Barrier(2), threading.Event()
+
+    def reason():
+        (row,) = jaxgrad.report(_loss, *convolve_arrays(), platform="cpu").convolutions
+        return row.reason
 
     def first():
         with acceleration:
             inside.wait(60)
-            found = _counts(_loss)
+            found = reason()
         left.set()
-        return found, _counts(_loss)
+        return found, reason()
 
     def second():
-        with acceleration:
-            inside.wait(60)
-            assert left.wait(60)
-            found = _counts(_loss)
-        return found, _counts(_loss)
+        with off:
+            with acceleration:
+                inside.wait(60)
+                assert left.wait(60)
+                found = reason()
+            return found, reason()
 
     with ThreadPoolExecutor(2) as pool:
         results = [pool.submit(call) for call in (first, second)]
-        assert [result.result() for result in results] == [({"cpu": 1}, {"xla": 1})] * 2
+        found = [result.result() for result in results]
+    assert found == [("oneDNN", "not accelerated"), ("oneDNN", "acceleration is switched off")]
 
 
 def test_a_marked_and_an_unmarked_thread():
