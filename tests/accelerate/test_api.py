@@ -8,7 +8,6 @@ import warnings
 
 import equinox as eqx
 import flax.linen as nn
-import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -197,6 +196,7 @@ def test_equinox():
 
 
 def test_haiku():
+    hk = pytest.importorskip("haiku")
     transformed = hk.without_apply_rng(hk.transform(jaxgrad.accelerate(lambda x: hk.Conv2D(6, 3)(x))))
     plain = hk.without_apply_rng(hk.transform(lambda x: hk.Conv2D(6, 3)(x)))
     params = plain.init(jax.random.key(0), IMAGES)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import equinox as eqx
 import flax.linen as nn
-import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -196,6 +195,8 @@ def test_layers_of_frameworks_name_the_line_of_the_caller():
 
     def equinox(layer, x):
         return jax.vmap(layer)(x)  # equinox
+
+    hk = pytest.importorskip("haiku")
 
     def haiku(x):
         return hk.Conv2D(6, 3)(x)  # haiku

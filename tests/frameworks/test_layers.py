@@ -11,7 +11,6 @@ from functools import partial
 
 import equinox as eqx
 import flax.linen as nn
-import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +20,8 @@ from flax import nnx
 from tolerances import EPS, assert_close
 
 import jaxgrad
+
+hk = pytest.importorskip("haiku")
 
 BACKENDS = SELECTED
 CONV = {"conv_general_dilated": jaxgrad.conv_general_dilated}

@@ -7,7 +7,6 @@ from functools import partial
 
 import equinox as eqx
 import flax.linen as nn
-import haiku as hk
 import jax
 import jax.numpy as jnp
 import optax
@@ -16,6 +15,8 @@ from flax import nnx
 from flax.training.train_state import TrainState
 
 import jaxgrad
+
+hk = pytest.importorskip("haiku")
 
 FEATURES = 32
 IMAGES = jax.ShapeDtypeStruct((8, 16, 14, FEATURES), "float32")
