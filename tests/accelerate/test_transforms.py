@@ -268,7 +268,7 @@ def _runs(function) -> int:
         counters = jaxgrad.plan_cache_info()["cpu"]
         return counters["hits"] + counters["misses"]
 
-    function()
+    jax.block_until_ready(function())
     before = calls()
     jax.block_until_ready(function())
     return calls() - before
