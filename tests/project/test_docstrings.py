@@ -10,11 +10,8 @@ import pytest
 
 import jaxgrad
 
-NAMES = [
-    name
-    for name in jaxgrad.__all__
-    if name not in ("__version__", "config", "Explanation", "PassExplanation", "Convolution", "Report")
-]
+WITHOUT_EXAMPLES = ("__version__", "config", "Convolution", "Explanation", "PassExplanation", "Report")
+NAMES = [name for name in jaxgrad.__all__ if name not in WITHOUT_EXAMPLES]
 
 
 @pytest.mark.parametrize("name", NAMES)
