@@ -55,7 +55,7 @@ def _lower(original: Callable[..., Any], platform: str, context: Any, lhs: Any, 
     plan = plan_equation(parameters, avals, platform, allowed_implementation(metadata))
     if plan.compute is None:
         return original(context, lhs, rhs, **parameters)
-    with marks.marked(marks.EXEMPT):
+    with marks.marked(marks.EXEMPT):  # a convolution that a pass writes on XLA is not planned again
         return mlir.lower_fun(plan.compute, multiple_results=False)(context, lhs, rhs)
 
 
