@@ -40,6 +40,8 @@ def test_programs_that_share_jaxprs_are_searched_once():
         dispatch.jaxpr_has_prim_requiring_devices(function.trace(X).jaxpr.jaxpr) for function in (plain, accelerated)
     ]
     assert found == [False, True]
+    (convolution,) = jaxgrad.report(accelerated, X).convolutions
+    assert convolution.count == 2**40
 
 
 def test_convolutions_on_the_host_of_a_device_stay_on_xla():

@@ -8,7 +8,7 @@ import os
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -117,7 +117,7 @@ def report(function: Callable[..., Any], *args: Any, platform: str | None = None
     checks.check_choice("jaxgrad.report", "platform", platform, (None, "cpu", "gpu"))
     platform = platform or public_platform(jax.default_backend())
     problem = install()
-    found = Counter(_convolutions(_jaxpr(function, args, kwargs), platform, problem, "unknown"))
+    found = _convolutions(_jaxpr(function, args, kwargs), platform, problem)
     return Report(platform, tuple(dataclasses.replace(c, count=count) for c, count in found.items()))
 
 
@@ -139,17 +139,28 @@ def _jaxpr(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return jax.jit(call).trace(*arrays).jaxpr.jaxpr
 
 
-def _convolutions(jaxpr: Jaxpr, platform: str, problem: str, outer: str) -> Iterator[Convolution]:
-    """The convolutions of a jaxpr. `outer` is the source of the equation that contains it."""
-    for equation in jaxpr.eqns:
-        source = _source(equation, outer)
-        if equation.primitive is lax.conv_general_dilated_p:
-            yield _of_lax(equation, source, platform, problem)
-        elif (params := _conv_params(equation)) is not None:
-            yield _of_jaxgrad(equation, *params, source, platform)
-        else:
-            for inner in jaxprs_in_params(equation.params):
-                yield from _convolutions(inner, platform, problem, source)
+def _convolutions(jaxpr: Jaxpr, platform: str, problem: str) -> Counter[Convolution]:
+    """The convolutions of a jaxpr and how often each occurs, in the order of the program."""
+    known: dict[tuple[Jaxpr, str], Counter[Convolution]] = {}  # programs share jaxprs
+
+    def count(jaxpr: Jaxpr, outer: str) -> Counter[Convolution]:
+        """`outer` is the source of the equation that contains the jaxpr."""
+        if (jaxpr, outer) in known:
+            return known[jaxpr, outer]
+        found: Counter[Convolution] = Counter()
+        for equation in jaxpr.eqns:
+            source = _source(equation, outer)
+            if equation.primitive is lax.conv_general_dilated_p:
+                found[_of_lax(equation, source, platform, problem)] += 1
+            elif (params := _conv_params(equation)) is not None:
+                found[_of_jaxgrad(equation, *params, source, platform)] += 1
+            else:
+                for inner in jaxprs_in_params(equation.params):
+                    found.update(count(inner, source))
+        known[jaxpr, outer] = found
+        return found
+
+    return count(jaxpr, "unknown")
 
 
 def _of_lax(equation: JaxprEqn, source: str, platform: str, problem: str) -> Convolution:
