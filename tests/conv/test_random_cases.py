@@ -38,7 +38,7 @@ def test_values_and_gradients(seed):
         jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **case.settings, implementation="cpu")
     except ValueError:
         choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **case.settings, platform="cpu")
-        assert choice.implementation == "xla"
+        assert "xla" in {choice.implementation, *(found.implementation for found in choice.passes)}
         backends = [DEFAULT]
     else:
         backends = [CPU_KERNEL, DEFAULT] if seed % 8 == 0 else [CPU_KERNEL]
