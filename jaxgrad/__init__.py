@@ -21,6 +21,8 @@ from jaxgrad._src.core.forward_mode import forward_mode as forward_mode  # noqa:
 from jaxgrad._src.core.forward_mode import jvp as jvp  # noqa: E402
 from jaxgrad._src.core.op import plan_cache_info as plan_cache_info  # noqa: E402
 from jaxgrad._src.gru.api import gru as gru  # noqa: E402
+from jaxgrad._src.tuning.api import tune as tune  # noqa: E402
+from jaxgrad._src.tuning.tuning import Tuning as Tuning  # noqa: E402
 from jaxgrad._src.version import __version__ as __version__  # noqa: E402
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "Explanation",
     "PassExplanation",
     "Report",
+    "Tuning",
     "__version__",
     "accelerate",
     "batch_norm_inference",
@@ -42,4 +45,5 @@ __all__ = [
     "jvp",
     "plan_cache_info",
     "report",
+    "tune",
 ]

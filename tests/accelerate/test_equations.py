@@ -53,7 +53,8 @@ def _on_xla(reading: equation._Reading, case: EquationCase) -> Callable[..., jax
 
 def _plan(reading: equation._Reading, case: EquationCase, backend: Backend) -> equation.EquationPlan:
     platform = "cuda" if backend.platform == "gpu" else "cpu"
-    return equation._plan(reading, None, case.lhs, case.rhs, case.result.dtype, platform, backend.implementation)
+    of_case = equation.Equation.of(case.parameters, (case.lhs, case.rhs, case.result))
+    return of_case.plan_reading(reading, platform, backend.implementation)
 
 
 def _computations(case: EquationCase, backend: Backend) -> dict[str, Callable[..., jax.Array]]:

@@ -51,10 +51,11 @@ def test_an_override_ends_with_an_error():
         ({"workspace_limit": True}, TypeError, r"workspace_limit must be an int \(bytes\) or None, got bool"),
         ({"deterministic": 1}, TypeError, "deterministic must be a bool, got int"),
         ({"plan_cache_dir": 1}, TypeError, "plan_cache_dir must be a path or None, got int"),
+        ({"tuning": "tuning.json"}, TypeError, "tuning must be a jaxgrad.Tuning or None, got str"),
         (
             {"speed": 1},
             TypeError,
-            "unknown setting 'speed'; the settings are search, workspace_limit, deterministic, plan_cache_dir",
+            "unknown setting 'speed'; the settings are search, workspace_limit, deterministic, plan_cache_dir, tuning",
         ),
     ],
 )

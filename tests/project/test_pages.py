@@ -11,7 +11,7 @@ import pytest
 from jaxgrad._src.native import cuda
 
 _ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/accelerate.md", "docs/architecture.md", "docs/forward_mode.md"]
+PAGES = ["README.md", "docs/accelerate.md", "docs/architecture.md", "docs/forward_mode.md", "docs/tuning.md"]
 # A block of code, whose first line may name its file, and the block of its output, if that follows.
 _CODE = re.compile(
     r"^```python\n(?P<code>(?:# (?P<file>\w+\.py)\n)?.*?)^```$(?:\s*^```text\n(?P<output>.*?)^```$)?", re.M | re.S
@@ -20,11 +20,12 @@ _LINK = re.compile(r"\[[^\]]*\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_code(page, capsys):
+def test_code(page, capsys, tmp_path, monkeypatch):
     """The blocks of a page share their names. They run as on a CPU, with the defaults of a user's process."""
     blocks = list(_CODE.finditer((_ROOT / page).read_text()))
     assert blocks, f"{page} has no code"
     names = {"__name__": page}
+    monkeypatch.chdir(tmp_path)
     with jax.enable_x64(False), jax.default_device(jax.devices("cpu")[0]):
         for block in blocks:
             exec(compile(block["code"], block["file"] or page, "exec"), names)

@@ -9,8 +9,19 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "jaxgrad"
-# From the lowest layer to the highest. The op folders are one layer: no op imports another. `accelerate` is above them.
-LAYERS = {"version": 0, "native": 1, "core": 2, "selection": 3, "conv": 4, "batch_norm": 4, "gru": 4, "accelerate": 5}
+# From the lowest layer to the highest. The op folders are one layer: no op imports another. `accelerate` and `tuning`
+# are above them.
+LAYERS = {
+    "version": 0,
+    "native": 1,
+    "core": 2,
+    "selection": 3,
+    "conv": 4,
+    "batch_norm": 4,
+    "gru": 4,
+    "accelerate": 5,
+    "tuning": 6,
+}
 
 
 def _modules():

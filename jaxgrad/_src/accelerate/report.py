@@ -18,11 +18,12 @@ from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 from jaxgrad._src.accelerate.lowering import allowed_implementation, install
 from jaxgrad._src.conv import api
 from jaxgrad._src.conv.equation import plan_equation
+from jaxgrad._src.conv.geometry import described
 from jaxgrad._src.conv.params import ConvParams
 from jaxgrad._src.core import checks, jax_internals, marks
+from jaxgrad._src.core.function_of_arrays import function_of_arrays
 from jaxgrad._src.core.named_jit import identity_of
 from jaxgrad._src.core.op import lowering_platform, platform_of, public_platform
-from jaxgrad._src.native.ffi import short_dtype
 
 # A convolution belongs to the innermost line outside these packages.
 _LIBRARIES = ("jax", "jaxlib", "jaxgrad", "flax", "haiku", "equinox", "jaxtyping", "keras", "optax")
@@ -126,16 +127,7 @@ def _jaxpr(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     if hasattr(function, "trace") and not inspect.ismethod(function):
         traced = function.trace(*args, **kwargs)
         return getattr(traced, "traced", traced).jaxpr.jaxpr  # nnx.jit wraps what jax.jit returns
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    is_array = [hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves]
-
-    def call(*arrays: Any) -> Any:
-        given = iter(arrays)
-        both = [next(given) if here else leaf for leaf, here in zip(leaves, is_array, strict=True)]
-        args, kwargs = jax.tree.unflatten(tree, both)
-        return [leaf for leaf in jax.tree.leaves(function(*args, **kwargs)) if isinstance(leaf, jax.Array)]
-
-    arrays = [leaf for leaf, here in zip(leaves, is_array, strict=True) if here]
+    call, arrays = function_of_arrays(function, args, kwargs)
     return jax.jit(call).trace(*arrays).jaxpr.jaxpr
 
 
@@ -166,7 +158,7 @@ def _convolutions(jaxpr: Jaxpr, platform: str, problem: str) -> Counter[Convolut
 def _of_lax(equation: JaxprEqn, source: str, platform: str, problem: str) -> Convolution:
     """A convolution of `jax.lax`."""
     metadata = jax_internals.equation_metadata(equation)
-    avals = [variable.aval for variable in (*equation.invars, *equation.outvars)]
+    avals: list[Any] = [variable.aval for variable in (*equation.invars, *equation.outvars)]
     pass_name, implementation = "", "xla"
     if _called_by_op(equation):
         reason = "selected by the op of jaxgrad"
@@ -180,7 +172,8 @@ def _of_lax(equation: JaxprEqn, source: str, platform: str, problem: str) -> Con
         plan = plan_equation(equation.params, avals, lowering_platform(platform), allowed_implementation(metadata))
         pass_name, implementation, reason = plan.pass_name, plan.implementation, plan.reason
     dn = equation.params["dimension_numbers"]
-    lhs, rhs, result = map(_described, avals, dn, ("NC", "OI", "NC"))
+    specs = zip(avals, dn, ("NC", "OI", "NC"), strict=True)
+    lhs, rhs, result = (described(aval.dtype, aval.shape, *spec) for aval, *spec in specs)
     return Convolution(source, lhs, rhs, result, pass_name, implementation, reason)
 
 
@@ -198,20 +191,12 @@ def _of_jaxgrad(equation: JaxprEqn, pass_name: str, params: ConvParams, source: 
         "input_gradient": ((g.out_spec, "NC"), (g.rhs_spec, "OI"), (g.lhs_spec, "NC")),
         "weight_gradient": ((g.lhs_spec, "NC"), (g.out_spec, "NC"), (g.rhs_spec, "OI")),
     }[pass_name]
-    avals = [variable.aval for variable in (*equation.invars[:2], equation.outvars[0])]
-    lhs, rhs, result = (_described(aval, *spec) for aval, spec in zip(avals, specs, strict=True))
+    avals: list[Any] = [variable.aval for variable in (*equation.invars[:2], equation.outvars[0])]
+    lhs, rhs, result = (described(aval.dtype, aval.shape, *spec) for aval, spec in zip(avals, specs, strict=True))
     candidates = dict(params.candidates)[pass_name].implementations
     own = (name for name in candidates if platform_of(name) == lowering_platform(platform))
     implementation, reason = next(own, "xla"), "selected by the op of jaxgrad"
     return Convolution(source, lhs, rhs, result, pass_name, implementation, reason)
-
-
-def _described(aval: Any, spec: tuple[int, ...], leading: str) -> str:
-    """The dtype, shape and layout; "?" for an axis without a name, as in the layout of four spatial axes."""
-    names = dict(zip(spec, leading + "DHW"[5 - len(spec) :], strict=False)) if len(spec) <= 5 else {}
-    problems = aval.ndim - len(spec)
-    layout = "P" * problems + "".join(names.get(axis, "?") for axis in range(len(spec)))
-    return f"{short_dtype(aval.dtype)}[{','.join(map(str, aval.shape))}] {layout}"
 
 
 def _called_by_op(equation: JaxprEqn) -> bool:

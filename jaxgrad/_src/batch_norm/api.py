@@ -193,7 +193,7 @@ def batch_norm_inference(
     epsilon = _check_epsilon(_INFERENCE, epsilon)
     channels = {"scale": scale, "bias": bias, "mean": mean, "var": var}
     x, feature_axis, arrays = _check_arrays(_INFERENCE, x, feature_axis, channels)
-    problem = BatchNormProblem.of(x, feature_axis)
+    problem = BatchNormProblem.of(x, feature_axis, frozen=True)
     candidates = select(INFERENCE, implementation, problem, reject_symbolic_shapes(x)).candidates
     params = BatchNormParams(
         feature_axis=feature_axis,

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxgrad._src.core.mesh_axes import MeshAxes
 from jaxgrad._src.core.selection import Candidates
+from jaxgrad._src.native.ffi import short_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,7 @@ class BatchNormProblem:
       dtype: the dtype of x.
       relu: whether relu is applied to the result.
       residual: whether a residual is added to the result.
+      frozen: as in `BatchNormParams`.
     """
 
     outer: int
@@ -59,12 +61,21 @@ class BatchNormProblem:
     dtype: np.dtype
     relu: bool = False
     residual: bool = False
+    frozen: bool = False
 
     @classmethod
-    def of(cls, x: jax.Array, feature_axis: int, *, relu: bool = False, residual: bool = False) -> BatchNormProblem:
+    def of(
+        cls, x: jax.Array, feature_axis: int, *, relu: bool = False, residual: bool = False, frozen: bool = False
+    ) -> BatchNormProblem:
         """The problem of a call."""
         outer, inner = math.prod(x.shape[:feature_axis]), math.prod(x.shape[feature_axis + 1 :])
-        return cls(outer, x.shape[feature_axis], inner, x.dtype, relu, residual)
+        return cls(outer, x.shape[feature_axis], inner, x.dtype, relu, residual, frozen)
+
+    def text(self, pass_name: str) -> str:
+        """The text of a call in a tuning, with its gradients: both passes run on one implementation."""
+        op = "batch_norm_inference" if self.frozen else "batch_norm_training"
+        x = f"{short_dtype(self.dtype)}[{self.outer},{self.channels},{self.inner}]"
+        return f"{op} x={x}{' relu' * self.relu}"
 
     @property
     def size(self) -> int:

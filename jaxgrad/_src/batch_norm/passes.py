@@ -35,7 +35,7 @@ def forward(params: BatchNormParams) -> Callable[..., Any]:
     kernels = {b.implementation: partial(b.forward, params) for b in BACKENDS if b.has("forward")}
 
     def candidates(x, scale, bias, residual):
-        problem = BatchNormProblem.of(x, axis, relu=params.relu, residual=residual is not None)
+        problem = BatchNormProblem.of(x, axis, relu=params.relu, residual=residual is not None, frozen=params.frozen)
         return _supporting(params.forward_candidates, "forward", problem)
 
     def over_devices(mesh_axes: MeshAxes) -> Callable[..., Any]:
@@ -104,7 +104,8 @@ def backward(params: BatchNormParams, needs_grad: tuple[bool, ...]) -> Callable[
     def candidates(x, scale, bias, mean, mean_low, rstd, y, dy, dmean, dvar):
         if dy is None or not any(needs_grad):
             return params.backward_candidates.on_xla()
-        found = _supporting(params.backward_candidates, "backward", BatchNormProblem.of(x, axis, relu=params.relu))
+        problem = BatchNormProblem.of(x, axis, relu=params.relu, frozen=params.frozen)
+        found = _supporting(params.backward_candidates, "backward", problem)
         for backend in BACKENDS:
             if not needs_grad[0] and not backend.can_skip_dx:
                 found = found.without(backend.implementation)
@@ -155,7 +156,7 @@ def _supporting(candidates: Candidates, pass_name: str, problem: BatchNormProble
 def _step_candidates(params: BatchNormParams, x: jax.Array, pass_name: str = "forward") -> Candidates:
     """Returns the candidates for a single step of a pass."""
     candidates = params.forward_candidates if pass_name == "forward" else params.backward_candidates
-    problem = BatchNormProblem.of(x, params.feature_axis, relu=params.relu)
+    problem = BatchNormProblem.of(x, params.feature_axis, relu=params.relu, frozen=params.frozen)
     return two_step_candidates(_supporting(candidates, pass_name, problem))
 
 

@@ -23,7 +23,7 @@ from jaxgrad._src.core import checks, marks
 from jaxgrad._src.core.mesh_axes import explicit_mesh, pvary_to_match
 from jaxgrad._src.core.op import Op, Rejection
 from jaxgrad._src.core.selection import XLA, Selection, select
-from jaxgrad._src.core.settings import current
+from jaxgrad._src.core.settings import of_kernels
 from jaxgrad._src.native import cuda
 
 OP = Op("conv_general_dilated", PASSES, BACKENDS)
@@ -145,7 +145,7 @@ def convolve(
         call = ConvCall(
             pass_call.problem(lhs, rhs),
             arguments.precision,
-            current(),
+            of_kernels(),
             has_bias,
             relu,
             transposed=pass_call.pass_name != "forward",
@@ -158,7 +158,7 @@ def convolve(
         y = arguments.call_lax(lhs, rhs, out_sharding)
         return add_bias_and_relu(y, bias, relu, reading.dimension_numbers.out_spec)
     sharding = arguments.explicit_sharding(lhs, rhs, out_sharding)
-    params = ConvParams(pass_call.geometry, arguments.precision, tuple(selection.candidates.items()), current())
+    params = ConvParams(pass_call.geometry, arguments.precision, tuple(selection.candidates.items()), of_kernels())
     lhs, rhs, bias = pvary_to_match(lhs, rhs, bias)
     y = pass_call.run(params, lhs, rhs, bias, relu)
     return y if sharding is None else jax.sharding.reshard(y, sharding)

@@ -30,7 +30,7 @@ from jaxgrad._src.conv.pass_calls import (
 from jaxgrad._src.core import checks
 from jaxgrad._src.core.op import Rejection
 from jaxgrad._src.core.selection import reject_symbolic_shapes
-from jaxgrad._src.core.settings import current
+from jaxgrad._src.core.settings import of_kernels
 
 _MAX_READINGS = 4096  # kept, of calls with different shapes and arguments
 
@@ -122,7 +122,7 @@ def _read(arguments, lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, has_bias, x64):
     if min(pass_call.geometry.x_spatial) <= 0:
         return Reading(result, dn, None, "cropping leaves no input; runs on XLA", {})
     problem = pass_call.problem(lhs, rhs).in_dtype(result.dtype)
-    call = ConvCall(problem, arguments.precision, current(), has_bias, transposed=pass_call.pass_name != "forward")
+    call = ConvCall(problem, arguments.precision, of_kernels(), has_bias, transposed=pass_call.pass_name != "forward")
     rejections = {
         (backend.implementation, name): backend.reject(name, call, forced=False)
         for backend in BACKENDS

@@ -12,9 +12,10 @@ from typing import Any
 import jax
 
 from jaxgrad._src.conv.backend import ConvBackend, named_arrays
-from jaxgrad._src.conv.cudnn_plan import Epilogue, allows_tf32, cudnn_plan, kernel_layouts, search_mode
+from jaxgrad._src.conv.cudnn_plan import Epilogue, cudnn_plan, kernel_layouts, search_mode
 from jaxgrad._src.conv.geometry import change_layout, maybe_reverse_window
 from jaxgrad._src.conv.params import ConvCall, ConvParams
+from jaxgrad._src.conv.precision import allows_tf32
 from jaxgrad._src.conv.problem import (
     ConvProblem,
     forward_problem,
@@ -65,10 +66,11 @@ class CudnnBackend(ConvBackend):
         return None if plan is not None else Rejection(f"cuDNN has no kernel for the pass {pass_name} of this problem")
 
     def supports_resized(self, pass_name: str, call: ConvCall) -> bool:
-        if conv_cudnn.prefers_xla_for_independent_problems(pass_name, call.problem):
-            return False
         grouped = ConvCall(call.problem.in_groups(), call.precision, call.settings, call.has_bias, call.relu)
         return self.find_plan(pass_name, grouped) is None
+
+    def prefers_resized(self, pass_name: str, call: ConvCall) -> bool:
+        return not conv_cudnn.prefers_xla_for_independent_problems(pass_name, call.problem)
 
     def remark(self, pass_name: str, call: ConvCall) -> str:
         if pass_name == "weight_gradient":

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-from jax import lax
 
 from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.conv.geometry import ConvGeometry
@@ -91,23 +90,6 @@ def kernel_layouts(problem: ConvProblem) -> list[ConvGeometry]:
     as_given = geometry.lhs_spec == first and geometry.out_spec == first
     specs = [first, last] if as_given or problem.dtype.name == "float64" else [last, first]
     return [dataclasses.replace(geometry, lhs_spec=spec, rhs_spec=spec, out_spec=spec) for spec in specs]
-
-
-def allows_tf32(precision: Any) -> bool:
-    """Whether float32 operands may be rounded to TF32: unless the precision of one is the highest, as in XLA."""
-    if precision is None:
-        precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    given = precision if isinstance(precision, (tuple, list)) else (precision,)
-    return not any(map(_is_highest, given))
-
-
-def _is_highest(precision: Any) -> bool:
-    if isinstance(precision, str) and precision.upper() == "F32_F32_F32":
-        return True
-    try:
-        return lax.Precision(precision) == lax.Precision.HIGHEST
-    except ValueError:  # the name of an algorithm for dot products
-        return False
 
 
 def search_mode(settings: Settings) -> int:

@@ -17,6 +17,7 @@ import jax
 from jaxgrad._src.conv.api import OP
 from jaxgrad._src.conv.backends import BACKENDS
 from jaxgrad._src.conv.canonicalize import LaxArguments, normalize, unsupported_operands
+from jaxgrad._src.conv.geometry import described
 from jaxgrad._src.conv.params import ConvCall, ConvParams
 from jaxgrad._src.conv.pass_calls import (
     ConvArguments,
@@ -25,16 +26,20 @@ from jaxgrad._src.conv.pass_calls import (
     input_gradient_call,
     weight_gradient_call,
 )
+from jaxgrad._src.conv.precision import precision_flags
 from jaxgrad._src.conv.xla import replaces_convolution
 from jaxgrad._src.core.batching import fold, unfold
 from jaxgrad._src.core.explain import explain_pass
 from jaxgrad._src.core.selection import select_pass, supporting
-from jaxgrad._src.core.settings import current
+from jaxgrad._src.core.settings import current, of_kernels
+from jaxgrad._src.core.tuning import RecordedCall, Recorder
 from jaxgrad._src.selection.conv_readings import (
     prefers_input_gradient,
     prefers_matrix_product,
     prefers_weight_gradient,
 )
+
+_ON = " on "  # between a pass and an implementation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +59,11 @@ class EquationPlan:
     implementation: str
     reason: str
     is_slower: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name in a tuning: XLA's own convolution is "xla"."""
+        return "xla" if self.compute is None else f"{self.pass_name}{_ON}{self.implementation}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,26 +92,114 @@ def plan_equation(
       platform: the platform that the program is lowered for.
       implementation: the only one to take, whether or not it is the fastest; None for the fastest.
     """
-    lhs, rhs, result = avals
-    if reason := unsupported_operands(lhs, rhs, result):
+    equation = Equation.of(parameters, avals)
+    if reason := unsupported_operands(equation.lhs, equation.rhs, equation.result):
         return EquationPlan(None, "", "xla", reason)
-    if lhs.dtype != result.dtype and platform == "cuda" and implementation is None:
-        reason = f"XLA multiplies {lhs.dtype.name} without casts to {result.dtype.name}"
-        return EquationPlan(None, "", "xla", reason)
-    names = [field.name for field in dataclasses.fields(LaxArguments) if field.name in parameters]
-    arguments = LaxArguments(**{name: parameters[name] for name in names})
-    first, reason = None, "no pass computes a convolution with these strides and dilations"
-    for reading in _readings(normalize(arguments, lhs.shape, rhs.shape, result.shape)):
-        if min(reading.call.geometry.x_spatial) > 0:
-            plan = _plan(reading, arguments.precision, lhs, rhs, result.dtype, platform, implementation)
-            first = first or plan
-            if plan.compute is not None:
-                return plan
-            if plan.is_slower:
-                break
+    tuning = current().tuning if implementation is None else None
+    if tuning is not None and (choice := tuning.choice(platform, "", equation)):
+        return equation.plan_of(choice.implementation, platform, choice.reason)
+    plan = equation.plan(platform, implementation)
+    if isinstance(tuning, Recorder):
+        RecordedCall(tuning, "", equation, (plan.name,)).lowered_for(platform)
+    return plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Equation:
+    """An equation of `jax.lax.conv_general_dilated`: its arguments, and the shapes and dtypes of its arrays."""
+
+    arguments: LaxArguments
+    lhs: Any
+    rhs: Any
+    result: Any
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any], avals: Sequence[Any]) -> Equation:
+        names = [field.name for field in dataclasses.fields(LaxArguments) if field.name in parameters]
+        arguments = LaxArguments(**{name: parameters[name] for name in names})
+        return cls(arguments, *(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals))
+
+    @property
+    def normalized(self) -> ConvArguments:
+        return normalize(self.arguments, self.lhs.shape, self.rhs.shape, self.result.shape)
+
+    def text(self, pass_name: str) -> str:
+        """The text of the equation in a tuning, whose choice names the pass."""
+        a, arrays = self.normalized, (self.lhs, self.rhs, self.result)
+        specs = zip(arrays, a.dimension_numbers, ("NC", "OI", "NC"), strict=True)
+        texts = (described(array.dtype, array.shape, spec, leading) for array, spec, leading in specs)
+        flags = precision_flags(self.lhs.dtype, self.arguments.precision)
+        return " ".join(["jax.lax", *texts, *a.unusual(), *flags])
+
+    def plan(self, platform: str, implementation: str | None) -> EquationPlan:
+        """The plan without a tuning. The operands are those that a pass may take."""
+        if self.lhs.dtype != self.result.dtype and platform == "cuda" and implementation is None:
+            reason = f"XLA multiplies {self.lhs.dtype.name} without casts to {self.result.dtype.name}"
+            return EquationPlan(None, "", "xla", reason)
+        first, reason = None, "no pass computes a convolution with these strides and dilations"
+        for reading in _readings(self.normalized):
+            if min(reading.call.geometry.x_spatial) > 0:
+                plan = self.plan_reading(reading, platform, implementation)
+                first = first or plan
+                if plan.compute is not None:
+                    return plan
+                if plan.is_slower:
+                    break
+            else:
+                reason = "cropping leaves no input; runs on XLA"
+        return first or EquationPlan(None, "", "xla", reason)
+
+    def alternatives(self, platform: str) -> dict[str, Callable[[jax.Array, jax.Array], jax.Array]]:
+        """All ways to compute the equation on a platform, by the names that a tuning has for them."""
+        found: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {"xla": self.arguments.call_lax}
+        own = [backend.implementation for backend in BACKENDS if backend.platform == platform]
+        for reading in _readings(self.normalized):
+            if min(reading.call.geometry.x_spatial) > 0:
+                plans = (self.plan_reading(reading, platform, implementation) for implementation in (*own, "xla"))
+                found |= {plan.name: plan.compute for plan in plans if plan.compute is not None}
+        return found
+
+    def plan_of(self, name: str, platform: str, reason: str) -> EquationPlan:
+        """The plan that has a name in a tuning. The reason says why it is chosen."""
+        pass_name, _, implementation = name.rpartition(_ON)
+        for reading in _readings(self.normalized):
+            if reading.call.pass_name == pass_name and min(reading.call.geometry.x_spatial) > 0:
+                plan = self.plan_reading(reading, platform, implementation)
+                return dataclasses.replace(plan, reason=reason) if plan.compute is not None else plan
+        return EquationPlan(None, pass_name, "xla", reason, is_slower=True)
+
+    def plan_reading(self, reading: _Reading, platform: str, implementation: str | None) -> EquationPlan:
+        """The plan of one reading; its `compute` is None where the implementation, or the fastest one, has none."""
+        call, precision, dtype = reading.call, self.arguments.precision, self.result.dtype
+        lhs: Any
+        rhs: Any
+        lhs, rhs = (jax.ShapeDtypeStruct(array.shape, dtype) for array in (self.lhs, self.rhs))
+        problem = call.problem(jax.eval_shape(reading.regrouped, lhs), rhs)
+        conv_call = ConvCall(problem, precision, of_kernels(), transposed=reading.arguments.is_input_dilated)
+        selection = select_pass(OP, call.pass_name, conv_call, platform, implementation)
+        candidates = selection.candidates[call.pass_name]
+        if problem.num_problems:
+            is_only_one = implementation is not None
+            candidates = supporting(candidates, BACKENDS, call.pass_name, conv_call, even_if_slower=is_only_one)
+        found = explain_pass(selection, call.pass_name, platform)
+        rewritten = replaces_convolution(call.pass_name, problem, platform) if implementation in (None, "xla") else ""
+        if candidates.implementations:
+            reason = found.reason
+        elif rewritten:
+            reason = rewritten
+        elif selection.candidates[call.pass_name].implementations:
+            reason = "XLA is faster for several independent problems"
+            return EquationPlan(None, call.pass_name, "xla", reason, is_slower=True)
         else:
-            reason = "cropping leaves no input; runs on XLA"
-    return first or EquationPlan(None, "", "xla", reason)
+            is_slower = any(rejection is not None and rejection.slower for rejection in selection.rejections.values())
+            return EquationPlan(None, call.pass_name, "xla", found.reason, is_slower)
+        params = ConvParams(call.geometry, precision, ((call.pass_name, candidates),), of_kernels())
+
+        def compute(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+            lhs, rhs = (array.astype(dtype) for array in (lhs, rhs))
+            return call.compute(params, reading.regrouped(lhs), rhs)
+
+        return EquationPlan(compute, call.pass_name, (*candidates.implementations, "xla")[0], reason)
 
 
 def _readings(a: ConvArguments) -> Iterator[_Reading]:
@@ -137,35 +235,3 @@ def _by_window(a: ConvArguments) -> Iterator[_Reading]:
     transposed = [] if a.is_strided else [_Reading(input_gradient_call(a), a, groups)]
     transposed_first = prefers_input_gradient(*a.dimension_numbers[:2])
     yield from (*transposed, *forward) if transposed_first else (*forward, *transposed)
-
-
-def _plan(
-    reading: _Reading, precision: Any, lhs: Any, rhs: Any, dtype: Any, platform: str, implementation: str | None
-) -> EquationPlan:
-    call = reading.call
-    lhs, rhs = (jax.ShapeDtypeStruct(array.shape, dtype) for array in (lhs, rhs))
-    problem = call.problem(jax.eval_shape(reading.regrouped, lhs), rhs)
-    conv_call = ConvCall(problem, precision, current(), transposed=reading.arguments.is_input_dilated)
-    selection = select_pass(OP, call.pass_name, conv_call, platform, implementation)
-    candidates = selection.candidates[call.pass_name]
-    if problem.num_problems:
-        candidates = supporting(candidates, BACKENDS, call.pass_name, conv_call)
-    found = explain_pass(selection, call.pass_name, platform)
-    rewritten = replaces_convolution(call.pass_name, problem, platform) if implementation in (None, "xla") else ""
-    if candidates.implementations:
-        reason = found.reason
-    elif rewritten:
-        reason = rewritten
-    elif selection.candidates[call.pass_name].implementations:
-        reason = "XLA is faster for several independent problems"
-        return EquationPlan(None, call.pass_name, "xla", reason, is_slower=True)
-    else:
-        is_slower = any(rejection is not None and rejection.slower for rejection in selection.rejections.values())
-        return EquationPlan(None, call.pass_name, "xla", found.reason, is_slower)
-    params = ConvParams(call.geometry, precision, ((call.pass_name, candidates),), current())
-
-    def compute(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        lhs, rhs = (array.astype(dtype) for array in (lhs, rhs))
-        return call.compute(params, reading.regrouped(lhs), rhs)
-
-    return EquationPlan(compute, call.pass_name, (*candidates.implementations, "xla")[0], reason)

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxgrad._src.native.ffi import short_dtype
+
 Pairs = tuple[tuple[int, int], ...]
 
 
@@ -187,3 +189,27 @@ def transpose_padding(window: int, stride: int, padding: str | tuple[int, int]) 
         low = window - 1 if padding == "VALID" or stride > window - 1 else math.ceil(total / 2)
         return low, total - low
     return window - 1 - padding[0], window - 1 - padding[1]
+
+
+def unusual(**parameters: Any) -> list[str]:
+    """The parameters of a convolution that differ from their defaults, as texts without spaces."""
+    found = []
+    for name, value in parameters.items():
+        default = {"padding": (0, 0), "window_reversed": False}.get(name, 1)
+        if any(each != default for each in (value if isinstance(value, tuple) else (value,))):
+            found.append(f"{name}={value}".replace(" ", ""))
+    return found
+
+
+def described(dtype: Any, shape: Sequence[int], spec: Sequence[int], leading: str) -> str:
+    """The dtype, shape and layout of an array, such as "f32[8,32,32,3] NHWC".
+
+    Args:
+      dtype: its dtype.
+      shape: its shape, which may have axes of independent problems before those of the layout.
+      spec: its layout.
+      leading: the letters of the first two axes of the layout. Axes without a letter, as in four spatial axes, are "?".
+    """
+    names = dict(zip(spec, leading + "DHW"[5 - len(spec) :], strict=False)) if len(spec) <= 5 else {}
+    layout = "P" * (len(shape) - len(spec)) + "".join(names.get(axis, "?") for axis in range(len(spec)))
+    return f"{short_dtype(dtype)}[{','.join(map(str, shape))}] {layout}"

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from jaxgrad._src.conv.geometry import ConvGeometry
+from jaxgrad._src.conv.precision import precision_flags
 from jaxgrad._src.conv.problem import ConvProblem
 from jaxgrad._src.core.selection import Candidates
 from jaxgrad._src.core.settings import Settings
@@ -57,6 +58,19 @@ class ConvCall:
     has_bias: bool = False
     relu: bool = False
     transposed: bool = False
+
+    def text(self, pass_name: str) -> str:
+        """The text of a pass in a tuning."""
+        p, s = self.problem, self.settings
+        flags = {
+            "bias": self.has_bias,
+            "relu": self.relu,
+            "deterministic": s.deterministic,
+            f"search {s.search}": s.search is not None,
+            f"workspace limit {s.workspace_limit}": s.workspace_limit is not None,
+        }
+        set_flags = (name for name, is_set in flags.items() if is_set)
+        return " ".join(["conv", pass_name, p.text(), *precision_flags(p.dtype, self.precision), *set_flags])
 
     @property
     def fused_bias(self) -> bool:

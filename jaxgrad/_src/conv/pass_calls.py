@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxgrad._src.conv import autodiff, jvp
-from jaxgrad._src.conv.geometry import ConvGeometry, Pairs, swap_features, transpose_geometry
+from jaxgrad._src.conv.geometry import ConvGeometry, Pairs, swap_features, transpose_geometry, unusual
 from jaxgrad._src.conv.params import ConvParams
 from jaxgrad._src.conv.passes import (
     forward_pass,
@@ -64,6 +64,17 @@ class ConvArguments:
     @property
     def out_spatial(self) -> tuple[int, ...]:
         return tuple(self.out_shape[axis] for axis in self.dimension_numbers.out_spec[2:])
+
+    def unusual(self) -> list[str]:
+        """The arguments that differ from their defaults, as texts."""
+        return unusual(
+            window_strides=self.window_strides,
+            padding=self.padding,
+            lhs_dilation=self.lhs_dilation,
+            rhs_dilation=self.rhs_dilation,
+            feature_group_count=self.feature_group_count,
+            batch_group_count=self.batch_group_count,
+        )
 
     @property
     def is_input_dilated(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxgrad._src.conv.geometry import ConvGeometry, leading_sizes, shape_of
+from jaxgrad._src.conv.geometry import ConvGeometry, described, leading_sizes, shape_of, unusual
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +59,21 @@ class ConvProblem:
         g = self.geometry
         places = self.batch * math.prod(g.y_spatial)
         return places * math.prod(g.w_spatial) * self.features * self.out_features // g.feature_group_count
+
+    def text(self) -> str:
+        """Shapes, layouts and parameters."""
+        g = self.geometry
+        specs = (g.lhs_spec, "NC"), (g.rhs_spec, "OI"), (g.out_spec, "NC")
+        arrays = (described(self.dtype, shape, *spec) for shape, spec in zip(self.shapes, specs, strict=True))
+        words = [f"{name}={array}" for name, array in zip("xwy", arrays, strict=True)]
+        parameters = unusual(
+            window_strides=g.window_strides,
+            padding=g.padding,
+            rhs_dilation=g.rhs_dilation,
+            feature_group_count=g.feature_group_count,
+            window_reversed=g.window_reversed,
+        )
+        return " ".join([*words, *parameters, *(f"problems={n}" for n in self.num_problems)])
 
     def with_geometry(self, geometry: ConvGeometry) -> ConvProblem:
         """The same convolution with other layouts of its operands."""

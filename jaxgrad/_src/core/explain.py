@@ -120,7 +120,7 @@ def _implementation_and_reason(selection: Selection, pass_name: str, platform: s
     if forced == "xla":
         return forced, "forced by implementation='xla'"
     if forced is not None:
-        Forced(op.name, forced).check_platform(platform)
+        Forced(op.name, forced).lowered_for(platform)
         backend = op.backend(forced)
         if backend is None or not backend.has(pass_name):
             return "xla", f"implementation={forced!r} has no kernel for this pass"
@@ -131,7 +131,9 @@ def _implementation_and_reason(selection: Selection, pass_name: str, platform: s
             continue
         rejection = selection.rejections.get((backend.implementation, pass_name))
         if rejection is None:
-            return backend.implementation, _with_remark(backend.description, selection, backend, pass_name) + missing
+            return backend.implementation, _with_remark(
+                selection.reason(backend, pass_name), selection, backend, pass_name
+            ) + missing
         reason = rejection.reason + missing
         missing += f"; {rejection.reason}" if rejection.missing else ""
     return "xla", reason

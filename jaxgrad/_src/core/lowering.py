@@ -27,7 +27,7 @@ def platform_call(
       xla: the same function on XLA.
       *args: the operands, arrays or None.
     """
-    args = require_platform(candidates, args)
+    args = with_lowering_hook(candidates, args)
     taken: dict[str, Callable[..., Any]] = {}
     for name in candidates.implementations:
         taken.setdefault(platform_of(name), kernels[name])
@@ -39,36 +39,38 @@ def platform_call(
     return lax.platform_dependent(*args, **taken, default=xla)
 
 
-def require_platform(candidates: Candidates, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the operands, the first of which is an array, so that lowering for another platform than that of a forced
-    implementation raises ValueError.
+def with_lowering_hook(candidates: Candidates, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the operands, the first of which is an array, so that the candidates are told when a program with this
+    call is lowered.
 
-    `lax.platform_dependent` without a default raises there too, but its error names neither the op nor the argument.
+    They are not told of calls that are traced and then left out, such as the call of one example under `vmap`. A forced
+    implementation raises ValueError where the program is for another platform. `lax.platform_dependent` without a
+    default raises there too, but its error names neither the op nor the argument.
     """
-    if candidates.forced is None:
+    if (hook := candidates.lowering_hook) is None:
         return args
-    return _require_platform_p.bind(args[0], forced=candidates.forced), *args[1:]
+    return _lowering_hook_p.bind(args[0], hook=hook), *args[1:]
 
 
-_require_platform_p = Primitive("jaxgrad_require_platform")
+_lowering_hook_p = Primitive("jaxgrad_lowering_hook")
 
 
-@_require_platform_p.def_abstract_eval
-def _abstract_eval(aval, *, forced):
+@_lowering_hook_p.def_abstract_eval
+def _abstract_eval(aval, *, hook):
     return aval
 
 
-@_require_platform_p.def_impl
-def _impl(array, *, forced):
+@_lowering_hook_p.def_impl
+def _impl(array, *, hook):
     for device in array.devices():
-        forced.check_platform(device.platform)
+        hook.lowered_for(device.platform)
     return array
 
 
-def _lowering(ctx, array, *, forced):
+def _lowering(ctx, array, *, hook):
     for platform in ctx.platforms or ctx.module_context.platforms:
-        forced.check_platform(platform)
+        hook.lowered_for(platform)
     return [array]
 
 
-mlir.register_lowering(_require_platform_p, _lowering)
+mlir.register_lowering(_lowering_hook_p, _lowering)

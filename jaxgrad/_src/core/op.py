@@ -80,6 +80,10 @@ class Backend:
         """Whether the backend, a candidate already, runs a pass whose sizes `vmap` or a mesh has changed."""
         return self.supports(pass_name, call) is None
 
+    def prefers_resized(self, pass_name: str, call: Any) -> bool:
+        """Whether the backend, a candidate already, is the fastest for a pass whose sizes have changed, as measured."""
+        return True
+
     def remark(self, pass_name: str, call: Any) -> str:
         """Returns what `jaxgrad.explain` adds where this backend runs a pass."""
         return ""

@@ -22,7 +22,7 @@ from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from jaxgrad._src.core.lowering import platform_call, require_platform
+from jaxgrad._src.core.lowering import platform_call, with_lowering_hook
 from jaxgrad._src.core.mesh_axes import MeshAxes, explicit_mesh, in_shard_map, results_vary_as_operands
 from jaxgrad._src.core.selection import Candidates
 
@@ -168,8 +168,9 @@ def partitioned(
             return _over_explicit_axes(mesh, local, given, cross_device, arrays)
         found = candidates(*arrays)
         # Checked here too: an error raised while XLA partitions the pass would reach the user as an error of XLA.
-        arrays = require_platform(found, arrays)
-        follows_rule = found.implementations or xla_is_worse(*arrays)
+        arrays = with_lowering_hook(found.for_whole_arrays(), arrays)
+        # A tuning may choose otherwise for the shards.
+        follows_rule = found.implementations or found.tuning is not None or xla_is_worse(*arrays)
         return (_custom_partitioned(local, given, cross_device) if follows_rule else xla)(*arrays)
 
     return call

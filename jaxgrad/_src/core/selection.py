@@ -12,6 +12,8 @@ from typing import Any
 import jax
 
 from jaxgrad._src.core.op import Backend, Op, Rejection, platform_of, public_platform
+from jaxgrad._src.core.settings import current
+from jaxgrad._src.core.tuning import Choice, MeasuredChoices, RecordedCall, Recorder
 from jaxgrad._src.core.warn import warn_caller
 
 
@@ -22,7 +24,7 @@ class Forced:
     op: str
     implementation: str
 
-    def check_platform(self, platform: str) -> None:
+    def lowered_for(self, platform: str) -> None:
         """Raises ValueError where a program is lowered for, or run on, another platform than the implementation's."""
         own, given = public_platform(platform_of(self.implementation)), public_platform(platform)
         if given != own:
@@ -41,16 +43,36 @@ class Candidates:
         runs the pass.
       forced: what the call forces, if anything. `implementations` then holds only that one, or nothing where it has no
         kernel for the pass.
+      tuning: the tuning in force, which may choose again for a pass whose sizes `vmap` or a mesh has changed.
+      recorded: the call, if the tuning records it.
     """
 
     implementations: tuple[str, ...] = ()
     forced: Forced | None = None
+    tuning: MeasuredChoices | None = None
+    recorded: RecordedCall | None = None
+
+    @property
+    def lowering_hook(self) -> Forced | RecordedCall | None:
+        """What `lowered_for` is called of when a program with the call is lowered."""
+        return self.forced or self.recorded
+
+    def for_whole_arrays(self) -> Candidates:
+        """The candidates for a call that a mesh may split: what runs are calls on its shards."""
+        return dataclasses.replace(self, recorded=None)
 
     def without(self, implementation: str) -> Candidates:
         """The candidates less one that does not support the problem after all. A forced one stays."""
         if self.forced:
             return self
-        return Candidates(tuple(name for name in self.implementations if name != implementation))
+        left = tuple(name for name in self.implementations if name != implementation)
+        return dataclasses.replace(self, implementations=left)
+
+    def with_choice(self, choice: Choice, here: Sequence[str]) -> Candidates:
+        """The candidates after a tuning's choice among the implementations of one platform, `here`, and XLA."""
+        others = tuple(name for name in self.implementations if name not in here)
+        chosen = (choice.implementation,) if choice.implementation in here else ()
+        return dataclasses.replace(self, implementations=others + chosen)
 
     def on_xla(self) -> Candidates:
         """No candidate. A forced implementation still restricts the platform."""
@@ -68,13 +90,33 @@ def reject_symbolic_shapes(*arrays: jax.Array | None) -> Rejection | None:
     return Rejection("symbolic shapes run on XLA") if symbolic else None
 
 
-def supporting(candidates: Candidates, backends: Sequence[Backend], pass_name: str, call: Any) -> Candidates:
+def supporting(
+    candidates: Candidates, backends: Sequence[Backend], pass_name: str, call: Any, *, even_if_slower: bool = False
+) -> Candidates:
     """Returns the candidates that run a pass whose sizes `vmap` or a mesh has changed, with the description `call`."""
-    for backend in backends:
-        # There are no candidates where shapes are symbolic.
-        if backend.implementation in candidates.implementations and not backend.supports_resized(pass_name, call):
-            candidates = candidates.without(backend.implementation)
+    for platform in dict.fromkeys(backend.platform for backend in backends):
+        here = [backend for backend in backends if backend.platform == platform and backend.has(pass_name)]
+        choice = _tuned(candidates.tuning, platform, pass_name, call)
+        if choice is not None:
+            candidates = candidates.with_choice(choice, [backend.implementation for backend in here])
+        for backend in here:
+            # There are no candidates where shapes are symbolic.
+            if backend.implementation in candidates.implementations and not (
+                backend.supports_resized(pass_name, call)
+                and (even_if_slower or choice is not None or backend.prefers_resized(pass_name, call))
+            ):
+                candidates = candidates.without(backend.implementation)
+    if isinstance(candidates.tuning, Recorder):
+        recorded = RecordedCall(candidates.tuning, pass_name, call, candidates.implementations)
+        return dataclasses.replace(candidates, recorded=recorded)
     return candidates
+
+
+def _tuned(tuning: MeasuredChoices | None, platform: str, pass_name: str, call: Any) -> Choice | None:
+    """The choice of a tuning for a pass, if it has one."""
+    if tuning is None or call is None:
+        return None
+    return tuning.choice(platform, pass_name, call)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,11 +127,17 @@ class Selection:
     implementation: str | None  # as the call has it
     rejections: _Rejections
     call: Any = None  # the op's description of the call
+    tuning: MeasuredChoices | None = None  # None where it has no say
 
     @property
     def candidates(self) -> dict[str, Candidates]:
         """The candidates by pass."""
         return {pass_name: self._candidates(pass_name) for pass_name in self.op.passes}
+
+    def reason(self, backend: Backend, pass_name: str) -> str:
+        """Why a backend that is not rejected runs a pass."""
+        choice = _tuned(self.tuning, backend.platform, pass_name, self.call)
+        return choice.reason if choice else backend.description
 
     def _candidates(self, pass_name: str) -> Candidates:
         if self.implementation == "xla":
@@ -98,9 +146,8 @@ class Selection:
         if self.implementation is not None:
             own = tuple(b.implementation for b in backends if b.implementation == self.implementation)
             return Candidates(own, Forced(self.op.name, self.implementation))
-        return Candidates(
-            tuple(b.implementation for b in backends if self.rejections.get((b.implementation, pass_name)) is None)
-        )
+        left = tuple(b.implementation for b in backends if self.rejections.get((b.implementation, pass_name)) is None)
+        return Candidates(left, tuning=self.tuning)
 
 
 def select(
@@ -123,7 +170,8 @@ def select(
       ValueError: the forced implementation cannot run the call, or the op does not have it.
       RuntimeError: a library of the forced implementation is missing.
     """
-    found = dict(known or {})
+    tuning = current().tuning if implementation is None and rejection is None else None
+    found = dict(known or {}) if tuning is None else {}
     for backend in op.backends:
         missing = _missing(backend)
         asked = implementation in (None, backend.implementation)
@@ -132,14 +180,29 @@ def select(
             if missing or rejection:
                 found[key] = missing or rejection
             elif asked and key not in found:
-                found[key] = _taken(op, backend, pass_name, found) or backend.reject(
-                    pass_name, call, forced=implementation is not None
-                )
+                found[key] = _rejection(op, backend, pass_name, call, found, implementation is not None, tuning)
     if implementation not in (None, "xla"):
         _check_forced(op, implementation, found)
-    selection = Selection(op, implementation, found, call)
+    selection = Selection(op, implementation, found, call, tuning)
     _record(selection)
     return selection
+
+
+def _rejection(
+    op: Op,
+    backend: Backend,
+    pass_name: str,
+    call: Any,
+    found: _Rejections,
+    forced: bool,
+    tuning: MeasuredChoices | None = None,
+) -> Rejection | None:
+    """Returns why a backend does not run a pass, given the rejections of the backends before it."""
+    if (choice := _tuned(tuning, backend.platform, pass_name, call)) is None:
+        return _taken(op, backend, pass_name, found) or backend.reject(pass_name, call, forced=forced)
+    if choice.implementation != backend.implementation:
+        return backend.supports(pass_name, call) or Rejection(choice.reason, slower=True)
+    return backend.reject(pass_name, call, forced=True)
 
 
 def select_pass(op: Op, pass_name: str, call: Any, platform: str, implementation: str | None = None) -> Selection:
@@ -162,15 +225,24 @@ def select_pass(op: Op, pass_name: str, call: Any, platform: str, implementation
         elif backend.platform != platform:
             rejection = Rejection(f"the {backend.title} do not run on the platform {public_platform(platform)!r}")
         else:
-            rejection = (
-                _missing(backend)
-                or _taken(op, backend, pass_name, found)
-                or backend.reject(pass_name, call, forced=implementation is not None)
-            )
+            rejection = _missing(backend) or _rejection(op, backend, pass_name, call, found, implementation is not None)
         found[backend.implementation, pass_name] = rejection
     selection = Selection(op, None, found, call)
     _record(selection)
     return selection
+
+
+def measurable_implementations(op: Op, call: Any, platform: str) -> list[str]:
+    """The implementations that can run all passes of a call on a platform, with "xla" as the last."""
+    found = [
+        backend.implementation
+        for backend in op.backends
+        if backend.platform == platform
+        and not any(
+            _missing(backend) or backend.reject(name, call, forced=True) for name in filter(backend.has, op.passes)
+        )
+    ]
+    return [*found, "xla"]
 
 
 def _missing(backend: Backend) -> Rejection | None:

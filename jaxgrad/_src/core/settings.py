@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from jaxgrad._src.core.tuning import MeasuredChoices
 from jaxgrad._src.core.warn import warn_caller
 
 SEARCHES = ("heuristic", "exhaustive", "fallback")
@@ -37,12 +38,14 @@ class Settings:
         and not once per process. None: no directory. It applies to the whole process and may be shared by processes.
         The initial value comes from the environment variable JAXGRAD_PLAN_CACHE_DIR. Programs do not depend on it,
         only the choice of engines does. `jaxgrad.plan_cache_info` counts its use.
+      tuning: a `jaxgrad.Tuning`, whose measured choices come before those of jaxgrad. None: no tuning.
     """
 
     search: str | None = None
     workspace_limit: int | None = None
     deterministic: bool = False
     plan_cache_dir: str | None = None
+    tuning: MeasuredChoices | None = None
 
     def __post_init__(self) -> None:
         if self.search is not None and self.search not in SEARCHES:
@@ -63,6 +66,10 @@ class Settings:
             except TypeError:
                 given = type(self.plan_cache_dir).__name__
                 raise TypeError(f"jaxgrad.config: plan_cache_dir must be a path or None, got {given}") from None
+        if self.tuning is not None and not isinstance(self.tuning, MeasuredChoices):
+            raise TypeError(
+                f"jaxgrad.config: tuning must be a jaxgrad.Tuning or None, got {type(self.tuning).__name__}"
+            )
 
 
 _process = Settings(plan_cache_dir=os.environ.get("JAXGRAD_PLAN_CACHE_DIR") or None)
@@ -81,6 +88,11 @@ _plan_cache_dir_listeners: list[Callable[[str | None], None]] = []
 def current() -> Settings:
     """Returns the settings in force in this thread."""
     return dataclasses.replace(_context.value, plan_cache_dir=_process.plan_cache_dir)
+
+
+def of_kernels() -> Settings:
+    """Returns the settings in force that a kernel depends on, which leaves out the tuning."""
+    return dataclasses.replace(current(), tuning=None)
 
 
 def update(**changes: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from jaxgrad._src.core.selection import Candidates
+from jaxgrad._src.native.ffi import short_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +53,12 @@ class GruProblem:
     dtype: Any
     linear_before_reset: bool
     clip: float | None
+
+    def text(self, pass_name: str) -> str:
+        """The text of a call in a tuning, with its gradients."""
+        flags = {"linear_before_reset": self.linear_before_reset, "clip": self.clip is not None}
+        sizes = f"T={self.T} B={self.B} I={self.I} H={self.H} D={self.D}"
+        return " ".join(["gru", short_dtype(self.dtype), sizes, *(name for name, is_set in flags.items() if is_set)])
 
     @classmethod
     def of(cls, x: jax.Array, r: jax.Array, *, linear_before_reset: bool, clip: float | None) -> GruProblem:

@@ -1,0 +1,30 @@
+"""What the precision of a convolution allows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax import lax
+
+
+def precision_flags(dtype: Any, precision: Any) -> list[str]:
+    """What the text of a call in a tuning says about its precision."""
+    return ["without TF32"] if dtype == "float32" and not allows_tf32(precision) else []
+
+
+def allows_tf32(precision: Any) -> bool:
+    """Whether float32 operands may be rounded to TF32: unless the precision of one is the highest, as in XLA."""
+    if precision is None:
+        precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    given = precision if isinstance(precision, (tuple, list)) else (precision,)
+    return not any(map(_is_highest, given))
+
+
+def _is_highest(precision: Any) -> bool:
+    if isinstance(precision, str) and precision.upper() == "F32_F32_F32":
+        return True
+    try:
+        return lax.Precision(precision) == lax.Precision.HIGHEST
+    except ValueError:  # the name of an algorithm for dot products
+        return False

@@ -1,0 +1,74 @@
+"""The machine and the versions that measured times depend on."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import re
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+
+from jaxgrad._src.native import cpu, cuda
+from jaxgrad._src.version import __version__
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+    """What a measured time depends on beside the call.
+
+    Attributes:
+      platform: the platform of JAX's default device when a program is lowered for it: "cpu" or "cuda".
+      device_kind: of the device; on a CPU its model, instruction set and number of cores.
+      jax, jaxlib, jaxgrad: their versions.
+      library: the version of the library behind jaxgrad's kernels: cuDNN or oneDNN.
+      driver: the version of the GPU's driver; empty on a CPU.
+    """
+
+    platform: str
+    device_kind: str
+    jax: str
+    jaxlib: str
+    jaxgrad: str
+    library: str
+    driver: str = ""
+
+    def __str__(self) -> str:
+        libraries = f"jax {self.jax}, jaxlib {self.jaxlib}, jaxgrad {self.jaxgrad}, {self.library}"
+        return f"{self.device_kind}: {libraries}{self.driver and f', driver {self.driver}'}"
+
+    def differences(self, measured: Environment) -> str:
+        """What differs between this machine and the one of a measurement."""
+        names = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != getattr(measured, f.name)]
+        return ", ".join(f"{name} {getattr(measured, name)!r} and not {getattr(self, name)!r}" for name in names)
+
+
+@cache
+def current_environment() -> Environment:
+    """The environment of this process. Starts JAX's backend."""
+    device = jax.local_devices()[0]
+    versions = jax.__version__, version("jaxlib"), __version__
+    if device.platform == "gpu":
+        library = f"cuDNN {cuda.build_info().get('cudnn', '')}"
+        return Environment("cuda", device.device_kind, *versions, library, _driver())
+    if device.platform != "cpu":
+        return Environment(device.platform, device.device_kind, *versions, "")
+    build = cpu.build_info()
+    cores = len(os.sched_getaffinity(0))
+    kind = f"{_cpu_model()}, {build.get('instruction_set', 'no kernels')}, {cores} cores"
+    return Environment("cpu", kind, *versions, f"oneDNN {build.get('onednn', '')}")
+
+
+def _driver() -> str:
+    file = Path("/proc/driver/nvidia/version")
+    found = re.search(r"Kernel Module.*?\s(\d+(\.\d+)+)\s", file.read_text()) if file.exists() else None
+    return found[1] if found else ""
+
+
+def _cpu_model() -> str:
+    file = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.+)", file.read_text()) if file.exists() else None
+    return found[1] if found else platform.machine()

@@ -1,0 +1,28 @@
+"""A call of any function as a function of its arrays alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+
+def function_of_arrays(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Callable[..., list[jax.Array]], list[Any]]:
+    """Returns a function of arrays, and its arguments: the arrays in the arguments of a call, or their shapes.
+
+    The function returns the arrays in the result of the call. Everything else in the arguments, such as Python numbers
+    and the functions in a model, is constant.
+    """
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    is_array = [hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves]
+
+    def call(*arrays: Any) -> list[jax.Array]:
+        given = iter(arrays)
+        both = [next(given) if here else leaf for leaf, here in zip(leaves, is_array, strict=True)]
+        args, kwargs = jax.tree.unflatten(tree, both)
+        return [leaf for leaf in jax.tree.leaves(function(*args, **kwargs)) if isinstance(leaf, jax.Array)]
+
+    return call, [leaf for leaf, here in zip(leaves, is_array, strict=True) if here]

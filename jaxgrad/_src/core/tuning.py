@@ -1,0 +1,145 @@
+"""Choices between implementations by measured time, as the selection looks them up."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from jaxgrad._src.core.environment import Environment, current_environment
+from jaxgrad._src.core.warn import warn_caller
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The outcome of measuring one call.
+
+    Attributes:
+      implementation: the fastest implementation, as in `jaxgrad.Explanation`. For an accelerated convolution also the
+        pass that it is read as: "forward on cudnn", "weight_gradient on cudnn". "xla" is then XLA's own convolution.
+      default: what jaxgrad selects without a tuning.
+      times_us: microseconds of one call, the median, by implementation.
+    """
+
+    implementation: str
+    default: str
+    times_us: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        for name in (self.implementation, self.default):
+            if name not in self.times_us:
+                raise ValueError(f"there is no time of {name!r}")
+
+    @property
+    def gain(self) -> float:
+        """The time of the default over that of the fastest implementation."""
+        return self.times_us[self.default] / self.times_us[self.implementation]
+
+    @property
+    def times(self) -> str:
+        return ", ".join(f"{name} {us:.4g}" for name, us in self.times_us.items())
+
+    @property
+    def reason(self) -> str:
+        """Why the implementation is selected, in one sentence."""
+        return f"the fastest as measured by jaxgrad.tune, in microseconds: {self.times}"
+
+
+class Call(Protocol):
+    """A call of an op, as its backends are asked about it."""
+
+    def text(self, pass_name: str) -> str:
+        """All that the times of a pass depend on: shapes, dtypes and parameters. Passes measured together share it."""
+        ...
+
+
+class MeasuredChoices:
+    """Choices by machine and call. `jaxgrad.Tuning` is the public form."""
+
+    def __init__(self, machines: Mapping[Environment, Mapping[str, Choice]]) -> None:
+        self.machines = {machine: MappingProxyType(dict(choices)) for machine, choices in machines.items()}
+        self._identity = repr(
+            [(m, sorted((c, repr(v)) for c, v in choices.items())) for m, choices in machines.items()]
+        )
+        self._warned = False
+
+    def choice(self, platform: str, pass_name: str, call: Call) -> Choice | None:
+        """The choice for a pass of a call on a platform ("cpu" or "cuda"); None if it was not measured here."""
+        machine = current_environment()
+        if machine in self.machines:
+            return self.machines[machine].get(call.text(pass_name)) if machine.platform == platform else None
+        self._warn_once(machine)
+        return None
+
+    def _warn_once(self, machine: Environment) -> None:
+        if self._warned or not self.machines:
+            return
+        self._warned = True
+        measured = "; or ".join(map(machine.differences, self.machines))
+        warn_caller(f"the tuning has no effect here, because it was measured with {measured}", RuntimeWarning)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MeasuredChoices) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __repr__(self) -> str:
+        """The name of a jitted pass depends on it."""
+        return f"<jaxgrad.Tuning {hashlib.sha256(self._identity.encode()).hexdigest()[:16]}>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurable:
+    """A call in every way to compute it.
+
+    Attributes:
+      functions: by implementation, as `Choice` names them: functions of the operands.
+      operands: shapes and dtypes.
+    """
+
+    functions: Mapping[str, Callable[..., Any]]
+    operands: Sequence[Any]
+
+
+class Recorder(MeasuredChoices):
+    """Records the calls that the selection looks up, instead of choices.
+
+    Attributes:
+      calls: by their texts, in the order in which they were lowered.
+    """
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.calls: dict[str, RecordedCall] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return f"<Recorder {id(self)}>"
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedCall:
+    """A pass of a call, which is recorded when a program that makes it is lowered.
+
+    Attributes:
+      recorder: records it.
+      pass_name: the pass.
+      call: the call.
+      implementations: those that run it without a tuning, one for each platform at most.
+    """
+
+    recorder: Recorder
+    pass_name: str
+    call: Call
+    implementations: tuple[str, ...]
+
+    def lowered_for(self, platform: str) -> None:
+        self.recorder.calls.setdefault(self.call.text(self.pass_name), self)

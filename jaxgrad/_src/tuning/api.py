@@ -1,0 +1,143 @@
+"""`jaxgrad.tune`: measures every implementation of the calls of a function on the device at hand."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+
+from jaxgrad._src.batch_norm import tuning as batch_norm_tuning
+from jaxgrad._src.batch_norm.params import BatchNormProblem
+from jaxgrad._src.conv import tuning as conv_tuning
+from jaxgrad._src.conv.equation import Equation
+from jaxgrad._src.conv.params import ConvCall
+from jaxgrad._src.core import settings
+from jaxgrad._src.core.environment import current_environment
+from jaxgrad._src.core.function_of_arrays import function_of_arrays
+from jaxgrad._src.core.op import platform_of
+from jaxgrad._src.core.processes import text_of_first_process
+from jaxgrad._src.core.tuning import Choice, Measurable, RecordedCall, Recorder
+from jaxgrad._src.gru import tuning as gru_tuning
+from jaxgrad._src.gru.params import GruProblem
+from jaxgrad._src.tuning.timing import medians, with_arrays, with_random_data
+from jaxgrad._src.tuning.tuning import Tuning, from_json, to_json
+
+_MIN_GAIN = 1.03  # a default that is slower by less stays: times differ as much from run to run
+
+
+def tune(function: Callable[..., Any], *args: Any, progress: bool = True, **kwargs: Any) -> Tuning:
+    """Measures every implementation of the calls in a function on this machine's device.
+
+    The calls are those of jaxgrad's ops, and the convolutions that `jaxgrad.accelerate` accelerates, with the gradients
+    that the function computes and the sizes that `vmap` makes. Each runs alone, on random data, on every implementation
+    that supports it, XLA included. The calls of an implementation that is forced are not measured.
+
+    Args:
+      function: the function, such as a training step, which may be one of `jax.jit`, `nnx.jit` or
+        `equinox.filter_jit`.
+      *args: the arguments of a call. Arrays may be `jax.ShapeDtypeStruct`. With arrays the function itself is timed
+        too, without and with the tuning, and the arrays are not donated.
+      progress: whether to show the progress, and at the end what the tuning saves, on `sys.stderr`.
+      **kwargs: the keyword arguments of the call.
+
+    Returns:
+      A `jaxgrad.Tuning`, which is not in force yet. In a program of several processes, each of which must call `tune`,
+      the first process measures and all return its choices. Over a mesh, whole arrays are measured on one device; to
+      tune the shards, pass a function of one shard.
+
+    Raises:
+      TypeError: function is not callable.
+
+    Example:
+      >>> def loss(w, x):
+      ...   return jnp.sum(jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME") ** 2)
+      >>> w, x = jnp.ones((8, 8, 3, 3)), jnp.ones((2, 8, 16, 16))
+      >>> tuning = jaxgrad.tune(jax.grad(loss), w, x, progress=False)
+      >>> jaxgrad.config.update(tuning=tuning)
+      >>> jaxgrad.config.update(tuning=None)
+    """
+    if not callable(function):
+        raise TypeError(f"jaxgrad.tune: function must be callable, got {type(function).__name__}")
+    call, arrays = function_of_arrays(function, args, kwargs)
+    recorder = Recorder()
+    with settings.override(tuning=recorder):
+        jax.jit(call).lower(*arrays).compile()  # over a mesh, shards are lowered while XLA compiles
+    tuning = from_json(text_of_first_process(lambda: to_json(_measured(recorder, progress))))
+    if progress and jax.process_count() == 1:
+        print(_summary(call, arrays, tuning), file=sys.stderr)
+    return tuning
+
+
+def _measured(recorder: Recorder, progress: bool) -> Tuning:
+    choices = {}
+    platform = current_environment().platform
+    with settings.override(tuning=None):
+        for text, recorded in _with_progress(recorder.calls.items()) if progress else recorder.calls.items():
+            if choice := _choice(recorded, platform):
+                choices[text] = choice
+    return Tuning({current_environment(): choices})
+
+
+def _choice(recorded: RecordedCall, platform: str) -> Choice | None:
+    """Measures a call; None if only one implementation supports it."""
+    measurable = _measurable(recorded, platform)
+    programs = {}
+    for name, function in measurable.functions.items():
+        try:
+            programs[name] = with_random_data(function, measurable.operands)
+        except jax.errors.JaxRuntimeError:  # such as too little memory
+            continue
+    default = _default(recorded, platform)
+    if len(programs) < 2 or default not in programs:
+        return None
+    times = {name: round(1e6 * seconds, 3) for name, seconds in medians(programs).items()}
+    fastest = min(times, key=lambda name: times[name] * (1 if name == default else _MIN_GAIN))
+    return Choice(fastest, default, times)
+
+
+def _measurable(recorded: RecordedCall, platform: str) -> Measurable:
+    call = recorded.call
+    if isinstance(call, Equation):
+        return conv_tuning.measurable_equation(call, platform)
+    if isinstance(call, ConvCall):
+        return conv_tuning.measurable_pass(recorded.pass_name, call, platform)
+    if isinstance(call, BatchNormProblem):
+        return batch_norm_tuning.measurable(call, platform)
+    assert isinstance(call, GruProblem)
+    return gru_tuning.measurable(call, platform)
+
+
+def _default(recorded: RecordedCall, platform: str) -> str:
+    if isinstance(recorded.call, Equation):
+        return recorded.implementations[0]
+    return next((name for name in recorded.implementations if platform_of(name) == platform), "xla")
+
+
+def _with_progress(calls: Iterable[tuple[str, RecordedCall]]) -> Iterator[tuple[str, RecordedCall]]:
+    calls = list(calls)
+    is_terminal = sys.stderr.isatty()
+    for index, (text, recorded) in enumerate(calls, 1):
+        line = f"jaxgrad.tune {index}/{len(calls)} {text}"
+        print(
+            f"\r{line:.79}\x1b[K" if is_terminal else line, end="" if is_terminal else "\n", file=sys.stderr, flush=True
+        )
+        yield text, recorded
+    if is_terminal:
+        print("\r\x1b[K", end="", file=sys.stderr)
+
+
+def _summary(call: Callable[..., Any], arrays: list[Any], tuning: Tuning) -> str:
+    """What the tuning changes and, if the arguments are arrays, saves."""
+    changed = sum(choice.implementation != choice.default for choice in tuning.choices.values())
+    counted = f"jaxgrad.tune: another implementation is faster for {changed} of {len(tuning.choices)} calls"
+    if not changed or any(isinstance(array, jax.ShapeDtypeStruct) for array in arrays):
+        return counted
+    programs = {}
+    for name, in_force in {"without": None, "with": tuning}.items():
+        with settings.override(tuning=in_force):
+            programs[name] = with_arrays(call, arrays)
+    seconds = medians(programs)
+    ms = {name: f"{1e3 * value:.4g} ms" for name, value in seconds.items()}
+    return f"{counted}; the function takes {ms['with']}, {ms['without']} without the tuning"

@@ -1,0 +1,97 @@
+"""Times of functions: medians of samples that the functions take in turns, so that other load affects all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+_ROUNDS, _SECONDS = 7, 0.2  # at least so many samples of each function, and so much time for all of them
+_FEW_ROUNDS, _HOPELESS = 3, 3.0  # after so many rounds, functions that take so much longer than the fastest drop out
+_SETTLE_SECONDS = 0.02  # of untimed calls before a sample on a CPU: the threads of the previous function go to sleep
+_SAMPLE_SECONDS = {"cpu": 1e-3, "gpu": 1e-2}  # of calls, at least
+_CALLS_IN_A_PROGRAM = 8  # on a GPU, where starting a program takes longer than a small kernel
+_OPERAND_BYTES = 1 << 28  # of all these calls
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A compiled program that makes one or more calls of a function.
+
+    Attributes:
+      run: starts the program and returns its results.
+      calls: the calls in it.
+    """
+
+    run: Callable[[], Any]
+    calls: int = 1
+
+
+def with_arrays(function: Callable[..., Any], arrays: Sequence[jax.Array]) -> Program:
+    """A call of a function."""
+    program = jax.jit(function).lower(*arrays).compile()
+    return Program(lambda: program(*arrays))
+
+
+def with_random_data(function: Callable[..., Any], operands: Sequence[jax.ShapeDtypeStruct]) -> Program:
+    """Calls of a function with random operands of the given shapes.
+
+    On a GPU the program calls the function with several sets of operands, so that XLA cannot merge the calls.
+    """
+    calls = 1
+    if jax.default_backend() != "cpu":
+        size = sum(math.prod(operand.shape) * operand.dtype.itemsize for operand in operands)
+        calls = min(_CALLS_IN_A_PROGRAM, max(1, _OPERAND_BYTES // max(1, size)))
+    sets = [[_drawn(operand, i * len(operands) + j) for j, operand in enumerate(operands)] for i in range(calls)]
+    program = jax.jit(lambda sets: [function(*each) for each in sets]).lower(sets).compile()
+    return Program(lambda: program(sets), calls)
+
+
+def _drawn(operand: jax.ShapeDtypeStruct, seed: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), operand.shape, jnp.float32).astype(operand.dtype)
+
+
+def medians(programs: Mapping[str, Program]) -> dict[str, float]:
+    """The median seconds of one call of each program's function."""
+    repeats = {name: _repeats(program) for name, program in programs.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    start, names, rounds = time.perf_counter(), list(programs), 0
+    while rounds < _ROUNDS or time.perf_counter() - start < _SECONDS:
+        names.append(names.pop(0))  # the first of a round changes from round to round
+        for name in names:
+            program = programs[name]
+            _settle(program)
+            calls = repeats[name] * program.calls
+            seconds[name].append(_seconds(program, repeats[name]) / calls)
+        rounds += 1
+        if rounds == _FEW_ROUNDS:
+            limit = _HOPELESS * min(statistics.median(samples) for samples in seconds.values())
+            names = [name for name in names if min(seconds[name]) < limit]
+    return {name: statistics.median(samples) for name, samples in seconds.items()}
+
+
+def _repeats(program: Program) -> int:
+    """How often the program runs in one sample."""
+    _seconds(program, 1)
+    once = min(_seconds(program, 1) for _ in range(2))
+    return max(1, math.ceil(_SAMPLE_SECONDS.get(jax.default_backend(), 1e-2) / once))
+
+
+def _settle(program: Program) -> None:
+    if jax.default_backend() != "cpu":
+        return
+    end = time.perf_counter() + _SETTLE_SECONDS
+    while time.perf_counter() < end:
+        _seconds(program, 1)
+
+
+def _seconds(program: Program, times: int) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready([program.run() for _ in range(times)])
+    return time.perf_counter() - start

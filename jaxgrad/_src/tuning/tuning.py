@@ -1,0 +1,145 @@
+"""`jaxgrad.Tuning`: measured choices between implementations, which can be saved, merged and put in force."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jax
+
+from jaxgrad._src.core import settings
+from jaxgrad._src.core.environment import Environment, current_environment
+from jaxgrad._src.core.processes import text_of_first_process
+from jaxgrad._src.core.tuning import Choice, MeasuredChoices
+
+_FORMAT = 1
+
+
+class Tuning(MeasuredChoices):
+    """The fastest implementation of each call, as `jaxgrad.tune` has measured it, for one or more machines.
+
+    A tuning is in force inside `with tuning:`, and in the whole process after
+    `jaxgrad.config.update(tuning=tuning)`. A function under `jax.jit` is traced again where the tuning changes.
+
+    It applies to calls of the same shapes, dtypes and arguments, on the same kind of device, and with the same versions
+    of jax, jaxlib, jaxgrad, cuDNN or oneDNN, and the driver. With others it has no effect but a warning. A call that
+    forces an implementation is left alone.
+
+    It prints as a table. `tuning | other` has the choices of both, those of `other` where both have one.
+
+    Example:
+      >>> def loss(w, x):
+      ...   return jnp.sum(jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME") ** 2)
+      >>> w, x = jnp.ones((8, 8, 3, 3)), jnp.ones((2, 8, 16, 16))
+      >>> tuning = jaxgrad.tune(jax.grad(loss), w, x, progress=False)
+      >>> len(tuning.choices)
+      2
+      >>> with tuning:
+      ...     gradient = jax.jit(jax.grad(loss))(w, x)
+    """
+
+    def __init__(self, machines: Mapping[Environment, Mapping[str, Choice]]) -> None:
+        super().__init__(machines)
+        self._entered = threading.local()
+
+    @property
+    def choices(self) -> Mapping[str, Choice]:
+        """The choices for this machine, by the description of the call."""
+        return self.machines.get(current_environment(), MappingProxyType({}))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a JSON file. In a program of several processes the first one writes it."""
+        if jax.process_index() == 0:
+            Path(path).write_text(to_json(self) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Tuning:
+        """Reads a file that `save` has written.
+
+        In a program of several processes each process must call it. All take what the first one reads, so that they
+        lower the same program.
+
+        Raises:
+          OSError: the file cannot be read.
+          ValueError: the file is no tuning.
+        """
+        text = text_of_first_process(lambda: Path(path).read_text(encoding="utf-8"))
+        try:
+            return from_json(text)
+        except ValueError as error:
+            raise ValueError(f"jaxgrad.Tuning.load: {os.fspath(path)!r} is no tuning: {error}") from error
+
+    def __or__(self, other: Tuning) -> Tuning:
+        if not isinstance(other, Tuning):
+            return NotImplemented
+        machines = [*self.machines, *(machine for machine in other.machines if machine not in self.machines)]
+        return Tuning({m: {**self.machines.get(m, {}), **other.machines.get(m, {})} for m in machines})
+
+    def __enter__(self) -> Tuning:
+        context = settings.override(tuning=self)
+        context.__enter__()
+        self._contexts.append(context)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._contexts.pop().__exit__(*error)
+
+    @property
+    def _contexts(self) -> list[contextlib.AbstractContextManager[Any]]:
+        """Those that this thread has entered, the innermost last."""
+        if not hasattr(self._entered, "contexts"):
+            self._entered.contexts = []
+        return self._entered.contexts
+
+    def __str__(self) -> str:
+        tables = ("\n".join(_table(machine, choices)) for machine, choices in self.machines.items())
+        return "\n\n".join(tables) or "an empty tuning"
+
+
+def to_json(tuning: Tuning) -> str:
+    """The content of a file."""
+    machines = [
+        {
+            "environment": dataclasses.asdict(machine),
+            "choices": {call: {**vars(choice), "times_us": dict(choice.times_us)} for call, choice in choices.items()},
+        }
+        for machine, choices in tuning.machines.items()
+    ]
+    return json.dumps({"format": _FORMAT, "machines": machines}, indent=1)
+
+
+def from_json(text: str) -> Tuning:
+    """Raises ValueError where the text is no tuning."""
+    try:
+        content = json.loads(text)
+        if content["format"] != _FORMAT:
+            raise ValueError(f"its format is {content['format']!r}, and this jaxgrad reads {_FORMAT}")
+        return Tuning(
+            {
+                Environment(**machine["environment"]): {
+                    call: Choice(
+                        c["implementation"], c["default"], {name: float(us) for name, us in c["times_us"].items()}
+                    )
+                    for call, c in machine["choices"].items()
+                }
+                for machine in content["machines"]
+            }
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _table(machine: Environment, choices: Mapping[str, Choice]) -> Iterator[str]:
+    yield str(machine)
+    header = ("call", "fastest", "gain", "microseconds")
+    rows = [(call, c.implementation, f"{c.gain:.2f}x", c.times) for call, c in choices.items()]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in (header, *rows):
+        yield "  ".join(map(str.ljust, row, widths)).rstrip()

@@ -1,0 +1,184 @@
+"""`jaxgrad.tune`: which calls it measures, and what it chooses."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from accelerated import convolve, convolve_arrays
+from gru_cases import Case, make_inputs
+from jax import lax
+
+import jaxgrad
+from jaxgrad._src.conv import cudnn, onednn
+from jaxgrad._src.conv import tuning as conv_tuning
+from jaxgrad._src.core.environment import current_environment
+from jaxgrad._src.core.tuning import Measurable
+from jaxgrad._src.tuning import api, timing
+
+_RNG = np.random.default_rng(0)
+_GROUPS = 8
+OWN = "cpu" if jax.default_backend() == "cpu" else "cudnn"
+
+
+def _random(*shape):
+    return jnp.asarray(_RNG.normal(size=shape), jnp.float32)
+
+
+def _conv(x, w, **settings):
+    return jaxgrad.conv_general_dilated(
+        x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=_GROUPS, **settings
+    )
+
+
+def _loss(w, x, **settings):
+    return jnp.sum(jnp.sin(_conv(x, w, **settings)))
+
+
+_ARRAYS = _random(3, 3, 2, 2 * _GROUPS), _random(2, 24, 17, 2 * _GROUPS)
+
+
+def _tune(function, *args, **kwargs):
+    return jaxgrad.tune(function, *args, progress=False, **kwargs)
+
+
+def _passes(tuning):
+    """The first words of the calls that were measured."""
+    return [call.split(" x=")[0] for call in tuning.choices]
+
+
+def test_the_passes_of_an_op():
+    tuning = _tune(jax.grad(_loss), *_ARRAYS)
+    assert _passes(tuning) == ["conv forward", "conv weight_gradient"]
+    tuning = _tune(jax.jit(jax.grad(_loss, (0, 1))), *_ARRAYS)
+    assert sorted(_passes(tuning)) == ["conv forward", "conv input_gradient", "conv weight_gradient"]
+    for choice in tuning.choices.values():
+        assert set(choice.times_us) == {OWN, "xla"}
+        assert min(choice.times_us.values()) > 0
+        assert choice.times_us[choice.implementation] <= choice.times_us[choice.default]
+
+
+def test_calls_that_are_alike_are_measured_once():
+    def twice(w, x):
+        return _conv(_conv(x, w), w)
+
+    assert _passes(_tune(twice, *_ARRAYS)) == ["conv forward"]
+
+
+def test_forced_calls_are_left_alone():
+    assert not _tune(lambda w, x: _conv(x, w, implementation="xla"), *_ARRAYS).choices
+
+
+def test_shapes_in_place_of_arrays():
+    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in _ARRAYS]
+    assert _passes(_tune(_loss, *shapes)) == ["conv forward"]
+
+
+def test_batch_norm_and_gru():
+    """Value and gradients are measured together, and small calls that run on XLA too."""
+
+    def network(x, sequences):
+        ones, zeros = jnp.ones(16, jnp.float32), jnp.zeros(16, jnp.float32)
+        y, _, _ = jaxgrad.batch_norm_training(x, ones, zeros, activation="relu")
+        frozen = jaxgrad.batch_norm_inference(x, ones, zeros, zeros, ones)
+        (_, h) = jaxgrad.gru(*sequences)
+        return y.sum() + frozen.sum() + h.sum()
+
+    sequences = make_inputs(Case(T=3, B=2, I=4, H=5), "float32")[0]
+    tuning = _tune(jax.grad(network, (0, 1)), _random(6, 5, 16), tuple(map(jnp.asarray, sequences[:3])))
+    # On a GPU the others have XLA alone.
+    expected = {"batch_norm_training"} | ({"batch_norm_inference", "gru"} if OWN == "cpu" else set())
+    assert {call.split()[0] for call in tuning.choices} == expected
+
+
+def test_accelerated_convolutions():
+    """Each reading of an equation is measured, and XLA's own convolution."""
+    tuning = _tune(jaxgrad.accelerate(jax.jit(convolve)), *convolve_arrays())
+    ((call, choice),) = tuning.choices.items()
+    assert call.startswith("jax.lax f32[2,3,9,7] NCHW f32[4,3,3,3] OIHW f32[2,4,9,7] NCHW padding=((1,1),(1,1))")
+    assert set(choice.times_us) == {"xla", f"forward on {OWN}", f"input_gradient on {OWN}"}
+    assert not _tune(convolve, *convolve_arrays()).choices
+
+
+def test_the_sizes_that_vmap_makes():
+    """Examples with the same weights become a batch; weights of their own become independent problems."""
+    w, x = _ARRAYS
+
+    def mapped(w, x):
+        return jax.vmap(_conv, (0, None))(x, w)
+
+    (text,) = _tune(mapped, w, jnp.stack([x, x, x])).choices
+    assert "x=f32[6,24,17,16]" in text
+    tuning = _tune(lambda w, x: jax.vmap(_conv)(x, w), jnp.stack([w] * 3), jnp.stack([x] * 3))
+    (text,) = tuning.choices
+    assert "x=f32[2,24,17,16]" in text
+    assert "problems=3" in text
+
+
+@pytest.mark.parametrize("accelerated", [False, True])
+def test_a_wrong_preference_is_found_out(monkeypatch, accelerated):
+    """XLA takes ten times as long and more for gradients of groups."""
+    if OWN != "cpu":
+        pytest.skip("XLA's kernels for groups are fast on a GPU")
+    plain = _tune(jax.grad(_loss, (0, 1)), *_ARRAYS)
+    assert {choice.implementation for choice in plain.choices.values()} == {"cpu"}
+    monkeypatch.setattr(onednn.OneDnnBackend, "prefers_other", lambda *_: "a wrong preference")
+    function = jax.grad(_loss, (0, 1))
+    if accelerated:
+
+        @jaxgrad.accelerate
+        def convolution(w, x):
+            return jnp.sum(jnp.sin(lax.conv(x, w, (1, 1), "SAME")))
+
+        function = jax.grad(convolution, (0, 1))
+        w, x = _random(4, 4, 5, 5), _random(2, 4, 30, 31)
+    else:
+        w, x = _ARRAYS
+    tuning = _tune(function, w, x)
+    assert {choice.default for choice in tuning.choices.values()} <= {"xla", "weight_gradient on xla"}
+    gains = [choice.gain for choice in tuning.choices.values()]
+    assert min(gains) >= 1
+    assert max(gains) > (1.2 if accelerated else 5)
+
+
+def test_progress_and_what_a_tuning_saves(capsys, monkeypatch):
+    monkeypatch.setattr(onednn.OneDnnBackend, "prefers_other", lambda *_: "a wrong preference")
+    monkeypatch.setattr(cudnn.CudnnBackend, "prefers_other", lambda *_: "")
+    jaxgrad.tune(jax.grad(_loss), *_ARRAYS)
+    first, second, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("jaxgrad.tune 1/2 conv forward x=")
+    assert second.startswith("jaxgrad.tune 2/2 conv weight_gradient x=")
+    assert last.startswith("jaxgrad.tune: another implementation is faster for ")
+    assert (" ms without the tuning" in last) == ("for 0 of 2" not in last)
+
+
+@pytest.mark.parametrize("name", ["xla", f"input_gradient on {OWN}"])
+def test_an_implementation_that_does_not_compile_is_left_out(monkeypatch, name):
+    def fails(function, operands):
+        if function is alternatives[name]:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")
+        return timing.with_random_data(function, operands)
+
+    def recorded(equation, platform):
+        alternatives.update(equation.alternatives(platform))
+        return Measurable(alternatives, [equation.lhs, equation.rhs])
+
+    alternatives = {}
+    monkeypatch.setattr(api, "with_random_data", fails)
+    monkeypatch.setattr(conv_tuning, "measurable_equation", recorded)
+    (choice,) = _tune(jaxgrad.accelerate(convolve), *convolve_arrays()).choices.values()
+    assert set(choice.times_us) == set(alternatives) - {name}
+
+
+def test_the_function_must_be_callable():
+    with pytest.raises(TypeError, match=r"jaxgrad.tune: function must be callable, got int"):
+        jaxgrad.tune(3)
+
+
+def test_the_environment_names_this_machine():
+    machine = current_environment()
+    assert machine.jax == jax.__version__
+    assert machine.platform == ("cpu" if OWN == "cpu" else "cuda")
+    assert machine.library.split()[1]
+    assert bool(machine.driver) == (OWN != "cpu")

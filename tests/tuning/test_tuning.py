@@ -1,0 +1,217 @@
+"""`jaxgrad.Tuning`: what it does where it is in force, files, and machines."""
+
+from __future__ import annotations
+
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from accelerated import convolve, convolve_arrays, passes
+from tolerances import assert_close
+
+import jaxgrad
+from jaxgrad import Tuning
+from jaxgrad._src.core.environment import current_environment
+from jaxgrad._src.core.tuning import Choice, Recorder
+
+OWN = "cpu" if jax.default_backend() == "cpu" else "cudnn"
+PLATFORM = "cpu" if jax.default_backend() == "cpu" else "cuda"
+_RNG = np.random.default_rng(0)
+_X, _W = (jnp.asarray(_RNG.normal(size=shape), jnp.float32) for shape in ((2, 6, 9, 7), (4, 3, 3, 2)))
+
+
+def _assert_close(found, expected):
+    assert_close(found, expected, dtype="float32", terms=100)
+
+
+def _conv(x, w):
+    """With groups and a stride: by default oneDNN runs it on a CPU."""
+    return jaxgrad.conv_general_dilated(x, w, (2, 1), "SAME", feature_group_count=2)
+
+
+def _texts(function, *args):
+    recorder = Recorder()
+    with jaxgrad.config.override(tuning=recorder):
+        jax.jit(function).lower(*args)
+    return list(recorder.calls)
+
+
+def _tuning(function, *args, implementation, other="xla"):
+    """A tuning that chooses an implementation for all calls of a function."""
+    times = {implementation: 1.0, other: 2.0}
+    return Tuning(
+        {current_environment(): {text: Choice(implementation, other, times) for text in _texts(function, *args)}}
+    )
+
+
+def _both_gradients(x, w):
+    return jax.grad(lambda x, w: jnp.sum(jnp.sin(_conv(x, w))), (0, 1))(x, w)
+
+
+def _explained(platform=None):
+    return jaxgrad.explain(_conv_op, _X, _W, (2, 1), "SAME", feature_group_count=2, platform=platform)
+
+
+_conv_op = jaxgrad.conv_general_dilated
+
+
+@pytest.mark.parametrize("implementation", ["xla", OWN])
+def test_a_choice_is_followed(implementation):
+    tuning = _tuning(
+        _both_gradients, _X, _W, implementation=implementation, other=OWN if implementation == "xla" else "xla"
+    )
+    assert len(tuning.choices) == 3
+    step = jax.jit(_both_gradients)
+    expected = step(_X, _W)
+    with tuning:
+        explained = _explained()
+        found, program = step(_X, _W), step.lower(_X, _W)
+    assert explained.implementation == implementation
+    assert "measured by jaxgrad.tune" in explained.reason
+    assert ("xla" in passes(program)) == (implementation == "xla")
+    jax.tree.map(_assert_close, found, expected)
+    assert "measured" not in _explained().reason
+
+
+def test_a_choice_for_another_platform_is_not_followed():
+    other = "gpu" if OWN == "cpu" else "cpu"
+    before = _explained(other)
+    with _tuning(_conv, _X, _W, implementation="xla", other=OWN):
+        assert _explained(other) == before
+
+
+def test_other_shapes_and_forced_calls_are_left_alone():
+    with _tuning(_conv, _X, _W, implementation="xla", other=OWN):
+        assert _explained().implementation == "xla"
+        before = jaxgrad.explain(_conv_op, _X[:1], _W, (2, 1), "SAME", feature_group_count=2)
+        assert "measured" not in before.reason
+        forced = jaxgrad.explain(_conv_op, _X, _W, (2, 1), "SAME", feature_group_count=2, implementation=OWN)
+    assert forced.implementation == OWN
+
+
+def test_update_and_nested_blocks():
+    slow = _tuning(_conv, _X, _W, implementation="xla", other=OWN)
+    fast = _tuning(_conv, _X, _W, implementation=OWN)
+    try:
+        jaxgrad.config.update(tuning=slow)
+        assert jaxgrad.config.current().tuning is slow
+        assert _explained().implementation == "xla"
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(_explained).result().implementation == "xla"
+            with fast, fast:
+                assert _explained().implementation == OWN
+                assert pool.submit(_explained).result().implementation == "xla"
+            assert _explained().implementation == "xla"
+    finally:
+        jaxgrad.config.update(tuning=None)
+    assert "measured" not in _explained().reason
+
+
+@pytest.mark.parametrize("name", ["xla", f"forward on {OWN}", f"input_gradient on {OWN}"])
+def test_a_choice_for_an_accelerated_convolution(name):
+    arrays = convolve_arrays()
+    accelerated = jaxgrad.accelerate(convolve)
+    expected = jax.jit(convolve)(*arrays)
+    with _tuning(accelerated, *arrays, implementation=name, other="another"):
+        (row,) = jaxgrad.report(accelerated, *arrays).convolutions
+        program = jax.jit(accelerated).lower(*arrays)
+        y = jax.jit(accelerated)(*arrays)
+    assert row.implementation == name.split()[-1]
+    assert "measured by jaxgrad.tune" in row.reason
+    assert list(passes(program)) == [name.split()[0]]
+    _assert_close(y, expected)
+
+
+def test_a_choice_under_vmap():
+    """It is for the sizes that vmap makes, and not for those of one example."""
+    x = jnp.stack([_X, _X + 1])
+
+    def mapped(x, w):
+        return jax.vmap(_conv, (0, None))(x, w)
+
+    with _tuning(_conv, _X, _W, implementation="xla", other=OWN):
+        one = passes(jax.jit(mapped).lower(x, _W))
+    with _tuning(mapped, x, _W, implementation="xla", other=OWN):
+        many = passes(jax.jit(mapped).lower(x, _W))
+    assert set(many) == {"xla"}
+    if OWN == "cpu":
+        assert set(one) == {"xla"}  # the selection of the call comes first, and vmap takes nothing up again
+    with _tuning(mapped, x, _W, implementation=OWN):
+        assert set(passes(jax.jit(mapped).lower(x, _W))) == {"forward"}
+        _assert_close(jax.jit(mapped)(x, _W)[1], _conv(x[1], _W))
+
+
+def test_files(tmp_path):
+    tuning = _tuning(_both_gradients, _X, _W, implementation="xla", other=OWN)
+    tuning.save(tmp_path / "tuning.json")
+    loaded = Tuning.load(tmp_path / "tuning.json")
+    assert loaded == tuning
+    assert hash(loaded) == hash(tuning)
+    assert repr(loaded) == repr(tuning)
+    assert loaded.choices == tuning.choices
+    assert loaded != _tuning(_conv, _X, _W, implementation="xla", other=OWN)
+    assert str(loaded) == str(tuning)
+    first, header, *rows = str(tuning).splitlines()
+    assert f"jax {jax.__version__}" in first
+    assert header.split() == ["call", "fastest", "gain", "microseconds"]
+    assert len(rows) == 3
+    assert all("2.00x" in row for row in rows)
+
+
+def test_merged():
+    old = _tuning(_both_gradients, _X, _W, implementation="xla", other=OWN)
+    new = _tuning(_conv, _X, _W, implementation=OWN)
+    elsewhere = Tuning({dataclasses.replace(current_environment(), driver="1.2"): dict(old.choices)})
+    merged = old | new | elsewhere
+    assert len(merged.choices) == 3
+    assert merged.choices == {**old.choices, **new.choices}
+    assert len(merged.machines) == 2
+    assert [choice.implementation for choice in merged.choices.values()].count(OWN) == 1
+    assert merged | Tuning({}) == merged
+    with pytest.raises(TypeError, match="unsupported operand"):
+        merged | 3
+
+
+@pytest.mark.parametrize(
+    ("part", "changed"),
+    [
+        ("{", ""),
+        ('"format": 1', '"format": 2'),
+        ('"machines"', '"computers"'),
+        ('"jaxlib"', '"xla"'),
+        ("1.0", '"fast"'),
+        ('"implementation": "xla"', '"implementation": "metal"'),
+        ('"times_us": {', '"times_us": [{'),
+    ],
+)
+def test_a_file_that_is_no_tuning(tmp_path, part, changed):
+    path = tmp_path / "tuning.json"
+    _tuning(_conv, _X, _W, implementation="xla", other=OWN).save(path)
+    content = path.read_text()
+    assert part in content
+    path.write_text(content.replace(part, changed, 1))
+    with pytest.raises(ValueError, match=r"jaxgrad.Tuning.load: .*tuning.json' is no tuning: "):
+        Tuning.load(path)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        Tuning.load(tmp_path / "tuning.json")
+
+
+@pytest.mark.parametrize("field", ["device_kind", "jax", "jaxlib", "jaxgrad", "library", "driver"])
+def test_another_machine_has_no_effect_but_one_warning(recwarn, field):
+    other = dataclasses.replace(current_environment(), **{field: "another"})
+    tuning = Tuning({other: dict(_tuning(_conv, _X, _W, implementation="xla", other=OWN).choices)})
+    before = _explained()
+    with tuning:
+        assert not tuning.choices
+        for _ in range(2):
+            assert _explained() == before
+    (warning,) = [w for w in recwarn if "tuning" in str(w.message)]
+    assert str(warning.message).startswith("the tuning has no effect here, because it was measured with ")
+    assert f"{field} 'another'" in str(warning.message)
+    assert warning.filename == __file__
