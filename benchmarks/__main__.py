@@ -38,6 +38,8 @@ def main() -> None:
         _draw(args)
     elif args.command == "tables":
         _tabulate(args)
+    elif args.command == "preferences":
+        _prefer(args)
     else:
         assert op is not None
         _measure(op, args)
@@ -57,6 +59,9 @@ def _parser(op: ModuleType | None) -> argparse.ArgumentParser:
     command = commands.add_parser("tables", help="rewrite the tables in README.md and docs/*.md from the results")
     command.add_argument("--results", type=Path, default=_RESULTS)
     command.add_argument("--files", nargs="+", type=Path, default=[_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")])
+    command = commands.add_parser("preferences", help="write the tables by which jaxgrad selects implementations")
+    command.add_argument("--measure", action="store_true", help="measure all implementations on this device first")
+    command.add_argument("--check", action="store_true", help="write nothing; fail if a table is not up to date")
     return parser
 
 
@@ -130,6 +135,19 @@ def _tabulate(args: argparse.Namespace) -> None:
     print(f"rewrote {', '.join(written) or 'nothing'}")
     if missing:
         print(f"no results for {', '.join(missing)}")
+
+
+def _prefer(args: argparse.Namespace) -> None:
+    import jax
+
+    from benchmarks import preferences
+
+    if args.measure:
+        print(preferences.measure(jax.default_backend()))
+    changed = ", ".join(preferences.write(preferences.TABLES, check=args.check)) or "nothing"
+    if args.check and changed != "nothing":
+        raise SystemExit(f"not up to date: {changed}")
+    print(f"rewrote {changed}")
 
 
 if __name__ == "__main__":

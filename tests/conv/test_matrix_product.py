@@ -15,8 +15,8 @@ from conv_running import assert_same, calls, conv, conv_transpose, run, terms
 from conv_transpose_cases import TransposeCase, lax_conv_transpose, make_transpose_inputs
 
 import jaxgrad
+from jaxgrad._src.conv.xla import MATRIX_PRODUCT
 from jaxgrad._src.native import cuda
-from jaxgrad._src.selection.features import MATRIX_PRODUCT
 
 BACKENDS = (Backend(None, "cpu"), Backend(None, "gpu"), *CONVOLUTION)
 

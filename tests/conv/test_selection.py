@@ -176,7 +176,7 @@ def test_xla_is_selected_where_it_is_faster():
     tiny = shapes((1, 1, 8, 8), (1, 1, 3, 3))
     assert _passes(*tiny, (1, 1), "SAME") == "xla"
     assert (
-        "only 576 multiplications"
+        "few multiplications"
         in jaxgrad.explain(jaxgrad.conv_general_dilated, *tiny, (1, 1), "SAME", platform="cpu").reason
     )
     assert _passes(*tiny, (1, 1), "SAME", implementation="cpu") == "cpu"

@@ -7,7 +7,7 @@ residual before relu, where the channels are the last dimension; XLA computes th
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,15 @@ from jaxgrad._src.batch_norm.params import BatchNormParams, BatchNormProblem
 from jaxgrad._src.core.op import Rejection
 from jaxgrad._src.native import cuda
 from jaxgrad._src.native.ffi import empty_if_none, ffi_call
-from jaxgrad._src.selection import batch_norm_cudnn
+from jaxgrad._src.selection.table import preference
+
+
+class BatchNormFeatures(NamedTuple):
+    """The features that the tables of preferences know: elements of a channel, channels, and cuDNN's fast kernels."""
+
+    rows: int
+    channels: int
+    fast_kernels: bool
 
 
 class CudnnBackend(BatchNormBackend):
@@ -42,12 +50,17 @@ class CudnnBackend(BatchNormBackend):
         return Rejection(f"cuDNN supports fewer than 2^31 elements, x has {call.size}")
 
     def prefers_other(self, pass_name: str, call: BatchNormProblem) -> str:
-        return batch_norm_cudnn.prefers_xla(
-            rows=call.outer * call.inner,
-            channels=call.channels,
-            dtype=call.dtype,
-            has_fast_kernels=_can_fuse_relu(call),
-        )
+        if _loses_digits(call):
+            return "XLA keeps twice the digits of the mean in this dtype, and is about as fast"
+        row = self._row(pass_name, call)
+        return "" if row.prefer == self.implementation else row.why
+
+    def table_row(self, pass_name: str, call: BatchNormProblem) -> str:
+        return "" if _loses_digits(call) or not call.size else str(self._row(pass_name, call))
+
+    def _row(self, pass_name: str, call: BatchNormProblem) -> Any:
+        features = BatchNormFeatures(call.outer * call.inner, call.channels, has_fast_kernels(call))
+        return preference("batch_norm", pass_name, self.platform, features, (self.implementation, "xla"))
 
     def find_plan(self, pass_name: str, call: BatchNormProblem) -> Rejection | None:
         # Both passes run on cuDNN, or neither does.
@@ -60,7 +73,7 @@ class CudnnBackend(BatchNormBackend):
         return None
 
     def typical_rejection(self, op_name: str, pass_name: str) -> Rejection | None:
-        return Rejection(batch_norm_cudnn.XLA_ON_PAR, slower=True)
+        return Rejection("XLA is as fast for most arrays, and fuses the neighboring operations", slower=True)
 
     def forward(self, params, x, scale, bias, residual):
         problem = BatchNormProblem.of(x, params.feature_axis, relu=params.relu, residual=residual is not None)
@@ -76,7 +89,7 @@ class CudnnBackend(BatchNormBackend):
 
     def backward(self, params, x, scale, bias, statistics, y, dy, dmean, dvar, *, needs_grad):
         problem = BatchNormProblem.of(x, params.feature_axis)
-        fuses = params.relu and y is None and _can_fuse_relu(problem)
+        fuses = params.relu and y is None and has_fast_kernels(problem)
         g = dy
         if params.relu and not fuses:
             g = jnp.where(xla.relu_mask(params, x, scale, bias, statistics, y), dy, 0)
@@ -89,14 +102,19 @@ class CudnnBackend(BatchNormBackend):
         return Gradients(*(gradient if needed else None for gradient, needed in zip(found, needs_grad, strict=True)))
 
 
-def _can_fuse_relu(problem: BatchNormProblem) -> bool:
-    """Whether cuDNN has a kernel with relu: its fast kernels, for channels in the last dimension."""
+def has_fast_kernels(problem: BatchNormProblem) -> bool:
+    """Whether cuDNN has its fast kernels, which also apply relu: for channels in the last dimension."""
     return problem.inner == 1 and problem.dtype != np.float64
+
+
+def _loses_digits(problem: BatchNormProblem) -> bool:
+    """Whether cuDNN's mean has fewer correct digits than XLA's."""
+    return has_fast_kernels(problem) and problem.dtype.itemsize > 2
 
 
 def _can_fuse(problem: BatchNormProblem) -> bool:
     """Whether cuDNN has a kernel with relu and, if the problem has one, the residual before it."""
-    return _can_fuse_relu(problem) and (not problem.residual or problem.channels % 4 == 0)
+    return has_fast_kernels(problem) and (not problem.residual or problem.channels % 4 == 0)
 
 
 def _workspace(problem: BatchNormProblem, *, is_backward: bool, relu: bool, residual: bool) -> int:

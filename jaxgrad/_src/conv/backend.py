@@ -6,8 +6,10 @@ from typing import Any, ClassVar
 
 import jax
 
+from jaxgrad._src.conv.features import ConvFeatures
 from jaxgrad._src.conv.params import ConvCall, ConvParams
 from jaxgrad._src.core.op import Backend
+from jaxgrad._src.selection.table import preference
 
 PASSES = ("forward", "input_gradient", "weight_gradient")
 
@@ -27,11 +29,30 @@ class ConvBackend(Backend):
     `params.geometry.window_reversed` is set.
 
     Attributes:
+      preferred_to: the implementations that the tables of preferences compare this one with: XLA and the later backends
+        of the platform.
       takes_independent_problems: whether the kernels take the axis of independent problems that `vmap` makes
         (`params.batched`). Otherwise the problems become groups of one convolution.
     """
 
     takes_independent_problems: ClassVar[bool] = False
+
+    preferred_to: ClassVar[tuple[str, ...]] = ("xla",)
+
+    def prefers_other(self, pass_name: str, call: ConvCall) -> str:
+        row = self._row(pass_name, call)
+        return "" if row.prefer == self.implementation else row.why
+
+    def prefers_resized(self, pass_name: str, call: ConvCall) -> bool:
+        row = self._row(pass_name, call, resized=True)
+        return row is None or row.prefer == self.implementation
+
+    def table_row(self, pass_name: str, call: ConvCall) -> str:
+        return str(self._row(pass_name, call))
+
+    def _row(self, pass_name: str, call: ConvCall, *, resized: bool = False) -> Any:
+        among = self.implementation, *self.preferred_to
+        return preference("conv", pass_name, self.platform, ConvFeatures(call), among, resized=resized)
 
     def supports_resized(self, pass_name: str, call: ConvCall) -> bool:
         """Whether the backend, a candidate already, still runs a pass whose sizes `vmap` or a mesh has changed."""

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from jaxgrad._src.conv.backend import ConvBackend, named_arrays
-from jaxgrad._src.conv.cudnn_plan import Epilogue, cudnn_plan, kernel_layouts, search_mode
+from jaxgrad._src.conv.cudnn_plan import Epilogue, cudnn_plan, search_mode
 from jaxgrad._src.conv.geometry import change_layout, maybe_reverse_window
 from jaxgrad._src.conv.params import ConvCall, ConvParams
 from jaxgrad._src.conv.precision import allows_tf32
@@ -27,7 +27,8 @@ from jaxgrad._src.conv.xla import add_bias_and_relu, bias_gradient
 from jaxgrad._src.core.op import Rejection
 from jaxgrad._src.native import cuda
 from jaxgrad._src.native.ffi import empty_if_none, ffi_call
-from jaxgrad._src.selection import conv_cudnn
+
+_XLA_ON_PAR = "XLA calls cuDNN for this pass too, is as fast, and fuses the surrounding operations"
 
 
 class CudnnBackend(ConvBackend):
@@ -40,14 +41,6 @@ class CudnnBackend(ConvBackend):
 
     def unavailable(self) -> str:
         return cuda.unavailable()
-
-    def prefers_other(self, pass_name: str, call: ConvCall) -> str:
-        return conv_cudnn.prefers_xla(
-            pass_name,
-            call.problem,
-            transposed=call.transposed,
-            kernel_transposes=lambda: _transposes_weights(call.problem),
-        )
 
     def find_plan(self, pass_name: str, call: ConvCall) -> Rejection | None:
         """Without a GPU on this machine every problem is taken to have a plan.
@@ -69,13 +62,7 @@ class CudnnBackend(ConvBackend):
         grouped = ConvCall(call.problem.in_groups(), call.precision, call.settings, call.has_bias, call.relu)
         return self.find_plan(pass_name, grouped) is None
 
-    def prefers_resized(self, pass_name: str, call: ConvCall) -> bool:
-        return not conv_cudnn.prefers_xla_for_independent_problems(pass_name, call.problem)
-
     def remark(self, pass_name: str, call: ConvCall) -> str:
-        if pass_name == "weight_gradient":
-            slow = conv_cudnn.transpose_is_slow_on_xla(call.problem) and _transposes_weights(call.problem)
-            return "XLA takes long to transpose this weight gradient" if slow else ""
         if not call.relu or pass_name != ("input_gradient" if call.transposed else "forward"):
             return ""
         if call.transposed:
@@ -89,7 +76,7 @@ class CudnnBackend(ConvBackend):
     def typical_rejection(self, op_name: str, pass_name: str) -> Rejection | None:
         # XLA does not recognize transposed convolutions: only the gradient of their input is a plain convolution.
         on_par = op_name != "conv_transpose" or pass_name == "forward"
-        return Rejection(conv_cudnn.XLA_ON_PAR, slower=True) if on_par else None
+        return Rejection(_XLA_ON_PAR, slower=True) if on_par else None
 
     def plan_cache_info(self) -> dict[str, int]:
         return dict(cuda.module.conv_plan_cache_info()) if cuda.module is not None else {}
@@ -127,11 +114,6 @@ def _fuses_epilogue(call: ConvCall) -> bool:
         return False
     epilogue = Epilogue(call.fused_bias, relu=True)
     return cudnn_plan("forward", call.problem, allows_tf32(call.precision), call.settings, epilogue) is not None
-
-
-def _transposes_weights(problem: ConvProblem) -> bool:
-    """Whether jaxgrad's kernel transposes the weight gradient from the layout that is tried first."""
-    return kernel_transposes(problem, kernel_layouts(problem)[0])
 
 
 def _call(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from functools import cache, lru_cache
 from typing import NamedTuple
@@ -11,6 +10,7 @@ import jax
 
 from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.conv.geometry import ConvGeometry
+from jaxgrad._src.conv.kernel_layouts import kernel_layouts
 from jaxgrad._src.conv.problem import ConvProblem
 from jaxgrad._src.core import settings as settings_module
 from jaxgrad._src.core.settings import SEARCHES, Settings
@@ -81,15 +81,6 @@ def cudnn_plan(
         if found is not None:
             return CudnnPlan(geometry, *found)
     return None
-
-
-def kernel_layouts(problem: ConvProblem) -> list[ConvGeometry]:
-    """The geometry in the layouts to try, the faster one first: channels last, or first as the caller has them."""
-    geometry, n = problem.geometry, len(problem.geometry.w_spatial)
-    first, last = tuple(range(n + 2)), (0, n + 1, *range(1, n + 1))
-    as_given = geometry.lhs_spec == first and geometry.out_spec == first
-    specs = [first, last] if as_given or problem.dtype.name == "float64" else [last, first]
-    return [dataclasses.replace(geometry, lhs_spec=spec, rhs_spec=spec, out_spec=spec) for spec in specs]
 
 
 def search_mode(settings: Settings) -> int:

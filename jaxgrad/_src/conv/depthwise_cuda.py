@@ -21,7 +21,6 @@ from jaxgrad._src.conv.xla import bias_gradient
 from jaxgrad._src.core.op import Rejection
 from jaxgrad._src.native import cuda
 from jaxgrad._src.native.ffi import ffi_call
-from jaxgrad._src.selection import conv_depthwise_cuda
 
 _NOT_DEPTHWISE = Rejection("jaxgrad's own kernel is for depthwise convolutions")
 
@@ -35,15 +34,13 @@ class DepthwiseCudaBackend(ConvBackend):
     description = "jaxgrad's own kernel"
     passes = ("weight_gradient",)
     instead = "cuDNN or XLA"
+    preferred_to = ("cudnn", "xla")
 
     def supports(self, pass_name: str, call: ConvCall) -> Rejection | None:
         # A missing library is reported here and not by `unavailable`: most convolutions have no use for the kernel.
         if not call.problem.is_depthwise:
             return _NOT_DEPTHWISE
         return None if cuda.targets() else _missing(cuda.unavailable())
-
-    def prefers_other(self, pass_name: str, call: ConvCall) -> str:
-        return conv_depthwise_cuda.prefers_other(call.problem)
 
     def find_plan(self, pass_name: str, call: ConvCall) -> Rejection | None:
         if reason := kernel_rejection(call.problem):

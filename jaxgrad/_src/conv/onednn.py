@@ -26,7 +26,6 @@ from jaxgrad._src.conv.xla import add_bias_and_relu
 from jaxgrad._src.core.op import Rejection
 from jaxgrad._src.native import cpu
 from jaxgrad._src.native.ffi import empty_if_none, ffi_call
-from jaxgrad._src.selection import conv_onednn
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -47,9 +46,6 @@ class OneDnnBackend(ConvBackend):
     def supports(self, pass_name: str, call: ConvCall) -> Rejection | None:
         dtype = call.problem.dtype.name
         return None if dtype in _DTYPES else Rejection(f"oneDNN has no {dtype}")
-
-    def prefers_other(self, pass_name: str, call: ConvCall) -> str:
-        return conv_onednn.prefers_xla(pass_name, call.problem)
 
     def find_plan(self, pass_name: str, call: ConvCall) -> Rejection | None:
         if pass_name == "weight_gradient" and (reason := _wrong_weight_gradient(call.problem.geometry)):

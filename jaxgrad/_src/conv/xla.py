@@ -25,8 +25,8 @@ from jaxgrad._src.conv.geometry import ConvGeometry, maybe_reverse_window, shape
 from jaxgrad._src.conv.params import ConvParams
 from jaxgrad._src.conv.problem import ConvProblem, weight_gradient_problem
 from jaxgrad._src.core.mesh_axes import explicit_mesh, pvary_to_match
-from jaxgrad._src.selection.features import MATRIX_PRODUCT
 
+MATRIX_PRODUCT = "XLA lowers a window that covers all of x to a matrix product"
 _MOST_TAPS_UNROLLED = 64
 _TAPS_BYTES = 1 << 29  # of the elements of x that a GPU gathers for one matrix product
 

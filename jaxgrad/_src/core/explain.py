@@ -21,14 +21,16 @@ class PassExplanation:
       name: the pass, such as "forward" or "weight_gradient".
       implementation: as in `Explanation`.
       reason: why, in one sentence.
+      preference: the row of a table of preferences that decided, and its measurement; empty if none did.
     """
 
     name: str
     implementation: str
     reason: str
+    preference: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.implementation!r} ({self.reason})"
+        return f"{self.name}: {self.implementation!r} ({_reasons(self)})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Explanation:
         (jaxgrad's CUDA kernels) or `"xla"`.
       reason: why, in one sentence.
       passes: one explanation for each pass, where the passes differ; otherwise empty.
+      preference: as in `PassExplanation`.
     """
 
     op: str
@@ -49,11 +52,16 @@ class Explanation:
     implementation: str
     reason: str
     passes: tuple[PassExplanation, ...] = ()
+    preference: str = ""
 
     def __str__(self) -> str:
         if self.passes:
             return f"{self.op} on {self.platform}: {'; '.join(map(str, self.passes))}"
-        return f"{self.op} on {self.platform}: {self.implementation!r} ({self.reason})"
+        return f"{self.op} on {self.platform}: {self.implementation!r} ({_reasons(self)})"
+
+
+def _reasons(explained: Explanation | PassExplanation) -> str:
+    return f"{explained.reason}; {explained.preference}" if explained.preference else explained.reason
 
 
 def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **kwargs: Any) -> Explanation:
@@ -77,8 +85,9 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
 
     Example:
       >>> x, w = jnp.ones((8, 64, 32, 32)), jnp.ones((64, 64, 3, 3))
-      >>> print(jaxgrad.explain(jaxgrad.conv_general_dilated, x, w, (1, 1), "SAME", platform="cpu"))
-      conv_general_dilated on cpu: 'cpu' (oneDNN)
+      >>> explained = jaxgrad.explain(jaxgrad.conv_general_dilated, x, w, (1, 1), "SAME", platform="cpu")
+      >>> explained.implementation, explained.reason
+      ('cpu', 'oneDNN')
     """
     function = inspect.unwrap(op) if callable(op) else op
     contract = op_of(function)
@@ -106,37 +115,43 @@ def explanation(selection: Selection, platform: str) -> Explanation:
     """Explains a selection; raises ValueError where a forced implementation cannot run on `platform`."""
     platform = public_platform(platform)
     passes = tuple(explain_pass(selection, name, platform) for name in selection.op.passes)
-    alike = len({(found.implementation, found.reason) for found in passes}) == 1
-    return Explanation(selection.op.name, platform, passes[0].implementation, passes[0].reason, () if alike else passes)
+    first, alike = passes[0], len({dataclasses.replace(found, name="") for found in passes}) == 1
+    own = () if alike else passes
+    return Explanation(selection.op.name, platform, first.implementation, first.reason, own, first.preference)
 
 
 def explain_pass(selection: Selection, pass_name: str, platform: str) -> PassExplanation:
     """Explains a selection for one pass; raises as `explanation` does."""
-    return PassExplanation(pass_name, *_implementation_and_reason(selection, pass_name, public_platform(platform)))
+    implementation, reason, decided_by = _decided(selection, pass_name, public_platform(platform))
+    row = decided_by.table_row(pass_name, selection.call) if decided_by and selection.call is not None else ""
+    return PassExplanation(pass_name, implementation, reason, row)
 
 
-def _implementation_and_reason(selection: Selection, pass_name: str, platform: str) -> tuple[str, str]:
+def _decided(selection: Selection, pass_name: str, platform: str) -> tuple[str, str, Backend | None]:
+    """The implementation, the reason, and the backend whose table of preferences decided, if one did."""
     op, forced = selection.op, selection.implementation
     if forced == "xla":
-        return forced, "forced by implementation='xla'"
+        return forced, "forced by implementation='xla'", None
     if forced is not None:
         Forced(op.name, forced).lowered_for(platform)
         backend = op.backend(forced)
         if backend is None or not backend.has(pass_name):
-            return "xla", f"implementation={forced!r} has no kernel for this pass"
-        return forced, _with_remark(f"forced by implementation={forced!r}", selection, backend, pass_name)
+            return "xla", f"implementation={forced!r} has no kernel for this pass", None
+        return forced, _with_remark(f"forced by implementation={forced!r}", selection, backend, pass_name), None
     reason, missing = f"jaxgrad has no {op.name} kernel for the platform {platform!r}", ""
+    decided_by = None
     for backend in op.backends:
         if public_platform(backend.platform) != platform or not backend.has(pass_name):
             continue
         rejection = selection.rejections.get((backend.implementation, pass_name))
+        by_table = selection.choice(backend, pass_name) is None
         if rejection is None:
-            return backend.implementation, _with_remark(
-                selection.reason(backend, pass_name), selection, backend, pass_name
-            ) + missing
+            why = _with_remark(selection.reason(backend, pass_name), selection, backend, pass_name)
+            return backend.implementation, why + missing, backend if by_table else None
         reason = rejection.reason + missing
         missing += f"; {rejection.reason}" if rejection.missing else ""
-    return "xla", reason
+        decided_by = backend if rejection.slower and by_table else None
+    return "xla", reason, decided_by
 
 
 def _with_remark(reason: str, selection: Selection, backend: Backend, pass_name: str) -> str:

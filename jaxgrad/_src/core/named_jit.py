@@ -47,10 +47,11 @@ _PASSES: WeakValueDictionary[str, Callable[..., Any]] = WeakValueDictionary()
 
 @cache
 def library_fingerprint() -> tuple[Any, ...]:
-    """Returns the versions of jaxgrad and of the library behind its handlers, the same on all hosts of a program.
+    """Returns the versions of jaxgrad and of the library behind its handlers, and the kind of the GPU if there is one: the
+    same on all hosts of a program.
 
     On a GPU the library is cuDNN. On a CPU it is the compiled module, with its instruction set and oneDNN.
     """
     on_gpu = cuda.gpu_ordinal() is not None
     library = (cuda.cudnn_unavailable() or cuda.build_info()["cudnn"]) if on_gpu else cpu.build_info()
-    return __version__, library
+    return __version__, library, cuda.device_kind()

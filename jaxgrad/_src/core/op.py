@@ -69,7 +69,11 @@ class Backend:
         return None
 
     def prefers_other(self, pass_name: str, call: Any) -> str:
-        """Returns why XLA or another backend is faster for a pass, as measured; empty if this backend is."""
+        """Returns why XLA or a later backend of the platform is faster for a pass; empty if this backend is."""
+        return ""
+
+    def table_row(self, pass_name: str, call: Any) -> str:
+        """Returns the row of the table of preferences that `prefers_other` follows; empty if there is none."""
         return ""
 
     def find_plan(self, pass_name: str, call: Any) -> Rejection | None:

@@ -134,9 +134,13 @@ class Selection:
         """The candidates by pass."""
         return {pass_name: self._candidates(pass_name) for pass_name in self.op.passes}
 
+    def choice(self, backend: Backend, pass_name: str) -> Choice | None:
+        """The choice of the tuning in force for a pass on a backend's platform, if there is one."""
+        return _tuned(self.tuning, backend.platform, pass_name, self.call)
+
     def reason(self, backend: Backend, pass_name: str) -> str:
         """Why a backend that is not rejected runs a pass."""
-        choice = _tuned(self.tuning, backend.platform, pass_name, self.call)
+        choice = self.choice(backend, pass_name)
         return choice.reason if choice else backend.description
 
     def _candidates(self, pass_name: str) -> Candidates:

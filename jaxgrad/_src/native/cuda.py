@@ -55,6 +55,15 @@ def gpu_ordinal() -> int | None:
         return None
 
 
+@cache
+def device_kind() -> str | None:
+    """Returns JAX's name of the kind of the first GPU that it uses, or None."""
+    try:
+        return str(jax.local_devices(backend="cuda")[0].device_kind)
+    except (RuntimeError, IndexError):
+        return None
+
+
 def unavailable() -> str:
     """Returns why a call cannot be lowered to cuDNN; empty if it can.
 

@@ -1,0 +1,215 @@
+"""The tables of preferences in jaxgrad/_src/selection/tables, from measurements of the benchmark cases.
+
+`--measure` measures every implementation of the cases' calls on the device at hand, as `jaxgrad.tune` does, and adds a
+file to benchmarks/results/tunings. The tables are then written from these files and from shape_classes.json, which has
+the classes of calls in their order, with the implementation to prefer where no case of a class was measured. `--check`
+only compares.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import jaxgrad
+from benchmarks import batch_norm, conv
+from jaxgrad._src.batch_norm.cudnn import BatchNormFeatures, has_fast_kernels
+from jaxgrad._src.conv.features import ConvFeatures
+from jaxgrad._src.conv.params import ConvCall
+from jaxgrad._src.core.environment import Environment
+from jaxgrad._src.core.op import lowering_platform
+from jaxgrad._src.core.tuning import RecordedCall, Recorder
+from jaxgrad._src.selection.table import Row
+
+_HERE = Path(__file__).parent
+TUNINGS = _HERE / "results" / "tunings"
+TABLES = _HERE.parent / "jaxgrad" / "_src" / "selection" / "tables"
+_CLASSES = _HERE / "shape_classes.json"
+_MIN_GAIN = 1.02  # of a kernel over XLA, which can fuse neighboring operations
+_CLEAR_GAIN = 1.1  # of a kernel over XLA on all known devices, for devices that are not known
+
+_Class = Mapping[str, Any]
+_Times = Mapping[str, Mapping[str, float]]  # by call and implementation
+
+
+def measure(platform: str) -> Path:
+    """Measures the cases of a platform; returns the file that has the times."""
+    tuning = jaxgrad.Tuning({})
+    for function, arguments in _functions(platform):
+        tuning |= jaxgrad.tune(function, *arguments)
+    (machine,) = tuning.machines
+    path = TUNINGS / f"{_file_name(machine)}.json"
+    tuning.save(path)
+    return path
+
+
+def write(folder: Path, *, check: bool) -> list[str]:
+    """Writes the tables, or only compares them. Returns the names of those that differ from the files in the folder."""
+    changed = []
+    for name, table in tables().items():
+        text, path = _as_text(table), folder / f"{name}.json"
+        if not path.exists() or path.read_text() != text:
+            changed.append(name)
+            if not check:
+                path.write_text(text)
+    return changed
+
+
+def tables() -> dict[str, dict[str, Any]]:
+    """The tables by name."""
+    classes = json.loads(_CLASSES.read_text())
+    found: dict[str, dict[str, Any]] = {}
+    for platform in ("cpu", "gpu"):
+        own = [each for each in classes if each["platform"] == platform]
+        of_devices = {}
+        for path in sorted(TUNINGS.glob("*.json")):
+            for machine, choices in jaxgrad.Tuning.load(path).machines.items():
+                if machine.platform == lowering_platform(platform):
+                    times = {text: choice.times_us for text, choice in choices.items()}
+                    of_devices[_file_name(machine)] = {"measured_on": str(machine), "rows": _rows(own, platform, times)}
+        if platform == "gpu":  # CPUs differ in their models: they share one table
+            found |= of_devices
+        found[f"generic {platform}"] = _generic(own, list(of_devices.values()))
+    return found
+
+
+def _functions(platform: str) -> Iterator[tuple[Any, list[jax.ShapeDtypeStruct]]]:
+    """Functions of the benchmark cases that make all calls to measure, and the shapes of their arguments."""
+    for case in conv.CASES[platform]:
+        op = jaxgrad.conv_transpose if case.transposed else jaxgrad.conv_general_dilated
+        x, w, dy = (jax.ShapeDtypeStruct(shape, case.dtype) for shape in case.shapes())
+        yield partial(_gradients, partial(op, **case.settings())), [dy, x, w]
+    for case in batch_norm.CASES[platform]:
+        x = jax.ShapeDtypeStruct(case.shape, case.dtype)
+        channels = jax.ShapeDtypeStruct((case.shape[case.feature_axis],), "float32")
+        op = partial(jaxgrad.batch_norm_training, feature_axis=case.feature_axis, activation=case.activation)
+        yield partial(_gradients, lambda *arrays, op=op: op(*arrays)[0]), [x, x, channels, channels]
+
+
+def _gradients(function: Any, dy: jax.Array, *arrays: jax.Array) -> Any:
+    y, pullback = jax.vjp(function, *arrays)
+    return y, pullback(dy)
+
+
+@cache
+def calls(platform: str) -> dict[str, RecordedCall]:
+    """The calls of the benchmark cases. They are lowered, which needs no such device, and not run."""
+    recorder = Recorder()
+    with jaxgrad.config.override(tuning=recorder):
+        for function, arguments in _functions(platform):
+            jax.jit(function).trace(*arguments).lower(lowering_platforms=(lowering_platform(platform),))
+    return recorder.calls
+
+
+class _Features(ConvFeatures):
+    """The features on a device that has jaxgrad's kernel for transposes."""
+
+    transposes_weights = True
+
+
+def _features(recorded: RecordedCall) -> Any:
+    call: Any = recorded.call
+    if isinstance(call, ConvCall):
+        return _Features(call)
+    return BatchNormFeatures(call.outer * call.inner, call.channels, has_fast_kernels(call))
+
+
+def _rows(classes: Sequence[_Class], platform: str, times: _Times) -> list[dict[str, Any]]:
+    """The rows of a table, one for each class. A call belongs to the first class that matches it and whose preferred
+    implementation supports it."""
+    rows = []
+    left = {text: recorded for text, recorded in calls(platform).items() if text in times}
+    for each in classes:
+        row = Row(each["name"], each["op"], tuple(each["passes"]), each["when"], "", "", None, "")
+        members = {
+            text: times[text]
+            for text, recorded in left.items()
+            if _op(recorded) == row.op and recorded.pass_name in row.passes and row.matches(_features(recorded))
+        }
+        measured = _measured(members, list(each["why"]))
+        rows.append(_row(each, *(measured or (each["unmeasured"], None))))
+        prefer = rows[-1]["prefer"]
+        left = {text: recorded for text, recorded in left.items() if text not in members or prefer not in times[text]}
+    return rows
+
+
+def _op(recorded: RecordedCall) -> str:
+    return "conv" if isinstance(recorded.call, ConvCall) else "batch_norm"
+
+
+def _row(each: _Class, prefer: str, measured: dict[str, Any] | None) -> dict[str, Any]:
+    own = {name: each[name] for name in ("name", "op", "passes", "when")}
+    return {**own, "prefer": prefer, "why": each["why"][prefer], "measured": measured}
+
+
+def _measured(members: _Times, implementations: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
+    """The implementation to prefer for some calls, and the measurement; None if there is none."""
+    kernel = next(name for name in implementations if name != "xla")
+    ratios = {text: us["xla"] / us[kernel] for text, us in members.items() if kernel in us and "xla" in us}
+    if not ratios:
+        return None
+    if _geometric_mean(ratios.values()) < _MIN_GAIN:
+        prefer, over, ratios = "xla", kernel, {text: 1 / ratio for text, ratio in ratios.items()}
+    else:
+        prefer, over = kernel, "xla"
+    in_order = sorted(ratios, key=lambda text: ratios[text])
+    return prefer, {
+        "over": over,
+        "ratio": round(_geometric_mean(ratios.values()), 3),
+        "least": round(ratios[in_order[0]], 3),
+        "cases": len(ratios),
+        "case": in_order[len(in_order) // 2],
+    }
+
+
+def _geometric_mean(values: Iterable[float]) -> float:
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs))
+
+
+def _generic(classes: Sequence[_Class], of_devices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The table of other devices: a kernel is preferred where it is clearly faster on all that were measured."""
+    rows = []
+    for index, each in enumerate(classes):
+        found = [table["rows"][index] for table in of_devices if table["rows"][index]["measured"]]
+        if not found:
+            rows.append(_row(each, each["unmeasured"], None))
+            continue
+        least = min(found, key=lambda row: row["measured"]["ratio"] * (1 if row["prefer"] != "xla" else -1))
+        is_clear = least["prefer"] != "xla" and least["measured"]["ratio"] >= _CLEAR_GAIN
+        rows.append(_row(each, least["prefer"] if is_clear else "xla", least["measured"]))
+    return {"measured_on": [table["measured_on"] for table in of_devices], "rows": rows}
+
+
+def regrets(platform: str, table: Sequence[Row], times: _Times) -> dict[str, float]:
+    """By call, the time of the implementation that a table prefers over that of the fastest."""
+    found = {}
+    for text, recorded in calls(platform).items():
+        if (us := times.get(text)) is not None:
+            prefer = next(
+                row.prefer
+                for row in table
+                if row.op == _op(recorded)
+                and recorded.pass_name in row.passes
+                and row.prefer in us
+                and row.matches(_features(recorded))
+            )
+            found[text] = us[prefer] / min(us.values())
+    return found
+
+
+def _file_name(machine: Environment) -> str:
+    return re.sub(r"[^\w -]", "", machine.device_kind)
+
+
+def _as_text(table: dict[str, Any]) -> str:
+    """JSON with a line for each row."""
+    head = json.dumps({**table, "rows": []}, indent=1).removesuffix("[]\n}")
+    return head + "[\n" + ",\n".join(f"  {json.dumps(row)}" for row in table["rows"]) + "\n ]\n}\n"

@@ -1,0 +1,105 @@
+"""Tables of preferences: which implementation is the fastest for a class of calls, one table for each kind of device.
+
+`tables/<kind>.json` is written by `python -m benchmarks preferences` from measurements. A call takes the first row that
+matches it and whose implementation supports it. A device without a table takes "generic <platform>.json", which prefers
+a kernel of jaxgrad only where it is clearly faster in all tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Collection, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jaxgrad._src.core.op import public_platform
+from jaxgrad._src.native import cuda
+
+_TABLES = Path(__file__).parent / "tables"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of a table.
+
+    Attributes:
+      name: of the class of calls.
+      op: "conv" or "batch_norm".
+      passes: the passes that the row is for.
+      when: by feature of the call, a value, or the least and the largest value as "at_least" and "at_most". The row
+        matches a call with all of them.
+      prefer: the fastest implementation.
+      why: why, in one sentence.
+      measured: the measurement behind it, or None: the implementation that is slower ("over"), the geometric mean and
+        the least of the times of the slower over the preferred one ("ratio", "least"), the number of benchmark cases
+        ("cases"), and the one in the middle ("case").
+      table: the name of the table.
+    """
+
+    name: str
+    op: str
+    passes: tuple[str, ...]
+    when: Mapping[str, Any]
+    prefer: str
+    why: str
+    measured: Mapping[str, Any] | None
+    table: str
+
+    def matches(self, features: Any) -> bool:
+        """Whether the call with these features belongs to the class. Features are asked for in the order of `when`."""
+        return all(_holds(condition, getattr(features, name)) for name, condition in self.when.items())
+
+    def __str__(self) -> str:
+        text = f"row {self.name!r} of the table {self.table!r}"
+        if (m := self.measured) is None:
+            return f"{text}, without a measurement"
+        return f"{text}, measured {m['ratio']:.2f}x as fast as {m['over']} in {m['cases']} cases"
+
+
+def _holds(condition: Any, value: Any) -> bool:
+    if isinstance(condition, Mapping):
+        return bool(condition.get("at_least", value) <= value <= condition.get("at_most", value))
+    return bool(value == condition)
+
+
+def preference(
+    op: str, pass_name: str, platform: str, features: Any, among: Collection[str], *, resized: bool = False
+) -> Row | None:
+    """Returns the row for a call.
+
+    Args:
+      op: as in `Row`.
+      pass_name: the pass.
+      platform: the platform that the program is lowered for.
+      features: the features of the call, as attributes.
+      among: the implementations to choose from, "xla" among them.
+      resized: only rows for independent problems, as `vmap` makes them of a call that was selected before. There may be
+        none.
+    """
+    for row in rows(platform):
+        applies = row.op == op and pass_name in row.passes and row.prefer in among
+        if applies and ("problems" in row.when) >= resized and row.matches(features):
+            return row
+    if resized:
+        return None
+    raise AssertionError(f"the table {table_name(platform)} has no row for every {op} {pass_name}")
+
+
+def rows(platform: str) -> tuple[Row, ...]:
+    """The table of this machine's device."""
+    return read_table(table_name(platform))
+
+
+def table_name(platform: str) -> str:
+    """The name of the table of this machine's device. Without a GPU on this machine, that of any GPU."""
+    kind = cuda.device_kind() if platform == "cuda" else None
+    return kind if kind and (_TABLES / f"{kind}.json").exists() else f"generic {public_platform(platform)}"
+
+
+@cache
+def read_table(name: str) -> tuple[Row, ...]:
+    """Reads a table by its name."""
+    content = json.loads((_TABLES / f"{name}.json").read_text(encoding="utf-8"))
+    return tuple(Row(**{**row, "passes": tuple(row["passes"])}, table=name) for row in content["rows"])
