@@ -1,8 +1,6 @@
 #include "cpu/conv/op.h"
 
 #include <atomic>
-#include <exception>
-#include <mutex>
 #include <string>
 
 #include "cpu/conv/onednn_plan.h"
@@ -65,21 +63,13 @@ int64_t conv_workspace(const ConvPlan& plan, const ConvSchedule& schedule) {
 void run_conv(const ConvPlan& plan, const ConvSchedule& schedule, const ConvArrays& arrays, std::byte* workspace,
               Parallel& parallel) {
   std::atomic<int64_t> next{0};
-  std::exception_ptr error;
-  std::mutex error_mutex;
   auto worker = [&](int64_t index) {
     std::byte* const own_workspace = workspace + index * plan.workspace_bytes();
-    try {
-      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < schedule.num_problems;)
-        plan.run(arrays.first.of(i), arrays.second.of(i), arrays.bias.of(i), arrays.result.of(i), own_workspace);
-    } catch (...) {
-      const std::lock_guard<std::mutex> lock(error_mutex);
-      error = std::current_exception();
-    }
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < schedule.num_problems;)
+      plan.run(arrays.first.of(i), arrays.second.of(i), arrays.bias.of(i), arrays.result.of(i), own_workspace);
   };
   parallel.run(schedule.num_workers, &worker,
                [](void* context, int64_t index) { (*static_cast<decltype(worker)*>(context))(index); });
-  if (error) std::rethrow_exception(error);
 }
 
 }  // namespace jaxgrad

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "common/checks.h"
+#include "common/handler.h"
 #include "cpu/gru/op.h"
 #include "cpu/runtime/storage_dispatch.h"
 #include "cpu/runtime/xla_parallel.h"
@@ -119,43 +120,43 @@ ffi::Error backward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg lens, Arg ini
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cpu_gru_forward, forward,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()        // x          [T, B, I]
-                                  .Arg<ffi::AnyBuffer>()        // w          [D, 3H, I]
-                                  .Arg<ffi::AnyBuffer>()        // r          [D, 3H, H]
-                                  .Arg<ffi::AnyBuffer>()        // b          [D, 6H] or empty
-                                  .Arg<ffi::AnyBuffer>()        // lens       [B] of int32, or empty
-                                  .Arg<ffi::AnyBuffer>()        // initial_h  [D, B, H] or empty
-                                  .Ret<ffi::AnyBuffer>()        // y          [T, D, B, H]
-                                  .Ret<ffi::AnyBuffer>()        // y_h        [D, B, H]
-                                  .Ret<ffi::AnyBuffer>()        // gates      [T, D, B, G H] or empty
-                                  .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                                  .Attr<int64_t>("direction")   // GruDirection
-                                  .Attr<bool>("linear_before_reset")
-                                  .Attr<double>("clip"));  // infinity: no clipping
+JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_gru_forward, forward,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()        // x          [T, B, I]
+                           .Arg<ffi::AnyBuffer>()        // w          [D, 3H, I]
+                           .Arg<ffi::AnyBuffer>()        // r          [D, 3H, H]
+                           .Arg<ffi::AnyBuffer>()        // b          [D, 6H] or empty
+                           .Arg<ffi::AnyBuffer>()        // lens       [B] of int32, or empty
+                           .Arg<ffi::AnyBuffer>()        // initial_h  [D, B, H] or empty
+                           .Ret<ffi::AnyBuffer>()        // y          [T, D, B, H]
+                           .Ret<ffi::AnyBuffer>()        // y_h        [D, B, H]
+                           .Ret<ffi::AnyBuffer>()        // gates      [T, D, B, G H] or empty
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                           .Attr<int64_t>("direction")   // GruDirection
+                           .Attr<bool>("linear_before_reset")
+                           .Attr<double>("clip"));  // infinity: no clipping
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cpu_gru_backward, backward,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()        // x          [T, B, I]
-                                  .Arg<ffi::AnyBuffer>()        // w          [D, 3H, I]
-                                  .Arg<ffi::AnyBuffer>()        // r          [D, 3H, H]
-                                  .Arg<ffi::AnyBuffer>()        // lens       [B] of int32, or empty
-                                  .Arg<ffi::AnyBuffer>()        // initial_h  [D, B, H] or empty
-                                  .Arg<ffi::AnyBuffer>()        // y          [T, D, B, H]
-                                  .Arg<ffi::AnyBuffer>()        // gates      [T, D, B, G H]
-                                  .Arg<ffi::AnyBuffer>()        // dy         [T, D, B, H] or empty
-                                  .Arg<ffi::AnyBuffer>()        // dy_h       [D, B, H] or empty
-                                  .Ret<ffi::AnyBuffer>()        // dx         [T, B, I] or empty
-                                  .Ret<ffi::AnyBuffer>()        // dw         [D, 3H, I] or empty
-                                  .Ret<ffi::AnyBuffer>()        // dr         [D, 3H, H] or empty
-                                  .Ret<ffi::AnyBuffer>()        // db         [D, 6H] or empty
-                                  .Ret<ffi::AnyBuffer>()        // dh0        [D, B, H] or empty
-                                  .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                                  .Attr<int64_t>("direction")   // GruDirection
-                                  .Attr<bool>("linear_before_reset")
-                                  .Attr<double>("clip"));  // infinity: no clipping
+JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_gru_backward, backward,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()        // x          [T, B, I]
+                           .Arg<ffi::AnyBuffer>()        // w          [D, 3H, I]
+                           .Arg<ffi::AnyBuffer>()        // r          [D, 3H, H]
+                           .Arg<ffi::AnyBuffer>()        // lens       [B] of int32, or empty
+                           .Arg<ffi::AnyBuffer>()        // initial_h  [D, B, H] or empty
+                           .Arg<ffi::AnyBuffer>()        // y          [T, D, B, H]
+                           .Arg<ffi::AnyBuffer>()        // gates      [T, D, B, G H]
+                           .Arg<ffi::AnyBuffer>()        // dy         [T, D, B, H] or empty
+                           .Arg<ffi::AnyBuffer>()        // dy_h       [D, B, H] or empty
+                           .Ret<ffi::AnyBuffer>()        // dx         [T, B, I] or empty
+                           .Ret<ffi::AnyBuffer>()        // dw         [D, 3H, I] or empty
+                           .Ret<ffi::AnyBuffer>()        // dr         [D, 3H, H] or empty
+                           .Ret<ffi::AnyBuffer>()        // db         [D, 6H] or empty
+                           .Ret<ffi::AnyBuffer>()        // dh0        [D, B, H] or empty
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                           .Attr<int64_t>("direction")   // GruDirection
+                           .Attr<bool>("linear_before_reset")
+                           .Attr<double>("clip"));  // infinity: no clipping
 
 }  // namespace jaxgrad
