@@ -22,7 +22,9 @@ GruShape shape_of(Checks& checks, const Arg& x, const Arg& r, bool linear_before
   checks.require(r.dimensions().size() == 3, "r must have rank 3, [D, 3H, H]");
   if (checks.failed()) return {};
   const auto in = x.dimensions(), weights = r.dimensions();
-  return {in[0], in[1], in[2], weights[2], weights[0], linear_before_reset};
+  const GruShape shape{in[0], in[1], in[2], weights[2], weights[0], linear_before_reset};
+  checks.require(gru_sizes_fit(shape), "I and H must be positive, and the arrays must have fewer than 2^63 bytes");
+  return shape;
 }
 
 GruOptions options_of(Checks& checks, const GruShape& shape, int64_t direction, double clip) {
@@ -64,6 +66,7 @@ ffi::Error forward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg b, Arg lens, A
   checks.array("y_h", *y_h, dtype, {s.D, s.B, s.H});
   checks.optional_array("gates", *gates, dtype, {s.T, s.D, s.B, s.saved_gates() * s.H});
   const int32_t* lengths = lengths_of(checks, s, lens);
+  if (checks.failed()) return checks.error();
   return with_storage(checks, dtype, [&](auto element) {
     using S = decltype(element);
     checks.require(workspace->element_count() >= static_cast<size_t>(gru_forward_workspace(s, sizeof(S))),
@@ -101,6 +104,7 @@ ffi::Error backward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg lens, Arg ini
   checks.optional_array("db", *db, dtype, {s.D, 6 * s.H});
   checks.optional_array("dh0", *dh0, dtype, {s.D, s.B, s.H});
   const int32_t* lengths = lengths_of(checks, s, lens);
+  if (checks.failed()) return checks.error();
   return with_storage(checks, dtype, [&](auto element) {
     using S = decltype(element);
     checks.require(workspace->element_count() >= static_cast<size_t>(gru_backward_workspace(s, sizeof(S))),
