@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/checked_int.h"
+
 namespace jaxgrad {
 namespace {
 
@@ -29,6 +31,17 @@ ConvOperand dense_operand(const std::vector<int64_t>& shape, const std::vector<i
   return operand;
 }
 
+// Whether the array has elements, but no more than can be addressed.
+bool is_valid_shape(const std::vector<int64_t>& shape) {
+  constexpr int64_t kMaxElementBytes = 8;
+  CheckedInt bytes = kMaxElementBytes;
+  for (const int64_t size : shape) {
+    if (size < 1) return false;
+    bytes = bytes * size;
+  }
+  return !bytes.overflowed();
+}
+
 // Copies from[first], from[first + step], ... to `to`.
 template <size_t N>
 void copy_strided(std::array<int64_t, N>& to, const std::vector<int64_t>& from, size_t first, size_t step) {
@@ -38,21 +51,19 @@ void copy_strided(std::array<int64_t, N>& to, const std::vector<int64_t>& from, 
 // Returns an error message, or an empty string.
 std::string check_sizes(const ConvProblem& p) {
   if (p.x.sizes[0] != p.y.sizes[0]) return "x and y must have the same batch";
-  if (p.groups < 1 || p.x.sizes[1] != p.w.sizes[1] * p.groups)
+  if (p.groups < 1 || p.x.sizes[1] % p.groups != 0 || p.x.sizes[1] / p.groups != p.w.sizes[1])
     return "the features of x must be the input features of w times the groups";
   if (p.y.sizes[1] != p.w.sizes[0]) return "y must have as many features as w has output features";
   if (p.w.sizes[0] % p.groups != 0) return "the output features must be a multiple of the groups";
   for (int i = 0; i < p.spatial; ++i) {
-    const int64_t dilated_window = (p.w.sizes[i + 2] - 1) * p.rhs_dilation[i] + 1;
-    const int64_t last_start = p.x.sizes[i + 2] + p.padding_low[i] + p.padding_high[i] - dilated_window;
     if (p.window_strides[i] < 1 || p.rhs_dilation[i] < 1 || p.padding_low[i] < 0 || p.padding_high[i] < 0)
       return "strides and dilations must be positive and padding must not be negative";
-    if (last_start < 0 || p.y.sizes[i + 2] != last_start / p.window_strides[i] + 1)
+    const CheckedInt dilated_window = CheckedInt(p.w.sizes[i + 2] - 1) * p.rhs_dilation[i] + 1;
+    const CheckedInt last_start = CheckedInt(p.x.sizes[i + 2]) + p.padding_low[i] + p.padding_high[i] - dilated_window;
+    if (last_start.overflowed() || last_start.value() < 0 ||
+        p.y.sizes[i + 2] != last_start.value() / p.window_strides[i] + 1)
       return "the spatial sizes of y must follow from x, w, strides, padding and dilation";
   }
-  for (const ConvOperand* operand : {&p.x, &p.w, &p.y})
-    for (int axis = 0; axis < p.spatial + 2; ++axis)
-      if (operand->sizes[axis] < 1) return "no array may be empty";
   return "";
 }
 
@@ -83,8 +94,8 @@ void Hash::mix(const ConvProblem& problem) {
 
 ConvProblem make_conv_problem(ConvPass pass, const ConvArguments& arguments, std::string& error) {
   ConvProblem problem{};
-  const size_t rank = arguments.x.size(), n = rank - 2;
-  const bool ranks_match = rank >= 3 && n <= kMaxSpatial && arguments.w.size() == rank && arguments.y.size() == rank &&
+  const size_t rank = arguments.x.size(), n = rank < 3 ? 0 : rank - 2;
+  const bool ranks_match = n >= 1 && n <= kMaxSpatial && arguments.w.size() == rank && arguments.y.size() == rank &&
                            arguments.window_strides.size() == n && arguments.rhs_dilation.size() == n &&
                            arguments.padding.size() == 2 * n;
   if (!ranks_match) {
@@ -94,6 +105,11 @@ ConvProblem make_conv_problem(ConvPass pass, const ConvArguments& arguments, std
   for (const auto* spec : {&arguments.lhs_spec, &arguments.rhs_spec, &arguments.out_spec})
     if (!is_permutation_of_axes(*spec, rank)) {
       error = "each spec must be a permutation of the axes";
+      return problem;
+    }
+  for (const auto* shape : {&arguments.x, &arguments.w, &arguments.y})
+    if (!is_valid_shape(*shape)) {
+      error = "no array may be empty or have 2^63 bytes";
       return problem;
     }
   problem.pass = pass;

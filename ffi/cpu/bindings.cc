@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "common/checked_int.h"
 #include "common/conv_bindings.h"
 #include "cpu/batch_norm/handler.h"
 #include "cpu/batch_norm/op.h"
@@ -50,10 +51,16 @@ nb::dict build_info() {
 template <int64_t (*kWorkspace)(const GruShape&, int64_t)>
 int64_t gru_workspace(int64_t T, int64_t B, int64_t I, int64_t H, int64_t D, bool linear_before_reset,
                       int64_t storage_bytes) {
-  return kWorkspace(GruShape{T, B, I, H, D, linear_before_reset}, storage_bytes);
+  const GruShape shape{T, B, I, H, D, linear_before_reset};
+  if (!gru_sizes_fit(shape))
+    throw nb::value_error("I and H must be positive, and the arrays must have fewer than 2^63 bytes");
+  return kWorkspace(shape, storage_bytes);
 }
 
 int64_t batch_norm_workspace_bytes(int64_t outer, int64_t C, int64_t inner, int64_t storage_bytes) {
+  constexpr int64_t kPadding = 1 << 10;  // no axis of the workspace is padded by more
+  if ((((CheckedInt(outer) + kPadding) * (CheckedInt(C) + kPadding)) * (CheckedInt(inner) + kPadding) * 8).overflowed())
+    throw nb::value_error("the arrays must have fewer than 2^63 bytes");
   return batch_norm_workspace(BatchNormShape{outer, C, inner}, storage_bytes);
 }
 

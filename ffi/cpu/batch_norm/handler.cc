@@ -1,6 +1,7 @@
 #include "cpu/batch_norm/handler.h"
 
 #include "common/batch_norm_checks.h"
+#include "common/handler.h"
 #include "cpu/batch_norm/op.h"
 #include "cpu/runtime/storage_dispatch.h"
 #include "cpu/runtime/xla_parallel.h"
@@ -110,53 +111,53 @@ ffi::Error backward(ffi::ThreadPool pool, Arg x, Arg scale, Arg bias, Arg mean, 
 }  // namespace
 
 // T is f64 if x is f64, otherwise f32. feature_axis is the axis of x that has size C.
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cpu_batch_norm_statistics, statistics,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()        // x         [..., C, ...]
-                                  .Ret<ffi::AnyBuffer>()        // mean      [C] of T
-                                  .Ret<ffi::AnyBuffer>()        // mean_low  [C] of T
-                                  .Ret<ffi::AnyBuffer>()        // var       [C] of T
-                                  .Ret<ffi::AnyBuffer>()        // rstd      [C] of T
-                                  .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                                  .Attr<int64_t>("feature_axis")
-                                  .Attr<double>("epsilon"));
+JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_batch_norm_statistics, statistics,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()        // x         [..., C, ...]
+                           .Ret<ffi::AnyBuffer>()        // mean      [C] of T
+                           .Ret<ffi::AnyBuffer>()        // mean_low  [C] of T
+                           .Ret<ffi::AnyBuffer>()        // var       [C] of T
+                           .Ret<ffi::AnyBuffer>()        // rstd      [C] of T
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                           .Attr<int64_t>("feature_axis")
+                           .Attr<double>("epsilon"));
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cpu_batch_norm_normalize, normalize,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()        // x         [..., C, ...]
-                                  .Arg<ffi::AnyBuffer>()        // scale     [C] of T
-                                  .Arg<ffi::AnyBuffer>()        // bias      [C] of T
-                                  .Arg<ffi::AnyBuffer>()        // mean      [C] of T
-                                  .Arg<ffi::AnyBuffer>()        // mean_low  [C] of T or empty
-                                  .Arg<ffi::AnyBuffer>()        // rstd      [C] of T
-                                  .Arg<ffi::AnyBuffer>()        // residual  like x or empty
-                                  .Ret<ffi::AnyBuffer>()        // y         like x
-                                  .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                                  .Attr<int64_t>("feature_axis")
-                                  .Attr<bool>("relu"));
+JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_batch_norm_normalize, normalize,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()        // x         [..., C, ...]
+                           .Arg<ffi::AnyBuffer>()        // scale     [C] of T
+                           .Arg<ffi::AnyBuffer>()        // bias      [C] of T
+                           .Arg<ffi::AnyBuffer>()        // mean      [C] of T
+                           .Arg<ffi::AnyBuffer>()        // mean_low  [C] of T or empty
+                           .Arg<ffi::AnyBuffer>()        // rstd      [C] of T
+                           .Arg<ffi::AnyBuffer>()        // residual  like x or empty
+                           .Ret<ffi::AnyBuffer>()        // y         like x
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                           .Attr<int64_t>("feature_axis")
+                           .Attr<bool>("relu"));
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cpu_batch_norm_backward, backward,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()        // x          [..., C, ...]
-                                  .Arg<ffi::AnyBuffer>()        // scale      [C] of T
-                                  .Arg<ffi::AnyBuffer>()        // bias       [C] of T or empty
-                                  .Arg<ffi::AnyBuffer>()        // mean       [C] of T
-                                  .Arg<ffi::AnyBuffer>()        // mean_low   [C] of T or empty
-                                  .Arg<ffi::AnyBuffer>()        // rstd       [C] of T
-                                  .Arg<ffi::AnyBuffer>()        // y          like x or empty
-                                  .Arg<ffi::AnyBuffer>()        // dy         like x
-                                  .Arg<ffi::AnyBuffer>()        // dmean      [C] of T or empty
-                                  .Arg<ffi::AnyBuffer>()        // dvar       [C] of T or empty
-                                  .Ret<ffi::AnyBuffer>()        // dx         like x or empty
-                                  .Ret<ffi::AnyBuffer>()        // dscale     [C] of T or empty
-                                  .Ret<ffi::AnyBuffer>()        // dbias      [C] of T or empty
-                                  .Ret<ffi::AnyBuffer>()        // dresidual  like x or empty
-                                  .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                                  .Attr<int64_t>("feature_axis")
-                                  .Attr<bool>("frozen")
-                                  .Attr<bool>("relu"));
+JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_batch_norm_backward, backward,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()        // x          [..., C, ...]
+                           .Arg<ffi::AnyBuffer>()        // scale      [C] of T
+                           .Arg<ffi::AnyBuffer>()        // bias       [C] of T or empty
+                           .Arg<ffi::AnyBuffer>()        // mean       [C] of T
+                           .Arg<ffi::AnyBuffer>()        // mean_low   [C] of T or empty
+                           .Arg<ffi::AnyBuffer>()        // rstd       [C] of T
+                           .Arg<ffi::AnyBuffer>()        // y          like x or empty
+                           .Arg<ffi::AnyBuffer>()        // dy         like x
+                           .Arg<ffi::AnyBuffer>()        // dmean      [C] of T or empty
+                           .Arg<ffi::AnyBuffer>()        // dvar       [C] of T or empty
+                           .Ret<ffi::AnyBuffer>()        // dx         like x or empty
+                           .Ret<ffi::AnyBuffer>()        // dscale     [C] of T or empty
+                           .Ret<ffi::AnyBuffer>()        // dbias      [C] of T or empty
+                           .Ret<ffi::AnyBuffer>()        // dresidual  like x or empty
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                           .Attr<int64_t>("feature_axis")
+                           .Attr<bool>("frozen")
+                           .Attr<bool>("relu"));
 
 }  // namespace jaxgrad

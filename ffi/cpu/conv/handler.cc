@@ -1,11 +1,11 @@
 #include "cpu/conv/handler.h"
 
-#include <exception>
 #include <string>
 
 #include "common/checks.h"
 #include "common/conv_attributes.h"
-#include "cpu/conv/op.h"
+#include "common/handler.h"
+#include "cpu/conv/foreign.h"
 #include "cpu/runtime/xla_parallel.h"
 
 namespace jaxgrad {
@@ -57,19 +57,13 @@ ffi::Error run(ffi::ThreadPool& pool, ConvPass pass, const Arg& first, const Arg
   else if (has_bias)
     checks.array("bias", *bias, dtype, {features});
   if (checks.failed()) return checks.error();
-  try {
-    const auto plan = conv_plan(schedule.key);
-    checks.require(static_cast<int64_t>(workspace->element_count()) >= conv_workspace(*plan, schedule),
-                   "the workspace is too small: was the program compiled for another processor?");
-    if (checks.failed()) return checks.error();
-    const int64_t n = schedule.num_problems;
-    const ConvArrays arrays{const_array(first, n), const_array(second, n),
-                            has_bias ? array(*bias, n) : ConvArray<std::byte>{nullptr, 0}, array(result, n)};
-    XlaParallel parallel(pool);
-    run_conv(*plan, schedule, arrays, reinterpret_cast<std::byte*>(workspace->typed_data()), parallel);
-  } catch (const std::exception& exception) {
-    return ffi::Error::Internal(std::string(checks.target()) + ": " + exception.what());
-  }
+  const int64_t n = schedule.num_problems;
+  const ConvArrays arrays{const_array(first, n), const_array(second, n),
+                          has_bias ? array(*bias, n) : ConvArray<std::byte>{nullptr, 0}, array(result, n)};
+  XlaParallel parallel(pool);
+  call_conv(schedule, arrays,
+            {reinterpret_cast<std::byte*>(workspace->typed_data()), static_cast<int64_t>(workspace->element_count())},
+            parallel);
   return ffi::Error::Success();
 }
 
@@ -94,33 +88,33 @@ ffi::Error weight_gradient(ffi::ThreadPool pool, Arg x, Arg dy, Ret dw, Ret db, 
 }  // namespace
 
 // The specs give the layout of each array, as in jax.lax.ConvDimensionNumbers.
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_onednn_conv_forward, forward,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()        // x     laid out by lhs_spec
-                                  .Arg<ffi::AnyBuffer>()        // w     laid out by rhs_spec
-                                  .Arg<ffi::AnyBuffer>()        // bias  [output features] or empty
-                                  .Ret<ffi::AnyBuffer>()        // y     laid out by out_spec
-                                  .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                              JAXGRAD_CONV_ATTRIBUTES);
+JAXGRAD_DEFINE_HANDLER(jaxgrad_onednn_conv_forward, forward,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()        // x     laid out by lhs_spec
+                           .Arg<ffi::AnyBuffer>()        // w     laid out by rhs_spec
+                           .Arg<ffi::AnyBuffer>()        // bias  [output features] or empty
+                           .Ret<ffi::AnyBuffer>()        // y     laid out by out_spec
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                       JAXGRAD_CONV_ATTRIBUTES);
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_onednn_conv_input_gradient, input_gradient,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()        // dy    laid out by out_spec
-                                  .Arg<ffi::AnyBuffer>()        // w     laid out by rhs_spec
-                                  .Ret<ffi::AnyBuffer>()        // dx    laid out by lhs_spec
-                                  .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                              JAXGRAD_CONV_ATTRIBUTES);
+JAXGRAD_DEFINE_HANDLER(jaxgrad_onednn_conv_input_gradient, input_gradient,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()        // dy    laid out by out_spec
+                           .Arg<ffi::AnyBuffer>()        // w     laid out by rhs_spec
+                           .Ret<ffi::AnyBuffer>()        // dx    laid out by lhs_spec
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                       JAXGRAD_CONV_ATTRIBUTES);
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_onednn_conv_weight_gradient, weight_gradient,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()        // x     laid out by lhs_spec
-                                  .Arg<ffi::AnyBuffer>()        // dy    laid out by out_spec
-                                  .Ret<ffi::AnyBuffer>()        // dw    laid out by rhs_spec
-                                  .Ret<ffi::AnyBuffer>()        // db    [output features] or empty
-                                  .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                              JAXGRAD_CONV_ATTRIBUTES);
+JAXGRAD_DEFINE_HANDLER(jaxgrad_onednn_conv_weight_gradient, weight_gradient,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()        // x     laid out by lhs_spec
+                           .Arg<ffi::AnyBuffer>()        // dy    laid out by out_spec
+                           .Ret<ffi::AnyBuffer>()        // dw    laid out by rhs_spec
+                           .Ret<ffi::AnyBuffer>()        // db    [output features] or empty
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                       JAXGRAD_CONV_ATTRIBUTES);
 
 }  // namespace jaxgrad

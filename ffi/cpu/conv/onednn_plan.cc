@@ -1,6 +1,8 @@
 #include "cpu/conv/onednn_plan.h"
 
+#include <algorithm>
 #include <array>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -13,6 +15,16 @@ namespace {
 using namespace onednn;
 
 constexpr int64_t kAlignment = 64;
+
+// oneDNN computes with sizes, strides, dilations and padding as int.
+bool fits_int(const ConvKey& key) {
+  const auto all_fit = [](const auto& values) {
+    return std::all_of(values.begin(), values.end(),
+                       [](int64_t value) { return value <= std::numeric_limits<int>::max(); });
+  };
+  return all_fit(key.x.sizes) && all_fit(key.w.sizes) && all_fit(key.y.sizes) && all_fit(key.window_strides) &&
+         all_fit(key.rhs_dilation) && all_fit(key.padding_low) && all_fit(key.padding_high);
+}
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -136,6 +148,7 @@ struct Operand {
 class OneDnnPlan final : public ConvPlan {
  public:
   OneDnnPlan(const ConvKey& key, ConvLayout layout) : threads_(key.threads) {
+    JAXGRAD_ONEDNN(fits_int(key) ? dnnl_success : dnnl_unimplemented);
     const ThreadCount thread_count(threads_);
     const int axes = key.spatial + 2;
     const MemoryDesc bias = key.has_bias ? describe_bias(key) : nullptr;

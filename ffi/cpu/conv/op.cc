@@ -1,11 +1,10 @@
 #include "cpu/conv/op.h"
 
 #include <atomic>
-#include <exception>
-#include <mutex>
 #include <string>
 
 #include "cpu/conv/onednn_plan.h"
+#include "cpu/conv/summed_plan.h"
 
 namespace jaxgrad {
 namespace {
@@ -35,6 +34,7 @@ bool is_gemm(const ConvPlan& plan) { return plan.implementation().find("gemm") !
 //     direct kernel for it.
 std::shared_ptr<const ConvPlan> build_plan(const ConvKey& key) {
   constexpr int64_t kFewFeatures = 4;
+  if (const auto parts = conv_parts(key); parts.size() > 1) return make_summed_plan(key, parts);
   if (key.pass == ConvPass::kInputGradient && key.groups == 1 && key.x.sizes[1] <= kFewFeatures)
     return make_onednn_plan(key, ConvLayout::kFeaturesFirst);
   if ((is_channels_last(key.x) && is_channels_last(key.y)) || is_pointwise(key))
@@ -65,21 +65,13 @@ int64_t conv_workspace(const ConvPlan& plan, const ConvSchedule& schedule) {
 void run_conv(const ConvPlan& plan, const ConvSchedule& schedule, const ConvArrays& arrays, std::byte* workspace,
               Parallel& parallel) {
   std::atomic<int64_t> next{0};
-  std::exception_ptr error;
-  std::mutex error_mutex;
   auto worker = [&](int64_t index) {
     std::byte* const own_workspace = workspace + index * plan.workspace_bytes();
-    try {
-      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < schedule.num_problems;)
-        plan.run(arrays.first.of(i), arrays.second.of(i), arrays.bias.of(i), arrays.result.of(i), own_workspace);
-    } catch (...) {
-      const std::lock_guard<std::mutex> lock(error_mutex);
-      error = std::current_exception();
-    }
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < schedule.num_problems;)
+      plan.run(arrays.first.of(i), arrays.second.of(i), arrays.bias.of(i), arrays.result.of(i), own_workspace);
   };
   parallel.run(schedule.num_workers, &worker,
                [](void* context, int64_t index) { (*static_cast<decltype(worker)*>(context))(index); });
-  if (error) std::rethrow_exception(error);
 }
 
 }  // namespace jaxgrad

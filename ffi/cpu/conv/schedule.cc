@@ -33,7 +33,7 @@ bool remove_problem_axis(ConvArguments& arguments, int64_t& num_problems) {
   if (!has_problem_axis(arguments)) return true;
   num_problems = arguments.w.front();
   auto remove = [&](std::vector<int64_t>& shape, const std::vector<int64_t>& spec) {
-    if (num_problems < 1 || shape.empty() || shape.front() % num_problems != 0) return false;
+    if (num_problems < 1 || shape.empty() || spec.empty() || shape.front() % num_problems != 0) return false;
     shape.front() /= num_problems;
     if (shape.size() != spec.size() + 1) return spec.front() == 0;  // the problems are part of the batch
     const bool has_own_axis = shape.front() == 1;

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "common/checks.h"
+#include "common/handler.h"
 #include "cpu/gru/op.h"
 #include "cpu/runtime/storage_dispatch.h"
 #include "cpu/runtime/xla_parallel.h"
@@ -21,7 +22,9 @@ GruShape shape_of(Checks& checks, const Arg& x, const Arg& r, bool linear_before
   checks.require(r.dimensions().size() == 3, "r must have rank 3, [D, 3H, H]");
   if (checks.failed()) return {};
   const auto in = x.dimensions(), weights = r.dimensions();
-  return {in[0], in[1], in[2], weights[2], weights[0], linear_before_reset};
+  const GruShape shape{in[0], in[1], in[2], weights[2], weights[0], linear_before_reset};
+  checks.require(gru_sizes_fit(shape), "I and H must be positive, and the arrays must have fewer than 2^63 bytes");
+  return shape;
 }
 
 GruOptions options_of(Checks& checks, const GruShape& shape, int64_t direction, double clip) {
@@ -63,6 +66,7 @@ ffi::Error forward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg b, Arg lens, A
   checks.array("y_h", *y_h, dtype, {s.D, s.B, s.H});
   checks.optional_array("gates", *gates, dtype, {s.T, s.D, s.B, s.saved_gates() * s.H});
   const int32_t* lengths = lengths_of(checks, s, lens);
+  if (checks.failed()) return checks.error();
   return with_storage(checks, dtype, [&](auto element) {
     using S = decltype(element);
     checks.require(workspace->element_count() >= static_cast<size_t>(gru_forward_workspace(s, sizeof(S))),
@@ -100,6 +104,7 @@ ffi::Error backward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg lens, Arg ini
   checks.optional_array("db", *db, dtype, {s.D, 6 * s.H});
   checks.optional_array("dh0", *dh0, dtype, {s.D, s.B, s.H});
   const int32_t* lengths = lengths_of(checks, s, lens);
+  if (checks.failed()) return checks.error();
   return with_storage(checks, dtype, [&](auto element) {
     using S = decltype(element);
     checks.require(workspace->element_count() >= static_cast<size_t>(gru_backward_workspace(s, sizeof(S))),
@@ -119,43 +124,43 @@ ffi::Error backward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg lens, Arg ini
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cpu_gru_forward, forward,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()        // x          [T, B, I]
-                                  .Arg<ffi::AnyBuffer>()        // w          [D, 3H, I]
-                                  .Arg<ffi::AnyBuffer>()        // r          [D, 3H, H]
-                                  .Arg<ffi::AnyBuffer>()        // b          [D, 6H] or empty
-                                  .Arg<ffi::AnyBuffer>()        // lens       [B] of int32, or empty
-                                  .Arg<ffi::AnyBuffer>()        // initial_h  [D, B, H] or empty
-                                  .Ret<ffi::AnyBuffer>()        // y          [T, D, B, H]
-                                  .Ret<ffi::AnyBuffer>()        // y_h        [D, B, H]
-                                  .Ret<ffi::AnyBuffer>()        // gates      [T, D, B, G H] or empty
-                                  .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                                  .Attr<int64_t>("direction")   // GruDirection
-                                  .Attr<bool>("linear_before_reset")
-                                  .Attr<double>("clip"));  // infinity: no clipping
+JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_gru_forward, forward,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()        // x          [T, B, I]
+                           .Arg<ffi::AnyBuffer>()        // w          [D, 3H, I]
+                           .Arg<ffi::AnyBuffer>()        // r          [D, 3H, H]
+                           .Arg<ffi::AnyBuffer>()        // b          [D, 6H] or empty
+                           .Arg<ffi::AnyBuffer>()        // lens       [B] of int32, or empty
+                           .Arg<ffi::AnyBuffer>()        // initial_h  [D, B, H] or empty
+                           .Ret<ffi::AnyBuffer>()        // y          [T, D, B, H]
+                           .Ret<ffi::AnyBuffer>()        // y_h        [D, B, H]
+                           .Ret<ffi::AnyBuffer>()        // gates      [T, D, B, G H] or empty
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                           .Attr<int64_t>("direction")   // GruDirection
+                           .Attr<bool>("linear_before_reset")
+                           .Attr<double>("clip"));  // infinity: no clipping
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cpu_gru_backward, backward,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()        // x          [T, B, I]
-                                  .Arg<ffi::AnyBuffer>()        // w          [D, 3H, I]
-                                  .Arg<ffi::AnyBuffer>()        // r          [D, 3H, H]
-                                  .Arg<ffi::AnyBuffer>()        // lens       [B] of int32, or empty
-                                  .Arg<ffi::AnyBuffer>()        // initial_h  [D, B, H] or empty
-                                  .Arg<ffi::AnyBuffer>()        // y          [T, D, B, H]
-                                  .Arg<ffi::AnyBuffer>()        // gates      [T, D, B, G H]
-                                  .Arg<ffi::AnyBuffer>()        // dy         [T, D, B, H] or empty
-                                  .Arg<ffi::AnyBuffer>()        // dy_h       [D, B, H] or empty
-                                  .Ret<ffi::AnyBuffer>()        // dx         [T, B, I] or empty
-                                  .Ret<ffi::AnyBuffer>()        // dw         [D, 3H, I] or empty
-                                  .Ret<ffi::AnyBuffer>()        // dr         [D, 3H, H] or empty
-                                  .Ret<ffi::AnyBuffer>()        // db         [D, 6H] or empty
-                                  .Ret<ffi::AnyBuffer>()        // dh0        [D, B, H] or empty
-                                  .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                                  .Attr<int64_t>("direction")   // GruDirection
-                                  .Attr<bool>("linear_before_reset")
-                                  .Attr<double>("clip"));  // infinity: no clipping
+JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_gru_backward, backward,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()        // x          [T, B, I]
+                           .Arg<ffi::AnyBuffer>()        // w          [D, 3H, I]
+                           .Arg<ffi::AnyBuffer>()        // r          [D, 3H, H]
+                           .Arg<ffi::AnyBuffer>()        // lens       [B] of int32, or empty
+                           .Arg<ffi::AnyBuffer>()        // initial_h  [D, B, H] or empty
+                           .Arg<ffi::AnyBuffer>()        // y          [T, D, B, H]
+                           .Arg<ffi::AnyBuffer>()        // gates      [T, D, B, G H]
+                           .Arg<ffi::AnyBuffer>()        // dy         [T, D, B, H] or empty
+                           .Arg<ffi::AnyBuffer>()        // dy_h       [D, B, H] or empty
+                           .Ret<ffi::AnyBuffer>()        // dx         [T, B, I] or empty
+                           .Ret<ffi::AnyBuffer>()        // dw         [D, 3H, I] or empty
+                           .Ret<ffi::AnyBuffer>()        // dr         [D, 3H, H] or empty
+                           .Ret<ffi::AnyBuffer>()        // db         [D, 6H] or empty
+                           .Ret<ffi::AnyBuffer>()        // dh0        [D, B, H] or empty
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                           .Attr<int64_t>("direction")   // GruDirection
+                           .Attr<bool>("linear_before_reset")
+                           .Attr<double>("clip"));  // infinity: no clipping
 
 }  // namespace jaxgrad

@@ -1,5 +1,6 @@
 #include "cpu/gru/op.h"
 
+#include "common/checked_int.h"
 #include "cpu/gru/layout.h"
 #include "cpu/runtime/isa.h"
 #include "cpu/runtime/serial_parallel.h"
@@ -42,6 +43,14 @@ int64_t forward_bytes(const GruShape& shape) {
 }
 
 }  // namespace
+
+bool gru_sizes_fit(const GruShape& s) {
+  // An upper bound of all products of sizes: more bytes than any array or part of the workspace has.
+  const CheckedInt hidden = CheckedInt(s.H) + kPad, both = hidden + s.I + kPad;
+  const CheckedInt rows = (CheckedInt(s.T) + 1) * (CheckedInt(s.B) + kPad);
+  const bool valid = s.T >= 0 && s.B >= 0 && s.I > 0 && s.H > 0 && s.D > 0;
+  return valid && !(rows * s.D * 6 * hidden * both * 8).overflowed();
+}
 
 int64_t gru_forward_workspace(const GruShape& shape, int64_t storage_bytes) {
   return storage_bytes == sizeof(double) ? forward_bytes<double>(shape) : forward_bytes<float>(shape);

@@ -69,6 +69,10 @@ struct GruBackward {
   std::byte* workspace;  // gru_backward_workspace() bytes
 };
 
+// Whether I, H and D are positive and no size of an array or of the workspace overflows. All functions below require
+// it.
+bool gru_sizes_fit(const GruShape& shape);
+
 // Bytes of workspace, for every instruction set and any number of threads.
 int64_t gru_forward_workspace(const GruShape& shape, int64_t storage_bytes);
 int64_t gru_backward_workspace(const GruShape& shape, int64_t storage_bytes);

@@ -2,13 +2,16 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <mutex>
+
+#include "common/errors.h"
 
 namespace jaxgrad::onednn {
 namespace {
 
 Api functions;
-bool ready = false;
+std::atomic<bool> ready{false};
 std::mutex loading;
 
 constexpr int kOldestMajor = 3, kOldestMinor = 2;
@@ -61,15 +64,18 @@ void load(const std::string& path) {
   ready = true;
 }
 
-bool loaded() { return ready; }
-
 std::string version() {
   if (!ready) return "";
   const dnnl_version_t* v = functions.dnnl_version();
   return std::to_string(v->major) + "." + std::to_string(v->minor) + "." + std::to_string(v->patch);
 }
 
-const Api& api() { return functions; }
+const Api& api() {
+  if (!ready)
+    throw MissingLibrary(
+        "oneDNN (libdnnl.so.3 of the package onednn-cpu-gomp) is not loaded; `python -m jaxgrad` reports the reason");
+  return functions;
+}
 
 dnnl_engine_t engine() {
   static const dnnl_engine_t cpu = [] {

@@ -50,9 +50,8 @@ struct Api {
 
 // Opens the library at `path`, once per process. Throws std::runtime_error if it cannot be used.
 void load(const std::string& path);
-bool loaded();
 std::string version();  // "3.2.0"; empty before load()
-const Api& api();       // valid after load()
+const Api& api();       // throws MissingLibrary before load()
 
 class Error : public std::runtime_error {
  public:

@@ -15,7 +15,7 @@ class Parallel {
   // The largest number of threads that may run the loop, the calling thread included.
   virtual int64_t threads() const = 0;
 
-  // Runs body(context, i) for each i in [0, tasks), in any order and on any thread. Returns when all tasks are done.
+  // Runs body(context, i) for i in [0, tasks), in any order, on any thread. Rethrows an exception of a task at the end.
   virtual void run(int64_t tasks, void* context, Body body) = 0;
 };
 

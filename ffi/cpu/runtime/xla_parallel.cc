@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <memory>
+#include <new>
 #include <thread>
 
 namespace jaxgrad {
@@ -15,7 +17,12 @@ struct Loop {
 
   void work() {
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
-      body(context, i);
+      // An exception may leave neither a thread of the pool nor this loop: the other threads still use its context.
+      try {
+        body(context, i);
+      } catch (...) {
+        if (!failed.test_and_set()) error = std::current_exception();
+      }
       done.fetch_add(1, std::memory_order_release);
     }
   }
@@ -25,6 +32,8 @@ struct Loop {
   const Parallel::Body body;
   alignas(64) std::atomic<int64_t> next{0};
   alignas(64) std::atomic<int64_t> done{0};
+  std::atomic_flag failed = ATOMIC_FLAG_INIT;
+  std::exception_ptr error;  // the first one
 };
 
 }  // namespace
@@ -40,7 +49,10 @@ void XlaParallel::run(int64_t tasks, void* context, Body body) {
   }
   // Shared ownership: the pool may start a helper after the loop has ended. Such a helper finds no task left.
   auto loop = std::make_shared<Loop>(tasks, context, body);
-  for (int64_t i = 0; i < helpers; ++i) pool_.Schedule([loop] { loop->work(); });
+  try {
+    for (int64_t i = 0; i < helpers; ++i) pool_.Schedule([loop] { loop->work(); });
+  } catch (const std::bad_alloc&) {  // fewer helpers: this thread runs the tasks that none of them claims
+  }
   loop->work();
   for (int spins = 0; loop->done.load(std::memory_order_acquire) < tasks; ++spins) {
     if (spins < 10000) {
@@ -49,6 +61,7 @@ void XlaParallel::run(int64_t tasks, void* context, Body body) {
       std::this_thread::yield();
     }
   }
+  if (loop->error) std::rethrow_exception(loop->error);
 }
 
 }  // namespace jaxgrad

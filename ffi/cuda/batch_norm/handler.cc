@@ -1,7 +1,9 @@
 #include "cuda/batch_norm/handler.h"
 
 #include "common/batch_norm_checks.h"
+#include "common/handler.h"
 #include "cuda/batch_norm/op.h"
+#include "cuda/runtime/driver.h"
 #include "cuda/runtime/handler_support.h"
 
 namespace jaxgrad {
@@ -22,15 +24,13 @@ class CudaBatchNormChecks : public BatchNormChecks {
   template <class Size, class Run>
   ffi::Error run(CUstream stream, Bytes& workspace, Size size, Run run) {
     if (failed()) return error();
-    return catch_to_error(target(), [&] {
-      const driver::CurrentDevice current(stream);
-      cudnn::Handle handle(current.device());
-      check_workspace(workspace, size(handle), *this);
-      if (failed()) return error();
-      handle.set_stream(stream);
-      run(handle);
-      return ffi::Error::Success();
-    });
+    const driver::CurrentDevice current(stream);
+    cudnn::Handle handle(current.device());
+    check_workspace(workspace, size(handle), *this);
+    if (failed()) return error();
+    handle.set_stream(stream);
+    run(handle);
+    return ffi::Error::Success();
   }
 };
 
@@ -99,39 +99,39 @@ ffi::Error backward(CUstream stream, Arg x, Arg dy, Arg scale, Arg bias, Arg mea
 
 // T is f64 if x is f64, otherwise f32. feature_axis is the axis of x that has size C. XLA may capture these calls into
 // a CUDA graph: they use no memory but their buffers, and their attributes and shapes determine what they launch.
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cudnn_batch_norm_forward, forward,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::PlatformStream<CUstream>>()
-                                  .Arg<ffi::AnyBuffer>()        // x         [..., C, ...]
-                                  .Arg<ffi::AnyBuffer>()        // scale     [C] of T
-                                  .Arg<ffi::AnyBuffer>()        // bias      [C] of T
-                                  .Arg<ffi::AnyBuffer>()        // residual  like x or empty
-                                  .Ret<ffi::AnyBuffer>()        // y         like x
-                                  .Ret<ffi::AnyBuffer>()        // mean      [C] of T
-                                  .Ret<ffi::AnyBuffer>()        // rstd      [C] of T
-                                  .Ret<ffi::AnyBuffer>()        // running   [2, C] of T: mean and unbiased variance
-                                  .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                                  .Attr<int64_t>("feature_axis")
-                                  .Attr<double>("epsilon")
-                                  .Attr<bool>("relu"),
-                              {ffi::Traits::kCmdBufferCompatible});
+JAXGRAD_DEFINE_HANDLER(jaxgrad_cudnn_batch_norm_forward, forward,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<CUstream>>()
+                           .Arg<ffi::AnyBuffer>()        // x         [..., C, ...]
+                           .Arg<ffi::AnyBuffer>()        // scale     [C] of T
+                           .Arg<ffi::AnyBuffer>()        // bias      [C] of T
+                           .Arg<ffi::AnyBuffer>()        // residual  like x or empty
+                           .Ret<ffi::AnyBuffer>()        // y         like x
+                           .Ret<ffi::AnyBuffer>()        // mean      [C] of T
+                           .Ret<ffi::AnyBuffer>()        // rstd      [C] of T
+                           .Ret<ffi::AnyBuffer>()        // running   [2, C] of T: mean and unbiased variance
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                           .Attr<int64_t>("feature_axis")
+                           .Attr<double>("epsilon")
+                           .Attr<bool>("relu"),
+                       {ffi::Traits::kCmdBufferCompatible});
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cudnn_batch_norm_backward, backward,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::PlatformStream<CUstream>>()
-                                  .Arg<ffi::AnyBuffer>()        // x       [..., C, ...]
-                                  .Arg<ffi::AnyBuffer>()        // dy      like x
-                                  .Arg<ffi::AnyBuffer>()        // scale   [C] of T
-                                  .Arg<ffi::AnyBuffer>()        // bias    [C] of T, or empty without relu
-                                  .Arg<ffi::AnyBuffer>()        // mean    [C] of T
-                                  .Arg<ffi::AnyBuffer>()        // rstd    [C] of T
-                                  .Ret<ffi::AnyBuffer>()        // dx      like x
-                                  .Ret<ffi::AnyBuffer>()        // dscale  [C] of T
-                                  .Ret<ffi::AnyBuffer>()        // dbias   [C] of T
-                                  .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                                  .Attr<int64_t>("feature_axis")
-                                  .Attr<double>("epsilon")
-                                  .Attr<bool>("relu"),
-                              {ffi::Traits::kCmdBufferCompatible});
+JAXGRAD_DEFINE_HANDLER(jaxgrad_cudnn_batch_norm_backward, backward,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<CUstream>>()
+                           .Arg<ffi::AnyBuffer>()        // x       [..., C, ...]
+                           .Arg<ffi::AnyBuffer>()        // dy      like x
+                           .Arg<ffi::AnyBuffer>()        // scale   [C] of T
+                           .Arg<ffi::AnyBuffer>()        // bias    [C] of T, or empty without relu
+                           .Arg<ffi::AnyBuffer>()        // mean    [C] of T
+                           .Arg<ffi::AnyBuffer>()        // rstd    [C] of T
+                           .Ret<ffi::AnyBuffer>()        // dx      like x
+                           .Ret<ffi::AnyBuffer>()        // dscale  [C] of T
+                           .Ret<ffi::AnyBuffer>()        // dbias   [C] of T
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                           .Attr<int64_t>("feature_axis")
+                           .Attr<double>("epsilon")
+                           .Attr<bool>("relu"),
+                       {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace jaxgrad

@@ -4,7 +4,9 @@
 #include <string>
 
 #include "common/conv_attributes.h"
+#include "common/handler.h"
 #include "cuda/conv/op.h"
+#include "cuda/runtime/driver.h"
 #include "cuda/runtime/handler_support.h"
 #include "cuda/transpose/op.h"
 
@@ -78,13 +80,11 @@ ffi::Error run(ConvPass pass, CUstream stream, const Arg& first, const Arg& seco
   if (checks.failed()) return checks.error();
   if (key.has_bias) checks.array("bias", *bias, dtype, {key.w.sizes[0]});
   if (checks.failed()) return checks.error();
-  return catch_to_error(checks.target(), [&] {
-    const driver::CurrentDevice current(stream);
-    key.device = current.device();
-    const void* bias_data = key.has_bias ? bias->untyped_data() : nullptr;
-    run_plan(key, stream, first, second, bias_data, result, workspace->typed_data());
-    return ffi::Error::Success();
-  });
+  const driver::CurrentDevice current(stream);
+  key.device = current.device();
+  const void* bias_data = key.has_bias ? bias->untyped_data() : nullptr;
+  run_plan(key, stream, first, second, bias_data, result, workspace->typed_data());
+  return ffi::Error::Success();
 }
 
 ffi::Error forward(CUstream stream, Arg x, Arg w, Arg bias, Ret y, Bytes workspace, Axes lhs_spec, Axes rhs_spec,
@@ -114,12 +114,10 @@ ffi::Error transpose_weights(CUstream stream, const ConvArguments& from, const A
   if (!error.empty()) return ffi::Error::InvalidArgument(std::string(target) + ": " + error);
   if (reverse_window)
     for (int axis = 2; axis < result.spatial + 2; ++axis) result.w.strides[axis] *= -1;
-  return catch_to_error(target, [&] {
-    const driver::CurrentDevice current(stream);
-    transpose(stream, current.device(), source.spatial + 2, static_cast<int64_t>(ffi::ByteWidth(in.element_type())),
-              source.w, in.untyped_data(), result.w, out.untyped_data());
-    return ffi::Error::Success();
-  });
+  const driver::CurrentDevice current(stream);
+  transpose(stream, current.device(), source.spatial + 2, static_cast<int64_t>(ffi::ByteWidth(in.element_type())),
+            source.w, in.untyped_data(), result.w, out.untyped_data());
+  return ffi::Error::Success();
 }
 
 ffi::Error weight_gradient(CUstream stream, Arg x, Arg dy, Ret dw, Ret untransposed, Bytes workspace, Axes lhs_spec,
@@ -146,39 +144,39 @@ ffi::Error weight_gradient(CUstream stream, Arg x, Arg dy, Ret dw, Ret untranspo
 
 // The specs give the layout of each array, as in jax.lax.ConvDimensionNumbers. XLA may capture these calls into a CUDA
 // graph: they use no memory but their buffers, and their attributes and shapes determine what they launch.
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cudnn_conv_forward, forward,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::PlatformStream<CUstream>>()
-                                  .Arg<ffi::AnyBuffer>()        // x     laid out by lhs_spec
-                                  .Arg<ffi::AnyBuffer>()        // w     laid out by rhs_spec
-                                  .Arg<ffi::AnyBuffer>()        // bias  [output features] or empty
-                                  .Ret<ffi::AnyBuffer>()        // y     laid out by out_spec
-                                  .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                              JAXGRAD_CONV_ATTRIBUTES.Attr<bool>("relu") JAXGRAD_CONV_MATH_SETTINGS,
-                              {ffi::Traits::kCmdBufferCompatible});
+JAXGRAD_DEFINE_HANDLER(jaxgrad_cudnn_conv_forward, forward,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<CUstream>>()
+                           .Arg<ffi::AnyBuffer>()        // x     laid out by lhs_spec
+                           .Arg<ffi::AnyBuffer>()        // w     laid out by rhs_spec
+                           .Arg<ffi::AnyBuffer>()        // bias  [output features] or empty
+                           .Ret<ffi::AnyBuffer>()        // y     laid out by out_spec
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                       JAXGRAD_CONV_ATTRIBUTES.Attr<bool>("relu") JAXGRAD_CONV_MATH_SETTINGS,
+                       {ffi::Traits::kCmdBufferCompatible});
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cudnn_conv_input_gradient, input_gradient,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::PlatformStream<CUstream>>()
-                                  .Arg<ffi::AnyBuffer>()        // dy    laid out by out_spec
-                                  .Arg<ffi::AnyBuffer>()        // w     laid out by rhs_spec
-                                  .Ret<ffi::AnyBuffer>()        // dx    laid out by lhs_spec
-                                  .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                              JAXGRAD_CONV_ATTRIBUTES JAXGRAD_CONV_MATH_SETTINGS,
-                              {ffi::Traits::kCmdBufferCompatible});
+JAXGRAD_DEFINE_HANDLER(jaxgrad_cudnn_conv_input_gradient, input_gradient,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<CUstream>>()
+                           .Arg<ffi::AnyBuffer>()        // dy    laid out by out_spec
+                           .Arg<ffi::AnyBuffer>()        // w     laid out by rhs_spec
+                           .Ret<ffi::AnyBuffer>()        // dx    laid out by lhs_spec
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                       JAXGRAD_CONV_ATTRIBUTES JAXGRAD_CONV_MATH_SETTINGS,
+                       {ffi::Traits::kCmdBufferCompatible});
 
 // cuDNN writes dw in the layout rhs_spec. If dw_spec is another layout, the call transposes dw, and reverses its window
 // if dw_reversed. Otherwise the second result is empty.
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cudnn_conv_weight_gradient, weight_gradient,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::PlatformStream<CUstream>>()
-                                  .Arg<ffi::AnyBuffer>()        // x     laid out by lhs_spec
-                                  .Arg<ffi::AnyBuffer>()        // dy    laid out by out_spec
-                                  .Ret<ffi::AnyBuffer>()        // dw    laid out by dw_spec
-                                  .Ret<ffi::AnyBuffer>()        // dw before the transpose, or empty
-                                  .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                              JAXGRAD_CONV_ATTRIBUTES.Attr<Axes>("dw_spec")
-                                  .Attr<bool>("dw_reversed") JAXGRAD_CONV_MATH_SETTINGS,
-                              {ffi::Traits::kCmdBufferCompatible});
+JAXGRAD_DEFINE_HANDLER(jaxgrad_cudnn_conv_weight_gradient, weight_gradient,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<CUstream>>()
+                           .Arg<ffi::AnyBuffer>()        // x     laid out by lhs_spec
+                           .Arg<ffi::AnyBuffer>()        // dy    laid out by out_spec
+                           .Ret<ffi::AnyBuffer>()        // dw    laid out by dw_spec
+                           .Ret<ffi::AnyBuffer>()        // dw before the transpose, or empty
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                       JAXGRAD_CONV_ATTRIBUTES.Attr<Axes>("dw_spec")
+                           .Attr<bool>("dw_reversed") JAXGRAD_CONV_MATH_SETTINGS,
+                       {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace jaxgrad

@@ -4,7 +4,9 @@
 #include <string>
 
 #include "common/conv_attributes.h"
+#include "common/handler.h"
 #include "cuda/depthwise/op.h"
+#include "cuda/runtime/driver.h"
 #include "cuda/runtime/handler_support.h"
 
 namespace jaxgrad {
@@ -30,29 +32,27 @@ ffi::Error weight_gradient(CUstream stream, Arg x, Arg dy, Ret dw, Bytes workspa
   checks.require(error.empty(), [&] { return error; });
   checks.require(is_aligned(x.untyped_data()) && is_aligned(dy.untyped_data()), "x and dy must be aligned to 16 bytes");
   if (checks.failed()) return checks.error();
-  return catch_to_error(kTarget, [&] {
-    const driver::CurrentDevice current(stream);
-    key.device = current.device();
-    const auto plan = depthwise_plan(key);
-    check_workspace(workspace, plan->workspace_bytes(), checks);
-    if (checks.failed()) return checks.error();
-    plan->run(stream, x.untyped_data(), dy.untyped_data(), dw->untyped_data(), workspace->untyped_data());
-    return ffi::Error::Success();
-  });
+  const driver::CurrentDevice current(stream);
+  key.device = current.device();
+  const auto plan = depthwise_plan(key);
+  check_workspace(workspace, plan->workspace_bytes(), checks);
+  if (checks.failed()) return checks.error();
+  plan->run(stream, x.untyped_data(), dy.untyped_data(), dw->untyped_data(), workspace->untyped_data());
+  return ffi::Error::Success();
 }
 
 }  // namespace
 
 // The specs give the layout of each array, as in jax.lax.ConvDimensionNumbers. XLA may capture this call into a CUDA
 // graph: it uses no memory but its buffers, and its attributes and shapes determine what it launches.
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgrad_cuda_depthwise_weight_gradient, weight_gradient,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::PlatformStream<CUstream>>()
-                                  .Arg<ffi::AnyBuffer>()        // x     laid out by lhs_spec
-                                  .Arg<ffi::AnyBuffer>()        // dy    laid out by out_spec
-                                  .Ret<ffi::AnyBuffer>()        // dw    laid out by rhs_spec
-                                  .Ret<ffi::Buffer<ffi::U8>>()  // workspace: partial sums of dw in f32
-                              JAXGRAD_CONV_ATTRIBUTES,
-                              {ffi::Traits::kCmdBufferCompatible});
+JAXGRAD_DEFINE_HANDLER(jaxgrad_cuda_depthwise_weight_gradient, weight_gradient,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<CUstream>>()
+                           .Arg<ffi::AnyBuffer>()        // x     laid out by lhs_spec
+                           .Arg<ffi::AnyBuffer>()        // dy    laid out by out_spec
+                           .Ret<ffi::AnyBuffer>()        // dw    laid out by rhs_spec
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace: partial sums of dw in f32
+                       JAXGRAD_CONV_ATTRIBUTES,
+                       {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace jaxgrad

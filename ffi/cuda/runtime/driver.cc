@@ -88,10 +88,10 @@ bool is_full() {
 }
 
 OutOfMemory::OutOfMemory(const std::string& error)
-    : std::runtime_error("the GPU's memory is full: less than " + std::to_string(kMinFreeMemory >> 20) +
-                         " MiB are left for cuDNN besides the memory that JAX has reserved, of which "
-                         "XLA_PYTHON_CLIENT_MEM_FRACTION sets the share (" +
-                         error + ")") {}
+    : jaxgrad::OutOfMemory("the GPU's memory is full: less than " + std::to_string(kMinFreeMemory >> 20) +
+                           " MiB are left for cuDNN besides the memory that JAX has reserved, of which "
+                           "XLA_PYTHON_CLIENT_MEM_FRACTION sets the share (" +
+                           error + ")") {}
 
 CurrentDevice::CurrentDevice(int device) : device_(device) {
   CUcontext context = nullptr;

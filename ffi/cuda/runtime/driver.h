@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "common/errors.h"
+
 namespace jaxgrad::driver {
 
 // The functions of the driver that are used. If cuda.h renames one by a macro, the renamed function is used throughout.
@@ -80,7 +82,7 @@ int architecture(int device);  // 10 * major + minor compute capability
 bool is_full();
 
 // The memory of the device is full. cuDNN reports an internal error in this case.
-class OutOfMemory : public std::runtime_error {
+class OutOfMemory : public jaxgrad::OutOfMemory {
  public:
   explicit OutOfMemory(const std::string& error);
 };

@@ -1,0 +1,136 @@
+"""Calls of the CPU handlers with arrays and attributes that no op of jaxgrad passes.
+
+Programs reach the handlers without jaxgrad's checks if they were exported elsewhere, or call `jax.ffi.ffi_call`. A bad
+attribute is an error. A bad array is an error too, unless it stands for an absent one. Neither ends the process.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+_SCRIPT = """
+import jax, jax.numpy as jnp, numpy as np
+import jaxgrad
+
+jax.config.update("jax_enable_x64", True)
+HUGE = 2**62
+T, B, I, H, D = 3, 2, 4, 5, 1
+conv = dict(lhs_spec=(0, 1, 2, 3), rhs_spec=(0, 1, 2, 3), out_spec=(0, 1, 2, 3), window_strides=(1, 1),
+            padding=(0, 0, 0, 0), rhs_dilation=(1, 1), feature_group_count=2)
+x, w, y, bias = (2, 4, 6, 5), (4, 2, 3, 3), (2, 4, 4, 3), (4,)
+gru = dict(direction=0, linear_before_reset=False, clip=np.inf)
+lens = (B,)
+gru_x, gru_w, gru_r, gru_b = (T, B, I), (D, 3 * H, I), (D, 3 * H, H), (D, 6 * H)
+h, states, gates = (D, B, H), (T, D, B, H), (T, D, B, 3 * H)
+bn, c = (3, 4, 5), (4,)
+
+# By target: the shapes of the operands, the shapes of the results without the workspace, and the attributes.
+CALLS = {
+    "jaxgrad_onednn_conv_forward": ((x, w, bias), (y,), conv),
+    "jaxgrad_onednn_conv_input_gradient": ((y, w), (x,), conv),
+    "jaxgrad_onednn_conv_weight_gradient": ((x, y), (w, bias), conv),
+    "jaxgrad_cpu_gru_forward": ((gru_x, gru_w, gru_r, gru_b, lens, h), (states, h, gates), gru),
+    "jaxgrad_cpu_gru_backward": (
+        (gru_x, gru_w, gru_r, lens, h, states, gates, states, h), (gru_x, gru_w, gru_r, gru_b, h), gru),
+    "jaxgrad_cpu_batch_norm_statistics": ((bn,), (c,) * 4, dict(feature_axis=1, epsilon=1e-5)),
+    "jaxgrad_cpu_batch_norm_normalize": ((bn, c, c, c, c, c, bn), (bn,), dict(feature_axis=1, relu=False)),
+    "jaxgrad_cpu_batch_norm_backward": (
+        (bn, c, c, c, c, c, (0,), bn, c, c), (bn, c, c, bn), dict(feature_axis=1, frozen=False, relu=False)),
+}
+assert CALLS.keys() == set(jaxgrad._src.native.cpu.targets()), "a handler is not tested"
+
+def as_attribute(value):
+    kind = {bool: np.bool_, int: np.int64, float: np.float64}
+    return kind[type(value)](value) if not isinstance(value, tuple) else np.array(value, np.int64)
+
+def call(target, operands, results, attributes, dtype="float32", workspace=1 << 16):
+    def array(shape):
+        return jax.ShapeDtypeStruct(shape, "int32" if shape is lens else dtype)
+
+    results = [*map(array, results), jax.ShapeDtypeStruct((workspace,), "uint8")]
+    attributes = {name: as_attribute(value) for name, value in attributes.items()}
+
+    @jax.jit
+    def run():
+        ones = [jnp.ones(a.shape, a.dtype) for a in map(array, operands)]  # NumPy refuses some empty shapes
+        return jax.ffi.ffi_call(target, results)(*ones, **attributes)
+
+    return jax.block_until_ready(run())
+
+def bad_attributes(value):
+    if isinstance(value, tuple):
+        yield from ((), value[:-1], (*value, 0), (*value, *value), tuple(-1 - v for v in value))
+        for i in range(len(value)):
+            for bad in (-1, HUGE, 2 * HUGE - 1):
+                yield (*value[:i], bad, *value[i + 1 :])
+    elif isinstance(value, float):
+        yield from (-1.0, float("nan"), -float("inf"))
+    elif not isinstance(value, bool):
+        yield from (-1, 3, HUGE, 2 * HUGE - 1, -2 * HUGE)
+
+def bad_shapes(shape):
+    yield from ((), (0,), (1, *shape), shape[1:], (1,) * 9, (0, *[2**40] * (len(shape) - 1)))
+    for i in range(len(shape)):
+        for bad in (0, shape[i] + 1):
+            yield (*shape[:i], bad, *shape[i + 1 :])
+
+def replaced(shapes, i, shape):
+    return (*shapes[:i], shape, *shapes[i + 1 :])
+
+def is_error(target, *arguments, **settings):
+    try:
+        call(target, *arguments, **settings)
+    except jax.errors.JaxRuntimeError as error:
+        assert target in str(error), error
+        return True
+    return False
+
+operands, results, attributes = CALLS[TARGET]
+call(TARGET, operands, results, attributes)
+for name, value in attributes.items():
+    for bad in bad_attributes(value):
+        print(name, bad, flush=True)
+        assert is_error(TARGET, operands, results, {**attributes, name: bad}), (name, bad)
+for dtype in ("int8", "uint16", "complex128", "bool", "int64"):
+    print(dtype, flush=True)
+    assert is_error(TARGET, operands, results, attributes, dtype=dtype), dtype
+for i, shape in enumerate(operands):
+    for bad in bad_shapes(shape):
+        print("operand", i, bad, flush=True)
+        if not is_error(TARGET, replaced(operands, i, bad), results, attributes):
+            assert 0 in bad or TARGET.endswith("statistics") or bad == (1, *w), bad
+for i, shape in enumerate(results):
+    for bad in bad_shapes(shape):
+        print("result", i, bad, flush=True)
+        if not is_error(TARGET, operands, replaced(results, i, bad), attributes):
+            assert 0 in bad or bad == (1, *w), bad
+def reshaped(shapes):  # by old shape
+    return [[shapes.get(shape, shape) for shape in arrays] for arrays in (operands, results)]
+
+if "onednn" in TARGET:
+    problems = reshaped({x: (4, *x[1:]), y: (4, *y[1:])})  # w seems to have an axis of four independent problems
+    for name in ("lhs_spec", "out_spec"):
+        print("rhs_spec of three axes and no", name, flush=True)
+        assert is_error(TARGET, *problems, {**attributes, "rhs_spec": (0, 1, 2), name: ()}), name
+    print("a dilated window of 2**64 + 1", flush=True)
+    arrays = reshaped({w: (4, 2, 5, 3), y: (2, 4, 6, 3)})
+    assert is_error(TARGET, *arrays, {**attributes, "rhs_dilation": (HUGE, 1)})
+if "gru" in TARGET:
+    print("no hidden units", flush=True)
+    without = {s: tuple(n * (n % H > 0) for n in s) for s in (gru_w, gru_r, gru_b, h, states, gates)}
+    assert is_error(TARGET, *reshaped(without), attributes)
+print("workspace", flush=True)
+if "onednn" not in TARGET:  # the convolutions allocate a workspace then
+    assert is_error(TARGET, operands, results, attributes, workspace=3)
+"""
+
+_TARGETS = [
+    *(f"jaxgrad_onednn_conv_{name}" for name in ("forward", "input_gradient", "weight_gradient")),
+    *(f"jaxgrad_cpu_gru_{name}" for name in ("forward", "backward")),
+    *(f"jaxgrad_cpu_batch_norm_{name}" for name in ("statistics", "normalize", "backward")),
+]
+
+
+@pytest.mark.parametrize("target", _TARGETS)
+def test_bad_calls_are_errors(target, run_python):
+    run_python(f"TARGET = {target!r}\n{_SCRIPT}", JAX_PLATFORMS="cpu")
