@@ -68,7 +68,10 @@ def _cuda() -> Iterator[tuple[str, str]]:
     if not cuda.build_info():
         yield "CUDA kernels", f"missing: {problem}"
         return
-    nvrtc_problem = cuda.nvrtc_unavailable()
+    try:
+        nvrtc_problem = cuda.nvrtc_unavailable()
+    except RuntimeError as error:
+        nvrtc_problem = str(error)
     build = cuda.build_info()
     yield (
         "CUDA kernels",

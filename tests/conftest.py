@@ -121,9 +121,11 @@ def run_example(
 
 @pytest.fixture(scope="session")
 def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with fake CUDA libraries, built from fake_cuda.c."""
+    """A directory with fake CUDA libraries, built from fake_cuda.c, and with fake_gpu_calls.c."""
     folder = tmp_path_factory.mktemp("fake_cuda")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", folder / "libcuda.so.1", _TESTS / "fake_cuda.c"], check=True)
+    build = ["gcc", "-shared", "-fPIC", f"-I{jax.ffi.include_dir()}", "-o"]
+    subprocess.run([*build, folder / "libcuda.so.1", _TESTS / "fake_cuda.c"], check=True)
+    subprocess.run([*build, folder / "libfake_gpu_calls.so", _TESTS / "fake_gpu_calls.c"], check=True)
     for name in ("libcudnn.so.9", "libnvrtc.so.13"):
         (folder / name).symlink_to("libcuda.so.1")
     return folder

@@ -1,5 +1,6 @@
-/* A fake CUDA driver, cuDNN and NVRTC that compute nothing. Environment variables set what they offer and how they
-   fail.
+/* A fake CUDA driver, cuDNN and NVRTC. The memory of the device is that of the host. cuDNN computes convolutions of
+   float32 arrays; kernels that NVRTC compiles compute nothing. Environment variables set what the libraries offer and
+   how they fail.
 
    FAKE_ENGINES: the engines of every convolution, best first: "number:workspace bytes:microseconds", with commas
    between
@@ -26,12 +27,29 @@
 
    FAKE_SHARED: the bytes of shared memory per block; default that of an H200
 
+   FAKE_BATCH_NORM: the bytes of workspace of batch normalization; without it, cuDNN does not support it
+
    fake_executions() returns the number of executed plans, fake_compilations() that of compiled programs.
+
+   fake_engine() returns the number of the engine that ran last.
+
+   fake_fail(function, n, status): the n-th of the next calls of a function fails; with n = 0, all of them. A null
+   function ends that. The variable FAKE_FAIL, "function:n:status", does the same from the start. fake_calls() returns
+   the number of calls of the function since then.
+
+   fake_fault(status): from now on the context is lost, and what uses it fails. 0 ends that, which no GPU can.
+
+   fake_capture(1): every stream is captured, until fake_capture(0).
+
+   fake_modules() returns the number of loaded modules, fake_descriptors() that of descriptors of cuDNN.
+
+   fake_waiting(seconds): waiting for an event takes this long.
 */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { kDescriptorEngineConfig = 3, kDescriptorHeuristic = 4, kDescriptorPlan = 5 };
 enum {
@@ -45,21 +63,91 @@ enum {
   kPlanWorkspace = 402,
   kKnobType = 600,
   kKnobValue = 601,
+  kConvDilation = 102,
+  kConvStrides = 103,
+  kConvPadding = 105,
+  kConvSpatial = 106,
   kGraphOperations = 801,
+  kTensorType = 901,
+  kTensorSizes = 902,
+  kTensorStrides = 903,
+  kTensorId = 906,
+  kPackIds = 1000,
+  kPackData = 1001,
+  kPackWorkspace = 1003,
   kEngineNumber = 1301
 };
 enum { kModeFallback = 2 };
+enum { kTypeHandle = 0, kTypeBoolean = 2, kTypeInt64 = 3, kTypeDouble = 5, kTypePointer = 6, kTypeDescriptor = 15 };
+enum { kFloat = 0 };
+/* A convolution has its geometry, w, x and y under neighboring names: x - 2, x - 1, x and x + 1. */
+enum { kForwardX = 704, kDataX = 710, kFilterX = 716 };
 
-typedef struct {
-  int type, mode, engine; /* the engine's place in FAKE_ENGINES */
-  int64_t operations;     /* of a graph */
+enum { kMaxAttributes = 24, kMaxValues = 8 };
+enum { kAllocated = 4096 }; /* the address of all memory that is allocated; nothing reads it */
+
+typedef struct Descriptor {
+  int type, mode, engine;   /* the engine's place in FAKE_ENGINES */
+  struct Descriptor* graph; /* of a heuristic, an engine configuration and a plan */
+  int num_attributes;
+  struct {
+    int name;
+    int64_t count, values[kMaxValues]; /* numbers, or the bits of pointers */
+  } attributes[kMaxAttributes];
 } Descriptor;
 
-static int executions, compilations;
-static double last_milliseconds;
+static int executions, compilations, modules, descriptors, capturing, fault;
+static long last_engine;
+static double last_milliseconds, waiting_seconds;
 
 int fake_executions(void) { return executions; }
 int fake_compilations(void) { return compilations; }
+long fake_engine(void) { return last_engine; }
+int fake_modules(void) { return modules; }
+int fake_descriptors(void) { return descriptors; }
+void fake_capture(int on) { capturing = on; }
+void fake_fault(int status) { fault = status; }
+void fake_waiting(double seconds) { waiting_seconds = seconds; }
+
+static struct {
+  char function[64];
+  long n;
+  int status, calls;
+} failing = {"?", 0, 0, 0}; /* "?": as FAKE_FAIL says */
+
+void fake_fail(const char* function, long n, int status) {
+  snprintf(failing.function, sizeof failing.function, "%s", function == NULL ? "" : function);
+  failing.n = n;
+  failing.status = status;
+  failing.calls = 0;
+}
+int fake_calls(void) { return failing.calls; }
+
+static int failure(const char* function) {
+  if (failing.function[0] == '?') {
+    const char* text = getenv("FAKE_FAIL");
+    failing.function[0] = 0;
+    if (text != NULL) sscanf(text, "%63[^:]:%ld:%d", failing.function, &failing.n, &failing.status);
+  }
+  if (strcmp(function, failing.function) != 0) return 0;
+  const int call = __sync_add_and_fetch(&failing.calls, 1);
+  return failing.n == 0 || failing.n == call ? failing.status : 0;
+}
+
+/* The first line of a function that may fail. */
+#define MAY_FAIL                                      \
+  do {                                                \
+    const int injected_status = failure(__func__);    \
+    if (injected_status != 0) return injected_status; \
+  } while (0)
+/* The same of a function of the driver that uses the context, and of one of cuDNN, which has its own status for that.
+ */
+#define USES_CONTEXT \
+  MAY_FAIL;          \
+  if (fault != 0) return fault
+#define USES_DEVICE \
+  MAY_FAIL;         \
+  if (fault != 0) return 5000
 
 static unsigned long long number_of(const char* name, unsigned long long otherwise) {
   const char* text = getenv(name);
@@ -98,43 +186,109 @@ size_t cudnnGetVersion(void) { return number_of("FAKE_VERSION", 91900); }
 size_t cudnnGetCudartVersion(void) { return 13000; }
 const char* cudnnGetErrorString(int status) { return status / 1000 == 3 ? "NOT_SUPPORTED" : "INTERNAL_ERROR"; }
 void cudnnGetLastErrorString(char* message, size_t size) { snprintf(message, size, "the fake says so"); }
-int cudnnCreate(void** handle) { return *handle = (void*)1, (int)number_of("FAKE_CREATE", 0); }
-int cudnnSetStream(void) { return 0; }
+int cudnnCreate(void** handle) {
+  USES_DEVICE;
+  return *handle = (void*)1, (int)number_of("FAKE_CREATE", 0);
+}
+int cudnnSetStream(void) {
+  MAY_FAIL;
+  return 0;
+}
 
-/* Batch normalisation, which this cuDNN has none of. */
-#define NOT_SUPPORTED(name) \
-  int name(void) { return 3000; }
-NOT_SUPPORTED(cudnnBatchNormalizationBackwardEx)
-NOT_SUPPORTED(cudnnBatchNormalizationForwardTrainingEx)
-NOT_SUPPORTED(cudnnCreateActivationDescriptor)
-NOT_SUPPORTED(cudnnCreateTensorDescriptor)
-NOT_SUPPORTED(cudnnDeriveBNTensorDescriptor)
-NOT_SUPPORTED(cudnnDestroyActivationDescriptor)
-NOT_SUPPORTED(cudnnDestroyTensorDescriptor)
-NOT_SUPPORTED(cudnnGetBatchNormalizationBackwardExWorkspaceSize)
-NOT_SUPPORTED(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize)
-NOT_SUPPORTED(cudnnGetBatchNormalizationTrainingExReserveSpaceSize)
-NOT_SUPPORTED(cudnnSetActivationDescriptor)
-NOT_SUPPORTED(cudnnSetTensor4dDescriptorEx)
+/* Batch normalization: all results are zeros, and FAKE_BATCH_NORM is the bytes of workspace; without it there is none.
+ */
+#define SUCCEEDS(name) \
+  int name(void) {     \
+    MAY_FAIL;          \
+    return 0;          \
+  }
+SUCCEEDS(cudnnCreateActivationDescriptor)
+SUCCEEDS(cudnnDeriveBNTensorDescriptor)
+SUCCEEDS(cudnnDestroyActivationDescriptor)
+SUCCEEDS(cudnnDestroyTensorDescriptor)
+SUCCEEDS(cudnnSetActivationDescriptor)
+SUCCEEDS(cudnnSetTensor4dDescriptorEx)
+int cudnnCreateTensorDescriptor(void** descriptor) {
+  MAY_FAIL;
+  return *descriptor = (void*)1, 0;
+}
+static int batch_norm_bytes(size_t* bytes) {
+  *bytes = number_of("FAKE_BATCH_NORM", 0);
+  return *bytes == 0 ? 3000 : 0;
+}
+int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void* handle, int mode, int operation, void* x, void* z,
+                                                             void* y, void* channels, void* activation, size_t* bytes) {
+  (void)handle, (void)mode, (void)operation, (void)x, (void)z, (void)y, (void)channels, (void)activation;
+  MAY_FAIL;
+  return batch_norm_bytes(bytes);
+}
+int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void* handle, int mode, int operation, void* x, void* y, void* dy,
+                                                      void* dz, void* dx, void* channels, void* activation,
+                                                      size_t* bytes) {
+  (void)handle, (void)mode, (void)operation, (void)x, (void)y, (void)dy, (void)dz, (void)dx, (void)channels;
+  (void)activation;
+  MAY_FAIL;
+  return batch_norm_bytes(bytes);
+}
+int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void* handle, int mode, int operation, void* activation,
+                                                         void* x, size_t* bytes) {
+  (void)handle, (void)mode, (void)operation, (void)activation, (void)x;
+  MAY_FAIL;
+  return *bytes = 0, 0;
+}
+int cudnnBatchNormalizationForwardTrainingEx(void* handle, int mode, int operation, void* one, void* zero, void* dx,
+                                             void* x, void* dz, void* z, void* dy, void* y, void* channels, void* scale,
+                                             void* bias, double factor, void* running_mean, void* running_var,
+                                             double epsilon, void* mean, void* rstd, void* activation, void* workspace,
+                                             size_t bytes, void* reserve, size_t reserve_bytes) {
+  (void)handle, (void)mode, (void)operation, (void)one, (void)zero, (void)dx, (void)x, (void)dz, (void)z, (void)dy;
+  (void)y, (void)channels, (void)scale, (void)bias, (void)factor, (void)running_mean, (void)running_var, (void)epsilon;
+  (void)mean, (void)rstd, (void)activation, (void)reserve, (void)reserve_bytes;
+  USES_DEVICE;
+  return memset(workspace, 0xff, bytes), 0;
+}
+SUCCEEDS(cudnnBatchNormalizationBackwardEx)
 
 int cudnnBackendCreateDescriptor(int type, void** descriptor) {
+  MAY_FAIL;
   Descriptor* made = calloc(1, sizeof *made);
   made->type = type;
   *descriptor = made;
+  __sync_add_and_fetch(&descriptors, 1);
   return 0;
 }
-int cudnnBackendDestroyDescriptor(void* descriptor) { return free(descriptor), 0; }
+int cudnnBackendDestroyDescriptor(void* descriptor) {
+  __sync_sub_and_fetch(&descriptors, 1);
+  return free(descriptor), 0;
+}
+
+static const int64_t* attribute(const Descriptor* d, int name) {
+  for (int i = 0; i < d->num_attributes; ++i)
+    if (d->attributes[i].name == name) return d->attributes[i].values;
+  return NULL;
+}
+static const Descriptor* descriptor_of(const Descriptor* d, int name) {
+  const int64_t* values = attribute(d, name);
+  return values == NULL ? NULL : (const Descriptor*)(intptr_t)values[0];
+}
 
 int cudnnBackendSetAttribute(Descriptor* d, int name, int type, int64_t count, void* values) {
-  (void)type;
+  MAY_FAIL;
+  const int64_t numbers = count < kMaxValues ? count : kMaxValues;
+  const int wide = type == kTypeInt64 || type == kTypePointer || type == kTypeDescriptor || type == kTypeHandle;
+  const int size = wide || type == kTypeDouble ? 8 : type == kTypeBoolean ? 1 : 4;
+  const int at = d->num_attributes++;
+  d->attributes[at].name = name;
+  d->attributes[at].count = numbers;
+  for (int i = 0; i < numbers; ++i) memcpy(&d->attributes[at].values[i], (char*)values + i * size, (size_t)size);
   if (name == kHeuristicMode) d->mode = *(int*)values;
-  if (name == kGraphOperations) d->operations = count;
-  if (name == kHeuristicGraph) d->operations = (*(Descriptor**)values)->operations;
-  if (name == kPlanConfig) d->engine = (*(Descriptor**)values)->engine;
+  if (name == kHeuristicGraph) d->graph = *(Descriptor**)values;
+  if (name == kPlanConfig) d->engine = (*(Descriptor**)values)->engine, d->graph = (*(Descriptor**)values)->graph;
   return 0;
 }
 
 int cudnnBackendFinalize(Descriptor* d) {
+  USES_DEVICE;
   if (d->type == kDescriptorHeuristic && d->mode == kModeFallback) return 3000; /* one list is enough */
   if (d->type != kDescriptorPlan) return 0;
   long number = 0, workspace = 0;
@@ -143,12 +297,20 @@ int cudnnBackendFinalize(Descriptor* d) {
   return refusal(number);
 }
 
+static int64_t num_operations(const Descriptor* graph) {
+  for (int i = 0; i < graph->num_attributes; ++i)
+    if (graph->attributes[i].name == kGraphOperations) return graph->attributes[i].count;
+  return 0;
+}
+
 int cudnnBackendGetAttribute(Descriptor* d, int name, int type, int64_t asked, int64_t* count, void* values) {
   (void)type;
+  MAY_FAIL;
   *count = 1;
   if (name == kHeuristicResults) {
-    *count = d->operations > 1 ? (int64_t)number_of("FAKE_FUSED", 0) : engines();
-    for (int i = 0; values != NULL && i < asked && i < *count; ++i) ((Descriptor**)values)[i]->engine = i;
+    *count = num_operations(d->graph) > 1 ? (int64_t)number_of("FAKE_FUSED", 0) : engines();
+    for (int i = 0; values != NULL && i < asked && i < *count; ++i)
+      ((Descriptor**)values)[i]->engine = i, ((Descriptor**)values)[i]->graph = d->graph;
   } else if (name == kConfigEngine || name == kConfigKnobs) { /* one knob, 7, at the engine's place */
     (*(Descriptor**)values)->engine = d->engine;
   } else if (name == kKnobType) {
@@ -166,13 +328,94 @@ int cudnnBackendGetAttribute(Descriptor* d, int name, int type, int64_t asked, i
   return 0;
 }
 
-int cudnnBackendExecute(void* handle, Descriptor* plan, void* pack) {
-  (void)handle, (void)pack;
+/* An operand with two spatial axes, or three: batch or output features, features, and three axes of which the first may
+   be missing. */
+typedef struct {
+  float* data;
+  int64_t sizes[5], strides[5];
+} Array;
+
+static Array array_of(const Descriptor* tensor, const Descriptor* pack) {
+  Array found = {NULL, {1, 1, 1, 1, 1}, {0}};
+  const int64_t *sizes = attribute(tensor, kTensorSizes), *strides = attribute(tensor, kTensorStrides);
+  int rank = 0;
+  for (int i = 0; i < tensor->num_attributes; ++i)
+    if (tensor->attributes[i].name == kTensorSizes) rank = (int)tensor->attributes[i].count;
+  for (int axis = 0; axis < rank; ++axis) {
+    const int to = axis < 2 ? axis : axis + 5 - rank;
+    found.sizes[to] = sizes[axis], found.strides[to] = strides[axis];
+  }
+  const int64_t *ids = attribute(pack, kPackIds), *data = attribute(pack, kPackData);
+  for (int i = 0; i < 4 && ids[i] != 0; ++i)
+    if (ids[i] == attribute(tensor, kTensorId)[0]) found.data = (float*)(intptr_t)data[i];
+  return found;
+}
+
+static float* at(const Array* array, const int64_t* index) {
+  int64_t offset = 0;
+  for (int axis = 0; axis < 5; ++axis) offset += index[axis] * array->strides[axis];
+  return array->data + offset;
+}
+
+/* Advances an index; returns 0 after the last one. */
+static int next(int64_t* index, const int64_t* sizes, int rank) {
+  for (int axis = rank; axis-- > 0;) {
+    if (++index[axis] < sizes[axis]) return 1;
+    index[axis] = 0;
+  }
+  return 0;
+}
+
+/* One of the three passes: sums y = x w, x = y w or w = x y over all outputs and positions of the window. */
+static void convolve(const Descriptor* operation, const Descriptor* pack) {
+  const int pass = attribute(operation, kForwardX) != NULL ? kForwardX
+                   : attribute(operation, kDataX) != NULL  ? kDataX
+                                                           : kFilterX;
+  if (attribute(descriptor_of(operation, pass), kTensorType)[0] != kFloat) return;
+  const Array x = array_of(descriptor_of(operation, pass), pack);
+  const Array w = array_of(descriptor_of(operation, pass - 1), pack);
+  const Array y = array_of(descriptor_of(operation, pass + 1), pack);
+  if ((intptr_t)x.data == kAllocated) return; /* the call is timed */
+  const Descriptor* conv = descriptor_of(operation, pass - 2);
+  const int n = (int)attribute(conv, kConvSpatial)[0];
+  const Array* result = pass == kForwardX ? &y : pass == kDataX ? &x : &w;
+  int64_t i[5] = {0};
+  do *at(result, i) = 0;
+  while (next(i, result->sizes, 5));
+  const int64_t groups = x.sizes[1] / w.sizes[1];
+  int64_t o[5] = {0}; /* an element of y */
+  do {
+    int64_t k[5] = {0}; /* an element of w */
+    do {
+      int64_t at_w[5] = {o[1], k[1], k[2], k[3], k[4]};
+      int64_t at_x[5] = {o[0], o[1] / (w.sizes[0] / groups) * w.sizes[1] + k[1], o[2], o[3], o[4]};
+      int inside = 1;
+      for (int axis = 5 - n; axis < 5; ++axis) {
+        const int s = axis - 5 + n;
+        at_x[axis] = o[axis] * attribute(conv, kConvStrides)[s] - attribute(conv, kConvPadding)[s] +
+                     k[axis] * attribute(conv, kConvDilation)[s];
+        inside = inside && at_x[axis] >= 0 && at_x[axis] < x.sizes[axis];
+      }
+      if (!inside) continue;
+      if (pass == kForwardX) *at(&y, o) += *at(&x, at_x) * *at(&w, at_w);
+      if (pass == kDataX) *at(&x, at_x) += *at(&y, o) * *at(&w, at_w);
+      if (pass == kFilterX) *at(&w, at_w) += *at(&x, at_x) * *at(&y, o);
+    } while (next(k + 1, w.sizes + 1, 4));
+  } while (next(o, y.sizes, 5));
+}
+
+int cudnnBackendExecute(void* handle, Descriptor* plan, Descriptor* pack) {
+  (void)handle;
+  USES_DEVICE;
   long number = 0, workspace = 0;
   double microseconds = 0;
   describe(plan->engine, &number, &workspace, &microseconds);
   last_milliseconds = microseconds / 1000;
-  ++executions;
+  last_engine = number;
+  __sync_add_and_fetch(&executions, 1);
+  if (num_operations(plan->graph) == 1) convolve(descriptor_of(plan->graph, kGraphOperations), pack);
+  const intptr_t scratch = (intptr_t)attribute(pack, kPackWorkspace)[0];
+  if (scratch != kAllocated) memset((void*)scratch, 0xff, (size_t)workspace);
   return 0;
 }
 
@@ -181,23 +424,43 @@ int cudnnBackendExecute(void* handle, Descriptor* plan, void* pack) {
 
 int nvrtcVersion(int* major, int* minor) { return *major = 13, *minor = 0, 0; }
 const char* nvrtcGetErrorString(int status) { return status == 6 ? "NVRTC_ERROR_COMPILATION" : "NVRTC_ERROR"; }
-int nvrtcCreateProgram(void** program) { return *program = (void*)1, 0; }
+int nvrtcCreateProgram(void** program) {
+  MAY_FAIL;
+  return *program = (void*)1, 0;
+}
 int nvrtcDestroyProgram(void) { return 0; }
-int nvrtcCompileProgram(void) { return ++compilations, (int)number_of("FAKE_NVRTC", 0); }
+int nvrtcCompileProgram(void) {
+  MAY_FAIL;
+  return ++compilations, (int)number_of("FAKE_NVRTC", 0);
+}
 int nvrtcGetProgramLogSize(void* program, size_t* size) { return (void)program, *size = 19, 0; }
 int nvrtcGetProgramLog(void* program, char* log) { return (void)program, strcpy(log, "the fake has a log"), 0; }
-int nvrtcGetCUBINSize(void* program, size_t* size) { return (void)program, *size = 1, 0; }
-int nvrtcGetCUBIN(void* program, char* code) { return (void)program, *code = 0, 0; }
+int nvrtcGetCUBINSize(void* program, size_t* size) {
+  MAY_FAIL;
+  return (void)program, *size = 1, 0;
+}
+int nvrtcGetCUBIN(void* program, char* code) {
+  MAY_FAIL;
+  return (void)program, *code = 0, 0;
+}
 
 /* --- the driver ----------------------------------------------------------------------------------------------------
  */
 
-static int zero(void* value, size_t size) { return memset(value, 0, size), 0; }
-
-int cuInit(void) { return 0; }
-int cuDriverGetVersion(int* version) { return *version = (int)number_of("FAKE_DRIVER", 13000), 0; }
-int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, 0; }
+int cuInit(void) {
+  MAY_FAIL;
+  return 0;
+}
+int cuDriverGetVersion(int* version) {
+  MAY_FAIL;
+  return *version = (int)number_of("FAKE_DRIVER", 13000), 0;
+}
+int cuDeviceGet(int* device, int ordinal) {
+  MAY_FAIL;
+  return *device = ordinal, 0;
+}
 int cuDeviceGetAttribute(int* value, int attribute) {
+  MAY_FAIL;
   switch (attribute) {
     case 16: /* multiprocessors */
       return *value = 132, 0;
@@ -214,40 +477,111 @@ int cuDeviceGetAttribute(int* value, int attribute) {
   }
 }
 int cuDeviceGetName(char* name, int size) {
+  MAY_FAIL;
   const char* given = getenv("FAKE_NAME");
   return snprintf(name, (size_t)size, "%s", given == NULL ? "Fake GPU" : given), 0;
 }
-int cuDeviceTotalMem_v2(size_t* bytes) { return *bytes = number_of("FAKE_TOTAL", 12ull << 30), 0; }
-int cuDevicePrimaryCtxRetain(void** context) { return *context = (void*)1, 0; }
-int cuCtxGetCurrent(void** context) { return *context = (void*)1, 0; }
-int cuCtxGetDevice(int* device) { return zero(device, sizeof *device); }
-int cuCtxPushCurrent_v2(void) { return 0; }
+int cuDeviceTotalMem_v2(size_t* bytes) {
+  MAY_FAIL;
+  return *bytes = number_of("FAKE_TOTAL", 12ull << 30), 0;
+}
+int cuDevicePrimaryCtxRetain(void** context) {
+  MAY_FAIL;
+  return *context = (void*)1, 0;
+}
+int cuCtxGetCurrent(void** context) {
+  MAY_FAIL;
+  return *context = (void*)1, 0;
+}
+int cuCtxGetDevice(int* device) {
+  MAY_FAIL;
+  return *device = 0, 0;
+}
+int cuCtxPushCurrent_v2(void) {
+  MAY_FAIL;
+  return 0;
+}
 int cuCtxPopCurrent_v2(void** context) { return *context = (void*)1, 0; }
-int cuStreamCreate(void** stream) { return *stream = (void*)1, 0; }
+int cuStreamCreate(void** stream) {
+  USES_CONTEXT;
+  return *stream = (void*)1, 0;
+}
 int cuStreamDestroy_v2(void) { return 0; }
-int cuStreamGetCtx(void* stream, void** context) { return (void)stream, *context = (void*)1, 0; }
-int cuStreamIsCapturing(void* stream, int* status) { return (void)stream, zero(status, sizeof *status); }
-int cuStreamSynchronize(void) { return 0; }
-int cuThreadExchangeStreamCaptureMode(void) { return 0; }
-int cuEventCreate(void** event) { return *event = (void*)1, 0; }
+int cuStreamGetCtx(void* stream, void** context) {
+  (void)stream;
+  MAY_FAIL;
+  return *context = (void*)1, 0;
+}
+int cuStreamIsCapturing(void* stream, int* status) {
+  (void)stream;
+  MAY_FAIL;
+  return *status = capturing, 0;
+}
+int cuStreamQuery(void) {
+  if (capturing) abort(); /* this would end the capture */
+  USES_CONTEXT;
+  return 600; /* CUDA_ERROR_NOT_READY: other work is on its way */
+}
+int cuStreamSynchronize(void) {
+  USES_CONTEXT;
+  return 0;
+}
+int cuThreadExchangeStreamCaptureMode(void) {
+  MAY_FAIL;
+  return 0;
+}
+int cuEventCreate(void** event) {
+  USES_CONTEXT;
+  return *event = (void*)1, 0;
+}
 int cuEventDestroy_v2(void) { return 0; }
-int cuEventRecord(void) { return 0; }
-int cuEventSynchronize(void) { return 0; }
-int cuEventElapsedTime(float* milliseconds) { return *milliseconds = (float)last_milliseconds, 0; }
+int cuEventRecord(void) {
+  USES_CONTEXT;
+  return 0;
+}
+int cuEventSynchronize(void) {
+  USES_CONTEXT;
+  usleep((useconds_t)(waiting_seconds * 1e6));
+  return 0;
+}
+int cuEventElapsedTime(float* milliseconds) {
+  USES_CONTEXT;
+  return *milliseconds = (float)last_milliseconds, 0;
+}
 int cuEventElapsedTime_v2(float* milliseconds) { return cuEventElapsedTime(milliseconds); }
 int cuMemAlloc_v2(unsigned long long* pointer, size_t bytes) {
+  USES_CONTEXT;
   if (bytes > number_of("FAKE_BLOCK", 1ull << 40)) return 2; /* CUDA_ERROR_OUT_OF_MEMORY */
-  return *pointer = 4096, 0;
+  return *pointer = kAllocated, 0;
 }
 int cuMemGetInfo_v2(size_t* available, size_t* total) {
+  MAY_FAIL;
   *available = number_of("FAKE_FREE", 1ull << 30);
-  return cuDeviceTotalMem_v2(total);
+  return *total = number_of("FAKE_TOTAL", 12ull << 30), 0;
 }
-int cuModuleLoadData(void** module) { return *module = (void*)1, 0; }
-int cuModuleUnload(void) { return 0; }
-int cuModuleGetFunction(void** function) { return *function = (void*)1, 0; }
-int cuFuncSetAttribute(void) { return 0; }
-int cuLaunchKernel(void) { return 0; }
+int cuModuleLoadData(void** module) {
+  USES_CONTEXT;
+  __sync_add_and_fetch(&modules, 1);
+  return *module = (void*)1, 0;
+}
+int cuModuleUnload(void) { return __sync_sub_and_fetch(&modules, 1), 0; }
+int cuModuleGetFunction(void** function) {
+  MAY_FAIL;
+  return *function = (void*)1, 0;
+}
+int cuFuncSetAttribute(void) {
+  MAY_FAIL;
+  return 0;
+}
+int cuLaunchKernel(void) {
+  USES_CONTEXT;
+  return 0;
+}
 int cuMemFree_v2(void) { return 0; }
-int cuMemsetD32Async(void) { return 0; }
-int cuGetErrorString(int status, const char** text) { return *text = status == 2 ? "out of memory" : "failed", 0; }
+int cuMemsetD32Async(void) {
+  USES_CONTEXT;
+  return 0;
+}
+int cuGetErrorString(int status, const char** text) {
+  return *text = status == 2 ? "out of memory" : status == 700 ? "an illegal memory access" : "failed", 0;
+}

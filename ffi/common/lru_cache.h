@@ -24,37 +24,49 @@ class LruCache {
   // Returns the value of `key`; on a miss, build() makes it.
   template <class Build>
   Shared get(const Key& key, Build build) {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (auto found = index_.find(key); found != index_.end()) {
-        ++hits_;
-        entries_.splice(entries_.begin(), entries_, found->second);
-        return found->second->second;
-      }
-      ++misses_;
-    }
+    if (Shared found = find(key)) return found;
+    count_miss();
     // The lock is not held while building. If two threads build the same value, the first one inserted stays.
-    Shared value = build();
+    Shared value = build(), evicted;
     const std::lock_guard<std::mutex> lock(mutex_);
     if (auto found = index_.find(key); found != index_.end()) return found->second->second;
-    insert(key, value);
+    evicted = insert(key, value);
     return value;
+  }
+
+  // Returns the value of `key`, or null.
+  Shared find(const Key& key) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = index_.find(key);
+    if (found == index_.end()) return nullptr;
+    ++hits_;
+    entries_.splice(entries_.begin(), entries_, found->second);
+    return found->second->second;
   }
 
   // Inserts or replaces the value of `key`.
   void put(const Key& key, Shared value) {
+    Shared evicted;
     const std::lock_guard<std::mutex> lock(mutex_);
     if (auto found = index_.find(key); found != index_.end()) {
-      found->second->second = std::move(value);
+      found->second->second.swap(value);
     } else {
-      insert(key, std::move(value));
+      evicted = insert(key, std::move(value));
     }
   }
 
   // Inserts the value unless `key` has one already.
   void add(const Key& key, Shared value) {
+    Shared evicted;
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (index_.find(key) == index_.end()) insert(key, std::move(value));
+    if (index_.find(key) == index_.end()) evicted = insert(key, std::move(value));
+  }
+
+  void clear() {
+    std::list<Entry> dropped;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    index_.clear();
+    dropped.swap(entries_);
   }
 
   CacheInfo info() {
@@ -63,16 +75,25 @@ class LruCache {
   }
 
  private:
-  void insert(const Key& key, Shared value) {
-    entries_.emplace_front(key, std::move(value));
-    index_.emplace(key, entries_.begin());
-    if (entries_.size() > capacity_) {
-      index_.erase(entries_.back().first);
-      entries_.pop_back();
-    }
+  using Entry = std::pair<Key, Shared>;
+
+  void count_miss() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++misses_;
   }
 
-  using Entry = std::pair<Key, Shared>;
+  // Returns the evicted value, if any. The caller destroys it after it has released the lock: to destroy a GPU plan may
+  // take as long as the GPU is busy.
+  Shared insert(const Key& key, Shared value) {
+    entries_.emplace_front(key, std::move(value));
+    index_.emplace(key, entries_.begin());
+    if (entries_.size() <= capacity_) return nullptr;
+    Shared evicted = std::move(entries_.back().second);
+    index_.erase(entries_.back().first);
+    entries_.pop_back();
+    return evicted;
+  }
+
   const size_t capacity_;
   std::mutex mutex_;
   std::list<Entry> entries_;  // most recently used first

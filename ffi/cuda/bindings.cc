@@ -2,10 +2,12 @@
 #include "cuda/depthwise/bindings.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,7 @@
 #include "cuda/runtime/cudnn.h"
 #include "cuda/runtime/driver.h"
 #include "cuda/runtime/nvrtc.h"
+#include "cuda/runtime/retained.h"
 #include "cuda/transpose/kernel_source.h"
 #include "cuda/transpose/op.h"
 
@@ -75,8 +78,7 @@ nb::object plan_of(int64_t device, int64_t conv_pass, int64_t type, const ConvSh
     {
       const nb::gil_scoped_release release;
       const driver::CurrentDevice current(key.device);
-      cudnn::Handle handle(key.device);
-      plan = conv_plan(key, handle, /*may_time=*/true);
+      plan = conv_plan(key, /*capturing=*/false);
     }
     return nb::make_tuple(plan->reserved_bytes, plan->name);
   } catch (const NoPlan&) {
@@ -84,10 +86,17 @@ nb::object plan_of(int64_t device, int64_t conv_pass, int64_t type, const ConvSh
   }
 }
 
-void load_transpose_kernels_on(int64_t device) {
+// Returns why the kernels cannot be compiled; empty if they are loaded. Throws std::runtime_error for an error that may
+// pass.
+std::string load_transpose_kernels_on(int64_t device) {
   const nb::gil_scoped_release release;
   const driver::CurrentDevice current(static_cast<int>(device));
-  load_transpose_kernels(current.device());
+  try {
+    load_transpose_kernels(current.device());
+  } catch (const nvrtc::Error& error) {
+    return error.what();
+  }
+  return "";
 }
 
 // The source that would be compiled to transpose an array, and the kernel, blocks and argument of the launch. No GPU
@@ -115,13 +124,21 @@ void use_plan_directory(const std::string& directory) { plan_store().use_directo
 
 std::string plan_directory_error() { return plan_store().info().error; }
 
-int64_t batch_norm_workspace(int64_t device, bool is_backward, int64_t type, int64_t outer, int64_t C, int64_t inner,
-                             bool relu, bool residual) {
+// Returns the bytes, or nothing if cuDNN does not support the problem. Throws std::runtime_error for an error that may
+// pass.
+std::optional<int64_t> batch_norm_workspace(int64_t device, bool is_backward, int64_t type, int64_t outer, int64_t C,
+                                            int64_t inner, bool relu, bool residual) {
   const nb::gil_scoped_release release;
   const driver::CurrentDevice current(static_cast<int>(device));
   const cudnn::Handle handle(current.device());
   const BatchNormProblem problem{{outer, C, inner}, static_cast<FloatType>(type), relu, residual};
-  return (is_backward ? batch_norm_backward_workspace : batch_norm_forward_workspace)(problem, handle);
+  try {
+    return (is_backward ? batch_norm_backward_workspace : batch_norm_forward_workspace)(problem, handle);
+  } catch (const cudnn::Error& error) {
+    if (cudnn::is_unsupported(error)) return std::nullopt;
+    handle.check_device(error);
+    throw;
+  }
 }
 
 nb::dict plan_cache_info() {
@@ -131,7 +148,7 @@ nb::dict plan_cache_info() {
   info["misses"] = found.misses;
   info["size"] = found.size;
   info["capacity"] = found.capacity;
-  info["recorded"] = num_retained_conv_plans();
+  info["recorded"] = num_retained_for_cuda_graphs();
   const PlanStore::Info stored = plan_store().info();
   info["disk_hits"] = stored.hits;
   info["disk_misses"] = stored.misses;
@@ -153,7 +170,8 @@ NB_MODULE(_cuda, module) {
   module.def("transpose_supported", &transpose_supported, nb::arg("sizes"), nb::arg("from_spec"), nb::arg("to_spec"),
              nb::arg("reversed_axes"), "Whether a call should transpose an array by jaxgrad's kernels and not by XLA.");
   module.def("load_transpose_kernels", &load_transpose_kernels_on, nb::arg("device"),
-             "Compiles and loads the transpose kernels; raises RuntimeError if that fails.");
+             "Compiles and loads the transpose kernels. Returns why they cannot be compiled; empty if they are loaded. "
+             "Raises RuntimeError for an error that may pass.");
   module.def("transpose_program", &transpose_program, nb::arg("element_bytes"), nb::arg("sizes"),
              nb::arg("from_strides"), nb::arg("to_strides"), "The source and launch parameters of a transpose.");
   module.def("total_memory", &driver::total_memory, nb::arg("device"), "Bytes of memory of a device.");
@@ -163,7 +181,7 @@ NB_MODULE(_cuda, module) {
              "The error of the last write to the directory that failed; empty if none failed.");
   module.def("batch_norm_workspace", &batch_norm_workspace, nb::arg("device"), nb::arg("is_backward"), nb::arg("type"),
              nb::arg("outer"), nb::arg("C"), nb::arg("inner"), nb::arg("relu"), nb::arg("residual"),
-             "Bytes of workspace of a forward or backward call.");
+             "Bytes of workspace of a forward or backward call; None if cuDNN does not support it.");
   module.def("conv_plan_cache_info", &plan_cache_info,
              "Hits, misses, size and capacity of the plan cache, and counts of retained and stored plans.");
 }

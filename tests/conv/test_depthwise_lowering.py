@@ -103,7 +103,7 @@ report(texts=texts, unit=unit(), compilations=fake.fake_compilations(), forced=l
     assert len(_calls(found["texts"][0])) == len(_calls(found["forced"])) == 1
     assert found["unit"] == ["cuda", "jaxgrad's own kernel"]
     assert found["forced_unit"] == ["cuda", "forced by implementation='cuda'"]
-    assert "weight_gradient: 'cuda' (jaxgrad's own kernel)" in found["whole"]
+    assert "weight_gradient: 'cuda' (jaxgrad's own kernel; row 'depthwise, channels last'" in found["whole"]
     assert "forward: 'xla'" in found["whole"]
     assert found["compilations"] == 2  # with the empty program that tests NVRTC
 

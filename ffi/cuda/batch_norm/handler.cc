@@ -20,22 +20,41 @@ class CudaBatchNormChecks : public BatchNormChecks {
     return found;
   }
 
-  // Calls run(handle) unless a check failed. size(handle) is the required workspace.
+  // Calls run(handle, workspace) unless a check failed. size(handle) is the required workspace.
   template <class Size, class Run>
-  ffi::Error run(CUstream stream, Bytes& workspace, Size size, Run run) {
+  ffi::Error run(CUstream stream, ffi::ScratchAllocator& scratch, Bytes& workspace, Size size, Run run) {
     if (failed()) return error();
     const driver::CurrentDevice current(stream);
+    const int64_t needed = size(cudnn::Handle(current.device()));
+    void* memory = workspace->untyped_data();
+    if (static_cast<int64_t>(workspace->element_count()) < needed) {
+      memory = allocate(stream, scratch, workspace, needed);
+      if (failed()) return error();
+    }
     cudnn::Handle handle(current.device());
-    check_workspace(workspace, size(handle), *this);
-    if (failed()) return error();
     handle.set_stream(stream);
-    run(handle);
+    run(handle, memory);
     return ffi::Error::Success();
   }
+
+ private:
+  // The workspace of a program that was lowered without a GPU is an estimate. Where it is too small, XLA lends the
+  // memory for this call, except to a CUDA graph, which uses the memory again when it is replayed.
+  void* allocate(CUstream stream, ffi::ScratchAllocator& scratch, Bytes& workspace, int64_t needed) {
+    if (driver::is_capturing(stream)) {
+      check_workspace(workspace, needed, *this);
+      return nullptr;
+    }
+    const auto memory = scratch.Allocate(static_cast<size_t>(needed), kAlignment);
+    if (!memory) throw driver::OutOfMemory(std::to_string(needed) + " bytes of workspace");
+    return *memory;
+  }
+
+  static constexpr size_t kAlignment = 256;  // bytes
 };
 
-ffi::Error forward(CUstream stream, Arg x, Arg scale, Arg bias, Arg residual, Ret y, Ret mean, Ret rstd, Ret running,
-                   Bytes workspace, int64_t feature_axis, double epsilon, bool relu) {
+ffi::Error forward(CUstream stream, ffi::ScratchAllocator scratch, Arg x, Arg scale, Arg bias, Arg residual, Ret y,
+                   Ret mean, Ret rstd, Ret running, Bytes workspace, int64_t feature_axis, double epsilon, bool relu) {
   CudaBatchNormChecks checks("jaxgrad_cudnn_batch_norm_forward", x, feature_axis);
   checks.per_channel("scale", scale);
   checks.per_channel("bias", bias);
@@ -49,8 +68,9 @@ ffi::Error forward(CUstream stream, Arg x, Arg scale, Arg bias, Arg residual, Re
   checks.require(relu || !has_residual, "residual requires relu");
   const BatchNormProblem problem = checks.problem(relu, has_residual);
   return checks.run(
-      stream, workspace, [&](cudnn::Handle& handle) { return batch_norm_forward_workspace(problem, handle); },
-      [&](cudnn::Handle& handle) {
+      stream, scratch, workspace,
+      [&](const cudnn::Handle& handle) { return batch_norm_forward_workspace(problem, handle); },
+      [&](cudnn::Handle& handle, void* memory) {
         const BatchNormForwardArrays arrays{epsilon,
                                             x.untyped_data(),
                                             scale.untyped_data(),
@@ -60,12 +80,13 @@ ffi::Error forward(CUstream stream, Arg x, Arg scale, Arg bias, Arg residual, Re
                                             mean->untyped_data(),
                                             rstd->untyped_data(),
                                             running->untyped_data()};
-        batch_norm_forward(problem, arrays, workspace->untyped_data(), handle, stream);
+        batch_norm_forward(problem, arrays, memory, handle, stream);
       });
 }
 
-ffi::Error backward(CUstream stream, Arg x, Arg dy, Arg scale, Arg bias, Arg mean, Arg rstd, Ret dx, Ret dscale,
-                    Ret dbias, Bytes workspace, int64_t feature_axis, double epsilon, bool relu) {
+ffi::Error backward(CUstream stream, ffi::ScratchAllocator scratch, Arg x, Arg dy, Arg scale, Arg bias, Arg mean,
+                    Arg rstd, Ret dx, Ret dscale, Ret dbias, Bytes workspace, int64_t feature_axis, double epsilon,
+                    bool relu) {
   CudaBatchNormChecks checks("jaxgrad_cudnn_batch_norm_backward", x, feature_axis);
   checks.like_x("dy", dy);
   checks.per_channel("scale", scale);
@@ -79,8 +100,9 @@ ffi::Error backward(CUstream stream, Arg x, Arg dy, Arg scale, Arg bias, Arg mea
   checks.require(!relu || bias.element_count() > 0, "relu requires bias");
   const BatchNormProblem problem = checks.problem(relu, /*residual=*/false);
   return checks.run(
-      stream, workspace, [&](cudnn::Handle& handle) { return batch_norm_backward_workspace(problem, handle); },
-      [&](cudnn::Handle& handle) {
+      stream, scratch, workspace,
+      [&](const cudnn::Handle& handle) { return batch_norm_backward_workspace(problem, handle); },
+      [&](cudnn::Handle& handle, void* memory) {
         const BatchNormBackwardArrays arrays{epsilon,
                                              x.untyped_data(),
                                              dy.untyped_data(),
@@ -91,17 +113,19 @@ ffi::Error backward(CUstream stream, Arg x, Arg dy, Arg scale, Arg bias, Arg mea
                                              dx->untyped_data(),
                                              dscale->untyped_data(),
                                              dbias->untyped_data()};
-        batch_norm_backward(problem, arrays, workspace->untyped_data(), handle);
+        batch_norm_backward(problem, arrays, memory, handle);
       });
 }
 
 }  // namespace
 
 // T is f64 if x is f64, otherwise f32. feature_axis is the axis of x that has size C. XLA may capture these calls into
-// a CUDA graph: they use no memory but their buffers, and their attributes and shapes determine what they launch.
+// a CUDA graph: while it does, they use no memory but their buffers, and their attributes and shapes determine what
+// they launch.
 JAXGRAD_DEFINE_HANDLER(jaxgrad_cudnn_batch_norm_forward, forward,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<CUstream>>()
+                           .Ctx<ffi::ScratchAllocator>()
                            .Arg<ffi::AnyBuffer>()        // x         [..., C, ...]
                            .Arg<ffi::AnyBuffer>()        // scale     [C] of T
                            .Arg<ffi::AnyBuffer>()        // bias      [C] of T
@@ -119,6 +143,7 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cudnn_batch_norm_forward, forward,
 JAXGRAD_DEFINE_HANDLER(jaxgrad_cudnn_batch_norm_backward, backward,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<CUstream>>()
+                           .Ctx<ffi::ScratchAllocator>()
                            .Arg<ffi::AnyBuffer>()        // x       [..., C, ...]
                            .Arg<ffi::AnyBuffer>()        // dy      like x
                            .Arg<ffi::AnyBuffer>()        // scale   [C] of T

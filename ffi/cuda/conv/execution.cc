@@ -1,18 +1,28 @@
 #include "cuda/conv/execution.h"
 
 #include <array>
+#include <utility>
 
 namespace jaxgrad {
 
 using cudnn::api;
 using cudnn::Descriptor;
 
-Descriptor build_execution_plan(const ConvCandidate& candidate, const cudnn::Handle& handle) {
-  Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-  plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, handle.get())
-      .set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, candidate.config)
-      .finalize();
-  return plan;
+ExecutionPlan build_execution_plan(const ConvCandidate& candidate, int device, bool capturing) {
+  for (int attempts = 2;;) {
+    const cudnn::Handle handle(device);
+    try {
+      Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+      plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, handle.get())
+          .set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, candidate.config)
+          .finalize();
+      const int64_t workspace_bytes = plan.integer(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE);
+      return {std::move(plan), workspace_bytes};
+    } catch (const cudnn::Error& error) {
+      if (!capturing) handle.check_device(error);
+      if (cudnn::is_unsupported(error) || --attempts == 0) throw;
+    }
+  }
 }
 
 void execute(const Descriptor& plan, const cudnn::Handle& handle, const ConvPointers& pointers, void* workspace) {

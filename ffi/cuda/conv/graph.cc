@@ -153,12 +153,18 @@ bool respects_math_settings(const ConvKey& key, const std::vector<cudnnBackendNu
 }
 
 // The engine configurations that a heuristic of cuDNN lists; empty if the heuristic does not support the operation.
+// After another error the list is unknown, and an empty one would change the program.
 std::vector<Descriptor> configs(const ConvGraph& graph, cudnnBackendHeurMode_t mode) {
   std::vector<Descriptor> found;
   Descriptor heuristic(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
   heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph.graph())
       .set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, mode);
-  if (api().cudnnBackendFinalize(heuristic.get()) != CUDNN_STATUS_SUCCESS) return found;
+  try {
+    heuristic.finalize();
+  } catch (const cudnn::Error& error) {
+    if (cudnn::is_unsupported(error)) return found;
+    throw;
+  }
   int64_t count = 0;
   JAXGRAD_CUDNN(api().cudnnBackendGetAttribute(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS,
                                                CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, &count, nullptr));

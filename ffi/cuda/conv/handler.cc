@@ -1,5 +1,6 @@
 #include "cuda/conv/handler.h"
 
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -8,6 +9,7 @@
 #include "cuda/conv/op.h"
 #include "cuda/runtime/driver.h"
 #include "cuda/runtime/handler_support.h"
+#include "cuda/runtime/retained.h"
 #include "cuda/transpose/op.h"
 
 namespace jaxgrad {
@@ -32,27 +34,50 @@ struct MathSettings {
   int64_t search;  // ConvSearch
 };
 
-// Runs the plan of the key. If a plan fails to run, tries the next candidate until one runs or none is left.
+// How a plan failed to run.
+struct RunFailure {
+  std::string error;
+  bool lacks_memory;
+};
+
+// Launches a plan. Returns the failure if another plan may run. Throws driver::DeviceFault, and, while the stream is
+// captured, cudnn::Error: an error invalidates the capture.
+std::optional<RunFailure> try_to_run(const ConvPlan& plan, const ConvKey& key, CUstream stream, bool capturing,
+                                     const Arg& first, const Arg& second, const void* bias, const Arg& result,
+                                     void* workspace) {
+  cudnn::Handle handle(key.device);
+  handle.set_stream(stream);
+  try {
+    plan.run(handle, first.untyped_data(), second.untyped_data(), bias, result.untyped_data(), workspace);
+    return std::nullopt;
+  } catch (const cudnn::Error& error) {
+    if (capturing) throw;
+    try {
+      handle.check_device(error);
+    } catch (const driver::OutOfMemory& full) {
+      return RunFailure{full.what(), true};
+    }
+    return RunFailure{error.what(), false};
+  }
+}
+
+// Runs the plan of the key. If a plan fails to run, tries the next candidate until one runs or none is left. A plan
+// that runs replaces those that failed, unless they only lacked memory.
 void run_plan(const ConvKey& key, CUstream stream, const Arg& first, const Arg& second, const void* bias,
               const Arg& result, void* workspace) {
-  cudnn::Handle handle(key.device);
   const bool capturing = driver::is_capturing(stream);
-  auto plan = conv_plan(key, handle, /*may_time=*/!capturing);
-  handle.set_stream(stream);
-  for (;;) {
+  auto plan = conv_plan(key, capturing);
+  bool replace = true;
+  while (const auto failure = try_to_run(*plan, key, stream, capturing, first, second, bias, result, workspace)) {
+    replace = replace && !failure->lacks_memory;
     try {
-      plan->run(handle, first.untyped_data(), second.untyped_data(), bias, result.untyped_data(), workspace);
-      break;
-    } catch (const cudnn::Error& error) {
-      if (capturing) throw;  // an error invalidates the capture
-      try {
-        plan = conv_plan_after(key, *plan, handle);
-      } catch (const NoPlan& no_plan) {
-        const std::string both = std::string(error.what()) + "; then " + no_plan.what();
-        if (driver::is_full()) throw driver::OutOfMemory(both);
-        throw std::runtime_error(both);
-      }
-      handle.set_stream(stream);
+      plan = conv_plan_after(key, *plan, replace);
+    } catch (const driver::DeviceFault&) {
+      throw;
+    } catch (const std::runtime_error& next) {
+      const std::string both = failure->error + "; then " + next.what();
+      if (failure->lacks_memory) throw driver::OutOfMemory(both);
+      throw std::runtime_error(both);
     }
   }
   if (capturing) retain_for_cuda_graph(plan);

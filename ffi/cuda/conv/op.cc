@@ -1,8 +1,9 @@
 #include "cuda/conv/op.h"
 
 #include <algorithm>
+#include <map>
 #include <mutex>
-#include <unordered_set>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -14,12 +15,6 @@ namespace jaxgrad {
 namespace {
 
 constexpr size_t kCapacity = 1024;
-
-// Whether cuDNN does not support the problem, as opposed to a failure.
-bool is_unsupported(const cudnn::Error& error) {
-  const int category = CUDNN_STATUS_CATEGORY(error.status);
-  return category == CUDNN_STATUS_NOT_SUPPORTED || category == CUDNN_STATUS_BAD_PARAM;
-}
 
 ConvPointers pointers_of(ConvPass pass, const void* first, const void* second, const void* bias, void* result) {
   void *a = const_cast<void*>(first), *b = const_cast<void*>(second);
@@ -33,22 +28,42 @@ ConvPointers pointers_of(ConvPass pass, const void* first, const void* second, c
   }
 }
 
-std::shared_ptr<const ConvPlan> build_first(const ConvKey& key, cudnn::Handle& handle, bool may_time,
-                                            const std::set<int>& failed_places) {
+// What cuDNN says about a problem.
+struct Description {
+  ConvGraph graph;
+  std::vector<ConvCandidate> candidates;
+};
+
+Description describe(const ConvKey& key, bool capturing) {
+  const cudnn::Handle handle(key.device);
+  try {
+    ConvGraph graph = conv_graph(key, handle);
+    std::vector<ConvCandidate> candidates = conv_candidates(key, graph);
+    return {std::move(graph), std::move(candidates)};
+  } catch (const cudnn::Error& error) {
+    if (cudnn::is_unsupported(error)) throw NoPlan(error.what());
+    if (!capturing) handle.check_device(error);
+    throw;
+  }
+}
+
+// failed_places: empty unless a plan failed to run.
+std::shared_ptr<const ConvPlan> build_plan(const ConvKey& key, bool capturing, const std::set<int>& failed_places) {
   const driver::RelaxedCapture relaxed;
-  ConvGraph graph = conv_graph(key, handle);
-  std::vector<ConvCandidate> candidates = conv_candidates(key, graph);
+  auto [graph, candidates] = describe(key, capturing);
   SearchOrder order = search_order(key, candidates, failed_places);
   if (key.search == ConvSearch::kExhaustive && failed_places.empty())
-    move_fastest_to_front(key, candidates, handle, may_time, order);
+    move_fastest_to_front(key, candidates, capturing, order);
   for (const int place : order.places) {
     ConvCandidate& candidate = candidates[place];
     try {
       auto made = std::make_shared<ConvPlan>();
       const auto built = order.built.find(place);
-      made->plan = built == order.built.end() ? build_execution_plan(candidate, handle) : std::move(built->second);
-      made->workspace_bytes = made->plan.integer(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE);
-      if (made->workspace_bytes > key.workspace_limit) continue;
+      ExecutionPlan plan = built == order.built.end() ? build_execution_plan(candidate, key.device, capturing)
+                                                      : std::move(built->second);
+      if (plan.workspace_bytes > key.workspace_limit) continue;
+      made->plan = std::move(plan.plan);
+      made->workspace_bytes = plan.workspace_bytes;
       made->reserved_bytes = std::max(order.reserved_bytes, made->workspace_bytes);
       made->name = candidate.name;
       made->place = place;
@@ -58,25 +73,20 @@ std::shared_ptr<const ConvPlan> build_first(const ConvKey& key, cudnn::Handle& h
       made->descriptors.push_back(std::move(candidate.config));
       return made;
     } catch (const cudnn::Error& error) {
-      // Another candidate may need another workspace, and the lowered program must not depend on the free memory.
-      const bool may_be_lowering = failed_places.empty();
-      if (may_be_lowering && !is_unsupported(error) && driver::is_full()) throw driver::OutOfMemory(error.what());
       order.rejections += "; " + candidate.name + ": " + error.what();
+      order.failed = order.failed || !cudnn::is_unsupported(error);
+    } catch (const driver::OutOfMemory& error) {
+      // Another candidate may need another workspace, and the lowered program must not depend on the free memory. After
+      // a plan failed to run the workspace is given, and a candidate that needs less memory may do.
+      if (failed_places.empty()) throw;
+      order.rejections += "; " + candidate.name + ": " + error.what();
+      order.failed = true;
     }
   }
-  throw NoPlan("cuDNN has no plan for this convolution within " + std::to_string(key.workspace_limit) +
-               " bytes of workspace" + order.rejections);
-}
-
-std::shared_ptr<const ConvPlan> build_plan(const ConvKey& key, cudnn::Handle& handle, bool may_time,
-                                           const std::set<int>& failed_places) {
-  try {
-    return build_first(key, handle, may_time, failed_places);
-  } catch (const cudnn::Error& error) {  // while the graph is described
-    if (is_unsupported(error)) throw NoPlan(error.what());
-    if (driver::is_full()) throw driver::OutOfMemory(error.what());
-    throw;
-  }
+  const std::string within =
+      " for this convolution within " + std::to_string(key.workspace_limit) + " bytes of workspace" + order.rejections;
+  if (order.failed) throw std::runtime_error("cuDNN could not build a plan" + within);
+  throw NoPlan("cuDNN has no plan" + within);
 }
 
 LruCache<ConvKey, ConvPlan, ConvKeyHash>& cache() {
@@ -85,26 +95,34 @@ LruCache<ConvKey, ConvPlan, ConvKeyHash>& cache() {
   return plans;
 }
 
-struct RetainedPlans {
-  std::mutex mutex;
-  std::unordered_set<std::shared_ptr<const ConvPlan>> plans;
-};
-
-RetainedPlans& retained_plans() {
-  static auto& retained = *new RetainedPlans;
-  return retained;
+// Held while a thread builds plans for a device: a second thread would disturb the measurements, and may need the same
+// plan.
+std::mutex& building_on(int device) {
+  static std::mutex mutex;
+  static auto& found = *new std::map<int, std::mutex>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  return found[device];
 }
 
 }  // namespace
+
+ConvPlan::~ConvPlan() {
+  context_.free([&] {
+    plan = cudnn::Descriptor();
+    descriptors.clear();
+  });
+}
 
 void ConvPlan::run(const cudnn::Handle& handle, const void* first, const void* second, const void* bias, void* result,
                    void* workspace) const {
   execute(plan, handle, pointers_of(pass, first, second, bias, result), workspace);
 }
 
-std::shared_ptr<const ConvPlan> conv_plan(const ConvKey& key, cudnn::Handle& handle, bool may_time) {
+std::shared_ptr<const ConvPlan> conv_plan(const ConvKey& key, bool capturing) {
+  if (auto found = cache().find(key)) return found;
+  const std::lock_guard<std::mutex> lock(building_on(key.device));
   return cache().get(key, [&] {
-    auto plan = build_plan(key, handle, may_time, {});
+    auto plan = build_plan(key, capturing, {});
     // The call will run with exactly the reserved workspace as its limit. It has the same candidates and the same plan.
     ConvKey key_of_call = key;
     key_of_call.workspace_limit = plan->reserved_bytes;
@@ -113,24 +131,13 @@ std::shared_ptr<const ConvPlan> conv_plan(const ConvKey& key, cudnn::Handle& han
   });
 }
 
-std::shared_ptr<const ConvPlan> conv_plan_after(const ConvKey& key, const ConvPlan& failed, cudnn::Handle& handle) {
+std::shared_ptr<const ConvPlan> conv_plan_after(const ConvKey& key, const ConvPlan& failed, bool replace) {
+  const std::lock_guard<std::mutex> lock(building_on(key.device));
   std::set<int> failed_places = failed.failed_places;
   failed_places.insert(failed.place);
-  auto plan = build_plan(key, handle, false, failed_places);
-  cache().put(key, plan);
+  auto plan = build_plan(key, /*capturing=*/false, failed_places);
+  if (replace) cache().put(key, plan);
   return plan;
-}
-
-void retain_for_cuda_graph(std::shared_ptr<const ConvPlan> plan) {
-  RetainedPlans& retained = retained_plans();
-  const std::lock_guard<std::mutex> lock(retained.mutex);
-  retained.plans.insert(std::move(plan));
-}
-
-int64_t num_retained_conv_plans() {
-  RetainedPlans& retained = retained_plans();
-  const std::lock_guard<std::mutex> lock(retained.mutex);
-  return static_cast<int64_t>(retained.plans.size());
 }
 
 CacheInfo conv_plan_cache_info() { return cache().info(); }

@@ -14,10 +14,16 @@
 
 namespace jaxgrad {
 
-// A cuDNN engine, built for one key. Immutable. Running it requires the handle of its device.
+// A cuDNN engine, built for one key. Immutable.
 class ConvPlan {
  public:
-  // first, second: (x, w), (dy, w) or (x, dy), depending on the pass. bias: null without bias.
+  ~ConvPlan();
+  ConvPlan() = default;
+  ConvPlan(const ConvPlan&) = delete;
+  ConvPlan& operator=(const ConvPlan&) = delete;
+
+  // first, second: (x, w), (dy, w) or (x, dy), depending on the pass. bias: null without bias. The handle is that of
+  // the plan's device. Throws cudnn::Error.
   void run(const cudnn::Handle& handle, const void* first, const void* second, const void* bias, void* result,
            void* workspace) const;
 
@@ -29,20 +35,19 @@ class ConvPlan {
   ConvPass pass{};
   std::deque<cudnn::Descriptor> descriptors;  // of the graph and the engine configuration, which the plan refers to
   cudnn::Descriptor plan;
+
+ private:
+  driver::OwningContext context_;
 };
 
-// Returns the cached plan of a key and builds it on a miss. The caller holds the handle of the key's device. Candidates
-// are timed only if `may_time`, which must be false while the stream is captured. Throws NoPlan if cuDNN has no plan,
-// and driver::OutOfMemory if the device lacks the memory to build one. Thread-safe.
-std::shared_ptr<const ConvPlan> conv_plan(const ConvKey& key, cudnn::Handle& handle, bool may_time);
+// Returns the cached plan of a key and builds it on a miss. The key's device must be current; the caller must not hold
+// its handle. Candidates are not timed if `capturing`: while the stream is captured. Throws NoPlan if cuDNN supports no
+// plan. Other exceptions may pass: driver::OutOfMemory if memory lacks to build a plan, driver::DeviceFault,
+// cudnn::Error, and std::runtime_error if every candidate failed. Thread-safe.
+std::shared_ptr<const ConvPlan> conv_plan(const ConvKey& key, bool capturing);
 
-// Replaces a plan that failed to run by the next one. Throws as conv_plan() does.
-std::shared_ptr<const ConvPlan> conv_plan_after(const ConvKey& key, const ConvPlan& failed, cudnn::Handle& handle);
-
-// Keeps a plan for the rest of the process: a CUDA graph was captured from it and runs its code.
-void retain_for_cuda_graph(std::shared_ptr<const ConvPlan> plan);
-
-int64_t num_retained_conv_plans();
+// Returns the plan after one that failed to run. `replace`: for later calls as well. Throws as conv_plan() does.
+std::shared_ptr<const ConvPlan> conv_plan_after(const ConvKey& key, const ConvPlan& failed, bool replace);
 
 CacheInfo conv_plan_cache_info();
 

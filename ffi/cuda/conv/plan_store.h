@@ -3,22 +3,28 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <unordered_map>
+
+#include "common/lru_cache.h"
 
 namespace jaxgrad {
 
 // Several threads and processes may share a directory. A file is written under a temporary name and then renamed, so a
-// reader finds a complete file or none. A file that is truncated, damaged or has another key is ignored and replaced.
-// No function throws: if the directory cannot be used, the search runs again.
+// reader finds a complete file or none. A file that is truncated, damaged or has another key is ignored and replaced,
+// and so is what is no regular file. The first write of a process to a directory removes temporary files of processes
+// that were killed. If the directory cannot be used, the search runs again.
 class PlanStore {
  public:
   struct Info {
     int64_t hits, misses;
     std::string error;  // of the last write that failed; empty if none failed
   };
+
+  static constexpr size_t kCapacity = 4096;              // values in memory; those used last
+  static constexpr int64_t kTemporarySeconds = 60 * 60;  // a temporary file of this age is nobody's
 
   // Sets the directory, which is created at the first write. An empty path disables files.
   void use_directory(const std::string& directory);
@@ -31,9 +37,10 @@ class PlanStore {
   std::optional<std::string> read_file(const std::string& directory, const std::string& key);
   void write_file(const std::string& directory, const std::string& key, const std::string& value);
 
+  LruCache<std::string, std::string, std::hash<std::string>> values_{kCapacity};
   std::mutex mutex_;  // guards the members below; not held during file operations
-  std::unordered_map<std::string, std::string> values_;
   std::string directory_, error_;
+  bool cleaned_ = false;
   int64_t hits_ = 0, misses_ = 0;
 };
 

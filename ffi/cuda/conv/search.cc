@@ -6,7 +6,6 @@
 #include <optional>
 #include <utility>
 
-#include "cuda/conv/execution.h"
 #include "cuda/conv/plan_store.h"
 
 namespace jaxgrad {
@@ -34,15 +33,39 @@ int64_t search_workspace_cap(const ConvKey& key, const std::vector<ConvCandidate
 struct TimedPlan {
   float milliseconds;
   int place;
-  Descriptor plan;
+  ExecutionPlan plan;
 };
+
+struct TimedPlans {
+  std::vector<TimedPlan> plans;
+  bool complete = true;  // no candidate is missing for a lack of memory, which may pass
+};
+
+// Runs a plan and returns the time it took. Throws cudnn::Error if the plan is at fault, driver::OutOfMemory and
+// driver::DeviceFault if it is not.
+float time_plan(const Descriptor& plan, int device, const ConvPointers& pointers, void* workspace,
+                driver::Stopwatch& watch) {
+  {
+    cudnn::Handle handle(device);
+    handle.set_stream(watch.stream());
+    watch.start();
+    try {
+      execute(plan, handle, pointers, workspace);
+    } catch (const cudnn::Error& error) {
+      handle.check_device(error);
+      throw;
+    }
+    watch.stop();
+  }
+  return watch.milliseconds();  // other threads may use the handle during this wait
+}
 
 // Times the first candidates: the minimum of several runs. The runs of the candidates alternate, so that other work on
 // the device slows all of them alike. Returns an empty list if the device lacks the memory.
-std::vector<TimedPlan> time_plans(const ConvKey& key, const std::vector<ConvCandidate>& candidates,
-                                  cudnn::Handle& handle, const SearchOrder& order) {
+TimedPlans time_plans(const ConvKey& key, const std::vector<ConvCandidate>& candidates, const SearchOrder& order) {
   using Clock = std::chrono::steady_clock;
-  std::vector<TimedPlan> timed;
+  TimedPlans found;
+  std::vector<TimedPlan>& timed = found.plans;
   const auto start = Clock::now();
   try {
     driver::Stopwatch watch;
@@ -50,21 +73,20 @@ std::vector<TimedPlan> time_plans(const ConvKey& key, const std::vector<ConvCand
         bias(key.has_bias ? bytes_of(key, bias_of(key)) : 0), workspace(order.reserved_bytes);
     for (driver::Memory* memory : {&x, &w, &y, &bias, &workspace}) memory->fill(kPattern, watch.stream());
     const ConvPointers pointers = {x.data(), w.data(), y.data(), key.has_bias ? bias.data() : nullptr};
-    handle.set_stream(watch.stream());
-    const auto milliseconds = [&](const Descriptor& plan) {
-      watch.start();
-      execute(plan, handle, pointers, workspace.data());
-      return watch.stop_milliseconds();
+    const auto milliseconds = [&](const ExecutionPlan& plan) {
+      return time_plan(plan.plan, key.device, pointers, workspace.data(), watch);
     };
     for (size_t i = 0; i < order.num_timed; ++i) {
       if (!timed.empty() && std::chrono::duration<double>(Clock::now() - start).count() > kTimingSeconds) break;
       try {
         const int place = order.places[i];
-        Descriptor plan = build_execution_plan(candidates[place], handle);
+        ExecutionPlan plan = build_execution_plan(candidates[place], key.device, /*capturing=*/false);
         milliseconds(plan);  // loads the kernels
         const float first = milliseconds(plan);
         timed.push_back({first, place, std::move(plan)});
       } catch (const cudnn::Error&) {  // a candidate that cannot be built or run is skipped
+      } catch (const driver::OutOfMemory&) {
+        found.complete = false;
       }
     }
     float best = std::numeric_limits<float>::max();
@@ -76,23 +98,25 @@ std::vector<TimedPlan> time_plans(const ConvKey& key, const std::vector<ConvCand
           candidate.milliseconds = std::min(candidate.milliseconds, milliseconds(candidate.plan));
         } catch (const cudnn::Error&) {
           candidate.milliseconds = std::numeric_limits<float>::max();
+        } catch (const driver::OutOfMemory&) {
+          candidate.milliseconds = std::numeric_limits<float>::max();
+          found.complete = false;
         }
       }
     }
-    handle.reset_stream();
   } catch (const driver::Error& error) {
-    handle.reset_stream();
     if (error.status != CUDA_ERROR_OUT_OF_MEMORY) throw;
-    return {};
+    return {{}, false};
   }
-  return timed;
+  return found;
 }
 
-// Sorts the timed candidates by time. Does not change the order if none could be timed.
-void sort_by_time(const ConvKey& key, const std::vector<ConvCandidate>& candidates, cudnn::Handle& handle,
-                  SearchOrder& order) {
-  if (order.num_timed < 2) return;
-  std::vector<TimedPlan> timed = time_plans(key, candidates, handle, order);
+// Sorts the timed candidates by time. Does not change the order if none could be timed. Returns whether the first one
+// is the fastest of all candidates that work.
+bool sort_by_time(const ConvKey& key, const std::vector<ConvCandidate>& candidates, SearchOrder& order) {
+  if (order.num_timed < 2) return false;
+  TimedPlans found = time_plans(key, candidates, order);
+  std::vector<TimedPlan>& timed = found.plans;
   std::sort(timed.begin(), timed.end(),
             [](const TimedPlan& a, const TimedPlan& b) { return a.milliseconds < b.milliseconds; });
   std::vector<int> sorted;
@@ -103,6 +127,7 @@ void sort_by_time(const ConvKey& key, const std::vector<ConvCandidate>& candidat
   for (int place : order.places)
     if (std::find(sorted.begin(), sorted.end(), place) == sorted.end()) sorted.push_back(place);
   order.places = std::move(sorted);
+  return found.complete && !timed.empty();
 }
 
 // The value in the plan store: the place of a candidate in the list of cuDNN, and its engine and knobs.
@@ -111,8 +136,8 @@ std::string stored_value(const std::vector<ConvCandidate>& candidates, int place
 }
 
 // Moves the stored candidate to the front. Returns false if nothing is stored or the candidate is not in this list.
-bool move_stored_to_front(const std::string& stored_key, const std::vector<ConvCandidate>& candidates,
-                          const cudnn::Handle& handle, SearchOrder& order) {
+bool move_stored_to_front(const std::string& stored_key, const std::vector<ConvCandidate>& candidates, int device,
+                          bool capturing, SearchOrder& order) {
   const std::optional<std::string> stored = plan_store().find(stored_key);
   if (!stored) return false;
   const auto end = order.places.begin() + static_cast<ptrdiff_t>(order.num_timed);
@@ -120,7 +145,7 @@ bool move_stored_to_front(const std::string& stored_key, const std::vector<ConvC
   const auto chosen = std::find_if(order.places.begin(), end, is_stored);
   if (chosen == end) return false;
   try {
-    order.built.emplace(*chosen, build_execution_plan(candidates[*chosen], handle));
+    order.built.emplace(*chosen, build_execution_plan(candidates[*chosen], device, capturing));
   } catch (const cudnn::Error&) {  // the search then runs as if nothing were stored
     return false;
   }
@@ -160,13 +185,12 @@ SearchOrder search_order(const ConvKey& key, const std::vector<ConvCandidate>& c
   return order;
 }
 
-void move_fastest_to_front(const ConvKey& key, const std::vector<ConvCandidate>& candidates, cudnn::Handle& handle,
-                           bool may_time, SearchOrder& order) {
+void move_fastest_to_front(const ConvKey& key, const std::vector<ConvCandidate>& candidates, bool capturing,
+                           SearchOrder& order) {
   const std::string stored_key = stored_plan_key(key, order.reserved_bytes);
-  if (move_stored_to_front(stored_key, candidates, handle, order) || !may_time) return;
-  sort_by_time(key, candidates, handle, order);
-  const bool timed = !order.built.empty();
-  if (timed) plan_store().put(stored_key, stored_value(candidates, order.places.front()));
+  if (move_stored_to_front(stored_key, candidates, key.device, capturing, order) || capturing) return;
+  if (sort_by_time(key, candidates, order))
+    plan_store().put(stored_key, stored_value(candidates, order.places.front()));
 }
 
 }  // namespace jaxgrad

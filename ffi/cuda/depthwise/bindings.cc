@@ -1,9 +1,11 @@
 #include "cuda/depthwise/bindings.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -63,19 +65,35 @@ nb::dict program_of(int64_t architecture, int64_t multiprocessors, int64_t share
   return program;
 }
 
-void load_nvrtc(const std::vector<std::string>& paths) { nvrtc::load(paths); }
+// Returns why NVRTC cannot be used; empty if it can. Throws std::runtime_error for an error that may pass.
+std::string nvrtc_problem(const std::vector<std::string>& paths, std::optional<int64_t> device) {
+  try {
+    const nb::gil_scoped_release release;
+    nvrtc::load(paths);
+    if (device) check_compiler(static_cast<int>(*device));
+  } catch (const nvrtc::Error& error) {
+    return error.what();
+  }
+  return "";
+}
 
-void check_nvrtc(int64_t device) {
-  const nb::gil_scoped_release release;
-  check_compiler(static_cast<int>(device));
+nb::dict cache_info() {
+  const CacheInfo found = depthwise_plan_cache_info();
+  nb::dict info;
+  info["hits"] = found.hits;
+  info["misses"] = found.misses;
+  info["size"] = found.size;
+  info["capacity"] = found.capacity;
+  return info;
 }
 
 }  // namespace
 
 void bind_depthwise(nb::module_& module) {
-  module.def("load_nvrtc", &load_nvrtc, nb::arg("paths"), "Opens NVRTC; raises RuntimeError if it cannot be used.");
-  module.def("check_nvrtc", &check_nvrtc, nb::arg("device"),
-             "Raises RuntimeError if NVRTC cannot compile for a device.");
+  module.def("nvrtc_problem", &nvrtc_problem, nb::arg("paths"), nb::arg("device").none(),
+             "Opens NVRTC and compiles an empty program for a device. Returns why that is impossible; empty if it is "
+             "not. Raises RuntimeError for an error that may pass.");
+  module.def("depthwise_plan_cache_info", &cache_info, "Hits, misses, size and capacity of the cache of plans.");
   module.def("depthwise_weight_gradient_rejection", &rejection_of, nb::arg("device"), nb::arg("type"),
              nb::arg("shapes"), nb::arg("layout"), "Why the kernel does not support a problem; empty if it does.");
   module.def("depthwise_weight_gradient_plan", &plan_of, nb::arg("device"), nb::arg("type"), nb::arg("shapes"),

@@ -8,6 +8,7 @@
 #include "cuda/depthwise/op.h"
 #include "cuda/runtime/driver.h"
 #include "cuda/runtime/handler_support.h"
+#include "cuda/runtime/retained.h"
 
 namespace jaxgrad {
 namespace ffi = xla::ffi;
@@ -38,6 +39,7 @@ ffi::Error weight_gradient(CUstream stream, Arg x, Arg dy, Ret dw, Bytes workspa
   check_workspace(workspace, plan->workspace_bytes(), checks);
   if (checks.failed()) return checks.error();
   plan->run(stream, x.untyped_data(), dy.untyped_data(), dw->untyped_data(), workspace->untyped_data());
+  if (driver::is_capturing(stream)) retain_for_cuda_graph(plan);
   return ffi::Error::Success();
 }
 

@@ -2,18 +2,40 @@
 
 #include <array>
 #include <functional>
-#include <limits>
+#include <utility>
 
 #include "common/lru_cache.h"
 #include "cuda/depthwise/kernel_source.h"
 #include "cuda/runtime/device_source.h"
+#include "cuda/runtime/module.h"
 #include "cuda/runtime/nvrtc.h"
 
 namespace jaxgrad {
+
+// The kernels for the shapes of one image, loaded on one device.
+class DepthwiseKernels {
+ public:
+  DepthwiseKernels(const std::string& definitions, int64_t shared_bytes, int architecture)
+      : module_(nvrtc::compile(definitions + kDeviceSource + kDepthwiseWeightGradientSource, architecture)),
+        partial_(module_.function("depthwise_weight_gradient_partial")),
+        sum_(module_.function("depthwise_weight_gradient_sum")) {
+    JAXGRAD_DRIVER(driver::api().cuFuncSetAttribute(partial_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                                    static_cast<int>(shared_bytes)));
+  }
+
+  CUfunction partial() const { return partial_; }
+  CUfunction sum() const { return sum_; }
+
+ private:
+  driver::Module module_;
+  CUfunction partial_, sum_;
+};
+
 namespace {
 
-constexpr size_t kCapacity = std::numeric_limits<size_t>::max();  // unbounded: a CUDA graph may run any plan later
-constexpr int kMinArchitecture = 80;                              // asynchronous copies to shared memory
+constexpr size_t kCapacity = 256;       // plans, which keep kernels loaded
+constexpr size_t kKernelCapacity = 64;  // programs; batch sizes may share them
+constexpr int kMinArchitecture = 80;    // asynchronous copies to shared memory
 
 Gpu gpu_of(int device) {
   CUdevice found = 0;
@@ -40,9 +62,19 @@ struct KeyHash {
   }
 };
 
+// The caches are never destroyed: at exit, the driver may be unloaded before the plans.
 LruCache<DepthwiseKey, DepthwisePlan, KeyHash>& cache() {
   static auto& plans = *new LruCache<DepthwiseKey, DepthwisePlan, KeyHash>(kCapacity);
   return plans;
+}
+
+std::shared_ptr<const DepthwiseKernels> kernels_of(const DepthwiseShape& shape, const DepthwiseTiling& tiling,
+                                                   const Gpu& gpu, int device) {
+  static auto& loaded = *new LruCache<std::string, DepthwiseKernels, std::hash<std::string>>(kKernelCapacity);
+  const std::string definitions = depthwise_definitions(shape, tiling);
+  return loaded.get(std::to_string(device) + "\n" + definitions, [&] {
+    return std::make_shared<const DepthwiseKernels>(definitions, tiling.shared_bytes, gpu.architecture);
+  });
 }
 
 struct Variant {
@@ -66,33 +98,31 @@ Variant find_variant(const DepthwiseKey& key) {
 std::shared_ptr<const DepthwisePlan> build(const DepthwiseKey& key) {
   const Variant variant = find_variant(key);
   const driver::RelaxedCapture relaxed;
-  return std::make_shared<const DepthwisePlan>(variant.shape, variant.tiling, variant.gpu);
+  return std::make_shared<const DepthwisePlan>(variant.shape, variant.tiling,
+                                               kernels_of(variant.shape, variant.tiling, variant.gpu, key.device));
 }
 
 unsigned narrow(int64_t value) { return static_cast<unsigned>(value); }
 
 }  // namespace
 
-DepthwisePlan::DepthwisePlan(const DepthwiseShape& shape, const DepthwiseTiling& t, const Gpu& gpu)
+DepthwisePlan::DepthwisePlan(const DepthwiseShape& shape, const DepthwiseTiling& t,
+                             std::shared_ptr<const DepthwiseKernels> kernels)
     : tiling_(t),
+      images_(shape.N),
       workspace_bytes_(t.partial_bytes(shape)),
       dw_elements_(shape.taps() * shape.C),
-      module_(nvrtc::compile(depthwise_definitions(shape, t) + kDeviceSource + kDepthwiseWeightGradientSource,
-                             gpu.architecture)),
-      partial_(module_.function("depthwise_weight_gradient_partial")),
-      sum_(module_.function("depthwise_weight_gradient_sum")) {
-  JAXGRAD_DRIVER(driver::api().cuFuncSetAttribute(partial_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                                  static_cast<int>(t.shared_bytes)));
-}
+      kernels_(std::move(kernels)) {}
 
 void DepthwisePlan::run(CUstream stream, const void* x, const void* dy, void* dw, void* workspace) const {
   const DepthwiseTiling& t = tiling_;
-  std::array<void*, 3> partial = {&x, &dy, &workspace};
-  JAXGRAD_DRIVER(driver::api().cuLaunchKernel(partial_, narrow(t.chunks), narrow(t.shares), 1, narrow(t.threads), 1, 1,
-                                              narrow(t.shared_bytes), stream, partial.data(), nullptr));
-  int shares = static_cast<int>(t.shares);
+  int images = static_cast<int>(images_), shares = static_cast<int>(t.shares);
+  std::array<void*, 4> partial = {&x, &dy, &workspace, &images};
+  JAXGRAD_DRIVER(driver::api().cuLaunchKernel(kernels_->partial(), narrow(t.chunks), narrow(t.shares), 1,
+                                              narrow(t.threads), 1, 1, narrow(t.shared_bytes), stream, partial.data(),
+                                              nullptr));
   std::array<void*, 3> sum = {&workspace, &dw, &shares};
-  JAXGRAD_DRIVER(driver::api().cuLaunchKernel(sum_, narrow((dw_elements_ + 31) / 32), 1, 1,
+  JAXGRAD_DRIVER(driver::api().cuLaunchKernel(kernels_->sum(), narrow((dw_elements_ + 31) / 32), 1, 1,
                                               narrow(32 * kDepthwiseSumSlices), 1, 1, 0, stream, sum.data(), nullptr));
 }
 
@@ -105,5 +135,7 @@ void check_compiler(int device) {
 std::shared_ptr<const DepthwisePlan> depthwise_plan(const DepthwiseKey& key) {
   return cache().get(key, [&] { return build(key); });
 }
+
+CacheInfo depthwise_plan_cache_info() { return cache().info(); }
 
 }  // namespace jaxgrad

@@ -6,8 +6,9 @@
 #include <memory>
 #include <string>
 
+#include "common/lru_cache.h"
 #include "cuda/depthwise/tiling.h"
-#include "cuda/runtime/module.h"
+#include "cuda/runtime/driver.h"
 #include "cuda/runtime/no_plan.h"
 
 namespace jaxgrad {
@@ -22,10 +23,13 @@ struct DepthwiseKey : ConvProblem {
   }
 };
 
-// The kernels, compiled for one problem and loaded on one device. Immutable.
+class DepthwiseKernels;
+
+// The kernels for one problem, loaded on one device, and their launch. Immutable.
 class DepthwisePlan {
  public:
-  DepthwisePlan(const DepthwiseShape& shape, const DepthwiseTiling& tiling, const Gpu& gpu);
+  DepthwisePlan(const DepthwiseShape& shape, const DepthwiseTiling& tiling,
+                std::shared_ptr<const DepthwiseKernels> kernels);
 
   // x and dy are channels last; the workspace has workspace_bytes(). All arrays are aligned to 16 bytes.
   void run(CUstream stream, const void* x, const void* dy, void* dw, void* workspace) const;
@@ -34,9 +38,8 @@ class DepthwisePlan {
 
  private:
   DepthwiseTiling tiling_;
-  int64_t workspace_bytes_, dw_elements_;
-  driver::Module module_;
-  CUfunction partial_, sum_;
+  int64_t images_, workspace_bytes_, dw_elements_;
+  std::shared_ptr<const DepthwiseKernels> kernels_;
 };
 
 // Throws NoPlan if the kernels do not support the problem or the device. Compiles nothing.
@@ -48,5 +51,7 @@ void check_compiler(int device);
 // Returns the cached plan of a key; on a miss, compiles and loads the kernels. The key's device must be current. Throws
 // NoPlan as check_depthwise() does, nvrtc::Error and driver::Error. Thread-safe; allowed while the stream is captured.
 std::shared_ptr<const DepthwisePlan> depthwise_plan(const DepthwiseKey& key);
+
+CacheInfo depthwise_plan_cache_info();
 
 }  // namespace jaxgrad

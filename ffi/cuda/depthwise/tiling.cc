@@ -206,7 +206,7 @@ std::string depthwise_definitions(const DepthwiseShape& s, const DepthwiseTiling
       {"ELEMENT_IS_BFLOAT16", s.type == FloatType::kBFloat16},
       {"TAPS_LAST", s.taps_last},
       {"SLICES", kDepthwiseSumSlices},
-      {"N", s.N},
+      {"WHOLE_TILES", s.N % t.TN == 0},
       {"H", s.H},
       {"W", s.W},
       {"C", s.C},

@@ -44,7 +44,7 @@ std::optional<DepthwiseShape> depthwise_shape(const ConvProblem& problem, FloatT
 // The tiling with the smallest estimated time; empty if none fits the GPU.
 std::optional<DepthwiseTiling> depthwise_tiling(const DepthwiseShape& shape, const Gpu& gpu);
 
-// The macro definitions that precede the source of the kernel.
+// The macro definitions that precede the source of the kernel. They do not depend on the batch size but for the tiling.
 std::string depthwise_definitions(const DepthwiseShape& shape, const DepthwiseTiling& tiling);
 
 constexpr int64_t kDepthwiseSumSlices = 8;  // threads that add the partial sums of one element of dw

@@ -1,15 +1,15 @@
 // The weight gradient of a depthwise convolution:
 //   dw[kh, kw, c] = sum over n, i, j of dy[n, i, j, c] * x[n, i SH - PH + kh DH, j SW - PW + kw DW, c].
-// The host defines the names in capitals. A block computes CC channels for its share of the tiles of dy, which have TN
-// images, TH rows and TW columns, while the copies of the next STAGES - 1 tiles are in flight. A thread has one channel
-// and SUB_H x SUB_W elements of a tile; neighboring threads have neighboring channels. It keeps KG x KW sums in
-// registers, one per tap of the window. GROUPS threads share the rows of the window. Elements of a tile outside of dy
-// are zeros, so an infinity or NaN in x may reach more taps of its channel than in exact arithmetic.
+// The host defines the names in capitals, and WHOLE_TILES if no tile has fewer than TN images. A block computes CC
+// channels for its share of the tiles of dy, which have TN images, TH rows and TW columns, while the copies of the next
+// STAGES - 1 tiles are in flight. A thread has one channel and SUB_H x SUB_W elements of a tile; neighboring threads
+// have neighboring channels. It keeps KG x KW sums in registers, one per tap of the window. GROUPS threads share the
+// rows of the window. Elements of a tile outside of dy are zeros, so an infinity or NaN in x may reach more taps of its
+// channel than in exact arithmetic.
 constexpr int XH = (TH - 1) * SH + (GROUPS * KG - 1) * DH + 1;  // rows and columns of x of a tile
 constexpr int XW = (TW - 1) * SW + (KW - 1) * DW + 1;
 constexpr int X_PIXELS = TN * XH * XW, DY_PIXELS = TN * TH * TW;
-constexpr int TILES_H = (HO + TH - 1) / TH, TILES_W = (WO + TW - 1) / TW, TILES_N = (N + TN - 1) / TN;
-constexpr int TILES = TILES_H * TILES_W * TILES_N;
+constexpr int TILES_H = (HO + TH - 1) / TH, TILES_W = (WO + TW - 1) / TW;
 constexpr int SUBS_H = TH / SUB_H, SUBS_W = TW / SUB_W, SUBS = TN * SUBS_H * SUBS_W;
 constexpr int THREADS = SUBS * GROUPS * CC;
 constexpr int TAPS = KH * KW, OWN_TAPS = GROUPS * KG * KW;
@@ -24,11 +24,11 @@ __device__ inline Tile tile_at(int index) {
   return {rest / TILES_H * TN, rest % TILES_H * TH, w * TW};
 }
 
-// Copies a box of `array`, [N, HEIGHT, WIDTH, C], that starts at (n, h, w, c), to `box`, [TN, ROWS, COLUMNS, CC].
+// Copies a box of `array`, [images, HEIGHT, WIDTH, C], that starts at (n, h, w, c), to `box`, [TN, ROWS, COLUMNS, CC].
 // Elements outside of the array are zeros. A thread stays in its column, so that a copy costs little more than a
 // comparison.
 template <int HEIGHT, int WIDTH, int ROWS, int COLUMNS>
-__device__ inline void copy_box(T* box, const T* array, int n, int h, int w, int c) {
+__device__ inline void copy_box(T* box, const T* array, int images, int n, int h, int w, int c) {
   constexpr int LANES = COLUMNS * CC / VECTOR, PASSES = (LANES + THREADS - 1) / THREADS;
   constexpr int STEP = PASSES > 1 ? 1 : THREADS / LANES;  // rows that the threads copy at once
   const int first = PASSES > 1 ? 0 : threadIdx.x / LANES;
@@ -46,17 +46,18 @@ __device__ inline void copy_box(T* box, const T* array, int n, int h, int w, int
 #pragma unroll
       for (int row = 0; row < ROWS; row += STEP) {
         if (ROWS % STEP != 0 && row + first >= ROWS) break;
-        const bool valid = inside && static_cast<unsigned>(h + first + row) < HEIGHT && (N % TN == 0 || n + image < N);
+        const bool valid =
+            inside && static_cast<unsigned>(h + first + row) < HEIGHT && (WHOLE_TILES || n + image < images);
         copy_async<VECTOR * sizeof(T)>(to + (image * ROWS + row) * COLUMNS * CC,
                                        from + (image * HEIGHT + row) * WIDTH * C, valid);
       }
   }
 }
 
-__device__ inline void copy_tile(T* stage, const T* x, const T* dy, int index, int c) {
+__device__ inline void copy_tile(T* stage, const T* x, const T* dy, int images, int index, int c) {
   const Tile tile = tile_at(index);
-  copy_box<H, W, XH, XW>(stage, x, tile.n, tile.i * SH - PH, tile.j * SW - PW, c);
-  copy_box<HO, WO, TH, TW>(stage + X_PIXELS * CC, dy, tile.n, tile.i, tile.j, c);
+  copy_box<H, W, XH, XW>(stage, x, images, tile.n, tile.i * SH - PH, tile.j * SW - PW, c);
+  copy_box<HO, WO, TH, TW>(stage + X_PIXELS * CC, dy, images, tile.n, tile.i, tile.j, c);
 }
 
 // Adds the products of a thread's part of a tile to its taps. All register indices are compile-time constants.
@@ -86,7 +87,9 @@ __device__ inline void add_products(float (&sums)[KG][KW], const T* x, const T* 
 
 // partial [gridDim.y, KH, KW, C]: the sums over the tiles of each block. The grid is (channels / CC, shares).
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    depthwise_weight_gradient_partial(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial) {
+    depthwise_weight_gradient_partial(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial,
+                                      int images) {
+  const int tiles = TILES_H * TILES_W * ((images + TN - 1) / TN);
   T* const stages = reinterpret_cast<T*>(shared_memory());
   const int first = blockIdx.x * CC, c = threadIdx.x % CC, part = threadIdx.x / CC;
   const int group = part % GROUPS, sub = part / GROUPS;
@@ -103,16 +106,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
   for (int ahead = 0; ahead < STAGES - 1; ++ahead) {
     const int tile = blockIdx.y + ahead * gridDim.y;
-    if (tile < TILES) copy_tile(stages + ahead * STAGE, x, dy, tile, first);
+    if (tile < tiles) copy_tile(stages + ahead * STAGE, x, dy, images, tile, first);
     commit_copies();
   }
   int stage = 0;
 #pragma unroll 1
-  for (int tile = blockIdx.y; tile < TILES; tile += gridDim.y) {
+  for (int tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
     wait_for_copies<STAGES - 2>();
     __syncthreads();  // all threads see the tile, and no thread uses the previous stage
     const int next = tile + (STAGES - 1) * gridDim.y;
-    if (next < TILES) copy_tile(stages + (stage + STAGES - 1) % STAGES * STAGE, x, dy, next, first);
+    if (next < tiles) copy_tile(stages + (stage + STAGES - 1) % STAGES * STAGE, x, dy, images, next, first);
     commit_copies();
     add_products(sums, stages + stage * STAGE + own_x, stages + stage * STAGE + own_dy);
     stage = (stage + 1) % STAGES;

@@ -77,6 +77,13 @@ Error::Error(cudnnStatus_t status, const char* expression, const char* file, int
                          " at " + file + ":" + std::to_string(line)),
       status(status) {}
 
+bool is_unsupported(const Error& error) {
+  // A kernel that does not compile is one that this engine does not have.
+  if (error.status == CUDNN_STATUS_INTERNAL_ERROR_COMPILATION_FAILED) return true;
+  const int category = CUDNN_STATUS_CATEGORY(error.status);
+  return category == CUDNN_STATUS_NOT_SUPPORTED || category == CUDNN_STATUS_BAD_PARAM;
+}
+
 cudnnDataType_t data_type(FloatType type) {
   switch (type) {
     case FloatType::kFloat32:
@@ -139,6 +146,15 @@ Handle::~Handle() { reset_stream(); }
 void Handle::reset_stream() {
   if (has_external_stream_) api().cudnnSetStream(handle_, slot_.internal_stream);
   has_external_stream_ = false;
+}
+
+void Handle::check_device(const Error& error) const {
+  if (is_unsupported(error)) return;
+  const CUresult fault = driver::find_fault(slot_.internal_stream);
+  if (fault != CUDA_SUCCESS) throw driver::DeviceFault(fault, error.what());
+  const bool of_host = error.status == CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED;
+  if (of_host || error.status == CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED || driver::is_full())
+    throw driver::OutOfMemory(error.what(), of_host);
 }
 
 void Handle::set_stream(CUstream stream) {

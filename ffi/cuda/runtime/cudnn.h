@@ -65,6 +65,9 @@ class Error : public std::runtime_error {
   const cudnnStatus_t status;
 };
 
+// Whether cuDNN does not support what it was asked for, at any time. Other errors may pass.
+bool is_unsupported(const Error& error);
+
 // Wraps a call of cuDNN. On failure, the exception has the expression, the source location, the status and the message.
 #define JAXGRAD_CUDNN(expression)                                                     \
   do {                                                                                \
@@ -130,6 +133,11 @@ class Handle {
   cudnnHandle_t get() const { return handle_; }
   void set_stream(CUstream stream);  // until reset_stream() or the end of the exclusive use
   void reset_stream();
+
+  // Finds the cause of an error of cuDNN. Throws driver::DeviceFault if it is an earlier operation on the device, and
+  // driver::OutOfMemory if it is a lack of memory. Returns if it is what cuDNN was asked for. The thread must not
+  // capture a stream.
+  void check_device(const Error& error) const;
 
  private:
   struct Slot;

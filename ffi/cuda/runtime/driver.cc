@@ -87,11 +87,21 @@ bool is_full() {
   return api().cuMemGetInfo(&available, &total) == CUDA_SUCCESS && available < kMinFreeMemory;
 }
 
-OutOfMemory::OutOfMemory(const std::string& error)
-    : jaxgrad::OutOfMemory("the GPU's memory is full: less than " + std::to_string(kMinFreeMemory >> 20) +
-                           " MiB are left for cuDNN besides the memory that JAX has reserved, of which "
-                           "XLA_PYTHON_CLIENT_MEM_FRACTION sets the share (" +
-                           error + ")") {}
+OutOfMemory::OutOfMemory(const std::string& error, bool of_host)
+    : jaxgrad::OutOfMemory((of_host ? "the memory of the host is full ("
+                                  : "the GPU's memory is full: too little is left for cuDNN besides the memory that "
+                                    "JAX has reserved, of which XLA_PYTHON_CLIENT_MEM_FRACTION sets the share (") +
+                         error + ")") {}
+
+DeviceFault::DeviceFault(CUresult fault, const std::string& error)
+    : std::runtime_error("an operation that ran on the GPU before this call failed, and the GPU cannot be used until " +
+                         std::string("the process ends: CUDA: ") + describe(fault) + " (status " +
+                         std::to_string(fault) + "); then " + error) {}
+
+CUresult find_fault(CUstream stream) {
+  const CUresult status = api().cuStreamQuery(stream);
+  return status == CUDA_ERROR_NOT_READY ? CUDA_SUCCESS : status;
+}
 
 CurrentDevice::CurrentDevice(int device) : device_(device) {
   CUcontext context = nullptr;
@@ -123,6 +133,8 @@ RelaxedCapture::RelaxedCapture() { JAXGRAD_DRIVER(api().cuThreadExchangeStreamCa
 
 RelaxedCapture::~RelaxedCapture() { api().cuThreadExchangeStreamCaptureMode(&mode_); }
 
+OwningContext::OwningContext() { JAXGRAD_DRIVER(api().cuCtxGetCurrent(&context_)); }
+
 bool is_capturing(CUstream stream) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   JAXGRAD_DRIVER(api().cuStreamIsCapturing(stream, &status));
@@ -152,9 +164,10 @@ Stopwatch::Stopwatch() {
 
 void Stopwatch::start() { JAXGRAD_DRIVER(api().cuEventRecord(before_.get(), stream())); }
 
-float Stopwatch::stop_milliseconds() {
+void Stopwatch::stop() { JAXGRAD_DRIVER(api().cuEventRecord(after_.get(), stream())); }
+
+float Stopwatch::milliseconds() {
   float milliseconds = 0;
-  JAXGRAD_DRIVER(api().cuEventRecord(after_.get(), stream()));
   JAXGRAD_DRIVER(api().cuEventSynchronize(after_.get()));
   JAXGRAD_DRIVER(api().cuEventElapsedTime(&milliseconds, before_.get(), after_.get()));
   return milliseconds;

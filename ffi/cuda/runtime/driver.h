@@ -45,6 +45,7 @@ namespace jaxgrad::driver {
   X(cuStreamDestroy)                \
   X(cuStreamGetCtx)                 \
   X(cuStreamIsCapturing)            \
+  X(cuStreamQuery)                  \
   X(cuStreamSynchronize)            \
   X(cuThreadExchangeStreamCaptureMode)
 
@@ -81,11 +82,22 @@ int architecture(int device);  // 10 * major + minor compute capability
 // Whether the current device has almost no free memory.
 bool is_full();
 
-// The memory of the device is full. cuDNN reports an internal error in this case.
+// The memory of the device, or of the host, is full. cuDNN mostly reports an internal error in this case.
 class OutOfMemory : public jaxgrad::OutOfMemory {
  public:
-  explicit OutOfMemory(const std::string& error);
+  explicit OutOfMemory(const std::string& error, bool of_host = false);
 };
+
+// An operation that ran on the device before this call failed, for instance with an illegal memory access. The context
+// is lost: until the process ends, every use of the device fails.
+class DeviceFault : public std::runtime_error {
+ public:
+  DeviceFault(CUresult fault, const std::string& error);
+};
+
+// Returns the error by which the context of a stream is lost, or CUDA_SUCCESS. Does not wait for the device. The stream
+// must not be captured.
+CUresult find_fault(CUstream stream);
 
 // Makes the primary context of a device, which JAX uses, current for the thread; restores the context when destroyed.
 class CurrentDevice {
@@ -116,6 +128,26 @@ class RelaxedCapture {
   CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 
+// Frees what belongs to the context that is current when this object is made: whichever thread frees it, and while the
+// thread captures a stream too.
+class OwningContext {
+ public:
+  OwningContext();
+  template <class Free>
+  void free(Free free) const {
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    CUcontext popped = nullptr;
+    api().cuThreadExchangeStreamCaptureMode(&mode);
+    const bool pushed = api().cuCtxPushCurrent(context_) == CUDA_SUCCESS;
+    free();
+    if (pushed) api().cuCtxPopCurrent(&popped);
+    api().cuThreadExchangeStreamCaptureMode(&mode);
+  }
+
+ private:
+  CUcontext context_ = nullptr;
+};
+
 bool is_capturing(CUstream stream);
 
 // Device memory that is not allocated through JAX. Throws Error with CUDA_ERROR_OUT_OF_MEMORY.
@@ -141,7 +173,8 @@ class Stopwatch {
 
   CUstream stream() const { return stream_.get(); }
   void start();
-  float stop_milliseconds();
+  void stop();
+  float milliseconds();  // from start() to stop(); waits for the stream
 
  private:
   struct Deleter {

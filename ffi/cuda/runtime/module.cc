@@ -9,7 +9,9 @@ Module::Module(std::shared_ptr<const std::string> code) : code_(std::move(code))
   JAXGRAD_DRIVER(api().cuModuleLoadData(&module_, code_->data()));
 }
 
-Module::~Module() { api().cuModuleUnload(module_); }
+Module::~Module() {
+  context_.free([&] { api().cuModuleUnload(module_); });
+}
 
 CUfunction Module::function(const char* name) const {
   const RelaxedCapture relaxed;

@@ -22,6 +22,7 @@ class Module {
   CUfunction function(const char* name) const;
 
  private:
+  OwningContext context_;
   std::shared_ptr<const std::string> code_;
   CUmodule module_ = nullptr;
 };

@@ -4,11 +4,11 @@
 
 #include <array>
 #include <atomic>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <utility>
 
+#include "common/lru_cache.h"
 #include "cuda/runtime/driver.h"
 
 namespace jaxgrad::nvrtc {
@@ -42,6 +42,8 @@ std::atomic<bool> ready{false};
 std::mutex loading;
 
 constexpr std::array<int, 2> kMajors = {13, 12};
+constexpr size_t kCapacity = 64;  // programs, of some tens of kB each
+constexpr Status kOutOfMemory = 1, kProgramCreationFailure = 2, kInternalError = 11;  // may pass
 
 std::string soname(int major) { return "libnvrtc.so." + std::to_string(major); }
 
@@ -76,8 +78,15 @@ void* open(const std::vector<std::string>& paths) {
   throw Error("NVRTC cannot be opened" + tried);
 }
 
+[[noreturn]] void fail(Status status, const std::string& where) {
+  const std::string text = std::string("NVRTC: ") + functions.nvrtcGetErrorString(status) + where;
+  if (status == kOutOfMemory || status == kProgramCreationFailure || status == kInternalError)
+    throw std::runtime_error(text);
+  throw Error(text);
+}
+
 void check(Status status, const char* what) {
-  if (status != 0) throw Error(std::string("NVRTC: ") + functions.nvrtcGetErrorString(status) + " in " + what);
+  if (status != 0) fail(status, std::string(" in ") + what);
 }
 #define JAXGRAD_NVRTC(name, ...) check(functions.name(__VA_ARGS__), #name)
 
@@ -107,9 +116,7 @@ std::string compile_uncached(const std::string& source, int architecture) {
   const std::string target = "--gpu-architecture=sm_" + std::to_string(architecture);
   const std::array<const char*, 2> options = {target.c_str(), "--std=c++17"};
   const Status status = functions.nvrtcCompileProgram(program.get(), static_cast<int>(options.size()), options.data());
-  if (status != 0)
-    throw Error(std::string("NVRTC: ") + functions.nvrtcGetErrorString(status) + " for sm_" +
-                std::to_string(architecture) + ": " + program.log());
+  if (status != 0) fail(status, " for sm_" + std::to_string(architecture) + ": " + program.log());
   size_t size = 0;
   JAXGRAD_NVRTC(nvrtcGetCUBINSize, program.get(), &size);
   std::string code(size, '\0');
@@ -142,18 +149,9 @@ std::string version() {
 
 std::shared_ptr<const std::string> compile(const std::string& source, int architecture) {
   if (!ready) load({});
-  using Key = std::pair<int, std::string>;
-  static std::mutex mutex;
-  static auto& compiled = *new std::map<Key, std::shared_ptr<const std::string>>;
-  const Key key(architecture, source);
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (const auto found = compiled.find(key); found != compiled.end()) return found->second;
-  }
-  // The lock is not held while compiling. If two threads compile the same source, the first result stays.
-  auto code = std::make_shared<const std::string>(compile_uncached(source, architecture));
-  const std::lock_guard<std::mutex> lock(mutex);
-  return compiled.emplace(key, std::move(code)).first->second;
+  static auto& compiled = *new LruCache<std::string, std::string, std::hash<std::string>>(kCapacity);
+  return compiled.get(std::to_string(architecture) + " " + source,
+                      [&] { return std::make_shared<const std::string>(compile_uncached(source, architecture)); });
 }
 
 }  // namespace jaxgrad::nvrtc

@@ -8,7 +8,7 @@
 
 namespace jaxgrad::nvrtc {
 
-// NVRTC is missing, or a program does not compile; what() has the messages of the compiler.
+// NVRTC is missing, or a program does not compile, at any time; what() has the messages of the compiler.
 class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -19,8 +19,8 @@ void load(const std::vector<std::string>& paths);
 
 std::string version();  // "13.0"; empty before load()
 
-// Compiles CUDA C++ to machine code for an architecture, 10 * major + minor compute capability. Each source is compiled
-// once per process. Thread-safe. Throws Error.
+// Compiles CUDA C++ to machine code for an architecture, 10 * major + minor compute capability. The programs used last
+// are kept. Thread-safe. Throws Error, and std::runtime_error for an error that may pass.
 std::shared_ptr<const std::string> compile(const std::string& source, int architecture);
 
 }  // namespace jaxgrad::nvrtc

@@ -63,13 +63,22 @@ class CudnnBackend(BatchNormBackend):
         return preference("batch_norm", pass_name, self.platform, features, (self.implementation, "xla"))
 
     def find_plan(self, pass_name: str, call: BatchNormProblem) -> Rejection | None:
-        # Both passes run on cuDNN, or neither does.
+        """Both passes run on cuDNN, or neither does.
+
+        Raises RuntimeError where cuDNN failed in a multi-process program: other processes, in which cuDNN works, would
+        lower another program.
+        """
         fuses = call.relu and _can_fuse(call)
         try:
-            _workspace(call, is_backward=False, relu=fuses, residual=fuses and call.residual)
-            _workspace(call, is_backward=True, relu=fuses and not call.residual, residual=False)
+            for is_backward in (False, True):
+                residual = fuses and call.residual
+                relu = fuses and not (is_backward and residual)
+                if _workspace(call, is_backward=is_backward, relu=relu, residual=residual and not is_backward) is None:
+                    return Rejection("cuDNN does not support this call")
         except RuntimeError as error:
-            return Rejection(f"cuDNN has no plan for the call: {error}")
+            if jax.process_count() > 1:
+                raise
+            return Rejection(f"cuDNN failed: {error}", missing=str(error))
         return None
 
     def typical_rejection(self, op_name: str, pass_name: str) -> Rejection | None:
@@ -117,20 +126,34 @@ def _can_fuse(problem: BatchNormProblem) -> bool:
     return has_fast_kernels(problem) and (not problem.residual or problem.channels % 4 == 0)
 
 
-def _workspace(problem: BatchNormProblem, *, is_backward: bool, relu: bool, residual: bool) -> int:
-    """Returns bytes; raises RuntimeError where cuDNN has no plan for a GPU of this machine."""
+def _workspace(problem: BatchNormProblem, *, is_backward: bool, relu: bool, residual: bool) -> int | None:
+    """Returns bytes, or None where cuDNN does not support the call on the GPU of this machine.
+
+    Without a GPU on this machine the result is an estimate. Where the program runs, the handler allocates memory for
+    the call if the estimate is too small, or raises an error while XLA records the call into a CUDA graph.
+
+    Raises:
+      RuntimeError: cuDNN failed, for instance because the GPU's memory is full. It is not remembered.
+    """
     sizes = (problem.outer, problem.channels, problem.inner)
     return _cached_workspace(is_backward, cuda.float_type(problem.dtype), *sizes, relu, residual)
+
+
+def _workspace_of_call(problem: BatchNormProblem, *, is_backward: bool, relu: bool, residual: bool) -> int:
+    workspace = _workspace(problem, is_backward=is_backward, relu=relu, residual=residual)
+    if workspace is None:  # only a forced call that vmap has changed: the selection asked for the call itself
+        raise NotImplementedError(f"cuDNN does not support {problem} under vmap; implementation='xla' runs it")
+    return workspace
 
 
 @lru_cache(4096)
 def _cached_workspace(
     is_backward: bool, float_type: int, outer: int, channels: int, inner: int, relu: bool, residual: bool
-) -> int:
+) -> int | None:
     device = cuda.gpu_ordinal()
     if device is None:
-        # An upper bound: cuDNN needed less than 10 bytes per row and 100 per channel, and one bit per element of the
-        # residual, in all cases that were tried.
+        # cuDNN needed less than 10 bytes per row and 100 per channel, and one bit per element of the residual, in all
+        # cases that were tried.
         return (8 << 20) + 32 * outer + 1024 * channels + (outer * channels * inner // 4 if residual else 0)
     return cuda.module.batch_norm_workspace(device, is_backward, float_type, outer, channels, inner, relu, residual)
 
@@ -151,7 +174,7 @@ def _forward_call(
         "jaxgrad_cudnn_batch_norm_forward",
         (jax.ShapeDtypeStruct(x.shape, x.dtype), channels, channels, running),
         (x, scale, bias, empty_if_none(residual, x.dtype)),
-        _workspace(problem, is_backward=False, relu=relu, residual=residual is not None),
+        _workspace_of_call(problem, is_backward=False, relu=relu, residual=residual is not None),
         named={"x": x, "mean": channels},
         **_attributes(params, relu),
     )
@@ -175,7 +198,7 @@ def _backward_call(
         "jaxgrad_cudnn_batch_norm_backward",
         (jax.ShapeDtypeStruct(x.shape, x.dtype), channels, channels),
         (x, dy, scale, empty_if_none(bias, channels.dtype), mean, rstd),
-        _workspace(problem, is_backward=True, relu=relu, residual=False),
+        _workspace_of_call(problem, is_backward=True, relu=relu, residual=False),
         named={"x": x, "mean": mean},
         **_attributes(params, relu),
     )

@@ -43,11 +43,16 @@ class DepthwiseCudaBackend(ConvBackend):
         return None if cuda.targets() else _missing(cuda.unavailable())
 
     def find_plan(self, pass_name: str, call: ConvCall) -> Rejection | None:
-        if reason := kernel_rejection(call.problem):
-            return Rejection(reason)
-        if reason := cuda.nvrtc_unavailable():
-            return _missing(reason)
-        return None
+        """Raises RuntimeError for a failure of CUDA in a multi-process program, as the backend of cuDNN does."""
+        try:
+            if reason := kernel_rejection(call.problem):
+                return Rejection(reason)
+            reason = cuda.nvrtc_unavailable()
+        except RuntimeError as error:
+            if jax.process_count() > 1:
+                raise
+            reason = str(error)
+        return _missing(reason) if reason else None
 
     def supports_resized(self, pass_name: str, call: ConvCall) -> bool:
         return not kernel_rejection(call.problem.in_groups())

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from functools import cache
 
-import jax
-
 from jaxgrad._src.conv.geometry import ConvGeometry
 from jaxgrad._src.conv.problem import ConvProblem
 from jaxgrad._src.native import cuda
@@ -42,14 +40,7 @@ def transpose_unavailable(device: int) -> str:
     """Returns why the kernel cannot run on a GPU; empty if it can, and then it is compiled and loaded there.
 
     Raises:
-      RuntimeError: the kernel cannot be loaded, and other processes of the program may have been able to load it.
+      RuntimeError: an error that may pass, for instance because the GPU's memory is full. It is not remembered. Other
+        processes of the program may not have it, and would lower another program.
     """
-    if problem := cuda.nvrtc_unavailable():
-        return problem
-    try:
-        cuda.module.load_transpose_kernels(device)
-    except RuntimeError as error:
-        if jax.process_count() > 1:
-            raise
-        return str(error)
-    return ""
+    return cuda.nvrtc_unavailable() or str(cuda.module.load_transpose_kernels(device))

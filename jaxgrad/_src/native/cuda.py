@@ -86,13 +86,12 @@ def cudnn_unavailable() -> str:
 
 @cache
 def nvrtc_unavailable() -> str:
-    """Returns why CUDA kernels cannot be compiled on this machine; empty if they can. Loads NVRTC at the first call."""
+    """Returns why CUDA kernels cannot be compiled on this machine; empty if they can. Loads NVRTC at the first call.
+
+    Raises:
+      RuntimeError: an error that may pass, for instance because memory is full. It is not remembered.
+    """
     if module is None:
         return _error
-    try:
-        module.load_nvrtc(library_paths(_NVRTC_PACKAGES, ("libnvrtc.so.13", "libnvrtc.so.12")) or [])
-        if (device := gpu_ordinal()) is not None:
-            module.check_nvrtc(device)
-    except RuntimeError as error:
-        return str(error)
-    return ""
+    paths = library_paths(_NVRTC_PACKAGES, ("libnvrtc.so.13", "libnvrtc.so.12")) or []
+    return str(module.nvrtc_problem(paths, gpu_ordinal()))

@@ -1,0 +1,483 @@
+"""What a failure of cuDNN, of the driver or of memory leads to, with the fakes of fake_cuda.c. No GPU is needed.
+
+A failure ends in a clear error, or in another engine with the same program and the right values. What may pass is not
+remembered.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from jaxgrad._src.native import cuda
+
+pytestmark = pytest.mark.skipif(
+    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
+)
+
+ENGINES = "11:100:30,12:200:10,13:300:20"
+
+
+@pytest.fixture
+def run(run_python, fake_cuda):
+    """Runs a script in a fresh process and returns the values that it passes to `report`."""
+
+    def run(script, **environment):
+        settings = {"LD_LIBRARY_PATH": str(fake_cuda), "JAX_PLATFORMS": "cpu", "FAKE_ENGINES": ENGINES, **environment}
+        return json.loads(
+            run_python("import os\nfrom fake_gpu import *\n" + script, **settings).stdout.splitlines()[-1]
+        )
+
+    return run
+
+
+_FAILED_PLAN = """
+step = Step(gradients=False)
+found = [step.run(), fake.fake_engine()]
+fail("cudnnBackendExecute", 1, {status})
+found += [step.run(), fake.fake_engine(), fake.fake_calls()]
+fail(None)
+report(found=[*found, step.run(), fake.fake_engine()])
+"""
+
+
+@pytest.mark.parametrize("status", [2000, 3000, 4000, 5000])
+def test_a_plan_that_fails_to_run_is_replaced(run, status):
+    found = run(_FAILED_PLAN.format(status=status))["found"]
+    assert found == ["right", 12, "right", 11, 2, "right", 11]
+
+
+@pytest.mark.parametrize("status", [4003, 4004])
+def test_a_plan_that_lacks_memory_is_kept(run, status):
+    """Another engine runs this time only."""
+    found = run(_FAILED_PLAN.format(status=status))["found"]
+    assert found == ["right", 12, "right", 11, 2, "right", 12]
+    assert run(_FAILED_PLAN.format(status=5000), FAKE_FREE="1000")["found"][-1] == 12
+
+
+def test_a_fault_of_the_device_is_not_the_plans(run):
+    """The fault of an earlier kernel: one error that says so, no other engine is built, and the plan is kept."""
+    found = run("""
+step = Step(gradients=False)
+first = [step.run(), fake.fake_engine(), jaxgrad.plan_cache_info()["cudnn"]]
+fake.fake_fault(700)
+step_on_miss = outcome(engine, new_size())
+fail("cudnnBackendExecute", 1, 5000)
+error = [step.run(), fake.fake_calls()]
+fail("cudnnBackendFinalize", 1, 0)
+on_build = [step.run(), fake.fake_calls()]
+fake.fake_fault(0)  # which no GPU can do
+report(first=first, error=error, miss=step_on_miss, again=[step.run(), fake.fake_engine(),
+       jaxgrad.plan_cache_info()["cudnn"]["misses"] - first[2]["misses"]], on_build=on_build)
+""")
+    assert found["first"][:2] == ["right", 12]
+    assert found["on_build"][1] == 1  # the arguments of the call; no plan
+    for error in (found["error"][0], found["on_build"][0], found["miss"]):
+        assert "an operation that ran on the GPU before this call failed" in error
+        assert "an illegal memory access (status 700)" in error
+        assert "status 5000" in error
+    assert found["again"] == ["right", 12, 1]
+
+
+def test_an_error_while_a_stream_is_captured(run):
+    """The error is returned as it is: the context is not asked, and no other plan is tried."""
+    found = run("""
+step = Step(gradients=False)
+step.run()
+fake.fake_capture(1)
+fail("cudnnBackendExecute", 1, 5000)
+error = [step.run(), fake.fake_calls()]
+fail(None)
+captured = step.run(), jaxgrad.plan_cache_info()["cudnn"]["recorded"]
+cold = Step(planned=False, gradients=False)
+fail("cudnnBackendFinalize", 0, 5000)
+cold_error = cold.run()
+fail(None)
+report(error=error, captured=captured, cold_error=cold_error, cold=cold.run(), engine=fake.fake_engine())
+""")
+    assert "status 5000" in found["error"][0]
+    assert found["error"][1] == 1
+    assert found["captured"] == ["right", 1]
+    assert "status 5000" in found["cold_error"]
+    assert found["cold"] == "right"
+    assert found["engine"] == 11  # nothing was timed
+
+
+_CUDNN_STATUSES = (1001, 2000, 3000, 4000, 4001, 4003, 4004, 5000)
+_LASTING = (2000, 3000, 4001)  # bad parameter, not supported, compilation failed
+_DRIVER_STATUSES = (1, 2, 700)  # invalid value, out of memory, illegal address
+
+_EVERY_CALL = """
+def trials(function, statuses, search):
+    "Lets each call of a function fail in turn while a plan is made, and then asks for the plan again."
+    for status in statuses:
+        for n in itertools.count(1):
+            size = new_size()
+            fail(function, n, status)
+            first = outcome(engine, size, search)
+            reached = fake.fake_calls() >= n
+            fail(None)
+            if not reached:
+                break
+            yield [status, n, first, outcome(engine, size, search)]
+
+report(found=list(trials({function!r}, {statuses}, {search!r})), other=engine(new_size(), {search!r}))
+"""
+
+
+@pytest.mark.parametrize("search", ["heuristic", "exhaustive"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        "cudnnBackendCreateDescriptor",
+        "cudnnBackendSetAttribute",
+        "cudnnBackendFinalize",
+        "cudnnBackendGetAttribute",
+        "cudnnBackendExecute",
+        "cudnnCreate",
+        "cudnnSetStream",
+    ],
+)
+def test_every_call_of_cudnn_fails_while_a_plan_is_made(run, function, search):
+    """An error that may pass is raised, or another engine is timed; neither changes the program."""
+    found = run(_EVERY_CALL.format(function=function, statuses=_CUDNN_STATUSES, search=search))
+    expected = ["engine 12", 300] if search == "exhaustive" else ["engine 11", 100]
+    assert found["other"] == expected
+    assert found["found"] or search == "heuristic"  # which executes nothing
+    for status, n, first, again in found["found"]:
+        context = status, n, first, again
+        if isinstance(first, str):
+            assert first.startswith("RuntimeError: "), context
+            assert f"status {status}" in first, context
+            assert function in first, context
+            assert again == expected, context
+        elif status not in _LASTING:
+            assert first is not None, context
+            assert first[1] == expected[1], context
+            assert first == expected or search == "exhaustive", context
+            assert again == first, context
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "cuCtxPushCurrent_v2",
+        "cuDeviceGet",
+        "cuDeviceGetAttribute",
+        "cuDeviceGetName",
+        "cuDevicePrimaryCtxRetain",
+        "cuDriverGetVersion",
+        "cuEventCreate",
+        "cuEventElapsedTime",
+        "cuEventRecord",
+        "cuEventSynchronize",
+        "cuMemAlloc_v2",
+        "cuMemsetD32Async",
+        "cuStreamCreate",
+        "cuThreadExchangeStreamCaptureMode",
+    ],
+)
+def test_every_call_of_the_driver_fails_while_a_plan_is_made(run, function):
+    found = run(_EVERY_CALL.format(function=function, statuses=_DRIVER_STATUSES, search="exhaustive"))
+    assert found["other"] == ["engine 12", 300]
+    assert found["found"]
+    for status, n, first, again in found["found"]:
+        context = status, n, first, again
+        if isinstance(first, str):
+            assert first.startswith("RuntimeError: "), context
+            assert f"status {status}" in first, context
+            assert function.removesuffix("_v2") in first, context
+            assert again == ["engine 12", 300], context
+        else:  # in a destructor, or without memory, which candidates are not timed for
+            assert first == again, context
+            assert first == ["engine 12", 300] or (status == 2 and first == ["engine 11", 300]), context
+
+
+_EVERY_RUN = """
+def trials(function, statuses, planned):
+    "Lets each call of a function fail in turn while a program runs, and then runs it again."
+    for status in statuses:
+        for n in itertools.count(1):
+            step = Step(planned=planned, gradients=False)
+            fail(function, n, status)
+            first = step.run()
+            reached = fake.fake_calls() >= n
+            fail(None)
+            if not reached:
+                break
+            yield [status, n, first, step.run()]
+
+report(found=list(trials({function!r}, {statuses}, {planned})))
+"""
+
+
+@pytest.mark.parametrize("planned", [True, False], ids=["planned", "unplanned"])
+@pytest.mark.parametrize(
+    ("function", "statuses"),
+    [
+        ("cudnnBackendCreateDescriptor", (3000, 4000, 4004)),
+        ("cudnnBackendExecute", _CUDNN_STATUSES),
+        ("cudnnBackendFinalize", (3000, 4000, 4004, 5000)),
+        ("cudnnSetStream", (4000, 5000)),
+        ("cuCtxGetCurrent", (1, 700)),
+        ("cuCtxGetDevice", (1, 700)),
+        ("cuStreamIsCapturing", (1, 700)),
+    ],
+)
+def test_every_call_fails_while_a_program_runs(run, function, statuses, planned):
+    """An error, or right values; the next run is right. Plans are made before or in the run."""
+    found = run(_EVERY_RUN.format(function=function, statuses=statuses, planned=planned))["found"]
+    assert found
+    for status, n, first, again in found:
+        unsupported = status == 3000 and "cuDNN has no plan" in first
+        assert first == "right" or f"status {status}" in first or unsupported, (status, n, first)
+        assert again == "right", (status, n, first, again)
+    if function == "cudnnBackendExecute":
+        assert all(first == "right" for _, _, first, _ in found)
+
+
+def test_gradients_are_right_and_descriptors_are_freed(run):
+    """The fake computes what cuDNN does, on every path of the other tests."""
+    found = run("""
+steps = [Step(planned=planned) for planned in (True, False)]
+before = [step.run() for step in steps] and fake.fake_descriptors()
+report(found=[step.run() for step in steps], freed=fake.fake_descriptors() == before)
+""")
+    assert found == {"found": ["right", "right"], "freed": True}
+
+
+def test_every_candidate_fails_with_an_error_that_may_pass(run):
+    """It is no missing support: forced calls raise RuntimeError, and later calls run on cuDNN."""
+    found = run("""
+x, w = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((2, 9, 8, 4), (6, 3, 2, 4)))
+settings = {**SETTINGS, "feature_group_count": 1, "rhs_dilation": (1, 1)}
+
+def explained():
+    call = jaxgrad.conv_general_dilated, x, w
+    return str(jaxgrad.explain(*call, **settings, implementation="cudnn", platform="cpu"))
+
+os.environ["FAKE_REFUSES"] = "11:4000,12:5000,13:3000"
+forced = outcome(explained)
+del os.environ["FAKE_REFUSES"]
+report(forced=forced, later=outcome(explained))
+""")
+    assert found["forced"].startswith("RuntimeError: jaxgrad.conv_general_dilated: implementation='cudnn' cannot run")
+    assert "status 4000" in found["forced"]
+    assert "forced by implementation='cudnn'" in found["later"]
+
+
+_MISSING = """
+import json
+from jaxgrad._src.native import cuda
+
+def error(function, *args):
+    try:
+        return function(*args) or ""
+    except RuntimeError as raised:
+        return str(raised)
+
+print(json.dumps([error(cuda.module.total_memory, 0), cuda.cudnn_unavailable(), error(cuda.nvrtc_unavailable)]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "index", "message"),
+    [
+        ("cuStreamQuery", 0, "the CUDA driver has no function cuStreamQuery"),
+        ("cudnnBackendExecute", 1, "the cuDNN that was found has no function cudnnBackendExecute"),
+        ("nvrtcGetCUBIN", 2, "the NVRTC that was found has no function nvrtcGetCUBIN"),
+    ],
+)
+def test_a_library_without_a_function(run_python, fake_cuda, tmp_path, function, index, message):
+    source = Path(__file__).parents[1] / "fake_cuda.c"
+    library = tmp_path / "libcuda.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", f"-D{function}=removed", "-o", library, source], check=True)
+    for name in ("libcudnn.so.9", "libnvrtc.so.13"):
+        (tmp_path / name).symlink_to(library)
+    done = run_python(_MISSING, LD_LIBRARY_PATH=str(tmp_path), JAX_PLATFORMS="cpu")
+    assert json.loads(done.stdout)[index] == message
+
+
+@pytest.mark.parametrize(("status", "message"), [(100, "finds no usable GPU"), (0, "")])
+def test_a_driver_that_does_not_start(run_python, fake_cuda, status, message):
+    environment = {"LD_LIBRARY_PATH": str(fake_cuda), "FAKE_FAIL": f"cuInit:1:{status}", "JAX_PLATFORMS": "cpu"}
+    found = json.loads(run_python(_MISSING, **environment).stdout)[0]
+    assert message in str(found)
+
+
+@pytest.mark.parametrize("status", [1, 2, 11])
+def test_a_failure_of_nvrtc_that_may_pass_is_not_remembered(run, status):
+    """Out of memory, program creation failure, internal error. A program that does not compile stays missing."""
+    script = """
+from jaxgrad._src.conv.weight_transpose import transpose_unavailable
+fail("nvrtcCompileProgram", 1, STATUS)
+first = outcome(transpose_unavailable, 0)
+fail("cuModuleLoadData", 1, 2)
+second = outcome(transpose_unavailable, 0)
+fail(None)
+report(found=[first, second, outcome(transpose_unavailable, 0)])
+"""
+    first, second, last = run(script.replace("STATUS", str(status)))["found"]
+    assert first.startswith("RuntimeError: NVRTC")
+    assert second.startswith("RuntimeError: CUDA: out of memory")
+    assert last == ""
+    first, _, last = run(script.replace("STATUS", "6"))["found"]
+    assert first == last != ""
+    assert "NVRTC_ERROR_COMPILATION" in first
+
+
+_BATCH_NORM = """
+def step(size):
+    x = jnp.ones((size, 8, 16), "bfloat16")
+    scale = jnp.ones(16, "float32")
+    return jax.jit(jaxgrad.batch_norm_training, static_argnames="implementation").lower(
+        x, scale, scale, implementation="cudnn"
+    ).compile(), (x, scale, scale)
+
+def ran(size):
+    compiled, arrays = step(size)
+    return outcome(lambda: jax.block_until_ready(compiled(*arrays)) and "right")
+"""
+
+
+def test_batch_norm_that_cudnn_fails_for_is_not_unsupported(run):
+    """An error that may pass is raised, names the function, and is not remembered."""
+    found = run(
+        _BATCH_NORM
+        + """
+name = "cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize"
+found = []
+for status in (3000, 4000, 4004):
+    size = new_size()
+    fail(name, 1, status)
+    first = outcome(lambda: step(size) and "lowered")
+    fail(None)
+    found.append([first, outcome(lambda: step(size) and "lowered")])
+report(found=found)
+""",
+        FAKE_BATCH_NORM="1000",
+    )["found"]
+    (unsupported, still), *passing = found
+    assert unsupported == still
+    assert unsupported.startswith("ValueError: ")
+    assert "cuDNN does not support this call" in unsupported
+    for status, (first, again) in zip((4000, 4004), passing, strict=True):
+        assert first.startswith("RuntimeError: ")
+        assert f"status {status}" in first
+        assert again == "lowered"
+
+
+def test_batch_norm_with_more_workspace_than_the_program_has(run):
+    """A program that was lowered without a GPU: XLA lends the memory, except to a CUDA graph."""
+    found = run(
+        _BATCH_NORM
+        + """
+cuda.gpu_ordinal = lambda: None
+compiled, arrays = step(9)
+cuda.gpu_ordinal = lambda: 0
+
+def ran():
+    try:
+        return jax.block_until_ready(compiled(*arrays)) is not None
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        return str(error)
+
+found = [ran(), calls.fake_scratch_bytes()]
+os.environ["FAKE_BATCH_NORM"] = str(32 << 20)
+found += [ran(), calls.fake_scratch_bytes()]
+fake.fake_capture(1)
+captured = ran()
+fake.fake_capture(0)
+calls.fake_scratch_limit(1 << 20)
+report(found=found, captured=captured, full=ran())
+""",
+        FAKE_BATCH_NORM="1000",
+    )
+    assert found["found"] == [True, 0, True, 32 << 20]
+    assert "bytes, 33554432 are needed" in found["captured"]
+    assert "RESOURCE_EXHAUSTED" in found["full"]
+    assert "33554432 bytes of workspace" in found["full"]
+
+
+def test_calls_run_while_another_thread_times_candidates(run):
+    """Every measurement takes 0.3 s here. The device is free for other calls meanwhile."""
+    found = run("""
+import threading, time
+step = Step(gradients=False)
+step.run()
+fake.fake_waiting(0.3)
+start = time.perf_counter()
+search = threading.Thread(target=engine, args=(new_size(),))
+search.start()
+time.sleep(0.1)
+before = time.perf_counter()
+ran, seconds, busy = step.run(), time.perf_counter() - before, search.is_alive()
+search.join()
+report(ran=ran, seconds=seconds, busy=busy, all=time.perf_counter() - start)
+""")
+    assert found["ran"] == "right"
+    assert found["busy"]
+    assert found["all"] > 1
+    assert found["seconds"] < 0.2
+
+
+def test_plans_are_bounded(run):
+    """One plan for each size, of which the caches keep those used last."""
+    found = run("""
+capacity = jaxgrad.plan_cache_info()["cudnn"]["capacity"]
+counts = []
+for size in range(9, 9 + 2 * capacity + 100):
+    engine(size, "heuristic")
+    if size in (9 + capacity, 9 + 2 * capacity):
+        counts.append(fake.fake_descriptors())
+report(counts=counts, capacity=capacity, info=jaxgrad.plan_cache_info()["cudnn"]["size"])
+""")
+    assert found["info"] == found["capacity"]
+    first, second = found["counts"]
+    assert abs(second - first) < 0.1 * first
+
+
+def test_depthwise_modules_are_bounded(run):
+    """One module for each length and for all batch sizes of one tiling. The caches keep those used last."""
+    found = run("""
+def plan(length, batch=2):
+    spec = (0, 2, 1)
+    geometry = ConvGeometry(spec, (0, 2, 1), spec, (1,), ((1, 1),), (1,), 16, (length,), (3,))
+    problem = ConvProblem(geometry, batch, 16, 16, jnp.dtype("float32"))
+    return cuda.module.depthwise_weight_gradient_plan(0, 0, problem.shapes, geometry.attributes())
+
+for batch in range(64, 128):
+    plan(64, batch)
+of_batches = fake.fake_modules()
+capacity = cuda.module.depthwise_plan_cache_info()["capacity"]
+for length in range(9, 9 + capacity + 50):
+    plan(length)
+size = cuda.module.depthwise_plan_cache_info()["size"]
+report(of_batches=of_batches, modules=fake.fake_modules(), capacity=capacity, size=size)
+""")
+    assert found["size"] == found["capacity"]
+    assert found["modules"] <= found["capacity"] + 64
+    assert found["of_batches"] < 10
+
+
+def test_depthwise_modules_of_cuda_graphs_are_kept(run):
+    """A graph that was captured runs the code of its module later."""
+    found = run("""
+x, w = jnp.ones((2, 9, 8, 16)), jnp.ones((3, 3, 1, 16))
+settings = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+
+def loss(x, w):
+    return jnp.sum(jaxgrad.conv_general_dilated(x, w, **settings, feature_group_count=16, implementation="cuda"))
+
+gradient = jax.jit(jax.grad(loss, 1)).lower(x, w).compile()
+jax.block_until_ready(gradient(x, w))
+before = jaxgrad.plan_cache_info()["cudnn"]["recorded"]
+fake.fake_capture(1)
+for _ in range(2):
+    jax.block_until_ready(gradient(x, w))
+report(found=[before, jaxgrad.plan_cache_info()["cudnn"]["recorded"]])
+""")["found"]
+    assert found == [0, 1]
