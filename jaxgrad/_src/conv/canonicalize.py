@@ -7,7 +7,7 @@ gradient of another convolution. All others run on XLA.
 from __future__ import annotations
 
 import dataclasses
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +30,7 @@ from jaxgrad._src.conv.pass_calls import (
 )
 from jaxgrad._src.conv.xla_faults import is_miscompiled
 from jaxgrad._src.core import checks
+from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.op import Rejection
 from jaxgrad._src.core.selection import reject_symbolic_shapes
 from jaxgrad._src.core.settings import current
@@ -122,7 +123,7 @@ def read(arguments: LaxArguments, lhs: jax.Array, rhs: jax.Array, has_bias: bool
     return _read(arguments, *shapes, has_bias, x64)
 
 
-@lru_cache(_MAX_READINGS)
+@cleared_lru_cache(_MAX_READINGS)
 def _read(arguments, lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, has_bias, x64):
     lhs: Any = jax.ShapeDtypeStruct(lhs_shape, lhs_dtype)
     rhs: Any = jax.ShapeDtypeStruct(rhs_shape, rhs_dtype)
@@ -154,7 +155,9 @@ def _lax_is_miscompiled(
     named = isinstance(arguments.padding, str)
     if empty or named or not all(isinstance(size, (int, np.integer)) for pair in arguments.padding for size in pair):
         return False
-    return is_miscompiled(normalize(arguments, lhs_shape, rhs_shape, out_shape))
+    a = normalize(arguments, lhs_shape, rhs_shape, out_shape)
+    factors = a.lhs_dilation, a.rhs_dilation, a.window_strides
+    return is_miscompiled((a.lhs_spatial, a.window, a.out_spatial), factors, a.padding)
 
 
 def _runs_on_xla(arguments: LaxArguments, lhs: jax.Array, rhs: jax.Array, result: jax.ShapeDtypeStruct) -> str:

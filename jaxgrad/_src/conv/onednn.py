@@ -7,7 +7,7 @@ and XLA then computes the common operand once.
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import jax
@@ -23,6 +23,7 @@ from jaxgrad._src.conv.problem import (
     weight_gradient_problem,
 )
 from jaxgrad._src.conv.xla import add_bias_and_relu
+from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.op import Rejection
 from jaxgrad._src.native import cpu
 from jaxgrad._src.native.ffi import empty_if_none, ffi_call
@@ -94,7 +95,7 @@ class OneDnnPlan(NamedTuple):
     kernel: str
 
 
-@lru_cache(4096)
+@cleared_lru_cache(4096)
 def onednn_plan(pass_name: str, problem: ConvProblem, has_bias: bool) -> OneDnnPlan | None:
     """Returns the plan of a call, or None if oneDNN has none. The C++ module keeps the plan for the call itself.
 

@@ -13,23 +13,23 @@ stride 2 and padding (1, 1) has such an axis.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from jaxgrad._src.conv.geometry import ConvGeometry, Pairs, dilated_size
 
-if TYPE_CHECKING:
-    from jaxgrad._src.conv.pass_calls import ConvArguments
 
-
-def is_miscompiled(a: ConvArguments) -> bool:
+def is_miscompiled(sizes: Sequence[Sequence[int]], factors: Sequence[Sequence[int]], padding: Pairs) -> bool:
     """Whether XLA may miscompile a convolution, or one of those that differentiation makes of it.
 
-    Each axis has three sizes with a factor: the input with lhs_dilation, the window with rhs_dilation, and the result
-    with window_strides. In the derivatives they change places: each may be the window, and its factor the dilation.
+    In the derivatives the input, the window and the result change places: each may be the window, and its factor the
+    dilation.
+
+    Args:
+      sizes: the spatial sizes of the input, of the window and of the result.
+      factors: lhs_dilation, rhs_dilation and window_strides.
+      padding: of each spatial axis.
     """
-    sizes = zip(a.lhs_spatial, a.window, a.out_spatial, strict=True)
-    factors = zip(a.lhs_dilation, a.rhs_dilation, a.window_strides, strict=True)
-    return any(map(_is_miscompiled, sizes, factors, a.padding))
+    return any(map(_is_miscompiled, zip(*sizes, strict=True), zip(*factors, strict=True), padding))
 
 
 def _is_miscompiled(sizes: tuple[int, ...], factors: tuple[int, ...], padding: tuple[int, int]) -> bool:

@@ -17,7 +17,8 @@ def as_array(op: str, name: str, value: Any) -> jax.Array:
     if isinstance(value, jax.Array):
         return value
     try:
-        return jnp.asarray(value)
+        # For a NumPy array, `jnp.asarray` compiles and keeps a program for each shape.
+        return jax.device_put(value) if isinstance(value, np.ndarray) else jnp.asarray(value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{op}: {name} must be an array, got {type(value).__name__}") from error
 

@@ -163,7 +163,7 @@ def _check_lengths(sequence_lens: Any, T: int, B: int) -> jax.Array | None:
             values = np.asarray(sequence_lens)
         except ValueError as error:  # nested lists of unequal lengths
             raise TypeError(f"{_NAME}: sequence_lens must be an array, got {type(sequence_lens).__name__}") from error
-        if values.size and values.dtype.kind in "iu" and (values.min() < 0 or values.max() > T):
+        if isinstance(T, int) and values.dtype.kind in "iu" and ((values < 0) | (values > T)).any():
             wrong = values[(values < 0) | (values > T)][0]
             raise ValueError(f"{_NAME}: sequence_lens must lie in [0, T] = [0, {T}], got {wrong}")
     lengths = checks.as_array(_NAME, "sequence_lens", sequence_lens)
@@ -174,7 +174,7 @@ def _check_lengths(sequence_lens: Any, T: int, B: int) -> jax.Array | None:
         return lengths
     if lengths.dtype.itemsize >= 4:  # clamp before the cast, so that an invalid length stays invalid
         integer = lengths.dtype.type
-        lengths = jnp.minimum(lengths, integer(T + 1))
+        lengths = jnp.minimum(lengths, jnp.asarray(T + 1, lengths.dtype))
         if jnp.issubdtype(lengths.dtype, jnp.signedinteger):
             lengths = jnp.maximum(lengths, integer(-1))
     return lengths.astype(np.int32)
