@@ -71,6 +71,17 @@ def test_run_on_the_cpu(name, implementation, what):
             calls["value"](*arrays)
 
 
+@pytest.mark.parametrize("name", OPS)
+def test_numpy_arrays_without_jit(name):
+    case = op_case(name)
+    arrays = jax.tree.map(np.asarray, case.arrays)
+    with jax.default_device(jax.devices("cpu")[0]):
+        expected = case.call("cpu")(*arrays)
+        with jax.disable_jit():
+            found = case.call("cpu")(*arrays)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
+
+
 @needs_cuda_module
 def test_empty_arrays_keep_the_forced_platform():
     x, c = np.ones((0, 5), np.float32), np.ones(5, np.float32)

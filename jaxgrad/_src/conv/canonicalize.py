@@ -55,14 +55,21 @@ class LaxArguments:
     precision: Any = None
     preferred_element_type: Any = None
     window_reversed: bool = False
+    types: Any = dataclasses.field(init=False, default=None)  # 1, 1.0 and True are equal, but not all are allowed
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _as_tuples(getattr(self, field.name)))
+        values = {name: _as_tuples(getattr(self, name)) for name in self._names()}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "types", tuple(map(_types, values.values())))
+
+    @classmethod
+    def _names(cls) -> list[str]:
+        return [field.name for field in dataclasses.fields(cls) if field.init]
 
     def call_lax(self, lhs: jax.Array, rhs: jax.Array, out_sharding: Any = None) -> jax.Array:
         """`jax.lax.conv_general_dilated`, of rhs as it is."""
-        arguments = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "window_reversed"}
+        arguments = {name: getattr(self, name) for name in self._names() if name != "window_reversed"}
         return conv_general_dilated(lhs, rhs, **arguments, out_sharding=out_sharding)
 
     def call_lax_on_padded(self, lhs: jax.Array, rhs: jax.Array, out_sharding: Any = None) -> jax.Array:
@@ -87,6 +94,10 @@ class LaxArguments:
 def _as_tuples(value: Any) -> Any:
     """The value with lists as tuples, so that it is hashable."""
     return tuple(map(_as_tuples, value)) if type(value) in (list, tuple) else value
+
+
+def _types(value: Any) -> Any:
+    return tuple(map(_types, value)) if type(value) is tuple else type(value)
 
 
 class Reading(NamedTuple):

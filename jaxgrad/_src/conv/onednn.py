@@ -29,6 +29,7 @@ from jaxgrad._src.native import cpu
 from jaxgrad._src.native.ffi import empty_if_none, ffi_call
 from jaxgrad._src.selection import conv_onednn
 
+_MAX_SIZE = 2**31
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -46,8 +47,13 @@ class OneDnnBackend(ConvBackend):
         return cpu.onednn_unavailable()
 
     def supports(self, pass_name: str, call: ConvCall) -> Rejection | None:
-        dtype = call.problem.dtype.name
-        return None if dtype in _DTYPES else Rejection(f"oneDNN has no {dtype}")
+        dtype, g = call.problem.dtype.name, call.problem.geometry
+        if dtype not in _DTYPES:
+            return Rejection(f"oneDNN has no {dtype}")
+        padding = (size for pair in g.padding for size in pair)
+        if max(*g.x_spatial, *g.y_spatial, *g.window_strides, *g.rhs_dilation, *padding) >= _MAX_SIZE:
+            return Rejection("oneDNN takes sizes, strides, dilation and padding below 2^31")
+        return None
 
     def prefers_other(self, pass_name: str, call: ConvCall) -> str:
         return conv_onednn.prefers_xla(pass_name, call.problem)
