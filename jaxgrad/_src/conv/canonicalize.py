@@ -130,7 +130,7 @@ def read(arguments: LaxArguments, lhs: jax.Array, rhs: jax.Array, has_bias: bool
     try:
         hash(arguments)
     except TypeError:  # for instance a padding that is a NumPy array
-        return _read.__wrapped__(arguments, *shapes, has_bias, x64)
+        return _read.__wrapped__(arguments, *shapes, has_bias, x64)  # type: ignore[attr-defined]
     return _read(arguments, *shapes, has_bias, x64)
 
 

@@ -158,7 +158,10 @@ def _padding(
         raise ValueError(
             f"{_NAME}: padding must have {n} pairs (low, high), one for each spatial dimension, got {padding!r}"
         )
-    return [transpose_padding(k, s, p) if consistent else p for k, s, p in zip(extents, strides, pairs, strict=True)]
+    return [
+        transpose_padding(k, s, (low, high)) if consistent else (low, high)
+        for k, s, (low, high) in zip(extents, strides, pairs, strict=True)
+    ]
 
 
 def _output_padding(value: int | Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
