@@ -72,14 +72,15 @@ def test_run_on_the_cpu(name, implementation, what):
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_numpy_arrays_without_jit(name):
-    case = op_case(name)
-    arrays = jax.tree.map(np.asarray, case.arrays)
+@pytest.mark.parametrize("what", ["value", "gradients"])
+def test_numpy_arrays_without_jit(name, what):
+    arrays, calls = _calls(name, "cpu")
+    arrays = jax.tree.map(np.asarray, arrays)
     with jax.default_device(jax.devices("cpu")[0]):
-        expected = case.call("cpu")(*arrays)
+        expected = calls[what](*arrays)
         with jax.disable_jit():
-            found = case.call("cpu")(*arrays)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
+            found = calls[what](*arrays)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
 
 
 @needs_cuda_module
