@@ -92,8 +92,10 @@ class LaxArguments:
 
 
 def _as_tuples(value: Any) -> Any:
-    """The value with lists as tuples, so that it is hashable."""
-    return tuple(map(_as_tuples, value)) if type(value) in (list, tuple) else value
+    """The value with lists as tuples, so that it is hashable, and with ints of NumPy as ints of Python."""
+    if type(value) in (list, tuple):
+        return tuple(map(_as_tuples, value))
+    return int(value) if isinstance(value, np.integer) else value
 
 
 def _types(value: Any) -> Any:
