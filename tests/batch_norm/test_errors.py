@@ -193,3 +193,17 @@ def test_too_small_workspace():
 def test_axis_names(names, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         jaxgrad.batch_norm_training(jnp.ones((4, 3)), jnp.ones(3), jnp.zeros(3), **names)
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 0), (4, 0, 5), (0, 4, 5)], ids=str)
+@pytest.mark.parametrize("implementation", [None, "cpu", "xla"])
+def test_arrays_without_elements(shape, implementation):
+    x, c = np.ones(shape, np.float32), np.ones(shape[-1], np.float32)
+
+    def both(x):
+        y, mean, _ = jaxgrad.batch_norm_training(x, c, c, implementation=implementation)
+        z = jaxgrad.batch_norm_inference(x, c, c, c, c, implementation=implementation)
+        return jax.numpy.sum(y + z), (y, mean)
+
+    gradient, (y, mean) = jax.grad(both, has_aux=True)(x)
+    assert (gradient.shape, y.shape, mean.shape) == (shape, shape, c.shape)

@@ -123,6 +123,21 @@ def test_the_bias_has_the_preferred_dtype():
         ({"padding": "FULL"}, ValueError, "padding must be 'SAME', 'VALID' or 2 pairs, got 'FULL'"),
         ({"padding": ((0, 0),)}, ValueError, "padding must have 2 pairs"),
         ({"transpose_kernel": "yes"}, TypeError, "transpose_kernel must be a bool"),
+        ({"use_consistent_padding": "no"}, TypeError, "use_consistent_padding must be a bool, got str"),
+        ({"strides": (1.7, 2)}, TypeError, "each element of strides must be an int, got float"),
+        ({"strides": (True, 2)}, TypeError, "each element of strides must be an int, got bool"),
+        ({"strides": None}, TypeError, "strides must be a sequence of ints, got NoneType"),
+        ({"strides": 2}, TypeError, "strides must be a sequence of ints, got int"),
+        ({"strides": "22"}, TypeError, "strides must be a sequence of ints, got str"),
+        ({"rhs_dilation": (1, None)}, TypeError, "each element of rhs_dilation must be an int, got NoneType"),
+        ({"padding": None}, TypeError, "padding must be 'SAME', 'VALID' or 2 pairs, got NoneType"),
+        ({"padding": (1, 1)}, TypeError, "padding must be a sequence of ints, got int"),
+        ({"padding": ((1.0, 0), (0, 0))}, TypeError, "each element of padding must be an int, got float"),
+        ({"padding": ((1, 0, 0), (0, 0))}, ValueError, "padding must have 2 pairs"),
+        ({"output_padding": 1.0}, TypeError, "output_padding must be a sequence of ints, got float"),
+        ({"output_padding": None}, TypeError, "output_padding must be a sequence of ints, got NoneType"),
+        ({"feature_group_count": None}, TypeError, "feature_group_count must be an int, got NoneType"),
+        ({"feature_group_count": 1.0}, TypeError, "feature_group_count must be an int, got float"),
         ({"lhs": LAST[0]}, ValueError, "lhs and rhs must have the same rank"),
         ({"lhs": np.ones(3, np.float32), "rhs": np.ones(3, np.float32)}, ValueError, "rank of at least 2"),
     ],
@@ -132,6 +147,29 @@ def test_conv_transpose(settings, error, message):
     arguments = {"lhs": LAST, "rhs": WINDOW, "strides": (2, 3), "padding": "SAME", **settings}
     with pytest.raises(error, match=rf"jaxgrad.conv_transpose: .*{message}"):
         jaxgrad.conv_transpose(**arguments)
+
+
+def test_numpy_integers_are_ints():
+    settings = {"rhs_dilation": np.array([1, 2]), "output_padding": np.int64(1), "feature_group_count": np.int32(1)}
+    padding = ((np.int8(1), np.int64(0)), (0, np.uint8(1)))
+    y = jaxgrad.conv_transpose(LAST, WINDOW, np.array([2, 3]), padding, **settings)
+    plain = {"rhs_dilation": (1, 2), "output_padding": 1}
+    np.testing.assert_array_equal(y, jaxgrad.conv_transpose(LAST, WINDOW, (2, 3), ((1, 0), (0, 1)), **plain))
+
+
+def test_equal_arguments_of_other_types_are_checked_again():
+    """1.0 and 1 are equal, and so would be the keys of kept readings."""
+    jaxgrad.conv_general_dilated(X, W, (1, 1), ((1, 1), (1, 0)))
+    with pytest.raises(ValueError, match="padding argument to conv_general_dilated"):
+        jaxgrad.conv_general_dilated(X, W, (1, 1), ((1.0, 1), (1, 0)))
+
+
+def test_strides_above_those_of_onednn_run_on_xla():
+    arguments = X, W, (2**31, 1), ((1, 1), (1, 1))
+    found = jaxgrad.explain(jaxgrad.conv_general_dilated, *arguments, platform="cpu")
+    assert "xla" in {found.implementation, *(each.implementation for each in found.passes)}
+    with pytest.raises(ValueError, match=r"cannot run: .*below 2\^31"):
+        jaxgrad.conv_general_dilated(*arguments, implementation="cpu")
 
 
 @pytest.mark.parametrize("groups", [0, -1, 4])

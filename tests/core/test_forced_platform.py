@@ -71,6 +71,18 @@ def test_run_on_the_cpu(name, implementation, what):
             calls["value"](*arrays)
 
 
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("what", ["value", "gradients"])
+def test_numpy_arrays_without_jit(name, what):
+    arrays, calls = _calls(name, "cpu")
+    arrays = jax.tree.map(np.asarray, arrays)
+    with jax.default_device(jax.devices("cpu")[0]):
+        expected = calls[what](*arrays)
+        with jax.disable_jit():
+            found = calls[what](*arrays)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
+
+
 @needs_cuda_module
 def test_empty_arrays_keep_the_forced_platform():
     x, c = np.ones((0, 5), np.float32), np.ones(5, np.float32)

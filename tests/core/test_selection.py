@@ -185,3 +185,9 @@ assert [r.devices() for r in results] == [{d} for d in jax.devices()]
 assert all((np.asarray(r) == np.asarray(results[0])).all() for r in results)
 """
     run_python(script, JAX_PLATFORMS="cpu")
+
+
+@pytest.mark.parametrize("platform", ["banana", "", True, 1])
+def test_unknown_platforms(platform):
+    with pytest.raises(ValueError, match=r"jaxgrad.explain: platform must be one of None, 'cpu', 'gpu'"):
+        jaxgrad.explain(jaxgrad.gru, platform=platform)

@@ -146,7 +146,7 @@ def test_lengths_out_of_range_on_the_host(wrong, convert):
 )
 @pytest.mark.parametrize("jitted", [False, True])
 def test_lengths_out_of_range_on_the_device(dtype, wrong, jitted):
-    """The CPU kernel raises at run time; tests/gru/test_lengths.py tests the behavior on XLA."""
+    """Traced values raise when the CPU kernel runs; tests/gru/test_lengths.py tests the behavior on XLA."""
     inputs = CPU_KERNEL.put(make_inputs(CASE, "float32")[0])
 
     def call(lens):
@@ -157,7 +157,7 @@ def test_lengths_out_of_range_on_the_device(dtype, wrong, jitted):
         return run(CPU_KERNEL.put(np.array(lens, dtype)))
 
     run = traced if jitted else call
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"sequence_lens.*\[0, (T|5)\]"):
+    with pytest.raises(jax.errors.JaxRuntimeError if jitted else ValueError, match=r"sequence_lens.*\[0, (T|5)\]"):
         jax.block_until_ready(run([5, wrong, 0]))
     y, _ = run([5, 1, 0])  # the process continues
     np.testing.assert_array_equal(y[1:, :, 1:], 0)
@@ -168,6 +168,18 @@ def test_lengths_out_of_range_under_differentiation():
     inputs.sequence_lens[1] = 9
     with pytest.raises(jax.errors.JaxRuntimeError, match="sequence_lens"):
         values_and_gradients(CPU_KERNEL, inputs, cotangents, {})
+
+
+@pytest.mark.parametrize("convert", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+def test_errors_of_a_batch_major_x_name_the_axes(convert):
+    x, w, r = np.ones((2, 5, 4), np.float32), np.ones((1, 9, 4), np.float32), np.ones((1, 9, 3), np.float32)
+    for wrong in ({"initial_h": np.ones((1, 2, 3), np.float32)}, {"sequence_lens": np.array([5, 4])}):
+        given = {name: convert(value) for name, value in wrong.items()}
+        message = r"x \[T, B, I\] has T = 2 steps and B = 5 rows"
+        with pytest.raises(ValueError, match=message):
+            jaxgrad.gru(x, w, r, **given)
+    with pytest.raises(ValueError, match=r"\[0, 2\], got 5; x \[T, B, I\] has T = 2 steps and B = 5 rows"):
+        jaxgrad.gru(x, w, r, sequence_lens=convert(np.array([5, 2, 1, 2, 1])))
 
 
 @pytest.mark.parametrize("clip", [0, 0.0, -1, -1e-9, float("nan"), float("-inf"), np.float32(-2)], ids=repr)

@@ -11,6 +11,8 @@ from gru_cases import Case, make_inputs
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+import jaxgrad
+
 CASE = Case(T=4, B=3, I=5, H=5, linear_before_reset=True)  # I = H: layers can be stacked
 POLICIES = {
     "none": None,
@@ -175,3 +177,33 @@ def test_a_pullback_may_be_called_again(backend):
     _, pullback = jax.vjp(lambda x: backend.gru(*backend.put(inputs)._replace(x=x)), backend.put(inputs.x))
     (first,), (second,) = pullback(tuple(cotangents)), pullback(tuple(2 * c for c in cotangents))
     _compare(second, 2 * first)
+
+
+def test_symbolic_number_of_steps():
+    """A program may be exported for every number of steps and rows, with its gradients. It runs on XLA."""
+    T, B = jax.export.symbolic_shape("T, B")
+    case = Case(T=5, B=3, I=4, H=3, direction="bidirectional")
+    inputs = make_inputs(case, "float64")[0]
+    x, lens, h = inputs.x, inputs.sequence_lens, inputs.initial_h
+
+    def gradients(x, sequence_lens, initial_h):
+        arrays = inputs._replace(x=x, sequence_lens=sequence_lens, initial_h=initial_h)
+        arrays = jax.tree.map(jnp.asarray, arrays)
+
+        def loss(x, w):
+            settings = {"direction": case.direction}
+            y, y_h = jaxgrad.gru(*arrays._replace(x=x, w=w), **settings)
+            return jnp.sum(y**2) + jnp.sum(y_h**3)
+
+        return jax.value_and_grad(loss, (0, 1))(arrays.x, arrays.w)
+
+    symbolic = (
+        jax.ShapeDtypeStruct((T, B, 4), x.dtype),
+        jax.ShapeDtypeStruct((B,), lens.dtype),
+        jax.ShapeDtypeStruct((2, B, 3), h.dtype),
+    )
+    exported = jax.export.export(jax.jit(gradients), platforms=["cpu"])(*symbolic)
+    with jax.default_device(jax.devices("cpu")[0]):
+        for steps in (5, 2):
+            arrays = x[:steps], np.minimum(lens, steps), h
+            _compare(exported.call(*arrays), jax.jit(gradients)(*arrays))

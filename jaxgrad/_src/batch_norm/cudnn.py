@@ -6,7 +6,6 @@ residual before relu, where the channels are the last dimension; XLA computes th
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +15,7 @@ import numpy as np
 from jaxgrad._src.batch_norm import xla
 from jaxgrad._src.batch_norm.backend import BatchNormBackend, Gradients, compute_dtype
 from jaxgrad._src.batch_norm.params import BatchNormParams, BatchNormProblem
+from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.op import Rejection
 from jaxgrad._src.native import cuda
 from jaxgrad._src.native.ffi import empty_if_none, ffi_call
@@ -146,7 +146,7 @@ def _workspace_of_call(problem: BatchNormProblem, *, is_backward: bool, relu: bo
     return workspace
 
 
-@lru_cache(4096)
+@cleared_lru_cache(4096)
 def _cached_workspace(
     is_backward: bool, float_type: int, outer: int, channels: int, inner: int, relu: bool, residual: bool
 ) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from jaxgrad._src.batch_norm.backend import Statistics
 from jaxgrad._src.batch_norm.backends import BACKENDS, TWO_STEP_BACKENDS
 from jaxgrad._src.batch_norm.params import BatchNormParams, BatchNormProblem
 from jaxgrad._src.core.batching import fold_or_loop
+from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.mesh_axes import MeshAxes
 from jaxgrad._src.core.named_jit import named_jit
 from jaxgrad._src.core.partitioning import Dims, PartitioningRule, call_on_shard, partitioned
@@ -28,7 +29,7 @@ _CHANNELS: Dims = ("C",)
 _MAX_PASSES = 1024  # jitted passes of each kind that are kept, for different parameters
 
 
-@lru_cache(_MAX_PASSES)
+@cleared_lru_cache(_MAX_PASSES)
 def forward(params: BatchNormParams) -> Callable[..., Any]:
     """Returns (x, scale, bias, residual) -> (y, mean, mean_low, var, rstd); residual may be None."""
     axis = params.feature_axis
@@ -56,7 +57,7 @@ def forward(params: BatchNormParams) -> Callable[..., Any]:
     return named_jit(batched, "batch_norm_forward", params)
 
 
-@lru_cache(_MAX_PASSES)
+@cleared_lru_cache(_MAX_PASSES)
 def normalize(params: BatchNormParams) -> Callable[..., Any]:
     """Returns (x, scale, bias, mean, mean_low, rstd, residual) -> (y,); mean_low and residual may be None."""
     axis = params.feature_axis
@@ -83,7 +84,7 @@ def normalize(params: BatchNormParams) -> Callable[..., Any]:
     return named_jit(batched, "batch_norm_normalize", params)
 
 
-@lru_cache(_MAX_PASSES)
+@cleared_lru_cache(_MAX_PASSES)
 def backward(params: BatchNormParams, needs_grad: tuple[bool, ...]) -> Callable[..., Any]:
     """Returns (x, scale, bias, mean, mean_low, rstd, y, dy, dmean, dvar) -> (dx, dscale, dbias, dresidual).
 

@@ -70,7 +70,7 @@ def two_sums_together(first: jax.Array, second: jax.Array, axes: tuple[int, ...]
     zeros = (jnp.zeros((), first.dtype),) * 2
     parts = _parts(first.shape, axes)
     if parts > 1:
-        first, second = (a.reshape(parts, -1, a.shape[-1]) for a in (first, second))
+        first, second = (a.reshape(parts, math.prod(a.shape[:-1]) // parts, a.shape[-1]) for a in (first, second))
         first, second = lax.optimization_barrier(lax.reduce((first, second), zeros, add, (1,)))
         axes = (0,)
     return lax.reduce((first, second), zeros, add, axes)

@@ -155,7 +155,8 @@ def convolve(
     explicit = out_sharding is not None or explicit_mesh(lhs, rhs) is not None
     if pass_call is None or (not explicit and _can_bypass_custom_vjp(selection, reading)):
         rhs = lax.rev(rhs, reading.dimension_numbers.rhs_spec[2:]) if arguments.window_reversed else rhs
-        y = arguments.call_lax(lhs, rhs, out_sharding)
+        call_lax = arguments.call_lax_on_padded if reading.lax_is_miscompiled else arguments.call_lax
+        y = call_lax(lhs, rhs, out_sharding)
         return add_bias_and_relu(y, bias, relu, reading.dimension_numbers.out_spec)
     sharding = arguments.explicit_sharding(lhs, rhs, out_sharding)
     params = ConvParams(pass_call.geometry, arguments.precision, tuple(selection.candidates.items()), of_kernels())
@@ -165,7 +166,7 @@ def convolve(
 
 
 def _can_bypass_custom_vjp(selection: Selection, reading: Reading) -> bool:
-    """Whether `jax.lax.conv_general_dilated` with JAX's own derivatives is as fast as the passes on XLA.
+    """Whether `jax.lax.conv_general_dilated` with JAX's own derivatives is right, and as fast as the passes on XLA.
 
     It is not for groups and matrix products, which conv/xla.py writes in another way, nor on a GPU, where the passes
     have faster batching rules. Nor is it used over explicit mesh axes, because XLA's partitioner computes some weight
@@ -175,6 +176,7 @@ def _can_bypass_custom_vjp(selection: Selection, reading: Reading) -> bool:
     geometry = reading.pass_call.geometry if reading.pass_call else None
     return (
         geometry is not None
+        and not reading.lax_is_miscompiled
         and not may_run_on_gpu_kernels
         and all(candidates == XLA for candidates in selection.candidates.values())
         and geometry.feature_group_count == 1

@@ -7,18 +7,19 @@ gradient of another convolution. All others run on XLA.
 from __future__ import annotations
 
 import dataclasses
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.lax import conv_general_dilated  # held by name: a program may assign jaxgrad's op to jax.lax
 from jax.sharding import NamedSharding
 
 from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.conv.backends import BACKENDS
-from jaxgrad._src.conv.geometry import dilated_size
+from jaxgrad._src.conv.geometry import dilated_size, pad_spatial
 from jaxgrad._src.conv.params import ConvCall
 from jaxgrad._src.conv.pass_calls import (
     ConvArguments,
@@ -27,7 +28,9 @@ from jaxgrad._src.conv.pass_calls import (
     forward_call,
     input_gradient_call,
 )
+from jaxgrad._src.conv.xla_faults import is_miscompiled
 from jaxgrad._src.core import checks
+from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.op import Rejection
 from jaxgrad._src.core.selection import reject_symbolic_shapes
 from jaxgrad._src.core.settings import of_kernels
@@ -52,15 +55,30 @@ class LaxArguments:
     precision: Any = None
     preferred_element_type: Any = None
     window_reversed: bool = False
+    types: Any = dataclasses.field(init=False, default=None)  # 1, 1.0 and True are equal, but not all are allowed
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _as_tuples(getattr(self, field.name)))
+        values = {name: _as_tuples(getattr(self, name)) for name in self._names()}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "types", tuple(map(_types, values.values())))
+
+    @classmethod
+    def _names(cls) -> list[str]:
+        return [field.name for field in dataclasses.fields(cls) if field.init]
 
     def call_lax(self, lhs: jax.Array, rhs: jax.Array, out_sharding: Any = None) -> jax.Array:
         """`jax.lax.conv_general_dilated`, of rhs as it is."""
-        arguments = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "window_reversed"}
+        arguments = {name: getattr(self, name) for name in self._names() if name != "window_reversed"}
         return conv_general_dilated(lhs, rhs, **arguments, out_sharding=out_sharding)
+
+    def call_lax_on_padded(self, lhs: jax.Array, rhs: jax.Array, out_sharding: Any = None) -> jax.Array:
+        """The same call of an lhs that is dilated and padded before. XLA does not move the padding back."""
+        spec = lax.conv_dimension_numbers(lhs.shape, rhs.shape, self.dimension_numbers).lhs_spec
+        lhs = lax.optimization_barrier(pad_spatial(lhs, spec, self.padding, self.lhs_dilation or ()))
+        no_padding = ((0, 0),) * len(self.padding)
+        arguments = dataclasses.replace(self, padding=no_padding, lhs_dilation=None)
+        return arguments.call_lax(lhs, rhs, out_sharding)
 
     def explicit_sharding(self, lhs: jax.Array, rhs: jax.Array, out_sharding: Any) -> NamedSharding | None:
         """The sharding of the result over explicit mesh axes; None if no argument asks for one, or no axis is explicit.
@@ -74,8 +92,14 @@ class LaxArguments:
 
 
 def _as_tuples(value: Any) -> Any:
-    """The value with lists as tuples, so that it is hashable."""
-    return tuple(map(_as_tuples, value)) if type(value) in (list, tuple) else value
+    """The value with lists as tuples, so that it is hashable, and with ints of NumPy as ints of Python."""
+    if type(value) in (list, tuple):
+        return tuple(map(_as_tuples, value))
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def _types(value: Any) -> Any:
+    return tuple(map(_types, value)) if type(value) is tuple else type(value)
 
 
 class Reading(NamedTuple):
@@ -87,6 +111,7 @@ class Reading(NamedTuple):
       pass_call: the pass that computes the call, or None.
       reason: why no pass does, if so.
       static_rejections: rejections by backends that depend on the problem alone, by implementation and pass.
+      lax_is_miscompiled: whether XLA may compute the call of `jax.lax`, or its derivatives, incorrectly.
     """
 
     result: jax.ShapeDtypeStruct
@@ -94,6 +119,7 @@ class Reading(NamedTuple):
     pass_call: ForwardCall | InputGradientCall | None
     reason: str
     static_rejections: dict[tuple[str, str], Rejection | None]
+    lax_is_miscompiled: bool
 
 
 def read(arguments: LaxArguments, lhs: jax.Array, rhs: jax.Array, has_bias: bool) -> Reading:
@@ -106,21 +132,23 @@ def read(arguments: LaxArguments, lhs: jax.Array, rhs: jax.Array, has_bias: bool
     try:
         hash(arguments)
     except TypeError:  # for instance a padding that is a NumPy array
-        return _read.__wrapped__(arguments, *shapes, has_bias, x64)
+        return _read.__wrapped__(arguments, *shapes, has_bias, x64)  # type: ignore[attr-defined]
     return _read(arguments, *shapes, has_bias, x64)
 
 
-@lru_cache(_MAX_READINGS)
+@cleared_lru_cache(_MAX_READINGS)
 def _read(arguments, lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, has_bias, x64):
     lhs: Any = jax.ShapeDtypeStruct(lhs_shape, lhs_dtype)
     rhs: Any = jax.ShapeDtypeStruct(rhs_shape, rhs_dtype)
     result = jax.eval_shape(arguments.call_lax, lhs, rhs)  # checks the call as jax.lax does
     dn = lax.conv_dimension_numbers(lhs_shape, rhs_shape, arguments.dimension_numbers)
-    if reason := _runs_on_xla(arguments, lhs, rhs, result):
-        return Reading(result, dn, None, reason, {})
+    reason = _runs_on_xla(arguments, lhs, rhs, result)
+    miscompiled = is_miscompiled_by_xla(arguments, lhs_shape, rhs_shape, result.shape)
+    if reason:
+        return Reading(result, dn, None, reason, {}, miscompiled)
     pass_call = _pass_call(arguments, lhs_shape, rhs_shape, result.shape)
     if min(pass_call.geometry.x_spatial) <= 0:
-        return Reading(result, dn, None, "cropping leaves no input; runs on XLA", {})
+        return Reading(result, dn, None, "cropping leaves no input; runs on XLA", {}, miscompiled)
     problem = pass_call.problem(lhs, rhs).in_dtype(result.dtype)
     call = ConvCall(problem, arguments.precision, of_kernels(), has_bias, transposed=pass_call.pass_name != "forward")
     rejections = {
@@ -129,7 +157,20 @@ def _read(arguments, lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, has_bias, x64):
         if backend.depends_on_problem_only and not backend.unavailable()
         for name in filter(backend.has, PASSES)
     }
-    return Reading(result, dn, pass_call, "", rejections)
+    return Reading(result, dn, pass_call, "", rejections, miscompiled)
+
+
+def is_miscompiled_by_xla(
+    arguments: LaxArguments, lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], out_shape: tuple[int, ...]
+) -> bool:
+    """Whether XLA may miscompile the call or a derivative of it. It compiles the padding of a name correctly."""
+    empty = any(isinstance(size, int) and size == 0 for size in (*lhs_shape, *rhs_shape, *out_shape))
+    named = isinstance(arguments.padding, str)
+    if empty or named or not all(isinstance(size, (int, np.integer)) for pair in arguments.padding for size in pair):
+        return False
+    a = normalize(arguments, lhs_shape, rhs_shape, out_shape)
+    factors = a.lhs_dilation, a.rhs_dilation, a.window_strides
+    return is_miscompiled((a.lhs_spatial, a.window, a.out_spatial), factors, a.padding)
 
 
 def _runs_on_xla(arguments: LaxArguments, lhs: jax.Array, rhs: jax.Array, result: jax.ShapeDtypeStruct) -> str:

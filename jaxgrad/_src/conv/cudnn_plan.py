@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cache, lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import jax
@@ -13,6 +13,7 @@ from jaxgrad._src.conv.geometry import ConvGeometry
 from jaxgrad._src.conv.kernel_layouts import kernel_layouts
 from jaxgrad._src.conv.problem import ConvProblem
 from jaxgrad._src.core import settings as settings_module
+from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.settings import SEARCHES, Settings
 from jaxgrad._src.core.warn import warn_caller
 from jaxgrad._src.native import cuda
@@ -40,7 +41,7 @@ class CudnnPlan(NamedTuple):
     engine: str
 
 
-@lru_cache(4096)
+@cleared_lru_cache(4096)
 def cudnn_plan(
     pass_name: str, problem: ConvProblem, allow_tf32: bool, settings: Settings, epilogue: Epilogue = _NO_EPILOGUE
 ) -> CudnnPlan | None:

@@ -8,7 +8,6 @@ features are the first or the last axis. XLA transposes other layouts before and
 from __future__ import annotations
 
 import dataclasses
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ from jaxgrad._src.conv.geometry import change_layout, maybe_reverse_window
 from jaxgrad._src.conv.params import ConvCall, ConvParams
 from jaxgrad._src.conv.problem import ConvProblem, weight_gradient_problem
 from jaxgrad._src.conv.xla import bias_gradient
+from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.op import Rejection
 from jaxgrad._src.native import cuda
 from jaxgrad._src.native.ffi import ffi_call
@@ -71,7 +71,7 @@ def _missing(reason: str) -> Rejection:
     return Rejection(f"jaxgrad's own CUDA kernels are missing: {reason}", missing=reason)
 
 
-@lru_cache(4096)
+@cleared_lru_cache(4096)
 def kernel_rejection(problem: ConvProblem) -> str:
     """Returns why the kernel cannot compute a weight gradient; empty if it can."""
     device = cuda.gpu_ordinal()
@@ -80,7 +80,7 @@ def kernel_rejection(problem: ConvProblem) -> str:
     return str(cuda.module.depthwise_weight_gradient_rejection(*_arguments(device, _kernel_layout(problem))))
 
 
-@lru_cache(4096)
+@cleared_lru_cache(4096)
 def _workspace(problem: ConvProblem) -> int:
     """The bytes of workspace of a call in the kernel's layout.
 

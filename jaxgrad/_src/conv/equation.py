@@ -16,7 +16,7 @@ import jax
 
 from jaxgrad._src.conv.api import OP
 from jaxgrad._src.conv.backends import BACKENDS
-from jaxgrad._src.conv.canonicalize import LaxArguments, normalize, unsupported_operands
+from jaxgrad._src.conv.canonicalize import LaxArguments, is_miscompiled_by_xla, normalize, unsupported_operands
 from jaxgrad._src.conv.geometry import described
 from jaxgrad._src.conv.params import ConvCall, ConvParams
 from jaxgrad._src.conv.pass_calls import (
@@ -150,8 +150,13 @@ class Equation:
         return first or EquationPlan(None, "", "xla", reason)
 
     def alternatives(self, platform: str) -> dict[str, Callable[[jax.Array, jax.Array], jax.Array]]:
-        """All ways to compute the equation on a platform, by the names that a tuning has for them."""
-        found: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {"xla": self.arguments.call_lax}
+        """All ways to compute the equation on a platform, by the names that a tuning has for them.
+
+        XLA's own convolution is left out where compiling it might end the process.
+        """
+        found: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {}
+        if not is_miscompiled_by_xla(self.arguments, self.lhs.shape, self.rhs.shape, self.result.shape):
+            found["xla"] = self.arguments.call_lax
         own = [backend.implementation for backend in BACKENDS if backend.platform == platform]
         for reading in _readings(self.normalized):
             if min(reading.call.geometry.x_spatial) > 0:

@@ -72,6 +72,14 @@ class ConvGeometry:
             "feature_group_count": self.feature_group_count,
         }
 
+    def with_padded_x(self, pairs: Pairs) -> ConvGeometry:
+        """The geometry of the same convolution of an x that is padded by `pairs`, a part of the padding, before."""
+        if not any(map(any, pairs)):
+            return self
+        left = tuple((low - a, high - b) for (low, high), (a, b) in zip(self.padding, pairs, strict=True))
+        x_spatial = tuple(size + sum(pair) for size, pair in zip(self.x_spatial, pairs, strict=True))
+        return dataclasses.replace(self, padding=left, x_spatial=x_spatial)
+
     def in_groups(self, count: int) -> ConvGeometry:
         """The geometry of one convolution whose groups are `count` convolutions of this geometry."""
         return dataclasses.replace(self, feature_group_count=self.feature_group_count * count)
@@ -93,6 +101,17 @@ def shape_of(spec: Sequence[int], first: int, second: int, spatial: Sequence[int
     for axis, size in zip(spec, (first, second, *spatial), strict=True):
         shape[axis] = size
     return tuple(shape)
+
+
+def pad_spatial(array: jax.Array, spec: Sequence[int], pairs: Pairs, dilation: Sequence[int] = ()) -> jax.Array:
+    """Dilates and pads the spatial axes with zeros; negative padding crops."""
+    dilation = dilation or (1,) * len(pairs)
+    if not any(map(any, pairs)) and max(dilation, default=1) == 1:
+        return array
+    config = [(0, 0, 0)] * array.ndim
+    for axis, (low, high), factor in zip(spec[2:], pairs, dilation, strict=True):
+        config[axis] = (low, high, factor - 1)
+    return lax.pad(array, jnp.zeros((), array.dtype), config)
 
 
 def maybe_reverse_window(geometry: ConvGeometry, w: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ and XLA then computes the common operand once.
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import jax
@@ -23,10 +23,12 @@ from jaxgrad._src.conv.problem import (
     weight_gradient_problem,
 )
 from jaxgrad._src.conv.xla import add_bias_and_relu
+from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.op import Rejection
 from jaxgrad._src.native import cpu
 from jaxgrad._src.native.ffi import empty_if_none, ffi_call
 
+_MAX_SIZE = 2**31
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -44,8 +46,13 @@ class OneDnnBackend(ConvBackend):
         return cpu.onednn_unavailable()
 
     def supports(self, pass_name: str, call: ConvCall) -> Rejection | None:
-        dtype = call.problem.dtype.name
-        return None if dtype in _DTYPES else Rejection(f"oneDNN has no {dtype}")
+        dtype, g = call.problem.dtype.name, call.problem.geometry
+        if dtype not in _DTYPES:
+            return Rejection(f"oneDNN has no {dtype}")
+        padding = (size for pair in g.padding for size in pair)
+        if max(*g.x_spatial, *g.y_spatial, *g.window_strides, *g.rhs_dilation, *padding) >= _MAX_SIZE:
+            return Rejection("oneDNN takes sizes, strides, dilation and padding below 2^31")
+        return None
 
     def find_plan(self, pass_name: str, call: ConvCall) -> Rejection | None:
         if pass_name == "weight_gradient" and (reason := _wrong_weight_gradient(call.problem.geometry)):
@@ -90,7 +97,7 @@ class OneDnnPlan(NamedTuple):
     kernel: str
 
 
-@lru_cache(4096)
+@cleared_lru_cache(4096)
 def onednn_plan(pass_name: str, problem: ConvProblem, has_bias: bool) -> OneDnnPlan | None:
     """Returns the plan of a call, or None if oneDNN has none. The C++ module keeps the plan for the call itself.
 

@@ -14,11 +14,10 @@ import dataclasses
 from typing import ClassVar, Protocol
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from jaxgrad._src.conv import autodiff, jvp
-from jaxgrad._src.conv.geometry import ConvGeometry, Pairs, swap_features, transpose_geometry, unusual
+from jaxgrad._src.conv.geometry import ConvGeometry, Pairs, pad_spatial, swap_features, transpose_geometry, unusual
 from jaxgrad._src.conv.params import ConvParams
 from jaxgrad._src.conv.passes import (
     forward_pass,
@@ -116,13 +115,13 @@ class ForwardCall:
         return forward_problem(self.geometry, lhs, rhs)
 
     def compute(self, params: ConvParams, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        return forward_pass(params)(_pad(lhs, self.geometry.lhs_spec, self.crop), rhs, None)
+        return forward_pass(params)(pad_spatial(lhs, self.geometry.lhs_spec, self.crop), rhs, None)
 
     def run(self, params: ConvParams, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, relu: bool) -> jax.Array:
         """The differentiable call."""
         if mesh := explicit_mesh(lhs, rhs, bias):
             lhs, rhs, bias = forward_rule(params).reshard(mesh, (lhs, rhs, bias))
-        lhs = _pad(lhs, self.geometry.lhs_spec, self.crop)
+        lhs = pad_spatial(lhs, self.geometry.lhs_spec, self.crop)
         if relu:
             return forward_mode.call(autodiff.forward_relu, jvp.FORWARD_RELU, params, lhs, rhs, bias)
         return forward_mode.call(autodiff.forward, jvp.FORWARD, params, lhs, rhs, bias)
@@ -148,7 +147,7 @@ class InputGradientCall:
         g = self.geometry
         w = lax.rev(rhs, g.rhs_spec[2:]) if g.window_reversed else rhs
         params = dataclasses.replace(params, geometry=dataclasses.replace(g, window_reversed=False))
-        return _pad(input_gradient_pass(params)(lhs, self._swapped(w)), g.lhs_spec, self.pad)
+        return pad_spatial(input_gradient_pass(params)(lhs, self._swapped(w)), g.lhs_spec, self.pad)
 
     def run(self, params: ConvParams, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, relu: bool) -> jax.Array:
         """The differentiable call."""
@@ -156,7 +155,7 @@ class InputGradientCall:
         if mesh := explicit_mesh(lhs, rhs):
             lhs, rhs = input_gradient_rule(params).reshard(mesh, (lhs, rhs))
         y = forward_mode.call(autodiff.input_gradient, jvp.INPUT_GRADIENT, params, lhs, self._swapped(rhs))
-        return add_bias_and_relu(_pad(y, g.lhs_spec, self.pad), bias, relu, g.lhs_spec)
+        return add_bias_and_relu(pad_spatial(y, g.lhs_spec, self.pad), bias, relu, g.lhs_spec)
 
     def _swapped(self, w: jax.Array) -> jax.Array:
         g = self.geometry
@@ -198,7 +197,7 @@ class WeightGradientCall:
         """x and dy, with an axis of independent problems first if there are several."""
         g = self.geometry
         x, dy = (rhs, lhs) if self.lhs_is_dy else (lhs, rhs)
-        x = _pad(x, g.lhs_spec, self.crop)
+        x = pad_spatial(x, g.lhs_spec, self.crop)
         if self.num_problems == 1:
             return x, dy
         # The groups of the call divide the features of lhs, here the batch, and the output features of rhs.
@@ -294,13 +293,3 @@ def _split_padding(padding: Pairs) -> tuple[Pairs, Pairs]:
     """The negative and the positive part of a padding: what is cropped, and what is padded."""
     crop = tuple((min(0, low), min(0, high)) for low, high in padding)
     return crop, tuple((max(0, low), max(0, high)) for low, high in padding)
-
-
-def _pad(array: jax.Array, spec: tuple[int, ...], pairs: Pairs) -> jax.Array:
-    """Pads the spatial axes with zeros; negative padding crops."""
-    if not any(map(any, pairs)):
-        return array
-    config = [(0, 0, 0)] * array.ndim
-    for axis, (low, high) in zip(spec[2:], pairs, strict=True):
-        config[axis] = (low, high, 0)
-    return lax.pad(array, jnp.zeros((), array.dtype), config)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from jaxgrad._src.conv.problem import (
     weight_gradient_problem,
 )
 from jaxgrad._src.core.batching import broadcast, empty_vmap, fold, unfold
+from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.mesh_axes import MeshAxes
 from jaxgrad._src.core.named_jit import named_jit
 from jaxgrad._src.core.partitioning import CrossDevice, Dims, PartitioningRule, call_on_shard, dims, partitioned
@@ -33,7 +34,7 @@ _Kernels = Mapping[str, Callable[..., Any]]  # by implementation
 _MAX_PASSES = 1024  # jitted passes of each kind that are kept, for different geometries and settings
 
 
-@lru_cache(_MAX_PASSES)
+@cleared_lru_cache(_MAX_PASSES)
 def forward_pass(params: ConvParams, relu: bool = False) -> Callable[..., Any]:
     """Returns the pass (x, w, bias) -> y; bias may be None."""
     g = params.geometry
@@ -97,7 +98,7 @@ def forward_pass(params: ConvParams, relu: bool = False) -> Callable[..., Any]:
     return named_jit(call, "conv_forward", params.identity, relu)
 
 
-@lru_cache(_MAX_PASSES)
+@cleared_lru_cache(_MAX_PASSES)
 def input_gradient_pass(params: ConvParams) -> Callable[..., Any]:
     """Returns the pass (dy, w) -> dx."""
     g = params.geometry
@@ -124,7 +125,7 @@ def input_gradient_pass(params: ConvParams) -> Callable[..., Any]:
     return named_jit(call, "conv_input_gradient", params.identity)
 
 
-@lru_cache(_MAX_PASSES)
+@cleared_lru_cache(_MAX_PASSES)
 def weight_gradient_pass(params: ConvParams, needs_bias_gradient: bool) -> Callable[..., Any]:
     """Returns the pass (x, dy) -> (dw, db); db is None if it is not needed."""
     g = params.geometry

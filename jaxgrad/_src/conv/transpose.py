@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 
 from jaxgrad._src.conv.api import convolve
@@ -70,8 +71,9 @@ def conv_transpose(
       The result, with the shape and dtype of the result of `jax.lax.conv_transpose` where that has the same arguments.
 
     Raises:
-      TypeError: an error of `jax.lax.conv_general_dilated`, transpose_kernel is not a bool, or bias has another dtype
-        than the result.
+      TypeError: an error of `jax.lax.conv_general_dilated`; transpose_kernel or use_consistent_padding is not a bool;
+        strides, rhs_dilation, padding, output_padding or feature_group_count is not made of ints; or bias has another
+        dtype than the result.
       ValueError: an error of `jax.lax.conv_general_dilated`; the ranks of lhs and rhs differ; strides, rhs_dilation,
         padding, output_padding, feature_group_count, bias, activation or implementation is not one of the values above;
         dimension_numbers is None for more than three spatial dimensions; or an error of a forced implementation as in
@@ -85,6 +87,8 @@ def conv_transpose(
     """
     lhs, rhs = checks.as_array(_NAME, "lhs", lhs), checks.as_array(_NAME, "rhs", rhs)
     transpose_kernel = checks.check_flag(_NAME, "transpose_kernel", transpose_kernel)
+    use_consistent_padding = checks.check_flag(_NAME, "use_consistent_padding", use_consistent_padding)
+    feature_group_count = checks.as_int(_NAME, "feature_group_count", feature_group_count)
     if lhs.ndim != rhs.ndim or lhs.ndim < 2:
         raise ValueError(f"{_NAME}: lhs and rhs must have the same rank of at least 2, got {lhs.shape} and {rhs.shape}")
     n = lhs.ndim - 2
@@ -130,7 +134,7 @@ def _check_groups(feature_group_count: int, output_features: int) -> None:
 
 
 def _sizes(name: str, value: Sequence[int], n: int) -> tuple[int, ...]:
-    sizes = tuple(int(v) for v in value)
+    sizes = checks.as_ints(_NAME, name, value)
     if len(sizes) != n or any(size < 1 for size in sizes):
         raise ValueError(
             f"{_NAME}: {name} must be {n} positive integers, one for each spatial dimension, got {tuple(value)}"
@@ -147,15 +151,23 @@ def _padding(
         if padding not in ("SAME", "VALID"):
             raise ValueError(f"{_NAME}: padding must be 'SAME', 'VALID' or {n} pairs, got {padding!r}")
         return [transpose_padding(k, s, padding) for k, s in zip(extents, strides, strict=True)]
-    pairs = [(int(low), int(high)) for low, high in padding]
-    if len(pairs) != n:
-        raise ValueError(f"{_NAME}: padding must have {n} pairs, one for each spatial dimension, got {len(pairs)}")
-    return [transpose_padding(k, s, p) if consistent else p for k, s, p in zip(extents, strides, pairs, strict=True)]
+    if not isinstance(padding, (Sequence, np.ndarray)):
+        raise TypeError(f"{_NAME}: padding must be 'SAME', 'VALID' or {n} pairs, got {type(padding).__name__}")
+    pairs = [checks.as_ints(_NAME, "padding", pair) for pair in padding]
+    if len(pairs) != n or any(len(pair) != 2 for pair in pairs):
+        raise ValueError(
+            f"{_NAME}: padding must have {n} pairs (low, high), one for each spatial dimension, got {padding!r}"
+        )
+    return [
+        transpose_padding(k, s, (low, high)) if consistent else (low, high)
+        for k, s, (low, high) in zip(extents, strides, pairs, strict=True)
+    ]
 
 
 def _output_padding(value: int | Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
     n = len(strides)
-    sizes = (int(value),) * n if isinstance(value, int) else tuple(int(v) for v in value)
+    values = (value,) * n if isinstance(value, (int, np.integer)) else value
+    sizes = checks.as_ints(_NAME, "output_padding", values)
     if len(sizes) != n:
         raise ValueError(f"{_NAME}: output_padding must be an integer or {n} integers, got {value!r}")
     for size, stride, d in zip(sizes, strides, dilation, strict=True):

@@ -21,9 +21,10 @@ from jax.lax import conv_general_dilated  # held by name: a program may assign j
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgrad._src.conv.batching import as_groups
-from jaxgrad._src.conv.geometry import ConvGeometry, maybe_reverse_window, shape_of
+from jaxgrad._src.conv.geometry import ConvGeometry, maybe_reverse_window, pad_spatial, shape_of
 from jaxgrad._src.conv.params import ConvParams
 from jaxgrad._src.conv.problem import ConvProblem, weight_gradient_problem
+from jaxgrad._src.conv.xla_faults import padding_of_x
 from jaxgrad._src.core.mesh_axes import explicit_mesh, pvary_to_match
 
 MATRIX_PRODUCT = "XLA lowers a window that covers all of x to a matrix product"
@@ -165,7 +166,13 @@ def _input_gradient(geometry: ConvGeometry, precision: Any, dy: jax.Array, w: ja
     features = w.shape[geometry.rhs_spec[1]] * geometry.feature_group_count
     shape = shape_of(geometry.lhs_spec, dy.shape[geometry.out_spec[0]], features, geometry.x_spatial)
     x, _ = pvary_to_match(jnp.zeros(shape, dy.dtype), dy)
-    (dx,) = jax.linear_transpose(lambda x: _convolve(geometry, precision, x, w), x)(dy)
+    first = padding_of_x(geometry)
+    geometry = geometry.with_padded_x(first)
+
+    def convolve(x):
+        return _convolve(geometry, precision, pad_spatial(x, geometry.lhs_spec, first), w)
+
+    (dx,) = jax.linear_transpose(convolve, x)(dy)
     return dx
 
 

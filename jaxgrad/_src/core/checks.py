@@ -17,7 +17,8 @@ def as_array(op: str, name: str, value: Any) -> jax.Array:
     if isinstance(value, jax.Array):
         return value
     try:
-        return jnp.asarray(value)
+        # For a NumPy array, `jnp.asarray` compiles and keeps a program for each shape.
+        return jax.device_put(value) if isinstance(value, np.ndarray) else jnp.asarray(value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{op}: {name} must be an array, got {type(value).__name__}") from error
 
@@ -35,14 +36,20 @@ def check_same_dtype(op: str, name: str, array: jax.Array, like_name: str, like:
         )
 
 
-def check_shape(op: str, name: str, array: jax.Array, dims: Sequence[str], sizes: Sequence[int]) -> None:
-    """Checks a shape. `dims` names the dimensions as docstrings do ("3H"); `sizes` are their values in this call."""
+def check_shape(
+    op: str, name: str, array: jax.Array, dims: Sequence[str], sizes: Sequence[int], note: str = ""
+) -> None:
+    """Checks a shape. `dims` names the dimensions as docstrings do ("3H"); `sizes` are their values in this call.
+
+    `note` is added to the error, for instance where the sizes come from.
+    """
     if tuple(array.shape) == tuple(sizes):
         return
     expected = f"[{', '.join(dims)}] = {tuple(sizes)}"
     if array.ndim != len(sizes):
-        raise ValueError(f"{op}: {name} must have rank {len(sizes)}, {expected}, got rank {array.ndim}, {array.shape}")
-    raise ValueError(f"{op}: {name} must have the shape {expected}, got {array.shape}")
+        rank = f"rank {len(sizes)}, {expected}, got rank {array.ndim}, {array.shape}"
+        raise ValueError(f"{op}: {name} must have {rank}{note}")
+    raise ValueError(f"{op}: {name} must have the shape {expected}, got {array.shape}{note}")
 
 
 def check_rank(op: str, name: str, array: jax.Array, dims: Sequence[str]) -> None:
@@ -55,6 +62,20 @@ def check_rank(op: str, name: str, array: jax.Array, dims: Sequence[str]) -> Non
 def check_choice(op: str, name: str, value: Any, choices: Sequence[Any]) -> None:
     if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
         raise ValueError(f"{op}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def as_int(op: str, name: str, value: Any) -> int:
+    """Returns an int of Python or NumPy as an int of Python."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{op}: {name} must be an int, got {type(value).__name__}")
+    return int(value)
+
+
+def as_ints(op: str, name: str, values: Any) -> tuple[int, ...]:
+    """Returns a sequence of ints of Python or NumPy as ints of Python."""
+    if isinstance(values, str) or not isinstance(values, (Sequence, np.ndarray)):
+        raise TypeError(f"{op}: {name} must be a sequence of ints, got {type(values).__name__}")
+    return tuple(as_int(op, f"each element of {name}", value) for value in values)
 
 
 def check_flag(op: str, name: str, value: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jaxgrad._src.core.checks import check_choice
 from jaxgrad._src.core.op import OPS, Backend, op_of, public_platform
 from jaxgrad._src.core.selection import Forced, Selection, recording, select_typical
 
@@ -78,8 +79,8 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
       An `Explanation`.
 
     Raises:
-      ValueError: `op` is not an op of jaxgrad, the forced implementation does not run on `platform`, or the call itself
-        would raise ValueError.
+      ValueError: `op` is not an op of jaxgrad, `platform` is unknown, the forced implementation does not run on
+        `platform`, or the call itself would raise ValueError.
       TypeError: the call itself would raise TypeError.
       RuntimeError: the forced implementation is not available on this machine.
 
@@ -93,6 +94,7 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
     contract = op_of(function)
     if contract is None:
         raise ValueError(f"jaxgrad.explain: op must be one of jaxgrad's ops ({', '.join(OPS)}), got {op!r}")
+    check_choice("jaxgrad.explain", "platform", platform, (None, "cpu", "gpu", "cuda", "rocm", "tpu"))
     platform = platform or jax.default_backend()
     if not args and not any(hasattr(value, "ndim") and value.ndim > 0 for value in kwargs.values()):
         implementation = kwargs.get("implementation")

@@ -1,11 +1,14 @@
-"""The private names of JAX that `jaxgrad.accelerate` depends on. `install` checks them."""
+"""The private names of JAX that jaxgrad uses, with a fallback for each.
+
+`install` checks those that `jaxgrad.accelerate` depends on.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import partial, wraps
-from typing import Any
+from functools import lru_cache, partial, wraps
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import jax
@@ -19,10 +22,31 @@ try:
 except ImportError:
     current_xla_metadata = None  # type: ignore[assignment]
 
+try:
+    from jax._src.util import register_cache
+except ImportError:
+    register_cache = None  # type: ignore[assignment]
+
 Function = Callable[..., Any]
+_Function = TypeVar("_Function", bound=Function)
 Metadata = dict[str, Any]
 
 _PLATFORMS = ("cpu", "cuda")
+
+
+def cleared_lru_cache(maxsize: int) -> Callable[[_Function], _Function]:
+    """`functools.lru_cache` for what depends on the shapes of calls. `jax.clear_caches` empties it.
+
+    Where this release of JAX has no register of caches, entries stay until newer ones replace them.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        cached = lru_cache(maxsize)(function)
+        if register_cache is not None:
+            register_cache(cached, str(function))
+        return cached  # type: ignore[return-value]
+
+    return decorate
 
 
 def install(rule: Function, lower_marked_convolution: Function, is_marked: Callable[[Metadata], bool]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -62,6 +63,7 @@ def _abstract_eval(aval, *, hook):
 
 @_lowering_hook_p.def_impl
 def _impl(array, *, hook):
+    array = jax.device_put(array)  # under `jax.disable_jit` it may be a constant, which has no device
     for device in array.devices():
         hook.lowered_for(device.platform)
     return array

@@ -47,8 +47,9 @@ _PASSES: WeakValueDictionary[str, Callable[..., Any]] = WeakValueDictionary()
 
 @cache
 def library_fingerprint() -> tuple[Any, ...]:
-    """Returns the versions of jaxgrad and of the library behind its handlers, and the kind of the GPU if there is one: the
-    same on all hosts of a program.
+    """Returns the versions of jaxgrad and of the library behind its handlers, and the kind of GPU.
+
+    They are the same on all hosts of a program.
 
     On a GPU the library is cuDNN. On a CPU it is the compiled module, with its instruction set and oneDNN.
     """

@@ -86,7 +86,7 @@ def gru(
         or has symbolic shapes.
       RuntimeError: `implementation="cpu"` is given and the compiled module cannot be loaded.
       jax.errors.JaxRuntimeError: sequence_lens has a value outside [0, T] that is not known while tracing, and the CPU
-        kernels run. The XLA implementation clamps such a value to [0, T].
+        kernels run. The XLA implementation clamps such a value to [0, T], and values in the memory of a GPU.
 
     Notes:
       Reverse mode works to any order: the first derivative uses the kernels, higher derivatives run on XLA. Forward
@@ -147,34 +147,47 @@ def _check_arrays(x: Any, w: Any, r: Any, b: Any, sequence_lens: Any, initial_h:
         checks.check_shape(_NAME, "b", b, ("D", "6H"), (D, 6 * H))
     if initial_h is not None:
         initial_h = checks.as_array(_NAME, "initial_h", initial_h)
-        checks.check_shape(_NAME, "initial_h", initial_h, ("D", "B", "H"), (D, B, H))
+        checks.check_shape(_NAME, "initial_h", initial_h, ("D", "B", "H"), (D, B, H), _steps_and_rows(T, B))
     for name, array in (("w", w), ("r", r), ("b", b), ("initial_h", initial_h)):
         if array is not None:
             checks.check_same_dtype(_NAME, name, array, "x", x)
     return x, w, r, b, _check_lengths(sequence_lens, T, B), initial_h
 
 
+def _steps_and_rows(T: int, B: int) -> str:
+    """For errors: a batch-major x is not recognized by its shape."""
+    return f"; x [T, B, I] has T = {T} steps and B = {B} rows"
+
+
+def _is_on_host(array: jax.Array) -> bool:
+    """Whether the values of an array are known and in the memory of this process."""
+    if isinstance(array, jax.core.Tracer) or not array.is_fully_addressable:
+        return False
+    return all(device.platform == "cpu" for device in array.devices())
+
+
 def _check_lengths(sequence_lens: Any, T: int, B: int) -> jax.Array | None:
     if sequence_lens is None:
         return None
-    if not isinstance(sequence_lens, jax.Array):
-        # Values on the host are checked here. A jax.Array is not: reading it would wait for the device.
+    if not isinstance(sequence_lens, jax.Array) or _is_on_host(sequence_lens):
+        # The values on a GPU are not checked: reading them would wait for the device, and XLA clamps them.
         try:
             values = np.asarray(sequence_lens)
         except ValueError as error:  # nested lists of unequal lengths
             raise TypeError(f"{_NAME}: sequence_lens must be an array, got {type(sequence_lens).__name__}") from error
-        if values.size and values.dtype.kind in "iu" and (values.min() < 0 or values.max() > T):
+        if isinstance(T, int) and values.dtype.kind in "iu" and ((values < 0) | (values > T)).any():
             wrong = values[(values < 0) | (values > T)][0]
-            raise ValueError(f"{_NAME}: sequence_lens must lie in [0, T] = [0, {T}], got {wrong}")
+            note = _steps_and_rows(T, B)
+            raise ValueError(f"{_NAME}: sequence_lens must lie in [0, T] = [0, {T}], got {wrong}{note}")
     lengths = checks.as_array(_NAME, "sequence_lens", sequence_lens)
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise TypeError(f"{_NAME}: sequence_lens must have an integer dtype, got {lengths.dtype.name}")
-    checks.check_shape(_NAME, "sequence_lens", lengths, ("B",), (B,))
+    checks.check_shape(_NAME, "sequence_lens", lengths, ("B",), (B,), _steps_and_rows(T, B))
     if lengths.dtype == np.int32:
         return lengths
     if lengths.dtype.itemsize >= 4:  # clamp before the cast, so that an invalid length stays invalid
         integer = lengths.dtype.type
-        lengths = jnp.minimum(lengths, integer(T + 1))
+        lengths = jnp.minimum(lengths, jnp.asarray(T + 1, lengths.dtype))
         if jnp.issubdtype(lengths.dtype, jnp.signedinteger):
             lengths = jnp.maximum(lengths, integer(-1))
     return lengths.astype(np.int32)

@@ -6,12 +6,13 @@ The rows of a batch do not depend on each other: `vmap` folds a mapped axis into
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import jax
 
 from jaxgrad._src.core.batching import fold_or_loop
+from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.named_jit import named_jit
 from jaxgrad._src.core.partitioning import PartitioningRule, dims, partitioned
 from jaxgrad._src.core.selection import Candidates, supporting
@@ -33,7 +34,7 @@ _BACKWARD_OPERANDS = ("x", "weights", "weights", "sequence_lens", "initial_h", "
 _GRADIENTS = ("x", "weights", "weights", "b", "initial_h")
 
 
-@lru_cache(_MAX_PASSES)
+@cleared_lru_cache(_MAX_PASSES)
 def forward(params: GruParams, save_gates: bool) -> Callable[..., Any]:
     """Returns (x, w, r, b, sequence_lens, initial_h) -> (y, y_h, gates)."""
     kernels = {
@@ -58,7 +59,7 @@ def forward(params: GruParams, save_gates: bool) -> Callable[..., Any]:
     return named_jit(batched, "gru_forward", params, save_gates)
 
 
-@lru_cache(_MAX_PASSES)
+@cleared_lru_cache(_MAX_PASSES)
 def backward(params: GruParams, needs_grad: tuple[bool, ...]) -> Callable[..., Any]:
     """Returns (x, w, r, sequence_lens, initial_h, y, gates, dy, dy_h) -> the gradients of (x, w, r, b, initial_h).
 

@@ -21,6 +21,11 @@ _CLIPPED = 2.0  # saved in place of a gate whose pre-activation was clipped
 _UNROLL = 4  # steps of the scan in one loop body: measured best, or close to it, for H from 128 to 1024
 
 
+def _unroll(T: int) -> int:
+    """The number of steps in one loop body. A symbolic T need not be a multiple of one."""
+    return min(_UNROLL, max(T, 1)) if isinstance(T, int) else 1
+
+
 def _compute_dtype(array: jax.Array) -> jnp.dtype:
     return jnp.dtype(jnp.float32) if array.dtype.itemsize == 2 else array.dtype
 
@@ -133,7 +138,7 @@ def forward(
                 gates.append(recurrent)
             return new_h, (y.astype(x.dtype), jnp.concatenate(gates, 1).astype(x.dtype))
 
-        y_h, (y, gates) = lax.scan(step, h0, (inputs, valid), reverse=reverse, unroll=min(_UNROLL, max(T, 1)))
+        y_h, (y, gates) = lax.scan(step, h0, (inputs, valid), reverse=reverse, unroll=_unroll(T))
         return y, y_h.astype(x.dtype), gates
 
     ys, y_hs, gates = zip(
@@ -243,7 +248,7 @@ def _backward_scan(
         return (new_dh if valid_t is None else jnp.where(valid_t, new_dh, dh)), dgates
 
     steps = (gates, previous, valid, dy)
-    return lax.scan(step, dh_last, steps, reverse=not reverse, unroll=min(_UNROLL, max(T, 1)))
+    return lax.scan(step, dh_last, steps, reverse=not reverse, unroll=_unroll(T))
 
 
 def _weight_gradients(

@@ -1,0 +1,130 @@
+"""Convolutions that XLA itself miscompiles: wrong paddings, and forms on which its compiler aborts the process."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from backends import Backend
+from conv_cases import ConvCase, ConvInputs, cotangent, make_conv_inputs, result_sizes
+from conv_running import Result, assert_same, conv, terms
+
+
+def _by_taps(case, x, w, dy):
+    """y, dx and dw in NumPy, in the default layout: sums over the taps of the window, of an x that is padded first."""
+    strides, spread, dilation = (v or (1,) * case.n for v in (case.strides, case.lhs_dilation, case.rhs_dilation))
+    padded, found = _padded(x, case.padding, spread)
+    sizes, groups = dy.shape[2:], case.groups
+    dy = dy.reshape(dy.shape[0], groups, -1, *sizes)
+    grouped = w.reshape(groups, -1, *w.shape[1:])
+    y, dpadded, dw = np.zeros(dy.shape), np.zeros(padded.shape), np.zeros(grouped.shape)
+    for tap in itertools.product(*map(range, case.window)):
+        places = zip(tap, dilation, sizes, strides, strict=True)
+        met = (..., *(slice(t * d, t * d + (size - 1) * s + 1, s) for t, d, size, s in places))
+        elements = padded[met].reshape(x.shape[0], groups, -1, *sizes)
+        y += np.einsum("ngi...,goi->ngo...", elements, grouped[(..., *tap)])
+        dpadded[met] += np.einsum("ngo...,goi->ngi...", dy, grouped[(..., *tap)]).reshape(padded[met].shape)
+        batch = np.moveaxis(elements, 0, -1).reshape(*elements.shape[1:3], -1)
+        dw[(..., *tap)] = np.einsum("gis,gos->goi", batch, np.moveaxis(dy, 0, -1).reshape(*dy.shape[1:3], -1))
+    dx = np.zeros(x.shape)
+    np.add.at(dx.reshape(-1), found[found >= 0], dpadded[found >= 0])
+    return y.reshape(y.shape[0], -1, *sizes), dx, dw.reshape(w.shape)
+
+
+def _padded(x, padding, spread):
+    """x dilated and padded; and for each of its elements the index of the element of x, or -1."""
+    index = np.arange(x.size).reshape(x.shape)
+    for axis, ((low, high), factor) in enumerate(zip(padding, spread, strict=True), start=2):
+        shape = list(index.shape)
+        shape[axis] = (shape[axis] - 1) * factor + 1
+        dilated = np.full(shape, -1)
+        dilated[(slice(None),) * axis + (slice(None, None, factor),)] = index
+        sides = [(0, 0)] * x.ndim
+        sides[axis] = max(low, 0), max(high, 0)
+        kept = np.arange(max(0, -low), shape[axis] + max(low, 0) + max(high, 0) + min(0, high))
+        kept = kept if low < 0 else np.arange(0, shape[axis] + low + max(high, 0) + min(0, high))
+        index = np.take(np.pad(dilated, sides, constant_values=-1), kept, axis)
+    return np.where(index < 0, 0, x.reshape(-1)[index]), index
+
+
+def _negative_case(seed):
+    """A random convolution with negative or excessive padding, so small that XLA runs it, and a nonempty result."""
+    rng = np.random.default_rng([seed, 7])
+    while True:
+        n, kind = int(rng.choice([1, 2, 2, 2])), rng.choice(["plain"] * 5 + ["strided", "dilated", "spread", "both"])
+        strides, spread, dilation = (tuple(map(int, sizes)) for sizes in rng.integers(1, 4, (3, n)))
+        case = ConvCase(
+            spatial=tuple(map(int, rng.integers(3, 10, n))),
+            window=tuple(map(int, rng.integers(1, 5, n))),
+            batch=int(rng.choice([1, 2])),
+            features=int(rng.choice([1, 2])),
+            out_features=int(rng.choice([1, 3])),
+            groups=int(rng.choice([1, 1, 1, 2])),
+            strides=strides if kind in ("strided", "both") else None,
+            lhs_dilation=spread if kind in ("spread", "both") else None,
+            rhs_dilation=dilation if kind == "dilated" else None,
+            padding=tuple((int(low), int(high)) for low, high in rng.integers(-3, 5, (n, 2))),
+            seed=seed,
+        )
+        if min(result_sizes(case)) > 0:
+            return case
+
+
+def check_paddings(implementation):
+    for seed in range(25):
+        case = _negative_case(seed)
+        x, w, _ = make_conv_inputs(case)
+        op = conv(Backend(implementation, "cpu"), **case.settings)
+        dy = cotangent(jax.eval_shape(op, x, w).shape, "float32", seed)
+        y, (dx, dw) = jax.jit(lambda dy, *inputs, op=op: (op(*inputs), jax.vjp(op, *inputs)[1](dy)))(dy, x, w)
+        expected = Result(*_by_taps(case, *(np.asarray(a, np.float64) for a in (x, w, dy))), None)
+        size = terms(ConvInputs(x, w), y)
+        assert_same(Result(y, dx, dw, None), expected, dtype="float32", terms=size, message=str(case))
+
+
+@pytest.mark.parametrize("implementation", [None, "xla"])
+def test_padding_is_cropped_first(run_python, implementation):
+    """XLA for the CPU is wrong where low padding is negative and high padding positive (jaxlib 0.10.2 and 0.11.2)."""
+    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nimport test_xla_faults\n"
+    run_python(f"{script}test_xla_faults.check_paddings({implementation!r})", JAX_DISABLE_MOST_OPTIMIZATIONS="0")
+
+
+_ABORTING = """
+import jax, jax.numpy as jnp, numpy as np, jaxgrad
+
+layout = ("CHWN", "IHWO", "CHWN")
+calls = {
+    "input gradient": ((3, 6, 7, 2), (3, 2, 3, 4), (2, 1), ((1, 1), (0, 0)), None, (1, 3), jnp.float32),
+    "value": ((3, 5, 2, 2), (3, 2, 5, 4), (1, 1), ((0, 0), (4, 4)), (2, 1), None, jnp.float32),
+    "integers": ((3, 5, 2, 2), (3, 2, 5, 4), (1, 1), ((0, 0), (4, 4)), (2, 1), None, jnp.int32),
+    "input dilation and strides": ((3, 5, 2, 2), (3, 3, 5, 4), (2, 1), ((0, 0), (4, 4)), (3, 1), None, jnp.float32),
+    "weight gradient": ((3, 3, 9, 2), (3, 4, 2, 4), (1, 1), ((0, 0), (0, 0)), (2, 1), None, jnp.float32),
+}
+rng = np.random.default_rng(0)
+for name, (x, w, strides, padding, lhs_dilation, rhs_dilation, dtype) in calls.items():
+    x, w = (jnp.asarray(rng.integers(-4, 5, shape), dtype) for shape in (x, w))
+    rest = (strides, padding, lhs_dilation, rhs_dilation, layout)
+    for implementation in (None, "xla"):
+        def op(x, w):
+            return jaxgrad.conv_general_dilated(x, w, *rest, implementation=implementation)
+        if dtype == jnp.int32:
+            jax.jit(op)(x, w)
+            continue
+        y, pullback = jax.vjp(op, x, w)
+        dy = jnp.asarray(rng.integers(-4, 5, y.shape), dtype)
+        dx, dw = pullback(dy)
+        # The three passes are one trilinear form of dy, x and w.
+        products = [float(jnp.vdot(a, b)) for a, b in ((y, dy), (dx, x), (dw, w))]
+        np.testing.assert_allclose(products, products[0], rtol=1e-5, err_msg=name)
+        jax.jit(jax.grad(lambda x, w: jnp.vdot(jax.vjp(op, x, w)[1](dy)[1], w), (0, 1)))(x, w)
+    print(name)
+"""
+
+
+def test_convolutions_on_which_the_compiler_aborts(run_python):
+    """XLA's swap of the operands of such convolutions ends the process; in plain JAX it does."""
+    done = run_python(_ABORTING, JAX_DISABLE_MOST_OPTIMIZATIONS="0")
+    assert done.stdout.split("\n")[-2] == "weight gradient"

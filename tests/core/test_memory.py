@@ -1,0 +1,44 @@
+"""Calls outside `jax.jit` with many shapes: one program for each, and `jax.clear_caches` frees what they keep."""
+
+from __future__ import annotations
+
+_SCRIPT = """
+import gc
+import jax, numpy as np
+import jaxgrad
+from jaxgrad._src.core.named_jit import _PASSES
+
+def ones(*shape):
+    return np.ones(shape, np.float32)
+
+calls = {
+    "conv_general_dilated": lambda n: jaxgrad.conv_general_dilated(
+        ones(4, 16, 20, n), ones(16, 16, 3, 3), (1, 1), "SAME"
+    ),
+    "conv_transpose": lambda n: jaxgrad.conv_transpose(ones(2, 20, n, 16), ones(3, 3, 16, 16), (2, 2), "SAME"),
+    "batch_norm_training": lambda n: jaxgrad.batch_norm_training(ones(8, n, 16), ones(16), ones(16)),
+    "gru": lambda n: jaxgrad.gru(ones(n, 4, 8), ones(1, 24, 8), ones(1, 24, 8)),
+}
+programs = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: programs.append(event) if event.endswith("/backend_compile_duration") else None
+)
+for name, call in calls.items():
+    call(20)
+    programs.clear()
+    for n in (21, 22, 23):
+        call(n)
+    print(name, len(programs))
+    assert len(programs) == 3, (name, len(programs))
+before = len(_PASSES)
+jax.clear_caches()
+gc.collect()
+print(before, len(_PASSES))
+assert before >= 8 and not _PASSES
+for call in calls.values():
+    call(20)
+"""
+
+
+def test_programs_for_many_shapes(run_python):
+    run_python(_SCRIPT)
