@@ -95,13 +95,15 @@ def test_contradicting_calls(calls, target):
     call = calls[target]
     call.run()
     rng = np.random.default_rng(list(target.encode()))
-    accepted = []
+    accepted, unnamed = [], []
     for _ in range(CALLS_OF_EACH_HANDLER):
         damaged, change = _damaged(call, rng)
         try:
             damaged.run()
         except jax.errors.JaxRuntimeError as error:
-            assert target in str(error) or "decode" in str(error), f"{change}: {error}"  # XLA decodes the dtypes of bytes
+            if target not in str(error) and "decode" not in str(error):  # XLA decodes the workspace, an array of bytes
+                unnamed.append(f"{change}: {error}")
         else:
             accepted.append(change)
+    assert not unnamed
     assert len(accepted) <= CALLS_OF_EACH_HANDLER // 3, accepted
