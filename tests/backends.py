@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -33,6 +34,13 @@ class Backend:
 
     def __str__(self) -> str:
         return f"{self.implementation or 'selected'}_on_{self.platform}"
+
+
+@contextmanager
+def float64_on_cpu() -> Iterator[None]:
+    """JAX's 64-bit types and the CPU, for references."""
+    with jax.default_device(jax.devices("cpu")[0]), jax.enable_x64(True):
+        yield
 
 
 CPU_KERNEL, XLA, XLA_ON_GPU = Backend("cpu", "cpu"), Backend("xla", "cpu"), Backend("xla", "gpu")

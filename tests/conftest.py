@@ -1,4 +1,4 @@
-"""Settings and fixtures of the whole suite: 64-bit types, the backends of each test, and subprocesses."""
+"""Settings and fixtures of the whole suite: JAX's configuration, the backends of each test, and subprocesses."""
 
 from __future__ import annotations
 
@@ -17,10 +17,6 @@ import jaxgrad
 
 _TESTS = Path(__file__).parent
 
-jax.config.update("jax_enable_x64", True)
-# On a GPU, JAX would otherwise round the operands of float32 products to TF32, which no float32 tolerance allows.
-jax.config.update("jax_default_matmul_precision", "highest")
-
 
 def _gpus() -> int:
     try:
@@ -29,12 +25,28 @@ def _gpus() -> int:
         return 0
 
 
-# Compilation takes most of the suite's time on a CPU. gru_running.py compiles some of its programs with optimizations.
-_OPTIMIZES = bool(_gpus())
-if _OPTIMIZES:
-    jaxgrad.config.update(search="heuristic")  # timing candidates takes longer than the tests themselves
-else:
-    jax.config.update("jax_disable_most_optimizations", True)
+def _optimizes(config: pytest.Config) -> bool:
+    return config.getoption("jax_defaults") or bool(_gpus())
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--jax-defaults",
+        action="store_true",
+        help="leave JAX configured as it is for users: 32-bit types and all optimizations; for tests on the CPU",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if _gpus():
+        jaxgrad.config.update(search="heuristic")  # timing candidates takes longer than the tests themselves
+    if config.getoption("jax_defaults"):
+        return
+    jax.config.update("jax_enable_x64", True)
+    # On a GPU, JAX would otherwise round the operands of float32 products to TF32, which no float32 tolerance allows.
+    jax.config.update("jax_default_matmul_precision", "highest")
+    # Compilation takes most of the suite's time on a CPU. gru_running.py compiles some programs with optimizations.
+    jax.config.update("jax_disable_most_optimizations", not _optimizes(config))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +90,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
+def run_python(pytestconfig: pytest.Config) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a script in a fresh interpreter, which imports the installed jaxgrad and the helper modules of tests/."""
 
     def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -86,7 +98,7 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         defaults = {
             "PYTHONPATH": os.pathsep.join(paths),
             "PYTHONSAFEPATH": "1",  # the working directory may hold the sources of jaxgrad, without compiled modules
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": str(not _OPTIMIZES),
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": str(not _optimizes(pytestconfig)),
         }
         done = subprocess.run(
             [sys.executable, "-c", script],

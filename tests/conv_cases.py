@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jax import lax
-from tolerances import DTYPES
+from tolerances import input_dtype
 
 SPATIAL = {0: "", 1: "W", 2: "HW", 3: "DHW", 4: "TDHW"}
 FIELDS = ("lhs", "rhs", "bias")
@@ -163,7 +163,7 @@ def draw(shapes: ConvInputs, fan_in: int, dtype: str, seed: int) -> ConvInputs:
     scales = ConvInputs(1.0, fan_in**-0.5, 1.0)
     return ConvInputs(
         *(
-            None if shape is None else (scale * rng.standard_normal(shape)).astype(DTYPES[dtype])
+            None if shape is None else (scale * rng.standard_normal(shape)).astype(input_dtype(dtype))
             for shape, scale in zip(shapes, scales, strict=True)
         )
     )
@@ -175,4 +175,4 @@ def make_conv_inputs(case: ConvCase, dtype: str = "float32") -> ConvInputs:
 
 
 def cotangent(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng([seed, 2]).standard_normal(shape).astype(DTYPES[dtype])
+    return np.random.default_rng([seed, 2]).standard_normal(shape).astype(input_dtype(dtype))

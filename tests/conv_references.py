@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
+from backends import float64_on_cpu
 from conv_cases import ConvCase, ConvInputs
 from conv_running import Result, run
 from jax import lax
@@ -29,7 +29,7 @@ def lax_conv(case: ConvCase) -> Callable[..., Any]:
 
 def in_float64(op: Callable[..., Any], inputs: ConvInputs, dy: np.ndarray) -> Result:
     """`op` and its gradients in float64, at the same rounded inputs."""
-    with jax.default_device(jax.devices("cpu")[0]):
+    with float64_on_cpu():
         wide = [None if a is None else np.asarray(a, np.float64) for a in (*inputs, dy)]
         return run(op, ConvInputs(*wide[:3]), wide[3])
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
-from tolerances import DTYPES
+from tolerances import input_dtype
 
 
 class Inputs(NamedTuple):
@@ -79,7 +79,7 @@ def make_inputs(case: Case, dtype: str = "float64") -> tuple[Inputs, Cotangents]
     rng = np.random.default_rng([case.seed, T, B, I, H])
 
     def normal(scale: float, *shape: int) -> np.ndarray:
-        return (scale * rng.standard_normal(shape)).astype(DTYPES[dtype])
+        return (scale * rng.standard_normal(shape)).astype(input_dtype(dtype))
 
     x, w, r = normal(1, T, B, I), normal(I**-0.5, D, 3 * H, I), normal(H**-0.5, D, 3 * H, H)
     b, initial_h = normal(0.3, D, 6 * H), normal(0.5, D, B, H)

@@ -12,6 +12,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from backends import float64_on_cpu
 from gru_cases import Case, Cotangents, Inputs, make_inputs
 from jax import lax
 from tolerances import EPS
@@ -175,7 +176,7 @@ def values_and_gradients(
     bound = np.float64(np.inf if clip is None else clip)
 
     results = []
-    with jax.default_device(jax.devices("cpu")[0]):
+    with float64_on_cpu():
         for d, is_reversed in enumerate(_REVERSED[direction]):
             one = Inputs(
                 _embed(x, (T2, B2, I2)),

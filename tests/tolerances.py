@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
+import pytest
 
 DTYPES = {
     "float32": np.dtype(np.float32),
@@ -19,6 +21,14 @@ DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float16": np.dtype(np.float16),
 }
+
+
+def input_dtype(name: str) -> np.dtype:
+    """The dtype of the inputs of a test. Skips tests of float64 where JAX has 32-bit types (`--jax-defaults`)."""
+    if name == "float64" and not jax.config.jax_enable_x64:
+        pytest.skip("float64 needs JAX's 64-bit types")
+    return DTYPES[name]
+
 
 EPS = {name: float(np.finfo(dtype).eps) if dtype.kind == "f" else 2.0**-7 for name, dtype in DTYPES.items()}
 

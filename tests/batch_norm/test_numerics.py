@@ -11,11 +11,11 @@ import pytest
 from backends import BATCH_NORM, CUDNN
 from batch_norm_references import (
     Case,
-    in_float64,
     inference,
     make_inputs,
     plain_inference,
     plain_training,
+    reference,
     training,
     values_and_gradients,
 )
@@ -49,7 +49,7 @@ def test_variance_keeps_its_digits_with_a_large_mean(backend, shape, axis, mean,
     settings = {"feature_axis": axis, "epsilon": 1e-12}
     arrays = ((x, scale, bias), (dy, None, None))
     results, (dx, dscale, dbias) = values_and_gradients(partial(training(backend), **settings), *backend.put(arrays))
-    expected, (ex, escale, ebias) = values_and_gradients(partial(plain_training, **settings), *in_float64(arrays))
+    expected, (ex, escale, ebias) = reference(partial(plain_training, **settings), *arrays)
     lost = _lost_with_the_mean(backend, mean, deviation, 2.0**-23)
     mean_eps = 1e-7 if lost == 0 else 2.0**-22
     assert _largest(results.mean, expected.mean) <= mean_eps * abs(mean) + 1e-6 * deviation
@@ -99,7 +99,7 @@ def test_nonfinite_values_stay_in_their_channel_and_match_jax(backend, value, sh
         {"scale": scale, "bias": bias}[where][2] = value
     arrays = ((x, scale, bias), (dy, dmean, dvar))
     found = values_and_gradients(partial(training(backend), **case.settings), *backend.put(arrays))
-    expected = values_and_gradients(partial(plain_training, **case.settings), *in_float64(arrays))
+    expected = reference(partial(plain_training, **case.settings), *arrays)
     # The running mean of cuDNN is NaN for a channel with an infinity.
     _assert_results_match(found, expected, infinities=backend != CUDNN)
 
@@ -128,7 +128,7 @@ def test_nonfinite_values_with_frozen_statistics(backend, value, where):
     inputs = (x, scale, bias, bias + 0.3, scale**2 + 0.1)
     inputs[where][..., 2].flat[0] = value
     found = values_and_gradients(inference(backend), *backend.put((inputs, (dy,))))
-    expected = values_and_gradients(partial(plain_inference, feature_axis=-1), *in_float64((inputs, (dy,))))
+    expected = reference(partial(plain_inference, feature_axis=-1), inputs, (dy,))
     if where == 4:  # the gradient of 1 / sqrt(infinity) is NaN in JAX; its limit is zero
         found, expected = ((y, gradients[:4]) for y, gradients in (found, expected))
     _assert_results_match(found, expected)
@@ -158,7 +158,7 @@ def test_empty_arrays(backend, shape, axis, activation, residual):
         return training(backend)(x, scale, bias, residual=residual, **case.settings)
 
     found = values_and_gradients(ours, *backend.put((inputs, cotangents)))
-    expected = values_and_gradients(partial(plain_training, **case.settings), *in_float64((inputs, cotangents)))
+    expected = reference(partial(plain_training, **case.settings), inputs, cotangents)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     frozen = (*inputs[:3], *cotangents[1:])
     found = values_and_gradients(partial(inference(backend), feature_axis=axis), *backend.put((frozen, cotangents[:1])))

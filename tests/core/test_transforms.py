@@ -16,9 +16,9 @@ import jax
 import numpy as np
 import pytest
 import transformations
-from backends import CPU_KERNEL, Backend
+from backends import CPU_KERNEL, Backend, float64_on_cpu
 from op_cases import OPS, op_case, values_and_gradients
-from tolerances import assert_close
+from tolerances import assert_close, input_dtype
 
 from jaxgrad._src.native import cuda
 
@@ -44,7 +44,7 @@ def _expected(name: str, op: str) -> Any:
     """The result of plain JAX in float64."""
     transformation, _ = TRANSFORMATIONS[name]
     case = op_case(op)
-    with jax.default_device(jax.devices("cpu")[0]):
+    with float64_on_cpu():
         return jax.jit(partial(transformation, case.plain))(_wide(case.arrays))
 
 
@@ -102,7 +102,7 @@ def test_donated_arguments(backend, op):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_eval_shape(op, dtype):
     case = op_case(op)
-    shapes = [jax.ShapeDtypeStruct(a.shape, dtype) for a in case.arrays]
+    shapes = [jax.ShapeDtypeStruct(a.shape, input_dtype(dtype)) for a in case.arrays]
     found = jax.eval_shape(partial(values_and_gradients, case.call(None)), *shapes)
     expected = jax.eval_shape(partial(values_and_gradients, case.plain), *shapes)
     if op == "batch_norm_training" and dtype == "bfloat16":  # the statistics are float32

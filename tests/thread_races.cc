@@ -1,0 +1,358 @@
+// Runs the CPU ops on a thread pool that ThreadSanitizer sees, from several threads at once. .ci/sanitize builds it.
+//
+//   thread_races PATH_OF_ONEDNN   runs every op; exits with 1 if a result is wrong
+//   thread_races --race           a loop with a data race, which ThreadSanitizer must report
+//
+// jaxlib is built without ThreadSanitizer, which therefore does not see that XLA's thread pool hands over its tasks,
+// and reports races that are none. The threads of this pool are std::thread: here every report is a race. oneDNN's
+// kernels are not instrumented; jaxgrad's code that gives them threads is.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cpu/batch_norm/op.h"
+#include "cpu/conv/op.h"
+#include "cpu/gru/op.h"
+#include "cpu/runtime/isa.h"
+#include "cpu/runtime/onednn.h"
+#include "cpu/runtime/onednn_threads.h"
+#include "cpu/runtime/serial_parallel.h"
+#include "cpu/runtime/xla_parallel.h"
+
+namespace jaxgrad {
+namespace {
+
+constexpr int kPoolThreads = 4;
+constexpr int kCallers = 8;  // more than may lead a team of oneDNN threads, so that some use the dedicated leader
+constexpr int kCalls = 2;    // of each caller
+
+thread_local bool in_pool = false;
+std::atomic<int64_t> helped{0};  // tasks that ran on threads of the pool
+
+// A thread pool with the interface of XLA's.
+class Pool {
+ public:
+  Pool() {
+    api_.XLA_FFI_ThreadPool_Schedule = [](XLA_FFI_ThreadPool_Schedule_Args* args) -> XLA_FFI_Error* {
+      reinterpret_cast<Pool*>(args->ctx)->schedule([task = args->task, data = args->data] { task(data); });
+      return nullptr;
+    };
+    api_.XLA_FFI_ThreadPool_NumThreads = [](XLA_FFI_ThreadPool_NumThreads_Args* args) -> XLA_FFI_Error* {
+      *args->num_threads = kPoolThreads;
+      return nullptr;
+    };
+    for (int i = 0; i < kPoolThreads; ++i) threads_.emplace_back([this] { serve(); });
+  }
+  ~Pool() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      stopped_ = true;
+    }
+    called_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  // The pool as a handler receives it.
+  xla::ffi::ThreadPool handle() {
+    auto* const context = reinterpret_cast<XLA_FFI_ExecutionContext*>(this);
+    return *xla::ffi::CtxDecoding<xla::ffi::ThreadPool>::Decode(&api_, context, diagnostics_);
+  }
+
+ private:
+  void schedule(std::function<void()> task) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      tasks_.push_back(std::move(task));
+    }
+    called_.notify_one();
+  }
+  void serve() {
+    in_pool = true;
+    for (;;) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      called_.wait(lock, [this] { return stopped_ || !tasks_.empty(); });
+      if (tasks_.empty()) return;
+      const std::function<void()> task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      task();
+    }
+  }
+
+  XLA_FFI_Api api_{};
+  xla::ffi::DiagnosticEngine diagnostics_;
+  std::mutex mutex_;
+  std::condition_variable called_;
+  std::deque<std::function<void()>> tasks_;
+  bool stopped_ = false;
+  std::vector<std::thread> threads_;
+};
+
+// The loop of the handlers, which also counts the tasks that the pool takes from the calling threads.
+class CountingParallel final : public Parallel {
+ public:
+  explicit CountingParallel(xla::ffi::ThreadPool pool) : pool_(pool), loop_(pool_) {}
+
+  int64_t threads() const override { return loop_.threads(); }
+  void run(int64_t tasks, void* context, Body body) override {
+    struct Task {
+      void* context;
+      Body body;
+    } task{context, body};
+    loop_.run(tasks, &task, [](void* all, int64_t i) {
+      if (in_pool) helped.fetch_add(1, std::memory_order_relaxed);  // orders no other access, as TSan knows
+      static_cast<Task*>(all)->body(static_cast<Task*>(all)->context, i);
+    });
+  }
+
+ private:
+  xla::ffi::ThreadPool pool_;
+  XlaParallel loop_;
+};
+
+template <class T>
+T narrowed(float value) {
+  return static_cast<T>(value);
+}
+template <>
+BFloat16 narrowed(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return {static_cast<uint16_t>(bits >> 16)};
+}
+
+double widened(double value) { return value; }
+double widened(BFloat16 value) {
+  const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
+  float wide;
+  std::memcpy(&wide, &bits, sizeof wide);
+  return static_cast<double>(wide);
+}
+
+using Values = std::vector<double>;
+
+// Makes the operands of one call, and collects its results.
+class Arrays {
+ public:
+  template <class T>
+  std::vector<T> random(int64_t elements, float low, float high) {
+    std::vector<T> values(elements);
+    for (T& value : values) value = narrowed<T>(std::uniform_real_distribution<float>(low, high)(generator_));
+    return values;
+  }
+  template <class T>
+  void add(const std::vector<T>& result) {
+    for (const T& value : result) results.push_back(widened(value));
+  }
+
+  Values results;
+
+ private:
+  std::mt19937 generator_{1};
+};
+
+// Forward and backward pass. B is odd, so that the tasks have unequal numbers of rows.
+template <class S, bool kLinearBeforeReset>
+Values gru(Parallel& parallel) {
+  const GruShape s{5, 37, 19, 33, 2, kLinearBeforeReset};
+  const GruOptions options{GruDirection::kBidirectional, 0.8};
+  Arrays arrays;
+  const auto x = arrays.random<S>(s.T * s.B * s.I, -1, 1), w = arrays.random<S>(s.D * 3 * s.H * s.I, -0.3f, 0.3f),
+             r = arrays.random<S>(s.D * 3 * s.H * s.H, -0.3f, 0.3f), b = arrays.random<S>(s.D * 6 * s.H, -0.3f, 0.3f),
+             h0 = arrays.random<S>(s.D * s.B * s.H, -1, 1), dy = arrays.random<S>(s.T * s.D * s.B * s.H, -1, 1),
+             dy_h = arrays.random<S>(s.D * s.B * s.H, -1, 1);
+  std::vector<int32_t> lengths(s.B);
+  for (int64_t i = 0; i < s.B; ++i) lengths[i] = static_cast<int32_t>(i % (s.T + 1));
+  std::vector<S> y(dy.size()), y_h(dy_h.size()), gates(s.T * s.D * s.B * s.saved_gates() * s.H), dx(x.size()),
+      dw(w.size()), dr(r.size()), db(b.size()), dh0(h0.size());
+  std::vector<std::byte> forward(gru_forward_workspace(s, sizeof(S))), backward(gru_backward_workspace(s, sizeof(S)));
+  gru_forward(GruForward<S>{s, options, x.data(), w.data(), r.data(), b.data(), lengths.data(), h0.data(), y.data(),
+                            y_h.data(), gates.data(), forward.data()},
+              parallel);
+  gru_backward(
+      GruBackward<S>{s, options, x.data(), w.data(), r.data(), lengths.data(), h0.data(), y.data(), gates.data(),
+                     dy.data(), dy_h.data(), dx.data(), dw.data(), dr.data(), db.data(), dh0.data(), backward.data()},
+      parallel);
+  for (const auto* result : {&y, &y_h, &dx, &dw, &dr, &db, &dh0}) arrays.add(*result);
+  return arrays.results;
+}
+
+// Statistics, normalization with relu and a residual, and gradients, with trained and with frozen statistics.
+template <class S>
+Values batch_norm(const BatchNormShape& s, Parallel& parallel) {
+  using T = Compute<S>;
+  Arrays arrays;
+  const auto x = arrays.random<S>(s.elements(), -2, 3), residual = arrays.random<S>(s.elements(), -1, 1),
+             dy = arrays.random<S>(s.elements(), -1, 1);
+  const auto scale = arrays.random<T>(s.C, 0.5f, 1.5f), bias = arrays.random<T>(s.C, -1, 1);
+  std::vector<T> mean(s.C), mean_low(s.C), var(s.C), rstd(s.C), dscale(s.C), dbias(s.C);
+  std::vector<S> y(x.size()), dx(x.size()), dresidual(x.size());
+  std::vector<std::byte> workspace(batch_norm_workspace(s, sizeof(S)));
+  batch_norm_statistics(BatchNormStatistics<S>{s, 1e-3, x.data(), mean.data(), mean_low.data(), var.data(), rstd.data(),
+                                               workspace.data()},
+                        parallel);
+  batch_norm_normalize(BatchNormNormalize<S>{s, true, x.data(), scale.data(), bias.data(), mean.data(), mean_low.data(),
+                                             rstd.data(), residual.data(), y.data(), workspace.data()},
+                       parallel);
+  for (const auto* result : {&mean, &var, &rstd}) arrays.add(*result);
+  arrays.add(y);
+  for (const bool frozen : {false, true}) {
+    batch_norm_backward(
+        BatchNormBackward<S>{s, frozen, !frozen, x.data(), scale.data(), nullptr, mean.data(),
+                             frozen ? nullptr : mean_low.data(), rstd.data(), frozen ? nullptr : y.data(), dy.data(),
+                             nullptr, nullptr, dx.data(), dscale.data(), dbias.data(),
+                             frozen ? nullptr : dresidual.data(), workspace.data()},
+        parallel);
+    for (const auto* result : {&dx, &dresidual}) arrays.add(*result);
+    for (const auto* result : {&dscale, &dbias}) arrays.add(*result);
+  }
+  return arrays.results;
+}
+
+// All three passes of num_problems convolutions: a team of threads for one large problem, workers for small problems.
+template <class S>
+Values conv(int64_t num_problems, int64_t size, Parallel& parallel) {
+  const int64_t N = 3, in = 24, out = 40, n = num_problems;
+  const ConvArguments arguments{{n, N, size, size + 1, in},
+                                {n, 3, 2, in, out},
+                                {n, N, size - 2, size, out},
+                                {0, 3, 1, 2},
+                                {3, 2, 0, 1},
+                                {0, 3, 1, 2},
+                                {1, 1},
+                                {0, 0, 0, 0},
+                                {1, 1},
+                                1};
+  Arrays arrays;
+  auto x = arrays.random<S>(n * N * size * (size + 1) * in, -1, 1),
+       w = arrays.random<S>(n * 3 * 2 * in * out, -0.2f, 0.2f),
+       y = arrays.random<S>(n * N * (size - 2) * size * out, -1, 1), bias = arrays.random<S>(n * out, -1, 1);
+  const auto run = [&](ConvPass pass, bool has_bias, std::vector<S>& first, std::vector<S>& second,
+                       std::vector<S>& result) {
+    std::string error;
+    const ConvType type = sizeof(S) == 2 ? ConvType::kBFloat16 : ConvType::kFloat32;
+    const ConvSchedule schedule = make_conv_schedule(pass, type, has_bias, arguments, error);
+    if (!error.empty()) throw std::runtime_error(error);
+    const auto plan = conv_plan(schedule.key);
+    std::vector<std::byte> workspace(conv_workspace(*plan, schedule));
+    const auto array = [&](std::vector<S>& values) {
+      return ConvArray<std::byte>{reinterpret_cast<std::byte*>(values.data()),
+                                  static_cast<int64_t>(values.size() * sizeof(S)) / schedule.num_problems};
+    };
+    const auto operand = [&](std::vector<S>& values) {
+      const auto found = array(values);
+      return ConvArray<const std::byte>{found.data, found.bytes};
+    };
+    const ConvArray<std::byte> no_bias{nullptr, 0};
+    run_conv(*plan, schedule, {operand(first), operand(second), has_bias ? array(bias) : no_bias, array(result)},
+             workspace.data(), parallel);
+    arrays.add(result);
+  };
+  run(ConvPass::kForward, true, x, w, y);
+  std::vector<S> dx(x.size()), dw(w.size());
+  run(ConvPass::kInputGradient, false, y, w, dx);
+  run(ConvPass::kWeightGradient, true, x, y, dw);
+  arrays.add(bias);  // the bias gradient
+  return arrays.results;
+}
+
+// An error in a team of threads reaches the caller.
+Values error_in_a_team(Parallel&) {
+  try {
+    onednn::run_with_team([] { throw std::runtime_error("expected"); });
+  } catch (const std::runtime_error& error) {
+    return {error.what() == std::string("expected") ? 1.0 : 0.0};
+  }
+  return {0.0};
+}
+
+Values values_with_a_race(Parallel& parallel) {
+  double last = 0;
+  parallel.run(20, &last, [](void* context, int64_t) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // for the pool to take tasks
+    *static_cast<double*>(context) = 1;
+  });
+  return {last};
+}
+
+enum class Threads { kPool, kTeam };
+
+struct Op {
+  const char* name;
+  Threads threads;  // which run it: the pool's, or a team of oneDNN's
+  std::function<Values(Parallel&)> run;
+};
+
+// Runs the op in all callers at once. The results must be those of one thread, but for the order of sums.
+bool check(const Op& op, Pool& pool) {
+  helped = 0;
+  std::vector<Values> found(kCallers * kCalls);
+  {
+    std::vector<std::thread> callers;
+    for (int i = 0; i < kCallers; ++i)
+      callers.emplace_back([&, i] {
+        CountingParallel parallel(pool.handle());
+        for (int j = 0; j < kCalls; ++j) found[i * kCalls + j] = op.run(parallel);
+      });
+    for (std::thread& caller : callers) caller.join();
+  }
+  SerialParallel serial;
+  const int64_t on_pool = helped;
+  bool right = on_pool > 0 || op.threads == Threads::kTeam;
+  const Values expected = op.run(serial);
+  double largest = 0;
+  for (const double value : expected) largest = std::max(largest, std::abs(value));
+  for (const Values& values : found) {
+    bool same = values.size() == expected.size() && largest > 0;
+    for (size_t i = 0; same && i < expected.size(); ++i) same = std::abs(values[i] - expected[i]) <= 1e-2 * largest;
+    right = right && same;
+  }
+  std::printf("%-7s %s, %lld tasks on the pool\n", right ? "ok" : "WRONG", op.name, static_cast<long long>(on_pool));
+  return right;
+}
+
+int run(const std::string& argument) {
+  Pool pool;
+  if (argument == "--race") return check({"a loop with a race", Threads::kPool, values_with_a_race}, pool) ? 0 : 1;
+  onednn::load(argument);
+  std::printf("%s, oneDNN %s with teams of %d threads\n", isa_name(), onednn::version().c_str(), onednn::team_size());
+  const BatchNormShape columns{700, 130, 1}, runs{5, 23, 900};
+  const Op ops[] = {
+      {"gru, float32", Threads::kPool, gru<float, false>},
+      {"gru, float32, linear_before_reset", Threads::kPool, gru<float, true>},
+      {"gru, float64", Threads::kPool, gru<double, false>},
+      {"gru, bfloat16", Threads::kPool, gru<BFloat16, true>},
+      {"batch_norm, float32, channels last", Threads::kPool,
+       [=](Parallel& p) { return batch_norm<float>(columns, p); }},
+      {"batch_norm, float64, channels first", Threads::kPool, [=](Parallel& p) { return batch_norm<double>(runs, p); }},
+      {"batch_norm, bfloat16, channels first", Threads::kPool,
+       [=](Parallel& p) { return batch_norm<BFloat16>(runs, p); }},
+      {"conv, float32, nine problems", Threads::kPool, [](Parallel& p) { return conv<float>(9, 9, p); }},
+      {"conv, float32, one large problem", Threads::kTeam, [](Parallel& p) { return conv<float>(1, 20, p); }},
+      {"conv, bfloat16, one large problem", Threads::kTeam, [](Parallel& p) { return conv<BFloat16>(1, 20, p); }},
+      {"an error in a team", Threads::kTeam, error_in_a_team},
+  };
+  bool right = true;
+  for (const Op& op : ops) right = check(op, pool) && right;
+  return right ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace jaxgrad
+
+int main(int count, char** arguments) {
+  if (count != 2) return 2;
+  return jaxgrad::run(arguments[1]);
+}
