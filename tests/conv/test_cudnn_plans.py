@@ -449,14 +449,14 @@ def weight_gradient(rhs_layout, size=8, features=4, out_features=6, dtype="bfloa
     explanation = jaxgrad.explain(
         jaxgrad.conv_general_dilated, x, w, **settings, implementation=implementation, platform="gpu"
     )
-    reasons = {unit.name: unit.reason for unit in explanation.passes} or {"weight_gradient": explanation.reason}
+    own = [unit for unit in explanation.passes if unit.name == "weight_gradient"] or [explanation]
     text = jax.jit(step).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
     (line, *_) = [line for line in text.splitlines() if "@jaxgrad_cudnn_conv_weight_gradient" in line] or [""]
     return {
         "called": bool(line),
         "written": line.partition("->")[2].strip(" ()").split(", "),
         "transposed": text.count("stablehlo.transpose"),
-        "reason": reasons["weight_gradient"],
+        "preference": own[0].preference,
         "compiled": fake.fake_compilations(),
     }
 """
@@ -568,6 +568,6 @@ report(
         "padded": False,
         "as_cudnn_has_them": False,
     }
-    assert found["narrow"]["reason"] == "cuDNN; XLA takes long to transpose this weight gradient"
+    assert found["narrow"]["preference"].startswith("row 'many weights, 16 bits' of the table ")
     without = run(_TRANSPOSED + script, FAKE_NVRTC="6")
     assert not any(one["called"] for one in without.values())
