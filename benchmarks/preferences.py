@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from jaxgrad._src.conv.params import ConvCall
 from jaxgrad._src.core.environment import Environment
 from jaxgrad._src.core.op import lowering_platform
 from jaxgrad._src.core.tuning import RecordedCall, Recorder
-from jaxgrad._src.selection.table import Row
+from jaxgrad._src.selection.table import Row, file_name
 
 _HERE = Path(__file__).parent
 TUNINGS = _HERE / "results" / "tunings"
@@ -183,8 +182,11 @@ def _generic(classes: Sequence[_Class], of_devices: Sequence[dict[str, Any]]) ->
             rows.append(_row(each, each["unmeasured"], None))
             continue
         least = min(found, key=lambda row: row["measured"]["ratio"] * (1 if row["prefer"] != "xla" else -1))
-        is_clear = least["prefer"] != "xla" and least["measured"]["ratio"] >= _CLEAR_GAIN
-        rows.append(_row(each, least["prefer"] if is_clear else "xla", least["measured"]))
+        prefer, measured = least["prefer"], least["measured"]
+        if prefer != "xla" and measured["ratio"] < _CLEAR_GAIN:  # the measurement, seen from XLA
+            inverse = {name: round(1 / measured[name], 3) for name in ("ratio", "least")}
+            prefer, measured = "xla", {**measured, **inverse, "over": prefer}
+        rows.append(_row(each, prefer, measured))
     return {"measured_on": [table["measured_on"] for table in of_devices], "rows": rows}
 
 
@@ -206,7 +208,7 @@ def regrets(platform: str, table: Sequence[Row], times: _Times) -> dict[str, flo
 
 
 def _file_name(machine: Environment) -> str:
-    return re.sub(r"[^\w -]", "", machine.device_kind)
+    return file_name(machine.device_kind)
 
 
 def _as_text(table: dict[str, Any]) -> str:

@@ -39,7 +39,7 @@ def _loss(w, x, **settings):
 _ARRAYS = _random(3, 3, 2, 2 * _GROUPS), _random(2, 24, 17, 2 * _GROUPS)
 
 
-def _tune(function, *args, **kwargs):
+def _tune(function, /, *args, **kwargs):
     return jaxgrad.tune(function, *args, progress=False, **kwargs)
 
 
@@ -155,17 +155,17 @@ def test_progress_and_what_a_tuning_saves(capsys, monkeypatch):
 
 @pytest.mark.parametrize("name", ["xla", f"input_gradient on {OWN}"])
 def test_an_implementation_that_does_not_compile_is_left_out(monkeypatch, name):
-    def fails(function, operands):
+    def fails(function, sets):
         if function is alternatives[name]:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")
-        return timing.with_random_data(function, operands)
+        return timing.with_sets(function, sets)
 
     def recorded(equation, platform):
         alternatives.update(equation.alternatives(platform))
         return Measurable(alternatives, [equation.lhs, equation.rhs])
 
     alternatives = {}
-    monkeypatch.setattr(api, "with_random_data", fails)
+    monkeypatch.setattr(api, "with_sets", fails)
     monkeypatch.setattr(conv_tuning, "measurable_equation", recorded)
     (choice,) = _tune(jaxgrad.accelerate(convolve), *convolve_arrays()).choices.values()
     assert set(choice.times_us) == set(alternatives) - {name}
@@ -182,3 +182,48 @@ def test_the_environment_names_this_machine():
     assert machine.platform == ("cpu" if OWN == "cpu" else "cuda")
     assert machine.library.split()[1]
     assert bool(machine.driver) == (OWN != "cpu")
+
+
+def test_a_step_that_changes_its_arguments_in_place():
+    """Its gradients are not among its results."""
+
+    class Model:
+        def __init__(self, w):
+            self.w = w
+
+    jax.tree_util.register_pytree_node(Model, lambda m: ((m.w,), None), lambda _, leaves: Model(*leaves))
+
+    def step(model, x):
+        loss, model.w = jax.value_and_grad(_loss)(model.w, x)
+        return loss
+
+    assert _passes(_tune(step, Model(_ARRAYS[0]), _ARRAYS[1])) == ["conv forward", "conv weight_gradient"]
+
+
+def test_arguments_that_are_no_arrays():
+    w, x = _ARRAYS
+
+    def function(w, x, function, dtype, number):
+        assert (function, dtype, number) == (sum, np.float32, np.int64(2))
+        return number * _conv(x.astype(dtype), w)
+
+    assert _passes(_tune(function, w, x, function=sum, dtype=np.float32, number=np.int64(2))) == ["conv forward"]
+    with jax.disable_jit():
+        assert _passes(_tune(_loss, w, x)) == ["conv forward"]
+
+
+def test_a_function_that_cannot_be_timed(capsys, monkeypatch):
+    """The measurements are returned all the same."""
+    monkeypatch.setattr(onednn.OneDnnBackend, "prefers_other", lambda *_: "a wrong preference")
+
+    def fails(program):
+        if program.run.__qualname__.startswith("with_arrays"):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
+        return timing.run_once(program)
+
+    monkeypatch.setattr(api, "run_once", fails)
+    tuning = jaxgrad.tune(jax.grad(_loss), *_ARRAYS)
+    assert len(tuning.choices) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    changed = any(choice.implementation != choice.default for choice in tuning.choices.values())
+    assert last.endswith("could not be timed: RESOURCE_EXHAUSTED: no memory") == changed

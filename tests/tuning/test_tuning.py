@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -215,3 +218,49 @@ def test_another_machine_has_no_effect_but_one_warning(recwarn, field):
     assert str(warning.message).startswith("the tuning has no effect here, because it was measured with ")
     assert f"{field} 'another'" in str(warning.message)
     assert warning.filename == __file__
+
+
+@pytest.mark.parametrize("machines", [{}, {dataclasses.replace(current_environment(), jax="0"): {}}])
+def test_a_tuning_without_choices_changes_nothing(machines):
+    """Forward mode and typical calls are as without it."""
+    x, w = jnp.ones((1, 1, 5), jnp.float32), jnp.ones((1, 1, 3), jnp.float32)
+
+    def convolution(x):
+        return jaxgrad.conv_general_dilated(x, w, (1,), "SAME")
+
+    def forward_mode():
+        try:
+            return str(jax.make_jaxpr(lambda x: jax.jvp(convolution, (x,), (x,)))(x))
+        except TypeError as error:
+            return str(error)
+
+    def typical():
+        return [jaxgrad.explain(op) for op in (_conv_op, jaxgrad.batch_norm_training, jaxgrad.gru)]
+
+    expected = forward_mode(), typical()
+    with warnings.catch_warnings(), Tuning(machines):
+        warnings.simplefilter("ignore", RuntimeWarning)
+        assert (forward_mode(), typical()) == expected
+
+
+def test_a_tuning_can_be_copied_and_pickled():
+    tuning = _tuning(_both_gradients, _X, _W, implementation="xla", other=OWN)
+    assert pickle.loads(pickle.dumps(tuning)) == tuning == copy.deepcopy(tuning)
+    assert Tuning({}) != Recorder()
+
+
+def test_explain_names_the_choice_of_a_call_with_bias_and_relu():
+    settings = {"feature_group_count": 2, "activation": "relu"}
+    bias = jnp.ones(4, jnp.float32)
+
+    def call(x, w, bias):
+        return jnp.sum(jaxgrad.conv_general_dilated(x, w, (2, 1), "SAME", bias=bias, **settings))
+
+    gradients = jax.grad(call, (0, 1, 2))
+    with _tuning(gradients, _X, _W, bias, implementation="xla", other=OWN):
+        explained = jaxgrad.explain(_conv_op, _X, _W, (2, 1), "SAME", bias=bias, **settings)
+        found = passes(jax.jit(gradients).lower(_X, _W, bias))
+    assert set(found) == {"xla"}
+    assert explained.implementation == "xla"
+    assert "measured by jaxgrad.tune" in explained.reason
+    assert not explained.passes

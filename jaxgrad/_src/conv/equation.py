@@ -96,6 +96,8 @@ def plan_equation(
     if reason := unsupported_operands(equation.lhs, equation.rhs, equation.result):
         return EquationPlan(None, "", "xla", reason)
     tuning = current().tuning if implementation is None else None
+    if tuning is not None and not tuning.covers(equation, ""):
+        tuning = None
     if tuning is not None and (choice := tuning.choice(platform, "", equation)):
         return equation.plan_of(choice.implementation, platform, choice.reason)
     plan = equation.plan(platform, implementation)
@@ -128,7 +130,7 @@ class Equation:
         a, arrays = self.normalized, (self.lhs, self.rhs, self.result)
         specs = zip(arrays, a.dimension_numbers, ("NC", "OI", "NC"), strict=True)
         texts = (described(array.dtype, array.shape, spec, leading) for array, spec, leading in specs)
-        flags = precision_flags(self.lhs.dtype, self.arguments.precision)
+        flags = *precision_flags(self.lhs.dtype, self.arguments.precision), *of_kernels().texts()
         return " ".join(["jax.lax", *texts, *a.unusual(), *flags])
 
     def plan(self, platform: str, implementation: str | None) -> EquationPlan:

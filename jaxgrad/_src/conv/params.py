@@ -61,16 +61,11 @@ class ConvCall:
 
     def text(self, pass_name: str) -> str:
         """The text of a pass in a tuning."""
-        p, s = self.problem, self.settings
-        flags = {
-            "bias": self.has_bias,
-            "relu": self.relu,
-            "deterministic": s.deterministic,
-            f"search {s.search}": s.search is not None,
-            f"workspace limit {s.workspace_limit}": s.workspace_limit is not None,
-        }
-        set_flags = (name for name, is_set in flags.items() if is_set)
-        return " ".join(["conv", pass_name, p.text(), *precision_flags(p.dtype, self.precision), *set_flags])
+        p = self.problem
+        flags = precision_flags(p.dtype, self.precision)
+        flags += ["bias"] * (self.fused_bias and pass_name != "input_gradient")
+        flags += ["relu"] * (self.fused_relu and pass_name == "forward")
+        return " ".join(["conv", pass_name, p.text(), *flags, *self.settings.texts()])
 
     @property
     def fused_bias(self) -> bool:

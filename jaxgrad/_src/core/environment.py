@@ -57,7 +57,7 @@ def current_environment() -> Environment:
     if device.platform != "cpu":
         return Environment(device.platform, device.device_kind, *versions, "")
     build = cpu.build_info()
-    cores = len(os.sched_getaffinity(0))
+    cores = os.cpu_count()  # of the machine, which all processes on it agree about
     kind = f"{_cpu_model()}, {build.get('instruction_set', 'no kernels')}, {cores} cores"
     return Environment("cpu", kind, *versions, f"oneDNN {build.get('onednn', '')}")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 
 def function_of_arrays(
@@ -13,16 +14,18 @@ def function_of_arrays(
 ) -> tuple[Callable[..., list[jax.Array]], list[Any]]:
     """Returns a function of arrays, and its arguments: the arrays in the arguments of a call, or their shapes.
 
-    The function returns the arrays in the result of the call. Everything else in the arguments, such as Python numbers
-    and the functions in a model, is constant.
+    The function returns the arrays in the result of the call, and in the arguments after it: a call may change objects
+    in place, as steps of flax.nnx do. Everything else in the arguments, such as Python numbers, NumPy scalars and the
+    functions in a model, is constant.
     """
     leaves, tree = jax.tree.flatten((args, kwargs))
-    is_array = [hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves]
+    is_array = [isinstance(leaf, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)) for leaf in leaves]
 
     def call(*arrays: Any) -> list[jax.Array]:
         given = iter(arrays)
         both = [next(given) if here else leaf for leaf, here in zip(leaves, is_array, strict=True)]
         args, kwargs = jax.tree.unflatten(tree, both)
-        return [leaf for leaf in jax.tree.leaves(function(*args, **kwargs)) if isinstance(leaf, jax.Array)]
+        result = function(*args, **kwargs)
+        return [leaf for leaf in jax.tree.leaves((result, args, kwargs)) if isinstance(leaf, jax.Array)]
 
     return call, [leaf for leaf, here in zip(leaves, is_array, strict=True) if here]

@@ -18,6 +18,7 @@ def text_of_first_process(text: Callable[[], str]) -> str:
         return text()
     from jax.experimental.multihost_utils import broadcast_one_to_all
 
+    broadcast_one_to_all(np.int32(0))  # connects the processes first: that may not wait as long as `text` takes
     error: Exception | None = None
     content = b""
     if jax.process_index() == 0:

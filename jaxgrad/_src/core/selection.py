@@ -174,7 +174,7 @@ def select(
       ValueError: the forced implementation cannot run the call, or the op does not have it.
       RuntimeError: a library of the forced implementation is missing.
     """
-    tuning = current().tuning if implementation is None and rejection is None else None
+    tuning = _tuning_for(op, call) if implementation is None and rejection is None else None
     found = dict(known or {}) if tuning is None else {}
     for backend in op.backends:
         missing = _missing(backend)
@@ -190,6 +190,12 @@ def select(
     selection = Selection(op, implementation, found, call, tuning)
     _record(selection)
     return selection
+
+
+def _tuning_for(op: Op, call: Any) -> MeasuredChoices | None:
+    """The tuning in force, if it may choose for calls of an op."""
+    tuning = current().tuning
+    return tuning if tuning is not None and call is not None and tuning.covers(call, op.passes[0]) else None
 
 
 def _rejection(

@@ -71,6 +71,12 @@ class Settings:
                 f"jaxgrad.config: tuning must be a jaxgrad.Tuning or None, got {type(self.tuning).__name__}"
             )
 
+    def texts(self) -> list[str]:
+        """The settings of cuDNN that differ from the defaults, as the texts of calls in a tuning have them."""
+        found = ["deterministic"] * self.deterministic
+        found += [] if self.search is None else [f"search={self.search}"]
+        return found + ([] if self.workspace_limit is None else [f"workspace_limit={self.workspace_limit}"])
+
 
 _process = Settings(plan_cache_dir=os.environ.get("JAXGRAD_PLAN_CACHE_DIR") or None)
 _process_lock = threading.Lock()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -60,18 +61,28 @@ class MeasuredChoices:
 
     def __init__(self, machines: Mapping[Environment, Mapping[str, Choice]]) -> None:
         self.machines = {machine: MappingProxyType(dict(choices)) for machine, choices in machines.items()}
-        self._identity = repr(
-            [(m, sorted((c, repr(v)) for c, v in choices.items())) for m, choices in machines.items()]
-        )
+        choices_of = {repr(m): sorted((c, repr(v)) for c, v in choices.items()) for m, choices in machines.items()}
+        self._identity = repr(sorted(choices_of.items()))
+        self._kinds = {machine: {_kind(text) for text in choices} for machine, choices in machines.items()}
         self._warned = False
 
     def choice(self, platform: str, pass_name: str, call: Call) -> Choice | None:
         """The choice for a pass of a call on a platform ("cpu" or "cuda"); None if it was not measured here."""
         machine = current_environment()
-        if machine in self.machines:
-            return self.machines[machine].get(call.text(pass_name)) if machine.platform == platform else None
-        self._warn_once(machine)
-        return None
+        if machine.platform != platform or machine not in self.machines:
+            return None
+        return self.machines[machine].get(call.text(pass_name))
+
+    def covers(self, call: Call, pass_name: str) -> bool:
+        """Whether there are choices on this machine for calls of the same kind, whatever their shapes.
+
+        Warns once where there is none at all, because the choices were measured on other machines.
+        """
+        machine = current_environment()
+        if machine not in self.machines:
+            self._warn_once(machine)
+            return False
+        return _kind(call.text(pass_name)) in self._kinds[machine]
 
     def _warn_once(self, machine: Environment) -> None:
         if self._warned or not self.machines:
@@ -81,7 +92,7 @@ class MeasuredChoices:
         warn_caller(f"the tuning has no effect here, because it was measured with {measured}", RuntimeWarning)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, MeasuredChoices) and self._identity == other._identity
+        return type(other) is type(self) and self._identity == other._identity
 
     def __hash__(self) -> int:
         return hash(self._identity)
@@ -89,6 +100,11 @@ class MeasuredChoices:
     def __repr__(self) -> str:
         """The name of a jitted pass depends on it."""
         return f"<jaxgrad.Tuning {hashlib.sha256(self._identity.encode()).hexdigest()[:16]}>"
+
+
+def _kind(text: str) -> str:
+    """The kind of call that a text is of: "conv", "gru" and so on."""
+    return text.partition(" ")[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +130,10 @@ class Recorder(MeasuredChoices):
     def __init__(self) -> None:
         super().__init__({})
         self.calls: dict[str, RecordedCall] = {}
+        self._token = uuid.uuid4().hex
+
+    def covers(self, call: Call, pass_name: str) -> bool:
+        return True
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -122,7 +142,8 @@ class Recorder(MeasuredChoices):
         return id(self)
 
     def __repr__(self) -> str:
-        return f"<Recorder {id(self)}>"
+        """Unique, because caches of programs, those on disk too, depend on it."""
+        return f"<Recorder {self._token}>"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
@@ -75,12 +76,12 @@ def preference(
       platform: the platform that the program is lowered for.
       features: the features of the call, as attributes.
       among: the implementations to choose from, "xla" among them.
-      resized: only rows for independent problems, as `vmap` makes them of a call that was selected before. There may be
-        none.
+      resized: whether `vmap` has made independent problems of a call that was selected before. Only rows for such
+        problems apply then, and there may be none.
     """
     for row in rows(platform):
         applies = row.op == op and pass_name in row.passes and row.prefer in among
-        if applies and ("problems" in row.when) >= resized and row.matches(features):
+        if applies and ("problems" in row.when) == resized and row.matches(features):
             return row
     if resized:
         return None
@@ -95,7 +96,13 @@ def rows(platform: str) -> tuple[Row, ...]:
 def table_name(platform: str) -> str:
     """The name of the table of this machine's device. Without a GPU on this machine, that of any GPU."""
     kind = cuda.device_kind() if platform == "cuda" else None
-    return kind if kind and (_TABLES / f"{kind}.json").exists() else f"generic {public_platform(platform)}"
+    name = file_name(kind) if kind else ""
+    return name if name and (_TABLES / f"{name}.json").exists() else f"generic {public_platform(platform)}"
+
+
+def file_name(device_kind: str) -> str:
+    """The name of the table of a kind of device."""
+    return re.sub(r"[^\w -]", "", device_kind)
 
 
 @cache

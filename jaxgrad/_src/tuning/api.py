@@ -21,18 +21,19 @@ from jaxgrad._src.core.processes import text_of_first_process
 from jaxgrad._src.core.tuning import Choice, Measurable, RecordedCall, Recorder
 from jaxgrad._src.gru import tuning as gru_tuning
 from jaxgrad._src.gru.params import GruProblem
-from jaxgrad._src.tuning.timing import medians, with_arrays, with_random_data
+from jaxgrad._src.tuning.timing import medians, random_operands, run_once, with_arrays, with_sets
 from jaxgrad._src.tuning.tuning import Tuning, from_json, to_json
 
 _MIN_GAIN = 1.03  # a default that is slower by less stays: times differ as much from run to run
 
 
-def tune(function: Callable[..., Any], *args: Any, progress: bool = True, **kwargs: Any) -> Tuning:
+def tune(function: Callable[..., Any], /, *args: Any, progress: bool = True, **kwargs: Any) -> Tuning:
     """Measures every implementation of the calls in a function on this machine's device.
 
     The calls are those of jaxgrad's ops, and the convolutions that `jaxgrad.accelerate` accelerates, with the gradients
     that the function computes and the sizes that `vmap` makes. Each runs alone, on random data, on every implementation
-    that supports it, XLA included. The calls of an implementation that is forced are not measured.
+    that supports it, XLA included. Calls that force an implementation are not measured. The ops in a function that uses
+    forward mode need `jaxgrad.forward_mode` here.
 
     Args:
       function: the function, such as a training step, which may be one of `jax.jit`, `nnx.jit` or
@@ -44,8 +45,7 @@ def tune(function: Callable[..., Any], *args: Any, progress: bool = True, **kwar
 
     Returns:
       A `jaxgrad.Tuning`, which is not in force yet. In a program of several processes, each of which must call `tune`,
-      the first process measures and all return its choices. Over a mesh, whole arrays are measured on one device; to
-      tune the shards, pass a function of one shard.
+      the first process measures and all return its choices. Over a mesh, the shards are measured.
 
     Raises:
       TypeError: function is not callable.
@@ -62,7 +62,7 @@ def tune(function: Callable[..., Any], *args: Any, progress: bool = True, **kwar
         raise TypeError(f"jaxgrad.tune: function must be callable, got {type(function).__name__}")
     call, arrays = function_of_arrays(function, args, kwargs)
     recorder = Recorder()
-    with settings.override(tuning=recorder):
+    with settings.override(tuning=recorder), jax.disable_jit(False):
         jax.jit(call).lower(*arrays).compile()  # over a mesh, shards are lowered while XLA compiles
     tuning = from_json(text_of_first_process(lambda: to_json(_measured(recorder, progress))))
     if progress and jax.process_count() == 1:
@@ -84,10 +84,14 @@ def _choice(recorded: RecordedCall, platform: str) -> Choice | None:
     """Measures a call; None if only one implementation supports it."""
     measurable = _measurable(recorded, platform)
     programs = {}
+    try:
+        sets = random_operands(measurable.operands)
+    except jax.errors.JaxRuntimeError:  # such as too little memory
+        return None
     for name, function in measurable.functions.items():
         try:
-            programs[name] = with_random_data(function, measurable.operands)
-        except jax.errors.JaxRuntimeError:  # such as too little memory
+            programs[name] = run_once(with_sets(function, sets))
+        except jax.errors.JaxRuntimeError:
             continue
     default = _default(recorded, platform)
     if len(programs) < 2 or default not in programs:
@@ -135,9 +139,12 @@ def _summary(call: Callable[..., Any], arrays: list[Any], tuning: Tuning) -> str
     if not changed or any(isinstance(array, jax.ShapeDtypeStruct) for array in arrays):
         return counted
     programs = {}
-    for name, in_force in {"without": None, "with": tuning}.items():
-        with settings.override(tuning=in_force):
-            programs[name] = with_arrays(call, arrays)
+    try:
+        for name, in_force in {"without": None, "with": tuning}.items():
+            with settings.override(tuning=in_force):
+                programs[name] = run_once(with_arrays(call, arrays))
+    except jax.errors.JaxRuntimeError as error:  # a copy of all results may not fit beside the arguments
+        return f"{counted}; the function could not be timed: {str(error).splitlines()[0]}"
     seconds = medians(programs)
     ms = {name: f"{1e3 * value:.4g} ms" for name, value in seconds.items()}
     return f"{counted}; the function takes {ms['with']}, {ms['without']} without the tuning"

@@ -39,22 +39,29 @@ def with_arrays(function: Callable[..., Any], arrays: Sequence[jax.Array]) -> Pr
     return Program(lambda: program(*arrays))
 
 
-def with_random_data(function: Callable[..., Any], operands: Sequence[jax.ShapeDtypeStruct]) -> Program:
-    """Calls of a function with random operands of the given shapes.
-
-    On a GPU the program calls the function with several sets of operands, so that XLA cannot merge the calls.
-    """
+def random_operands(operands: Sequence[jax.ShapeDtypeStruct]) -> list[list[jax.Array]]:
+    """Random operands of the given shapes: on a GPU several sets, one for each call in a program."""
     calls = 1
     if jax.default_backend() != "cpu":
         size = sum(math.prod(operand.shape) * operand.dtype.itemsize for operand in operands)
         calls = min(_CALLS_IN_A_PROGRAM, max(1, _OPERAND_BYTES // max(1, size)))
-    sets = [[_drawn(operand, i * len(operands) + j) for j, operand in enumerate(operands)] for i in range(calls)]
+    return [[_drawn(operand, i * len(operands) + j) for j, operand in enumerate(operands)] for i in range(calls)]
+
+
+def with_sets(function: Callable[..., Any], sets: list[list[jax.Array]]) -> Program:
+    """A call of a function for each set of operands. XLA cannot merge the calls, because the operands differ."""
     program = jax.jit(lambda sets: [function(*each) for each in sets]).lower(sets).compile()
-    return Program(lambda: program(sets), calls)
+    return Program(lambda: program(sets), len(sets))
 
 
 def _drawn(operand: jax.ShapeDtypeStruct, seed: int) -> jax.Array:
     return jax.random.normal(jax.random.key(seed), operand.shape, jnp.float32).astype(operand.dtype)
+
+
+def run_once(program: Program) -> Program:
+    """Runs a program, which may lack memory, and returns it."""
+    jax.block_until_ready(program.run())
+    return program
 
 
 def medians(programs: Mapping[str, Program]) -> dict[str, float]:
@@ -93,5 +100,7 @@ def _settle(program: Program) -> None:
 
 def _seconds(program: Program, times: int) -> float:
     start = time.perf_counter()
-    jax.block_until_ready([program.run() for _ in range(times)])
+    for _ in range(times):
+        results = program.run()  # those of the run before are freed
+    jax.block_until_ready(results)
     return time.perf_counter() - start

@@ -98,6 +98,9 @@ class Tuning(MeasuredChoices):
             self._entered.contexts = []
         return self._entered.contexts
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return from_json, (to_json(self),)
+
     def __str__(self) -> str:
         tables = ("\n".join(_table(machine, choices)) for machine, choices in self.machines.items())
         return "\n\n".join(tables) or "an empty tuning"
