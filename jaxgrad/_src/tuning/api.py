@@ -60,9 +60,13 @@ def tune(function: Callable[..., Any], /, *args: Any, progress: bool = True, **k
     """
     if not callable(function):
         raise TypeError(f"jaxgrad.tune: function must be callable, got {type(function).__name__}")
-    call, arrays = function_of_arrays(function, args, kwargs)
+    with jax.disable_jit(False):
+        return _tune(*function_of_arrays(function, args, kwargs), progress)
+
+
+def _tune(call: Callable[..., Any], arrays: list[Any], progress: bool) -> Tuning:
     recorder = Recorder()
-    with settings.override(tuning=recorder), jax.disable_jit(False):
+    with settings.override(tuning=recorder):
         jax.jit(call).lower(*arrays).compile()  # over a mesh, shards are lowered while XLA compiles
     tuning = from_json(text_of_first_process(lambda: to_json(_measured(recorder, progress))))
     if progress and jax.process_count() == 1:
