@@ -116,7 +116,7 @@ class _Features(ConvFeatures):
 def _features(recorded: RecordedCall) -> Any:
     call: Any = recorded.call
     if isinstance(call, ConvCall):
-        return _Features(call)
+        return _Features(call.problem)
     return BatchNormFeatures(call.outer * call.inner, call.channels, has_fast_kernels(call))
 
 

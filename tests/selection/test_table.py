@@ -29,7 +29,7 @@ def _features(op):
     if op == "batch_norm":
         return set(BatchNormFeatures._fields)
     (recorded,) = _recorded((2, 8, 7, 3), (3, 2, 3, 4)).values()
-    return {name for name in dir(ConvFeatures(recorded.call)) if not name.startswith("_")}
+    return {name for name in dir(ConvFeatures(recorded.call.problem)) if not name.startswith("_")}
 
 
 def _recorded(x, w):
@@ -124,7 +124,7 @@ def test_a_device_takes_its_own_table(tmp_path, monkeypatch, measured):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     monkeypatch.setattr(table, "_TABLES", tmp_path)
     table.read_table.cache_clear()
-    features = ConvFeatures(next(iter(_recorded((64, 56, 56, 64), (3, 3, 64, 64)).values())).call)
+    features = ConvFeatures(next(iter(_recorded((64, 56, 56, 64), (3, 3, 64, 64)).values())).call.problem)
     try:
         for kind, name, prefer in (
             ("A100", "A100", "cudnn"),
@@ -147,7 +147,7 @@ def test_an_implementation_that_is_not_there_is_passed_over():
         for row in table.read_table("generic gpu")
         if row.when == {"depthwise": True, "channels_last": True} and row.prefer == "cuda"
     ]
-    features = _Changed(ConvFeatures(recorded.call), depthwise=True, grouped=True)
+    features = _Changed(ConvFeatures(recorded.call.problem), depthwise=True, grouped=True)
     first = table.preference("conv", "weight_gradient", "cuda", features, ("cuda", "cudnn", "xla"))
     assert first == depthwise
     second = table.preference("conv", "weight_gradient", "cuda", features, ("cudnn", "xla"))

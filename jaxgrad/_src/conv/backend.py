@@ -8,8 +8,10 @@ import jax
 
 from jaxgrad._src.conv.features import ConvFeatures
 from jaxgrad._src.conv.params import ConvCall, ConvParams
+from jaxgrad._src.conv.problem import ConvProblem
+from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.op import Backend
-from jaxgrad._src.selection.table import preference
+from jaxgrad._src.selection.table import Row, preference, table_name
 
 PASSES = ("forward", "input_gradient", "weight_gradient")
 
@@ -20,6 +22,14 @@ _ARRAYS = {"forward": ("x", "w", "y"), "input_gradient": ("dy", "w", "dx"), "wei
 def named_arrays(pass_name: str, *arrays: Any) -> dict[str, Any]:
     """Returns the two operands and the result of a pass by name, for `ffi_call`."""
     return dict(zip(_ARRAYS[pass_name], arrays, strict=True))
+
+
+@cleared_lru_cache(4096)
+def _row_of(
+    _: str, pass_name: str, platform: str, problem: ConvProblem, among: tuple[str, ...], resized: bool
+) -> Row | None:
+    """The row of a problem. Kept, also by the name of the table: outside `jax.jit`, a call asks each time."""
+    return preference("conv", pass_name, platform, ConvFeatures(problem), among, resized=resized)
 
 
 class ConvBackend(Backend):
@@ -41,7 +51,7 @@ class ConvBackend(Backend):
 
     def prefers_other(self, pass_name: str, call: ConvCall) -> str:
         row = self._row(pass_name, call)
-        return "" if row.prefer == self.implementation else row.why
+        return "" if row is None or row.prefer == self.implementation else row.why
 
     def prefers_resized(self, pass_name: str, call: ConvCall) -> bool:
         row = self._row(pass_name, call, resized=True)
@@ -50,9 +60,9 @@ class ConvBackend(Backend):
     def table_row(self, pass_name: str, call: ConvCall) -> str:
         return str(self._row(pass_name, call))
 
-    def _row(self, pass_name: str, call: ConvCall, *, resized: bool = False) -> Any:
+    def _row(self, pass_name: str, call: ConvCall, *, resized: bool = False) -> Row | None:
         among = self.implementation, *self.preferred_to
-        return preference("conv", pass_name, self.platform, ConvFeatures(call), among, resized=resized)
+        return _row_of(table_name(self.platform), pass_name, self.platform, call.problem, among, resized)
 
     def supports_resized(self, pass_name: str, call: ConvCall) -> bool:
         """Whether the backend, a candidate already, still runs a pass whose sizes `vmap` or a mesh has changed."""

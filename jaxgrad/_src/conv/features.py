@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from jaxgrad._src.conv.kernel_layouts import kernel_layouts
-from jaxgrad._src.conv.params import ConvCall
 from jaxgrad._src.conv.problem import ConvProblem
 from jaxgrad._src.conv.weight_transpose import kernel_transposes
 
@@ -13,7 +12,7 @@ _TENSOR_CORE = 8  # 2-byte features that tensor-core kernels take at a time; cuD
 
 
 class ConvFeatures:
-    """The features of a call.
+    """The features of a convolution.
 
     Attributes:
       dtype, bits: the dtype of the operands, and its size.
@@ -35,8 +34,8 @@ class ConvFeatures:
       reversed: whether the window is reversed, as in `jax.lax.conv_transpose`. XLA does not recognize the convolution.
     """
 
-    def __init__(self, call: ConvCall) -> None:
-        problem, g = call.problem, call.problem.geometry
+    def __init__(self, problem: ConvProblem) -> None:
+        g = problem.geometry
         last = len(g.lhs_spec) - 1
         self.dtype, self.bits = problem.dtype.name, 8 * problem.dtype.itemsize
         self.axes = len(g.w_spatial)
@@ -55,7 +54,7 @@ class ConvFeatures:
         inner = problem.features // g.feature_group_count
         self.aligned = inner % _TENSOR_CORE == 0 and problem.out_features % _TENSOR_CORE == 0
         self.reversed = g.window_reversed
-        self._problem: ConvProblem = problem
+        self._problem = problem
 
     @property
     def transposes_weights(self) -> bool:

@@ -97,7 +97,12 @@ def table_name(platform: str) -> str:
     """The name of the table of this machine's device. Without a GPU on this machine, that of any GPU."""
     kind = cuda.device_kind() if platform == "cuda" else None
     name = file_name(kind) if kind else ""
-    return name if name and (_TABLES / f"{name}.json").exists() else f"generic {public_platform(platform)}"
+    return name if name and _is_file(_TABLES / f"{name}.json") else f"generic {public_platform(platform)}"
+
+
+@cache
+def _is_file(path: Path) -> bool:
+    return path.is_file()
 
 
 def file_name(device_kind: str) -> str:
