@@ -9,9 +9,9 @@
 
    FAKE_REFUSES: engines whose plans cannot be built: "number:status", with commas between
 
-   FAKE_WRONG: engines with wrong results: "number:kind", with commas between. Wrong are the last element ("corner"), the
-   first feature of the last group ("border"), the feature in the middle ("channel"), or all, by one per cent ("factor");
-   half of the columns are not written ("unwritten"), and the first element is not a number ("nan")
+   FAKE_WRONG: engines with wrong results: "number:kind", with commas between. Wrong are the last element ("corner"),
+   the first feature of the last group ("border"), the feature in the middle ("channel"), or all, by one per cent
+   ("factor"); half of the columns are not written ("unwritten"), and the first element is not a number ("nan")
 
    FAKE_CREATE: the status of creating a handle
 
@@ -492,7 +492,8 @@ static void convolve(const Descriptor* graph, const Descriptor* pack, long numbe
   } while (next(o, y.sizes, 5));
   for (int i = 1; i < num_operations(graph); ++i) {
     const Descriptor* const pointwise = (const Descriptor*)(intptr_t)operations[i];
-    const int is_relu = (int32_t)attribute(descriptor_of(pointwise, kPointwiseFunction), kPointwiseMode)[0] == kModeRelu;
+    const int is_relu =
+        (int32_t)attribute(descriptor_of(pointwise, kPointwiseFunction), kPointwiseMode)[0] == kModeRelu;
     int64_t at[5] = {0};
     do {
       double* const value = &sums[offset(&result, at)];
@@ -683,8 +684,9 @@ int cuFuncSetAttribute(void) {
   return 0;
 }
 /* Kernels have one thread per block here, which they must work with. */
-int cuLaunchKernel(void (*kernel)(unsigned, unsigned, void**), unsigned blocks, unsigned y, unsigned z, unsigned block_x,
-                   unsigned block_y, unsigned block_z, unsigned shared_bytes, void* stream, void** arguments) {
+int cuLaunchKernel(void (*kernel)(unsigned, unsigned, void**), unsigned blocks, unsigned y, unsigned z,
+                   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes, void* stream,
+                   void** arguments) {
   (void)y, (void)z, (void)block_x, (void)block_y, (void)block_z, (void)shared_bytes, (void)stream;
   static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
   USES_CONTEXT;

@@ -106,7 +106,10 @@ nb::list every_engine(int64_t device, int64_t conv_pass, int64_t type, const Con
   {
     const nb::gil_scoped_release release;
     const driver::CurrentDevice current(key.device);
-    results = run_every_engine(key);
+    try {
+      results = run_every_engine(key);
+    } catch (const NoPlan&) {  // cuDNN does not support the problem
+    }
   }
   nb::list found;
   for (const EngineResult& result : results) found.append(nb::make_tuple(result.tag, result.error, result.failure));
@@ -240,8 +243,9 @@ NB_MODULE(_cuda, module) {
   module.def("batch_norm_workspace", &batch_norm_workspace, nb::arg("device"), nb::arg("is_backward"), nb::arg("type"),
              nb::arg("outer"), nb::arg("C"), nb::arg("inner"), nb::arg("relu"), nb::arg("residual"),
              "Bytes of workspace of a forward or backward call; None if cuDNN does not support it.");
-  module.def("conv_plan_cache_info", &plan_cache_info,
-             "Hits, misses, size and capacity of the plan cache, and counts of retained and stored plans and of checks.");
+  module.def(
+      "conv_plan_cache_info", &plan_cache_info,
+      "Hits, misses, size and capacity of the plan cache, and counts of retained and stored plans and of checks.");
 }
 
 }  // namespace jaxgrad

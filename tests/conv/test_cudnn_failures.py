@@ -426,7 +426,8 @@ report(ran=ran, seconds=seconds, busy=busy, all=time.perf_counter() - start)
 
 def test_plans_are_bounded(run):
     """One plan for each size, of which the caches keep those used last."""
-    found = run("""
+    found = run(
+        """
 capacity = jaxgrad.plan_cache_info()["cudnn"]["capacity"]
 counts = []
 for size in range(9, 9 + 2 * capacity + 100):
@@ -434,7 +435,9 @@ for size in range(9, 9 + 2 * capacity + 100):
     if size in (9 + capacity, 9 + 2 * capacity):
         counts.append(fake.fake_descriptors())
 report(counts=counts, capacity=capacity, info=jaxgrad.plan_cache_info()["cudnn"]["size"])
-""", FAKE_NVRTC="6")  # no engine is checked, which would take minutes here
+""",
+        FAKE_NVRTC="6",
+    )  # no engine is checked, which would take minutes here
     assert found["info"] == found["capacity"]
     first, second = found["counts"]
     assert abs(second - first) < 0.1 * first

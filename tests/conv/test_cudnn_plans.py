@@ -211,8 +211,8 @@ os.environ["FAKE_BLOCK"] = "1000"
 report(found=found + [engine()], counts=counts())
 """
     found = run(script, JAXGRAD_PLAN_CACHE_DIR=str(tmp_path))
-    # The first engine of the heuristic, with a workspace for one more; without memory for timing too, with the workspace
-    # of the timed engines. The first engine was run once, to check it.
+    # The first engine of the heuristic, with a workspace for one more; without memory for timing too, with the
+    # workspace of the timed engines. The first engine was run once, to check it.
     assert found["found"] == [["engine 11", 200], None, ["engine 11", 300]]
     assert found["counts"] == [1, 0, 1]
     assert _files(tmp_path) == {}
@@ -482,7 +482,9 @@ def test_weight_gradient_is_written_in_the_callers_layout(run, dtype):
         by_xla = layout[-1] == of_cudnn[-1]  # the last axis does not move, or nothing moves
         expected = [shape(of_cudnn), f"tensor<0x{element}>"] if by_xla else [shape(layout), shape(of_cudnn)]
         assert found[layout]["written"] == [*expected, "tensor<300xui8>"], layout
-    assert found["WOIH"]["compiled"] == 3  # an empty program that tests NVRTC, one that checks engines, one for all layouts
+    assert (
+        found["WOIH"]["compiled"] == 3
+    )  # an empty program that tests NVRTC, one that checks engines, one for all layouts
 
 
 _REVERSED = """

@@ -150,7 +150,7 @@ report(found=found)
 
 
 def test_right_engines_pass_and_wrong_ones_do_not(run):
-    """Random lopsided problems of every pass, dtype, epilogue and layout. The errors of right engines are far below 1."""
+    """Random lopsided problems of every pass, dtype, epilogue and layout. Right engines have small errors."""
     prepare = "cuda.cudnn_unavailable(), cuda.nvrtc_unavailable()\n"
     environment = {"FAKE_FUSED": "2", "FAKE_ENGINES": "11:0:1,12:0:1", "FAKE_WRONG": "12:corner", "JAX_ENABLE_X64": "1"}
     found = run(prepare + _RANDOM, **environment)["found"]

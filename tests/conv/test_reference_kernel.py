@@ -72,7 +72,6 @@ def _expected(problem, arrays, conv_pass):
         met, weights = grouped_x[(..., *places)], grouped_w[(..., *tap)]
         sums[0] += np.einsum("ngi...,goi->ngo...", met, weights)
         sums[1][(..., *places)] += np.einsum("ngo...,goi->ngi...", grouped_y, weights)
-        n = grouped_y.shape[0], groups, -1
         flat_y, flat_x = (a.reshape(*a.shape[:3], -1) for a in (grouped_y, met))
         sums[2][(..., *tap)] += np.einsum("ngop,ngip->goi", flat_y, flat_x)
     if conv_pass == 1:

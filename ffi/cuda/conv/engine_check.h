@@ -1,6 +1,6 @@
 // Keeps wrong engines of cuDNN from being used: before the first use of an engine for a problem, its result is compared
-// with a reference. The verdict is remembered, in this process and in the directory of the plan store: an engine that is
-// wrong is so on every device of a kind, with the same build of cuDNN.
+// with a reference. The verdict is remembered, in this process and in the directory of the plan store: an engine that
+// is wrong is so on every device of a kind, with the same build of cuDNN.
 #pragma once
 
 #include <cstdint>

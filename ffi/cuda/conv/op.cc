@@ -49,17 +49,18 @@ Description describe(const ConvKey& key, bool capturing, bool with_known_wrong =
   }
 }
 
-// Fixes the workspace that the call reserves, given the first plan that was built, of the candidate order.places[first].
-// It does not depend on which engines are wrong: a process that cannot check them must lower the same program. If that
-// plan is wrong, the candidates that fit are tried before those that need more, and one more candidate fits in any case.
+// Fixes the workspace that the call reserves, given the first plan that was built, of the candidate
+// order.places[first]. It does not depend on which engines are wrong: a process that cannot check them must lower the
+// same program. If that plan is wrong, the candidates that fit are tried before those that need more, and one more
+// candidate fits in any case.
 void reserve_workspace(const ConvKey& key, const std::vector<ConvCandidate>& candidates, size_t first, int64_t bytes,
                        SearchOrder& order) {
   const auto next = order.places.begin() + static_cast<ptrdiff_t>(first) + 1;
   const auto workspace_of = [&](int place) { return candidates[place].workspace_bytes; };
   order.reserved_bytes = std::max(order.reserved_bytes, bytes);
   if (key.search != ConvSearch::kExhaustive && next != order.places.end()) {
-    const auto least = std::min_element(next, order.places.end(),
-                                        [&](int a, int b) { return workspace_of(a) < workspace_of(b); });
+    const auto least =
+        std::min_element(next, order.places.end(), [&](int a, int b) { return workspace_of(a) < workspace_of(b); });
     order.reserved_bytes = std::max(order.reserved_bytes, workspace_of(*least));
   }
   std::stable_partition(next, order.places.end(),

@@ -72,6 +72,8 @@ std::string stored_plan_key(const ConvKey& key, int64_t reserved_bytes) {
          describe_machine(key);
 }
 
-std::string stored_check_key(const ConvKey& key) { return "check 1 of " + describe_values(key) + describe_machine(key); }
+std::string stored_check_key(const ConvKey& key) {
+  return "check 1 of " + describe_values(key) + describe_machine(key);
+}
 
 }  // namespace jaxgrad

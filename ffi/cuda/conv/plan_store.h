@@ -1,5 +1,5 @@
-// Stores the results of the exhaustive search and the verdicts on engines: for all devices of a kind in one process and,
-// if a directory is set, for other processes, in one small file per key.
+// Stores the results of the exhaustive search and the verdicts on engines: for all devices of a kind in one process
+// and, if a directory is set, for other processes, in one small file per key.
 #pragma once
 
 #include <cstdint>

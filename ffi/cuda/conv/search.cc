@@ -17,7 +17,7 @@ constexpr size_t kMaxTimed = 8;
 constexpr int64_t kMinSearchWorkspace = 64 << 20;  // bytes
 constexpr double kTimingSeconds = 0.8;             // no further candidate is built after this time
 constexpr int kTimedRuns = 3;
-constexpr float kSlowFactor = 1.5f;        // candidates slower than this times the best are not timed again
+constexpr float kSlowFactor = 1.5f;  // candidates slower than this times the best are not timed again
 
 // The largest workspace of a candidate of the exhaustive search. A call reserves the largest workspace of all timed
 // candidates, whichever is chosen. So the cap is the size of the operands and the result, but at least the workspace of
@@ -39,8 +39,8 @@ struct TimedPlans {
   bool complete = true;  // no candidate is missing for a lack of memory, which may pass
 };
 
-// Times the first candidates that are right: the minimum of several runs. The runs of the candidates alternate, so that other work on
-// the device slows all of them alike. Returns an empty list if the device lacks the memory.
+// Times the first candidates that are right: the minimum of several runs. The runs of the candidates alternate, so that
+// other work on the device slows all of them alike. Returns an empty list if the device lacks the memory.
 TimedPlans time_plans(const ConvKey& key, const std::vector<ConvCandidate>& candidates, const SearchOrder& order,
                       EngineChecks& checks) {
   using Clock = std::chrono::steady_clock;

@@ -30,8 +30,8 @@ SearchOrder search_order(const ConvKey& key, const std::vector<ConvCandidate>& c
                          const std::set<int>& failed_places);
 
 // Moves the fastest candidate to the front: the one in the plan store, otherwise, unless `capturing`, the one that is
-// measured to be the fastest of those that are right. A measured result is stored. Holds the handle of the device only for
-// short times: other threads launch their calls while this one waits for measurements.
+// measured to be the fastest of those that are right. A measured result is stored. Holds the handle of the device only
+// for short times: other threads launch their calls while this one waits for measurements.
 void move_fastest_to_front(const ConvKey& key, const std::vector<ConvCandidate>& candidates, bool capturing,
                            EngineChecks& checks, SearchOrder& order);
 

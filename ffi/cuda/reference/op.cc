@@ -179,9 +179,8 @@ std::shared_ptr<const ReferenceKernels> reference_kernels(FloatType type, int de
     if (missing.count(device) > 0) return nullptr;
   }
   try {
-    return loaded.get(4 * static_cast<Key>(device) + static_cast<Key>(type), [&] {
-      return std::make_shared<const ReferenceKernels>(type, driver::architecture(device));
-    });
+    return loaded.get(4 * static_cast<Key>(device) + static_cast<Key>(type),
+                      [&] { return std::make_shared<const ReferenceKernels>(type, driver::architecture(device)); });
   } catch (const nvrtc::Error&) {
     const std::lock_guard<std::mutex> lock(mutex);
     missing.insert(device);

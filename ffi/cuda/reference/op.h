@@ -25,8 +25,8 @@ std::string reference_definitions(FloatType type);
 std::string reference_kernel(const char* name, FloatType type);
 
 // The numbers, in row-major order of the logical axes, of the elements of a result to compare: all of them if they are
-// few, otherwise corners, elements near edges and borders of groups, and random ones. The same for equal problems. Fewer
-// samples for longer sums, so that a comparison takes milliseconds.
+// few, otherwise corners, elements near edges and borders of groups, and random ones. The same for equal problems.
+// Fewer samples for longer sums, so that a comparison takes milliseconds.
 std::vector<int64_t> sampled_elements(const ConvProblem& problem);
 
 // The number of products in the longest sum.
@@ -42,8 +42,8 @@ class ReferenceKernels {
 
   // Fills an array with random values of `digits` binary digits after the first one, from 0.5 to 1 and from -1 to -0.5.
   void fill(CUstream stream, void* array, int64_t count, int digits, uint64_t seed) const;
-  // Writes the value of each sample and the sum of its absolute products: [samples, 2]. The array that the pass computes
-  // is not read. `bias` may be null.
+  // Writes the value of each sample and the sum of its absolute products: [samples, 2]. The array that the pass
+  // computes is not read. `bias` may be null.
   void sums(CUstream stream, const ReferenceProblem& problem, const void* x, const void* w, const void* y,
             const void* bias, const int64_t* samples, int count, double* sums) const;
   // Copies the samples out of a result.

@@ -1,6 +1,6 @@
 // Computes single elements of the result of a convolution pass in double precision, one by one: slow, but for every
-// size, stride, dilation, padding, layout and number of groups. T is the type of the arrays, and KERNEL appends the name
-// of the type to that of a kernel.
+// size, stride, dilation, padding, layout and number of groups. T is the type of the arrays, and KERNEL appends the
+// name of the type to that of a kernel.
 using namespace jaxgrad;
 
 typedef long long Axes[5];

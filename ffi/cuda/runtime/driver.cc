@@ -89,9 +89,9 @@ bool is_full() {
 
 OutOfMemory::OutOfMemory(const std::string& error, bool of_host)
     : jaxgrad::OutOfMemory((of_host ? "the memory of the host is full ("
-                                  : "the GPU's memory is full: too little is left for cuDNN besides the memory that "
-                                    "JAX has reserved, of which XLA_PYTHON_CLIENT_MEM_FRACTION sets the share (") +
-                         error + ")") {}
+                                    : "the GPU's memory is full: too little is left for cuDNN besides the memory that "
+                                      "JAX has reserved, of which XLA_PYTHON_CLIENT_MEM_FRACTION sets the share (") +
+                           error + ")") {}
 
 DeviceFault::DeviceFault(CUresult fault, const std::string& error)
     : std::runtime_error("an operation that ran on the GPU before this call failed, and the GPU cannot be used until " +
