@@ -191,10 +191,11 @@ def _generic(classes: Sequence[_Class], of_devices: Sequence[dict[str, Any]]) ->
 
 
 def regrets(platform: str, table: Sequence[Row], times: _Times) -> dict[str, float]:
-    """By call, the time of the implementation that a table prefers over that of the fastest."""
+    """By call of an op that the table has, the time of the preferred implementation over that of the fastest."""
     found = {}
+    ops = {row.op for row in table}
     for text, recorded in calls(platform).items():
-        if (us := times.get(text)) is not None:
+        if (us := times.get(text)) is not None and _op(recorded) in ops:
             prefer = next(
                 row.prefer
                 for row in table
