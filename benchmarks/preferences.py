@@ -101,7 +101,8 @@ def _gradients(function: Any, dy: jax.Array, *arrays: jax.Array) -> Any:
 def calls(platform: str) -> dict[str, RecordedCall]:
     """The calls of the benchmark cases. They are lowered, which needs no such device, and not run."""
     recorder = Recorder()
-    with jaxgrad.config.override(tuning=recorder):
+    # The settings of a user's process, on which the texts of calls depend.
+    with jaxgrad.config.override(tuning=recorder), jax.default_matmul_precision("default"), jax.enable_x64(False):
         for function, arguments in _functions(platform):
             jax.jit(function).trace(*arguments).lower(lowering_platforms=(lowering_platform(platform),))
     return recorder.calls
