@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import free_address, outputs
 
 _SCRIPT = Path(__file__).parents[2] / "examples" / "train_data_parallel.py"
 
@@ -36,18 +36,6 @@ def _start(platform, devices, *arguments):
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def _outputs(processes):
-    """The output of each process. Kills processes that do not end."""
-    try:
-        found = [process.communicate(timeout=200) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, errors) in zip(processes, found, strict=True):
-        assert process.returncode == 0, errors
-    return [text for text, _ in found]
-
-
 def _loss(text):
     return float(re.search(r"training loss: ([\d.]+)", text)[1])
 
@@ -59,19 +47,16 @@ def _loss(text):
 )
 def test_two_processes_train_as_one_does(tmp_path, platform, parts, together):
     """Each process has a part of the devices. On GPUs, one process with all devices is compared too."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    two = ("--processes", 2, "--coordinator", address, "--plot", tmp_path / "two.png")
-    first, second = _outputs([_start(platform, part, *two, "--process", i) for i, part in enumerate(parts)])
+    two = ("--processes", 2, "--coordinator", free_address(), "--plot", tmp_path / "two.png")
+    first, second = outputs([_start(platform, part, *two, "--process", i) for i, part in enumerate(parts)], 200)
     assert f"devices: {sum(map(len, parts))}, of 2 processes" in first
     assert "loss" not in second
     losses = [_loss(first)]
     if together:
-        (text,) = _outputs([_start(platform, together, "--plot", tmp_path / "together.png")])
+        (text,) = outputs([_start(platform, together, "--plot", tmp_path / "together.png")], 200)
         assert f"devices: {len(together)}, of 1 process\n" in text
         losses.append(_loss(text))
-    (alone,) = _outputs([_start(platform, [0], "--plot", tmp_path / "one.png")])
+    (alone,) = outputs([_start(platform, [0], "--plot", tmp_path / "one.png")], 200)
     # Only rounding differs, and the steps of training amplify it.
     for loss in losses:
         assert abs(loss - _loss(alone)) < 2e-3 * _loss(alone), (losses, alone)

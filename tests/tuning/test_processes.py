@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
+
+from processes import free_address, outputs
 
 _PROCESS = """
 import sys
@@ -38,9 +39,7 @@ except (FileNotFoundError, RuntimeError) as error:
 
 
 def test_the_first_process_measures_and_reads(tmp_path):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
+    address = free_address()
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONSAFEPATH": "1"}
     processes = [
         subprocess.Popen(
@@ -52,14 +51,7 @@ def test_the_first_process_measures_and_reads(tmp_path):
         )
         for index in range(2)
     ]
-    try:
-        found = [process.communicate(timeout=120) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, errors) in zip(processes, found, strict=True):
-        assert process.returncode == 0, errors
-    assert [text.splitlines()[-3:] for text, _ in found] == [
+    assert [text.splitlines()[-3:] for text in outputs(processes, 120)] == [
         ["['xla']", "True", "FileNotFoundError"],
         ["['xla']", "True", "RuntimeError"],
     ]

@@ -18,7 +18,9 @@ from tolerances import assert_close
 import jaxgrad
 from jaxgrad import Tuning
 from jaxgrad._src.core.environment import current_environment
+from jaxgrad._src.core.selection import select
 from jaxgrad._src.core.tuning import Choice, Recorder
+from jaxgrad._src.gru import api
 
 OWN = "cpu" if jax.default_backend() == "cpu" else "cudnn"
 PLATFORM = "cpu" if jax.default_backend() == "cpu" else "cuda"
@@ -241,6 +243,13 @@ def test_a_tuning_without_choices_changes_nothing(machines):
     with warnings.catch_warnings(), Tuning(machines):
         warnings.simplefilter("ignore", RuntimeWarning)
         assert (forward_mode(), typical()) == expected
+
+
+def test_an_op_whose_calls_have_no_text_is_not_tuned():
+    """As the op in docs/contributing.md, which passes its operand as the description of a call."""
+    with _tuning(_conv, _X, _W, implementation="xla", other=OWN):
+        candidates = select(api.OP, None, np.ones((2, 3), np.float32)).candidates
+    assert {one.tuning for one in candidates.values()} == {None}
 
 
 def test_a_tuning_can_be_copied_and_pickled():

@@ -62,7 +62,7 @@ class EquationPlan:
 
     @property
     def name(self) -> str:
-        """The name in a tuning: XLA's own convolution is "xla"."""
+        """The name in a tuning: "xla" is the unchanged convolution on XLA."""
         return "xla" if self.compute is None else f"{self.pass_name}{_ON}{self.implementation}"
 
 
@@ -154,7 +154,7 @@ class Equation:
     def alternatives(self, platform: str) -> dict[str, Callable[[jax.Array, jax.Array], jax.Array]]:
         """All ways to compute the equation on a platform, by the names that a tuning has for them.
 
-        XLA's own convolution is left out where compiling it might end the process.
+        The unchanged convolution is left out where XLA might end the process while compiling it.
         """
         found: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {}
         if not is_miscompiled_by_xla(self.arguments, self.lhs.shape, self.rhs.shape, self.result.shape):

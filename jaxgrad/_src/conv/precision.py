@@ -1,4 +1,4 @@
-"""What the precision of a convolution allows."""
+"""The precision of float32 convolutions: TF32 or not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jax import lax
 
 
 def precision_flags(dtype: Any, precision: Any) -> list[str]:
-    """What the text of a call in a tuning says about its precision."""
+    """The words for the precision in the text of a call in a tuning."""
     return ["without TF32"] if dtype == "float32" and not allows_tf32(precision) else []
 
 

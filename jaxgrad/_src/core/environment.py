@@ -18,7 +18,7 @@ from jaxgrad._src.version import __version__
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """What a measured time depends on beside the call.
+    """The machine and the versions of a measurement.
 
     Attributes:
       platform: the platform of JAX's default device when a program is lowered for it: "cpu" or "cuda".
@@ -41,7 +41,7 @@ class Environment:
         return f"{self.device_kind}: {libraries}{self.driver and f', driver {self.driver}'}"
 
     def differences(self, measured: Environment) -> str:
-        """What differs between this machine and the one of a measurement."""
+        """The differences between this environment and the environment of a measurement, as a text."""
         names = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != getattr(measured, f.name)]
         return ", ".join(f"{name} {getattr(measured, name)!r} and not {getattr(self, name)!r}" for name in names)
 

@@ -41,11 +41,11 @@ def platform_call(
 
 
 def with_lowering_hook(candidates: Candidates, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the operands, the first of which is an array, so that the candidates are told when a program with this
-    call is lowered.
+    """Returns the operands with the lowering hook of the candidates attached to the first one, an array.
 
-    They are not told of calls that are traced and then left out, such as the call of one example under `vmap`. A forced
-    implementation raises ValueError where the program is for another platform. `lax.platform_dependent` without a
+    The hook runs when a program with this call is lowered, and not for calls that are traced and then left out, such as
+    the call of one example under `vmap`. A forced implementation raises ValueError where the program is for another
+    platform. `lax.platform_dependent` without a
     default raises there too, but its error names neither the op nor the argument.
     """
     if (hook := candidates.lowering_hook) is None:

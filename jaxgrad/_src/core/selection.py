@@ -13,7 +13,7 @@ import jax
 
 from jaxgrad._src.core.op import Backend, Op, Rejection, platform_of, public_platform
 from jaxgrad._src.core.settings import current
-from jaxgrad._src.core.tuning import Choice, MeasuredChoices, RecordedCall, Recorder
+from jaxgrad._src.core.tuning import Call, Choice, MeasuredChoices, RecordedCall, Recorder
 from jaxgrad._src.core.warn import warn_caller
 
 
@@ -54,11 +54,11 @@ class Candidates:
 
     @property
     def lowering_hook(self) -> Forced | RecordedCall | None:
-        """What `lowered_for` is called of when a program with the call is lowered."""
+        """The object whose method `lowered_for` is called when a program with the call is lowered, or None."""
         return self.forced or self.recorded
 
     def for_whole_arrays(self) -> Candidates:
-        """The candidates for a call that a mesh may split: what runs are calls on its shards."""
+        """The candidates for a call on whole arrays. Over a mesh the calls on its shards run, and are recorded."""
         return dataclasses.replace(self, recorded=None)
 
     def without(self, implementation: str) -> Candidates:
@@ -127,7 +127,7 @@ class Selection:
     implementation: str | None  # as the call has it
     rejections: _Rejections
     call: Any = None  # the op's description of the call
-    tuning: MeasuredChoices | None = None  # None where it has no say
+    tuning: MeasuredChoices | None = None  # None if the tuning in force has no choice for calls of the op
 
     @property
     def candidates(self) -> dict[str, Candidates]:
@@ -195,7 +195,9 @@ def select(
 def _tuning_for(op: Op, call: Any) -> MeasuredChoices | None:
     """The tuning in force, if it may choose for calls of an op."""
     tuning = current().tuning
-    return tuning if tuning is not None and call is not None and tuning.covers(call, op.passes[0]) else None
+    if tuning is None or not isinstance(call, Call):
+        return None
+    return tuning if tuning.covers(call, op.passes[0]) else None
 
 
 def _rejection(

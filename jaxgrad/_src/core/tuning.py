@@ -7,7 +7,7 @@ import hashlib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxgrad._src.core.environment import Environment, current_environment
 from jaxgrad._src.core.warn import warn_caller
@@ -19,7 +19,7 @@ class Choice:
 
     Attributes:
       implementation: the fastest implementation, as in `jaxgrad.Explanation`. For an accelerated convolution also the
-        pass that it is read as: "forward on cudnn", "weight_gradient on cudnn". "xla" is then XLA's own convolution.
+        pass that it is read as: "forward on cudnn", "weight_gradient on cudnn". "xla" is the unchanged convolution.
       default: what jaxgrad selects without a tuning.
       times_us: microseconds of one call, the median, by implementation.
     """
@@ -48,8 +48,9 @@ class Choice:
         return f"the fastest as measured by jaxgrad.tune, in microseconds: {self.times}"
 
 
+@runtime_checkable
 class Call(Protocol):
-    """A call of an op, as its backends are asked about it."""
+    """A call of an op, as its backends are asked about it. Ops whose calls have no text are not tuned."""
 
     def text(self, pass_name: str) -> str:
         """All that the times of a pass depend on: shapes, dtypes and parameters. Passes measured together share it."""

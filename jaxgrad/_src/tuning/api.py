@@ -137,7 +137,7 @@ def _with_progress(calls: Iterable[tuple[str, RecordedCall]]) -> Iterator[tuple[
 
 
 def _summary(call: Callable[..., Any], arrays: list[Any], tuning: Tuning) -> str:
-    """What the tuning changes and, if the arguments are arrays, saves."""
+    """The number of calls that the tuning changes and, if the arguments are arrays, the time of the whole function."""
     changed = sum(choice.implementation != choice.default for choice in tuning.choices.values())
     counted = f"jaxgrad.tune: another implementation is faster for {changed} of {len(tuning.choices)} calls"
     if not changed or any(isinstance(array, jax.ShapeDtypeStruct) for array in arrays):

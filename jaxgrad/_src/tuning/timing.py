@@ -101,6 +101,6 @@ def _settle(program: Program) -> None:
 def _seconds(program: Program, times: int) -> float:
     start = time.perf_counter()
     for _ in range(times):
-        results = program.run()  # those of the run before are freed
+        results = program.run()  # frees the results of the previous run
     jax.block_until_ready(results)
     return time.perf_counter() - start
