@@ -14,6 +14,8 @@ import pytest
 from backends import EVERY_OP, THOROUGH_ON_XLA, XLA, Backend
 
 import jaxgrad
+from jaxgrad._src.conv.geometry import ConvGeometry
+from jaxgrad._src.native import cuda
 
 _TESTS = Path(__file__).parent
 
@@ -132,10 +134,28 @@ def run_example(
 
 
 @pytest.fixture(scope="session")
-def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with fake CUDA libraries, built from fake_cuda.c, and with fake_gpu_calls.c."""
+def reference_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library with the reference kernels for each type, built from reference_kernels.cc."""
+    folder = tmp_path_factory.mktemp("reference_kernels")
+    flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"-I{_TESTS}", f'-DKERNELS="{folder}/kernels.h"']
+    spec = (0, 1, 2)
+    layout = ConvGeometry(spec, spec, spec, (1,), ((0, 0),), (1,), 1, (1,), (1,)).attributes()
+    sources = [folder / f"{number}.cc" for number in range(4)]
+    for number, source in enumerate(sources):
+        program = cuda.module.reference_program(0, number, 3 * [(1, 1, 1)], layout, relu=False)
+        (folder / "kernels.h").write_text(program["source"])  # the same for every type
+        source.write_text(f'{program["definitions"]}#include "reference_kernels.cc"\n')
+    library = folder / "libfake_kernels.so"
+    subprocess.run(["g++", *flags, "-o", library, *sources], check=True)
+    return library
+
+
+@pytest.fixture(scope="session")
+def fake_cuda(tmp_path_factory: pytest.TempPathFactory, reference_kernels: Path) -> Path:
+    """A directory with fake CUDA libraries: fake_cuda.c, the reference kernels, and fake_gpu_calls.c."""
     folder = tmp_path_factory.mktemp("fake_cuda")
-    build = ["gcc", "-shared", "-fPIC", f"-I{jax.ffi.include_dir()}", "-o"]
+    (folder / reference_kernels.name).symlink_to(reference_kernels)
+    build = ["gcc", "-O2", "-shared", "-fPIC", f"-I{jax.ffi.include_dir()}", "-o"]
     subprocess.run([*build, folder / "libcuda.so.1", _TESTS / "fake_cuda.c"], check=True)
     subprocess.run([*build, folder / "libfake_gpu_calls.so", _TESTS / "fake_gpu_calls.c"], check=True)
     for name in ("libcudnn.so.9", "libnvrtc.so.13"):

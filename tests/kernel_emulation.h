@@ -2,6 +2,7 @@
    each on its own stack, and switches to the next at every barrier. Copies are checked for alignment and bounds. */
 #include <ucontext.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -17,23 +18,42 @@
 struct Dim {
   unsigned x = 1, y = 1;
 };
-static Dim threadIdx, blockIdx, gridDim;
+static Dim threadIdx, blockIdx, blockDim, gridDim;
 
-typedef unsigned short Half;  // a bfloat16: float16 is left to GPUs
+typedef unsigned short Half;  // a bfloat16, or a float16 if ELEMENT_IS_BFLOAT16 is defined as 0 before this file
 
+static double widen(double value) { return value; }
 static float widen(float value) { return value; }
+static void narrow(double value, double* result) { *result = value; }
+static void narrow(float value, float* result) { *result = value; }
+#if !defined(ELEMENT_IS_BFLOAT16) || ELEMENT_IS_BFLOAT16
 static float widen(Half bits) {
   const uint32_t wide = uint32_t(bits) << 16;
   float value;
   memcpy(&value, &wide, 4);
   return value;
 }
-static void narrow(float value, float* result) { *result = value; }
 static void narrow(float value, Half* result) {
   uint32_t bits;
   memcpy(&bits, &value, 4);
   *result = Half((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
+#else
+static float widen(Half bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  const float size = exponent == 31 ? (fraction ? NAN : INFINITY)
+                     : exponent     ? std::ldexp(1024.0f + fraction, exponent - 25)
+                                    : std::ldexp(float(fraction), -24);
+  return bits >> 15 ? -size : size;
+}
+static void narrow(float value, Half* result) {  // of numbers that are in the range of float16
+  int exponent;
+  std::frexp(value, &exponent);
+  exponent = exponent < -13 ? -13 : exponent;
+  const int digits = int(std::nearbyint(std::ldexp(std::fabs(value), 11 - exponent)));  // 2048 carries
+  *result = Half((value < 0) << 15 | (digits < 1024 ? digits : (exponent + 13) * 1024 + digits));
+}
+#endif
 
 static std::vector<unsigned char> shared_bytes;
 static std::vector<std::pair<const char*, const char*>> arrays;  // where a kernel may read
@@ -93,6 +113,7 @@ static void launch(unsigned grid_x, unsigned grid_y, unsigned block, size_t byte
   constexpr size_t kStack = 1 << 16;
   body = kernel;
   gridDim = {grid_x, grid_y};
+  blockDim = {block, 1};
   std::vector<char> stacks(block * kStack);
   for (unsigned y = 0; y < grid_y; ++y)
     for (unsigned x = 0; x < grid_x; ++x) {

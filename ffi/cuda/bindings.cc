@@ -14,10 +14,13 @@
 #include "common/conv_bindings.h"
 #include "cuda/batch_norm/handler.h"
 #include "cuda/batch_norm/op.h"
+#include "cuda/conv/engine_check.h"
 #include "cuda/conv/handler.h"
 #include "cuda/conv/op.h"
 #include "cuda/conv/plan_store.h"
 #include "cuda/depthwise/handler.h"
+#include "cuda/reference/kernel_source.h"
+#include "cuda/reference/op.h"
 #include "cuda/runtime/cudnn.h"
 #include "cuda/runtime/driver.h"
 #include "cuda/runtime/nvrtc.h"
@@ -58,11 +61,8 @@ nb::dict build_info() {
   return info;
 }
 
-// Builds, and with the exhaustive search times, the plan that the call will run. Returns (bytes of workspace, engine),
-// or None if cuDNN has no plan.
-nb::object plan_of(int64_t device, int64_t conv_pass, int64_t type, const ConvShapes& shapes, const nb::dict& layout,
-                   bool has_bias, bool relu, bool allow_tf32, bool deterministic, int64_t search,
-                   int64_t workspace_limit) {
+ConvKey key_of(int64_t device, int64_t conv_pass, int64_t type, const ConvShapes& shapes, const nb::dict& layout,
+               bool has_bias, bool relu, bool allow_tf32, bool deterministic, int64_t search, int64_t workspace_limit) {
   ConvKey key;
   static_cast<ConvProblem&>(key) = make_conv_problem(static_cast<ConvPass>(conv_pass), shapes, layout);
   key.type = static_cast<FloatType>(type);
@@ -73,6 +73,16 @@ nb::object plan_of(int64_t device, int64_t conv_pass, int64_t type, const ConvSh
   key.search = static_cast<ConvSearch>(search);
   key.workspace_limit = workspace_limit;
   key.device = static_cast<int>(device);
+  return key;
+}
+
+// Builds, and with the exhaustive search times, the plan that the call will run. Returns (bytes of workspace, engine),
+// or None if cuDNN has no plan.
+nb::object plan_of(int64_t device, int64_t conv_pass, int64_t type, const ConvShapes& shapes, const nb::dict& layout,
+                   bool has_bias, bool relu, bool allow_tf32, bool deterministic, int64_t search,
+                   int64_t workspace_limit) {
+  const ConvKey key = key_of(device, conv_pass, type, shapes, layout, has_bias, relu, allow_tf32, deterministic, search,
+                             workspace_limit);
   try {
     std::shared_ptr<const ConvPlan> plan;
     {
@@ -84,6 +94,40 @@ nb::object plan_of(int64_t device, int64_t conv_pass, int64_t type, const ConvSh
   } catch (const NoPlan&) {
     return nb::none();
   }
+}
+
+// Runs every engine for a problem. Returns (number and knobs, error, why it failed) for each; an error above 1 is too
+// large.
+nb::list every_engine(int64_t device, int64_t conv_pass, int64_t type, const ConvShapes& shapes, const nb::dict& layout,
+                      bool has_bias, bool relu, bool allow_tf32, int64_t workspace_limit) {
+  const ConvKey key = key_of(device, conv_pass, type, shapes, layout, has_bias, relu, allow_tf32,
+                             /*deterministic=*/false, static_cast<int64_t>(ConvSearch::kHeuristic), workspace_limit);
+  std::vector<EngineResult> results;
+  {
+    const nb::gil_scoped_release release;
+    const driver::CurrentDevice current(key.device);
+    try {
+      results = run_every_engine(key);
+    } catch (const NoPlan&) {  // cuDNN does not support the problem
+    }
+  }
+  nb::list found;
+  for (const EngineResult& result : results) found.append(nb::make_tuple(result.tag, result.error, result.failure));
+  return found;
+}
+
+// The source of the reference kernels for a type, without kDeviceSource, and the argument and samples for a problem. No
+// GPU needs to exist.
+nb::dict reference_program(int64_t conv_pass, int64_t type, const ConvShapes& shapes, const nb::dict& layout,
+                           bool relu) {
+  const ConvProblem problem = make_conv_problem(static_cast<ConvPass>(conv_pass), shapes, layout);
+  const ReferenceProblem argument = reference_problem(problem, relu);
+  nb::dict program;
+  program["definitions"] = reference_definitions(static_cast<FloatType>(type));
+  program["source"] = kReferenceSource;
+  program["argument"] = nb::bytes(&argument, sizeof argument);
+  program["samples"] = sampled_elements(problem);
+  return program;
 }
 
 // Returns why the kernels cannot be compiled; empty if they are loaded. Throws std::runtime_error for an error that may
@@ -120,9 +164,15 @@ nb::dict transpose_program(int64_t element_bytes, const std::vector<int64_t>& si
   return program;
 }
 
-void use_plan_directory(const std::string& directory) { plan_store().use_directory(directory); }
+void use_plan_directory(const std::string& directory) {
+  plan_store().use_directory(directory);
+  check_store().use_directory(directory);
+}
 
-std::string plan_directory_error() { return plan_store().info().error; }
+std::string plan_directory_error() {
+  const std::string error = plan_store().info().error;
+  return error.empty() ? check_store().info().error : error;
+}
 
 // Returns the bytes, or nothing if cuDNN does not support the problem. Throws std::runtime_error for an error that may
 // pass.
@@ -152,6 +202,10 @@ nb::dict plan_cache_info() {
   const PlanStore::Info stored = plan_store().info();
   info["disk_hits"] = stored.hits;
   info["disk_misses"] = stored.misses;
+  const EngineCheckInfo checks = engine_check_info();
+  info["checked"] = checks.checked;
+  info["rejected"] = checks.rejected;
+  info["unchecked"] = checks.unchecked;
   return info;
 }
 
@@ -166,6 +220,13 @@ NB_MODULE(_cuda, module) {
              nb::arg("layout"), nb::arg("has_bias"), nb::arg("relu"), nb::arg("allow_tf32"), nb::arg("deterministic"),
              nb::arg("search"), nb::arg("workspace_limit"),
              "Builds a convolution plan; returns (bytes of workspace, engine) or None.");
+  module.def("run_every_engine", &every_engine, nb::arg("device"), nb::arg("conv_pass"), nb::arg("type"),
+             nb::arg("shapes"), nb::arg("layout"), nb::arg("has_bias"), nb::arg("relu"), nb::arg("allow_tf32"),
+             nb::arg("workspace_limit"),
+             "Compares every engine for a problem with the reference; returns (engine, error, failure) for each, where "
+             "an error above 1 is too large.");
+  module.def("reference_program", &reference_program, nb::arg("conv_pass"), nb::arg("type"), nb::arg("shapes"),
+             nb::arg("layout"), nb::arg("relu"), "The source, argument and samples of the reference kernels.");
   bind_depthwise(module);
   module.def("transpose_supported", &transpose_supported, nb::arg("sizes"), nb::arg("from_spec"), nb::arg("to_spec"),
              nb::arg("reversed_axes"), "Whether a call should transpose an array by jaxgrad's kernels and not by XLA.");
@@ -182,8 +243,9 @@ NB_MODULE(_cuda, module) {
   module.def("batch_norm_workspace", &batch_norm_workspace, nb::arg("device"), nb::arg("is_backward"), nb::arg("type"),
              nb::arg("outer"), nb::arg("C"), nb::arg("inner"), nb::arg("relu"), nb::arg("residual"),
              "Bytes of workspace of a forward or backward call; None if cuDNN does not support it.");
-  module.def("conv_plan_cache_info", &plan_cache_info,
-             "Hits, misses, size and capacity of the plan cache, and counts of retained and stored plans.");
+  module.def(
+      "conv_plan_cache_info", &plan_cache_info,
+      "Hits, misses, size and capacity of the plan cache, and counts of retained and stored plans and of checks.");
 }
 
 }  // namespace jaxgrad

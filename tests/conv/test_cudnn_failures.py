@@ -144,7 +144,7 @@ report(found=list(trials({function!r}, {statuses}, {search!r})), other=engine(ne
 def test_every_call_of_cudnn_fails_while_a_plan_is_made(run, function, search):
     """An error that may pass is raised, or another engine is timed; neither changes the program."""
     found = run(_EVERY_CALL.format(function=function, statuses=_CUDNN_STATUSES, search=search))
-    expected = ["engine 12", 300] if search == "exhaustive" else ["engine 11", 100]
+    expected = ["engine 12", 300] if search == "exhaustive" else ["engine 11", 200]
     assert found["other"] == expected
     assert found["found"] or search == "heuristic"  # which executes nothing
     for status, n, first, again in found["found"]:
@@ -426,7 +426,8 @@ report(ran=ran, seconds=seconds, busy=busy, all=time.perf_counter() - start)
 
 def test_plans_are_bounded(run):
     """One plan for each size, of which the caches keep those used last."""
-    found = run("""
+    found = run(
+        """
 capacity = jaxgrad.plan_cache_info()["cudnn"]["capacity"]
 counts = []
 for size in range(9, 9 + 2 * capacity + 100):
@@ -434,7 +435,9 @@ for size in range(9, 9 + 2 * capacity + 100):
     if size in (9 + capacity, 9 + 2 * capacity):
         counts.append(fake.fake_descriptors())
 report(counts=counts, capacity=capacity, info=jaxgrad.plan_cache_info()["cudnn"]["size"])
-""")
+""",
+        FAKE_NVRTC="6",
+    )  # no engine is checked, which would take minutes here
     assert found["info"] == found["capacity"]
     first, second = found["counts"]
     assert abs(second - first) < 0.1 * first

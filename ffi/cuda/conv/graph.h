@@ -31,11 +31,13 @@ ConvGraph conv_graph(const ConvKey& key, const cudnn::Handle& handle);
 struct ConvCandidate {
   cudnn::Descriptor config;
   int64_t workspace_bytes;
-  std::string name;  // "engine 52"
+  std::string name;     // "engine 52"
+  bool has_transforms;  // sums products of transformed operands, as Winograd and FFT do
 };
 
 // The candidates that respect the math settings of the key, in the order of the lists of cuDNN that the search uses.
-std::vector<ConvCandidate> conv_candidates(const ConvKey& key, const ConvGraph& graph);
+// Leaves out engines that are known to be wrong, unless they are asked for.
+std::vector<ConvCandidate> conv_candidates(const ConvKey& key, const ConvGraph& graph, bool with_known_wrong = false);
 
 // The number of an engine and the values of its knobs, such as "eng52_k3=1_k5=2". Unique within a list of candidates.
 std::string tag_of(const ConvCandidate& candidate);

@@ -7,9 +7,11 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/conv/engine_check.h"
 #include "cuda/conv/execution.h"
 #include "cuda/conv/graph.h"
 #include "cuda/conv/search.h"
+#include "cuda/conv/trial.h"
 
 namespace jaxgrad {
 namespace {
@@ -34,11 +36,11 @@ struct Description {
   std::vector<ConvCandidate> candidates;
 };
 
-Description describe(const ConvKey& key, bool capturing) {
+Description describe(const ConvKey& key, bool capturing, bool with_known_wrong = false) {
   const cudnn::Handle handle(key.device);
   try {
     ConvGraph graph = conv_graph(key, handle);
-    std::vector<ConvCandidate> candidates = conv_candidates(key, graph);
+    std::vector<ConvCandidate> candidates = conv_candidates(key, graph, with_known_wrong);
     return {std::move(graph), std::move(candidates)};
   } catch (const cudnn::Error& error) {
     if (cudnn::is_unsupported(error)) throw NoPlan(error.what());
@@ -47,14 +49,35 @@ Description describe(const ConvKey& key, bool capturing) {
   }
 }
 
+// Fixes the workspace that the call reserves, given the first plan that was built, of the candidate
+// order.places[first]. It does not depend on which engines are wrong: a process that cannot check them must lower the
+// same program. If that plan is wrong, the candidates that fit are tried before those that need more, and one more
+// candidate fits in any case.
+void reserve_workspace(const ConvKey& key, const std::vector<ConvCandidate>& candidates, size_t first, int64_t bytes,
+                       SearchOrder& order) {
+  const auto next = order.places.begin() + static_cast<ptrdiff_t>(first) + 1;
+  const auto workspace_of = [&](int place) { return candidates[place].workspace_bytes; };
+  order.reserved_bytes = std::max(order.reserved_bytes, bytes);
+  if (key.search != ConvSearch::kExhaustive && next != order.places.end()) {
+    const auto least =
+        std::min_element(next, order.places.end(), [&](int a, int b) { return workspace_of(a) < workspace_of(b); });
+    order.reserved_bytes = std::max(order.reserved_bytes, workspace_of(*least));
+  }
+  std::stable_partition(next, order.places.end(),
+                        [&](int place) { return workspace_of(place) <= order.reserved_bytes; });
+}
+
 // failed_places: empty unless a plan failed to run.
 std::shared_ptr<const ConvPlan> build_plan(const ConvKey& key, bool capturing, const std::set<int>& failed_places) {
   const driver::RelaxedCapture relaxed;
   auto [graph, candidates] = describe(key, capturing);
   SearchOrder order = search_order(key, candidates, failed_places);
+  EngineChecks checks(key, capturing);
   if (key.search == ConvSearch::kExhaustive && failed_places.empty())
-    move_fastest_to_front(key, candidates, capturing, order);
-  for (const int place : order.places) {
+    move_fastest_to_front(key, candidates, capturing, checks, order);
+  bool reserved = false;
+  for (size_t i = 0; i < order.places.size(); ++i) {
+    const int place = order.places[i];
     ConvCandidate& candidate = candidates[place];
     try {
       auto made = std::make_shared<ConvPlan>();
@@ -62,6 +85,13 @@ std::shared_ptr<const ConvPlan> build_plan(const ConvKey& key, bool capturing, c
       ExecutionPlan plan = built == order.built.end() ? build_execution_plan(candidate, key.device, capturing)
                                                       : std::move(built->second);
       if (plan.workspace_bytes > key.workspace_limit) continue;
+      if (!std::exchange(reserved, true)) reserve_workspace(key, candidates, i, plan.workspace_bytes, order);
+      const Verdict verdict = checks.verdict(candidate, plan, /*trial=*/nullptr);
+      if (verdict == Verdict::kWrong) {
+        order.rejections += "; " + candidate.name + " computes wrong values";
+        continue;
+      }
+      if (verdict == Verdict::kUnchecked) count_unchecked_plan();
       made->plan = std::move(plan.plan);
       made->workspace_bytes = plan.workspace_bytes;
       made->reserved_bytes = std::max(order.reserved_bytes, made->workspace_bytes);
@@ -138,6 +168,27 @@ std::shared_ptr<const ConvPlan> conv_plan_after(const ConvKey& key, const ConvPl
   auto plan = build_plan(key, /*capturing=*/false, failed_places);
   if (replace) cache().put(key, plan);
   return plan;
+}
+
+std::vector<EngineResult> run_every_engine(const ConvKey& key) {
+  const auto [graph, candidates] = describe(key, /*capturing=*/false, /*with_known_wrong=*/true);
+  int64_t workspace = 0;
+  for (const ConvCandidate& candidate : candidates)
+    if (candidate.workspace_bytes <= key.workspace_limit) workspace = std::max(workspace, candidate.workspace_bytes);
+  ConvTrial trial(key, workspace);
+  if (!trial.has_reference()) throw std::runtime_error("NVRTC cannot compile the reference");
+  std::vector<EngineResult> results;
+  for (const ConvCandidate& candidate : candidates) {
+    if (candidate.workspace_bytes > key.workspace_limit) continue;
+    EngineResult& result = results.emplace_back(EngineResult{tag_of(candidate), 0, ""});
+    try {
+      const ExecutionPlan plan = build_execution_plan(candidate, key.device, /*capturing=*/false);
+      result.error = trial.error_of(plan.plan, candidate.has_transforms);
+    } catch (const cudnn::Error& error) {
+      result.failure = error.what();
+    }
+  }
+  return results;
 }
 
 CacheInfo conv_plan_cache_info() { return cache().info(); }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "common/lru_cache.h"
 #include "cuda/conv/plan_key.h"
@@ -50,5 +51,16 @@ std::shared_ptr<const ConvPlan> conv_plan(const ConvKey& key, bool capturing);
 std::shared_ptr<const ConvPlan> conv_plan_after(const ConvKey& key, const ConvPlan& failed, bool replace);
 
 CacheInfo conv_plan_cache_info();
+
+// The result of running one engine of cuDNN for a problem, for tests.
+struct EngineResult {
+  std::string tag;      // number and knobs
+  double error;         // as ConvTrial::error_of() returns it
+  std::string failure;  // why it cannot run; empty if it runs
+};
+
+// Runs every engine that cuDNN lists for the key, those that are known to be wrong too. Throws std::runtime_error if
+// nothing can be checked.
+std::vector<EngineResult> run_every_engine(const ConvKey& key);
 
 }  // namespace jaxgrad

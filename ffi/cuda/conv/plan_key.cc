@@ -23,6 +23,26 @@ void put(std::ostream& text, const char* name, const ConvOperand& operand) {
   put(text, "strides", operand.strides);
 }
 
+// What the values of a result depend on.
+std::string describe_values(const ConvKey& key) {
+  std::ostringstream text;
+  text << "conv kind=" << static_cast<int64_t>(key.pass) << " spatial=" << key.spatial << " groups=" << key.groups;
+  put(text, "x", key.x);
+  put(text, "w", key.w);
+  put(text, "y", key.y);
+  put(text, "window_strides", key.window_strides);
+  put(text, "rhs_dilation", key.rhs_dilation);
+  put(text, "padding_low", key.padding_low);
+  put(text, "padding_high", key.padding_high);
+  text << " type=" << static_cast<int64_t>(key.type) << " bias=" << key.has_bias << " relu=" << key.relu
+       << " allow_tf32=" << key.allow_tf32;
+  return text.str();
+}
+
+std::string describe_machine(const ConvKey& key) {
+  return "; " + cudnn::describe_build() + "; " + driver::describe_device(key.device);
+}
+
 }  // namespace
 
 bool ConvKey::operator==(const ConvKey& o) const {
@@ -45,22 +65,15 @@ size_t ConvKeyHash::operator()(const ConvKey& key) const {
   return hash.value();
 }
 
-// The text is part of the format of the stored files: a change discards all results stored before.
+// The texts are part of the format of the stored files: a change discards all results stored before.
 std::string stored_plan_key(const ConvKey& key, int64_t reserved_bytes) {
-  std::ostringstream text;
-  text << "conv kind=" << static_cast<int64_t>(key.pass) << " spatial=" << key.spatial << " groups=" << key.groups;
-  put(text, "x", key.x);
-  put(text, "w", key.w);
-  put(text, "y", key.y);
-  put(text, "window_strides", key.window_strides);
-  put(text, "rhs_dilation", key.rhs_dilation);
-  put(text, "padding_low", key.padding_low);
-  put(text, "padding_high", key.padding_high);
-  text << " type=" << static_cast<int64_t>(key.type) << " bias=" << key.has_bias << " relu=" << key.relu
-       << " allow_tf32=" << key.allow_tf32 << " deterministic=" << key.deterministic
-       << " search=" << static_cast<int64_t>(key.search) << " reserved=" << reserved_bytes << "; "
-       << cudnn::describe_build() << "; " << driver::describe_device(key.device);
-  return text.str();
+  return describe_values(key) + " deterministic=" + std::to_string(key.deterministic) +
+         " search=" + std::to_string(static_cast<int64_t>(key.search)) + " reserved=" + std::to_string(reserved_bytes) +
+         describe_machine(key);
+}
+
+std::string stored_check_key(const ConvKey& key) {
+  return "check 1 of " + describe_values(key) + describe_machine(key);
 }
 
 }  // namespace jaxgrad

@@ -41,4 +41,7 @@ struct ConvKeyHash {
 // runs with exactly this workspace, and so finds the result that was stored while the call was lowered.
 std::string stored_plan_key(const ConvKey& key, int64_t reserved_bytes);
 
+// The key of the verdicts on engines: problem, precision, cuDNN build and GPU.
+std::string stored_check_key(const ConvKey& key);
+
 }  // namespace jaxgrad

@@ -20,7 +20,6 @@ namespace fs = std::filesystem;
 
 constexpr const char* kMagic = "jaxgrad plan 1 ";  // includes the version of the file format
 constexpr off_t kMaxFileSize = 1 << 20;            // bytes; valid files have a few hundred
-constexpr const char* kSuffix = ".plan";
 
 // FNV-1a, 64 bits, as 16 hexadecimal digits. Unlike std::hash, it is the same on every machine.
 std::string digest(const std::string& text) {
@@ -31,8 +30,8 @@ std::string digest(const std::string& text) {
   return digits;
 }
 
-fs::path path_of(const std::string& directory, const std::string& key) {
-  return fs::path(directory) / (digest(key) + kSuffix);
+fs::path path_of(const std::string& directory, const std::string& key, const char* suffix) {
+  return fs::path(directory) / (digest(key) + suffix);
 }
 
 std::string contents(const std::string& key, const std::string& value) {
@@ -96,10 +95,10 @@ fs::path temporary_of(const fs::path& path) {
   return path.string() + "." + std::to_string(random()) + std::to_string(random());
 }
 
-bool is_temporary(const std::string& name) {
+bool is_temporary(const std::string& name, const char* suffix) {
   const size_t dot = name.rfind('.');
   const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
-  return dot != std::string::npos && dot + 1 < name.size() && fs::path(name.substr(0, dot)).extension() == kSuffix &&
+  return dot != std::string::npos && dot + 1 < name.size() && fs::path(name.substr(0, dot)).extension() == suffix &&
          std::all_of(name.begin() + static_cast<ptrdiff_t>(dot) + 1, name.end(), is_digit);
 }
 
@@ -109,9 +108,10 @@ void remove_old_temporaries(const std::string& directory, const fs::path& writte
   std::error_code error;
   const auto now = fs::last_write_time(written, error);
   if (error) return;
+  const std::string suffix = written.extension().string();
   const auto limit = now - std::chrono::seconds(PlanStore::kTemporarySeconds);
   for (fs::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error)) {
-    if (!is_temporary(entry->path().filename().string())) continue;
+    if (!is_temporary(entry->path().filename().string(), suffix.c_str())) continue;
     std::error_code gone;
     if (fs::is_regular_file(entry->symlink_status(gone)) && entry->last_write_time(gone) < limit && !gone)
       fs::remove(entry->path(), gone);
@@ -162,7 +162,7 @@ void PlanStore::put(const std::string& key, const std::string& value) {
 }
 
 std::optional<std::string> PlanStore::read_file(const std::string& directory, const std::string& key) {
-  const std::string text = File(path_of(directory, key), O_RDONLY).read_all();
+  const std::string text = File(path_of(directory, key, suffix_), O_RDONLY).read_all();
   const std::string header = kMagic + digest("") + "\n" + key + "\n";
   std::optional<std::string> value;
   if (text.size() > header.size()) {
@@ -177,7 +177,7 @@ std::optional<std::string> PlanStore::read_file(const std::string& directory, co
 void PlanStore::write_file(const std::string& directory, const std::string& key, const std::string& value) {
   std::error_code error;
   fs::create_directories(directory, error);
-  const fs::path path = path_of(directory, key);
+  const fs::path path = path_of(directory, key, suffix_);
   if (!error) error = replace_file(path, contents(key, value));
   bool cleans = false;
   {
@@ -197,7 +197,12 @@ PlanStore::Info PlanStore::info() {
 }
 
 PlanStore& plan_store() {
-  static auto& store = *new PlanStore;
+  static auto& store = *new PlanStore(".plan");
+  return store;
+}
+
+PlanStore& check_store() {
+  static auto& store = *new PlanStore(".checks");
   return store;
 }
 

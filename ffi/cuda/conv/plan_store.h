@@ -1,5 +1,5 @@
-// Stores the results of the exhaustive search: for all devices of a kind in one process and, if a directory is set, for
-// other processes, in one small file per key.
+// Stores the results of the exhaustive search and the verdicts on engines: for all devices of a kind in one process
+// and, if a directory is set, for other processes, in one small file per key.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +26,9 @@ class PlanStore {
   static constexpr size_t kCapacity = 4096;              // values in memory; those used last
   static constexpr int64_t kTemporarySeconds = 60 * 60;  // a temporary file of this age is nobody's
 
+  // suffix: of the names of this store's files, such as ".plan".
+  explicit PlanStore(const char* suffix) : suffix_(suffix) {}
+
   // Sets the directory, which is created at the first write. An empty path disables files.
   void use_directory(const std::string& directory);
   // The value of `key`, from memory or from the directory. Keys and values are lines of text.
@@ -37,6 +40,7 @@ class PlanStore {
   std::optional<std::string> read_file(const std::string& directory, const std::string& key);
   void write_file(const std::string& directory, const std::string& key, const std::string& value);
 
+  const char* const suffix_;
   LruCache<std::string, std::string, std::hash<std::string>> values_{kCapacity};
   std::mutex mutex_;  // guards the members below; not held during file operations
   std::string directory_, error_;
@@ -44,6 +48,8 @@ class PlanStore {
   int64_t hits_ = 0, misses_ = 0;
 };
 
-PlanStore& plan_store();  // the store of this process
+// The stores of this process, which have one directory.
+PlanStore& plan_store();   // results of the exhaustive search
+PlanStore& check_store();  // verdicts on engines
 
 }  // namespace jaxgrad

@@ -7,19 +7,17 @@
 #include <utility>
 
 #include "cuda/conv/plan_store.h"
+#include "cuda/conv/trial.h"
 
 namespace jaxgrad {
 namespace {
-
-using cudnn::Descriptor;
 
 // The exhaustive search times at most this many candidates: building all 15 to 45 takes up to 24 s.
 constexpr size_t kMaxTimed = 8;
 constexpr int64_t kMinSearchWorkspace = 64 << 20;  // bytes
 constexpr double kTimingSeconds = 0.8;             // no further candidate is built after this time
 constexpr int kTimedRuns = 3;
-constexpr float kSlowFactor = 1.5f;        // candidates slower than this times the best are not timed again
-constexpr uint32_t kPattern = 0x3c003c00;  // 1 in float16, 0.0078 in bfloat16 and float32
+constexpr float kSlowFactor = 1.5f;  // candidates slower than this times the best are not timed again
 
 // The largest workspace of a candidate of the exhaustive search. A call reserves the largest workspace of all timed
 // candidates, whichever is chosen. So the cap is the size of the operands and the result, but at least the workspace of
@@ -41,48 +39,24 @@ struct TimedPlans {
   bool complete = true;  // no candidate is missing for a lack of memory, which may pass
 };
 
-// Runs a plan and returns the time it took. Throws cudnn::Error if the plan is at fault, driver::OutOfMemory and
-// driver::DeviceFault if it is not.
-float time_plan(const Descriptor& plan, int device, const ConvPointers& pointers, void* workspace,
-                driver::Stopwatch& watch) {
-  {
-    cudnn::Handle handle(device);
-    handle.set_stream(watch.stream());
-    watch.start();
-    try {
-      execute(plan, handle, pointers, workspace);
-    } catch (const cudnn::Error& error) {
-      handle.check_device(error);
-      throw;
-    }
-    watch.stop();
-  }
-  return watch.milliseconds();  // other threads may use the handle during this wait
-}
-
-// Times the first candidates: the minimum of several runs. The runs of the candidates alternate, so that other work on
-// the device slows all of them alike. Returns an empty list if the device lacks the memory.
-TimedPlans time_plans(const ConvKey& key, const std::vector<ConvCandidate>& candidates, const SearchOrder& order) {
+// Times the first candidates that are right: the minimum of several runs. The runs of the candidates alternate, so that
+// other work on the device slows all of them alike. Returns an empty list if the device lacks the memory.
+TimedPlans time_plans(const ConvKey& key, const std::vector<ConvCandidate>& candidates, const SearchOrder& order,
+                      EngineChecks& checks) {
   using Clock = std::chrono::steady_clock;
   TimedPlans found;
   std::vector<TimedPlan>& timed = found.plans;
-  const auto start = Clock::now();
   try {
-    driver::Stopwatch watch;
-    driver::Memory x(bytes_of(key, key.x)), w(bytes_of(key, key.w)), y(bytes_of(key, key.y)),
-        bias(key.has_bias ? bytes_of(key, bias_of(key)) : 0), workspace(order.reserved_bytes);
-    for (driver::Memory* memory : {&x, &w, &y, &bias, &workspace}) memory->fill(kPattern, watch.stream());
-    const ConvPointers pointers = {x.data(), w.data(), y.data(), key.has_bias ? bias.data() : nullptr};
-    const auto milliseconds = [&](const ExecutionPlan& plan) {
-      return time_plan(plan.plan, key.device, pointers, workspace.data(), watch);
-    };
+    ConvTrial trial(key, order.reserved_bytes);
+    const auto start = Clock::now();
     for (size_t i = 0; i < order.num_timed; ++i) {
       if (!timed.empty() && std::chrono::duration<double>(Clock::now() - start).count() > kTimingSeconds) break;
       try {
         const int place = order.places[i];
         ExecutionPlan plan = build_execution_plan(candidates[place], key.device, /*capturing=*/false);
-        milliseconds(plan);  // loads the kernels
-        const float first = milliseconds(plan);
+        if (checks.verdict(candidates[place], plan, &trial) == Verdict::kWrong) continue;
+        trial.run(plan.plan);  // loads the kernels
+        const float first = trial.run(plan.plan);
         timed.push_back({first, place, std::move(plan)});
       } catch (const cudnn::Error&) {  // a candidate that cannot be built or run is skipped
       } catch (const driver::OutOfMemory&) {
@@ -95,7 +69,7 @@ TimedPlans time_plans(const ConvKey& key, const std::vector<ConvCandidate>& cand
       for (TimedPlan& candidate : timed) {
         if (candidate.milliseconds > kSlowFactor * best) continue;
         try {
-          candidate.milliseconds = std::min(candidate.milliseconds, milliseconds(candidate.plan));
+          candidate.milliseconds = std::min(candidate.milliseconds, trial.run(candidate.plan.plan));
         } catch (const cudnn::Error&) {
           candidate.milliseconds = std::numeric_limits<float>::max();
         } catch (const driver::OutOfMemory&) {
@@ -113,9 +87,10 @@ TimedPlans time_plans(const ConvKey& key, const std::vector<ConvCandidate>& cand
 
 // Sorts the timed candidates by time. Does not change the order if none could be timed. Returns whether the first one
 // is the fastest of all candidates that work.
-bool sort_by_time(const ConvKey& key, const std::vector<ConvCandidate>& candidates, SearchOrder& order) {
+bool sort_by_time(const ConvKey& key, const std::vector<ConvCandidate>& candidates, EngineChecks& checks,
+                  SearchOrder& order) {
   if (order.num_timed < 2) return false;
-  TimedPlans found = time_plans(key, candidates, order);
+  TimedPlans found = time_plans(key, candidates, order, checks);
   std::vector<TimedPlan>& timed = found.plans;
   std::sort(timed.begin(), timed.end(),
             [](const TimedPlan& a, const TimedPlan& b) { return a.milliseconds < b.milliseconds; });
@@ -135,9 +110,10 @@ std::string stored_value(const std::vector<ConvCandidate>& candidates, int place
   return std::to_string(place) + " " + tag_of(candidates[place]);
 }
 
-// Moves the stored candidate to the front. Returns false if nothing is stored or the candidate is not in this list.
+// Moves the stored candidate to the front. Returns false if nothing is stored, or the candidate is not in this list or
+// wrong.
 bool move_stored_to_front(const std::string& stored_key, const std::vector<ConvCandidate>& candidates, int device,
-                          bool capturing, SearchOrder& order) {
+                          bool capturing, EngineChecks& checks, SearchOrder& order) {
   const std::optional<std::string> stored = plan_store().find(stored_key);
   if (!stored) return false;
   const auto end = order.places.begin() + static_cast<ptrdiff_t>(order.num_timed);
@@ -145,7 +121,9 @@ bool move_stored_to_front(const std::string& stored_key, const std::vector<ConvC
   const auto chosen = std::find_if(order.places.begin(), end, is_stored);
   if (chosen == end) return false;
   try {
-    order.built.emplace(*chosen, build_execution_plan(candidates[*chosen], device, capturing));
+    ExecutionPlan plan = build_execution_plan(candidates[*chosen], device, capturing);
+    if (checks.verdict(candidates[*chosen], plan, /*trial=*/nullptr) == Verdict::kWrong) return false;
+    order.built.emplace(*chosen, std::move(plan));
   } catch (const cudnn::Error&) {  // the search then runs as if nothing were stored
     return false;
   }
@@ -154,12 +132,6 @@ bool move_stored_to_front(const std::string& stored_key, const std::vector<ConvC
 }
 
 }  // namespace
-
-int64_t bytes_of(const ConvKey& key, const ConvOperand& operand) {
-  int64_t bytes = bytes_of(key.type);
-  for (int axis = 0; axis < key.spatial + 2; ++axis) bytes *= operand.sizes[axis];
-  return bytes;
-}
 
 SearchOrder search_order(const ConvKey& key, const std::vector<ConvCandidate>& candidates,
                          const std::set<int>& failed_places) {
@@ -186,10 +158,10 @@ SearchOrder search_order(const ConvKey& key, const std::vector<ConvCandidate>& c
 }
 
 void move_fastest_to_front(const ConvKey& key, const std::vector<ConvCandidate>& candidates, bool capturing,
-                           SearchOrder& order) {
+                           EngineChecks& checks, SearchOrder& order) {
   const std::string stored_key = stored_plan_key(key, order.reserved_bytes);
-  if (move_stored_to_front(stored_key, candidates, key.device, capturing, order) || capturing) return;
-  if (sort_by_time(key, candidates, order))
+  if (move_stored_to_front(stored_key, candidates, key.device, capturing, checks, order) || capturing) return;
+  if (sort_by_time(key, candidates, checks, order))
     plan_store().put(stored_key, stored_value(candidates, order.places.front()));
 }
 

@@ -8,14 +8,13 @@
 #include <string>
 #include <vector>
 
+#include "cuda/conv/engine_check.h"
 #include "cuda/conv/execution.h"
 #include "cuda/conv/graph.h"
 #include "cuda/conv/plan_key.h"
 #include "cuda/runtime/cudnn.h"
 
 namespace jaxgrad {
-
-int64_t bytes_of(const ConvKey& key, const ConvOperand& operand);
 
 struct SearchOrder {
   std::vector<int> places;             // indices into the list of candidates, in the order in which they are tried
@@ -31,9 +30,9 @@ SearchOrder search_order(const ConvKey& key, const std::vector<ConvCandidate>& c
                          const std::set<int>& failed_places);
 
 // Moves the fastest candidate to the front: the one in the plan store, otherwise, unless `capturing`, the one that is
-// measured to be the fastest. A measured result is stored. Holds the handle of the device only for short times: other
-// threads launch their calls while this one waits for measurements.
+// measured to be the fastest of those that are right. A measured result is stored. Holds the handle of the device only
+// for short times: other threads launch their calls while this one waits for measurements.
 void move_fastest_to_front(const ConvKey& key, const std::vector<ConvCandidate>& candidates, bool capturing,
-                           SearchOrder& order);
+                           EngineChecks& checks, SearchOrder& order);
 
 }  // namespace jaxgrad

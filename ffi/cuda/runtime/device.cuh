@@ -3,7 +3,9 @@
 
 typedef unsigned short Half;  // the bits of a bfloat16 or float16
 
+__device__ inline double widen(double value) { return value; }
 __device__ inline float widen(float value) { return value; }
+__device__ inline void narrow(double value, double* result) { *result = value; }
 __device__ inline void narrow(float value, float* result) { *result = value; }
 
 #if ELEMENT_IS_BFLOAT16

@@ -151,6 +151,14 @@ void Memory::fill(uint32_t value, CUstream stream) {
   JAXGRAD_DRIVER(api().cuMemsetD32Async(pointer_, value, words_, stream));
 }
 
+void Memory::write(const void* from, size_t bytes, CUstream stream) {
+  JAXGRAD_DRIVER(api().cuMemcpyHtoDAsync(pointer_, from, bytes, stream));
+}
+
+void Memory::read(void* to, size_t bytes, CUstream stream) const {
+  JAXGRAD_DRIVER(api().cuMemcpyDtoHAsync(to, pointer_, bytes, stream));
+}
+
 Stopwatch::Stopwatch() {
   CUstream stream = nullptr;
   JAXGRAD_DRIVER(api().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
@@ -172,5 +180,7 @@ float Stopwatch::milliseconds() {
   JAXGRAD_DRIVER(api().cuEventElapsedTime(&milliseconds, before_.get(), after_.get()));
   return milliseconds;
 }
+
+void Stopwatch::wait() { JAXGRAD_DRIVER(api().cuStreamSynchronize(stream())); }
 
 }  // namespace jaxgrad::driver

@@ -37,6 +37,8 @@ namespace jaxgrad::driver {
   X(cuMemAlloc)                     \
   X(cuMemFree)                      \
   X(cuMemGetInfo)                   \
+  X(cuMemcpyDtoHAsync)              \
+  X(cuMemcpyHtoDAsync)              \
   X(cuMemsetD32Async)               \
   X(cuModuleGetFunction)            \
   X(cuModuleLoadData)               \
@@ -160,6 +162,9 @@ class Memory {
 
   void* data() const { return reinterpret_cast<void*>(pointer_); }
   void fill(uint32_t value, CUstream stream);
+  // Copies to and from the host, whose memory must stay until the stream was waited for.
+  void write(const void* from, size_t bytes, CUstream stream);
+  void read(void* to, size_t bytes, CUstream stream) const;
 
  private:
   CUdeviceptr pointer_ = 0;
@@ -174,7 +179,8 @@ class Stopwatch {
   CUstream stream() const { return stream_.get(); }
   void start();
   void stop();
-  float milliseconds();  // from start() to stop(); waits for the stream
+  float milliseconds();  // from start() to stop(); waits for the stream until then
+  void wait();           // for the stream
 
  private:
   struct Deleter {

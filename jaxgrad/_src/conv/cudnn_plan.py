@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from functools import cache
 from typing import NamedTuple
@@ -48,9 +49,9 @@ def cudnn_plan(
     """Returns the plan of a call, or None if cuDNN has none.
 
     With a GPU on this machine the plan is built at once, and timed by the exhaustive search. The C++ module keeps it
-    for the call. The workspace depends only on cuDNN's lists of engines and not on times, so that every host lowers the
-    same program. Without a GPU the workspace is an estimate that leaves cuDNN a choice of engines, and the plan is
-    built where the program runs.
+    for the call. An engine whose result is wrong is not used: ffi/cuda/conv/engine_check.h. The workspace depends on
+    cuDNN's lists of engines and not on times or checks, so that every host lowers the same program. Without a GPU the
+    workspace is an estimate that leaves cuDNN a choice of engines, and the plan is built where the program runs.
 
     Raises:
       RuntimeError: cuDNN failed, for instance because the GPU's memory is full.
@@ -65,6 +66,8 @@ def cudnn_plan(
         if device is None:
             operands = sum(map(math.prod, shapes)) * problem.dtype.itemsize
             return CudnnPlan(geometry, min(limit, max(_MIN_WORKSPACE, 2 * operands)), "")
+        with contextlib.suppress(RuntimeError):  # without NVRTC the engine is used unchecked
+            cuda.nvrtc_unavailable()
         found = cuda.module.conv_plan(
             device,
             PASSES.index(pass_name),

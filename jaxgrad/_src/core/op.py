@@ -184,7 +184,9 @@ def plan_cache_info() -> dict[str, dict[str, int]]:
     Returns:
       By implementation ("cpu" for oneDNN, "cudnn"), where its library can be loaded: "hits", "misses", "size" and
       "capacity". For cuDNN also "recorded", the number of plans retained for CUDA graphs, and "disk_hits" and
-      "disk_misses", the lookups in `jaxgrad.config`'s plan_cache_dir.
+      "disk_misses", the lookups in `jaxgrad.config`'s plan_cache_dir; "checked" and "rejected", the engines that were
+      compared with a reference and those of them that were wrong; and "unchecked", the plans whose engine could not be
+      compared.
 
     Example:
       >>> sorted(jaxgrad.plan_cache_info()["cpu"])

@@ -1,0 +1,133 @@
+#include "cuda/conv/trial.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace jaxgrad {
+namespace {
+
+constexpr uint32_t kPattern = 0x3c003c00;  // 1 in float16, 0.0078 in bfloat16 and float32
+constexpr uint32_t kNan = 0xffffffff;      // in every type
+
+// The binary digits of an operand after the first one: as many as the math settings let every engine use, so that only
+// sums and results are rounded.
+int digits_of(const ConvKey& key) {
+  switch (key.type) {
+    case FloatType::kFloat64:
+      return 52;
+    case FloatType::kFloat32:
+      return key.allow_tf32 ? 10 : 23;
+    case FloatType::kFloat16:
+      return 10;
+    default:
+      return 7;
+  }
+}
+
+// The error that rounding explains in an element that sums `terms` products.
+double tolerance(FloatType type, bool has_transforms, double terms, double expected, double absolute) {
+  // Twice what rounding to the nearest number leaves.
+  const double of_result = type == FloatType::kFloat64    ? 0x1p-52
+                           : type == FloatType::kFloat32  ? 0x1p-23
+                           : type == FloatType::kBFloat16 ? 0x1p-7
+                                                          : 0x1p-10;
+  // Sums are kept in float32, or in float64. An error grows like the root of the number of terms: tensor cores truncate
+  // the partial sums. Winograd and FFT sum other, rounded numbers.
+  double of_sum = (type == FloatType::kFloat64 ? 0x1p-52 : 0x1p-23) * (32 + std::sqrt(terms) / 2);
+  if (has_transforms) of_sum = std::max(of_sum, 0x1p-9);
+  const double smallest = type == FloatType::kFloat16 ? 0x1p-24 : 0;
+  // With transforms, an element that sums little or nothing has the error of its neighbors.
+  return of_sum * (has_transforms ? std::max(absolute, 1.0) : absolute) + of_result * std::abs(expected) + smallest;
+}
+
+int64_t bias_bytes(const ConvKey& key) { return key.has_bias ? bytes_of(key, bias_of(key)) : 0; }
+
+}  // namespace
+
+int64_t bytes_of(const ConvKey& key, const ConvOperand& operand) {
+  int64_t bytes = bytes_of(key.type);
+  for (int axis = 0; axis < key.spatial + 2; ++axis) bytes *= operand.sizes[axis];
+  return bytes;
+}
+
+ConvTrial::ConvTrial(const ConvKey& key, int64_t workspace_bytes)
+    : key_(key),
+      kernels_(reference_kernels(key.type, key.device)),
+      problem_(reference_problem(key, key.relu)),
+      elements_(kernels_ == nullptr ? std::vector<int64_t>() : sampled_elements(key)),
+      x_(bytes_of(key, key.x)),
+      w_(bytes_of(key, key.w)),
+      y_(bytes_of(key, key.y)),
+      bias_(bias_bytes(key)),
+      workspace_(workspace_bytes),
+      samples_(static_cast<int64_t>(elements_.size() * sizeof(int64_t))),
+      sums_(static_cast<int64_t>(elements_.size() * 2 * sizeof(double))),
+      values_(static_cast<int64_t>(elements_.size() * sizeof(double))) {
+  for (driver::Memory* memory : {&x_, &w_, &y_, &bias_, &workspace_}) memory->fill(kPattern, watch_.stream());
+  if (kernels_ == nullptr) return;
+  uint64_t seed = 1;
+  const auto fill = [&](const driver::Memory& memory, int64_t bytes) {
+    if (bytes > 0)
+      kernels_->fill(watch_.stream(), memory.data(), bytes / bytes_of(key.type), digits_of(key), seed++ << 40);
+  };
+  fill(x_, bytes_of(key, key.x));
+  fill(w_, bytes_of(key, key.w));
+  fill(y_, bytes_of(key, key.y));
+  fill(bias_, bias_bytes(key));
+}
+
+float ConvTrial::run(const cudnn::Descriptor& plan) {
+  {
+    const ConvPointers pointers = {x_.data(), w_.data(), y_.data(), key_.has_bias ? bias_.data() : nullptr};
+    cudnn::Handle handle(key_.device);
+    handle.set_stream(watch_.stream());
+    watch_.start();
+    try {
+      execute(plan, handle, pointers, workspace_.data());
+    } catch (const cudnn::Error& error) {
+      handle.check_device(error);
+      throw;
+    }
+    watch_.stop();
+  }
+  return watch_.milliseconds();
+}
+
+void ConvTrial::compute_reference() {
+  const CUstream stream = watch_.stream();
+  const auto count = static_cast<int>(elements_.size());
+  samples_.write(elements_.data(), elements_.size() * sizeof(int64_t), stream);
+  kernels_->sums(stream, problem_, x_.data(), w_.data(), y_.data(), key_.has_bias ? bias_.data() : nullptr,
+                 static_cast<const int64_t*>(samples_.data()), count, static_cast<double*>(sums_.data()));
+  std::vector<double> found(2 * elements_.size());
+  sums_.read(found.data(), found.size() * sizeof(double), stream);
+  watch_.wait();
+  expected_ = std::move(found);
+}
+
+double ConvTrial::error_of(const cudnn::Descriptor& plan, bool has_transforms) {
+  if (expected_.empty()) compute_reference();
+  const CUstream stream = watch_.stream();
+  driver::Memory& result = key_.pass == ConvPass::kForward ? y_ : key_.pass == ConvPass::kInputGradient ? x_ : w_;
+  // A plan must write every element, and must not read a workspace that it did not write.
+  result.fill(kNan, stream);
+  workspace_.fill(kNan, stream);
+  run(plan);
+  std::vector<double> found(elements_.size());
+  kernels_->gather(stream, problem_, result.data(), static_cast<const int64_t*>(samples_.data()),
+                   static_cast<int>(elements_.size()), static_cast<double*>(values_.data()));
+  values_.read(found.data(), found.size() * sizeof(double), stream);
+  watch_.wait();
+  const auto terms = static_cast<double>(terms_of(key_));
+  double largest = 0;
+  for (size_t i = 0; i < found.size(); ++i) {
+    const double expected = expected_[2 * i], error = std::abs(found[i] - expected);
+    if (std::isnan(error)) return std::numeric_limits<double>::infinity();
+    const double allowed = tolerance(key_.type, has_transforms, terms, expected, expected_[2 * i + 1]);
+    if (error > 0) largest = std::max(largest, error / allowed);  // infinity if nothing is allowed
+  }
+  return largest;
+}
+
+}  // namespace jaxgrad

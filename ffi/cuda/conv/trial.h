@@ -1,0 +1,49 @@
+// Runs the engines of one problem on memory of its own, to compare their results with a reference and to time them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cuda/conv/execution.h"
+#include "cuda/conv/graph.h"
+#include "cuda/conv/plan_key.h"
+#include "cuda/reference/op.h"
+#include "cuda/runtime/cudnn.h"
+#include "cuda/runtime/driver.h"
+
+namespace jaxgrad {
+
+int64_t bytes_of(const ConvKey& key, const ConvOperand& operand);
+
+class ConvTrial {
+ public:
+  // Allocates the operands, the result and a workspace, and fills the operands with random values. Throws
+  // driver::Error, with CUDA_ERROR_OUT_OF_MEMORY if memory lacks.
+  ConvTrial(const ConvKey& key, int64_t workspace_bytes);
+
+  // Runs a plan and returns the milliseconds it took. Holds the handle of the device only for the launch: other threads
+  // may use it while this one waits. Throws cudnn::Error if the plan is at fault, driver::OutOfMemory and
+  // driver::DeviceFault if it is not.
+  float run(const cudnn::Descriptor& plan);
+
+  // Whether error_of() can be called: NVRTC is there.
+  bool has_reference() const { return kernels_ != nullptr; }
+
+  // Runs a plan and returns the largest error of the sampled elements of its result, as a multiple of what rounding
+  // explains: above 1, the plan is wrong. Infinity if the result has a NaN. Throws as run() does.
+  double error_of(const cudnn::Descriptor& plan, bool has_transforms);
+
+ private:
+  void compute_reference();
+
+  const ConvKey key_;
+  const std::shared_ptr<const ReferenceKernels> kernels_;
+  const ReferenceProblem problem_;
+  const std::vector<int64_t> elements_;  // that are sampled; empty without kernels
+  driver::Stopwatch watch_;
+  driver::Memory x_, w_, y_, bias_, workspace_, samples_, sums_, values_;
+  std::vector<double> expected_;  // of each sample the value and the sum of absolute products; empty before first use
+};
+
+}  // namespace jaxgrad
