@@ -22,10 +22,11 @@ from benchmarks import batch_norm, conv
 from jaxgrad._src.batch_norm.cudnn import BatchNormFeatures, has_fast_kernels
 from jaxgrad._src.conv.features import ConvFeatures
 from jaxgrad._src.conv.params import ConvCall
-from jaxgrad._src.core.environment import Environment
+from jaxgrad._src.core.environment import Environment, current_environment
 from jaxgrad._src.core.op import lowering_platform
 from jaxgrad._src.core.tuning import RecordedCall, Recorder
 from jaxgrad._src.selection.table import Row, file_name
+from jaxgrad._src.tuning.api import measured_choice
 
 _HERE = Path(__file__).parent
 TUNINGS = _HERE / "results" / "tunings"
@@ -39,13 +40,21 @@ _Times = Mapping[str, Mapping[str, float]]  # by call and implementation
 
 
 def measure(platform: str) -> Path:
-    """Measures the cases of a platform; returns the file that has the times."""
-    tuning = jaxgrad.Tuning({})
-    for function, arguments in _functions(platform):
-        tuning |= jaxgrad.tune(function, *arguments)
-    (machine,) = tuning.machines
+    """Measures the calls of the cases of a platform on this device, without those that its file has already.
+
+    The file is written after every call: a run that was stopped can be continued. Returns its path.
+    """
+    machine = current_environment()
     path = TUNINGS / f"{_file_name(machine)}.json"
-    tuning.save(path)
+    tuning = jaxgrad.Tuning.load(path) if path.exists() else jaxgrad.Tuning({})
+    known = tuning.machines.get(machine, {})
+    left = {text: recorded for text, recorded in calls(platform).items() if text not in known}
+    for index, (text, recorded) in enumerate(left.items(), 1):
+        print(f"{index}/{len(left)} {text}", flush=True)
+        if choice := measured_choice(recorded, machine.platform):
+            tuning |= jaxgrad.Tuning({machine: {text: choice}})
+            tuning.save(path)
+        jax.clear_caches()  # the memory of compiled programs
     return path
 
 

@@ -50,13 +50,9 @@ def passes(program: Any) -> Counter[str]:
     return +found
 
 
-def assert_passes(backend: Any, program: Any, expected: set[str]) -> None:
-    """Compares the passes in a program. On a GPU, XLA computes weight gradients of independent problems."""
-    found = set(passes(program))
-    if backend.platform == "gpu" and "xla" in found:
-        assert found - {"xla"} in (expected, expected - {"weight_gradient"})
-    else:
-        assert found == expected
+def assert_passes(program: Any, expected: set[str]) -> None:
+    """Compares the passes in a program."""
+    assert set(passes(program)) == expected
 
 
 def close(found: Any, expected: Any, dtype: str = "float32", terms: int = 100) -> None:

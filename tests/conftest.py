@@ -40,8 +40,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if _gpus():
-        jaxgrad.config.update(search="heuristic")  # timing candidates takes longer than the tests themselves
     if config.getoption("jax_defaults"):
         return
     jax.config.update("jax_enable_x64", True)
@@ -142,7 +140,7 @@ def reference_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     layout = ConvGeometry(spec, spec, spec, (1,), ((0, 0),), (1,), 1, (1,), (1,)).attributes()
     sources = [folder / f"{number}.cc" for number in range(4)]
     for number, source in enumerate(sources):
-        program = cuda.module.reference_program(0, number, 3 * [(1, 1, 1)], layout, relu=False)
+        program = cuda.module.reference_program(0, number, 3 * [(1, 1, 1)], layout)
         (folder / "kernels.h").write_text(program["source"])  # the same for every type
         source.write_text(f'{program["definitions"]}#include "reference_kernels.cc"\n')
     library = folder / "libfake_kernels.so"

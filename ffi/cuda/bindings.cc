@@ -96,18 +96,22 @@ nb::object plan_of(int64_t device, int64_t conv_pass, int64_t type, const ConvSh
   }
 }
 
-// Runs every engine for a problem. Returns (number and knobs, error, why it failed) for each; an error above 1 is too
-// large.
+// Runs every engine for a problem that `wanted` returns true for. Returns (number and knobs, error, why it failed) for
+// each; an error above 1 is too large.
 nb::list every_engine(int64_t device, int64_t conv_pass, int64_t type, const ConvShapes& shapes, const nb::dict& layout,
-                      bool has_bias, bool relu, bool allow_tf32, int64_t workspace_limit) {
+                      bool has_bias, bool relu, bool allow_tf32, int64_t workspace_limit, const nb::callable& wanted) {
   const ConvKey key = key_of(device, conv_pass, type, shapes, layout, has_bias, relu, allow_tf32,
                              /*deterministic=*/false, static_cast<int64_t>(ConvSearch::kHeuristic), workspace_limit);
+  const auto filter = [&](const std::string& tag, bool is_known_wrong) {
+    const nb::gil_scoped_acquire acquire;
+    return nb::cast<bool>(wanted(tag, is_known_wrong));
+  };
   std::vector<EngineResult> results;
   {
     const nb::gil_scoped_release release;
     const driver::CurrentDevice current(key.device);
     try {
-      results = run_every_engine(key);
+      results = run_every_engine(key, filter);
     } catch (const NoPlan&) {  // cuDNN does not support the problem
     }
   }
@@ -118,10 +122,9 @@ nb::list every_engine(int64_t device, int64_t conv_pass, int64_t type, const Con
 
 // The source of the reference kernels for a type, without kDeviceSource, and the argument and samples for a problem. No
 // GPU needs to exist.
-nb::dict reference_program(int64_t conv_pass, int64_t type, const ConvShapes& shapes, const nb::dict& layout,
-                           bool relu) {
+nb::dict reference_program(int64_t conv_pass, int64_t type, const ConvShapes& shapes, const nb::dict& layout) {
   const ConvProblem problem = make_conv_problem(static_cast<ConvPass>(conv_pass), shapes, layout);
-  const ReferenceProblem argument = reference_problem(problem, relu);
+  const ReferenceProblem argument = reference_problem(problem);
   nb::dict program;
   program["definitions"] = reference_definitions(static_cast<FloatType>(type));
   program["source"] = kReferenceSource;
@@ -222,11 +225,11 @@ NB_MODULE(_cuda, module) {
              "Builds a convolution plan; returns (bytes of workspace, engine) or None.");
   module.def("run_every_engine", &every_engine, nb::arg("device"), nb::arg("conv_pass"), nb::arg("type"),
              nb::arg("shapes"), nb::arg("layout"), nb::arg("has_bias"), nb::arg("relu"), nb::arg("allow_tf32"),
-             nb::arg("workspace_limit"),
-             "Compares every engine for a problem with the reference; returns (engine, error, failure) for each, where "
-             "an error above 1 is too large.");
+             nb::arg("workspace_limit"), nb::arg("wanted"),
+             "Compares every engine for which wanted(engine, is_known_wrong) is true with the reference; returns "
+             "(engine, error, failure) for each, where an error above 1 is too large.");
   module.def("reference_program", &reference_program, nb::arg("conv_pass"), nb::arg("type"), nb::arg("shapes"),
-             nb::arg("layout"), nb::arg("relu"), "The source, argument and samples of the reference kernels.");
+             nb::arg("layout"), "The source, argument and samples of the reference kernels.");
   bind_depthwise(module);
   module.def("transpose_supported", &transpose_supported, nb::arg("sizes"), nb::arg("from_spec"), nb::arg("to_spec"),
              nb::arg("reversed_axes"), "Whether a call should transpose an array by jaxgrad's kernels and not by XLA.");

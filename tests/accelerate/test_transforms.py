@@ -93,7 +93,7 @@ def test_matches_float64(backend, name):
     arrays = backend.put(network_arrays())
     accelerated = jaxgrad.accelerate(network, implementation=backend.implementation)
     lowered = jax.jit(partial(transformation, accelerated)).lower(arrays)
-    assert_passes(backend, lowered, expected_passes)
+    assert_passes(lowered, expected_passes)
     with float64_on_cpu():
         expected = jax.jit(partial(transformation, network))(WIDE)
     close(lowered.compile()(arrays), expected)
@@ -133,7 +133,7 @@ def test_functions_that_call_convolutions(backend, name):
     lowered = jax.jit(partial(values_and_gradients, accelerated)).lower(*arrays)
     with float64_on_cpu():
         expected = jax.jit(partial(values_and_gradients, function))(*wide)
-    assert_passes(backend, lowered, TRANSPOSED if "patches" in name else PASSES)
+    assert_passes(lowered, TRANSPOSED if "patches" in name else PASSES)
     close(lowered.compile()(*arrays), expected, terms=2000)
 
 
@@ -151,7 +151,7 @@ def test_vmap_over_every_choice_of_operands(backend, mapped):
 
     accelerated = jaxgrad.accelerate(convolve, implementation=backend.implementation)
     lowered = run(accelerated, *backend.put((x, w)))
-    assert_passes(backend, lowered, PASSES)
+    assert_passes(lowered, PASSES)
     with float64_on_cpu():
         expected = run(convolve, np.float64(x), np.float64(w)).compile()(np.float64(x), np.float64(w))
     close(lowered.compile()(x, w), expected, terms=1000)
@@ -223,6 +223,14 @@ def test_lowering_for_cuda_without_a_gpu(implementation):
     if implementation is not None:  # by default each pass is selected for itself
         assert set(passes(text)) == on_cuda
         assert set(passes(for_both)) == {"xla", *on_cuda, *(PASSES if implementation == "cpu" else ())}
+
+
+@pytest.mark.skipif(not cuda.targets(), reason="the package is built without CUDA")
+def test_a_forced_implementation_runs_independent_problems_too():
+    """On a GPU, where the table prefers XLA for their weight gradients."""
+    function = jax.vmap(partial(values_and_gradients, jaxgrad.accelerate(convolve, implementation="cudnn")))
+    arrays = [np.stack([array] * 3) for array in convolve_arrays()]
+    assert_passes(jax.jit(function).trace(*arrays).lower(lowering_platforms=("cuda",)), PASSES)
 
 
 @pytest.mark.parametrize(("argnums", "expected"), [(0, TRANSPOSED), (1, {"forward", "weight_gradient"})])

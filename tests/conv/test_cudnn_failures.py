@@ -113,8 +113,8 @@ _DRIVER_STATUSES = (1, 2, 700)  # invalid value, out of memory, illegal address
 _EVERY_CALL = """
 def trials(function, statuses, search):
     "Lets each call of a function fail in turn while a plan is made, and then asks for the plan again."
-    for status in statuses:
-        for n in itertools.count(1):
+    for index, status in enumerate(statuses):
+        for n in itertools.count(1 + index % {every}, {every}):  # every call, with one or more statuses
             size = new_size()
             fail(function, n, status)
             first = outcome(engine, size, search)
@@ -143,7 +143,7 @@ report(found=list(trials({function!r}, {statuses}, {search!r})), other=engine(ne
 )
 def test_every_call_of_cudnn_fails_while_a_plan_is_made(run, function, search):
     """An error that may pass is raised, or another engine is timed; neither changes the program."""
-    found = run(_EVERY_CALL.format(function=function, statuses=_CUDNN_STATUSES, search=search))
+    found = run(_EVERY_CALL.format(function=function, statuses=_CUDNN_STATUSES, search=search, every=8))
     expected = ["engine 12", 300] if search == "exhaustive" else ["engine 11", 200]
     assert found["other"] == expected
     assert found["found"] or search == "heuristic"  # which executes nothing
@@ -181,7 +181,7 @@ def test_every_call_of_cudnn_fails_while_a_plan_is_made(run, function, search):
     ],
 )
 def test_every_call_of_the_driver_fails_while_a_plan_is_made(run, function):
-    found = run(_EVERY_CALL.format(function=function, statuses=_DRIVER_STATUSES, search="exhaustive"))
+    found = run(_EVERY_CALL.format(function=function, statuses=_DRIVER_STATUSES, search="exhaustive", every=1))
     assert found["other"] == ["engine 12", 300]
     assert found["found"]
     for status, n, first, again in found["found"]:

@@ -83,7 +83,7 @@ def test_plans_stored_on_disk(run, tmp_path):
     # Two shapes; the warm-up shape has plans for its three passes too.
     assert first["counts"] == [0, 6]
     assert second["counts"] == [6, 0]
-    assert len(list(tmp_path.iterdir())) == 6
+    assert len(list(tmp_path.glob("*.plan"))) == len(list(tmp_path.glob("*.checks"))) == 6
 
 
 def test_a_program_exported_from_another_process(run, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from backends import CPU_KERNEL, XLA, Backend
@@ -45,6 +46,42 @@ def test_values_and_gradients(seed):
     if seed % 6 == 0 or (case.groups > 1 and seed % 2 == 0):
         backends.append(XLA)
     _check(case, dtype, backends)
+
+
+@pytest.mark.gpu
+@pytest.mark.thorough
+@pytest.mark.parametrize("block", range(200))
+def test_with_the_defaults_of_users_on_a_gpu(block):
+    """25 problems of a block: all implementations, searches and precisions as users get them, nothing forced."""
+    wrong = []
+    for seed in range(1000 + 25 * block, 1025 + 25 * block):
+        case, dtype = random_case(seed), DTYPE_OF_SEED[seed % 10]
+        if seed % 2:  # enough features for tensor cores
+            case = case.replace(features=8 * case.features, out_features=8 * case.out_features)
+        try:
+            _check_on_a_gpu(case, dtype, tf32=dtype == "float32" and seed % 4 < 2)
+        except AssertionError as error:
+            wrong.append(f"seed {seed}: {error}")
+    assert not wrong, f"{len(wrong)} of 25 are wrong\n" + "\n".join(wrong)
+
+
+def _check_on_a_gpu(case, dtype, *, tf32):
+    inputs, plain = make_conv_inputs(case, dtype), lax_conv(case)
+    y = jax.eval_shape(plain, *inputs)
+    dy = cotangent(y.shape, dtype, case.seed)
+    if tf32:  # operands that rounding to TF32 leaves alone
+        inputs, dy = jax.tree.map(lambda a: a.astype(jnp.bfloat16).astype(a.dtype), (inputs, dy))
+    expected = in_float64(plain, inputs, dy)
+    with jax.default_matmul_precision("default" if tf32 else "highest"):
+        actual = run(conv(Backend(None, "gpu"), **case.settings), inputs, dy)
+    message = f"{dtype}{' in TF32' * tf32} {case}"
+    if not tf32:
+        assert_same(actual, expected, dtype=dtype, terms=terms(inputs, y), message=message)
+        return
+    for name, found, desired in zip(actual._fields, actual, expected, strict=True):
+        if found is not None:  # cuDNN may round the operands of Winograd's products
+            atol = 2.0**-8 * max(1, np.abs(desired).max(initial=0))
+            np.testing.assert_allclose(found, desired, rtol=0, atol=atol, err_msg=f"{name} of {message}")
 
 
 def test_random_cases_cover_every_setting():

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
     not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
 )
 
-THREADS = 32
+THREADS, PARTS = 32, 8
 SUFFIXES = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16"}
 
 
@@ -88,24 +88,25 @@ def _argument(program):
 @pytest.mark.parametrize("dtype", SUFFIXES)
 @pytest.mark.parametrize("conv_pass", range(3))
 def test_sums_match_numpy(play, conv_pass, dtype, seed):
-    """All elements, and the sums of their absolute products; in the forward pass with bias and relu."""
+    """All elements, and the sums of their absolute products; in the forward pass with bias."""
     problem = _problem(seed, dtype)
     rng = np.random.default_rng(seed)
     arrays = [rng.standard_normal(shape).astype(DTYPES[dtype]) for shape in problem.shapes]
     epilogue = conv_pass == 0 and seed % 2 == 0
     bias = rng.standard_normal(problem.out_features).astype(DTYPES[dtype]) if epilogue else None
     program = cuda.module.reference_program(
-        conv_pass, list(SUFFIXES).index(dtype), problem.shapes, problem.geometry.attributes(), relu=epilogue
+        conv_pass, list(SUFFIXES).index(dtype), problem.shapes, problem.geometry.attributes()
     )
     expected = _expected(problem, arrays, conv_pass)
     absolute = _expected(problem, [abs(array) for array in arrays], conv_pass)
     if bias is not None:
         along = (slice(None), *(None,) * len(problem.geometry.window_strides))
-        expected = np.maximum(expected + bias.astype(np.float64)[along], 0)
+        expected = expected + bias.astype(np.float64)[along]
         absolute += abs(bias.astype(np.float64))[along]
     elements = np.arange(expected.size)
-    sums = np.full((expected.size, 2), np.nan)
-    play(f"reference_sums_{SUFFIXES[dtype]}", expected.size, *arrays, bias, elements, sums, _argument(program))
+    parts = np.full((expected.size, PARTS, 2), np.nan)
+    play(f"reference_sums_{SUFFIXES[dtype]}", parts[..., 0].size, *arrays, bias, elements, parts, _argument(program))
+    sums = parts.sum(1)
     np.testing.assert_allclose(sums[:, 0], expected.ravel(), rtol=0, atol=1e-14 * absolute.max())
     np.testing.assert_allclose(sums[:, 1], absolute.ravel(), rtol=1e-14)
 
@@ -138,7 +139,7 @@ def test_samples_cover_corners_and_borders_of_groups(conv_pass):
     spec = (0, 3, 1, 2)
     geometry = ConvGeometry(spec, spec, spec, (1, 1), ((3, 3), (3, 3)), (1, 1), 5, (40, 37), (7, 7))
     problem = ConvProblem(geometry, 4, 40, 60, DTYPES["float32"])
-    program = cuda.module.reference_program(conv_pass, 0, problem.shapes, geometry.attributes(), relu=False)
+    program = cuda.module.reference_program(conv_pass, 0, problem.shapes, geometry.attributes())
     sizes = [(4, 60, 40, 37), (4, 40, 40, 37), (60, 8, 7, 7)][conv_pass]
     index = np.array(np.unravel_index(program["samples"], sizes))
     found = {tuple(column) for column in index.T}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,8 @@ import jaxgrad
 from jaxgrad._src.conv import cudnn, onednn
 from jaxgrad._src.conv import tuning as conv_tuning
 from jaxgrad._src.core.environment import current_environment
-from jaxgrad._src.core.tuning import Measurable
+from jaxgrad._src.core.tuning import Measurable, Recorder
+from jaxgrad._src.native import cuda
 from jaxgrad._src.tuning import api, timing
 
 _RNG = np.random.default_rng(0)
@@ -114,6 +117,21 @@ def test_the_sizes_that_vmap_makes():
     (text,) = tuning.choices
     assert "x=f32[2,24,17,16]" in text
     assert "problems=3" in text
+
+
+@pytest.mark.skipif(not cuda.targets(), reason="the package is built without CUDA")
+def test_independent_problems_are_measured_on_what_the_table_prefers_not():
+    x, w = (np.stack([array] * 3) for array in convolve_arrays())
+    recorder = Recorder()
+    with jaxgrad.config.override(tuning=recorder):
+        op = partial(jaxgrad.conv_general_dilated, window_strides=(1, 1), padding="SAME")
+        function = jax.vmap(jax.grad(lambda w, x: jnp.sum(jnp.sin(op(x, w)))))
+        jax.jit(function).trace(w, x).lower(lowering_platforms=("cuda",))
+    (recorded,) = (each for each in recorder.calls.values() if each.pass_name == "weight_gradient")
+    assert "cudnn" not in recorded.implementations
+    measurable = conv_tuning.measurable_pass(recorded.pass_name, recorded.call, "cuda")
+    lowered = jax.jit(measurable.functions["cudnn"]).trace(*measurable.operands).lower(lowering_platforms=("cuda",))
+    assert "jaxgrad_cudnn_conv_weight_gradient" in lowered.as_text()
 
 
 @pytest.mark.parametrize("accelerated", [False, True])

@@ -250,11 +250,12 @@ std::vector<ConvCandidate> conv_candidates(const ConvKey& key, const ConvGraph& 
       const auto notes = engine.list<cudnnBackendNumericalNote_t>(CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
                                                                   CUDNN_TYPE_NUMERICAL_NOTE, kMaxNotes);
       const int64_t number = engine.integer(CUDNN_ATTR_ENGINE_GLOBAL_INDEX);
-      if (!respects_math_settings(key, notes) || (!with_known_wrong && is_known_wrong(key, number))) continue;
+      const bool is_wrong = is_known_wrong(key, number);
+      if (!respects_math_settings(key, notes) || (is_wrong && !with_known_wrong)) continue;
       const int64_t workspace = config.integer(CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE);
       const bool has_transforms =
           has_note(notes, CUDNN_NUMERICAL_NOTE_WINOGRAD) || has_note(notes, CUDNN_NUMERICAL_NOTE_FFT);
-      candidates.push_back({std::move(config), workspace, "engine " + std::to_string(number), has_transforms});
+      candidates.push_back({std::move(config), workspace, "engine " + std::to_string(number), has_transforms, is_wrong});
     }
   };
   if (key.search != ConvSearch::kFallback) add(CUDNN_HEUR_MODE_A);

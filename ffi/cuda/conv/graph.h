@@ -33,6 +33,7 @@ struct ConvCandidate {
   int64_t workspace_bytes;
   std::string name;     // "engine 52"
   bool has_transforms;  // sums products of transformed operands, as Winograd and FFT do
+  bool is_known_wrong;
 };
 
 // The candidates that respect the math settings of the key, in the order of the lists of cuDNN that the search uses.

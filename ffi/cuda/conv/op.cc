@@ -170,7 +170,7 @@ std::shared_ptr<const ConvPlan> conv_plan_after(const ConvKey& key, const ConvPl
   return plan;
 }
 
-std::vector<EngineResult> run_every_engine(const ConvKey& key) {
+std::vector<EngineResult> run_every_engine(const ConvKey& key, const EngineFilter& wanted) {
   const auto [graph, candidates] = describe(key, /*capturing=*/false, /*with_known_wrong=*/true);
   int64_t workspace = 0;
   for (const ConvCandidate& candidate : candidates)
@@ -180,7 +180,9 @@ std::vector<EngineResult> run_every_engine(const ConvKey& key) {
   std::vector<EngineResult> results;
   for (const ConvCandidate& candidate : candidates) {
     if (candidate.workspace_bytes > key.workspace_limit) continue;
-    EngineResult& result = results.emplace_back(EngineResult{tag_of(candidate), 0, ""});
+    const std::string tag = tag_of(candidate);
+    if (!wanted(tag, candidate.is_known_wrong)) continue;
+    EngineResult& result = results.emplace_back(EngineResult{tag, 0, ""});
     try {
       const ExecutionPlan plan = build_execution_plan(candidate, key.device, /*capturing=*/false);
       result.error = trial.error_of(plan.plan, candidate.has_transforms);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -59,8 +60,10 @@ struct EngineResult {
   std::string failure;  // why it cannot run; empty if it runs
 };
 
-// Runs every engine that cuDNN lists for the key, those that are known to be wrong too. Throws std::runtime_error if
-// nothing can be checked.
-std::vector<EngineResult> run_every_engine(const ConvKey& key);
+// Asked before an engine runs, with its tag and whether it is known to be wrong.
+using EngineFilter = std::function<bool(const std::string& tag, bool is_known_wrong)>;
+
+// Runs every engine that cuDNN lists for the key and that is wanted. Throws std::runtime_error if nothing can be checked.
+std::vector<EngineResult> run_every_engine(const ConvKey& key, const EngineFilter& wanted);
 
 }  // namespace jaxgrad

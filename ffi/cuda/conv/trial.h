@@ -43,7 +43,10 @@ class ConvTrial {
   const std::vector<int64_t> elements_;  // that are sampled; empty without kernels
   driver::Stopwatch watch_;
   driver::Memory x_, w_, y_, bias_, workspace_, samples_, sums_, values_;
-  std::vector<double> expected_;  // of each sample the value and the sum of absolute products; empty before first use
+  struct Expected {
+    double value, absolute;  // the latter is the sum of the absolute products
+  };
+  std::vector<Expected> expected_;  // of each sample; empty before the first use
 };
 
 }  // namespace jaxgrad

@@ -11,12 +11,14 @@ struct ReferenceOperand {
 // A convolution pass, with the fields of ConvProblem.
 struct ReferenceProblem {
   int pass;  // ConvPass
-  int relu;
   long long groups;
   ReferenceOperand x, w, y;
   long long window_strides[3], rhs_dilation[3], padding_low[3];
 };
 
-enum { kReferenceThreads = 256 };  // per block; the kernels work with any number up to this
+enum {
+  kReferenceThreads = 256,  // per block; the kernels work with any number up to this
+  kReferenceParts = 8       // of each sum, one block for each
+};
 
 }  // namespace jaxgrad

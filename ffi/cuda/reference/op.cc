@@ -18,7 +18,7 @@ namespace jaxgrad {
 namespace {
 
 constexpr int64_t kMinSamples = 64, kMaxSamples = 512;
-constexpr int64_t kMaxProducts = 1 << 26;  // of all samples: a millisecond or two
+constexpr int64_t kMaxProducts = 1 << 25;  // of all samples: a millisecond or two
 constexpr unsigned kFillBlocks = 1024;
 
 const char* name_of(FloatType type) {
@@ -77,11 +77,10 @@ int64_t terms_of(const ConvProblem& problem) {
   }
 }
 
-ReferenceProblem reference_problem(const ConvProblem& problem, bool relu) {
+ReferenceProblem reference_problem(const ConvProblem& problem) {
   const int axes = problem.spatial + 2;
   ReferenceProblem made{};
   made.pass = static_cast<int>(problem.pass);
-  made.relu = relu;
   made.groups = problem.groups;
   made.x = reference_operand(problem.x, axes);
   made.w = reference_operand(problem.w, axes);
@@ -160,7 +159,7 @@ void ReferenceKernels::fill(CUstream stream, void* array, int64_t count, int dig
 
 void ReferenceKernels::sums(CUstream stream, const ReferenceProblem& problem, const void* x, const void* w,
                             const void* y, const void* bias, const int64_t* samples, int count, double* sums) const {
-  launch(sums_, static_cast<unsigned>(count), stream, x, w, y, bias, samples, sums, problem);
+  launch(sums_, static_cast<unsigned>(count) * kReferenceParts, stream, x, w, y, bias, samples, sums, problem);
 }
 
 void ReferenceKernels::gather(CUstream stream, const ReferenceProblem& problem, const void* result,

@@ -16,7 +16,7 @@
 namespace jaxgrad {
 
 // What the kernels are told about a problem.
-ReferenceProblem reference_problem(const ConvProblem& problem, bool relu);
+ReferenceProblem reference_problem(const ConvProblem& problem);
 
 // The definitions that precede the source of the kernels for a type.
 std::string reference_definitions(FloatType type);
@@ -42,8 +42,8 @@ class ReferenceKernels {
 
   // Fills an array with random values of `digits` binary digits after the first one, from 0.5 to 1 and from -1 to -0.5.
   void fill(CUstream stream, void* array, int64_t count, int digits, uint64_t seed) const;
-  // Writes the value of each sample and the sum of its absolute products: [samples, 2]. The array that the pass
-  // computes is not read. `bias` may be null.
+  // Writes for each sample the parts of its value and of the sum of its absolute products: [samples, kReferenceParts,
+  // 2]. The array that the pass computes is not read. `bias` may be null.
   void sums(CUstream stream, const ReferenceProblem& problem, const void* x, const void* w, const void* y,
             const void* bias, const int64_t* samples, int count, double* sums) const;
   // Copies the samples out of a result.

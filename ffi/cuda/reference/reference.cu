@@ -95,17 +95,19 @@ extern "C" __global__ void __launch_bounds__(kReferenceThreads)
   }
 }
 
-// For each sample, a number of an element of the result: the element, and the sum of the absolute products and bias.
-// One block per sample. `bias` may be null.
+// For each sample, a number of an element of the result: the parts of the sum of its products, and of the sum of their
+// absolute values, [samples, kReferenceParts, 2]. The first part has the bias too, which may be null.
 extern "C" __global__ void __launch_bounds__(kReferenceThreads)
     KERNEL(reference_sums)(const T* x, const T* w, const T* y, const T* bias, const long long* samples, double* sums,
                            ReferenceProblem p) {
   __shared__ double partial[2][kReferenceThreads];
   Axes at, at_x, at_w, at_y;
-  unravel(samples[blockIdx.x], result_of(p), at);
+  unravel(samples[blockIdx.x / kReferenceParts], result_of(p), at);
+  const unsigned part = blockIdx.x % kReferenceParts;
   double sum = 0, absolute = 0;
   const long long terms = terms_of(p);
-  for (long long term = threadIdx.x; term < terms; term += blockDim.x) {
+  const long long step = static_cast<long long>(kReferenceParts) * blockDim.x;
+  for (long long term = static_cast<long long>(part) * blockDim.x + threadIdx.x; term < terms; term += step) {
     if (!find_term(p, at, term, at_x, at_w, at_y)) continue;
     const double first = p.pass == 1 ? widen(y[offset(p.y, at_y)]) : widen(x[offset(p.x, at_x)]);
     const double second = p.pass == 2 ? widen(y[offset(p.y, at_y)]) : widen(w[offset(p.w, at_w)]);
@@ -121,12 +123,12 @@ extern "C" __global__ void __launch_bounds__(kReferenceThreads)
     sum += partial[0][thread];
     absolute += partial[1][thread];
   }
-  if (bias != nullptr) {
+  if (bias != nullptr && part == 0) {
     const double value = widen(bias[at[1]]);
     sum += value;
     absolute += value < 0 ? -value : value;
   }
-  sums[2 * blockIdx.x] = p.relu && sum < 0 ? 0 : sum;
+  sums[2 * blockIdx.x] = sum;
   sums[2 * blockIdx.x + 1] = absolute;
 }
 

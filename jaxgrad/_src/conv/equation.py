@@ -186,8 +186,8 @@ class Equation:
         selection = select_pass(OP, call.pass_name, conv_call, platform, implementation)
         candidates = selection.candidates[call.pass_name]
         if problem.num_problems:
-            is_only_one = implementation is not None
-            candidates = supporting(candidates, BACKENDS, call.pass_name, conv_call, even_if_slower=is_only_one)
+            candidates = dataclasses.replace(candidates, even_if_slower=implementation is not None)
+            candidates = supporting(candidates, BACKENDS, call.pass_name, conv_call)
         found = explain_pass(selection, call.pass_name, platform)
         rewritten = replaces_convolution(call.pass_name, problem, platform) if implementation in (None, "xla") else ""
         if candidates.implementations:

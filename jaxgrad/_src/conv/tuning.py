@@ -21,9 +21,9 @@ def measurable_pass(pass_name: str, call: ConvCall, platform: str) -> Measurable
     candidates = {"xla": XLA}
     for backend in BACKENDS:
         if backend.platform == platform and backend.has(pass_name) and not backend.unavailable():
-            own = Candidates((backend.implementation,))
+            own = Candidates((backend.implementation,), even_if_slower=True)
             if backend.supports(pass_name, call) is None:
-                own = supporting(own, (backend,), pass_name, call, even_if_slower=True)
+                own = supporting(own, (backend,), pass_name, call)
                 candidates |= dict.fromkeys(own.implementations, own)
     return Measurable(
         {name: _pass(pass_name, call, own) for name, own in candidates.items()}, _operands(pass_name, call)

@@ -45,12 +45,15 @@ class Candidates:
         kernel for the pass.
       tuning: the tuning in force, which may choose again for a pass whose sizes `vmap` or a mesh has changed.
       recorded: the call, if the tuning records it.
+      even_if_slower: whether they run a pass that they support where the table prefers XLA for the sizes that `vmap` or
+        a mesh has made.
     """
 
     implementations: tuple[str, ...] = ()
     forced: Forced | None = None
     tuning: MeasuredChoices | None = None
     recorded: RecordedCall | None = None
+    even_if_slower: bool = False
 
     @property
     def lowering_hook(self) -> Forced | RecordedCall | None:
@@ -90,9 +93,7 @@ def reject_symbolic_shapes(*arrays: jax.Array | None) -> Rejection | None:
     return Rejection("symbolic shapes run on XLA") if symbolic else None
 
 
-def supporting(
-    candidates: Candidates, backends: Sequence[Backend], pass_name: str, call: Any, *, even_if_slower: bool = False
-) -> Candidates:
+def supporting(candidates: Candidates, backends: Sequence[Backend], pass_name: str, call: Any) -> Candidates:
     """Returns the candidates that run a pass whose sizes `vmap` or a mesh has changed, with the description `call`."""
     for platform in dict.fromkeys(backend.platform for backend in backends):
         here = [backend for backend in backends if backend.platform == platform and backend.has(pass_name)]
@@ -103,7 +104,7 @@ def supporting(
             # There are no candidates where shapes are symbolic.
             if backend.implementation in candidates.implementations and not (
                 backend.supports_resized(pass_name, call)
-                and (even_if_slower or choice is not None or backend.prefers_resized(pass_name, call))
+                and (candidates.even_if_slower or choice is not None or backend.prefers_resized(pass_name, call))
             ):
                 candidates = candidates.without(backend.implementation)
     if isinstance(candidates.tuning, Recorder):

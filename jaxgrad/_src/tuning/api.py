@@ -79,12 +79,12 @@ def _measured(recorder: Recorder, progress: bool) -> Tuning:
     platform = current_environment().platform
     with settings.override(tuning=None):
         for text, recorded in _with_progress(recorder.calls.items()) if progress else recorder.calls.items():
-            if choice := _choice(recorded, platform):
+            if choice := measured_choice(recorded, platform):
                 choices[text] = choice
     return Tuning({current_environment(): choices})
 
 
-def _choice(recorded: RecordedCall, platform: str) -> Choice | None:
+def measured_choice(recorded: RecordedCall, platform: str) -> Choice | None:
     """Measures a call; None if only one implementation supports it."""
     measurable = _measurable(recorded, platform)
     programs = {}

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 _ROUNDS, _SECONDS = 7, 0.2  # at least so many samples of each function, and so much time for all of them
 _FEW_ROUNDS, _HOPELESS = 3, 3.0  # after so many rounds, functions that take so much longer than the fastest drop out
@@ -18,6 +19,7 @@ _SETTLE_SECONDS = 0.02  # of untimed calls before a sample on a CPU: the threads
 _SAMPLE_SECONDS = {"cpu": 1e-3, "gpu": 1e-2}  # of calls, at least
 _CALLS_IN_A_PROGRAM = 8  # on a GPU, where starting a program takes longer than a small kernel
 _OPERAND_BYTES = 1 << 28  # of all these calls
+_DRAWN_ELEMENTS = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,22 +42,25 @@ def with_arrays(function: Callable[..., Any], arrays: Sequence[jax.Array]) -> Pr
 
 
 def random_operands(operands: Sequence[jax.ShapeDtypeStruct]) -> list[list[jax.Array]]:
-    """Random operands of the given shapes: on a GPU several sets, one for each call in a program."""
+    """Random operands of the given shapes: on a GPU several copies, one for each call in a program."""
     calls = 1
     if jax.default_backend() != "cpu":
         size = sum(math.prod(operand.shape) * operand.dtype.itemsize for operand in operands)
         calls = min(_CALLS_IN_A_PROGRAM, max(1, _OPERAND_BYTES // max(1, size)))
-    return [[_drawn(operand, i * len(operands) + j) for j, operand in enumerate(operands)] for i in range(calls)]
+    drawn = [_drawn(operand, seed) for seed, operand in enumerate(operands)]
+    return [drawn, *([jnp.copy(array) for array in drawn] for _ in range(calls - 1))]
 
 
 def with_sets(function: Callable[..., Any], sets: list[list[jax.Array]]) -> Program:
-    """A call of a function for each set of operands. XLA cannot merge the calls, because the operands differ."""
+    """A call of a function for each set of operands. XLA cannot merge the calls, because the operands are different arrays."""
     program = jax.jit(lambda sets: [function(*each) for each in sets]).lower(sets).compile()
     return Program(lambda: program(sets), len(sets))
 
 
 def _drawn(operand: jax.ShapeDtypeStruct, seed: int) -> jax.Array:
-    return jax.random.normal(jax.random.key(seed), operand.shape, jnp.float32).astype(operand.dtype)
+    # NumPy's, of which nothing is compiled for each shape. Large arrays repeat them.
+    values = np.random.default_rng(seed).standard_normal(_DRAWN_ELEMENTS, np.float32).astype(operand.dtype)
+    return jax.device_put(np.resize(values, operand.shape))
 
 
 def run_once(program: Program) -> Program:
