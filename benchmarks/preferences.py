@@ -32,7 +32,7 @@ _HERE = Path(__file__).parent
 TUNINGS = _HERE / "results" / "tunings"
 TABLES = _HERE.parent / "jaxgrad" / "_src" / "selection" / "tables"
 _CLASSES = _HERE / "shape_classes.json"
-_MIN_GAIN = 1.02  # of a kernel over XLA, which can fuse neighboring operations
+_MIN_GAIN = {"cpu": 1.02, "gpu": 1.1}  # of a kernel over XLA, which can fuse neighboring operations, on a GPU most
 _CLEAR_GAIN = 1.1  # of a kernel over XLA on all known devices, for devices that are not known
 
 _Class = Mapping[str, Any]
@@ -142,7 +142,7 @@ def _rows(classes: Sequence[_Class], platform: str, times: _Times) -> list[dict[
             for text, recorded in left.items()
             if _op(recorded) == row.op and recorded.pass_name in row.passes and row.matches(_features(recorded))
         }
-        measured = _measured(members, list(each["why"]))
+        measured = _measured(members, list(each["why"]), _MIN_GAIN[platform])
         rows.append(_row(each, *(measured or (each["unmeasured"], None))))
         prefer = rows[-1]["prefer"]
         left = {text: recorded for text, recorded in left.items() if text not in members or prefer not in times[text]}
@@ -158,13 +158,15 @@ def _row(each: _Class, prefer: str, measured: dict[str, Any] | None) -> dict[str
     return {**own, "prefer": prefer, "why": each["why"][prefer], "measured": measured}
 
 
-def _measured(members: _Times, implementations: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
+def _measured(
+    members: _Times, implementations: Sequence[str], min_gain: float
+) -> tuple[str, dict[str, Any]] | None:
     """The implementation to prefer for some calls, and the measurement; None if there is none."""
     kernel = next(name for name in implementations if name != "xla")
     ratios = {text: us["xla"] / us[kernel] for text, us in members.items() if kernel in us and "xla" in us}
     if not ratios:
         return None
-    if _geometric_mean(ratios.values()) < _MIN_GAIN:
+    if _geometric_mean(ratios.values()) < min_gain:
         prefer, over, ratios = "xla", kernel, {text: 1 / ratio for text, ratio in ratios.items()}
     else:
         prefer, over = kernel, "xla"

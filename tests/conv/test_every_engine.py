@@ -106,4 +106,4 @@ def test_every_engine(name, dtype):
         rejected = {e: (error, "known" if (call, e) in known else "") for e, error in of_call.items() if not error <= 1}
         print(dtype, name, call, len(of_call), "engines, right up to", max(right, default=None), "rejected:", rejected)
         assert right
-        assert len(rejected) <= len(of_call) / 2
+        assert sum(not known for _, known in rejected.values()) < len(of_call) / 2

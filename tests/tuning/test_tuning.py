@@ -7,6 +7,7 @@ import dataclasses
 import pickle
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from tolerances import assert_close
 
 import jaxgrad
 from jaxgrad import Tuning
+from jaxgrad._src.core import environment
 from jaxgrad._src.core.environment import current_environment
 from jaxgrad._src.core.selection import select
 from jaxgrad._src.core.tuning import Choice, Recorder
@@ -220,6 +222,17 @@ def test_another_machine_has_no_effect_but_one_warning(recwarn, field):
     assert str(warning.message).startswith("the tuning has no effect here, because it was measured with ")
     assert f"{field} 'another'" in str(warning.message)
     assert warning.filename == __file__
+
+
+def test_the_environment_on_a_gpu_names_the_loaded_cudnn(monkeypatch):
+    """cuDNN is loaded at the first question for it: a process that has asked for nothing yet has the same key."""
+    loaded = {"cudnn": ""}
+    device = SimpleNamespace(platform="gpu", device_kind="a GPU")
+    monkeypatch.setattr(environment.jax, "local_devices", lambda: [device])
+    monkeypatch.setattr(environment.cuda, "build_info", lambda: loaded)
+    monkeypatch.setattr(environment.cuda, "cudnn_unavailable", lambda: loaded.update(cudnn="9.1.2") or "")
+    found = current_environment.__wrapped__()
+    assert (found.platform, found.device_kind, found.library) == ("cuda", "a GPU", "cuDNN 9.1.2")
 
 
 @pytest.mark.parametrize("machines", [{}, {dataclasses.replace(current_environment(), jax="0"): {}}])

@@ -52,7 +52,7 @@ def current_environment() -> Environment:
     device = jax.local_devices()[0]
     versions = jax.__version__, version("jaxlib"), __version__
     if device.platform == "gpu":
-        library = f"cuDNN {cuda.build_info().get('cudnn', '')}"
+        library = cuda.cudnn_unavailable() or f"cuDNN {cuda.build_info()['cudnn']}"
         return Environment("cuda", device.device_kind, *versions, library, _driver())
     if device.platform != "cpu":
         return Environment(device.platform, device.device_kind, *versions, "")
