@@ -22,6 +22,7 @@ _CHARTS = _ROOT / "docs" / "charts"
 _OPS = {
     "steps": "whole training steps of convolutional networks",
     "models": "training steps of models in flax and equinox",
+    "tuned": "training steps under jaxgrad.tune, also where the table of preferences is wrong",
     "scaling": "training steps on several devices and on one",
     "conv": "convolutions and transposed convolutions",
     "batch_norm": "batch normalization",
@@ -100,7 +101,8 @@ def _measure(op: ModuleType, args: argparse.Namespace) -> None:
     options = Options(effort, args.contenders and frozenset(args.contenders), args.compile_seconds)
     folder = args.output or (None if args.quick else _RESULTS)
     results, failed = None, []
-    if args.add and folder is not None and (path := folder / f"{args.command}-{platform}.json").exists():
+    name = report.file_name(args.command, jax.devices()[0].device_kind if platform == "gpu" else None)
+    if args.add and folder is not None and (path := folder / f"{name}.json").exists():
         results = report.load(path)
     known = {case.label: case for case in op.CASES.get(platform, ())}
     for case in args.cases or (op.QUICK_CASES if args.quick else op.CASES[platform]):

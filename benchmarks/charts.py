@@ -110,26 +110,26 @@ _GRU = (
 )
 
 TOPICS = (
-    Topic("steps-gpu", "training steps", ["steps-gpu"], _network, _STEP),
+    Topic("steps-h200", "training steps", ["steps-h200"], _network, _STEP),
     Topic("steps-cpu", "training steps", ["steps-cpu"], _network, _STEP),
     Topic(
-        "scaling-gpu",
+        "scaling-h200",
         "data-parallel training steps",
-        ["scaling-gpu"],
+        ["scaling-h200"],
         _network,
         ("2 GPUs, the same batch on each. Throughput: examples per second, 2 is linear scaling.",),
         {"over JAX, both on 2 GPUs": _over("JAX"), "throughput of 2 GPUs over 1": _scaling},
     ),
-    Topic("conv-gpu", "convolutions", ["conv-gpu"], _conv_family, (_MEANS,)),
+    Topic("conv-h200", "convolutions", ["conv-h200"], _conv_family, (_MEANS,)),
     Topic("conv-cpu", "convolutions", ["conv-cpu"], _conv_family, (_MEANS,)),
-    Topic("batch_norm-gpu", "batch normalization", ["batch_norm-gpu"], _normalized, (_MEANS,)),
+    Topic("batch_norm-h200", "batch normalization", ["batch_norm-h200"], _normalized, (_MEANS,)),
     Topic("batch_norm-cpu", "batch normalization", ["batch_norm-cpu"], _normalized, (_MEANS,)),
-    Topic("gru-gpu", "GRU", ["gru-gpu"], _gru, _GRU),
+    Topic("gru-h200", "GRU", ["gru-h200"], _gru, _GRU),
     Topic("gru-cpu", "GRU", ["gru-cpu"], _gru, _GRU),
     Topic(
         "per_example",
         "per-example gradients",
-        ["per_example-cpu", "per_example-gpu"],
+        ["per_example-cpu", "per_example-h200"],
         _per_example,
         (),
         {"over JAX, the faster of vmap(grad) and lax.map(grad)": _over("JAX")},

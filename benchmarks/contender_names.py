@@ -8,6 +8,10 @@ OURS_ON_CUDNN = "jaxgrad on cuDNN"
 OURS_LOOPED = "jaxgrad in lax.map"
 # Convolutions of jaxgrad, everything else as in jax.lax.
 OURS_CONVOLUTIONS = "jaxgrad convolutions"
+# With what jaxgrad.tune measured for the step; with tables of preferences that prefer the other implementation.
+OURS_TUNED = "jaxgrad, tuned"
+OURS_WRONG = "jaxgrad, wrong table"
+OURS_WRONG_TUNED = "jaxgrad, wrong table, tuned"
 # The program of jax.lax under jaxgrad.accelerate.
 ACCELERATED = "jax.lax, accelerated"
 
@@ -32,7 +36,7 @@ PEERS = {
 }
 # The order of columns.
 ORDER = (
-    *(OURS, OURS_CONVOLUTIONS, ACCELERATED, OURS_ON_XLA, OURS_ON_CUDNN, OURS_LOOPED),
+    *(OURS, OURS_TUNED, OURS_WRONG, OURS_WRONG_TUNED, OURS_CONVOLUTIONS, ACCELERATED, OURS_ON_XLA, OURS_ON_CUDNN, OURS_LOOPED),
     *(name for names in PEERS.values() for name in names),
     *(OURS + ONE_DEVICE, LAX + ONE_DEVICE),
 )

@@ -11,12 +11,12 @@ from benchmarks.wording import digits, ratio
 
 # What the reader sees, the report, the case and the pass.
 _ROWS = (
-    ("3D U-Net training step, bf16", "steps-gpu", "unet3d 2x64x64x64 bf16", "training step"),
-    ("U-Net training step, bf16", "steps-gpu", "unet 16x256x256 bf16", "training step"),
-    ("WaveNet (causal) training step, bf16", "steps-gpu", "wavenet-causal 8x16384 bf16", "training step"),
-    ("ResNet-50 training step, bf16", "steps-gpu", "resnet50 64x224x224 bf16", "training step"),
+    ("3D U-Net training step, bf16", "steps-h200", "unet3d 2x64x64x64 bf16", "training step"),
+    ("U-Net training step, bf16", "steps-h200", "unet 16x256x256 bf16", "training step"),
+    ("WaveNet (causal) training step, bf16", "steps-h200", "wavenet-causal 8x16384 bf16", "training step"),
+    ("ResNet-50 training step, bf16", "steps-h200", "resnet50 64x224x224 bf16", "training step"),
     ("small ResNeXt training step, f32", "steps-cpu", "resnext 8x32x32", "training step"),
-    ("GRU (T=500, H=128), forward + backward, f32", "gru-gpu", "500,16,64,128 lbr=1", "forward+backward"),
+    ("GRU (T=500, H=128), forward + backward, f32", "gru-h200", "500,16,64,128 lbr=1", "forward+backward"),
 )
 
 

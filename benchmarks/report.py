@@ -1,4 +1,4 @@
-"""The results of one op on one platform: a report, which is one JSON file.
+"""The results of one op on one kind of device: a report, which is one JSON file.
 
 Fields of a report:
   op: the command that measured it, as "steps".
@@ -46,7 +46,7 @@ def _renamed(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def save(report: Report, folder: Path) -> Path:
-    """Writes `<op>-<platform>.json`."""
+    """Writes `<op>-<device>.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name(report)}.json"
     path.write_text(json.dumps(report, indent=1) + "\n")
@@ -54,7 +54,12 @@ def save(report: Report, folder: Path) -> Path:
 
 
 def name(report: Report) -> str:
-    return f"{report['op']}-{report['environment']['platform']}"
+    return file_name(report["op"], report["environment"]["gpu"])
+
+
+def file_name(op: str, gpu: str | None) -> str:
+    """The name of a report's file: "conv-h200" for the "NVIDIA H200", "conv-cpu" without a GPU."""
+    return f"{op}-{gpu.removeprefix('NVIDIA ').split()[0].lower()}" if gpu else f"{op}-cpu"
 
 
 def contenders(report: Report) -> list[str]:

@@ -1,0 +1,106 @@
+"""Training steps with and without the choices that `jaxgrad.tune` measures for them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import jax
+
+import jaxgrad
+from benchmarks import environment
+from benchmarks.compare import Work, compare
+from benchmarks.contender_names import OURS, OURS_TUNED, OURS_WRONG, OURS_WRONG_TUNED
+from benchmarks.networks import NETWORKS
+from benchmarks.networks.initial import describe
+from benchmarks.networks.jax_ops import JaxgradOps
+from benchmarks.options import Options
+from benchmarks.steps import CASES, QUICK_CASES, Case, in_pieces, parse_case, timed, tolerances
+from benchmarks.timing import Contender, jax_loop_contender
+from benchmarks.training import arguments, training_step
+from jaxgrad._src.selection import table
+
+__all__ = ["CASES", "CONTENDERS", "QUICK_CASES", "measure", "parse_case"]
+
+CONTENDERS = (OURS, OURS_TUNED, OURS_WRONG, OURS_WRONG_TUNED)
+NOTES = (
+    "Cases are those of the training steps, with all ops of jaxgrad.",
+    "jaxgrad selects by its table of preferences; jaxgrad, tuned by what jaxgrad.tune measured for the step before.",
+    "The wrong table prefers XLA where jaxgrad's prefers a kernel, and a kernel where it prefers XLA.",
+)
+_KERNEL = {"cpu": "cpu", "cuda": "cudnn"}  # that a wrong row prefers to XLA
+
+
+def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
+    """The report (report.py)."""
+    rows = []
+    for case in cases:
+        print(case.label, flush=True)
+        rows.append(_row(case, options))
+        gc.collect()  # frees the case's device memory before the next case
+    return {
+        "op": "tuned",
+        "environment": environment.describe(),
+        "implementation": str(jaxgrad.explain(jaxgrad.conv_general_dilated)),
+        "left_out": {},
+        "notes": NOTES,
+        "rows": rows,
+    }
+
+
+def _row(case: Case, options: Options) -> dict[str, Any]:
+    network = NETWORKS[case.network]
+    described = describe(network.run, case.x)
+    args = arguments(network, described, case.x)
+    step = partial(training_step, JaxgradOps, network)
+
+    def contender(name: str) -> Contender:
+        made = timed(f"{name}: ready", partial(jax_loop_contender, name, step, *args))
+        return in_pieces(made, args[0])
+
+    found = []
+    tables: dict[tuple[str, str], Callable[[], AbstractContextManager[None]]] = {
+        (OURS, OURS_TUNED): contextlib.nullcontext,
+        (OURS_WRONG, OURS_WRONG_TUNED): _wrong_table,
+    }
+    for (plain, tuned), in_force in tables.items():
+        with in_force():
+            if options.wants(plain):
+                found.append(contender(plain))
+            if options.wants(tuned):
+                tuning = timed("tuned", partial(jaxgrad.tune, step, *args, progress=False))
+                print(tuning)
+                with tuning:
+                    found.append(contender(tuned))
+    work = Work(
+        label=case.label,
+        measure="training step",
+        settings=dataclasses.asdict(case),
+        dtype=case.dtype,
+        flops=described.flops,
+        array_bytes={"parameters": sum(leaf.nbytes for leaf in jax.tree.leaves(args[0].params))},
+        extra=case.extra,
+    )
+    return timed("measured", partial(compare, work, found, options.effort, tolerances(case.dtype, args[0])))
+
+
+@contextlib.contextmanager
+def _wrong_table() -> Iterator[None]:
+    right = table.rows
+
+    def wrong(platform: str) -> tuple[table.Row, ...]:
+        return tuple(
+            dataclasses.replace(row, prefer="xla" if row.prefer != "xla" else _KERNEL[platform])
+            for row in right(platform)
+        )
+
+    jax.clear_caches()  # what was selected before
+    with mock.patch.object(table, "rows", wrong):
+        yield
+    jax.clear_caches()
