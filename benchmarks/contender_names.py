@@ -36,7 +36,17 @@ PEERS = {
 }
 # The order of columns.
 ORDER = (
-    *(OURS, OURS_TUNED, OURS_WRONG, OURS_WRONG_TUNED, OURS_CONVOLUTIONS, ACCELERATED, OURS_ON_XLA, OURS_ON_CUDNN, OURS_LOOPED),
+    *(
+        OURS,
+        OURS_TUNED,
+        OURS_WRONG,
+        OURS_WRONG_TUNED,
+        OURS_CONVOLUTIONS,
+        ACCELERATED,
+        OURS_ON_XLA,
+        OURS_ON_CUDNN,
+        OURS_LOOPED,
+    ),
     *(name for names in PEERS.values() for name in names),
     *(OURS + ONE_DEVICE, LAX + ONE_DEVICE),
 )

@@ -59,7 +59,7 @@ def name(report: Report) -> str:
 
 def file_name(op: str, gpu: str | None) -> str:
     """The name of a report's file: "conv-h200" for the "NVIDIA H200", "conv-cpu" without a GPU."""
-    return f"{op}-{gpu.removeprefix('NVIDIA ').split()[0].lower()}" if gpu else f"{op}-cpu"
+    return f"{op}-{gpu.removeprefix('NVIDIA ').replace(' ', '-').lower()}" if gpu else f"{op}-cpu"
 
 
 def contenders(report: Report) -> list[str]:

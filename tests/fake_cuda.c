@@ -11,7 +11,8 @@
 
    FAKE_WRONG: engines with wrong results: "number:kind", with commas between. Wrong are the last element ("corner"),
    the first feature of the last group ("border"), the feature in the middle ("channel"), or all, by one per cent
-   ("factor"); half of the columns are not written ("unwritten"), and the first element is not a number ("nan")
+   ("factor"); half of the columns are not written ("unwritten"), and the first element is not a number ("nan"). With
+   "scribble" the result is right, and the first element of the first operand is overwritten
 
    FAKE_CREATE: the status of creating a handle
 
@@ -508,6 +509,11 @@ static void convolve(const Descriptor* graph, const Descriptor* pack, long numbe
     result.data = written.data, result.type = written.type;
   }
   write_result(&result, sums, number, grouped, groups);
+  char kind[16] = "";
+  if (strcmp(fault_of(number, kind), "scribble") == 0) {
+    const Array operand = pass == kDataX ? y : x;
+    put(&operand, 0, 100);
+  }
   free(sums);
 }
 

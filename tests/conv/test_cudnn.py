@@ -310,7 +310,6 @@ from conv_running import PASSES
 import jaxgrad
 from jaxgrad import config
 from jaxgrad._src.native import cuda
-from jaxgrad._src.selection import table
 
 assert not cuda.cudnn_unavailable()
 cuda.gpu_ordinal = lambda: None  # simulates a machine without a GPU: lowering makes no plan

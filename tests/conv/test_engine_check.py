@@ -51,6 +51,11 @@ def test_a_wrong_engine_is_not_used(run, kind):
     }
 
 
+def test_an_engine_that_overwrites_an_operand_does_not_make_the_next_ones_wrong(run):
+    script = 'report(found=engine(9, "exhaustive"), counts=counts())'
+    assert run(script, FAKE_WRONG="11:scribble") == {"found": ["engine 12", 300], "counts": [3, 0, 0]}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_wrong_gradients_are_not_used(run, kind):
     """In every pass, whether plans are made before the program runs or while it does."""
@@ -109,6 +114,23 @@ def test_without_memory_or_nvrtc_engines_are_unchecked(run, environment):
     assert run(script, FAKE_WRONG="11:factor")["found"] == ["engine 12", 200]
     found = run(script, FAKE_WRONG="11:factor", **environment)
     assert found == {"found": ["engine 11", 200], "counts": [0, 0, 1]}
+
+
+def test_engines_are_checked_once_nvrtc_is_loaded(run, fake_cuda, tmp_path):
+    """A program that was lowered elsewhere finds no NVRTC under its plain name. That is not remembered."""
+    for library in fake_cuda.iterdir():
+        if "nvrtc" not in library.name:
+            (tmp_path / library.name).symlink_to(library)
+    script = f"""
+step = Step(planned=False, gradients=False)
+found = [step.run(), counts()]
+from jaxgrad._src.native import cuda
+cuda.library_paths = lambda packages, names: [{str(fake_cuda / "libnvrtc.so.13")!r}]
+report(found=[*found, engine(9, "heuristic"), counts()])
+"""
+    found = run(script, LD_LIBRARY_PATH=str(tmp_path), FAKE_WRONG="11:factor")["found"]
+    assert found[1] == [0, 0, 1]
+    assert found[2:] == [["engine 12", 200], [2, 1, 1]]
 
 
 def test_nothing_is_checked_while_a_stream_is_captured(run, tmp_path):

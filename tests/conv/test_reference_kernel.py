@@ -148,4 +148,5 @@ def test_samples_cover_corners_and_borders_of_groups(conv_pass):
     group = sizes[grouped] // 5
     borders = {place for start in range(0, sizes[grouped], group) for place in (start, start + group - 1)}
     assert set(index[grouped]) >= borders
+    assert set(index[grouped]) == set(range(sizes[grouped]))
     assert len(found) > 200

@@ -96,15 +96,15 @@ def test_rows_follow_the_measurements(measured):
     a100, b200, generic = (found[name]["rows"] for name in ("A100", "B200", "generic gpu"))
     assert _prefers(a100, "strides") == ("cudnn", "xla")
     assert _prefers(a100, "dilation") == ("xla", "cudnn")
-    assert _prefers(b200, "strides") == ("cudnn", "xla")
+    assert _prefers(b200, "strides") == ("xla", "cudnn")  # 1.05: not clearly faster
     assert _prefers(b200, "dilation") == ("cudnn", "xla")
-    assert _prefers(generic, "strides") == ("xla", "cudnn")  # 1.05 on one of them: not clear
+    assert _prefers(generic, "strides") == ("xla", "cudnn")  # not on all of them
     assert _prefers(generic, "dilation") == ("xla", "cudnn")
     (row,) = [row for row in a100 if row["name"] == "dilation" and row["prefer"] == "xla"]
     assert row["measured"]["ratio"] == 2.0
     assert row["measured"]["cases"] > 5
     assert row["measured"]["case"] in preferences.calls("gpu")
-    assert str(_machine("A100")) == found["A100"]["measured_on"]
+    assert found["A100"]["measured_on"].startswith(f"{_machine('A100')}; ")
 
 
 def test_what_a_table_costs(measured):

@@ -185,7 +185,10 @@ std::vector<EngineResult> run_every_engine(const ConvKey& key, const EngineFilte
     EngineResult& result = results.emplace_back(EngineResult{tag, 0, ""});
     try {
       const ExecutionPlan plan = build_execution_plan(candidate, key.device, /*capturing=*/false);
-      result.error = trial.error_of(plan.plan, candidate.has_transforms);
+      if (trial.has_workspace(plan.workspace_bytes))
+        result.error = trial.error_of(plan.plan, candidate.has_transforms);
+      else
+        result.failure = "the plan needs more workspace than cuDNN announced";
     } catch (const cudnn::Error& error) {
       result.failure = error.what();
     }

@@ -54,6 +54,7 @@ TimedPlans time_plans(const ConvKey& key, const std::vector<ConvCandidate>& cand
       try {
         const int place = order.places[i];
         ExecutionPlan plan = build_execution_plan(candidates[place], key.device, /*capturing=*/false);
+        if (!trial.has_workspace(plan.workspace_bytes)) continue;
         if (checks.verdict(candidates[place], plan, &trial) == Verdict::kWrong) continue;
         trial.run(plan.plan);  // loads the kernels
         const float first = trial.run(plan.plan);

@@ -33,12 +33,20 @@ double tolerance(FloatType type, bool has_transforms, double terms, double expec
                            : type == FloatType::kBFloat16 ? 0x1p-7
                                                           : 0x1p-10;
   // Sums are kept in float32, or in float64. An error grows like the root of the number of terms: tensor cores truncate
-  // the partial sums. Winograd and FFT sum other, rounded numbers.
-  double of_sum = (type == FloatType::kFloat64 ? 0x1p-52 : 0x1p-23) * (32 + std::sqrt(terms) / 2);
-  if (has_transforms) of_sum = std::max(of_sum, 0x1p-9);
+  // the partial sums.
+  const double epsilon = type == FloatType::kFloat64 ? 0x1p-52 : 0x1p-23;
+  double of_sum = epsilon * (32 + std::sqrt(terms) / 2) * absolute;
+  if (has_transforms) {
+    // Winograd and FFT sum other, rounded numbers, whose errors are random. An element that sums little or nothing has
+    // the error of its neighbors.
+    const double least = std::max(absolute, 1.0);
+    of_sum = std::max(of_sum, 0x1p-9 * std::min(least, 16 * std::sqrt(least)));
+  }
+  // A result that is unrelated to the expected one is off by the standard deviation of a sum, or more: random products
+  // have a mean absolute value of 9 / 16 and a standard deviation of 7 / 12.
+  of_sum = std::min(of_sum, 7.0 / 12 / 4 * std::sqrt(std::max(absolute, 1.0) * 16 / 9));
   const double smallest = type == FloatType::kFloat16 ? 0x1p-24 : 0;
-  // With transforms, an element that sums little or nothing has the error of its neighbors.
-  return of_sum * (has_transforms ? std::max(absolute, 1.0) : absolute) + of_result * std::abs(expected) + smallest;
+  return of_sum + of_result * std::abs(expected) + smallest;
 }
 
 int64_t bias_bytes(const ConvKey& key) { return key.has_bias ? bytes_of(key, bias_of(key)) : 0; }
@@ -55,6 +63,7 @@ ConvTrial::ConvTrial(const ConvKey& key, int64_t workspace_bytes)
     : key_(key),
       kernels_(reference_kernels(key.type, key.device)),
       problem_(reference_problem(key)),
+      workspace_bytes_(workspace_bytes),
       elements_(kernels_ == nullptr ? std::vector<int64_t>() : sampled_elements(key)),
       x_(bytes_of(key, key.x)),
       w_(bytes_of(key, key.w)),
@@ -65,16 +74,20 @@ ConvTrial::ConvTrial(const ConvKey& key, int64_t workspace_bytes)
       sums_(static_cast<int64_t>(elements_.size() * kReferenceParts * 2 * sizeof(double))),
       values_(static_cast<int64_t>(elements_.size() * sizeof(double))) {
   for (driver::Memory* memory : {&x_, &w_, &y_, &bias_, &workspace_}) memory->fill(kPattern, watch_.stream());
+  fill_operands();
+}
+
+void ConvTrial::fill_operands() {
   if (kernels_ == nullptr) return;
   uint64_t seed = 1;
   const auto fill = [&](const driver::Memory& memory, int64_t bytes) {
     if (bytes > 0)
-      kernels_->fill(watch_.stream(), memory.data(), bytes / bytes_of(key.type), digits_of(key), seed++ << 40);
+      kernels_->fill(watch_.stream(), memory.data(), bytes / bytes_of(key_.type), digits_of(key_), seed++ << 40);
   };
-  fill(x_, bytes_of(key, key.x));
-  fill(w_, bytes_of(key, key.w));
-  fill(y_, bytes_of(key, key.y));
-  fill(bias_, bias_bytes(key));
+  fill(x_, bytes_of(key_, key_.x));
+  fill(w_, bytes_of(key_, key_.w));
+  fill(y_, bytes_of(key_, key_.y));
+  fill(bias_, bias_bytes(key_));
 }
 
 float ConvTrial::run(const cudnn::Descriptor& plan) {
@@ -114,6 +127,7 @@ void ConvTrial::compute_reference() {
 }
 
 double ConvTrial::error_of(const cudnn::Descriptor& plan, bool has_transforms) {
+  fill_operands();  // the engine before this one may have written to them
   if (expected_.empty()) compute_reference();
   const CUstream stream = watch_.stream();
   driver::Memory& result = key_.pass == ConvPass::kForward ? y_ : key_.pass == ConvPass::kInputGradient ? x_ : w_;

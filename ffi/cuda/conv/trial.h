@@ -27,6 +27,9 @@ class ConvTrial {
   // driver::DeviceFault if it is not.
   float run(const cudnn::Descriptor& plan);
 
+  // Whether a plan's workspace fits: a plan may need more than cuDNN announced for its configuration.
+  bool has_workspace(int64_t bytes) const { return bytes <= workspace_bytes_; }
+
   // Whether error_of() can be called: NVRTC is there.
   bool has_reference() const { return kernels_ != nullptr; }
 
@@ -35,11 +38,13 @@ class ConvTrial {
   double error_of(const cudnn::Descriptor& plan, bool has_transforms);
 
  private:
+  void fill_operands();
   void compute_reference();
 
   const ConvKey key_;
   const std::shared_ptr<const ReferenceKernels> kernels_;
   const ReferenceProblem problem_;
+  const int64_t workspace_bytes_;
   const std::vector<int64_t> elements_;  // that are sampled; empty without kernels
   driver::Stopwatch watch_;
   driver::Memory x_, w_, y_, bias_, workspace_, samples_, sums_, values_;

@@ -18,7 +18,7 @@ namespace jaxgrad {
 namespace {
 
 constexpr int64_t kMinSamples = 64, kMaxSamples = 512;
-constexpr int64_t kMaxProducts = 1 << 25;  // of all samples: a millisecond or two
+constexpr int64_t kMaxProducts = 1 << 25;  // of all samples, but for sums of more than a few 100,000: a millisecond
 constexpr unsigned kFillBlocks = 1024;
 
 const char* name_of(FloatType type) {
@@ -131,11 +131,15 @@ std::vector<int64_t> sampled_elements(const ConvProblem& problem) {
   const int64_t group = sizes[grouped] / problem.groups;
   while (static_cast<int64_t>(samples.size()) < count) {
     for (int axis = 0; axis < axes; ++axis) index[axis] = below(sizes[axis]);
+    // Every output feature, or input feature of x, as far as the samples go.
+    index[grouped] = static_cast<int64_t>(samples.size() / (problem.groups > 1 ? 2 : 1)) % sizes[grouped];
     if (samples.size() % 4 != 0) {  // three of four are near an edge, or, every other time, at the border of a group
       const int axis = static_cast<int>(below(axes));
-      if (problem.groups > 1 && samples.size() % 2 != 0)
-        index[grouped] = below(problem.groups) * group + (random() % 2 == 0 ? 0 : group - 1);
-      if (axis != grouped || problem.groups == 1) {
+      if (problem.groups > 1 && samples.size() % 2 != 0) {
+        const int64_t first = below(problem.groups) * group;
+        index[grouped] = first + (random() % 2 == 0 ? 0 : group - 1);
+      }
+      if (axis != grouped) {
         const int64_t distance = std::min(below(3), sizes[axis] - 1);
         index[axis] = random() % 2 == 0 ? distance : sizes[axis] - 1 - distance;
       }
@@ -171,7 +175,7 @@ void ReferenceKernels::gather(CUstream stream, const ReferenceProblem& problem, 
 std::shared_ptr<const ReferenceKernels> reference_kernels(FloatType type, int device) {
   using Key = int64_t;
   static auto& loaded = *new LruCache<Key, ReferenceKernels, std::hash<Key>>(std::numeric_limits<size_t>::max());
-  static auto& missing = *new std::set<int>;  // devices for which NVRTC compiles nothing
+  static auto& missing = *new std::set<int>;  // devices that NVRTC cannot compile the kernels for
   static std::mutex mutex;
   {
     const std::lock_guard<std::mutex> lock(mutex);
@@ -181,8 +185,10 @@ std::shared_ptr<const ReferenceKernels> reference_kernels(FloatType type, int de
     return loaded.get(4 * static_cast<Key>(device) + static_cast<Key>(type),
                       [&] { return std::make_shared<const ReferenceKernels>(type, driver::architecture(device)); });
   } catch (const nvrtc::Error&) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    missing.insert(device);
+    if (!nvrtc::version().empty()) {  // the library is there; otherwise it may still be loaded from another place
+      const std::lock_guard<std::mutex> lock(mutex);
+      missing.insert(device);
+    }
     return nullptr;
   } catch (const driver::Error&) {
     throw;

@@ -52,7 +52,8 @@ def current_environment() -> Environment:
     device = jax.local_devices()[0]
     versions = jax.__version__, version("jaxlib"), __version__
     if device.platform == "gpu":
-        library = cuda.cudnn_unavailable() or f"cuDNN {cuda.build_info()['cudnn']}"
+        cuda.cudnn_unavailable()  # which loads it
+        library = f"cuDNN {cuda.build_info().get('cudnn', '')}"
         return Environment("cuda", device.device_kind, *versions, library, _driver())
     if device.platform != "cpu":
         return Environment(device.platform, device.device_kind, *versions, "")

@@ -31,11 +31,11 @@ class Row:
       passes: the passes that the row is for.
       when: by feature of the call, a value, or the least and the largest value as "at_least" and "at_most". The row
         matches a call with all of them.
-      prefer: the fastest implementation.
+      prefer: the implementation that runs. On a GPU, a kernel must be clearly faster than XLA.
       why: why, in one sentence.
-      measured: the measurement behind it, or None: the implementation that is slower ("over"), the geometric mean and
-        the least of the times of the slower over the preferred one ("ratio", "least"), the number of benchmark cases
-        ("cases"), and the one in the middle ("case").
+      measured: the measurement behind it, or None: the implementation that it was compared with ("over"), the geometric
+        mean and the least of the times of that one over those of the preferred one ("ratio", "least"), the number of
+        benchmark cases ("cases"), and the one in the middle ("case").
       table: the name of the table.
     """
 
@@ -56,6 +56,8 @@ class Row:
         text = f"row {self.name!r} of the table {self.table!r}"
         if (m := self.measured) is None:
             return f"{text}, without a measurement"
+        if m["ratio"] < 1:
+            return f"{text}: {m['over']} was measured {1 / m['ratio']:.2f}x as fast in {m['cases']} cases, too little"
         return f"{text}, measured {m['ratio']:.2f}x as fast as {m['over']} in {m['cases']} cases"
 
 
