@@ -13,7 +13,6 @@ import jax
 import pytest
 from backends import EVERY_OP, THOROUGH_ON_XLA, XLA, Backend
 
-import jaxgrad
 from jaxgrad._src.conv.geometry import ConvGeometry
 from jaxgrad._src.native import cuda
 

@@ -54,7 +54,7 @@ engines({name!r}, {dtype!r}, {skipped!r})
 
 
 def engines(name, dtype, skipped):
-    """Runs the engines of all passes of a problem, and prints a line before and after each: one may kill the process."""
+    """Runs the engines of all passes of a problem, and prints a line before and after each: one may crash."""
     assert cuda.cudnn_unavailable() == ""
     assert cuda.nvrtc_unavailable() == ""
     batch, features, out_features, g = CORPUS[name]

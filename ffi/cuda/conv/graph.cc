@@ -255,7 +255,8 @@ std::vector<ConvCandidate> conv_candidates(const ConvKey& key, const ConvGraph& 
       const int64_t workspace = config.integer(CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE);
       const bool has_transforms =
           has_note(notes, CUDNN_NUMERICAL_NOTE_WINOGRAD) || has_note(notes, CUDNN_NUMERICAL_NOTE_FFT);
-      candidates.push_back({std::move(config), workspace, "engine " + std::to_string(number), has_transforms, is_wrong});
+      candidates.push_back(
+          {std::move(config), workspace, "engine " + std::to_string(number), has_transforms, is_wrong});
     }
   };
   if (key.search != ConvSearch::kFallback) add(CUDNN_HEUR_MODE_A);

@@ -63,7 +63,8 @@ struct EngineResult {
 // Asked before an engine runs, with its tag and whether it is known to be wrong.
 using EngineFilter = std::function<bool(const std::string& tag, bool is_known_wrong)>;
 
-// Runs every engine that cuDNN lists for the key and that is wanted. Throws std::runtime_error if nothing can be checked.
+// Runs every engine that cuDNN lists for the key and that is wanted. Throws std::runtime_error if nothing can be
+// checked.
 std::vector<EngineResult> run_every_engine(const ConvKey& key, const EngineFilter& wanted);
 
 }  // namespace jaxgrad

@@ -52,7 +52,7 @@ def random_operands(operands: Sequence[jax.ShapeDtypeStruct]) -> list[list[jax.A
 
 
 def with_sets(function: Callable[..., Any], sets: list[list[jax.Array]]) -> Program:
-    """A call of a function for each set of operands. XLA cannot merge the calls, because the operands are different arrays."""
+    """A call of a function for each set of operands. XLA cannot merge the calls: the operands are different arrays."""
     program = jax.jit(lambda sets: [function(*each) for each in sets]).lower(sets).compile()
     return Program(lambda: program(sets), len(sets))
 
