@@ -26,6 +26,8 @@ CASES = st.builds(
     b=st.booleans(),
     sequence_lens=st.booleans(),
     initial_h=st.booleans(),
+    reset=st.booleans(),
+    reset_h=st.booleans(),
     seed=st.integers(0, 99),
 )
 _COUNT = {"cpu": 200, "xla": 30}  # XLA compiles each case for a second, and sizes matter less

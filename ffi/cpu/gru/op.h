@@ -42,6 +42,8 @@ struct GruForward {
   const S* b;            // [D, 6H] or null
   const int32_t* lens;   // [B], each in [0, T], or null
   const S* initial_h;    // [D, B, H] or null
+  const uint8_t* reset;  // [T, B], nonzero: the state before the step is replaced; or null
+  const S* reset_h;      // [D, B, H], the states that replace others, or null for zeros
   S* y;                  // [T, D, B, H]
   S* y_h;                // [D, B, H]
   S* gates;              // [T, D, B, G H], or null if no backward pass follows
@@ -57,6 +59,8 @@ struct GruBackward {
   const S* r;            // [D, 3H, H]
   const int32_t* lens;   // [B] or null
   const S* initial_h;    // [D, B, H] or null
+  const uint8_t* reset;  // [T, B] or null
+  const S* reset_h;      // [D, B, H] or null
   const S* y;            // [T, D, B, H]
   const S* gates;        // [T, D, B, G H]
   const S* dy;           // [T, D, B, H] or null
@@ -66,6 +70,7 @@ struct GruBackward {
   S* dr;                 // [D, 3H, H] or null
   S* db;                 // [D, 6H] or null
   S* dh0;                // [D, B, H] or null
+  S* dreset_h;           // [D, B, H] or null
   std::byte* workspace;  // gru_backward_workspace() bytes
 };
 
