@@ -160,24 +160,27 @@ def test_states_that_replace_none_are_not_read(backend, case):
 
 
 @pytest.mark.parametrize("linear_before_reset", [False, True])
-def test_nan_ends_at_a_reset(backend, linear_before_reset):
-    """NaN in an input makes the states NaN until the next reset of the row, and its gradients only until there."""
+@pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
+def test_nan_stays_on_its_side_of_a_reset(backend, linear_before_reset, is_before):
+    """NaN in an input reaches no state after the next reset of the row, and no gradient before the last one."""
     case = Case(T, B=9, I=3, H=5, linear_before_reset=linear_before_reset, sequence_lens=False)
     inputs, cotangents = make_inputs(case, "float32")
     row, t = 4, 3
     inputs.reset[:, row] = np.arange(T) == t
-    inputs.x[t - 2, row, 0] = np.nan
+    inputs.x[t - 2 if is_before else t + 1, row, 0] = np.nan
     y, y_h, gradients = values_and_gradients(backend, inputs, cotangents, case.settings)
     expected, expected_h, expected_gradients = gru_references.row_by_row(inputs, cotangents, **case.settings)
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
     np.testing.assert_allclose(y_h, expected_h, rtol=0, atol=1e-5)
-    assert np.isnan(y[t - 2 : t, 0, row]).all()
-    assert np.isfinite(y[t:]).all()
     for name in ("x", "initial_h", "reset_h"):
         found, desired = getattr(gradients, name), getattr(expected_gradients, name)
         np.testing.assert_allclose(found, desired, rtol=0, atol=1e-4, err_msg=name)
-    assert np.isfinite(gradients.x[t:]).all()
-    assert np.isfinite(gradients.reset_h).all()
+    others = slice(t, T) if is_before else slice(t)
+    assert np.isfinite(y[others]).all()
+    assert np.isfinite(gradients.x[others]).all()
+    assert np.isfinite(gradients.reset_h if is_before else gradients.initial_h).all()
+    assert np.isnan(y[:, 0, row]).any()
+    assert np.isnan(gradients.x[:, row]).any()
 
 
 @pytest.mark.thorough_on_xla
