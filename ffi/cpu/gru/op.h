@@ -2,6 +2,8 @@
 //
 // T time steps, B rows, I inputs, H hidden units, D directions, G saved gates: 3 (z, r, n), or 4 with
 // linear_before_reset (z, r, n, h Rh^T + Rbh). Arrays are dense and row-major; an absent array is null.
+//
+// A reset replaces the state of a row before a step. It has nothing to do with the reset gate r.
 #pragma once
 
 #include <cstddef>

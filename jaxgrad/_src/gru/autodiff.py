@@ -64,8 +64,7 @@ def _gru_backward_bwd(params, needs_grad, args, cotangents):
 
     y and gates get no gradient: they are functions of the inputs, and the differentiated scan computes them again.
     """
-    *operands, _, _, dy, dy_h = args
-    sequence_lens, reset = operands[4], operands[6]
+    x, w, r, b, sequence_lens, initial_h, reset, reset_h, _, _, dy, dy_h = args
 
     def gradients(inputs, dy, dy_h):
         def outputs(inputs):
@@ -76,7 +75,7 @@ def _gru_backward_bwd(params, needs_grad, args, cotangents):
         (found,) = pullback((jnp.zeros_like(y) if dy is None else dy, jnp.zeros_like(y_h) if dy_h is None else dy_h))
         return Gradients(*(g if needed else None for g, needed in zip(found, needs_grad, strict=True)))
 
-    _, pullback = jax.vjp(gradients, Gradients.fields_of(operands), dy, dy_h)
+    _, pullback = jax.vjp(gradients, (x, w, r, b, initial_h, reset_h), dy, dy_h)
     found, dy, dy_h = pullback(cotangents)
     return *Gradients(*found).of_operands(), None, None, dy, dy_h
 
