@@ -86,18 +86,19 @@ def test_explain_rejects_other_functions(op):
 )
 @pytest.mark.parametrize("by_name", [False, True])
 def test_explain_raises_as_the_call_does(changes, settings, error, message, by_name):
-    inputs = _inputs()._replace(**changes)
-    args, kwargs = ((), inputs._asdict()) if by_name else (inputs, {})
+    inputs = _inputs() | changes
+    positional = [] if by_name else [inputs.pop(name) for name in ("x", "w", "r", "b", "sequence_lens", "initial_h")]
     for call in (jaxgrad.gru, lambda *a, **k: jaxgrad.explain(jaxgrad.gru, *a, **k)):
         with pytest.raises(error, match=message):
-            call(*args, **kwargs, **settings)
+            call(*positional, **inputs, **settings)
 
 
 def test_explain_takes_a_jitted_op():
     """The cache of the jitted function does not hide the selection."""
     call = jax.jit(jaxgrad.gru)
+    arrays = list(_inputs().values())[:3]
     for _ in range(2):
-        assert jaxgrad.explain(call, **_inputs()[:3], platform="cpu").implementation == "cpu"
+        assert jaxgrad.explain(call, *arrays, platform="cpu").implementation == "cpu"
 
 
 def test_explain_raises_for_an_unknown_implementation_without_arrays():
