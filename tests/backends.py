@@ -26,7 +26,7 @@ class Backend:
 
     @property
     def gru(self) -> Callable[..., tuple[jax.Array, jax.Array]]:
-        return partial(jaxgrad.gru, implementation=self.implementation)
+        return partial(gru, implementation=self.implementation)
 
     def put(self, arrays: Any) -> Any:
         """The arrays of a tree on the backend's device, where JAX then runs every computation on them."""
@@ -34,6 +34,11 @@ class Backend:
 
     def __str__(self) -> str:
         return f"{self.implementation or 'selected'}_on_{self.platform}"
+
+
+def gru(x, w, r, b=None, sequence_lens=None, initial_h=None, reset=None, reset_h=None, **settings):
+    """`jaxgrad.gru` with all arrays as positional arguments, in the order of `gru_cases.Inputs`."""
+    return jaxgrad.gru(x, w, r, b, sequence_lens, initial_h, reset=reset, reset_h=reset_h, **settings)
 
 
 @contextmanager

@@ -10,14 +10,19 @@ from tolerances import input_dtype
 
 
 class Inputs(NamedTuple):
-    """The array arguments of `jaxgrad.gru`, in its order."""
+    """The array arguments of `jaxgrad.gru`, in its order. `reset` and `reset_h` are keyword-only there."""
 
     x: Any
     w: Any
     r: Any
-    b: Any
-    sequence_lens: Any
-    initial_h: Any
+    b: Any = None
+    sequence_lens: Any = None
+    initial_h: Any = None
+    reset: Any = None
+    reset_h: Any = None
+
+
+OPTIONAL = ("b", "sequence_lens", "initial_h", "reset", "reset_h")
 
 
 class Cotangents(NamedTuple):
@@ -41,6 +46,8 @@ class Case:
     b: bool = True
     sequence_lens: bool = True
     initial_h: bool = True
+    reset: bool = True
+    reset_h: bool = True
     seed: int = 0
 
     @property
@@ -59,9 +66,13 @@ class Case:
     def replace(self, **changes: Any) -> Case:
         return dataclasses.replace(self, **changes)
 
+    def bare(self) -> Case:
+        """The case without the optional arrays."""
+        return self.replace(**dict.fromkeys(OPTIONAL, False))
+
     def __str__(self) -> str:
         flags = [self.direction, "after" if self.linear_before_reset else "before"]
-        flags += [f"no_{name}" for name in ("b", "sequence_lens", "initial_h") if not getattr(self, name)]
+        flags += [f"no_{name}" for name in OPTIONAL if not getattr(self, name)]
         flags += [] if self.clip is None else [f"clip{self.clip}"]
         return f"T{self.T}-B{self.B}-I{self.I}-H{self.H}-" + "-".join(flags)
 
@@ -84,6 +95,7 @@ def make_inputs(case: Case, dtype: str = "float64") -> tuple[Inputs, Cotangents]
     x, w, r = normal(1, T, B, I), normal(I**-0.5, D, 3 * H, I), normal(H**-0.5, D, 3 * H, H)
     b, initial_h = normal(0.3, D, 6 * H), normal(0.5, D, B, H)
     sequence_lens = lengths(T, B, rng)
+    cotangents = Cotangents(normal(1, T, D, B, H), normal(1, D, B, H))
     inputs = Inputs(
         x,
         w,
@@ -91,8 +103,10 @@ def make_inputs(case: Case, dtype: str = "float64") -> tuple[Inputs, Cotangents]
         b if case.b else None,
         sequence_lens if case.sequence_lens else None,
         initial_h if case.initial_h else None,
+        rng.random((T, B)) < 0.3 if case.reset else None,
+        normal(0.5, D, B, H) if case.reset and case.reset_h else None,
     )
-    return inputs, Cotangents(normal(1, T, D, B, H), normal(1, D, B, H))
+    return inputs, cotangents
 
 
 def is_padding(inputs: Inputs) -> np.ndarray:

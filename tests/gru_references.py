@@ -21,7 +21,7 @@ _REVERSED = {"forward": (False,), "reverse": (True,), "bidirectional": (False, T
 
 
 def _filled(inputs: Inputs) -> Inputs:
-    """`inputs` with defaults for absent arrays: zero biases and states, full lengths."""
+    """`inputs` with defaults for absent arrays: zero biases and states, full lengths, no resets."""
     T, B, _ = inputs.x.shape
     D, _, H = inputs.r.shape
     return Inputs(
@@ -31,6 +31,8 @@ def _filled(inputs: Inputs) -> Inputs:
         np.zeros((D, 6 * H)) if inputs.b is None else inputs.b,
         np.full(B, T, np.int32) if inputs.sequence_lens is None else inputs.sequence_lens,
         np.zeros((D, B, H)) if inputs.initial_h is None else inputs.initial_h,
+        np.zeros((T, B), bool) if inputs.reset is None else inputs.reset,
+        np.zeros((D, B, H)) if inputs.reset_h is None else inputs.reset_h,
     )
 
 
@@ -42,7 +44,8 @@ def numpy_forward(
     inputs: Inputs, *, direction: str, linear_before_reset: bool, clip: float | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`(y, y_h, before)` in float64; `before` are all the activations' inputs, [T, D, B, 3H], zero past the lengths."""
-    x, w, r, b, sequence_lens, initial_h = (np.asarray(a).astype(np.float64) for a in _filled(inputs))
+    given = (np.asarray(a).astype(np.float64) for a in _filled(inputs))
+    x, w, r, b, sequence_lens, initial_h, reset, reset_h = given
     T, B, _ = x.shape
     D, _, H = r.shape
     y, y_h, before = np.zeros((T, D, B, H)), initial_h.copy(), np.zeros((T, D, B, 3 * H))
@@ -54,13 +57,14 @@ def numpy_forward(
             steps = range(int(sequence_lens[row]))
             h = initial_h[d, row]
             for t in reversed(steps) if is_reversed else steps:
+                h = reset_h[d, row] if reset[t, row] else h
                 z_in = wz @ x[t, row] + rz @ h + wbz + rbz
                 r_in = wr @ x[t, row] + rr @ h + wbr + rbr
-                reset = _sigmoid(np.clip(r_in, -bound, bound))
+                gate = _sigmoid(np.clip(r_in, -bound, bound))
                 if linear_before_reset:
-                    n_in = wh @ x[t, row] + reset * (rh @ h + rbh) + wbh
+                    n_in = wh @ x[t, row] + gate * (rh @ h + rbh) + wbh
                 else:
-                    n_in = wh @ x[t, row] + rh @ (reset * h) + rbh + wbh
+                    n_in = wh @ x[t, row] + rh @ (gate * h) + rbh + wbh
                 z, n = _sigmoid(np.clip(z_in, -bound, bound)), np.tanh(np.clip(n_in, -bound, bound))
                 h = (1 - z) * n + z * h
                 y[t, d, row] = h
@@ -90,7 +94,7 @@ def _order(T: int, sequence_lens, is_reversed: bool):
     return jnp.where(turns < sequence_lens, sequence_lens - 1 - turns, turns)
 
 
-def _one_row(x, w, r, b, initial_h, order, length, linear_before_reset: bool, clip: float | None):
+def _one_row(x, w, r, b, initial_h, reset_h, reset, order, length, linear_before_reset: bool, clip: float | None):
     """One row in one direction: `(y [T, H], y_h [H])`."""
     (wz, wr, wh), (rz, rr, rh) = jnp.split(w, 3), jnp.split(r, 3)
     wbz, wbr, wbh, rbz, rbr, rbh = jnp.split(b, 6)
@@ -100,29 +104,33 @@ def _one_row(x, w, r, b, initial_h, order, length, linear_before_reset: bool, cl
 
     def step(h, turn_and_step):
         turn, t = turn_and_step
-        z = jax.nn.sigmoid(bound(wz @ x[t] + rz @ h + wbz + rbz))
-        reset = jax.nn.sigmoid(bound(wr @ x[t] + rr @ h + wbr + rbr))
-        if linear_before_reset:
-            n = jnp.tanh(bound(wh @ x[t] + reset * (rh @ h + rbh) + wbh))
-        else:
-            n = jnp.tanh(bound(wh @ x[t] + rh @ (reset * h) + rbh + wbh))
-        new_h = (1 - z) * n + z * h
         within = turn < length
+        h = jnp.where(reset[t] & within, reset_h, h)
+        z = jax.nn.sigmoid(bound(wz @ x[t] + rz @ h + wbz + rbz))
+        gate = jax.nn.sigmoid(bound(wr @ x[t] + rr @ h + wbr + rbr))
+        if linear_before_reset:
+            n = jnp.tanh(bound(wh @ x[t] + gate * (rh @ h + rbh) + wbh))
+        else:
+            n = jnp.tanh(bound(wh @ x[t] + rh @ (gate * h) + rbh + wbh))
+        new_h = (1 - z) * n + z * h
         return jnp.where(within, new_h, h), jnp.where(within, new_h, 0)
 
     y_h, turns = lax.scan(step, initial_h, (jnp.arange(x.shape[0]), order))
     return jnp.zeros_like(turns).at[order].set(turns), y_h
 
 
-def forward(
-    x, w, r, b=None, sequence_lens=None, initial_h=None, *, direction="forward", linear_before_reset=False, clip=None
-):
-    """`(y, y_h)`, traceable and differentiable; the arguments are those of `jaxgrad.gru`."""
-    x, w, r, b, sequence_lens, initial_h = map(jnp.asarray, _filled(Inputs(x, w, r, b, sequence_lens, initial_h)))
-    row = partial(_one_row, linear_before_reset=linear_before_reset, clip=clip)
-    rows = jax.vmap(row, in_axes=(1, None, None, None, 0, 1, 0), out_axes=(1, 0))
+def _rows(**settings):
+    """`_one_row` for all rows."""
+    in_axes = (1, None, None, None, 0, 0, 1, 1, 0)
+    return jax.vmap(partial(_one_row, **settings), in_axes=in_axes, out_axes=(1, 0))
+
+
+def forward(*arrays, direction="forward", linear_before_reset=False, clip=None):
+    """`(y, y_h)`, traceable and differentiable, of the arrays of `Inputs` in order."""
+    x, w, r, b, lens, initial_h, reset, reset_h = map(jnp.asarray, _filled(Inputs(*arrays)))
+    rows = _rows(linear_before_reset=linear_before_reset, clip=clip)
     results = [
-        rows(x, w[d], r[d], b[d], initial_h[d], _order(x.shape[0], sequence_lens, is_reversed), sequence_lens)
+        rows(x, w[d], r[d], b[d], initial_h[d], reset_h[d], reset, _order(x.shape[0], lens, is_reversed), lens)
         for d, is_reversed in enumerate(_REVERSED[direction])
     ]
     return jnp.stack([y for y, _ in results], 1), jnp.stack([y_h for _, y_h in results])
@@ -130,13 +138,13 @@ def forward(
 
 @partial(jax.jit, static_argnames="linear_before_reset")
 def _one_direction_vjp(inputs, order, cotangents, clip, *, linear_before_reset):
-    row = partial(_one_row, linear_before_reset=linear_before_reset, clip=clip)
-    rows = jax.vmap(row, in_axes=(1, None, None, None, 0, 1, 0), out_axes=(1, 0))
+    rows = _rows(linear_before_reset=linear_before_reset, clip=clip)
 
-    def outputs(x, w, r, b, initial_h):
-        return rows(x, w, r, b, initial_h, order, inputs.sequence_lens)
+    def outputs(x, w, r, b, initial_h, reset_h):
+        return rows(x, w, r, b, initial_h, reset_h, inputs.reset, order, inputs.sequence_lens)
 
-    results, pullback = jax.vjp(outputs, inputs.x, inputs.w, inputs.r, inputs.b, inputs.initial_h)
+    differentiable = inputs.x, inputs.w, inputs.r, inputs.b, inputs.initial_h, inputs.reset_h
+    results, pullback = jax.vjp(outputs, *differentiable)
     return results, pullback(tuple(cotangents))
 
 
@@ -165,7 +173,7 @@ def values_and_gradients(
     Each direction is differentiated by itself, and unless `exact_sizes` is set a small call is embedded in a larger one
     with weights, states and lengths of zero, which change nothing as long as all is finite.
     """
-    x, w, r, b, sequence_lens, initial_h = _filled(inputs)
+    x, w, r, b, sequence_lens, initial_h, reset, reset_h = _filled(inputs)
     T, B, I = sizes = x.shape  # noqa: E741
     D, _, H = r.shape
     sizes = (*sizes, H)
@@ -185,18 +193,21 @@ def values_and_gradients(
                 _embed(b[d].reshape(6, H), (6, H2)).reshape(6 * H2),
                 _embed(sequence_lens, (B2,)).astype(np.int32),
                 _embed(initial_h[d], (B2, H2)),
+                _embed(reset, (T2, B2)).astype(bool),
+                _embed(reset_h[d], (B2, H2)),
             )
             back = _embed(dy[:, d], (T2, B2, H2)), _embed(dy_h[d], (B2, H2))
             order = _order(T2, jnp.asarray(one.sequence_lens), is_reversed)
             values, gradients = _one_direction_vjp(one, order, back, bound, linear_before_reset=linear_before_reset)
             results.append(jax.tree.map(np.asarray, (*values, *gradients)))
 
-    y, y_h, dx, dw, dr, db, dh0 = (np.stack(parts) for parts in zip(*results, strict=True))
+    y, y_h, dx, dw, dr, db, dh0, dreset_h = (np.stack(parts) for parts in zip(*results, strict=True))
     dw = dw.reshape(D, 3, H2, I2)[:, :, :H, :I].reshape(D, 3 * H, I)
     dr = dr.reshape(D, 3, H2, H2)[:, :, :H, :H].reshape(D, 3 * H, H)
     db = db.reshape(D, 6, H2)[:, :, :H].reshape(D, 6 * H) if inputs.b is not None else None
     dh0 = dh0[:, :B, :H] if inputs.initial_h is not None else None
-    gradients = Inputs(dx.sum(0)[:T, :B, :I], dw, dr, db, None, dh0)
+    dreset_h = dreset_h[:, :B, :H] if inputs.reset_h is not None else None
+    gradients = Inputs(dx.sum(0)[:T, :B, :I], dw, dr, db, None, dh0, None, dreset_h)
     return np.moveaxis(y, 0, 1)[:T, :, :B, :H], y_h[:, :B, :H], gradients
 
 
@@ -204,21 +215,23 @@ def row_by_row(
     inputs: Inputs, cotangents: Cotangents, *, direction: str, linear_before_reset: bool, clip: float | None
 ) -> tuple[np.ndarray, np.ndarray, Inputs]:
     """`values_and_gradients` for nonfinite inputs: each row is cut to its length, without padding."""
-    x, w, r, b, sequence_lens, initial_h = _filled(inputs)
+    x, w, r, b, sequence_lens, initial_h, reset, reset_h = _filled(inputs)
     T, B, I = x.shape  # noqa: E741
     D, _, H = r.shape
-    y, y_h = np.zeros((T, D, B, H)), np.zeros((D, B, H))
-    dx, dw, dr, db, dh0 = (np.zeros(shape) for shape in ((T, B, I), w.shape, r.shape, b.shape, (D, B, H)))
+    y, y_h, dx = np.zeros((T, D, B, H)), np.zeros((D, B, H)), np.zeros((T, B, I))
+    dw, dr, db, dh0, dreset_h = (np.zeros(a.shape) for a in (w, r, b, initial_h, reset_h))
     for row in range(B):
         length, here = int(sequence_lens[row]), slice(row, row + 1)
         if length == 0:
             y_h[:, here], dh0[:, here] = initial_h[:, here], cotangents.y_h[:, here]
             continue
-        cut = Inputs(x[:length, here], w, r, b, None, initial_h[:, here])
+        states = initial_h[:, here], reset[:length, here], reset_h[:, here]
+        cut = Inputs(x[:length, here], w, r, b, None, *states)
         back = Cotangents(cotangents.y[:length, :, here], cotangents.y_h[:, here])
         settings = {"direction": direction, "linear_before_reset": linear_before_reset, "clip": clip}
         y[:length, :, here], y_h[:, here], gradients = values_and_gradients(cut, back, **settings, exact_sizes=True)
         dx[:length, here], dh0[:, here] = gradients.x, gradients.initial_h
+        dreset_h[:, here] = gradients.reset_h
         for total, gradient in ((dw, gradients.w), (dr, gradients.r), (db, gradients.b)):
             total += gradient
-    return y, y_h, Inputs(dx, dw, dr, db, None, dh0)
+    return y, y_h, Inputs(dx, dw, dr, db, None, dh0, None, dreset_h)

@@ -11,7 +11,7 @@ import numpy as np
 from gru_cases import Case, Cotangents, Inputs, fill_padding, make_inputs
 from tolerances import assert_results_close
 
-DIFFERENTIABLE = ("x", "w", "r", "b", "initial_h")
+DIFFERENTIABLE = ("x", "w", "r", "b", "initial_h", "reset_h")
 
 
 def _run(inputs, cotangents, *, backend, settings, requested):

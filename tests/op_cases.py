@@ -81,12 +81,13 @@ def _batch_norm_inference(size: int) -> OpCase:
 def _gru(size: int) -> OpCase:
     case = Case(T=2 + size, B=2, I=3, H=4, direction="bidirectional", linear_before_reset=True)
     inputs, _ = make_inputs(case, "float32")
-    settings = {**case.settings, "sequence_lens": inputs.sequence_lens}
+    settings = {**case.settings, "sequence_lens": inputs.sequence_lens, "reset": inputs.reset}
 
-    def plain(x, w, r, b, initial_h):
-        return gru_references.forward(x, w, r, b, inputs.sequence_lens, initial_h, **case.settings)
+    def plain(x, w, r, b, initial_h, reset_h):
+        arrays = inputs._replace(x=x, w=w, r=r, b=b, initial_h=initial_h, reset_h=reset_h)
+        return gru_references.forward(*arrays, **case.settings)
 
-    names = ("x", "w", "r", "b", "initial_h")
+    names = ("x", "w", "r", "b", "initial_h", "reset_h")
     arrays = tuple(getattr(inputs, name) for name in names)
     return OpCase(jaxgrad.gru, names, settings, plain, arrays, "jaxgrad_cpu_gru_forward")
 

@@ -172,20 +172,39 @@ Values gru(Parallel& parallel) {
   const auto x = arrays.random<S>(s.T * s.B * s.I, -1, 1), w = arrays.random<S>(s.D * 3 * s.H * s.I, -0.3f, 0.3f),
              r = arrays.random<S>(s.D * 3 * s.H * s.H, -0.3f, 0.3f), b = arrays.random<S>(s.D * 6 * s.H, -0.3f, 0.3f),
              h0 = arrays.random<S>(s.D * s.B * s.H, -1, 1), dy = arrays.random<S>(s.T * s.D * s.B * s.H, -1, 1),
-             dy_h = arrays.random<S>(s.D * s.B * s.H, -1, 1);
+             dy_h = arrays.random<S>(s.D * s.B * s.H, -1, 1), reset_h = arrays.random<S>(s.D * s.B * s.H, -1, 1);
   std::vector<int32_t> lengths(s.B);
   for (int64_t i = 0; i < s.B; ++i) lengths[i] = static_cast<int32_t>(i % (s.T + 1));
+  std::vector<uint8_t> reset(s.T * s.B);
+  for (size_t i = 0; i < reset.size(); ++i) reset[i] = i % 3 == 0;
   std::vector<S> y(dy.size()), y_h(dy_h.size()), gates(s.T * s.D * s.B * s.saved_gates() * s.H), dx(x.size()),
-      dw(w.size()), dr(r.size()), db(b.size()), dh0(h0.size());
+      dw(w.size()), dr(r.size()), db(b.size()), dh0(h0.size()), dreset_h(reset_h.size());
   std::vector<std::byte> forward(gru_forward_workspace(s, sizeof(S))), backward(gru_backward_workspace(s, sizeof(S)));
-  gru_forward(GruForward<S>{s, options, x.data(), w.data(), r.data(), b.data(), lengths.data(), h0.data(), y.data(),
-                            y_h.data(), gates.data(), forward.data()},
+  gru_forward(GruForward<S>{s, options, x.data(), w.data(), r.data(), b.data(), lengths.data(), h0.data(), reset.data(),
+                            reset_h.data(), y.data(), y_h.data(), gates.data(), forward.data()},
               parallel);
-  gru_backward(
-      GruBackward<S>{s, options, x.data(), w.data(), r.data(), lengths.data(), h0.data(), y.data(), gates.data(),
-                     dy.data(), dy_h.data(), dx.data(), dw.data(), dr.data(), db.data(), dh0.data(), backward.data()},
-      parallel);
-  for (const auto* result : {&y, &y_h, &dx, &dw, &dr, &db, &dh0}) arrays.add(*result);
+  gru_backward(GruBackward<S>{s,
+                              options,
+                              x.data(),
+                              w.data(),
+                              r.data(),
+                              lengths.data(),
+                              h0.data(),
+                              reset.data(),
+                              reset_h.data(),
+                              y.data(),
+                              gates.data(),
+                              dy.data(),
+                              dy_h.data(),
+                              dx.data(),
+                              dw.data(),
+                              dr.data(),
+                              db.data(),
+                              dh0.data(),
+                              dreset_h.data(),
+                              backward.data()},
+               parallel);
+  for (const auto* result : {&y, &y_h, &dx, &dw, &dr, &db, &dh0, &dreset_h}) arrays.add(*result);
   return arrays.results;
 }
 

@@ -19,7 +19,8 @@ conv = dict(lhs_spec=(0, 1, 2, 3), rhs_spec=(0, 1, 2, 3), out_spec=(0, 1, 2, 3),
             padding=(0, 0, 0, 0), rhs_dilation=(1, 1), feature_group_count=2)
 x, w, y, bias = (2, 4, 6, 5), (4, 2, 3, 3), (2, 4, 4, 3), (4,)
 gru = dict(direction=0, linear_before_reset=False, clip=np.inf)
-lens = (B,)
+lens, reset = (B,), (T, B)
+OWN_DTYPES = {lens: "int32", reset: "bool"}  # other arrays have the dtype of the call
 gru_x, gru_w, gru_r, gru_b = (T, B, I), (D, 3 * H, I), (D, 3 * H, H), (D, 6 * H)
 h, states, gates = (D, B, H), (T, D, B, H), (T, D, B, 3 * H)
 bn, c = (3, 4, 5), (4,)
@@ -29,9 +30,9 @@ CALLS = {
     "jaxgrad_onednn_conv_forward": ((x, w, bias), (y,), conv),
     "jaxgrad_onednn_conv_input_gradient": ((y, w), (x,), conv),
     "jaxgrad_onednn_conv_weight_gradient": ((x, y), (w, bias), conv),
-    "jaxgrad_cpu_gru_forward": ((gru_x, gru_w, gru_r, gru_b, lens, h), (states, h, gates), gru),
+    "jaxgrad_cpu_gru_forward": ((gru_x, gru_w, gru_r, gru_b, lens, h, reset, h), (states, h, gates), gru),
     "jaxgrad_cpu_gru_backward": (
-        (gru_x, gru_w, gru_r, lens, h, states, gates, states, h), (gru_x, gru_w, gru_r, gru_b, h), gru),
+        (gru_x, gru_w, gru_r, lens, h, reset, h, states, gates, states, h), (gru_x, gru_w, gru_r, gru_b, h, h), gru),
     "jaxgrad_cpu_batch_norm_statistics": ((bn,), (c,) * 4, dict(feature_axis=1, epsilon=1e-5)),
     "jaxgrad_cpu_batch_norm_normalize": ((bn, c, c, c, c, c, bn), (bn,), dict(feature_axis=1, relu=False)),
     "jaxgrad_cpu_batch_norm_backward": (
@@ -43,16 +44,14 @@ def as_attribute(value):
     kind = {bool: np.bool_, int: np.int64, float: np.float64}
     return kind[type(value)](value) if not isinstance(value, tuple) else np.array(value, np.int64)
 
-def call(target, operands, results, attributes, dtype="float32", workspace=1 << 16):
-    def array(shape):
-        return jax.ShapeDtypeStruct(shape, "int32" if shape is lens else dtype)
-
-    results = [*map(array, results), jax.ShapeDtypeStruct((workspace,), "uint8")]
+def call(target, operands, results, attributes, dtype="float32", own_dtypes=OWN_DTYPES, workspace=1 << 16):
+    dtypes = [own_dtypes.get(shape, dtype) for shape in CALLS[target][0]]
+    results = [*(jax.ShapeDtypeStruct(shape, dtype) for shape in results), jax.ShapeDtypeStruct((workspace,), "uint8")]
     attributes = {name: as_attribute(value) for name, value in attributes.items()}
 
     @jax.jit
     def run():
-        ones = [jnp.ones(a.shape, a.dtype) for a in map(array, operands)]  # NumPy refuses some empty shapes
+        ones = list(map(jnp.ones, operands, dtypes))  # NumPy refuses some empty shapes
         return jax.ffi.ffi_call(target, results)(*ones, **attributes)
 
     return jax.block_until_ready(run())
@@ -94,6 +93,10 @@ for name, value in attributes.items():
 for dtype in ("int8", "uint16", "complex128", "bool", "int64"):
     print(dtype, flush=True)
     assert is_error(TARGET, operands, results, attributes, dtype=dtype), dtype
+for shape in OWN_DTYPES.keys() & set(operands):
+    for dtype in ("int8", "uint32", "float32"):
+        print(shape, dtype, flush=True)
+        assert is_error(TARGET, operands, results, attributes, own_dtypes={**OWN_DTYPES, shape: dtype}), (shape, dtype)
 for i, shape in enumerate(operands):
     for bad in bad_shapes(shape):
         print("operand", i, bad, flush=True)

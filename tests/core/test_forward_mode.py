@@ -58,6 +58,7 @@ _TRAINING = {"feature_axis": 1, "epsilon": 3e-3, "activation": "relu"}
 _INFERENCE = {"feature_axis": -1, "epsilon": 3e-3}
 _GRU = {"direction": "reverse", "linear_before_reset": True, "clip": None}
 _LENGTHS = np.array([2, 1, 2], np.int32)
+_RESET = np.array([[1, 0, 0], [0, 1, 1]], bool)  # between two steps, past the length, and before the first step
 
 
 def _conv(lhs, rhs, bias, **kwargs):
@@ -80,12 +81,12 @@ def _training_reference(*arrays):
     return tuple(batch_norm_references.plain_training(*arrays, **_TRAINING))
 
 
-def _gru(x, w, r, b, initial_h, **kwargs):
-    return jaxgrad.gru(x, w, r, b, _LENGTHS, initial_h, **_GRU, **kwargs)
+def _gru(x, w, r, b, initial_h, reset_h, **kwargs):
+    return jaxgrad.gru(x, w, r, b, _LENGTHS, initial_h, reset=_RESET, reset_h=reset_h, **_GRU, **kwargs)
 
 
-def _gru_reference(x, w, r, b, initial_h):
-    return gru_references.forward(x, w, r, b, _LENGTHS, initial_h, **_GRU)
+def _gru_reference(x, w, r, b, initial_h, reset_h):
+    return gru_references.forward(x, w, r, b, _LENGTHS, initial_h, _RESET, reset_h, **_GRU)
 
 
 CASES = {
@@ -128,7 +129,7 @@ CASES = {
     "gru": OpCase(
         _gru,
         _gru_reference,
-        ((2, 3, 4), (1, 6, 4), (1, 6, 2), (1, 12), (1, 3, 2)),
+        ((2, 3, 4), (1, 6, 4), (1, 6, 2), (1, 12), (1, 3, 2), (1, 3, 2)),
         2,
         {"cpu_gru_forward": 1},
         {"cpu_gru_forward": 1, "cpu_gru_backward": 1},
@@ -365,17 +366,18 @@ def test_error_without_the_switch_names_it(name):
 
 
 def test_a_product_with_the_hessian_of_clipped_gates():
-    """With rows of several lengths; the reference is a hand-written gradient."""
+    """With rows of several lengths and resets; the reference is a hand-written gradient."""
     rng = np.random.default_rng(4)
-    shapes = (3, 3, 2), (1, 6, 2), (1, 6, 2), (1, 12), (1, 3, 2)
+    shapes = (3, 3, 2), (1, 6, 2), (1, 6, 2), (1, 12), (1, 3, 2), (1, 3, 2)
+    reset = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]], bool)
     at, to = ([rng.normal(0, 1, s).astype(np.float32).astype(np.float64) for s in shapes] for _ in range(2))
     settings = {"direction": "reverse", "linear_before_reset": False, "clip": 0.7}
 
-    def op(x, w, r, b, initial_h):
-        return jaxgrad.gru(x, w, r, b, _LENGTHS + 1, initial_h, **settings, implementation="cpu")
+    def op(x, w, r, b, initial_h, reset_h):
+        return CPU_KERNEL.gru(x, w, r, b, _LENGTHS + 1, initial_h, reset, reset_h, **settings)
 
-    def reference(x, w, r, b, initial_h):
-        return gru_references.forward(x, w, r, b, _LENGTHS + 1, initial_h, **settings)
+    def reference(x, w, r, b, initial_h, reset_h):
+        return gru_references.forward(x, w, r, b, _LENGTHS + 1, initial_h, reset, reset_h, **settings)
 
     found, expected = (jax.jit(partial(jaxgrad.jvp, _gradient(f)))(*CPU_KERNEL.put((at, to))) for f in (op, reference))
     _assert_same(found, expected, "float64")

@@ -13,7 +13,7 @@ CASE = Case(T=5, B=3, I=4, H=6)
 
 
 def _inputs():
-    return make_inputs(CASE, "float32")[0]
+    return make_inputs(CASE, "float32")[0]._asdict()
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def _inputs():
 )
 @pytest.mark.parametrize("with_arrays", [False, True])
 def test_explain(arguments, implementation, reason, with_arrays):
-    choice = jaxgrad.explain(jaxgrad.gru, *(_inputs() if with_arrays else ()), **arguments)
+    choice = jaxgrad.explain(jaxgrad.gru, **(_inputs() if with_arrays else {}), **arguments)
     assert (choice.op, choice.platform, choice.implementation) == ("gru", arguments["platform"], implementation)
     assert reason in choice.reason
     assert "gru" in str(choice)
@@ -39,24 +39,25 @@ def test_explain(arguments, implementation, reason, with_arrays):
 
 def test_explain_takes_the_default_platform():
     expected = "cpu" if jax.default_backend() == "cpu" else "xla"
-    assert jaxgrad.explain(jaxgrad.gru, *_inputs()).implementation == expected
+    assert jaxgrad.explain(jaxgrad.gru, **_inputs()).implementation == expected
 
 
 def test_explain_runs_nothing_and_takes_shapes():
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in _inputs()]
-    choice = jaxgrad.explain(jaxgrad.gru, *shapes[:3], b=shapes[3], initial_h=shapes[5], platform="cpu", clip=0.5)
+    shapes = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in _inputs().items()}
+    del shapes["sequence_lens"]
+    choice = jaxgrad.explain(jaxgrad.gru, **shapes, platform="cpu", clip=0.5)
     assert choice.implementation == "cpu"
 
 
 @pytest.mark.parametrize("settings", [{"clip": np.float32(0.5)}, {"linear_before_reset": np.True_}], ids=repr)
 def test_explain_takes_numpy_scalars_as_the_call_does(settings):
-    jaxgrad.gru(*_inputs(), **settings)
-    assert jaxgrad.explain(jaxgrad.gru, *_inputs(), platform="cpu", **settings).implementation == "cpu"
+    jaxgrad.gru(**_inputs(), **settings)
+    assert jaxgrad.explain(jaxgrad.gru, **_inputs(), platform="cpu", **settings).implementation == "cpu"
 
 
 def test_explain_rejects_a_kernel_of_another_platform():
     with pytest.raises(ValueError, match=r"jaxgrad.gru: implementation='cpu'.*'cpu' only, got 'gpu'"):
-        jaxgrad.explain(jaxgrad.gru, *_inputs(), implementation="cpu", platform="gpu")
+        jaxgrad.explain(jaxgrad.gru, **_inputs(), implementation="cpu", platform="gpu")
 
 
 def gru(x, w, r):
@@ -85,18 +86,19 @@ def test_explain_rejects_other_functions(op):
 )
 @pytest.mark.parametrize("by_name", [False, True])
 def test_explain_raises_as_the_call_does(changes, settings, error, message, by_name):
-    inputs = _inputs()._replace(**changes)
-    args, kwargs = ((), inputs._asdict()) if by_name else (inputs, {})
+    inputs = _inputs() | changes
+    positional = [] if by_name else [inputs.pop(name) for name in ("x", "w", "r", "b", "sequence_lens", "initial_h")]
     for call in (jaxgrad.gru, lambda *a, **k: jaxgrad.explain(jaxgrad.gru, *a, **k)):
         with pytest.raises(error, match=message):
-            call(*args, **kwargs, **settings)
+            call(*positional, **inputs, **settings)
 
 
 def test_explain_takes_a_jitted_op():
     """The cache of the jitted function does not hide the selection."""
     call = jax.jit(jaxgrad.gru)
+    arrays = list(_inputs().values())[:3]
     for _ in range(2):
-        assert jaxgrad.explain(call, *_inputs()[:3], platform="cpu").implementation == "cpu"
+        assert jaxgrad.explain(call, *arrays, platform="cpu").implementation == "cpu"
 
 
 def test_explain_raises_for_an_unknown_implementation_without_arrays():
@@ -120,14 +122,14 @@ expected = gru_references.values_and_gradients(inputs, cotangents, **case.settin
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     for _ in range(3):
-        outputs = lambda w: jaxgrad.gru(*inputs._replace(w=w), **case.settings)
+        outputs = lambda w: jaxgrad.gru(**inputs._replace(w=w)._asdict(), **case.settings)
         (y, y_h), pullback = jax.vjp(outputs, inputs.w)
         np.testing.assert_allclose(y, expected[0], rtol=0, atol=1e-13)
         np.testing.assert_allclose(y_h, expected[1], rtol=0, atol=1e-13)
         np.testing.assert_allclose(pullback(tuple(cotangents))[0], expected[2].w, rtol=0, atol=1e-12)
         jaxgrad.gru(*inputs[:3], direction="bidirectional")
         jax.jit(lambda x: jaxgrad.gru(x, *inputs[1:3], direction="bidirectional"))(inputs.x)
-    jaxgrad.gru(*inputs, direction="bidirectional", implementation="xla")
+    jaxgrad.gru(**inputs._asdict(), direction="bidirectional", implementation="xla")
 ours = [w for w in caught if "jaxgrad" in str(w.message)]
 assert len(ours) == 1, [str(w.message) for w in caught]
 assert ours[0].category is RuntimeWarning
@@ -135,7 +137,7 @@ assert ours[0].filename == "<string>", ours[0].filename  # this script, not a fi
 assert "runs on XLA" in str(ours[0].message) and "jaxgrad._cpu" in str(ours[0].message)
 
 try:
-    jaxgrad.gru(*inputs, direction="bidirectional", implementation="cpu")
+    jaxgrad.gru(**inputs._asdict(), direction="bidirectional", implementation="cpu")
 except RuntimeError as error:
     assert "jaxgrad.gru: implementation='cpu' cannot run" in str(error), error
     assert "jaxgrad._cpu" in str(error), error
@@ -180,7 +182,7 @@ jax.config.update("jax_num_cpu_devices", 3)
 import jaxgrad
 from gru_cases import Case, make_inputs
 inputs = make_inputs(Case(), "float32")[0]
-results = [jaxgrad.gru(*jax.device_put(inputs, d), implementation="cpu")[0] for d in jax.devices()]
+results = [jaxgrad.gru(**jax.device_put(inputs, d)._asdict(), implementation="cpu")[0] for d in jax.devices()]
 assert [r.devices() for r in results] == [{d} for d in jax.devices()]
 assert all((np.asarray(r) == np.asarray(results[0])).all() for r in results)
 """

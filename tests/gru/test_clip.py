@@ -22,7 +22,7 @@ SETTINGS = [
     Case(T=3, B=2, I=3, H=3, direction="forward", clip=0.5),
     Case(T=3, B=2, I=3, H=3, direction="forward", linear_before_reset=True, clip=0.5),
     Case(T=2, B=2, I=3, H=2, direction="bidirectional", clip=0.4, sequence_lens=False),
-    Case(T=2, B=2, I=3, H=2, direction="bidirectional", linear_before_reset=True, clip=0.4, b=False, initial_h=False),
+    Case(T=2, B=2, I=3, H=2, direction="bidirectional", linear_before_reset=True, clip=0.4, b=False, reset=False),
 ]
 
 

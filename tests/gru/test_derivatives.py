@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gru_cases import Case, fill_padding, is_padding, make_inputs
+from gru_running import DIFFERENTIABLE as NAMES
 from jax.test_util import check_grads
 from thorough import thorough_after
 
 SETTINGS = [
     Case(T=4, B=2, I=3, H=3, direction="bidirectional", linear_before_reset=True),
     Case(T=4, B=3, I=2, H=3, direction="reverse"),
-    Case(T=3, B=2, I=2, H=4, b=False, sequence_lens=False, initial_h=False, clip=0.8, seed=4),
+    Case(T=3, B=2, I=2, H=4, clip=0.8, seed=4).bare(),
 ]
-NAMES = ("x", "w", "r", "b", "initial_h")
 
 
 def _split(inputs):
@@ -114,7 +114,7 @@ def test_a_gradient_penalty_does_not_read_the_padding(backend, case):
 
 
 def test_third_derivatives(backend):
-    case = Case(T=2, B=1, I=1, H=2, b=False, sequence_lens=False, initial_h=False)
+    case = Case(T=2, B=1, I=1, H=2).bare()
     inputs = make_inputs(case, "float64")[0]
 
     def third(gru, inputs):

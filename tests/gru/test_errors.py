@@ -23,11 +23,13 @@ DIMS = {
     "b": "[D, 6H] = (1, 36)",
     "sequence_lens": "[B] = (3,)",
     "initial_h": "[D, B, H] = (1, 3, 6)",
+    "reset": "[T, B] = (5, 3)",
+    "reset_h": "[D, B, H] = (1, 3, 6)",
 }
 
 
 def _call(settings=None, **changes):
-    return jaxgrad.gru(*make_inputs(CASE, "float32")[0]._replace(**changes), **(settings or {}))
+    return jaxgrad.gru(**make_inputs(CASE, "float32")[0]._replace(**changes)._asdict(), **(settings or {}))
 
 
 def _array(name):
@@ -64,6 +66,10 @@ def test_rank(name, change, traced):
         ("initial_h", (2, 3, 6), "(1, 3, 6)"),
         ("initial_h", (1, 1, 6), "(1, 3, 6)"),
         ("initial_h", (1, 3, 4), "(1, 3, 6)"),
+        ("reset", (3, 5), "(5, 3)"),
+        ("reset", (1, 3), "(5, 3)"),
+        ("reset_h", (2, 3, 6), "(1, 3, 6)"),
+        ("reset_h", (1, 1, 6), "(1, 3, 6)"),
         ("sequence_lens", (1,), "(3,)"),
         ("sequence_lens", (4,), "(3,)"),
     ],
@@ -98,7 +104,7 @@ def test_x_dtype(dtype):
         _call(x=x)
 
 
-@pytest.mark.parametrize("name", ["w", "r", "b", "initial_h"])
+@pytest.mark.parametrize("name", ["w", "r", "b", "initial_h", "reset_h"])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "int32", "complex64"])
 def test_mixed_dtypes(name, dtype):
     wrong = _array(name).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
@@ -126,6 +132,24 @@ def test_missing_required_array(name):
 def test_non_integer_lengths(dtype, convert):
     with pytest.raises(TypeError, match=_says(f"sequence_lens must have an integer dtype, got {dtype}")):
         _call(sequence_lens=convert(np.ones(3, dtype)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "int32", "uint8"])
+@pytest.mark.parametrize("convert", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+def test_resets_of_another_dtype(dtype, convert):
+    with pytest.raises(TypeError, match=_says(f"reset must have the dtype bool, got {dtype}", ".astype(bool)")):
+        _call(reset=convert(np.ones((5, 3), dtype)))
+
+
+def test_resets_as_a_list():
+    inputs, _ = make_inputs(CASE, "float32")
+    for found, expected in zip(_call(reset=inputs.reset.tolist()), _call(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_states_of_resets_without_resets():
+    with pytest.raises(ValueError, match=_says("reset_h requires reset", "[T, B]", "got reset=None")):
+        _call(reset=None)
 
 
 @pytest.mark.parametrize("wrong", [6, -1, 2**31, -(2**40)])
@@ -173,7 +197,12 @@ def test_lengths_out_of_range_under_differentiation():
 @pytest.mark.parametrize("convert", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
 def test_errors_of_a_batch_major_x_name_the_axes(convert):
     x, w, r = np.ones((2, 5, 4), np.float32), np.ones((1, 9, 4), np.float32), np.ones((1, 9, 3), np.float32)
-    for wrong in ({"initial_h": np.ones((1, 2, 3), np.float32)}, {"sequence_lens": np.array([5, 4])}):
+    for wrong in (
+        {"initial_h": np.ones((1, 2, 3), np.float32)},
+        {"sequence_lens": np.array([5, 4])},
+        {"reset": np.ones((5, 2), bool)},
+        {"reset": np.ones((2, 5), bool), "reset_h": np.ones((1, 2, 3), np.float32)},
+    ):
         given = {name: convert(value) for name, value in wrong.items()}
         message = r"x \[T, B, I\] has T = 2 steps and B = 5 rows"
         with pytest.raises(ValueError, match=message):

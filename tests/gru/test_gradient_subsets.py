@@ -56,8 +56,9 @@ def test_unrequested_gradients_are_empty_in_the_program(requested, jit_inside):
     split = {name: inputs[name] for name in requested}, {n: a for n, a in inputs.items() if n not in requested}
     hlo = jax.jit(jax.grad(inner)).lower(*split).compile().as_text()
     (results,) = _results_of("jaxgrad_cpu_gru_backward", hlo)
-    shapes = {"x": "f32[3,4,2]", "w": "f32[1,15,2]", "r": "f32[1,15,5]", "b": "f32[1,30]", "initial_h": "f32[1,4,5]"}
-    assert results[:5] == [shapes[name] if name in requested else "f32[0]" for name in DIFFERENTIABLE]
+    shapes = {"x": "f32[3,4,2]", "w": "f32[1,15,2]", "r": "f32[1,15,5]", "b": "f32[1,30]"}
+    shapes |= dict.fromkeys(("initial_h", "reset_h"), "f32[1,4,5]")
+    assert results[:6] == [shapes[name] if name in requested else "f32[0]" for name in DIFFERENTIABLE]
 
 
 def test_no_residuals_without_differentiation():
@@ -91,18 +92,18 @@ def test_absent_cotangents_are_empty_in_the_program(read):
     text = jax.jit(jax.grad(loss)).lower(inputs["x"]).as_text()
     (call,) = [line for line in text.splitlines() if "custom_call @jaxgrad_cpu_gru_backward" in line]
     operands = re.findall(r"tensor<[^>]*>", call.split(" : (")[1].split(") -> ")[0])
-    dy, dy_h = operands[7:9]
+    dy, dy_h = operands[9:11]
     assert (dy == "tensor<0xf32>") == (read == "y_h")
     assert (dy_h == "tensor<0xf32>") == (read == "y")
-    np.testing.assert_equal(len(operands), 9)
+    np.testing.assert_equal(len(operands), 11)
 
 
 def test_the_default_implementation_compiles_to_the_kernel_alone():
     arrays = make_inputs(Case(T=3, B=4, I=2, H=5), "float32")[0]
     with jax.default_device(jax.devices("cpu")[0]):
-        gradient = jax.jit(jax.grad(lambda a, n: _loss({**a, "sequence_lens": n}, None)))
         a = {n: jnp.asarray(v) for n, v in arrays._asdict().items()}
-        hlo = gradient.lower(a, a.pop("sequence_lens")).compile().as_text()
+        others = {n: a.pop(n) for n in ("sequence_lens", "reset")}
+        hlo = jax.jit(jax.grad(lambda a, others: _loss(a | others, None))).lower(a, others).compile().as_text()
     assert len(_results_of("jaxgrad_cpu_gru_forward", hlo)) == 1
     assert len(_results_of("jaxgrad_cpu_gru_backward", hlo)) == 1
     assert " while(" not in hlo

@@ -110,7 +110,7 @@ def test_xla_clamps_traced_lengths_out_of_range(backend, lens):
 @pytest.mark.parametrize("case", SETTINGS, ids=str)
 @pytest.mark.parametrize("given", [True, False], ids=["all", "bare"])
 def test_an_empty_batch(backend, case, given):
-    case = case.replace(B=0, b=given, sequence_lens=given, initial_h=given)
+    case = (case if given else case.bare()).replace(B=0)
     inputs, cotangents = make_inputs(case, "float32")
     y, y_h, gradients = values_and_gradients(backend, inputs, cotangents, case.settings)
     assert y.shape == (6, case.D, 0, 4)
@@ -123,7 +123,7 @@ def test_an_empty_batch(backend, case, given):
 @pytest.mark.parametrize("case", SETTINGS, ids=str)
 @pytest.mark.parametrize("given", [True, False], ids=["all", "bare"])
 def test_zero_time_steps(backend, case, given):
-    case = case.replace(T=0, b=given, sequence_lens=given, initial_h=given)
+    case = (case if given else case.bare()).replace(T=0)
     inputs, cotangents = make_inputs(case, "float32")
     y, y_h, gradients = values_and_gradients(backend, inputs, cotangents, case.settings)
     assert y.shape == (0, case.D, 5, 4)
@@ -132,6 +132,7 @@ def test_zero_time_steps(backend, case, given):
         np.testing.assert_array_equal(getattr(gradients, name), np.zeros_like(getattr(inputs, name)), err_msg=name)
     if given:
         np.testing.assert_array_equal(gradients.initial_h, cotangents.y_h)
+        np.testing.assert_array_equal(gradients.reset_h, np.zeros_like(inputs.reset_h))
 
 
 def test_new_lengths_do_not_recompile(backend):

@@ -6,26 +6,27 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from backends import gru
 from jax.sharding import PartitionSpec as P
 from mesh_running import XLA_ON_GPU, check_shard_map, mesh, on_devices, over, run_checks
 
-import jaxgrad
-
 T, B, I, H = 5, 16, 8, 6  # noqa: E741
 FULL = {"direction": "bidirectional", "linear_before_reset": True, "clip": 2.0}
-SPECS = (P(None, "d"), P(), P(), P(), P("d"), P(None, "d"))  # x, w, r, b, sequence_lens, initial_h
-BY = (0, 1, 2, 3, 5)
+SPECS = (P(None, "d"), P(), P(), P(), P("d"), *[P(None, "d")] * 3)  # in the order of gru_cases.Inputs
+BY = (0, 1, 2, 3, 5, 7)
 
 
 def _args(D):
-    keys = jax.random.split(jax.random.key(0), 5)
-    shapes = (T, B, I), (D, 3 * H, I), (D, 3 * H, H), (D, 6 * H), (D, B, H)
-    x, *weights, initial_h = (jax.random.normal(key, s) / 2 for key, s in zip(keys, shapes, strict=True))
-    return x, *weights, jnp.arange(B) % (T + 1), initial_h
+    keys = jax.random.split(jax.random.key(0), 7)
+    shapes = (T, B, I), (D, 3 * H, I), (D, 3 * H, H), (D, 6 * H), (D, B, H), (D, B, H)
+    arrays = (jax.random.normal(key, s) / 2 for key, s in zip(keys[1:], shapes, strict=True))
+    x, *weights, initial_h, reset_h = arrays
+    reset = jax.random.bernoulli(keys[0], 0.3, (T, B))
+    return x, *weights, jnp.arange(B) % (T + 1), initial_h, reset, reset_h
 
 
 def _loss(*args, implementation=XLA_ON_GPU, **settings):
-    y, y_h = jaxgrad.gru(*args, implementation=implementation, **settings)
+    y, y_h = gru(*args, implementation=implementation, **settings)
     return jnp.sum(jnp.sin(y)) + jnp.sum(y_h**2)
 
 
@@ -37,10 +38,10 @@ def check_a_batch():
         assert found == {"all-reduce": 1}, found
         assert dx.sharding.spec[1] == "d"
         assert dw.sharding.is_fully_replicated
-    short = slice(0, 3)  # without biases, lengths and a first state
+    short = slice(0, 3)  # the required arrays alone
     _, found = over(mesh(), jax.grad(_loss, (0, 1, 2)), _args(1)[short], SPECS[short])
     assert found == {"all-reduce": 1}, found
-    _, found = over(mesh(), partial(jaxgrad.gru, implementation=XLA_ON_GPU, **FULL), args, SPECS)
+    _, found = over(mesh(), partial(gru, implementation=XLA_ON_GPU, **FULL), args, SPECS)
     assert not found, found
 
 
@@ -49,7 +50,7 @@ def check_plain_xla():
 
 
 def check_sharded_features():
-    over(mesh(), jax.grad(partial(_loss, **FULL), BY), _args(2), (P(None, None, "d"), P(None, None, "d"), *[P()] * 4))
+    over(mesh(), jax.grad(partial(_loss, **FULL), BY), _args(2), (P(None, None, "d"), P(None, None, "d"), *[P()] * 6))
 
 
 def check_transformations():
@@ -59,8 +60,11 @@ def check_transformations():
         return sum(jnp.sum(g**2) for g in jax.grad(_loss, (0, 1))(*args))
 
     over(mesh(), jax.grad(penalty, BY), args, SPECS)
-    mapped = jax.vmap(lambda x, h: jaxgrad.gru(x[:, None], *args[1:4], None, h[:, None], implementation=XLA_ON_GPU), 1)
-    _, found = over(mesh(), mapped, (args[0], args[5]), (P(None, "d"), P(None, "d")))
+
+    def one(x, h, reset):
+        return gru(x[:, None], *args[1:4], None, h[:, None], reset[:, None], implementation=XLA_ON_GPU)
+
+    _, found = over(mesh(), jax.vmap(one, 1), (args[0], args[5], args[6]), (P(None, "d"),) * 3)
     assert not found, found
 
 

@@ -11,7 +11,7 @@ from tolerances import tolerance
 
 # More rows than a block of the kernel: the NaN has neighbors in its own block and in others.
 SETTINGS = [
-    Case(T=5, B=19, I=3, H=5, sequence_lens=False),
+    Case(T=5, B=19, I=3, H=5, sequence_lens=False, reset=False),
     Case(T=5, B=9, I=3, H=5, direction="reverse", linear_before_reset=True),
     Case(T=4, B=9, I=2, H=17, direction="bidirectional", clip=0.6),
     Case(T=1, B=3, I=2, H=17, linear_before_reset=True, sequence_lens=False),
@@ -72,7 +72,7 @@ def test_nan_in_the_initial_state(backend, case):
 
 @pytest.mark.parametrize("linear_before_reset", [False, True])
 def test_nan_in_the_recurrent_weights_meets_a_state_of_zeros(backend, linear_before_reset):
-    case = Case(T=1, B=2, I=3, H=5, linear_before_reset=linear_before_reset, initial_h=False, sequence_lens=False)
+    case = Case(T=1, B=2, I=3, H=5, linear_before_reset=linear_before_reset).bare()
     inputs, cotangents = make_inputs(case, "float32")
     inputs.r[0, 2, 3] = np.nan
     pairs = _check(backend, case, inputs, cotangents)

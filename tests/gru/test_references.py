@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from gru_cases import Case, make_inputs
+from gru_running import DIFFERENTIABLE
 from thorough import thorough_after
 
 SETTINGS = [
@@ -20,7 +21,7 @@ SETTINGS = [
 @pytest.mark.parametrize("case", SETTINGS, ids=str)
 @pytest.mark.parametrize("given", thorough_after(1, [True, False]), ids=["all", "bare"])
 def test_scan_matches_numpy(case, given):
-    inputs, cotangents = make_inputs(case.replace(b=given, sequence_lens=given, initial_h=given))
+    inputs, cotangents = make_inputs(case if given else case.bare())
     y, y_h, _ = gru_references.numpy_forward(inputs, **case.settings)
     by_direction = gru_references.values_and_gradients(inputs, cotangents, **case.settings)[:2]
     traceable = jax.jit(lambda inputs: gru_references.forward(*inputs, **case.settings))(inputs)
@@ -39,7 +40,7 @@ def test_gradients_match_finite_differences(case):
         y, y_h, _ = gru_references.numpy_forward(inputs, **case.settings)
         return np.vdot(y, cotangents.y) + np.vdot(y_h, cotangents.y_h)
 
-    for name in ("x", "w", "r", "b", "initial_h"):
+    for name in DIFFERENTIABLE:
         value, direction = getattr(inputs, name), rng.standard_normal(getattr(inputs, name).shape)
         step = 1e-6 / np.abs(direction).max()
         above, below = (loss(inputs._replace(**{name: value + sign * step * direction})) for sign in (1, -1))
@@ -51,13 +52,13 @@ def test_gradients_match_the_traceable_form():
     case = SETTINGS[-1].replace(T=4)
     inputs, cotangents = make_inputs(case)
 
-    def outputs(x, w, r, b, initial_h):
-        return gru_references.forward(x, w, r, b, inputs.sequence_lens, initial_h, **case.settings)
+    def outputs(differentiated):
+        return gru_references.forward(*inputs._replace(**differentiated), **case.settings)
 
-    arrays = [a for name, a in inputs._asdict().items() if name != "sequence_lens"]
-    gradients = jax.jit(lambda arrays, back: jax.vjp(outputs, *arrays)[1](back))(arrays, tuple(cotangents))
+    arrays = {name: getattr(inputs, name) for name in DIFFERENTIABLE}
+    (gradients,) = jax.jit(lambda arrays, back: jax.vjp(outputs, arrays)[1](back))(arrays, tuple(cotangents))
     _, _, by_direction = gru_references.values_and_gradients(inputs, cotangents, **case.settings)
-    for name, gradient in zip(("x", "w", "r", "b", "initial_h"), gradients, strict=True):
+    for name, gradient in gradients.items():
         np.testing.assert_allclose(gradient, getattr(by_direction, name), rtol=0, atol=1e-13, err_msg=name)
 
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from backends import SELECTED
 from gru_cases import Case, fill_padding, make_inputs
 from gru_running import values_and_gradients
 from jax import export
@@ -81,7 +82,7 @@ def test_export_for_two_platforms_holds_both_implementations():
     """With `implementation=None`: the kernel for the CPU and XLA for a GPU. No GPU is needed."""
     case = CASE.replace(T=9)
     inputs = make_inputs(case, "float32")[0]
-    call = jax.jit(lambda *arrays: jaxgrad.gru(*arrays, **case.settings))
+    call = jax.jit(lambda *arrays: SELECTED[0].gru(*arrays, **case.settings))
 
     def module(*platforms):
         return export.export(call, disabled_checks=jaxgrad.export_disabled_checks(), platforms=platforms)(
@@ -145,7 +146,7 @@ for implementation in ("cpu", "xla"):
             wide = fill_padding(inputs, np.nan)._replace(sequence_lens=inputs.sequence_lens.astype(np.int64))
 
             def loss(w):
-                y, y_h = jaxgrad.gru(*wide._replace(w=w), **case.settings, implementation=implementation)
+                y, y_h = jaxgrad.gru(**wide._replace(w=w)._asdict(), **case.settings, implementation=implementation)
                 return jnp.vdot(y, cotangents.y) + jnp.vdot(y_h, cotangents.y_h), (y, y_h)
 
             gradient, (y, y_h) = jax.jit(jax.grad(loss, has_aux=True))(inputs.w)

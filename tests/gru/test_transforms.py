@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gru_cases import Case, make_inputs
+from gru_running import DIFFERENTIABLE
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
@@ -32,7 +33,7 @@ def _compare(found, expected, atol=1e-12):
 
 def _gradients(outputs, inputs):
     """Gradients, with respect to x and all weights, of a loss of `outputs(inputs)`, without `jit`."""
-    differentiable = {name: a for name, a in inputs._asdict().items() if name != "sequence_lens"}
+    differentiable = {name: getattr(inputs, name) for name in DIFFERENTIABLE}
 
     def loss(differentiable):
         return sum(jnp.sum(jnp.sin(out)) for out in jax.tree.leaves(outputs(inputs._replace(**differentiable))))
@@ -86,7 +87,7 @@ def _stack_by_scan(gru, inputs):
 
     def layer(carry, scale):
         x, h = carry
-        y, h = gru(scale * x, *inputs[1:5], h, **CASE.settings)
+        y, h = gru(*inputs._replace(x=scale * x, initial_h=h), **CASE.settings)
         return (y[:, 0], h), jnp.sum(h)
 
     return lax.scan(layer, (inputs.x, inputs.initial_h), jnp.array([1.0, 0.5, 2.0], inputs.x.dtype))
@@ -184,15 +185,15 @@ def test_symbolic_number_of_steps():
     T, B = jax.export.symbolic_shape("T, B")
     case = Case(T=5, B=3, I=4, H=3, direction="bidirectional")
     inputs = make_inputs(case, "float64")[0]
-    x, lens, h = inputs.x, inputs.sequence_lens, inputs.initial_h
+    x, lens, h, reset = inputs.x, inputs.sequence_lens, inputs.initial_h, inputs.reset
 
-    def gradients(x, sequence_lens, initial_h):
-        arrays = inputs._replace(x=x, sequence_lens=sequence_lens, initial_h=initial_h)
+    def gradients(x, sequence_lens, initial_h, reset):
+        arrays = inputs._replace(x=x, sequence_lens=sequence_lens, initial_h=initial_h, reset=reset)
         arrays = jax.tree.map(jnp.asarray, arrays)
 
         def loss(x, w):
             settings = {"direction": case.direction}
-            y, y_h = jaxgrad.gru(*arrays._replace(x=x, w=w), **settings)
+            y, y_h = jaxgrad.gru(**arrays._replace(x=x, w=w, reset_h=2 * initial_h)._asdict(), **settings)
             return jnp.sum(y**2) + jnp.sum(y_h**3)
 
         return jax.value_and_grad(loss, (0, 1))(arrays.x, arrays.w)
@@ -201,9 +202,10 @@ def test_symbolic_number_of_steps():
         jax.ShapeDtypeStruct((T, B, 4), x.dtype),
         jax.ShapeDtypeStruct((B,), lens.dtype),
         jax.ShapeDtypeStruct((2, B, 3), h.dtype),
+        jax.ShapeDtypeStruct((T, B), reset.dtype),
     )
     exported = jax.export.export(jax.jit(gradients), platforms=["cpu"])(*symbolic)
     with jax.default_device(jax.devices("cpu")[0]):
         for steps in (5, 2):
-            arrays = x[:steps], np.minimum(lens, steps), h
+            arrays = x[:steps], np.minimum(lens, steps), h, reset[:steps]
             _compare(exported.call(*arrays), jax.jit(gradients)(*arrays))

@@ -10,17 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from backends import CPU_KERNEL, XLA, XLA_ON_GPU
-from gru_cases import Case, Inputs, lengths, make_inputs
+from gru_cases import OPTIONAL, Case, Inputs, lengths, make_inputs
+from gru_running import DIFFERENTIABLE
 from thorough import thorough_after
 
 NAMES = Inputs._fields
-SUBSETS = [names for n in (6, 1, 2, 3, 4, 5) for names in itertools.combinations(NAMES, n)]
+SUBSETS = [names for n in (8, 1, 2, 3, 4, 5, 6, 7) for names in itertools.combinations(NAMES, n)]
 SOME_SUBSETS = [
     NAMES,
     ("x", "sequence_lens", "initial_h"),
     ("x", "r", "sequence_lens"),
     ("x", "initial_h"),
-    *SUBSETS[1:7],
+    ("x", "reset"),
+    *SUBSETS[1:9],
 ]
 N = 3  # independent problems
 TOLERANCE = {"rtol": 0, "atol": 2e-5}
@@ -52,7 +54,7 @@ def _alone(inputs, *, backend, settings):
 def _results(backend, settings, *inputs):
     """The values, and the gradients of a loss with a different weight for each element."""
     inputs = Inputs(*inputs)
-    differentiable = {name: a for name, a in inputs._asdict().items() if name != "sequence_lens"}
+    differentiable = {name: getattr(inputs, name) for name in DIFFERENTIABLE}
 
     def loss(differentiable):
         y, y_h = backend.gru(*inputs._replace(**differentiable), **dict(settings))
@@ -74,7 +76,7 @@ def _check_choice(backend, names):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **TOLERANCE), mapped, expected)
 
 
-@pytest.mark.parametrize("names", thorough_after(22, SUBSETS), ids="-".join)
+@pytest.mark.parametrize("names", thorough_after(37, SUBSETS), ids="-".join)
 def test_every_subset_of_mapped_arguments(names):
     _check_choice(CPU_KERNEL, names)
 
@@ -86,11 +88,11 @@ def test_some_subsets_of_mapped_arguments_on_xla(backend, names):
     _check_choice(backend, names)
 
 
-@pytest.mark.parametrize("given", ["b", "sequence_lens", "initial_h", "nothing"])
+@pytest.mark.parametrize("given", ["b", "sequence_lens", "initial_h", "reset", "nothing"])
 def test_absent_arguments(backend, given):
     case = Case(T=4, B=2, I=3, H=5, direction="bidirectional")
     inputs, in_axes = _stacked_inputs(case, ("x", given) if given != "nothing" else ("x",))
-    absent = {name: None for name in ("b", "sequence_lens", "initial_h") if name != given}
+    absent = {name: None for name in OPTIONAL if name != given}
     inputs, in_axes = backend.put(inputs._replace(**absent)), in_axes._replace(**absent)
     call = partial(backend.gru, **case.settings)
     y, y_h = jax.jit(jax.vmap(lambda *a: call(*a), in_axes=tuple(in_axes)))(*inputs)
@@ -135,13 +137,15 @@ def test_nested_vmap(backend, inner):
 
 
 @pytest.mark.parametrize(
-    "names", [("x",), ("x", "w"), ("sequence_lens",), ("initial_h", "x", "sequence_lens")], ids="-".join
+    "names",
+    [("x",), ("x", "w"), ("sequence_lens",), ("reset",), ("initial_h", "x", "sequence_lens", "reset_h")],
+    ids="-".join,
 )
 def test_grad_of_vmap_sums_over_the_problems(backend, names):
     case = Case(T=4, B=2, I=3, H=5, linear_before_reset=True)
     inputs, in_axes = _stacked_inputs(case, names)
     inputs = backend.put(inputs)
-    differentiable = {name: a for name, a in inputs._asdict().items() if name != "sequence_lens"}
+    differentiable = {name: getattr(inputs, name) for name in DIFFERENTIABLE}
 
     def loss(differentiable, gru, run):
         return sum(jnp.sum(out**2) for out in run(gru, inputs._replace(**differentiable)))

@@ -43,7 +43,7 @@ struct BackwardContext {
     return scratch.dgates + (d * shape.saved_gates() + gate) * padded * scratch.rows;
   }
   T* dh(int64_t d) const { return scratch.dh + d * shape.B * padded; }
-  T* dreset_h(int64_t d) const { return scratch.dreset_h + d * shape.B * padded; }
+  T* drh(int64_t d) const { return scratch.drh + d * shape.B * padded; }
   T* db(int64_t d) const { return scratch.db + d * shape.saved_gates() * padded; }
 
   const S* saved_gates(int64_t t, int64_t d, int64_t row) const {
@@ -51,17 +51,22 @@ struct BackwardContext {
   }
   bool within(int64_t t, int64_t row) const { return call.lens == nullptr || t < call.lens[row]; }
 
-  // The state before step t, or null for zeros.
+  // Whether the state before step t was replaced, for a step within the length of the row.
+  bool resets(int64_t t, int64_t row) const { return call.reset != nullptr && call.reset[t * shape.B + row] != 0; }
+
+  // The state before step t, or null for zeros. The step is within the length of the row.
   const S* state_before(int64_t t, int64_t d, int64_t row) const {
+    if (resets(t, row)) return call.reset_h == nullptr ? nullptr : call.reset_h + (d * shape.B + row) * shape.H;
     const int64_t before = call.options.reversed(d) ? t + 1 : t - 1;
     if (before >= 0 && before < shape.T && within(before, row))
       return call.y + ((before * shape.D + d) * shape.B + row) * shape.H;
     return call.initial_h == nullptr ? nullptr : call.initial_h + (d * shape.B + row) * shape.H;
   }
 
-  // The sums over chunks: the results themselves, or arrays in the workspace if the results have a 16-bit type.
+  // The sums over steps: the results themselves, or arrays in the workspace if the results have a 16-bit type.
   T* sum_of_dw(int64_t d) const { return sum(call.dw, scratch.dw) + d * 3 * shape.H * shape.I; }
   T* sum_of_dr(int64_t d) const { return sum(call.dr, scratch.dr) + d * 3 * shape.H * shape.H; }
+  T* sum_of_dreset_h(int64_t d) const { return sum(call.dreset_h, scratch.dreset_h) + d * shape.B * shape.H; }
   static T* sum(S* result, T* scratch) {
     if constexpr (kSumsInScratch) {
       return scratch;

@@ -73,6 +73,7 @@ class BackwardPass {
       for (int64_t j = round_up(H, kLanes<T>); j < padded_; j += kLanes<T>)
         for (int64_t row = 0; row < scratch_.rows; ++row)
           store_blocked(context_.dgates(0, gate), scratch_.rows, row, j, Vector<T>{});
+    if (call_.dreset_h != nullptr) clear(context_.sum_of_dreset_h(0), shape_.D * shape_.B * H);
     if (shape_.T == 0 || shape_.B == 0) {  // no chunk will initialize the sums
       if (call_.dw != nullptr) clear(context_.sum_of_dw(0), shape_.D * 3 * H * shape_.I);
       if (call_.dr != nullptr) clear(context_.sum_of_dr(0), shape_.D * 3 * H * H);
@@ -111,6 +112,7 @@ class BackwardPass {
     if constexpr (Context::kSumsInScratch) {
       if (call_.dw != nullptr) copy(scratch_.dw, shape_.D * 3 * H * shape_.I, call_.dw);
       if (call_.dr != nullptr) copy(scratch_.dr, shape_.D * 3 * H * H, call_.dr);
+      if (call_.dreset_h != nullptr) copy(scratch_.dreset_h, shape_.D * shape_.B * H, call_.dreset_h);
     }
   }
 

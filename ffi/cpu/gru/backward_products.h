@@ -23,7 +23,7 @@ class BackwardProducts {
     if (call_.dw != nullptr) add({Operand::kInput, kZ, 3, 0});
     if (call_.dr != nullptr) {
       add({Operand::kState, kZ, 2, 0});
-      add({after ? Operand::kState : Operand::kResetState, after ? kRN : kN, 1, 2});
+      add({after ? Operand::kState : Operand::kGatedState, after ? kRN : kN, 1, 2});
     }
     // If there are many threads, each gate of a panel is a separate task.
     by_gate_ = count_tasks() < 2 * threads;
@@ -80,7 +80,7 @@ class BackwardProducts {
   static constexpr int64_t kInputRows = 64;   // rows of dx per task
   static constexpr int64_t kPanelRows = 256;  // rows of a panel of x or h; fits the first-level cache
 
-  enum class Operand { kInput, kState, kResetState };
+  enum class Operand { kInput, kState, kGatedState };  // x, h, r * h
 
   // dgates^T, from `gate` on, times an operand: `gates` gates of dW or dR from gate `row` on.
   struct Product {
@@ -162,7 +162,7 @@ class BackwardProducts {
       source =
           operand == Operand::kInput ? call_.x + (t * shape_.B + row) * shape_.I : context_.state_before(t, c.d, row);
     pack_row(source, operand == Operand::kInput ? shape_.I : shape_.H, column, kVectors, to);
-    if (operand != Operand::kResetState || source == nullptr) return;
+    if (operand != Operand::kGatedState || source == nullptr) return;
     const S* reset = context_.saved_gates(t, c.d, row) + shape_.H;
     for (int v = 0; v < kVectors; ++v) {
       const int64_t j = column + v * kLanes<T>, left = shape_.H - j;

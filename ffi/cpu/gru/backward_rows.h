@@ -22,7 +22,7 @@ class BackwardRows {
         rows_(range.end - range.begin),
         padded_(context.padded),
         dh_(context.dh(chunk.d) + begin_ * padded_),
-        dreset_h_(context.dreset_h(chunk.d) + begin_ * padded_) {}
+        drh_(context.drh(chunk.d) + begin_ * padded_) {}
 
   void run() {
     const bool forward_in_time = call_.options.reversed(chunk_.d);
@@ -33,6 +33,7 @@ class BackwardRows {
       } else {
         step_reset_before(t);
       }
+      if (call_.reset != nullptr) stop_at_resets(t);
     }
   }
 
@@ -97,7 +98,7 @@ class BackwardRows {
   void step_reset_before(int64_t t) const {
     const int64_t H = shape_.H;
     backward_update(t, [](auto...) {});
-    T* product = dreset_h_;
+    T* product = drh_;
     const int64_t width = padded_;
     multiply(rows_, padded_, dgates(kN) + first_row(t) * kBlock, context_.scratch.rows, context_.packed_n(chunk_.d),
              padded_, [=](int64_t row, int64_t column, Vector<T> v) { store(product + row * width + column, v); });
@@ -129,12 +130,26 @@ class BackwardRows {
     add_product(t, kRN, padded_, context_.packed_n(chunk_.d), dh_);
   }
 
+  // dh is that of the states which entered step t. No gradient reaches the states that a reset replaced.
+  void stop_at_resets(int64_t t) const {
+    for (int64_t i = 0; i < rows_; ++i) {
+      if (!context_.resets(t, begin_ + i) || !context_.within(t, begin_ + i)) continue;
+      T* dh = dh_ + i * padded_;
+      if (call_.dreset_h != nullptr) {
+        T* sum = context_.sum_of_dreset_h(chunk_.d) + (begin_ + i) * shape_.H;
+        for_vectors<T>(shape_.H,
+                       [&](int64_t j, auto lanes) { store(sum + j, load(sum + j, lanes) + load(dh + j), lanes); });
+      }
+      for (int64_t j = 0; j < padded_; j += kLanes<T>) store(dh + j, Vector<T>{});
+    }
+  }
+
   const BackwardContext<S>& context_;
   const GruBackward<S>& call_;
   const GruShape& shape_;
   const Chunk chunk_;
   const int64_t begin_, rows_, padded_;
-  T *dh_, *dreset_h_;
+  T *dh_, *drh_;
 };
 
 }  // namespace jaxgrad::JAXGRAD_ISA

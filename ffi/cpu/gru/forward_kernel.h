@@ -100,6 +100,7 @@ class ForwardPass {
         for (int64_t s = 0; s < steps; ++s) {
           const int64_t t = time(step + s);
           T* pre = pre_ + s * rows_ * 3 * padded_;
+          if (call_.reset != nullptr) reset_states(t);
           if (shape_.linear_before_reset) {
             advance_reset_after(t, pre);
           } else {
@@ -120,11 +121,22 @@ class ForwardPass {
     void initialize() {
       for (int64_t n = 0; n < rows_ * padded_; ++n) h_[n] = recurrent_[n] = 0;
       if (call_.initial_h == nullptr) return;
+      for (int64_t i = 0; i < rows_; ++i) set_state(i, call_.initial_h);
+    }
+
+    // Copies the state of row i from [D, B, H], or sets it to zero if `states` is null.
+    void set_state(int64_t i, const S* states) {
+      const S* from = states == nullptr ? nullptr : states + (d_ * shape_.B + begin_ + i) * shape_.H;
+      for_vectors<T>(shape_.H, [&](int64_t j, auto lanes) {
+        store_blocked(h_, rows_, i, j, from == nullptr ? Vector<T>{} : load(from + j, lanes));
+      });
+    }
+
+    // Replaces the states before step t where `reset` says so. Beyond the length of a row, a reset has no effect.
+    void reset_states(int64_t t) {
+      const uint8_t* reset = call_.reset + t * shape_.B + begin_;
       for (int64_t i = 0; i < rows_; ++i)
-        for_vectors<T>(shape_.H, [&](int64_t j, auto lanes) {
-          const S* h0 = call_.initial_h + (d_ * shape_.B + begin_ + i) * shape_.H + j;
-          store_blocked(h_, rows_, i, j, load(h0, lanes));
-        });
+        if (reset[i] != 0 && within(t, i)) set_state(i, call_.reset_h);
     }
 
     // pre = x W^T + bias for `steps` steps.

@@ -51,8 +51,9 @@ const int32_t* lengths_of(Checks& checks, const GruShape& shape, const Arg& lens
   return all_full ? nullptr : values;
 }
 
-ffi::Error forward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg b, Arg lens, Arg initial_h, Ret y, Ret y_h, Ret gates,
-                   Bytes workspace, int64_t direction, bool linear_before_reset, double clip) {
+ffi::Error forward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg b, Arg lens, Arg initial_h, Arg reset, Arg reset_h,
+                   Ret y, Ret y_h, Ret gates, Bytes workspace, int64_t direction, bool linear_before_reset,
+                   double clip) {
   Checks checks("jaxgrad_cpu_gru_forward");
   const GruShape s = shape_of(checks, x, r, linear_before_reset);
   const GruOptions options = options_of(checks, s, direction, clip);
@@ -62,6 +63,8 @@ ffi::Error forward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg b, Arg lens, A
   checks.array("r", r, dtype, {s.D, 3 * s.H, s.H});
   checks.optional_array("b", b, dtype, {s.D, 6 * s.H});
   checks.optional_array("initial_h", initial_h, dtype, {s.D, s.B, s.H});
+  checks.optional_array("reset", reset, ffi::DataType::PRED, {s.T, s.B});
+  checks.optional_array("reset_h", reset_h, dtype, {s.D, s.B, s.H});
   checks.array("y", *y, dtype, {s.T, s.D, s.B, s.H});
   checks.array("y_h", *y_h, dtype, {s.D, s.B, s.H});
   checks.optional_array("gates", *gates, dtype, {s.T, s.D, s.B, s.saved_gates() * s.H});
@@ -76,16 +79,17 @@ ffi::Error forward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg b, Arg lens, A
     gru_forward(
         GruForward<S>{s, options, static_cast<const S*>(x.untyped_data()), static_cast<const S*>(w.untyped_data()),
                       static_cast<const S*>(r.untyped_data()), data_or_null<S>(b), lengths, data_or_null<S>(initial_h),
-                      static_cast<S*>(y->untyped_data()), static_cast<S*>(y_h->untyped_data()), data_or_null<S>(*gates),
+                      data_or_null<const uint8_t>(reset), data_or_null<S>(reset_h), static_cast<S*>(y->untyped_data()),
+                      static_cast<S*>(y_h->untyped_data()), data_or_null<S>(*gates),
                       reinterpret_cast<std::byte*>(workspace->typed_data())},
         parallel);
     return ffi::Error::Success();
   });
 }
 
-ffi::Error backward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg lens, Arg initial_h, Arg y, Arg gates, Arg dy,
-                    Arg dy_h, Ret dx, Ret dw, Ret dr, Ret db, Ret dh0, Bytes workspace, int64_t direction,
-                    bool linear_before_reset, double clip) {
+ffi::Error backward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg lens, Arg initial_h, Arg reset, Arg reset_h, Arg y,
+                    Arg gates, Arg dy, Arg dy_h, Ret dx, Ret dw, Ret dr, Ret db, Ret dh0, Ret dreset_h, Bytes workspace,
+                    int64_t direction, bool linear_before_reset, double clip) {
   Checks checks("jaxgrad_cpu_gru_backward");
   const GruShape s = shape_of(checks, x, r, linear_before_reset);
   const GruOptions options = options_of(checks, s, direction, clip);
@@ -94,6 +98,8 @@ ffi::Error backward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg lens, Arg ini
   checks.array("w", w, dtype, {s.D, 3 * s.H, s.I});
   checks.array("r", r, dtype, {s.D, 3 * s.H, s.H});
   checks.optional_array("initial_h", initial_h, dtype, {s.D, s.B, s.H});
+  checks.optional_array("reset", reset, ffi::DataType::PRED, {s.T, s.B});
+  checks.optional_array("reset_h", reset_h, dtype, {s.D, s.B, s.H});
   checks.array("y", y, dtype, {s.T, s.D, s.B, s.H});
   checks.array("gates", gates, dtype, {s.T, s.D, s.B, s.saved_gates() * s.H});
   checks.optional_array("dy", dy, dtype, {s.T, s.D, s.B, s.H});
@@ -103,6 +109,7 @@ ffi::Error backward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg lens, Arg ini
   checks.optional_array("dr", *dr, dtype, {s.D, 3 * s.H, s.H});
   checks.optional_array("db", *db, dtype, {s.D, 6 * s.H});
   checks.optional_array("dh0", *dh0, dtype, {s.D, s.B, s.H});
+  checks.optional_array("dreset_h", *dreset_h, dtype, {s.D, s.B, s.H});
   const int32_t* lengths = lengths_of(checks, s, lens);
   if (checks.failed()) return checks.error();
   return with_storage(checks, dtype, [&](auto element) {
@@ -111,12 +118,26 @@ ffi::Error backward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg lens, Arg ini
                    "the workspace is too small");
     if (checks.failed()) return checks.error();
     XlaParallel parallel(pool);
-    gru_backward(GruBackward<S>{s, options, static_cast<const S*>(x.untyped_data()),
-                                static_cast<const S*>(w.untyped_data()), static_cast<const S*>(r.untyped_data()),
-                                lengths, data_or_null<S>(initial_h), static_cast<const S*>(y.untyped_data()),
-                                static_cast<const S*>(gates.untyped_data()), data_or_null<S>(dy), data_or_null<S>(dy_h),
-                                data_or_null<S>(*dx), data_or_null<S>(*dw), data_or_null<S>(*dr), data_or_null<S>(*db),
-                                data_or_null<S>(*dh0), reinterpret_cast<std::byte*>(workspace->typed_data())},
+    gru_backward(GruBackward<S>{s,
+                                options,
+                                static_cast<const S*>(x.untyped_data()),
+                                static_cast<const S*>(w.untyped_data()),
+                                static_cast<const S*>(r.untyped_data()),
+                                lengths,
+                                data_or_null<S>(initial_h),
+                                data_or_null<const uint8_t>(reset),
+                                data_or_null<S>(reset_h),
+                                static_cast<const S*>(y.untyped_data()),
+                                static_cast<const S*>(gates.untyped_data()),
+                                data_or_null<S>(dy),
+                                data_or_null<S>(dy_h),
+                                data_or_null<S>(*dx),
+                                data_or_null<S>(*dw),
+                                data_or_null<S>(*dr),
+                                data_or_null<S>(*db),
+                                data_or_null<S>(*dh0),
+                                data_or_null<S>(*dreset_h),
+                                reinterpret_cast<std::byte*>(workspace->typed_data())},
                  parallel);
     return ffi::Error::Success();
   });
@@ -133,6 +154,8 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_gru_forward, forward,
                            .Arg<ffi::AnyBuffer>()        // b          [D, 6H] or empty
                            .Arg<ffi::AnyBuffer>()        // lens       [B] of int32, or empty
                            .Arg<ffi::AnyBuffer>()        // initial_h  [D, B, H] or empty
+                           .Arg<ffi::AnyBuffer>()        // reset      [T, B] of bool, or empty
+                           .Arg<ffi::AnyBuffer>()        // reset_h    [D, B, H] or empty
                            .Ret<ffi::AnyBuffer>()        // y          [T, D, B, H]
                            .Ret<ffi::AnyBuffer>()        // y_h        [D, B, H]
                            .Ret<ffi::AnyBuffer>()        // gates      [T, D, B, G H] or empty
@@ -149,6 +172,8 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_gru_backward, backward,
                            .Arg<ffi::AnyBuffer>()        // r          [D, 3H, H]
                            .Arg<ffi::AnyBuffer>()        // lens       [B] of int32, or empty
                            .Arg<ffi::AnyBuffer>()        // initial_h  [D, B, H] or empty
+                           .Arg<ffi::AnyBuffer>()        // reset      [T, B] of bool, or empty
+                           .Arg<ffi::AnyBuffer>()        // reset_h    [D, B, H] or empty
                            .Arg<ffi::AnyBuffer>()        // y          [T, D, B, H]
                            .Arg<ffi::AnyBuffer>()        // gates      [T, D, B, G H]
                            .Arg<ffi::AnyBuffer>()        // dy         [T, D, B, H] or empty
@@ -158,6 +183,7 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_gru_backward, backward,
                            .Ret<ffi::AnyBuffer>()        // dr         [D, 3H, H] or empty
                            .Ret<ffi::AnyBuffer>()        // db         [D, 6H] or empty
                            .Ret<ffi::AnyBuffer>()        // dh0        [D, B, H] or empty
+                           .Ret<ffi::AnyBuffer>()        // dreset_h   [D, B, H] or empty
                            .Ret<ffi::Buffer<ffi::U8>>()  // workspace
                            .Attr<int64_t>("direction")   // GruDirection
                            .Attr<bool>("linear_before_reset")

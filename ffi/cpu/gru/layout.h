@@ -57,10 +57,11 @@ struct GruBackwardScratch {
         r(arena.take<T>(s.D * 3 * H * H)),
         dgates(arena.take<T>(s.D * s.saved_gates() * H * rows)),
         dh(arena.take<T>(s.D * s.B * H)),
-        dreset_h(arena.take<T>(s.linear_before_reset ? 0 : s.D * s.B * H)),
+        drh(arena.take<T>(s.linear_before_reset ? 0 : s.D * s.B * H)),
         db(arena.take<T>(s.D * s.saved_gates() * H)),
         dw(arena.take<T>(sums_in_scratch ? s.D * 3 * s.H * s.I : 0)),
-        dr(arena.take<T>(sums_in_scratch ? s.D * 3 * s.H * s.H : 0)) {}
+        dr(arena.take<T>(sums_in_scratch ? s.D * 3 * s.H * s.H : 0)),
+        dreset_h(arena.take<T>(sums_in_scratch ? s.D * s.B * s.H : 0)) {}
 
   // An odd number of whole blocks of rows. This is the distance between blocks of columns; an even distance would map
   // all of them to the same few sets of the first-level cache.
@@ -86,10 +87,11 @@ struct GruBackwardScratch {
   T* r;           // [D] packed [2H, H] of z and r, then packed [H, H] of n
   T* dgates;      // [D] gradients of the pre-activations of a chunk: [rows, G H], blocked
   T* dh;          // [D, B, H]
-  T* dreset_h;    // [D, B, H], without linear_before_reset
+  T* drh;         // [D, B, H], the gradients of r * h, without linear_before_reset
   T* db;          // [D, G H]
-  T* dw;          // [D, 3H, I] and [D, 3H, H], not padded: float32 sums of the weight gradients of
-  T* dr;          // 16-bit types
+  T* dw;          // [D, 3H, I], [D, 3H, H] and [D, B, H], not padded: float32 sums of the
+  T* dr;          // gradients of w, r and reset_h of 16-bit types
+  T* dreset_h;
 };
 
 }  // namespace jaxgrad

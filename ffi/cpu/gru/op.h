@@ -2,6 +2,8 @@
 //
 // T time steps, B rows, I inputs, H hidden units, D directions, G saved gates: 3 (z, r, n), or 4 with
 // linear_before_reset (z, r, n, h Rh^T + Rbh). Arrays are dense and row-major; an absent array is null.
+//
+// A reset replaces the state of a row before a step. It has nothing to do with the reset gate r.
 #pragma once
 
 #include <cstddef>
@@ -42,6 +44,8 @@ struct GruForward {
   const S* b;            // [D, 6H] or null
   const int32_t* lens;   // [B], each in [0, T], or null
   const S* initial_h;    // [D, B, H] or null
+  const uint8_t* reset;  // [T, B], nonzero: the state before the step is replaced; or null
+  const S* reset_h;      // [D, B, H], the states that replace others, or null for zeros
   S* y;                  // [T, D, B, H]
   S* y_h;                // [D, B, H]
   S* gates;              // [T, D, B, G H], or null if no backward pass follows
@@ -57,6 +61,8 @@ struct GruBackward {
   const S* r;            // [D, 3H, H]
   const int32_t* lens;   // [B] or null
   const S* initial_h;    // [D, B, H] or null
+  const uint8_t* reset;  // [T, B] or null
+  const S* reset_h;      // [D, B, H] or null
   const S* y;            // [T, D, B, H]
   const S* gates;        // [T, D, B, G H]
   const S* dy;           // [T, D, B, H] or null
@@ -66,6 +72,7 @@ struct GruBackward {
   S* dr;                 // [D, 3H, H] or null
   S* db;                 // [D, 6H] or null
   S* dh0;                // [D, B, H] or null
+  S* dreset_h;           // [D, B, H] or null
   std::byte* workspace;  // gru_backward_workspace() bytes
 };
 

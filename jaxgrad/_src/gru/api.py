@@ -33,6 +33,8 @@ def gru(
     sequence_lens: jax.typing.ArrayLike | None = None,
     initial_h: jax.typing.ArrayLike | None = None,
     *,
+    reset: jax.typing.ArrayLike | None = None,
+    reset_h: jax.typing.ArrayLike | None = None,
     direction: str = "forward",
     linear_before_reset: bool = False,
     clip: float | None = None,
@@ -65,6 +67,11 @@ def gru(
       sequence_lens: [B], integers in [0, T], the length of each row; None if every row has T steps. Past its length,
         the hidden state of a row does not change, its output is zero, and its inputs are not used.
       initial_h: [D, B, H], the hidden state before the first step; None for zeros.
+      reset: [T, B], bool. Where it is true, `reset_h` or zeros replace the hidden state of the row before that step, as
+        at the first step of an episode in reinforcement learning. "Before" is in the order in which a direction takes
+        the steps: in reverse, a reset at index t replaces the state that comes from index t + 1. A reset at the first
+        step of a row replaces `initial_h`. A reset past the length of a row has no effect. None for no resets.
+      reset_h: [D, B, H], the new state of each row at a reset; None for zeros. Requires `reset`.
       direction: "forward", "reverse" (each row reversed within its own length) or "bidirectional".
       linear_before_reset: whether the reset gate multiplies the recurrent product instead of the hidden state.
       clip: a positive number; the input of each activation is clipped to [-clip, clip], and its gradient is zero at
@@ -80,15 +87,18 @@ def gru(
 
     Raises:
       TypeError: an array has an unsupported dtype or a dtype other than that of x, sequence_lens is not an integer
-        array, linear_before_reset is not a bool, or clip is not a number.
-      ValueError: the shape of an array does not fit, direction or implementation is unknown, clip is not positive, or
-        sequence_lens has a value outside [0, T]; or `implementation="cpu"` is lowered for another platform
-        or has symbolic shapes.
+        array, reset is not a bool array, linear_before_reset is not a bool, or clip is not a number.
+      ValueError: the shape of an array does not fit, direction or implementation is unknown, clip is not positive,
+        sequence_lens has a value outside [0, T], or reset_h is given without reset; or `implementation="cpu"` is
+        lowered for another platform or has symbolic shapes.
       RuntimeError: `implementation="cpu"` is given and the compiled module cannot be loaded.
       jax.errors.JaxRuntimeError: sequence_lens has a value outside [0, T] that is not known while tracing, and the CPU
         kernels run. The XLA implementation clamps such a value to [0, T], and values in the memory of a GPU.
 
     Notes:
+      A reset stops gradients: the state that it replaced has a gradient of zero, and a NaN in it reaches nothing. The
+      gradient of `reset_h` is the sum, over the resets of a row, of the gradients of the new states.
+
       Reverse mode works to any order: the first derivative uses the kernels, higher derivatives run on XLA. Forward
       mode runs on XLA and requires `jaxgrad.forward_mode`. Under `jit` over a mesh, the batch may be split: each device
       computes its own rows, and the gradients of w, r and b are summed over the mesh. Operands that are split in other
@@ -112,7 +122,8 @@ def gru(
     OP.check_implementation(implementation)
     linear_before_reset = checks.check_flag(_NAME, "linear_before_reset", linear_before_reset)
     clip = _check_clip(clip)
-    arrays = _check_arrays(x, w, r, b, sequence_lens, initial_h, 2 if direction == "bidirectional" else 1)
+    D = 2 if direction == "bidirectional" else 1
+    arrays = _check_arrays(x, w, r, b, sequence_lens, initial_h, reset, reset_h, D)
     problem = GruProblem.of(arrays[0], arrays[2], linear_before_reset=linear_before_reset, clip=clip)
     candidates = select(OP, implementation, problem, reject_symbolic_shapes(*arrays)).candidates
     params = GruParams(direction, linear_before_reset, clip, candidates["forward"], candidates["backward"])
@@ -130,7 +141,9 @@ def _check_clip(clip: Any) -> float | None:
     return None if math.isinf(clip) else float(clip)
 
 
-def _check_arrays(x: Any, w: Any, r: Any, b: Any, sequence_lens: Any, initial_h: Any, D: int) -> tuple[Any, ...]:
+def _check_arrays(
+    x: Any, w: Any, r: Any, b: Any, sequence_lens: Any, initial_h: Any, reset: Any, reset_h: Any, D: int
+) -> tuple[Any, ...]:
     x, w, r = (checks.as_array(_NAME, name, a) for name, a in (("x", x), ("w", w), ("r", r)))
     checks.check_floating(_NAME, "x", x)
     checks.check_rank(_NAME, "x", x, ("T", "B", "I"))
@@ -145,13 +158,34 @@ def _check_arrays(x: Any, w: Any, r: Any, b: Any, sequence_lens: Any, initial_h:
     if b is not None:
         b = checks.as_array(_NAME, "b", b)
         checks.check_shape(_NAME, "b", b, ("D", "6H"), (D, 6 * H))
-    if initial_h is not None:
-        initial_h = checks.as_array(_NAME, "initial_h", initial_h)
-        checks.check_shape(_NAME, "initial_h", initial_h, ("D", "B", "H"), (D, B, H), _steps_and_rows(T, B))
-    for name, array in (("w", w), ("r", r), ("b", b), ("initial_h", initial_h)):
+    initial_h, reset_h = (
+        _check_state(name, a, D, x, H) for name, a in (("initial_h", initial_h), ("reset_h", reset_h))
+    )
+    for name, array in (("w", w), ("r", r), ("b", b), ("initial_h", initial_h), ("reset_h", reset_h)):
         if array is not None:
             checks.check_same_dtype(_NAME, name, array, "x", x)
-    return x, w, r, b, _check_lengths(sequence_lens, T, B), initial_h
+    if reset is None and reset_h is not None:
+        raise ValueError(f"{_NAME}: reset_h requires reset, a bool array [T, B] that says where; got reset=None")
+    return x, w, r, b, _check_lengths(sequence_lens, T, B), initial_h, _check_reset(reset, T, B), reset_h
+
+
+def _check_state(name: str, state: Any, D: int, x: jax.Array, H: int) -> jax.Array | None:
+    if state is None:
+        return None
+    T, B, _ = x.shape
+    state = checks.as_array(_NAME, name, state)
+    checks.check_shape(_NAME, name, state, ("D", "B", "H"), (D, B, H), _steps_and_rows(T, B))
+    return state
+
+
+def _check_reset(reset: Any, T: int, B: int) -> jax.Array | None:
+    if reset is None:
+        return None
+    reset = checks.as_array(_NAME, "reset", reset)
+    if reset.dtype != np.bool_:
+        raise TypeError(f"{_NAME}: reset must have the dtype bool, got {reset.dtype.name}; cast it with .astype(bool)")
+    checks.check_shape(_NAME, "reset", reset, ("T", "B"), (T, B), _steps_and_rows(T, B))
+    return reset
 
 
 def _steps_and_rows(T: int, B: int) -> str:

@@ -11,7 +11,8 @@ A pre-activation that `clip` bounded is saved as +2 or -2, which no gate can be:
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -19,6 +20,9 @@ from jaxgrad._src.core.op import Backend
 from jaxgrad._src.gru.params import GruParams
 
 PASSES = ("forward", "backward")
+
+# The operands of the forward pass, in order.
+OPERANDS = ("x", "w", "r", "b", "sequence_lens", "initial_h", "reset", "reset_h")
 
 
 class Gradients(NamedTuple):
@@ -29,6 +33,16 @@ class Gradients(NamedTuple):
     r: jax.Array | None
     b: jax.Array | None
     initial_h: jax.Array | None
+    reset_h: jax.Array | None
+
+    @classmethod
+    def fields_of(cls, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns those of `values`, one for each operand, that belong to an operand with a gradient."""
+        return tuple(value for name, value in zip(OPERANDS, values, strict=True) if name in cls._fields)
+
+    def of_operands(self) -> tuple[jax.Array | None, ...]:
+        """Returns a gradient for each operand; sequence_lens and reset have None."""
+        return tuple(getattr(self, name, None) for name in OPERANDS)
 
 
 class GruBackend(Backend):
@@ -43,6 +57,8 @@ class GruBackend(Backend):
         b: jax.Array | None,
         sequence_lens: jax.Array | None,
         initial_h: jax.Array | None,
+        reset: jax.Array | None,
+        reset_h: jax.Array | None,
         *,
         save_gates: bool,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -57,6 +73,8 @@ class GruBackend(Backend):
         r: jax.Array,
         sequence_lens: jax.Array | None,
         initial_h: jax.Array | None,
+        reset: jax.Array | None,
+        reset_h: jax.Array | None,
         y: jax.Array,
         gates: jax.Array,
         dy: jax.Array | None,
@@ -64,5 +82,8 @@ class GruBackend(Backend):
         *,
         needs_grad: tuple[bool, ...],
     ) -> Gradients:
-        """Returns the gradients that are needed of (x, w, r, b, initial_h). A cotangent that is None is zero."""
+        """Returns the gradients of (x, w, r, b, initial_h, reset_h) that are needed.
+
+        A cotangent that is None is zero.
+        """
         raise NotImplementedError

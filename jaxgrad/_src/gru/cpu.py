@@ -25,7 +25,7 @@ class CpuBackend(GruBackend):
     def unavailable(self) -> str:
         return cpu.unavailable()
 
-    def forward(self, params, x, w, r, b, sequence_lens, initial_h, *, save_gates):
+    def forward(self, params, x, w, r, b, sequence_lens, initial_h, reset, reset_h, *, save_gates):
         T, B, _ = x.shape
         D, _, H = r.shape
         results = (
@@ -43,6 +43,8 @@ class CpuBackend(GruBackend):
                 empty_if_none(b, x.dtype),
                 empty_if_none(sequence_lens, np.int32),
                 empty_if_none(initial_h, x.dtype),
+                empty_if_none(reset, np.bool_),
+                empty_if_none(reset_h, x.dtype),
             ),
             _workspace(cpu.module.gru_forward_workspace, params, x, r),
             named={"x": x, "w": w, "r": r, "y": results[0]},
@@ -50,10 +52,10 @@ class CpuBackend(GruBackend):
         )
         return y, y_h, gates
 
-    def backward(self, params, x, w, r, sequence_lens, initial_h, y, gates, dy, dy_h, *, needs_grad):
+    def backward(self, params, x, w, r, sequence_lens, initial_h, reset, reset_h, y, gates, dy, dy_h, *, needs_grad):
         B = x.shape[1]
         D, _, H = r.shape
-        shapes = (x.shape, w.shape, r.shape, (D, 6 * H), (D, B, H))
+        shapes = (x.shape, w.shape, r.shape, (D, 6 * H), (D, B, H), (D, B, H))
         found = ffi_call(
             "jaxgrad_cpu_gru_backward",
             [
@@ -66,6 +68,8 @@ class CpuBackend(GruBackend):
                 r,
                 empty_if_none(sequence_lens, np.int32),
                 empty_if_none(initial_h, x.dtype),
+                empty_if_none(reset, np.bool_),
+                empty_if_none(reset_h, x.dtype),
                 y,
                 gates,
                 empty_if_none(dy, x.dtype),

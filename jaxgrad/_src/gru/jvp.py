@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jaxgrad._src.core.derivative_maps import JvpRules
 from jaxgrad._src.gru import autodiff, xla
+from jaxgrad._src.gru.backend import Gradients
 
 
 def _formula(params, *arrays):
@@ -12,12 +13,11 @@ def _formula(params, *arrays):
 
 def _gradient(params, arrays, cotangents, needed):
     """The hand-written backward pass, whose derivatives are faster than those of the scan's own reverse mode."""
-    x, w, r, _, sequence_lens, initial_h = arrays
+    x, w, r, _, *others = arrays
     y, _, gates = xla.forward(params, *arrays, save_gates=True)
-    needs_grad = tuple(bool(flag) for i, flag in enumerate(needed) if i != 4)  # sequence_lens has no gradient
-    residuals = (x, w, r, sequence_lens, initial_h, y, gates, cotangents.get(0), cotangents.get(1))
-    found = xla.backward(params, *residuals, needs_grad=needs_grad)
-    return found.x, found.w, found.r, found.b, None, found.initial_h
+    residuals = (x, w, r, *others, y, gates, cotangents.get(0), cotangents.get(1))
+    needs_grad = tuple(map(bool, Gradients.fields_of(needed)))
+    return xla.backward(params, *residuals, needs_grad=needs_grad).of_operands()
 
 
 def _differentiated(params, *arrays):

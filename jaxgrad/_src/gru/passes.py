@@ -23,20 +23,21 @@ from jaxgrad._src.gru.params import GruParams, GruProblem
 _MAX_PASSES = 1024  # jitted passes of each kind that are kept, for different parameters
 
 # The axis of the batch in each operand and result that has one.
-_AXIS = {"x": 1, "sequence_lens": 0, "initial_h": 1, "y": 2, "y_h": 1, "gates": 2}
-_RANK = {"x": 3, "weights": 3, "b": 2, "sequence_lens": 1, "initial_h": 3, "y": 4, "y_h": 3, "gates": 4}
+_AXIS = {"x": 1, "sequence_lens": 0, "initial_h": 1, "reset": 1, "reset_h": 1, "y": 2, "y_h": 1, "gates": 2}
+_RANK = {"x": 3, "weights": 3, "b": 2, "sequence_lens": 1, "reset": 2, "y": 4, "gates": 4}
+_RANK |= {"initial_h": 3, "reset_h": 3, "y_h": 3}
 
 # The dimensions that a mesh may split: the batch.
 _NAMES = {name: dims(rank, **({"B": _AXIS[name]} if name in _AXIS else {})) for name, rank in _RANK.items()}
 
-_FORWARD_OPERANDS = ("x", "weights", "weights", "b", "sequence_lens", "initial_h")
-_BACKWARD_OPERANDS = ("x", "weights", "weights", "sequence_lens", "initial_h", "y", "gates", "y", "y_h")
-_GRADIENTS = ("x", "weights", "weights", "b", "initial_h")
+_FORWARD_OPERANDS = ("x", "weights", "weights", "b", "sequence_lens", "initial_h", "reset", "reset_h")
+_BACKWARD_OPERANDS = (*(name for name in _FORWARD_OPERANDS if name != "b"), "y", "gates", "y", "y_h")
+_GRADIENTS = ("x", "weights", "weights", "b", "initial_h", "reset_h")
 
 
 @cleared_lru_cache(_MAX_PASSES)
 def forward(params: GruParams, save_gates: bool) -> Callable[..., Any]:
-    """Returns (x, w, r, b, sequence_lens, initial_h) -> (y, y_h, gates)."""
+    """Returns (x, w, r, b, sequence_lens, initial_h, reset, reset_h) -> (y, y_h, gates)."""
     kernels = {
         backend.implementation: partial(backend.forward, params, save_gates=save_gates)
         for backend in BACKENDS
@@ -61,9 +62,9 @@ def forward(params: GruParams, save_gates: bool) -> Callable[..., Any]:
 
 @cleared_lru_cache(_MAX_PASSES)
 def backward(params: GruParams, needs_grad: tuple[bool, ...]) -> Callable[..., Any]:
-    """Returns (x, w, r, sequence_lens, initial_h, y, gates, dy, dy_h) -> the gradients of (x, w, r, b, initial_h).
+    """Returns a function of (x, w, r, sequence_lens, initial_h, reset, reset_h, y, gates, dy, dy_h).
 
-    A gradient that is not needed is None.
+    It returns the gradients of (x, w, r, b, initial_h, reset_h). A gradient that is not needed is None.
     """
 
     def as_tuple(pass_: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +48,23 @@ def _valid(sequence_lens: jax.Array | None, T: int) -> jax.Array | None:
 def _keep(valid: jax.Array | None, array: jax.Array) -> jax.Array:
     """Returns the array with zeros past the length of each row, even where it holds NaN."""
     return array if valid is None else jnp.where(valid, array, 0)
+
+
+def _valid_resets(reset: jax.Array | None, valid: jax.Array | None) -> jax.Array | None:
+    """Returns [T, B, 1]: whether the state before a step is replaced. No state is past the length of a row."""
+    if reset is None:
+        return None
+    return reset[..., None] if valid is None else reset[..., None] & valid
+
+
+def _state(states: jax.Array | None, d: int, shape: tuple[int, int], dtype: jnp.dtype) -> jax.Array:
+    """Returns the states [B, H] of one direction, of `states` [D, B, H] or zeros."""
+    return jnp.zeros(shape, dtype) if states is None else states[d].astype(dtype)
+
+
+def _replace(reset: jax.Array | None, restart: jax.Array, h: jax.Array) -> jax.Array:
+    """Returns the states before one step or all steps, replaced by `restart` where `reset` is true."""
+    return h if reset is None else jnp.where(reset, restart, h)
 
 
 def _clip(gate: jax.Array, clip: float | None) -> jax.Array:
@@ -93,6 +111,8 @@ def forward(
     b: jax.Array | None,
     sequence_lens: jax.Array | None,
     initial_h: jax.Array | None,
+    reset: jax.Array | None,
+    reset_h: jax.Array | None,
     *,
     save_gates: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -102,11 +122,13 @@ def forward(
     H = r.shape[2]
     dtype = _compute_dtype(x)
     valid = _valid(sequence_lens, T)
+    reset = _valid_resets(reset, valid)
     x = _keep(valid, x)  # padding must not reach the derivatives of this function either
 
     def one_direction(d: int, reverse: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
         wb, rb = jnp.zeros((2, 3 * H), dtype) if b is None else b[d].astype(dtype).reshape(2, 3 * H)
-        h0 = jnp.zeros((B, H), dtype) if initial_h is None else initial_h[d].astype(dtype)
+        h0 = _state(initial_h, d, (B, H), dtype)
+        restart = _state(reset_h, d, (B, H), dtype)
         h0, _ = pvary_to_match(h0, x)  # the carry of a loop must vary over the same mesh axes before and after a step
         rt = r[d].T
         # The input product includes every bias that is added outside the product with the reset gate.
@@ -114,18 +136,19 @@ def forward(
         inputs = _dot(x, w[d].T, dtype) + bias[None, None]
 
         def step(h, t):
-            input_t, valid_t = t
+            input_t, valid_t, reset_t = t
+            h = _replace(reset_t, restart, h)
             if linear_before_reset:
                 product = _dot(h, rt, dtype)
                 recurrent = product[:, 2 * H :] + rb[None, 2 * H :]
             else:
                 product = _dot(h, rt[:, : 2 * H], dtype)
             zr = input_t[:, : 2 * H] + product[:, : 2 * H]
-            z, reset = jnp.split(jax.nn.sigmoid(_clip(zr, clip)), 2, axis=1)
+            z, gate = jnp.split(jax.nn.sigmoid(_clip(zr, clip)), 2, axis=1)
             if linear_before_reset:
-                candidate = input_t[:, 2 * H :] + reset * recurrent
+                candidate = input_t[:, 2 * H :] + gate * recurrent
             else:
-                candidate = input_t[:, 2 * H :] + _dot(reset * h, rt[:, 2 * H :], dtype)
+                candidate = input_t[:, 2 * H :] + _dot(gate * h, rt[:, 2 * H :], dtype)
             n = jnp.tanh(_clip(candidate, clip))
             new_h = (1 - z) * n + z * h
             y = new_h
@@ -133,12 +156,12 @@ def forward(
                 new_h, y = jnp.where(valid_t, new_h, h), jnp.where(valid_t, new_h, 0)
             if not save_gates:
                 return new_h, (y.astype(x.dtype), jnp.zeros((0,), x.dtype))
-            gates = [_mark_clipped(jnp.concatenate([z, reset], 1), zr, clip), _mark_clipped(n, candidate, clip)]
+            gates = [_mark_clipped(jnp.concatenate([z, gate], 1), zr, clip), _mark_clipped(n, candidate, clip)]
             if linear_before_reset:
                 gates.append(recurrent)
             return new_h, (y.astype(x.dtype), jnp.concatenate(gates, 1).astype(x.dtype))
 
-        y_h, (y, gates) = lax.scan(step, h0, (inputs, valid), reverse=reverse, unroll=_unroll(T))
+        y_h, (y, gates) = lax.scan(step, h0, (inputs, valid, reset), reverse=reverse, unroll=_unroll(T))
         return y, y_h.astype(x.dtype), gates
 
     ys, y_hs, gates = zip(
@@ -154,6 +177,8 @@ def backward(
     r: jax.Array,
     sequence_lens: jax.Array | None,
     initial_h: jax.Array | None,
+    reset: jax.Array | None,
+    reset_h: jax.Array | None,
     y: jax.Array,
     gates: jax.Array,
     dy: jax.Array | None,
@@ -161,28 +186,32 @@ def backward(
     *,
     needs_grad: tuple[bool, ...],
 ) -> Gradients:
-    """Returns the gradients that are needed of (x, w, r, b, initial_h).
+    """Returns the gradients that are needed of (x, w, r, b, initial_h, reset_h).
 
     In each step, with dh the gradient of h' = (1 - z) n + z h:
 
       dn = dh (1 - z) tanh'     dz = dh (h - n) sigmoid'
       linear_before_reset=False: dr = (dn Rn) h sigmoid',  dh += z dh + (dn Rn) r + [dz, dr] [Rz; Rr]
       linear_before_reset=True:  dr = dn (h Rn' + Rbn) sigmoid',  dh += z dh + [dz, dr, r dn] R
+
+    Where a reset replaced h, its gradient is one of reset_h, and that of the state before the reset is zero.
     """
     T, B, _ = x.shape
+    H = r.shape[2]
     dtype = _compute_dtype(x)
     valid = _valid(sequence_lens, T)
+    reset = _valid_resets(reset, valid)
     found = []
     for d, reverse in enumerate(_scans_in_reverse(params.direction)):
-        h0 = jnp.zeros((B, r.shape[2]), y.dtype) if initial_h is None else initial_h[d]
-        previous = _previous_states(y[:, d], h0, valid, reverse)
-        dh_last = jnp.zeros(h0.shape, dtype) if dy_h is None else dy_h[d].astype(dtype)
-        dh_last, _ = pvary_to_match(dh_last, x)
-        dy_d = None if dy is None else dy[:, d]
-        dh0, dgates = _backward_scan(params, dh_last, gates[:, d], previous, valid, dy_d, r[d], reverse)
+        previous = _previous_states(y[:, d], _state(initial_h, d, (B, H), y.dtype), valid, reverse)
+        previous = _replace(reset, _state(reset_h, d, (B, H), y.dtype)[None], previous)
+        dh_last, dreset_h = _state(dy_h, d, (B, H), dtype), jnp.zeros((B, H), dtype) if needs_grad[5] else None
+        dh_last, dreset_h, _ = pvary_to_match(dh_last, dreset_h, x)
+        steps = gates[:, d], previous, valid, reset, None if dy is None else dy[:, d]
+        (dh0, dreset_h), dgates = _backward_scan(params, (dh_last, dreset_h), steps, r[d], reverse)
         dw, dr, db = _weight_gradients(params, dgates, gates[:, d], previous, x, valid, needs_grad)
         dx = _keep(valid, _dot(dgates, w[d], dtype)) if needs_grad[0] else None
-        found.append(Gradients(dx, dw, dr, db, dh0 if needs_grad[4] else None))
+        found.append(Gradients(dx, dw, dr, db, dh0 if needs_grad[4] else None, dreset_h))
 
     def join(name: str) -> jax.Array | None:
         parts = [getattr(gradients, name) for gradients in found]
@@ -210,45 +239,55 @@ def _previous_states(states: jax.Array, h0: jax.Array, valid: jax.Array | None, 
 
 def _backward_scan(
     params: GruParams,
-    dh_last: jax.Array,
-    gates: jax.Array,
-    previous: jax.Array,
-    valid: jax.Array | None,
-    dy: jax.Array | None,
+    last: tuple[jax.Array, jax.Array | None],
+    steps: tuple[Any, ...],
     r: jax.Array,
     reverse: bool,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[tuple[jax.Array, jax.Array | None], jax.Array]:
     """The recurrence of one direction.
 
-    Returns dh0 [B, H] and dgates [T, B, 3H], the gradients of the pre-activations of z, r and n.
+    Args:
+      params: the static arguments.
+      last: the gradient of the last state [B, H], and zeros for the sum of the gradients of reset_h, or None.
+      steps: (gates, states before the steps, valid, reset, dy), all with the steps first.
+      r: the recurrent weights [3H, H].
+      reverse: whether the forward pass ran from the last step to the first.
+
+    Returns:
+      (dh0 [B, H], dreset_h [B, H] or None), and dgates [T, B, 3H], the gradients of the pre-activations of z, r and n.
     """
     linear_before_reset, clip = params.linear_before_reset, params.clip
-    T, _, H = previous.shape
-    dtype = dh_last.dtype
+    T, _, H = steps[1].shape
+    dtype = last[0].dtype
 
-    def step(dh, t):
-        gates_t, h, valid_t, dy_t = t
+    def step(carry, t):
+        dh, dreset_h = carry
+        gates_t, h, valid_t, reset_t, dy_t = t
         out = dh if dy_t is None else dh + dy_t.astype(dtype)
         gates_t, h = gates_t.astype(dtype), h.astype(dtype)
         zr, zr_derivative = _restore_gate(gates_t[:, : 2 * H], clip, jax.nn.sigmoid, _sigmoid_derivative)
         n, n_derivative = _restore_gate(gates_t[:, 2 * H : 3 * H], clip, jnp.tanh, _tanh_derivative)
-        z, reset = jnp.split(zr, 2, axis=1)
+        z, gate = jnp.split(zr, 2, axis=1)
         dn = out * (1 - z) * n_derivative
         dz = out * (h - n) * zr_derivative[:, :H]
         if linear_before_reset:
             dr = dn * gates_t[:, 3 * H :] * zr_derivative[:, H:]
             dgates = _keep(valid_t, jnp.concatenate([dz, dr, dn], 1))
-            recurrent = jnp.concatenate([dgates[:, : 2 * H], dgates[:, 2 * H :] * reset], 1)
+            recurrent = jnp.concatenate([dgates[:, : 2 * H], dgates[:, 2 * H :] * gate], 1)
             new_dh = z * out + _dot(recurrent, r, dtype)
         else:
-            dreset_h = _dot(dn, r[2 * H :], dtype)
-            dr = dreset_h * h * zr_derivative[:, H:]
+            dgated_h = _dot(dn, r[2 * H :], dtype)
+            dr = dgated_h * h * zr_derivative[:, H:]
             dgates = _keep(valid_t, jnp.concatenate([dz, dr, dn], 1))
-            new_dh = z * out + dreset_h * reset + _dot(dgates[:, : 2 * H], r[: 2 * H], dtype)
-        return (new_dh if valid_t is None else jnp.where(valid_t, new_dh, dh)), dgates
+            new_dh = z * out + dgated_h * gate + _dot(dgates[:, : 2 * H], r[: 2 * H], dtype)
+        if valid_t is not None:
+            new_dh = jnp.where(valid_t, new_dh, dh)
+        if reset_t is not None:
+            dreset_h = None if dreset_h is None else dreset_h + jnp.where(reset_t, new_dh, 0)
+            new_dh = jnp.where(reset_t, 0, new_dh)
+        return (new_dh, dreset_h), dgates
 
-    steps = (gates, previous, valid, dy)
-    return lax.scan(step, dh_last, steps, reverse=not reverse, unroll=_unroll(T))
+    return lax.scan(step, last, steps, reverse=not reverse, unroll=_unroll(T))
 
 
 def _weight_gradients(
@@ -262,7 +301,7 @@ def _weight_gradients(
 ) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None]:
     """Returns dw [3H, I], dr [3H, H] and db [6H] of one direction, by products over all steps."""
     linear_before_reset, clip = params.linear_before_reset, params.clip
-    _, needs_dw, needs_dr, needs_db, _ = needs_grad
+    needs_dw, needs_dr, needs_db = needs_grad[1:4]
     dtype, H = dgates.dtype, previous.shape[2]
 
     def product(dgate: jax.Array, operand: jax.Array) -> jax.Array:
@@ -271,11 +310,11 @@ def _weight_gradients(
         return lax.dot_general(dgate.astype(x.dtype), operand.astype(x.dtype), dims, preferred_element_type=dtype)
 
     dzr, dn = dgates[..., : 2 * H], dgates[..., 2 * H :]
-    reset = _restore_gate(gates[..., H : 2 * H].astype(dtype), clip, jax.nn.sigmoid, _sigmoid_derivative)[0]
+    gate = _restore_gate(gates[..., H : 2 * H].astype(dtype), clip, jax.nn.sigmoid, _sigmoid_derivative)[0]
     if linear_before_reset:
-        dn_recurrent, state_n = _keep(valid, dn * reset), previous
+        dn_recurrent, state_n = _keep(valid, dn * gate), previous
     else:
-        dn_recurrent, state_n = dn, reset * previous.astype(dtype)
+        dn_recurrent, state_n = dn, gate * previous.astype(dtype)
     dw = product(dgates, x) if needs_dw else None
     dr = jnp.concatenate([product(dzr, previous), product(dn_recurrent, state_n)]) if needs_dr else None
     db = jnp.concatenate([g.sum((0, 1)) for g in (dgates, dzr, dn_recurrent)]) if needs_db else None
