@@ -160,17 +160,22 @@ def _row(case: Case, left_out: dict[str, str], options: Options) -> dict[str, An
                 found.append(make())
             elif (made := torch_peers.compiled_contender(make, case.label, options, left_out)) is not None:
                 found.append(made)
-    found = [in_pieces(contender, args[0]) for contender in found]
+    return compared(case, described.flops, args[0], found, options)
+
+
+def compared(case: Case, flops: int, state: State, found: Sequence[Contender], options: Options) -> dict[str, Any]:
+    """The row of a case: the contenders' results are compared in pieces, then the contenders are timed."""
     work = Work(
         label=case.label,
         measure="training step",
         settings=dataclasses.asdict(case),
         dtype=case.dtype,
-        flops=described.flops,
-        array_bytes={"parameters": sum(leaf.nbytes for leaf in jax.tree.leaves(args[0].params))},
+        flops=flops,
+        array_bytes={"parameters": sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))},
         extra=case.extra,
     )
-    return timed("measured", partial(compare, work, found, options.effort, tolerances(case.dtype, args[0])))
+    pieces = [in_pieces(contender, state) for contender in found]
+    return timed("measured", partial(compare, work, pieces, options.effort, tolerances(case.dtype, state)))
 
 
 def tolerances(dtype: str, state: State) -> list[float]:

@@ -15,13 +15,12 @@ import jax
 
 import jaxgrad
 from benchmarks import environment
-from benchmarks.compare import Work, compare
 from benchmarks.contender_names import OURS, OURS_TUNED, OURS_WRONG, OURS_WRONG_TUNED
 from benchmarks.networks import NETWORKS
 from benchmarks.networks.initial import describe
 from benchmarks.networks.jax_ops import JaxgradOps
 from benchmarks.options import Options
-from benchmarks.steps import CASES, QUICK_CASES, Case, in_pieces, parse_case, timed, tolerances
+from benchmarks.steps import CASES, QUICK_CASES, Case, compared, parse_case, timed
 from benchmarks.timing import Contender, jax_loop_contender
 from benchmarks.training import arguments, training_step
 from jaxgrad._src.selection import table
@@ -61,8 +60,8 @@ def _row(case: Case, options: Options) -> dict[str, Any]:
     step = partial(training_step, JaxgradOps, network)
 
     def contender(name: str) -> Contender:
-        made = timed(f"{name}: ready", partial(jax_loop_contender, name, step, *args))
-        return in_pieces(made, args[0])
+        made: Contender = timed(f"{name}: ready", partial(jax_loop_contender, name, step, *args))
+        return made
 
     found = []
     tables: dict[tuple[str, str], Callable[[], AbstractContextManager[None]]] = {
@@ -78,16 +77,7 @@ def _row(case: Case, options: Options) -> dict[str, Any]:
                 print(tuning)
                 with tuning:
                     found.append(contender(tuned))
-    work = Work(
-        label=case.label,
-        measure="training step",
-        settings=dataclasses.asdict(case),
-        dtype=case.dtype,
-        flops=described.flops,
-        array_bytes={"parameters": sum(leaf.nbytes for leaf in jax.tree.leaves(args[0].params))},
-        extra=case.extra,
-    )
-    return timed("measured", partial(compare, work, found, options.effort, tolerances(case.dtype, args[0])))
+    return compared(case, described.flops, args[0], found, options)
 
 
 @contextlib.contextmanager

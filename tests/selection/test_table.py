@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxgrad
-from benchmarks import preferences
+from benchmarks import preferences, report
 from jaxgrad._src.batch_norm.cudnn import BatchNormFeatures
 from jaxgrad._src.conv.features import ConvFeatures
 from jaxgrad._src.core.environment import Environment
@@ -138,6 +139,34 @@ def test_a_device_takes_its_own_table(tmp_path, monkeypatch, measured):
             assert re.fullmatch(expected, str(row))
     finally:
         table.read_table.cache_clear()
+
+
+def test_a_measurement_goes_on_where_it_ended(tmp_path, monkeypatch):
+    """Calls that were measured with the same versions are not measured again, and others are dropped."""
+    machine, other = _machine("A100"), dataclasses.replace(_machine("A100"), driver="another")
+    monkeypatch.setattr(preferences, "TUNINGS", tmp_path)
+    monkeypatch.setattr(preferences, "current_environment", lambda: machine)
+    monkeypatch.setattr(preferences, "calls", lambda platform: dict.fromkeys(("first", "second", "third")))
+    choice = Choice("xla", "xla", {"xla": 1.0})
+    jaxgrad.Tuning({other: {"third": choice}, machine: {"first": choice}}).save(tmp_path / "A100.json")
+    asked = []
+    monkeypatch.setattr(preferences, "measured_choice", lambda *call: asked.append(call) or choice)
+    path = preferences.measure("gpu")
+    assert len(asked) == 2
+    assert {m: set(c) for m, c in jaxgrad.Tuning.load(path).machines.items()} == {machine: {"first", "second", "third"}}
+
+
+def test_a_row_says_where_the_other_one_is_faster_but_not_clearly():
+    measured = {"over": "cudnn", "ratio": 0.952, "least": 0.9, "cases": 7}
+    row = table.Row("other", "conv", ("forward",), {}, "xla", "a reason", measured, "A100")
+    assert str(row) == "row 'other' of the table 'A100': cudnn was measured 1.05x as fast in 7 cases, too little"
+
+
+def test_reports_of_different_devices_have_different_names():
+    names = [
+        report.file_name("conv", gpu) for gpu in (None, "NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe")
+    ]
+    assert names == ["conv-cpu", "conv-h200", "conv-h100-80gb-hbm3", "conv-h100-pcie"]
 
 
 def test_an_implementation_that_is_not_there_is_passed_over():

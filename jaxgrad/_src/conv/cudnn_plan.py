@@ -51,8 +51,8 @@ def cudnn_plan(
     With a GPU on this machine the plan is built at once, and timed by the exhaustive search. The C++ module keeps it
     for the call. An engine whose result is wrong is not used: ffi/cuda/conv/engine_check.h. The workspace depends on
     cuDNN's lists of engines and not on times, and not on checks unless no right engine fits into it, so that every
-    host lowers the same program. Without a GPU the
-    workspace is an estimate that leaves cuDNN a choice of engines, and the plan is built where the program runs.
+    host lowers the same program. Without a GPU the workspace is an estimate that leaves cuDNN a choice of engines, and
+    the plan is built where the program runs.
 
     Raises:
       RuntimeError: cuDNN failed, for instance because the GPU's memory is full.
