@@ -32,7 +32,7 @@ _HERE = Path(__file__).parent
 TUNINGS = _HERE / "results" / "tunings"
 TABLES = _HERE.parent / "jaxgrad" / "_src" / "selection" / "tables"
 _CLASSES = _HERE / "shape_classes.json"
-_MIN_GAIN = 1.1  # of a kernel over XLA, which can fuse neighboring operations and on a GPU calls cuDNN too
+_MIN_GAIN = 1.05  # of a kernel over XLA, which can fuse neighboring operations and on a GPU calls cuDNN too
 
 _Class = Mapping[str, Any]
 _Times = Mapping[str, Mapping[str, float]]  # by call and implementation
@@ -98,11 +98,19 @@ def _functions(platform: str) -> Iterator[tuple[Any, list[jax.ShapeDtypeStruct]]
         op = jaxgrad.conv_transpose if case.transposed else jaxgrad.conv_general_dilated
         x, w, dy = (jax.ShapeDtypeStruct(shape, case.dtype) for shape in case.shapes())
         yield partial(_gradients, partial(op, **case.settings())), [dy, x, w]
+        if platform == "gpu" and not case.transposed and (case.groups == 1 < case.window or not case.extra):
+            # A kernel of cuDNN may add the bias and apply relu.
+            bias = jax.ShapeDtypeStruct((case.out_features,), case.dtype)
+            yield partial(_with_relu, **case.settings()), [x, w, bias]
     for case in batch_norm.CASES[platform]:
         x = jax.ShapeDtypeStruct(case.shape, case.dtype)
         channels = jax.ShapeDtypeStruct((case.shape[case.feature_axis],), "float32")
         op = partial(jaxgrad.batch_norm_training, feature_axis=case.feature_axis, activation=case.activation)
         yield partial(_gradients, lambda *arrays, op=op: op(*arrays)[0]), [x, x, channels, channels]
+
+
+def _with_relu(x: jax.Array, w: jax.Array, bias: jax.Array, **settings: Any) -> jax.Array:
+    return jaxgrad.conv_general_dilated(x, w, bias=bias, activation="relu", **settings)
 
 
 def _gradients(function: Any, dy: jax.Array, *arrays: jax.Array) -> Any:
@@ -130,7 +138,7 @@ class _Features(ConvFeatures):
 def _features(recorded: RecordedCall) -> Any:
     call: Any = recorded.call
     if isinstance(call, ConvCall):
-        return _Features(call.problem)
+        return _Features(call.problem, relu=call.fused_relu and recorded.pass_name == "forward")
     return BatchNormFeatures(call.outer * call.inner, call.channels, has_fast_kernels(call))
 
 

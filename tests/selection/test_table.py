@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from functools import partial
 
 import benchmarks_package  # noqa: F401
 import jax
@@ -14,6 +15,7 @@ import pytest
 import jaxgrad
 from benchmarks import preferences, report
 from jaxgrad._src.batch_norm.cudnn import BatchNormFeatures
+from jaxgrad._src.conv.cudnn import CudnnBackend
 from jaxgrad._src.conv.features import ConvFeatures
 from jaxgrad._src.core.environment import Environment
 from jaxgrad._src.core.tuning import Choice
@@ -92,12 +94,12 @@ def _prefers(rows, name):
 
 
 def test_rows_follow_the_measurements(measured):
-    found = measured(A100=(2.0, 0.5), B200=(1.05, 1.3))
+    found = measured(A100=(2.0, 0.5), B200=(1.03, 1.3))
     assert set(found) == {"A100", "B200", "generic gpu", "generic cpu"}
     a100, b200, generic = (found[name]["rows"] for name in ("A100", "B200", "generic gpu"))
     assert _prefers(a100, "strides") == ("cudnn", "xla")
     assert _prefers(a100, "dilation") == ("xla", "cudnn")
-    assert _prefers(b200, "strides") == ("xla", "cudnn")  # 1.05: not clearly faster
+    assert _prefers(b200, "strides") == ("xla", "cudnn")  # 1.03: not clearly faster
     assert _prefers(b200, "dilation") == ("cudnn", "xla")
     assert _prefers(generic, "strides") == ("xla", "cudnn")  # not on all of them
     assert _prefers(generic, "dilation") == ("xla", "cudnn")
@@ -139,6 +141,27 @@ def test_a_device_takes_its_own_table(tmp_path, monkeypatch, measured):
             assert re.fullmatch(expected, str(row))
     finally:
         table.read_table.cache_clear()
+
+
+@pytest.mark.parametrize(("dtype", "window"), [("bfloat16", 3), ("float32", 3), ("bfloat16", 1)])
+def test_rows_for_relu_are_for_calls_with_relu_alone(dtype, window):
+    """A kernel of cuDNN may apply relu: such calls have rows of their own, which no other call takes."""
+    x = jax.ShapeDtypeStruct((64, 56, 56, 64), dtype)
+    w, bias = jax.ShapeDtypeStruct((window, window, 64, 64), dtype), jax.ShapeDtypeStruct((64,), dtype)
+    found = {}
+    for activation in (None, "relu"):
+        recorder = preferences.Recorder()
+        with jaxgrad.config.override(tuning=recorder):
+            op = partial(jaxgrad.conv_general_dilated, window_strides=(1, 1), padding="SAME", dimension_numbers=_NHWC)
+            jax.jit(partial(op, activation=activation)).trace(x, w, bias=bias).lower(lowering_platforms=("cuda",))
+        (recorded,) = recorder.calls.values()
+        features = preferences._features(recorded)
+        row = table.preference("conv", "forward", "cuda", features, ("cudnn", "xla"))
+        own = CudnnBackend().table_row("forward", recorded.call)
+        assert own == str(row)
+        found[activation] = row
+    assert "relu" in found["relu"].when
+    assert "relu" not in found[None].when
 
 
 def test_a_measurement_goes_on_where_it_ended(tmp_path, monkeypatch):

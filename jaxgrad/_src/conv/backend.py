@@ -26,10 +26,10 @@ def named_arrays(pass_name: str, *arrays: Any) -> dict[str, Any]:
 
 @cleared_lru_cache(4096)
 def _row_of(
-    _: str, pass_name: str, platform: str, problem: ConvProblem, among: tuple[str, ...], resized: bool
+    _: str, pass_name: str, platform: str, problem: ConvProblem, relu: bool, among: tuple[str, ...], resized: bool
 ) -> Row | None:
     """The row of a problem. Kept, also by the name of the table: outside `jax.jit`, a call asks each time."""
-    return preference("conv", pass_name, platform, ConvFeatures(problem), among, resized=resized)
+    return preference("conv", pass_name, platform, ConvFeatures(problem, relu=relu), among, resized=resized)
 
 
 class ConvBackend(Backend):
@@ -62,7 +62,8 @@ class ConvBackend(Backend):
 
     def _row(self, pass_name: str, call: ConvCall, *, resized: bool = False) -> Row | None:
         among = self.implementation, *self.preferred_to
-        return _row_of(table_name(self.platform), pass_name, self.platform, call.problem, among, resized)
+        relu = call.fused_relu and pass_name == "forward"
+        return _row_of(table_name(self.platform), pass_name, self.platform, call.problem, relu, among, resized)
 
     def supports_resized(self, pass_name: str, call: ConvCall) -> bool:
         """Whether the backend, a candidate already, still runs a pass whose sizes `vmap` or a mesh has changed."""

@@ -32,9 +32,10 @@ class ConvFeatures:
       covers_x: whether the window covers all of x, so that the result is a matrix product.
       aligned: whether both feature counts of a group are multiples of 8.
       reversed: whether the window is reversed, as in `jax.lax.conv_transpose`. XLA does not recognize the convolution.
+      relu: whether a kernel of the forward pass may apply relu.
     """
 
-    def __init__(self, problem: ConvProblem) -> None:
+    def __init__(self, problem: ConvProblem, *, relu: bool = False) -> None:
         g = problem.geometry
         last = len(g.lhs_spec) - 1
         self.dtype, self.bits = problem.dtype.name, 8 * problem.dtype.itemsize
@@ -54,6 +55,7 @@ class ConvFeatures:
         inner = problem.features // g.feature_group_count
         self.aligned = inner % _TENSOR_CORE == 0 and problem.out_features % _TENSOR_CORE == 0
         self.reversed = g.window_reversed
+        self.relu = relu
         self._problem = problem
 
     @property
