@@ -32,7 +32,9 @@ _HERE = Path(__file__).parent
 TUNINGS = _HERE / "results" / "tunings"
 TABLES = _HERE.parent / "jaxgrad" / "_src" / "selection" / "tables"
 _CLASSES = _HERE / "shape_classes.json"
-_MIN_GAIN = 1.05  # of a kernel over XLA, which can fuse neighboring operations and on a GPU calls cuDNN too
+# Of a kernel over XLA, which can fuse neighboring operations and on a GPU calls cuDNN too: in the geometric mean of a
+# class, in which its small calls count as much as the large ones, and in the sum of its times.
+_MIN_GAIN = 1.03
 
 _Class = Mapping[str, Any]
 _Times = Mapping[str, Mapping[str, float]]  # by call and implementation
@@ -173,10 +175,12 @@ def _row(each: _Class, prefer: str, measured: dict[str, Any] | None) -> dict[str
 def _measured(members: _Times, implementations: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
     """The implementation to prefer for some calls, and the measurement; None if there is none."""
     kernel = next(name for name in implementations if name != "xla")
-    ratios = {text: us["xla"] / us[kernel] for text, us in members.items() if kernel in us and "xla" in us}
-    if not ratios:
+    pairs = {text: (us["xla"], us[kernel]) for text, us in members.items() if kernel in us and "xla" in us}
+    if not pairs:
         return None
-    if _geometric_mean(ratios.values()) < _MIN_GAIN:
+    ratios = {text: xla / own for text, (xla, own) in pairs.items()}
+    of_xla, of_kernel = map(sum, zip(*pairs.values(), strict=True))
+    if min(_geometric_mean(ratios.values()), of_xla / of_kernel) < _MIN_GAIN:
         prefer, over, ratios = "xla", kernel, {text: 1 / ratio for text, ratio in ratios.items()}
     else:
         prefer, over = kernel, "xla"
