@@ -17,6 +17,9 @@ from jax import lax
 from tolerances import DTYPES, assert_close
 
 import jaxgrad
+from jaxgrad._src.conv import onednn
+from jaxgrad._src.conv.geometry import ConvGeometry
+from jaxgrad._src.conv.problem import ConvProblem
 
 BACKENDS = CONVOLUTION
 
@@ -231,3 +234,39 @@ def test_weight_gradients_of_taps_over_padding_only():
     assert [found.implementation for found in passes] == ["cpu", "cpu", "xla"]
     with pytest.raises(ValueError, match="covers only padding"):
         jaxgrad.conv_general_dilated(x, w, *arguments, implementation="cpu")
+
+
+_OVER_PADDING = """
+import jax
+import jax.numpy as jnp
+import numpy as np
+import jaxgrad
+
+for shapes, padding, dilation, strides, numbers in (
+    (((3, 2, 10, 128), (4, 4, 128, 256)), ((4, 4), (4, 5)), (3, 3), (3, 3), ("NHWC", "HWIO", "NHWC")),
+    (((2, 8, 1, 3), (4, 4, 16, 8)), ((7, 8), (6, 6)), (3, 2), (3, 1), ("NCHW", "HWOI", "NCHW")),
+):
+    x, w = (jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.bfloat16) for shape in shapes)
+    bias = jnp.arange(w.shape[numbers[1].index("O")], dtype=jnp.bfloat16)
+
+    def op(x, w):
+        return jaxgrad.conv_general_dilated(x, w, strides, padding, None, dilation, dimension_numbers=numbers,
+                                            bias=bias, implementation="cpu")
+
+    y, gradients = jax.vjp(op, x, w)
+    features = np.moveaxis(np.asarray(y, np.float32), numbers[2].index("C"), -1)
+    np.testing.assert_array_equal(features, np.broadcast_to(np.asarray(bias, np.float32), features.shape))
+    for gradient in gradients(y):
+        assert not np.asarray(gradient, np.float32).any()
+"""
+
+
+def test_windows_over_padding_only_in_bfloat16(run_python, monkeypatch):
+    """No window reaches x. oneDNN crashes while it creates a bfloat16 kernel for AMX, so that float32 kernels run."""
+    run_python(_OVER_PADDING)
+    monkeypatch.setattr(onednn, "onednn_has_bfloat16", lambda: True)
+    last, first = (0, 3, 1, 2), (3, 2, 0, 1)
+    for height, dtype in ((2, "float32"), (3, "bfloat16")):  # the third element of the window reaches x
+        g = ConvGeometry(last, first, last, (3, 3), ((4, 4), (4, 5)), (3, 3), 1, (height, 10), (4, 4))
+        problem = ConvProblem(g, 3, 128, 256, jnp.dtype("bfloat16"))
+        assert onednn.computed_problem("forward", problem).dtype == dtype

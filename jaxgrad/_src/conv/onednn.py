@@ -114,6 +114,7 @@ def computed_problem(pass_name: str, problem: ConvProblem) -> ConvProblem:
     """The problem in the dtype that oneDNN computes in: float32 for float16, and for bfloat16 without good kernels."""
     use_bfloat16 = problem.dtype == jnp.bfloat16 and onednn_has_bfloat16()
     use_bfloat16 = use_bfloat16 and not _reads_uninitialized_memory(pass_name, problem.geometry)
+    use_bfloat16 = use_bfloat16 and not _covers_only_padding(problem.geometry)
     return problem.in_dtype(jnp.dtype("bfloat16" if use_bfloat16 else "float32"))
 
 
@@ -129,6 +130,17 @@ def _reads_uninitialized_memory(pass_name: str, geometry: ConvGeometry) -> bool:
     return g.x_spatial[-1] < g.window_strides[-1] or (len(g.w_spatial) == 3 and not _window_fits_inside(g))
 
 
+def _covers_only_padding(geometry: ConvGeometry) -> bool:
+    """Whether the windows cover no element of x, as with a dilated window over a short axis. The products are zero.
+
+    oneDNN 3.2 crashes while it creates the bfloat16 forward kernel for AMX, if this holds for the first spatial axis.
+    """
+    return any(
+        all(not 0 <= start + tap < size for start in _window_starts(geometry, axis) for tap in _taps(geometry, axis))
+        for axis, size in enumerate(geometry.x_spatial)
+    )
+
+
 def _wrong_weight_gradient(geometry: ConvGeometry) -> str:
     """Returns why the weight gradient of oneDNN 3.2 is wrong; empty if it is right.
 
@@ -140,8 +152,7 @@ def _wrong_weight_gradient(geometry: ConvGeometry) -> str:
         return ""
     if g.window_strides[0] > 1 and not _window_fits_inside(g):
         return "with strides, oneDNN computes the weight gradient only if a window lies within the first spatial axis"
-    taps = (tap * g.rhs_dilation[0] for tap in range(g.w_spatial[0]))
-    if any(all(not 0 <= start + tap < g.x_spatial[0] for start in _window_starts(g)) for tap in taps):
+    if any(all(not 0 <= start + tap < g.x_spatial[0] for start in _window_starts(g, 0)) for tap in _taps(g, 0)):
         return "oneDNN does not write the weight gradient where the window covers only padding"
     return ""
 
@@ -149,12 +160,18 @@ def _wrong_weight_gradient(geometry: ConvGeometry) -> str:
 def _window_fits_inside(g: ConvGeometry) -> bool:
     """Whether some position of the window covers no padding of the first spatial axis."""
     window = dilated_size(g.w_spatial[0], g.rhs_dilation[0])
-    return any(0 <= start <= g.x_spatial[0] - window for start in _window_starts(g))
+    return any(0 <= start <= g.x_spatial[0] - window for start in _window_starts(g, 0))
 
 
-def _window_starts(g: ConvGeometry) -> list[int]:
-    """The positions of the window along the first spatial axis."""
-    return [position * g.window_strides[0] - g.padding[0][0] for position in range(g.y_spatial[0])]
+def _window_starts(g: ConvGeometry, axis: int) -> range:
+    """The positions of the window along a spatial axis of x."""
+    stride, low = g.window_strides[axis], g.padding[axis][0]
+    return range(-low, g.y_spatial[axis] * stride - low, stride)
+
+
+def _taps(g: ConvGeometry, axis: int) -> range:
+    """The elements of the window along a spatial axis, from its start."""
+    return range(0, g.w_spatial[axis] * g.rhs_dilation[axis], g.rhs_dilation[axis])
 
 
 @cache
