@@ -93,5 +93,9 @@ def nvrtc_unavailable() -> str:
     """
     if module is None:
         return _error
-    paths = library_paths(_NVRTC_PACKAGES, ("libnvrtc.so.13", "libnvrtc.so.12")) or []
-    return str(module.nvrtc_problem(paths, gpu_ordinal()))
+    return str(module.nvrtc_problem(nvrtc_paths(), gpu_ordinal()))
+
+
+def nvrtc_paths() -> list[str]:
+    """Returns where the packages of JAX have NVRTC; empty if they have none."""
+    return library_paths(_NVRTC_PACKAGES, ("libnvrtc.so.13", "libnvrtc.so.12")) or []

@@ -1,0 +1,204 @@
+// Runs jaxgrad's own CUDA kernels without JAX, so that compute-sanitizer can watch them. .ci/gpu runs it.
+//
+//   gpu_kernels [PATH_OF_NVRTC]   exits with 1 if a result is wrong
+//
+// All arrays have exactly the sizes of the call.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "common/conv_problem.h"
+#include "cuda/depthwise/op.h"
+#include "cuda/reference/op.h"
+#include "cuda/runtime/driver.h"
+#include "cuda/runtime/nvrtc.h"
+#include "cuda/transpose/op.h"
+
+namespace jaxgrad {
+namespace {
+
+constexpr int kDevice = 0;
+constexpr int kDigits = 4;  // of random operands: few, so that products in 16 bits are exact
+constexpr std::array<FloatType, 3> kTypes = {FloatType::kFloat32, FloatType::kBFloat16, FloatType::kFloat16};
+
+int failures = 0;
+
+void report(const std::string& what, double error, double allowed) {
+  const bool right = error <= allowed;
+  std::printf("%-60s %s (%.2g, allowed %.2g)\n", what.c_str(), right ? "right" : "WRONG", error, allowed);
+  failures += right ? 0 : 1;
+}
+
+int64_t elements_of(const ConvOperand& operand) {
+  return std::accumulate(operand.sizes.begin(), operand.sizes.end(), int64_t{1},
+                         [](int64_t product, int64_t size) { return product * std::max<int64_t>(size, 1); });
+}
+
+// A depthwise convolution in channels last, with a window of `window` on each axis.
+ConvProblem depthwise_problem(const std::vector<int64_t>& spatial, int64_t batch, int64_t features, int64_t window,
+                              int64_t stride, int64_t dilation, int64_t low, int64_t high) {
+  const auto axes = static_cast<int64_t>(spatial.size());
+  ConvArguments a;
+  a.x = {batch};
+  a.y = {batch};
+  for (const int64_t size : spatial) {
+    a.x.push_back(size);
+    a.y.push_back((size + low + high - (window - 1) * dilation - 1) / stride + 1);
+    a.w.push_back(window);
+    a.window_strides.push_back(stride);
+    a.rhs_dilation.push_back(dilation);
+    a.padding.insert(a.padding.end(), {low, high});
+  }
+  a.x.push_back(features);
+  a.y.push_back(features);
+  a.w.insert(a.w.end(), {1, features});
+  a.lhs_spec = {0, axes + 1};
+  a.rhs_spec = {axes + 1, axes};
+  for (int64_t axis = 0; axis < axes; ++axis) {
+    a.lhs_spec.push_back(axis + 1);
+    a.rhs_spec.push_back(axis);
+  }
+  a.out_spec = a.lhs_spec;
+  a.feature_group_count = features;
+  std::string error;
+  ConvProblem problem = make_conv_problem(ConvPass::kWeightGradient, a, error);
+  if (!error.empty()) throw std::runtime_error(error);
+  return problem;
+}
+
+// The kernels of depthwise/ against those of reference/, on the samples of the latter.
+void check_depthwise(const std::string& name, const ConvProblem& problem, FloatType type, CUstream stream) {
+  DepthwiseKey key;
+  static_cast<ConvProblem&>(key) = problem;
+  key.type = type;
+  key.device = kDevice;
+  const auto plan = depthwise_plan(key);
+  const auto reference = reference_kernels(type, kDevice);
+  if (reference == nullptr) throw std::runtime_error("NVRTC does not compile the reference");
+  const int64_t bytes = bytes_of(type);
+  const driver::Memory x(elements_of(problem.x) * bytes), dy(elements_of(problem.y) * bytes);
+  const driver::Memory dw(elements_of(problem.w) * bytes), workspace(plan->workspace_bytes());
+  reference->fill(stream, x.data(), elements_of(problem.x), kDigits, 1);
+  reference->fill(stream, dy.data(), elements_of(problem.y), kDigits, 2);
+  plan->run(stream, x.data(), dy.data(), dw.data(), workspace.data());
+
+  const std::vector<int64_t> samples = sampled_elements(problem);
+  const auto count = static_cast<int>(samples.size());
+  std::vector<double> parts(samples.size() * kReferenceParts * 2), found(samples.size());
+  driver::Memory places(static_cast<int64_t>(samples.size() * sizeof(int64_t)));
+  const driver::Memory sums(static_cast<int64_t>(parts.size() * sizeof(double)));
+  const driver::Memory values(static_cast<int64_t>(found.size() * sizeof(double)));
+  places.write(samples.data(), samples.size() * sizeof(int64_t), stream);
+  const ReferenceProblem described = reference_problem(problem);
+  const auto* const at = static_cast<const int64_t*>(places.data());
+  reference->sums(stream, described, x.data(), dw.data(), dy.data(), nullptr, at, count,
+                  static_cast<double*>(sums.data()));
+  reference->gather(stream, described, dw.data(), at, count, static_cast<double*>(values.data()));
+  sums.read(parts.data(), parts.size() * sizeof(double), stream);
+  values.read(found.data(), found.size() * sizeof(double), stream);
+  JAXGRAD_DRIVER(driver::api().cuStreamSynchronize(stream));
+  double largest = 0;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    double expected = 0, absolute = 1e-30;
+    for (size_t part = 0; part < kReferenceParts; ++part) {
+      expected += parts[2 * (i * kReferenceParts + part)];
+      absolute += parts[2 * (i * kReferenceParts + part) + 1];
+    }
+    const double error = std::abs(found[i] - expected) / absolute;
+    largest = error <= largest ? largest : error;  // NaN too
+  }
+  const double allowed = type == FloatType::kFloat32 ? 1e-6 : type == FloatType::kFloat16 ? 1e-3 : 8e-3;
+  report("depthwise weight gradient, " + name + ", " + std::to_string(8 * bytes) + " bits", largest, allowed);
+}
+
+// An array [sizes], in row-major order, to one with the axes in the order of `to_spec`, some of them reversed.
+void check_transpose(const std::vector<int64_t>& sizes, const std::vector<int64_t>& to_spec,
+                     const std::vector<int64_t>& reversed, int64_t element_bytes, CUstream stream) {
+  std::vector<int64_t> from_spec(sizes.size());
+  std::iota(from_spec.begin(), from_spec.end(), 0);
+  if (!transpose_supported(sizes, from_spec, to_spec, reversed)) throw std::runtime_error("unsupported transpose");
+  ConvOperand from, to;
+  const auto strides = [&](const std::vector<int64_t>& spec, ConvOperand& operand) {
+    int64_t stride = 1;
+    std::copy(sizes.begin(), sizes.end(), operand.sizes.begin());
+    for (size_t position = spec.size(); position-- > 0;)
+      for (size_t axis = 0; axis < spec.size(); ++axis)
+        if (spec[axis] == static_cast<int64_t>(position)) {
+          operand.strides[axis] = stride;
+          stride *= sizes[axis];
+        }
+    return stride;
+  };
+  const int64_t count = strides(from_spec, from);
+  strides(to_spec, to);
+  const ConvOperand dense = to;
+  for (const int64_t axis : reversed) to.strides[static_cast<size_t>(axis)] *= -1;
+
+  const auto bytes = static_cast<size_t>(count * element_bytes);
+  std::vector<unsigned char> in(bytes), out(bytes), expected(bytes);
+  std::mt19937 random(static_cast<unsigned>(count));
+  for (unsigned char& byte : in) byte = static_cast<unsigned char>(random());
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t place = 0;
+    for (size_t axis = 0; axis < sizes.size(); ++axis) {
+      int64_t at = i / from.strides[axis] % sizes[axis];
+      if (std::find(reversed.begin(), reversed.end(), static_cast<int64_t>(axis)) != reversed.end())
+        at = sizes[axis] - 1 - at;
+      place += at * dense.strides[axis];
+    }
+    std::copy_n(in.begin() + i * element_bytes, element_bytes, expected.begin() + place * element_bytes);
+  }
+  driver::Memory given(count * element_bytes);
+  const driver::Memory result(count * element_bytes);
+  given.write(in.data(), bytes, stream);
+  transpose(stream, kDevice, static_cast<int>(sizes.size()), element_bytes, from, given.data(), to, result.data());
+  result.read(out.data(), bytes, stream);
+  JAXGRAD_DRIVER(driver::api().cuStreamSynchronize(stream));
+  int64_t wrong = 0;
+  for (size_t i = 0; i < bytes; ++i) wrong += out[i] != expected[i];
+  std::string name = "transpose of " + std::to_string(element_bytes) + "-byte elements";
+  for (const int64_t size : sizes) name += " " + std::to_string(size);
+  report(name, static_cast<double>(wrong), 0);
+}
+
+int run(int arguments, char** argument) {
+  const driver::CurrentDevice current(kDevice);
+  nvrtc::load(arguments > 1 ? std::vector<std::string>{argument[1]} : std::vector<std::string>());
+  driver::Stopwatch watch;
+  const CUstream stream = watch.stream();
+  for (const FloatType type : kTypes) {
+    check_depthwise("1D", depthwise_problem({301}, 3, 40, 31, 1, 1, 15, 15), type, stream);
+    check_depthwise("1D causal", depthwise_problem({77}, 2, 12, 4, 1, 2, 6, 0), type, stream);
+    check_depthwise("2D 3x3", depthwise_problem({19, 23}, 5, 72, 3, 1, 1, 1, 1), type, stream);
+    check_depthwise("2D 3x3 strides", depthwise_problem({33, 30}, 3, 96, 3, 2, 1, 0, 1), type, stream);
+    check_depthwise("2D 7x7", depthwise_problem({14, 17}, 4, 34, 7, 1, 1, 3, 3), type, stream);
+    check_depthwise("2D 5x5 dilation", depthwise_problem({21, 16}, 2, 8, 5, 1, 2, 4, 4), type, stream);
+  }
+  for (const int64_t bytes : {2, 4, 8}) {
+    check_transpose({65, 130}, {1, 0}, {}, bytes, stream);
+    check_transpose({7, 3, 3, 258}, {3, 1, 2, 0}, {1, 2}, bytes, stream);
+    check_transpose({300, 5, 9}, {2, 0, 1}, {}, bytes, stream);
+    check_transpose({64, 3, 3, 128}, {3, 0, 1, 2}, {}, bytes, stream);
+    check_transpose({12, 5, 7, 36}, {0, 2, 1, 3}, {1}, bytes, stream);
+  }
+  return failures == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace jaxgrad
+
+int main(int arguments, char** argument) {
+  try {
+    return jaxgrad::run(arguments, argument);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}
