@@ -73,6 +73,7 @@ CASES = {
         Case(200, 64, 512, 512, dtype="bfloat16"),
     ),
 }
+FEW_STEPS = (Case(1, 64, 128, 128), Case(2, 64, 128, 128), Case(4, 64, 128, 128))  # for the preferences
 QUICK_CASES = (Case(20, 8, 16, 32), Case(20, 1, 16, 32, bidirectional=True))
 
 
@@ -107,12 +108,8 @@ def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
 
 
 def _rows(case: Case, linear_before_reset: bool, left_out: set[str], options: Options) -> list[dict[str, Any]]:
-    inputs, cotangents = _arrays(case)
-    ours = partial(
-        jaxgrad.gru,
-        direction="bidirectional" if case.bidirectional else "forward",
-        linear_before_reset=linear_before_reset,
-    )
+    inputs, cotangents = arrays(case)
+    ours = partial(jaxgrad.gru, direction=direction(case), linear_before_reset=linear_before_reset)
 
     def ours_on(implementation: str | None) -> Callable[..., Any]:
         return lambda x, w, r, b, initial_h: ours(x, w, r, b, None, initial_h, implementation=implementation)
@@ -151,7 +148,11 @@ def _work(case: Case, linear_before_reset: bool, which: str) -> Work:
     )
 
 
-def _arrays(case: Case) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+def direction(case: Case) -> str:
+    return "bidirectional" if case.bidirectional else "forward"
+
+
+def arrays(case: Case) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     """Inputs (x, w, r, b, initial_h) whose gates do not saturate, and cotangents (dy, dy_h)."""
     T, B, I, H, D = case.T, case.B, case.I, case.H, case.D  # noqa: E741
     shapes = ((T, B, I), (D, 3 * H, I), (D, 3 * H, H), (D, 6 * H), (D, B, H), (T, D, B, H), (D, B, H))

@@ -8,6 +8,7 @@ only compares.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,13 +19,15 @@ from typing import Any
 import jax
 
 import jaxgrad
-from benchmarks import batch_norm, conv
+from benchmarks import batch_norm, conv, gru
 from jaxgrad._src.batch_norm.cudnn import BatchNormFeatures, has_fast_kernels
 from jaxgrad._src.conv.features import ConvFeatures
 from jaxgrad._src.conv.params import ConvCall
 from jaxgrad._src.core.environment import Environment, current_environment
 from jaxgrad._src.core.op import lowering_platform
 from jaxgrad._src.core.tuning import RecordedCall, Recorder
+from jaxgrad._src.gru.cuda import GruFeatures
+from jaxgrad._src.gru.params import GruProblem
 from jaxgrad._src.selection.table import Row, file_name
 from jaxgrad._src.tuning.api import measured_choice
 
@@ -92,7 +95,7 @@ def tables() -> dict[str, dict[str, Any]]:
     return found
 
 
-def _functions(platform: str) -> Iterator[tuple[Any, list[jax.ShapeDtypeStruct]]]:
+def _functions(platform: str) -> Iterator[tuple[Any, list[Any]]]:
     """Functions of the benchmark cases that make all calls to measure, and the shapes of their arguments."""
     for case in conv.CASES[platform]:
         op = jaxgrad.conv_transpose if case.transposed else jaxgrad.conv_general_dilated
@@ -105,7 +108,16 @@ def _functions(platform: str) -> Iterator[tuple[Any, list[jax.ShapeDtypeStruct]]
         yield partial(_gradients, lambda *arrays, op=op: op(*arrays)[0]), [x, x, channels, channels]
 
 
-def _gradients(function: Any, dy: jax.Array, *arrays: jax.Array) -> Any:
+    if platform == "gpu":  # the CPU kernels run every call
+        for case, linear_before_reset in itertools.product(gru.CASES["gpu"] + gru.FEW_STEPS, (False, True)):
+            inputs, (dy, dy_h) = jax.eval_shape(partial(gru.arrays, case))
+            op = partial(
+                jaxgrad.gru, direction=gru.direction(case), linear_before_reset=linear_before_reset
+            )
+            yield partial(_gradients, lambda x, w, r, b, h, op=op: op(x, w, r, b, None, h)), [(dy, dy_h), *inputs]
+
+
+def _gradients(function: Any, dy: Any, *arrays: jax.Array) -> Any:
     y, pullback = jax.vjp(function, *arrays)
     return y, pullback(dy)
 
@@ -131,6 +143,8 @@ def _features(recorded: RecordedCall) -> Any:
     call: Any = recorded.call
     if isinstance(call, ConvCall):
         return _Features(call.problem)
+    if isinstance(call, GruProblem):
+        return GruFeatures.of(call)
     return BatchNormFeatures(call.outer * call.inner, call.channels, has_fast_kernels(call))
 
 
@@ -154,7 +168,8 @@ def _rows(classes: Sequence[_Class], platform: str, times: _Times) -> list[dict[
 
 
 def _op(recorded: RecordedCall) -> str:
-    return "conv" if isinstance(recorded.call, ConvCall) else "batch_norm"
+    kinds = {ConvCall: "conv", GruProblem: "gru"}
+    return next((name for kind, name in kinds.items() if isinstance(recorded.call, kind)), "batch_norm")
 
 
 def _row(each: _Class, prefer: str, measured: dict[str, Any] | None) -> dict[str, Any]:

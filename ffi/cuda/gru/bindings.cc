@@ -10,11 +10,11 @@ namespace nb = nanobind;
 namespace jaxgrad {
 namespace {
 
-GruKey key_of(int64_t device, bool is_backward, int64_t type, bool allow_tf32, bool linear_before_reset,
+GruKey key_of(bool is_backward, int64_t device, int64_t type, bool allow_tf32, bool linear_before_reset,
               int64_t problems, int64_t rows, int64_t hidden) {
   GruKey key;
-  key.device = static_cast<int>(device);
   key.is_backward = is_backward;
+  key.device = static_cast<int>(device);
   key.type = static_cast<FloatType>(type);
   key.allow_tf32 = allow_tf32;
   key.linear_before_reset = linear_before_reset;
@@ -24,11 +24,24 @@ GruKey key_of(int64_t device, bool is_backward, int64_t type, bool allow_tf32, b
   return key;
 }
 
-// Returns why the kernels cannot run a call; empty if they are loaded. Throws std::runtime_error for an error that may
+// Returns why the kernels of the two passes do not support a call; empty if they do. Compiles nothing.
+std::string rejection(int64_t device, int64_t type, bool allow_tf32, bool linear_before_reset, int64_t problems,
+                      int64_t rows, int64_t hidden) {
+  const nb::gil_scoped_release release;
+  try {
+    for (const bool is_backward : {false, true})
+      check_gru(key_of(is_backward, device, type, allow_tf32, linear_before_reset, problems, rows, hidden));
+  } catch (const NoPlan& reason) {
+    return reason.what();
+  }
+  return "";
+}
+
+// Returns why the kernel of a pass cannot be loaded; empty if it is. Throws std::runtime_error for an error that may
 // pass.
-std::string load(int64_t device, bool is_backward, int64_t type, bool allow_tf32, bool linear_before_reset,
+std::string load(bool is_backward, int64_t device, int64_t type, bool allow_tf32, bool linear_before_reset,
                  int64_t problems, int64_t rows, int64_t hidden) {
-  const GruKey key = key_of(device, is_backward, type, allow_tf32, linear_before_reset, problems, rows, hidden);
+  const GruKey key = key_of(is_backward, device, type, allow_tf32, linear_before_reset, problems, rows, hidden);
   const nb::gil_scoped_release release;
   const driver::CurrentDevice current(key.device);
   try {
@@ -44,9 +57,10 @@ std::string load(int64_t device, bool is_backward, int64_t type, bool allow_tf32
 }  // namespace
 
 void bind_gru(nb::module_& module) {
-  module.def("gru_padded_hidden", &gru_padded_hidden, nb::arg("hidden"),
-             "The hidden units of the kernels for a call; 0 if there are too many.");
-  module.def("load_gru_kernel", &load, nb::arg("device"), nb::arg("is_backward"), nb::arg("type"),
+  module.def("gru_rejection", &rejection, nb::arg("device"), nb::arg("type"), nb::arg("allow_tf32"),
+             nb::arg("linear_before_reset"), nb::arg("problems"), nb::arg("rows"), nb::arg("hidden"),
+             "Returns why the kernels do not support a call; empty if they do. Compiles nothing.");
+  module.def("load_gru_kernel", &load, nb::arg("is_backward"), nb::arg("device"), nb::arg("type"),
              nb::arg("allow_tf32"), nb::arg("linear_before_reset"), nb::arg("problems"), nb::arg("rows"),
              nb::arg("hidden"),
              "Compiles and loads the kernel of a pass. Returns why that is impossible; empty if it is loaded. Raises "

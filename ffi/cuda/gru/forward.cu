@@ -180,9 +180,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
 #pragma unroll
     for (int gate = 0; gate < 3; ++gate)
       next_inputs[tile][gate] =
-          step < p.steps && row < p.rows
-              ? p.inputs[(((place.group * S + place.time(p, step)) * B + row) * D + place.direction) * (3 * kPadded) +
-                         gate * kPadded + unit]
+          step < p.steps && row < p.rows && has_unit
+              ? p.inputs[((((place.group * S + place.time(p, step)) * B + row) * D + place.direction) * 3 + gate) * H +
+                         unit]
               : 0.f;
     next_reset[tile] = is_reset(step + 1, row);
   };
@@ -259,11 +259,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
       if (within) narrow(valid ? h : 0.f, static_cast<T*>(p.y) + step_row * H + unit);
       if (p.gates != nullptr && within) {
         T* const gates = static_cast<T*>(p.gates) + step_row * (3 + LINEAR) * H + unit;
-        narrow(marked(z, z_before, p.clip), gates);
-        narrow(marked(r, r_before, p.clip), gates + H);
-        narrow(marked(n, n_before, p.clip), gates + 2 * H);
+        // Zeros past the length of a row, where the inputs may be NaN.
+        narrow(valid ? marked(z, z_before, p.clip) : 0.f, gates);
+        narrow(valid ? marked(r, r_before, p.clip) : 0.f, gates + H);
+        narrow(valid ? marked(n, n_before, p.clip) : 0.f, gates + 2 * H);
 #if LINEAR
-        narrow(recurrent, gates + 3 * H);
+        narrow(valid ? recurrent : 0.f, gates + 3 * H);
 #endif
       }
       if (step + 1 < p.steps) {

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
 
 struct Sizes {
-  int64_t groups, T, B, D, H, padded;
+  int64_t groups, T, B, D, H;
 };
 
 // The sizes of a call, from y [G, T, D, B, H].
@@ -23,10 +23,10 @@ Sizes sizes_of(Checks& checks, const Arg& y) {
   checks.require(y.dimensions().size() == 5, "y must have rank 5, [groups, T, D, B, H]");
   if (checks.failed()) return {};
   const auto of_y = y.dimensions();
-  const Sizes s{of_y[0], of_y[1], of_y[2], of_y[3], of_y[4], gru_padded_hidden(of_y[4])};
+  const Sizes s{of_y[0], of_y[1], of_y[2], of_y[3], of_y[4]};
   checks.require(s.groups > 0 && s.T > 0 && s.B > 0 && s.D > 0 && s.H > 0, "all sizes must be positive");
   checks.require(s.D <= 2, "there must be 1 or 2 directions");
-  checks.require(s.padded > 0, "there are too many hidden units");
+  checks.require(gru_padded_hidden(s.H) > 0, "there are too many hidden units");
   checks.require(s.T <= kMax && s.B <= kMax && s.groups <= kMax / (2 * s.B), "the sizes are too large");
   return s;
 }
@@ -84,7 +84,7 @@ ffi::Error forward(CUstream stream, Arg inputs, Arg r, Arg recurrent_bias, Arg l
   if (checks.failed()) return checks.error();
   const ffi::DataType dtype = r.element_type();
   GruArguments a = arguments_of(checks, s, dtype, r, lens, initial_h, reset, reset_h, reversed, clip);
-  checks.array("inputs", inputs, ffi::DataType::F32, {s.groups, s.T, s.B, s.D, 3, s.padded});
+  checks.array("inputs", inputs, ffi::DataType::F32, {s.groups, s.T, s.B, s.D, 3, s.H});
   checks.optional_array("recurrent_bias", recurrent_bias, dtype, {s.groups * s.D, s.H});
   checks.array("y", *y, dtype, {s.groups, s.T, s.D, s.B, s.H});
   checks.array("y_h", *y_h, dtype, {s.groups * s.D, s.B, s.H});
@@ -129,7 +129,7 @@ ffi::Error backward(CUstream stream, Arg r, Arg lens, Arg initial_h, Arg reset, 
 JAXGRAD_DEFINE_HANDLER(jaxgrad_cuda_gru_forward, forward,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<CUstream>>()
-                           .Arg<ffi::AnyBuffer>()        // inputs          [G, T, B, D, 3, padded] of float32
+                           .Arg<ffi::AnyBuffer>()        // inputs          [G, T, B, D, 3, H] of float32
                            .Arg<ffi::AnyBuffer>()        // r               [G D, 3H, H]
                            .Arg<ffi::AnyBuffer>()        // recurrent_bias  [G D, H] or empty
                            .Arg<ffi::AnyBuffer>()        // lens            [G, B] of int32, or empty

@@ -9,7 +9,7 @@ struct GruArguments {
   int steps, rows, hidden, directions, reversed;  // bit d of `reversed`: direction d runs from the last step
   int tiles;                                      // clusters for the rows of one problem
   float clip;                                     // infinity for no bound
-  const float* inputs;         // [groups, T, B, D, 3, padded]: x W' and the biases that no reset gate multiplies
+  const float* inputs;         // [groups, T, B, D, 3, H]: x W' and the biases that no reset gate multiplies
   const void* r;               // [problems, 3H, H]
   const void* recurrent_bias;  // [problems, H]: Rbn where the reset gate multiplies it; or null
   const void* initial_h;       // [problems, B, H] or null

@@ -15,7 +15,7 @@ from jaxgrad._src.conv.backend import ConvBackend, named_arrays
 from jaxgrad._src.conv.cudnn_plan import Epilogue, cudnn_plan, search_mode
 from jaxgrad._src.conv.geometry import change_layout, maybe_reverse_window
 from jaxgrad._src.conv.params import ConvCall, ConvParams
-from jaxgrad._src.conv.precision import allows_tf32
+from jaxgrad._src.core.precision import allows_tf32
 from jaxgrad._src.conv.problem import (
     ConvProblem,
     forward_problem,

@@ -12,6 +12,7 @@ import numpy as np
 from jaxgrad._src.core import checks, forward_mode
 from jaxgrad._src.core.mesh_axes import pvary_to_match
 from jaxgrad._src.core.op import Op
+from jaxgrad._src.core.precision import default_precision
 from jaxgrad._src.core.selection import reject_symbolic_shapes, select
 from jaxgrad._src.gru import autodiff, jvp
 from jaxgrad._src.gru.backend import PASSES
@@ -76,8 +77,8 @@ def gru(
       linear_before_reset: whether the reset gate multiplies the recurrent product instead of the hidden state.
       clip: a positive number; the input of each activation is clipped to [-clip, clip], and its gradient is zero at
         the bounds and beyond. None for no clipping.
-      implementation: "cpu" for the C++ kernels, "xla" for a `jax.lax.scan`, None for the fastest available. An
-        implementation that is given runs or raises. `jaxgrad.explain` reports what None selects.
+      implementation: "cpu" for the C++ kernels, "cuda" for the CUDA kernels, "xla" for a `jax.lax.scan`, None for the
+        fastest available. An implementation that is given runs or raises. `jaxgrad.explain` reports what None selects.
 
     Returns:
       A pair `(y, y_h)`:
@@ -89,15 +90,20 @@ def gru(
       TypeError: an array has an unsupported dtype or a dtype other than that of x, sequence_lens is not an integer
         array, reset is not a bool array, linear_before_reset is not a bool, or clip is not a number.
       ValueError: the shape of an array does not fit, direction or implementation is unknown, clip is not positive,
-        sequence_lens has a value outside [0, T], or reset_h is given without reset; or `implementation="cpu"` is
-        lowered for another platform or has symbolic shapes.
-      RuntimeError: `implementation="cpu"` is given and the compiled module cannot be loaded.
+        sequence_lens has a value outside [0, T], or reset_h is given without reset; or `implementation="cpu"` or
+        "cuda" is lowered for another platform, has symbolic shapes, or is not supported: the CUDA kernels require a GPU
+        of compute capability 9.0 where the program is lowered, at most 256 hidden units, and no float64.
+      RuntimeError: `implementation="cpu"` or "cuda" is given and the compiled module or NVRTC cannot be loaded.
       jax.errors.JaxRuntimeError: sequence_lens has a value outside [0, T] that is not known while tracing, and the CPU
-        kernels run. The XLA implementation clamps such a value to [0, T], and values in the memory of a GPU.
+        kernels run. The XLA implementation and the CUDA kernels clamp such a value to [0, T].
 
     Notes:
       A reset stops gradients: the state that it replaced has a gradient of zero, and a NaN in it reaches nothing. The
       gradient of `reset_h` is the sum, over the resets of a row, of the gradients of the new states.
+
+      On a GPU, float32 operands of matrix products are rounded to TF32, as in JAX, unless `jax_default_matmul_precision`
+      is "highest" or "float32" where the op is called. The CUDA kernels then split each operand of the recurrent product
+      into two bfloat16 numbers, which keep 16 bits of its 24.
 
       Reverse mode works to any order: the first derivative uses the kernels, higher derivatives run on XLA. Forward
       mode runs on XLA and requires `jaxgrad.forward_mode`. Under `jit` over a mesh, the batch may be split: each device
@@ -124,9 +130,12 @@ def gru(
     clip = _check_clip(clip)
     D = 2 if direction == "bidirectional" else 1
     arrays = _check_arrays(x, w, r, b, sequence_lens, initial_h, reset, reset_h, D)
-    problem = GruProblem.of(arrays[0], arrays[2], linear_before_reset=linear_before_reset, clip=clip)
+    precision = default_precision()
+    problem = GruProblem.of(
+        arrays[0], arrays[2], linear_before_reset=linear_before_reset, clip=clip, precision=precision
+    )
     candidates = select(OP, implementation, problem, reject_symbolic_shapes(*arrays)).candidates
-    params = GruParams(direction, linear_before_reset, clip, candidates["forward"], candidates["backward"])
+    params = GruParams(direction, linear_before_reset, clip, precision, candidates["forward"], candidates["backward"])
     y, y_h = forward_mode.call(autodiff.gru, jvp.RULES, params, *pvary_to_match(*arrays))
     return y, y_h
 

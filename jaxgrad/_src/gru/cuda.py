@@ -1,12 +1,13 @@
 """The CUDA backend of the GRU: jaxgrad's persistent kernels in ffi/cuda/gru.
 
 A kernel computes the recurrence of all steps; the input product before it and the products of the weight gradients
-after it run on XLA. NVRTC, which comes with JAX's CUDA packages, compiles a kernel while a call that needs it is lowered.
+after it run on XLA. NVRTC, which comes with JAX's CUDA packages, compiles a kernel while a call that needs it is
+lowered.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +16,28 @@ from jax import lax
 
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.op import Rejection
+from jaxgrad._src.core.precision import allows_tf32
 from jaxgrad._src.gru import xla
-from jaxgrad._src.gru.backend import Gradients, GruBackend
+from jaxgrad._src.gru.backend import PASSES, Gradients, GruBackend
 from jaxgrad._src.gru.params import GruParams, GruProblem
 from jaxgrad._src.native import cuda
 from jaxgrad._src.native.ffi import empty_if_none, ffi_call
+from jaxgrad._src.selection.table import Row, preference
 
-_REVERSED = {"forward": 0, "reverse": 1, "bidirectional": 2}  # bit d: direction d runs from the last step
+_REVERSED = {"forward": 0b00, "reverse": 0b01, "bidirectional": 0b10}  # bit d: direction d runs from the last step
+
+
+class GruFeatures(NamedTuple):
+    """The features that the tables of preferences know."""
+
+    steps: int
+    rows: int
+    hidden: int
+    bits: int
+
+    @classmethod
+    def of(cls, call: GruProblem) -> GruFeatures:
+        return cls(call.T, call.B, call.H, 8 * call.dtype.itemsize)
 
 
 class CudaBackend(GruBackend):
@@ -31,30 +47,54 @@ class CudaBackend(GruBackend):
     description = "jaxgrad's own kernel"
 
     def unavailable(self) -> str:
-        return cuda.unavailable_kernels()
+        return cuda.module_unavailable()
 
-    def supports(self, pass_name: str, call: GruProblem) -> Rejection | None:
-        if min(call.T, call.B) == 0:
-            return Rejection("there are no steps or no rows")
-        return None
+    def reject(self, pass_name: str, call: GruProblem, *, forced: bool) -> Rejection | None:
+        # Without steps or rows there is no kernel call.
+        return super().reject(pass_name, call, forced=forced) if min(call.T, call.B) else None
+
+    def prefers_other(self, pass_name: str, call: GruProblem) -> str:
+        row = _row(pass_name, call)
+        return "" if row.prefer == self.implementation else row.why
+
+    def table_row(self, pass_name: str, call: GruProblem) -> str:
+        return str(_row(pass_name, call)) if min(call.T, call.B) else ""
 
     def find_plan(self, pass_name: str, call: GruProblem) -> Rejection | None:
+        """Both passes run on the kernels, or neither does.
+
+        Raises RuntimeError for a failure of CUDA in a multi-process program: other processes, in which CUDA works,
+        would lower another program.
+        """
         try:
-            reason = _load(pass_name, call, allows_tf32())
+            if reason := _kernel_rejection(call):
+                return Rejection(reason)
+            reason = cuda.nvrtc_unavailable() or _load(call)
         except RuntimeError as error:
             if jax.process_count() > 1:
                 raise
             reason = str(error)
+        return Rejection(f"jaxgrad's own CUDA kernels are missing: {reason}", missing=reason) if reason else None
+
+    def supports_resized(self, pass_name: str, call: GruProblem) -> bool:
+        return not min(call.T, call.B) or not _kernel_rejection(call)
+
+    def typical_rejection(self, op_name: str, pass_name: str) -> Rejection | None:
+        typical = GruProblem(100, 32, 128, 128, 1, jnp.dtype("float32"), False, None, None)
+        try:
+            reason = "" if cuda.module_unavailable() else _kernel_rejection(typical)
+        except RuntimeError as error:
+            reason = str(error)
         return Rejection(reason) if reason else None
 
     def forward(self, params, x, w, r, b, sequence_lens, initial_h, reset, reset_h, *, save_gates):
+        if 0 in x.shape:
+            operands = x, w, r, b, sequence_lens, initial_h, reset, reset_h
+            return xla.forward(params, *operands, save_gates=save_gates)
         (T, B, I), (D, _, H) = x.shape, r.shape  # noqa: E741
-        padded = cuda.module.gru_padded_hidden(H)
-        weights = jnp.pad(w.reshape(D, 3, H, I), ((0, 0), (0, 0), (0, padded - H), (0, 0)))
-        inputs = lax.dot_general(x, weights, (((2,), (3,)), ((), ())), preferred_element_type=jnp.float32)
+        inputs = lax.dot_general(x, w.reshape(D, 3, H, I), (((2,), (3,)), ((), ())), params.precision, jnp.float32)
         if b is not None:
-            bias = _bias(params, b.reshape(D, 2, 3, H).astype(jnp.float32))
-            inputs += jnp.pad(bias, ((0, 0), (0, 0), (0, padded - H)))
+            inputs += _input_bias(params, b.reshape(D, 2, 3, H).astype(jnp.float32))
         recurrent_bias = b.reshape(D, 6, H)[:, 5] if b is not None and params.linear_before_reset else None
         results = (
             jax.ShapeDtypeStruct((1, T, D, B, H), x.dtype),
@@ -71,17 +111,17 @@ class CudaBackend(GruBackend):
                 *_of_rows(sequence_lens, initial_h, reset, reset_h, x.dtype),
             ),
             0,
-            named={"x": x, "w": w, "r": r, "y": results[0]},
+            named={"x": x, "w": w, "r": r, "y": jax.ShapeDtypeStruct((T, D, B, H), x.dtype)},
             **_attributes(params),
         )
         return y[0], y_h, gates[0] if save_gates else gates
 
-    def backward(
-        self, params, x, w, r, sequence_lens, initial_h, reset, reset_h, y, gates, dy, dy_h, *, needs_grad
-    ):
+    def backward(self, params, x, w, r, sequence_lens, initial_h, reset, reset_h, y, gates, dy, dy_h, *, needs_grad):
+        of_rows = sequence_lens, initial_h, reset, reset_h
+        if 0 in x.shape:
+            return xla.backward(params, x, w, r, *of_rows, y, gates, dy, dy_h, needs_grad=needs_grad)
         T, D, B, H = y.shape
-        state = jax.ShapeDtypeStruct((D, B, H), jnp.float32)
-        none = jax.ShapeDtypeStruct((0,), jnp.float32)
+        state, none = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((D, B, H), (0,)))
         dgates, dh0, dreset_h = ffi_call(
             "jaxgrad_cuda_gru_backward",
             (
@@ -91,7 +131,7 @@ class CudaBackend(GruBackend):
             ),
             (
                 r,
-                *_of_rows(sequence_lens, initial_h, reset, reset_h, x.dtype),
+                *_of_rows(*of_rows, x.dtype),
                 y[None],
                 gates[None],
                 empty_if_none(None if dy is None else dy[None], x.dtype),
@@ -101,23 +141,23 @@ class CudaBackend(GruBackend):
             named={"x": x, "w": w, "r": r, "y": y},
             **_attributes(params),
         )
-        dgates = dgates[0].reshape(T, B, D, 3 * H)
-        products = xla.products_after_the_scan(
-            params, dgates, gates, x, w, r, sequence_lens, initial_h, reset, reset_h, y, needs_grad
-        )
+        of_directions = [dgates[0, :, :, d].reshape(T, B, 3 * H) for d in range(D)]
+        previous = xla.states_before(params, y, *of_rows)
         return Gradients(
-            *products,
+            *xla.products_after_the_scan(params, of_directions, gates, previous, x, w, sequence_lens, needs_grad),
             dh0.astype(x.dtype) if needs_grad[4] else None,
             dreset_h.astype(x.dtype) if needs_grad[5] else None,
         )
 
 
-def allows_tf32() -> bool:
-    """Whether JAX's precision in force lets float32 products round their operands to TF32."""
-    return jax.config.jax_default_matmul_precision not in ("highest", "float32", "high", "bfloat16_3x")
+def _row(pass_name: str, call: GruProblem) -> Row:
+    among = CudaBackend.implementation, "xla"
+    row = preference("gru", pass_name, CudaBackend.platform, GruFeatures.of(call), among)
+    assert row is not None
+    return row
 
 
-def _bias(params: GruParams, b: jax.Array) -> jax.Array:
+def _input_bias(params: GruParams, b: jax.Array) -> jax.Array:
     """The biases [D, 3, H] that no reset gate multiplies, of b [D, 2, 3, H]."""
     if not params.linear_before_reset:
         return b.sum(1)
@@ -131,6 +171,7 @@ def _of_rows(
     reset_h: jax.Array | None,
     dtype: Any,
 ) -> tuple[jax.Array, ...]:
+    """The operands of the handlers that differ by row."""
     return (
         empty_if_none(None if sequence_lens is None else sequence_lens[None], np.int32),
         empty_if_none(initial_h, dtype),
@@ -144,18 +185,35 @@ def _attributes(params: GruParams) -> dict[str, Any]:
         "reversed": _REVERSED[params.direction],
         "linear_before_reset": params.linear_before_reset,
         "clip": np.inf if params.clip is None else params.clip,  # infinity: no bound
-        "allow_tf32": allows_tf32(),
+        "allow_tf32": allows_tf32(params.precision),
     }
 
 
 @cleared_lru_cache(4096)
-def _load(pass_name: str, call: GruProblem, allow_tf32: bool) -> str:
-    """Compiles the kernel of a pass for the first GPU that JAX uses. Returns why that is impossible; empty if it is
-    loaded."""
-    device = cuda.gpu_ordinal()
-    if device is None:
+def _kernel_rejection(call: GruProblem) -> str:
+    """Returns why the kernels cannot compute a call on the first GPU that JAX uses; empty if they can."""
+    if cuda.gpu_ordinal() is None:
         return "jaxgrad's own kernel is compiled for the GPU of the machine that lowers the program, which has none"
-    if reason := cuda.nvrtc_unavailable():
-        return reason
-    arguments = cuda.float_type(call.dtype), allow_tf32, call.linear_before_reset, call.D, call.B, call.H
-    return str(cuda.module.load_gru_kernel(device, pass_name == "backward", *arguments))
+    return str(cuda.module.gru_rejection(*_key(call)))
+
+
+@cleared_lru_cache(4096)
+def _load(call: GruProblem) -> str:
+    """Compiles and loads the kernels of both passes. Returns why that is impossible; empty if they are loaded."""
+    for is_backward in range(len(PASSES)):
+        if reason := cuda.module.load_gru_kernel(bool(is_backward), *_key(call)):
+            return str(reason)
+    return ""
+
+
+def _key(call: GruProblem) -> tuple[Any, ...]:
+    allow_tf32 = allows_tf32(call.precision)
+    return (
+        cuda.gpu_ordinal(),
+        cuda.float_type(call.dtype),
+        allow_tf32,
+        call.linear_before_reset,
+        call.D,
+        call.B,
+        call.H,
+    )

@@ -92,5 +92,7 @@ def backward(params: GruParams, needs_grad: tuple[bool, ...]) -> Callable[..., A
 
 def _supporting(candidates: Candidates, pass_name: str, params: GruParams, x: jax.Array, r: jax.Array) -> Candidates:
     """Returns the candidates for the operands of a pass, whose batch `vmap` or a mesh may have changed."""
-    problem = GruProblem.of(x, r, linear_before_reset=params.linear_before_reset, clip=params.clip)
+    problem = GruProblem.of(
+        x, r, linear_before_reset=params.linear_before_reset, clip=params.clip, precision=params.precision
+    )
     return supporting(candidates, BACKENDS, pass_name, problem)
