@@ -158,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
   };
   int length[ROW_TILES];
   float dh[ROW_TILES], dreset[ROW_TILES];
-  bool was_reset[ROW_TILES];
+  bool was_valid[ROW_TILES], was_reset[ROW_TILES];
   Step next[ROW_TILES];
   const auto load_step = [&](int step, int tile) {
     Step& to_load = next[tile];
@@ -186,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
     const bool within = row < p.rows && has_unit;
     dh[tile] = within && p.dy_h != nullptr ? element(p.dy_h, (state_row + row) * H + unit) : 0.f;
     dreset[tile] = 0;
-    was_reset[tile] = false;
+    was_valid[tile] = was_reset[tile] = false;
     load_step(p.steps - 1, tile);
   }
 
@@ -208,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
     if (threadIdx.x == 0) announce(shared + (exchange * ROW_TILES + tile) * 8, kTileBytes);
   };
   const auto finish = [&](int tile, float sum) {  // the gradient of the state before the last step is complete
-    dh[tile] += sum;
+    if (was_valid[tile]) dh[tile] += sum;  // otherwise a sum of zeros, or NaN if a weight is not finite
     if (was_reset[tile]) {
       dreset[tile] += dh[tile];
       dh[tile] = 0;
@@ -261,6 +261,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
       store_operand(operands + kGateBytes, dr);
       dh[tile] = valid ? z * out + dproduct * r : out;
 #endif
+      was_valid[tile] = valid;
       was_reset[tile] = valid && now.is_reset;
       __syncthreads();
 #if LINEAR

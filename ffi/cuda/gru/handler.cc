@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
 
 struct Sizes {
-  int64_t groups, T, B, D, H;
+  int64_t groups, T, D, B, H;
 };
 
 // The sizes of a call, from y [G, T, D, B, H].
@@ -25,6 +25,7 @@ Sizes sizes_of(Checks& checks, const Arg& y) {
   const auto of_y = y.dimensions();
   const Sizes s{of_y[0], of_y[1], of_y[2], of_y[3], of_y[4]};
   checks.require(s.groups > 0 && s.T > 0 && s.B > 0 && s.D > 0 && s.H > 0, "all sizes must be positive");
+  if (checks.failed()) return {};
   checks.require(s.D <= 2, "there must be 1 or 2 directions");
   checks.require(gru_padded_hidden(s.H) > 0, "there are too many hidden units");
   checks.require(s.T <= kMax && s.B <= kMax && s.groups <= kMax / (2 * s.B), "the sizes are too large");
@@ -36,7 +37,7 @@ GruArguments arguments_of(Checks& checks, const Sizes& s, ffi::DataType dtype, c
                           const Arg& initial_h, const Arg& reset, const Arg& reset_h, int64_t reversed, double clip) {
   const int64_t problems = s.groups * s.D;
   checks.require(clip > 0, "clip must be positive");
-  checks.require(reversed >= 0 && reversed < 4, "reversed must have a bit for each direction");
+  checks.require(reversed >= 0 && reversed < 1 << s.D, "reversed must have a bit for each direction");
   checks.array("r", r, dtype, {problems, 3 * s.H, s.H});
   checks.optional_array("sequence_lens", lens, ffi::DataType::S32, {s.groups, s.B});
   checks.optional_array("initial_h", initial_h, dtype, {problems, s.B, s.H});

@@ -43,7 +43,8 @@ constexpr int gru_planes(int mode) { return mode == kGruSplit ? 2 : 1; }
 constexpr int gru_element_bytes(int mode) { return mode == kGruTf32 ? 4 : 2; }
 constexpr int gru_aligned(int bytes) { return (bytes + 127) / 128 * 128; }
 
-// The exchanges of a step: states, and r * h where the reset gate comes before the product; two buffers of each but r * h.
+// The exchanges of a step: states, and r * h where the reset gate comes before the product; two buffers of each but r *
+// h.
 constexpr int gru_forward_exchanges(bool linear) { return linear ? 2 : 3; }
 constexpr int gru_backward_exchanges(bool linear) { return linear ? 2 : 4; }
 

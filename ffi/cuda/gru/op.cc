@@ -19,8 +19,8 @@ class GruKernel {
  public:
   GruKernel(const std::string& source, const char* name, int shared_bytes, int architecture)
       : module_(nvrtc::compile(source, architecture)), function_(module_.function(name)), shared_bytes_(shared_bytes) {
-    JAXGRAD_DRIVER(driver::api().cuFuncSetAttribute(function_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                                    shared_bytes));
+    JAXGRAD_DRIVER(
+        driver::api().cuFuncSetAttribute(function_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes));
   }
 
   CUfunction function() const { return function_; }
@@ -57,9 +57,7 @@ int attribute_of(int device, CUdevice_attribute which) {
   return value;
 }
 
-int64_t tiles_of(int64_t rows, int row_tiles) {
-  return (rows + row_tiles * kGruTile - 1) / (row_tiles * kGruTile);
-}
+int64_t tiles_of(int64_t rows, int row_tiles) { return (rows + row_tiles * kGruTile - 1) / (row_tiles * kGruTile); }
 
 // The fewest tiles of rows in a cluster with which all clusters run at once; clusters do not wait for each other, so
 // more of them only take turns.
