@@ -107,13 +107,10 @@ def _functions(platform: str) -> Iterator[tuple[Any, list[Any]]]:
         op = partial(jaxgrad.batch_norm_training, feature_axis=case.feature_axis, activation=case.activation)
         yield partial(_gradients, lambda *arrays, op=op: op(*arrays)[0]), [x, x, channels, channels]
 
-
     if platform == "gpu":  # the CPU kernels run every call
         for case, linear_before_reset in itertools.product(gru.CASES["gpu"] + gru.FEW_STEPS, (False, True)):
             inputs, (dy, dy_h) = jax.eval_shape(partial(gru.arrays, case))
-            op = partial(
-                jaxgrad.gru, direction=gru.direction(case), linear_before_reset=linear_before_reset
-            )
+            op = partial(jaxgrad.gru, direction=gru.direction(case), linear_before_reset=linear_before_reset)
             yield partial(_gradients, lambda x, w, r, b, h, op=op: op(x, w, r, b, None, h)), [(dy, dy_h), *inputs]
 
 

@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from backends import CPU_KERNEL, XLA, XLA_ON_GPU
+from backends import CPU_KERNEL, CUDA, GRU, XLA, XLA_ON_GPU
 from gru_cases import OPTIONAL, Case, Inputs, lengths, make_inputs
 from gru_running import DIFFERENTIABLE
 from thorough import thorough_after
+
+BACKENDS = GRU
 
 NAMES = Inputs._fields
 SUBSETS = [names for n in (8, 1, 2, 3, 4, 5, 6, 7) for names in itertools.combinations(NAMES, n)]
@@ -81,10 +83,12 @@ def test_every_subset_of_mapped_arguments(names):
     _check_choice(CPU_KERNEL, names)
 
 
-@pytest.mark.parametrize("backend", [XLA, pytest.param(XLA_ON_GPU, marks=pytest.mark.gpu)], ids=str)
+@pytest.mark.parametrize(
+    "backend", [XLA, *(pytest.param(b, marks=pytest.mark.gpu) for b in (XLA_ON_GPU, CUDA))], ids=str
+)
 @pytest.mark.parametrize("names", thorough_after(2, SOME_SUBSETS), ids="-".join)
-def test_some_subsets_of_mapped_arguments_on_xla(backend, names):
-    """XLA shares the batching rule with the kernel and folds the problems into another op."""
+def test_some_subsets_of_mapped_arguments_on_other_backends(backend, names):
+    """They share the batching rule with the kernel and fold the problems into another op."""
     _check_choice(backend, names)
 
 

@@ -101,9 +101,9 @@ def gru(
       A reset stops gradients: the state that it replaced has a gradient of zero, and a NaN in it reaches nothing. The
       gradient of `reset_h` is the sum, over the resets of a row, of the gradients of the new states.
 
-      On a GPU, float32 operands of matrix products are rounded to TF32, as in JAX, unless `jax_default_matmul_precision`
-      is "highest" or "float32" where the op is called. The CUDA kernels then split each operand of the recurrent product
-      into two bfloat16 numbers, which keep 16 bits of its 24.
+      On a GPU, float32 operands of matrix products are rounded to TF32, as in JAX, unless the configuration option
+      `jax_default_matmul_precision` is "highest" or "float32" where the op is called. The CUDA kernels then split each
+      operand of the recurrent product into two bfloat16 numbers, which keep 16 bits of its 24.
 
       Reverse mode works to any order: the first derivative uses the kernels, higher derivatives run on XLA. Forward
       mode runs on XLA and requires `jaxgrad.forward_mode`. Under `jit` over a mesh, the batch may be split: each device

@@ -94,7 +94,7 @@ class CudaBackend(GruBackend):
         (T, B, I), (D, _, H) = x.shape, r.shape  # noqa: E741
         inputs = lax.dot_general(x, w.reshape(D, 3, H, I), (((2,), (3,)), ((), ())), params.precision, jnp.float32)
         if b is not None:
-            inputs += _input_bias(params, b.reshape(D, 2, 3, H).astype(jnp.float32))
+            inputs += _input_bias(params, b.reshape(D, 2, 3, H).astype(jnp.float32))[None, None]
         recurrent_bias = b.reshape(D, 6, H)[:, 5] if b is not None and params.linear_before_reset else None
         results = (
             jax.ShapeDtypeStruct((1, T, D, B, H), x.dtype),

@@ -211,7 +211,8 @@ def backward(
         (dh_first, dreset), dgates_of_direction = _backward_scan(params, (dh_last, dreset), steps, r[d], reverse)
         dgates.append(dgates_of_direction)
         dh0.append(dh_first)
-        dreset_h.append(dreset)
+        if dreset is not None:
+            dreset_h.append(dreset)
     products = products_after_the_scan(params, dgates, gates, previous, x, w, sequence_lens, needs_grad)
     return Gradients(
         *products,
@@ -315,7 +316,7 @@ def products_after_the_scan(
     w: jax.Array,
     sequence_lens: jax.Array | None,
     needs_grad: tuple[bool, ...],
-) -> tuple[jax.Array | None, ...]:
+) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None, jax.Array | None]:
     """Returns the gradients of x, w, r and b that are needed: matrix products over all steps.
 
     Args:
@@ -328,19 +329,20 @@ def products_after_the_scan(
     """
     valid = _valid(sequence_lens, x.shape[0])
     dtype = _compute_dtype(x)
-    found = []
-    for d, (dgate, states) in enumerate(zip(dgates, previous, strict=True)):
-        dx = _keep(valid, _dot(params, dgate, w[d], dtype)) if needs_grad[0] else None
-        found.append((dx, *_weight_gradients(params, dgate, gates[:, d], states, x, valid, needs_grad)))
+    dx = None
+    if needs_grad[0]:
+        of_directions = (_keep(valid, _dot(params, dgate, w[d], dtype)) for d, dgate in enumerate(dgates))
+        dx = functools.reduce(jnp.add, of_directions).astype(x.dtype)
+    of_weights = [
+        _weight_gradients(params, dgate, gates[:, d], states, x, valid, needs_grad)
+        for d, (dgate, states) in enumerate(zip(dgates, previous, strict=True))
+    ]
 
-    def joined(index: int) -> jax.Array | None:
-        parts = [gradients[index] for gradients in found]
-        if parts[0] is None:
-            return None
-        whole = functools.reduce(jnp.add, parts) if index == 0 else jnp.stack(parts)
-        return whole.astype(x.dtype)
+    def stacked(index: int) -> jax.Array | None:
+        parts = [part for gradients in of_weights if (part := gradients[index]) is not None]
+        return jnp.stack(parts).astype(x.dtype) if parts else None
 
-    return tuple(map(joined, range(4)))
+    return dx, stacked(0), stacked(1), stacked(2)
 
 
 def _weight_gradients(
