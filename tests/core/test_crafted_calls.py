@@ -16,20 +16,18 @@ import jaxgrad
 
 jax.config.update("jax_enable_x64", True)
 HUGE = 2**62
-T, B, I, H, D = 3, 2, 4, 5, 1
+G, T, B, I, H, D = 6, 3, 2, 4, 5, 1
 conv = dict(lhs_spec=(0, 1, 2, 3), rhs_spec=(0, 1, 2, 3), out_spec=(0, 1, 2, 3), window_strides=(1, 1),
             padding=(0, 0, 0, 0), rhs_dilation=(1, 1), feature_group_count=2)
 x, w, y, bias = (2, 4, 6, 5), (4, 2, 3, 3), (2, 4, 4, 3), (4,)
 gru = dict(direction=0, linear_before_reset=False, clip=np.inf)
-lens, reset = (B,), (T, B)
+lens, reset = (G, B), (G, T, B)
 OWN_DTYPES = {lens: "int32", reset: "bool"}  # other arrays have the dtype of the call
-gru_x, gru_w, gru_r, gru_b = (T, B, I), (D, 3 * H, I), (D, 3 * H, H), (D, 6 * H)
-h, states, gates = (D, B, H), (T, D, B, H), (T, D, B, 3 * H)
+gru_x, gru_w, gru_r, gru_b = (G, T, B, I), (G, D, 3 * H, I), (G, D, 3 * H, H), (G, D, 6 * H)
+h, states, gates = (G, D, B, H), (G, T, D, B, H), (G, T, D, B, 3 * H)
 bn, c = (3, 4, 5), (4,)
 cuda_gru = dict(reversed=0, linear_before_reset=True, clip=np.inf, allow_tf32=True)
-cuda_lens, cuda_reset = (1, B), (1, T, B)
-OWN_DTYPES |= {cuda_lens: "int32", cuda_reset: "bool"}
-inputs, cuda_states, cuda_gates = (1, T, B, D, 3, H), (1, T, D, B, H), (1, T, D, B, 4 * H)
+inputs, linear_gates = (G, T, B, D, 3, H), (G, T, D, B, 4 * H)
 
 # By target: the shapes of the operands, the shapes of the results without the workspace, and the attributes.
 CALLS = {
@@ -48,9 +46,9 @@ if "cuda" in TARGET:
     import fake_gpu  # the handlers run in programs for the CPU
     CALLS = {
         "jaxgrad_cuda_gru_forward": (
-            (inputs, gru_r, (D, H), cuda_lens, h, cuda_reset, h), (cuda_states, h, cuda_gates), cuda_gru),
+            (inputs, gru_r, (G, D, H), lens, h, reset, h), (states, h, linear_gates), cuda_gru),
         "jaxgrad_cuda_gru_backward": (
-            (gru_r, cuda_lens, h, cuda_reset, h, cuda_states, cuda_gates, cuda_states, h), (inputs, h, h), cuda_gru),
+            (gru_r, lens, h, reset, h, states, linear_gates, states, h), (inputs, h, h), cuda_gru),
     }
     assert CALLS.keys() == {name for name in jaxgrad._src.native.cuda.targets() if "gru" in name}
 else:

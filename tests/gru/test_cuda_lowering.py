@@ -106,14 +106,14 @@ report(plain=calls(lowered()), linear=calls(lowered(settings=settings, D=2, dtyp
 """)
     (_, attributes, forward), (_, _, backward) = found["plain"]
     operands, results = forward.split(" -> ")
-    assert "tensor<1x10x4x1x3x43xf32>, tensor<1x129x43xf32>, tensor<0xf32>" in operands
-    assert "tensor<1x10x1x4x43xf32>, tensor<1x4x43xf32>, tensor<1x10x1x4x129xf32>" in results
+    assert "tensor<1x10x4x1x3x43xf32>, tensor<1x1x129x43xf32>, tensor<0xf32>" in operands
+    assert "tensor<1x10x1x4x43xf32>, tensor<1x1x4x43xf32>, tensor<1x10x1x4x129xf32>" in results
     assert "tensor<1x10x4x1x3x43xf32>" in backward.split(" -> ")[1]
     assert "linear_before_reset = false" in attributes
     assert "reversed = 0" in attributes
     (_, attributes, forward), (_, _, backward) = found["linear"]
     operands, results = forward.split(" -> ")
-    assert "tensor<1x10x4x2x3x43xf32>, tensor<2x129x43xbf16>, tensor<2x43xbf16>" in operands
+    assert "tensor<1x10x4x2x3x43xf32>, tensor<1x2x129x43xbf16>, tensor<1x2x43xbf16>" in operands
     assert "tensor<1x10x2x4x172xbf16>" in results
     assert "tensor<1x10x4x2x3x43xbf16>" in backward.split(" -> ")[1]
     assert "reversed = 2" in attributes
@@ -172,6 +172,19 @@ report(why=str(explained({call})), calls=calls(lowered({call})), compilations=fa
     assert found["forced"] == f"ValueError: jaxgrad.gru: implementation='cuda' cannot run: {reason}"
     assert found["calls"] == []
     assert found["compilations"] == 0
+
+
+@pytest.mark.parametrize("mapped", ["wr", "xwrb", "x"])
+def test_vmap_is_one_call_of_each_kernel(run, mapped):
+    """Mapped weights are groups; mapped inputs alone fold into the batch, but for the gradients of the weights."""
+    found = run(f"""
+text = lowered(mapped={tuple(mapped)!r})
+report(calls=calls(text), loops=text.count("stablehlo.while"))
+""")
+    (_, _, forward), (_, _, backward) = found["calls"]
+    assert found["loops"] == 0
+    assert ("tensor<1x10x1x12x43xf32>" if mapped == "x" else "tensor<3x10x1x4x43xf32>") in forward
+    assert "tensor<3x10x4x1x3x43xf32>" in backward.split(" -> ")[1]
 
 
 def test_a_failing_compiler(run):

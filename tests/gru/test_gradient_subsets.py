@@ -59,8 +59,8 @@ def test_unrequested_gradients_are_empty_in_the_program(requested, jit_inside):
     split = {name: inputs[name] for name in requested}, {n: a for n, a in inputs.items() if n not in requested}
     hlo = jax.jit(jax.grad(inner)).lower(*split).compile().as_text()
     (results,) = _results_of("jaxgrad_cpu_gru_backward", hlo)
-    shapes = {"x": "f32[3,4,2]", "w": "f32[1,15,2]", "r": "f32[1,15,5]", "b": "f32[1,30]"}
-    shapes |= dict.fromkeys(("initial_h", "reset_h"), "f32[1,4,5]")
+    shapes = {"x": "f32[1,3,4,2]", "w": "f32[1,1,15,2]", "r": "f32[1,1,15,5]", "b": "f32[1,1,30]"}
+    shapes |= dict.fromkeys(("initial_h", "reset_h"), "f32[1,1,4,5]")
     assert results[:6] == [shapes[name] if name in requested else "f32[0]" for name in DIFFERENTIABLE]
 
 
@@ -68,11 +68,11 @@ def test_no_residuals_without_differentiation():
     arrays = make_inputs(Case(T=3, B=4, I=2, H=5), "float32")[0]
     hlo = jax.jit(lambda a: jaxgrad.gru(**a, implementation="cpu")).lower(arrays._asdict()).compile().as_text()
     (results,) = _results_of("jaxgrad_cpu_gru_forward", hlo)
-    assert results[:3] == ["f32[3,1,4,5]", "f32[1,4,5]", "f32[0]"]
+    assert results[:3] == ["f32[1,3,1,4,5]", "f32[1,1,4,5]", "f32[1,0]"]
     assert "jaxgrad_cpu_gru_backward" not in hlo
 
 
-@pytest.mark.parametrize(("linear_before_reset", "gates"), [(False, "f32[3,1,4,15]"), (True, "f32[3,1,4,20]")])
+@pytest.mark.parametrize(("linear_before_reset", "gates"), [(False, "f32[1,3,1,4,15]"), (True, "f32[1,3,1,4,20]")])
 def test_the_residuals_are_the_gates(linear_before_reset, gates):
     inputs = {n: jnp.asarray(a) for n, a in make_inputs(Case(T=3, B=4, I=2, H=5), "float32")[0]._asdict().items()}
 

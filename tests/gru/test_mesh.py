@@ -68,6 +68,14 @@ def check_transformations():
     assert not found, found
 
 
+def check_groups_of_weights():
+    """A population over the mesh: no device needs the weights or the gradients of another."""
+    x, w, r, b = (jnp.stack([array] * 8) for array in _args(1)[:4])
+    (dw, dr), found = over(mesh(), jax.vmap(jax.grad(_loss, (1, 2))), (x, w, r, b), (P("d"),) * 4)
+    assert not found, found
+    assert dw.sharding.spec[0] == dr.sharding.spec[0] == "d"
+
+
 def check_inside_shard_map():
     check_shard_map(partial(_loss, implementation=None, **FULL), _args(2), SPECS, BY)
     # The loops of XLA start with zeros that are replicated over the devices.
@@ -80,6 +88,7 @@ def check_inside_shard_map():
         check_plain_xla,
         check_sharded_features,
         check_transformations,
+        check_groups_of_weights,
         check_inside_shard_map,
     ]
 )

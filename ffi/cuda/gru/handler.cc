@@ -35,14 +35,13 @@ Sizes sizes_of(Checks& checks, const Arg& y) {
 // What both passes have: sizes, options, and the operands that every step may need.
 GruArguments arguments_of(Checks& checks, const Sizes& s, ffi::DataType dtype, const Arg& r, const Arg& lens,
                           const Arg& initial_h, const Arg& reset, const Arg& reset_h, int64_t reversed, double clip) {
-  const int64_t problems = s.groups * s.D;
   checks.require(clip > 0, "clip must be positive");
   checks.require(reversed >= 0 && reversed < 1 << s.D, "reversed must have a bit for each direction");
-  checks.array("r", r, dtype, {problems, 3 * s.H, s.H});
+  checks.array("r", r, dtype, {s.groups, s.D, 3 * s.H, s.H});
   checks.optional_array("sequence_lens", lens, ffi::DataType::S32, {s.groups, s.B});
-  checks.optional_array("initial_h", initial_h, dtype, {problems, s.B, s.H});
+  checks.optional_array("initial_h", initial_h, dtype, {s.groups, s.D, s.B, s.H});
   checks.optional_array("reset", reset, ffi::DataType::PRED, {s.groups, s.T, s.B});
-  checks.optional_array("reset_h", reset_h, dtype, {problems, s.B, s.H});
+  checks.optional_array("reset_h", reset_h, dtype, {s.groups, s.D, s.B, s.H});
   GruArguments a{};
   a.steps = static_cast<int>(s.T);
   a.rows = static_cast<int>(s.B);
@@ -86,9 +85,9 @@ ffi::Error forward(CUstream stream, Arg inputs, Arg r, Arg recurrent_bias, Arg l
   const ffi::DataType dtype = r.element_type();
   GruArguments a = arguments_of(checks, s, dtype, r, lens, initial_h, reset, reset_h, reversed, clip);
   checks.array("inputs", inputs, ffi::DataType::F32, {s.groups, s.T, s.B, s.D, 3, s.H});
-  checks.optional_array("recurrent_bias", recurrent_bias, dtype, {s.groups * s.D, s.H});
+  checks.optional_array("recurrent_bias", recurrent_bias, dtype, {s.groups, s.D, s.H});
   checks.array("y", *y, dtype, {s.groups, s.T, s.D, s.B, s.H});
-  checks.array("y_h", *y_h, dtype, {s.groups * s.D, s.B, s.H});
+  checks.array("y_h", *y_h, dtype, {s.groups, s.D, s.B, s.H});
   checks.optional_array("gates", *gates, dtype, {s.groups, s.T, s.D, s.B, (3 + linear_before_reset) * s.H});
   a.inputs = static_cast<const float*>(inputs.untyped_data());
   a.recurrent_bias = data_or_null<const void>(recurrent_bias);
@@ -109,10 +108,10 @@ ffi::Error backward(CUstream stream, Arg r, Arg lens, Arg initial_h, Arg reset, 
   checks.array("y", y, dtype, {s.groups, s.T, s.D, s.B, s.H});
   checks.array("gates", gates, dtype, {s.groups, s.T, s.D, s.B, (3 + linear_before_reset) * s.H});
   checks.optional_array("dy", dy, dtype, {s.groups, s.T, s.D, s.B, s.H});
-  checks.optional_array("dy_h", dy_h, dtype, {s.groups * s.D, s.B, s.H});
+  checks.optional_array("dy_h", dy_h, dtype, {s.groups, s.D, s.B, s.H});
   checks.array("dgates", *dgates, dtype, {s.groups, s.T, s.B, s.D, 3, s.H});
-  checks.optional_array("dh0", *dh0, ffi::DataType::F32, {s.groups * s.D, s.B, s.H});
-  checks.optional_array("dreset_h", *dreset_h, ffi::DataType::F32, {s.groups * s.D, s.B, s.H});
+  checks.optional_array("dh0", *dh0, ffi::DataType::F32, {s.groups, s.D, s.B, s.H});
+  checks.optional_array("dreset_h", *dreset_h, ffi::DataType::F32, {s.groups, s.D, s.B, s.H});
   a.y = y.untyped_data();
   a.gates = gates.untyped_data();
   a.dy = data_or_null<const void>(dy);
@@ -131,14 +130,14 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cuda_gru_forward, forward,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<CUstream>>()
                            .Arg<ffi::AnyBuffer>()        // inputs          [G, T, B, D, 3, H] of float32
-                           .Arg<ffi::AnyBuffer>()        // r               [G D, 3H, H]
-                           .Arg<ffi::AnyBuffer>()        // recurrent_bias  [G D, H] or empty
+                           .Arg<ffi::AnyBuffer>()        // r               [G, D, 3H, H]
+                           .Arg<ffi::AnyBuffer>()        // recurrent_bias  [G, D, H] or empty
                            .Arg<ffi::AnyBuffer>()        // lens            [G, B] of int32, or empty
-                           .Arg<ffi::AnyBuffer>()        // initial_h       [G D, B, H] or empty
+                           .Arg<ffi::AnyBuffer>()        // initial_h       [G, D, B, H] or empty
                            .Arg<ffi::AnyBuffer>()        // reset           [G, T, B] of bool, or empty
-                           .Arg<ffi::AnyBuffer>()        // reset_h         [G D, B, H] or empty
+                           .Arg<ffi::AnyBuffer>()        // reset_h         [G, D, B, H] or empty
                            .Ret<ffi::AnyBuffer>()        // y               [G, T, D, B, H]
-                           .Ret<ffi::AnyBuffer>()        // y_h             [G D, B, H]
+                           .Ret<ffi::AnyBuffer>()        // y_h             [G, D, B, H]
                            .Ret<ffi::AnyBuffer>()        // gates           [G, T, D, B, 3H or 4H] or empty
                            .Ret<ffi::Buffer<ffi::U8>>()  // workspace: none
                            .Attr<int64_t>("reversed")    // bit d: direction d runs from the last step
@@ -150,18 +149,18 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cuda_gru_forward, forward,
 JAXGRAD_DEFINE_HANDLER(jaxgrad_cuda_gru_backward, backward,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<CUstream>>()
-                           .Arg<ffi::AnyBuffer>()        // r               [G D, 3H, H]
+                           .Arg<ffi::AnyBuffer>()        // r               [G, D, 3H, H]
                            .Arg<ffi::AnyBuffer>()        // lens            [G, B] of int32, or empty
-                           .Arg<ffi::AnyBuffer>()        // initial_h       [G D, B, H] or empty
+                           .Arg<ffi::AnyBuffer>()        // initial_h       [G, D, B, H] or empty
                            .Arg<ffi::AnyBuffer>()        // reset           [G, T, B] of bool, or empty
-                           .Arg<ffi::AnyBuffer>()        // reset_h         [G D, B, H] or empty
+                           .Arg<ffi::AnyBuffer>()        // reset_h         [G, D, B, H] or empty
                            .Arg<ffi::AnyBuffer>()        // y               [G, T, D, B, H]
                            .Arg<ffi::AnyBuffer>()        // gates           [G, T, D, B, 3H or 4H]
                            .Arg<ffi::AnyBuffer>()        // dy              [G, T, D, B, H] or empty
-                           .Arg<ffi::AnyBuffer>()        // dy_h            [G D, B, H] or empty
+                           .Arg<ffi::AnyBuffer>()        // dy_h            [G, D, B, H] or empty
                            .Ret<ffi::AnyBuffer>()        // dgates          [G, T, B, D, 3, H]
-                           .Ret<ffi::AnyBuffer>()        // dh0             [G D, B, H] of float32, or empty
-                           .Ret<ffi::AnyBuffer>()        // dreset_h        [G D, B, H] of float32, or empty
+                           .Ret<ffi::AnyBuffer>()        // dh0             [G, D, B, H] of float32, or empty
+                           .Ret<ffi::AnyBuffer>()        // dreset_h        [G, D, B, H] of float32, or empty
                            .Ret<ffi::Buffer<ffi::U8>>()  // workspace: none
                            .Attr<int64_t>("reversed")
                            .Attr<bool>("linear_before_reset")

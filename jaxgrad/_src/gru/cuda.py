@@ -7,6 +7,7 @@ lowered.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +22,7 @@ from jaxgrad._src.gru import xla
 from jaxgrad._src.gru.backend import PASSES, Gradients, GruBackend
 from jaxgrad._src.gru.params import GruParams, GruProblem
 from jaxgrad._src.native import cuda
-from jaxgrad._src.native.ffi import empty_if_none, ffi_call
+from jaxgrad._src.native.ffi import empty_if_none, ffi_call, without_groups
 from jaxgrad._src.selection.table import Row, preference
 
 _REVERSED = {"forward": 0b00, "reverse": 0b01, "bidirectional": 0b10}  # bit d: direction d runs from the last step
@@ -89,62 +90,79 @@ class CudaBackend(GruBackend):
 
     def forward(self, params, x, w, r, b, sequence_lens, initial_h, reset, reset_h, *, save_gates):
         if 0 in x.shape:
-            operands = x, w, r, b, sequence_lens, initial_h, reset, reset_h
-            return xla.forward(params, *operands, save_gates=save_gates)
-        (T, B, I), (D, _, H) = x.shape, r.shape  # noqa: E741
-        inputs = lax.dot_general(x, w.reshape(D, 3, H, I), (((2,), (3,)), ((), ())), params.precision, jnp.float32)
+            on_xla = jax.vmap(partial(xla.forward, params, save_gates=save_gates))
+            return on_xla(x, w, r, b, sequence_lens, initial_h, reset, reset_h)
+        (G, T, B, I), (_, D, _, H) = x.shape, r.shape  # noqa: E741
+        dims = (((3,), (4,)), ((0,), (0,)))
+        inputs = lax.dot_general(x, w.reshape(G, D, 3, H, I), dims, params.precision, jnp.float32)
         if b is not None:
-            inputs += _input_bias(params, b.reshape(D, 2, 3, H).astype(jnp.float32))[None, None]
-        recurrent_bias = b.reshape(D, 6, H)[:, 5] if b is not None and params.linear_before_reset else None
+            inputs += _input_bias(params, b.reshape(G, D, 2, 3, H).astype(jnp.float32))[:, None, None]
+        recurrent_bias = b.reshape(G, D, 6, H)[:, :, 5] if b is not None and params.linear_before_reset else None
         results = (
-            jax.ShapeDtypeStruct((1, T, D, B, H), x.dtype),
-            jax.ShapeDtypeStruct((D, B, H), x.dtype),
-            jax.ShapeDtypeStruct((1, T, D, B, params.num_gates * H) if save_gates else (0,), x.dtype),
+            jax.ShapeDtypeStruct((G, T, D, B, H), x.dtype),
+            jax.ShapeDtypeStruct((G, D, B, H), x.dtype),
+            jax.ShapeDtypeStruct((G, T, D, B, params.num_gates * H) if save_gates else (G, 0), x.dtype),
         )
         y, y_h, gates = ffi_call(
             "jaxgrad_cuda_gru_forward",
             results,
             (
-                inputs[None],
+                inputs,
                 r,
                 empty_if_none(recurrent_bias, x.dtype),
-                *_of_rows(sequence_lens, initial_h, reset, reset_h, x.dtype),
+                empty_if_none(sequence_lens, np.int32),
+                empty_if_none(initial_h, x.dtype),
+                empty_if_none(reset, np.bool_),
+                empty_if_none(reset_h, x.dtype),
             ),
             0,
-            named={"x": x, "w": w, "r": r, "y": jax.ShapeDtypeStruct((T, D, B, H), x.dtype)},
+            named={name: without_groups(a) for name, a in {"x": x, "w": w, "r": r, "y": results[0]}.items()},
             **_attributes(params),
         )
-        return y[0], y_h, gates[0] if save_gates else gates
+        return y, y_h, gates
 
     def backward(self, params, x, w, r, sequence_lens, initial_h, reset, reset_h, y, gates, dy, dy_h, *, needs_grad):
-        of_rows = sequence_lens, initial_h, reset, reset_h
         if 0 in x.shape:
-            return xla.backward(params, x, w, r, *of_rows, y, gates, dy, dy_h, needs_grad=needs_grad)
-        T, D, B, H = y.shape
-        state, none = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((D, B, H), (0,)))
+            on_xla = jax.vmap(partial(xla.backward, params, needs_grad=needs_grad))
+            return on_xla(x, w, r, sequence_lens, initial_h, reset, reset_h, y, gates, dy, dy_h)
+        G, T, D, B, H = y.shape
+        state, none = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((G, D, B, H), (0,)))
         dgates, dh0, dreset_h = ffi_call(
             "jaxgrad_cuda_gru_backward",
             (
-                jax.ShapeDtypeStruct((1, T, B, D, 3, H), x.dtype),
+                jax.ShapeDtypeStruct((G, T, B, D, 3, H), x.dtype),
                 state if needs_grad[4] else none,
                 state if needs_grad[5] else none,
             ),
             (
                 r,
-                *_of_rows(*of_rows, x.dtype),
-                y[None],
-                gates[None],
-                empty_if_none(None if dy is None else dy[None], x.dtype),
+                empty_if_none(sequence_lens, np.int32),
+                empty_if_none(initial_h, x.dtype),
+                empty_if_none(reset, np.bool_),
+                empty_if_none(reset_h, x.dtype),
+                y,
+                gates,
+                empty_if_none(dy, x.dtype),
                 empty_if_none(dy_h, x.dtype),
             ),
             0,
-            named={"x": x, "w": w, "r": r, "y": y},
+            named={name: without_groups(a) for name, a in {"x": x, "w": w, "r": r, "y": y}.items()},
             **_attributes(params),
         )
-        of_directions = [dgates[0, :, :, d].reshape(T, B, 3 * H) for d in range(D)]
-        previous = xla.states_before(params, y, *of_rows)
+
+        def products(dgates, x, w, sequence_lens, initial_h, reset, reset_h, y, gates):
+            of_directions = [dgates[:, :, d].reshape(T, B, 3 * H) for d in range(D)]
+            previous = xla.states_before(params, y, sequence_lens, initial_h, reset, reset_h)
+            arrays = of_directions, gates, previous, x, w, sequence_lens
+            return xla.products_after_the_scan(params, *arrays, needs_grad)
+
+        of_groups = dgates, x, w, sequence_lens, initial_h, reset, reset_h, y, gates
+        dx, dw, dr, db = jax.vmap(products)(*of_groups)
         return Gradients(
-            *xla.products_after_the_scan(params, of_directions, gates, previous, x, w, sequence_lens, needs_grad),
+            dx,
+            dw,
+            dr,
+            db,
             dh0.astype(x.dtype) if needs_grad[4] else None,
             dreset_h.astype(x.dtype) if needs_grad[5] else None,
         )
@@ -158,26 +176,10 @@ def _row(pass_name: str, call: GruProblem) -> Row:
 
 
 def _input_bias(params: GruParams, b: jax.Array) -> jax.Array:
-    """The biases [D, 3, H] that no reset gate multiplies, of b [D, 2, 3, H]."""
+    """The biases [G, D, 3, H] that no reset gate multiplies, of b [G, D, 2, 3, H]."""
     if not params.linear_before_reset:
-        return b.sum(1)
-    return b[:, 0].at[:, :2].add(b[:, 1, :2])
-
-
-def _of_rows(
-    sequence_lens: jax.Array | None,
-    initial_h: jax.Array | None,
-    reset: jax.Array | None,
-    reset_h: jax.Array | None,
-    dtype: Any,
-) -> tuple[jax.Array, ...]:
-    """The operands of the handlers that differ by row."""
-    return (
-        empty_if_none(None if sequence_lens is None else sequence_lens[None], np.int32),
-        empty_if_none(initial_h, dtype),
-        empty_if_none(None if reset is None else reset[None], np.bool_),
-        empty_if_none(reset_h, dtype),
-    )
+        return b.sum(2)
+    return b[:, :, 0].at[:, :, :2].add(b[:, :, 1, :2])
 
 
 def _attributes(params: GruParams) -> dict[str, Any]:
@@ -213,7 +215,7 @@ def _key(call: GruProblem) -> tuple[Any, ...]:
         cuda.float_type(call.dtype),
         allow_tf32,
         call.linear_before_reset,
-        call.D,
+        call.groups * call.D,
         call.B,
         call.H,
     )

@@ -44,6 +44,7 @@ class GruProblem:
 
     Attributes:
       T, B, I, H, D: the numbers of steps, rows, inputs, hidden units and directions.
+      groups: the number of GRUs with their own weights that one call computes: `vmap` over weights makes more than one.
       dtype: the dtype of every floating-point operand.
       linear_before_reset, clip, precision: as in `GruParams`.
     """
@@ -57,11 +58,13 @@ class GruProblem:
     linear_before_reset: bool
     clip: float | None
     precision: Any
+    groups: int = 1
 
     def text(self, pass_name: str) -> str:
         """The text of a call in a tuning, with its gradients."""
         flags = {"linear_before_reset": self.linear_before_reset, "clip": self.clip is not None}
         sizes = f"T={self.T} B={self.B} I={self.I} H={self.H} D={self.D}"
+        sizes += f" groups={self.groups}" if self.groups > 1 else ""
         words = [*(name for name, is_set in flags.items() if is_set), *precision_flags(self.dtype, self.precision)]
         return " ".join(["gru", short_dtype(self.dtype), sizes, *words])
 
@@ -69,6 +72,6 @@ class GruProblem:
     def of(
         cls, x: jax.Array, r: jax.Array, *, linear_before_reset: bool, clip: float | None, precision: Any
     ) -> GruProblem:
-        """The problem of operands x [T, B, I] and r [D, 3H, H]."""
-        (T, B, I), (D, _, H) = x.shape, r.shape  # noqa: E741
-        return cls(T, B, I, H, D, x.dtype, linear_before_reset, clip, precision)
+        """The problem of operands x [T, B, I] and r [D, 3H, H], which may have a first axis of groups."""
+        (*groups, T, B, I), (*_, D, _, H) = x.shape, r.shape  # noqa: E741
+        return cls(T, B, I, H, D, x.dtype, linear_before_reset, clip, precision, *groups)
