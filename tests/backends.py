@@ -85,6 +85,7 @@ THOROUGH_ON_XLA = (
     "gru/test_lengths",
     "gru/test_nonfinite",
     "gru/test_random_cases",
+    "gru/test_remat",
     "gru/test_runtime",
     "gru/test_torch",
     "gru/test_vmap",

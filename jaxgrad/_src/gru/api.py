@@ -18,6 +18,7 @@ from jaxgrad._src.gru import autodiff, jvp
 from jaxgrad._src.gru.backend import PASSES
 from jaxgrad._src.gru.backends import BACKENDS
 from jaxgrad._src.gru.params import GruParams, GruProblem
+from jaxgrad._src.gru.remat import gru_in_chunks
 
 OP = Op("gru", PASSES, BACKENDS)
 
@@ -39,6 +40,7 @@ def gru(
     direction: str = "forward",
     linear_before_reset: bool = False,
     clip: float | None = None,
+    remat_every: int | None = None,
     implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Gated recurrent unit (GRU) over whole sequences, in the convention of ONNX.
@@ -77,6 +79,10 @@ def gru(
       linear_before_reset: whether the reset gate multiplies the recurrent product instead of the hidden state.
       clip: a positive number; the input of each activation is clipped to [-clip, clip], and its gradient is zero at
         the bounds and beyond. None for no clipping.
+      remat_every: for long sequences, the number of steps between the states that are kept for the backward pass, which
+        computes everything else between two of them again. The gates of all steps are residuals otherwise, three or
+        four times as large as y. A forward pass more is computed, and for the 16-bit dtypes the state is rounded to the
+        dtype of x every `remat_every` steps. The square root of T, or more, is a good choice. None to keep all gates.
       implementation: "cpu" for the C++ kernels, "cuda" for the CUDA kernels, "xla" for a `jax.lax.scan`, None for the
         fastest available. An implementation that is given runs or raises. `jaxgrad.explain` reports what None selects.
 
@@ -88,11 +94,12 @@ def gru(
 
     Raises:
       TypeError: an array has an unsupported dtype or a dtype other than that of x, sequence_lens is not an integer
-        array, reset is not a bool array, linear_before_reset is not a bool, or clip is not a number.
-      ValueError: the shape of an array does not fit, direction or implementation is unknown, clip is not positive,
-        sequence_lens has a value outside [0, T], or reset_h is given without reset; or `implementation="cpu"` or
-        "cuda" is lowered for another platform, has symbolic shapes, or is not supported: the CUDA kernels require a GPU
-        of compute capability 9.0 where the program is lowered, at most 256 hidden units, and no float64.
+        array, reset is not a bool array, linear_before_reset is not a bool, clip is not a number, or remat_every is not
+        an integer.
+      ValueError: the shape of an array does not fit, direction or implementation is unknown, clip or remat_every is not
+        positive, sequence_lens has a value outside [0, T], or reset_h is given without reset; or `implementation="cpu"`
+        or "cuda" is lowered for another platform, has symbolic shapes, or is not supported: the CUDA kernels require a
+        GPU of compute capability 9.0 where the program is lowered, at most 256 hidden units, and no float64.
       RuntimeError: `implementation="cpu"` or "cuda" is given and the compiled module or NVRTC cannot be loaded.
       jax.errors.JaxRuntimeError: sequence_lens has a value outside [0, T] that is not known while tracing, and the CPU
         kernels run. The XLA implementation and the CUDA kernels clamp such a value to [0, T].
@@ -131,13 +138,21 @@ def gru(
     D = 2 if direction == "bidirectional" else 1
     arrays = _check_arrays(x, w, r, b, sequence_lens, initial_h, reset, reset_h, D)
     precision = default_precision()
-    problem = GruProblem.of(
-        arrays[0], arrays[2], linear_before_reset=linear_before_reset, clip=clip, precision=precision
-    )
-    candidates = select(OP, implementation, problem, reject_symbolic_shapes(*arrays)).candidates
-    params = GruParams(direction, linear_before_reset, clip, precision, candidates["forward"], candidates["backward"])
-    y, y_h = forward_mode.call(autodiff.gru, jvp.RULES, params, *pvary_to_match(*arrays))
-    return y, y_h
+    _check_remat_every(remat_every, arrays[0].shape[0])
+
+    def call(direction: str, *arrays: Any) -> tuple[jax.Array, jax.Array]:
+        problem = GruProblem.of(
+            arrays[0], arrays[2], linear_before_reset=linear_before_reset, clip=clip, precision=precision
+        )
+        candidates = select(OP, implementation, problem, reject_symbolic_shapes(*arrays)).candidates
+        chosen = candidates["forward"], candidates["backward"]
+        params = GruParams(direction, linear_before_reset, clip, precision, *chosen)
+        y, y_h = forward_mode.call(autodiff.gru, jvp.RULES, params, *pvary_to_match(*arrays))
+        return y, y_h
+
+    if remat_every is None or arrays[0].shape[0] == 0:
+        return call(direction, *arrays)
+    return gru_in_chunks(call, int(remat_every), direction, arrays)
 
 
 def _check_clip(clip: Any) -> float | None:
@@ -148,6 +163,17 @@ def _check_clip(clip: Any) -> float | None:
     if not clip > 0:
         raise ValueError(f"{_NAME}: clip must be positive, got {clip}")
     return None if math.isinf(clip) else float(clip)
+
+
+def _check_remat_every(remat_every: Any, T: Any) -> None:
+    if remat_every is None:
+        return
+    if isinstance(remat_every, bool) or not isinstance(remat_every, (int, np.integer)):
+        raise TypeError(f"{_NAME}: remat_every must be an integer or None, got {type(remat_every).__name__}")
+    if remat_every < 1:
+        raise ValueError(f"{_NAME}: remat_every must be positive, got {remat_every}")
+    if not isinstance(T, int):
+        raise ValueError(f"{_NAME}: remat_every={remat_every} requires a known number of steps, got T = {T}")
 
 
 def _check_arrays(
