@@ -108,7 +108,7 @@ def _functions(platform: str) -> Iterator[tuple[Any, list[Any]]]:
         yield partial(_gradients, lambda *arrays, op=op: op(*arrays)[0]), [x, x, channels, channels]
 
     if platform == "gpu":  # the CPU kernels run every call
-        for case, linear_before_reset in itertools.product(gru.CASES["gpu"] + gru.FEW_STEPS, (False, True)):
+        for case, linear_before_reset in itertools.product(gru.PREFERENCE_CASES, (False, True)):
             inputs, (dy, dy_h) = jax.eval_shape(partial(gru.arrays, case))
             op = partial(jaxgrad.gru, direction=gru.direction(case), linear_before_reset=linear_before_reset)
             yield partial(_gradients, lambda x, w, r, b, h, op=op: op(x, w, r, b, None, h)), [(dy, dy_h), *inputs]
