@@ -93,10 +93,11 @@ class CudaBackend(GruBackend):
             on_xla = jax.vmap(partial(xla.forward, params, save_gates=save_gates))
             return on_xla(x, w, r, b, sequence_lens, initial_h, reset, reset_h)
         (G, T, B, I), (_, D, _, H) = x.shape, r.shape  # noqa: E741
-        dims = (((3,), (4,)), ((0,), (0,)))
-        inputs = lax.dot_general(x, w.reshape(G, D, 3, H, I), dims, params.precision, jnp.float32)
-        if b is not None:
-            inputs += _input_bias(params, b.reshape(G, D, 2, 3, H).astype(jnp.float32))[:, None, None]
+        dims = (((3,), (2,)), ((0,), (0,)))
+        inputs = lax.dot_general(x, w.reshape(G, D * 3 * H, I), dims, params.precision, jnp.float32)
+        if b is not None:  # a vector for each group, which XLA can add in the matrix product
+            bias = _input_bias(params, b.reshape(G, D, 2, 3, H).astype(jnp.float32))
+            inputs += bias.reshape(G, 1, 1, D * 3 * H)
         recurrent_bias = b.reshape(G, D, 6, H)[:, :, 5] if b is not None and params.linear_before_reset else None
         results = (
             jax.ShapeDtypeStruct((G, T, D, B, H), x.dtype),
@@ -107,7 +108,7 @@ class CudaBackend(GruBackend):
             "jaxgrad_cuda_gru_forward",
             results,
             (
-                inputs,
+                inputs.reshape(G, T, B, D, 3, H),
                 r,
                 empty_if_none(recurrent_bias, x.dtype),
                 empty_if_none(sequence_lens, np.int32),
