@@ -26,13 +26,14 @@ SCAN = "jax.grad of lax.scan"
 TORCH_EAGER = "torch, eager"
 TORCH_COMPILED = "torch, compiled"
 TORCH_GRU = "torch.nn.GRU, eager"
+TORCH_GRU_GRAPH = "torch.nn.GRU, CUDA graph"
 
 ONE_DEVICE = " on one device"
 
 # A speed-up over JAX or PyTorch is over the fastest of these that a row has.
 PEERS = {
     "JAX": (LAX, LAX_PADDED, LAX_LOOPED, NUMPY_FUSED, NUMPY_VAR, SCAN),
-    "PyTorch": (TORCH_EAGER, TORCH_COMPILED, TORCH_GRU),
+    "PyTorch": (TORCH_EAGER, TORCH_COMPILED, TORCH_GRU, TORCH_GRU_GRAPH),
 }
 # The order of columns.
 ORDER = (

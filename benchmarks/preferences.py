@@ -8,6 +8,7 @@ only compares.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,13 +19,15 @@ from typing import Any
 import jax
 
 import jaxgrad
-from benchmarks import batch_norm, conv
+from benchmarks import batch_norm, conv, gru
 from jaxgrad._src.batch_norm.cudnn import BatchNormFeatures, has_fast_kernels
 from jaxgrad._src.conv.features import ConvFeatures
 from jaxgrad._src.conv.params import ConvCall
 from jaxgrad._src.core.environment import Environment, current_environment
 from jaxgrad._src.core.op import lowering_platform
 from jaxgrad._src.core.tuning import RecordedCall, Recorder
+from jaxgrad._src.gru.cuda import GruFeatures
+from jaxgrad._src.gru.params import GruProblem
 from jaxgrad._src.selection.table import Row, file_name
 from jaxgrad._src.tuning.api import measured_choice
 
@@ -94,7 +97,7 @@ def tables() -> dict[str, dict[str, Any]]:
     return found
 
 
-def _functions(platform: str) -> Iterator[tuple[Any, list[jax.ShapeDtypeStruct]]]:
+def _functions(platform: str) -> Iterator[tuple[Any, list[Any]]]:
     """Functions of the benchmark cases that make all calls to measure, and the shapes of their arguments."""
     for case in conv.CASES[platform]:
         op = jaxgrad.conv_transpose if case.transposed else jaxgrad.conv_general_dilated
@@ -110,12 +113,18 @@ def _functions(platform: str) -> Iterator[tuple[Any, list[jax.ShapeDtypeStruct]]
         op = partial(jaxgrad.batch_norm_training, feature_axis=case.feature_axis, activation=case.activation)
         yield partial(_gradients, lambda *arrays, op=op: op(*arrays)[0]), [x, x, channels, channels]
 
+    if platform == "gpu":  # the CPU kernels run every call
+        for case, linear_before_reset in itertools.product(gru.PREFERENCE_CASES, (False, True)):
+            inputs, (dy, dy_h) = jax.eval_shape(partial(gru.arrays, case))
+            op = partial(jaxgrad.gru, direction=gru.direction(case), linear_before_reset=linear_before_reset)
+            yield partial(_gradients, lambda x, w, r, b, h, op=op: op(x, w, r, b, None, h)), [(dy, dy_h), *inputs]
+
 
 def _with_relu(x: jax.Array, w: jax.Array, bias: jax.Array, **settings: Any) -> jax.Array:
     return jaxgrad.conv_general_dilated(x, w, bias=bias, activation="relu", **settings)
 
 
-def _gradients(function: Any, dy: jax.Array, *arrays: jax.Array) -> Any:
+def _gradients(function: Any, dy: Any, *arrays: jax.Array) -> Any:
     y, pullback = jax.vjp(function, *arrays)
     return y, pullback(dy)
 
@@ -141,6 +150,8 @@ def _features(recorded: RecordedCall) -> Any:
     call: Any = recorded.call
     if isinstance(call, ConvCall):
         return _Features(call.problem, relu=call.fused_relu and recorded.pass_name == "forward")
+    if isinstance(call, GruProblem):
+        return GruFeatures.of(call)
     return BatchNormFeatures(call.outer * call.inner, call.channels, has_fast_kernels(call))
 
 
@@ -164,7 +175,8 @@ def _rows(classes: Sequence[_Class], platform: str, times: _Times) -> list[dict[
 
 
 def _op(recorded: RecordedCall) -> str:
-    return "conv" if isinstance(recorded.call, ConvCall) else "batch_norm"
+    kinds = {ConvCall: "conv", GruProblem: "gru"}
+    return next((name for kind, name in kinds.items() if isinstance(recorded.call, kind)), "batch_norm")
 
 
 def _row(each: _Class, prefer: str, measured: dict[str, Any] | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from benchmarks.options import Effort
 
@@ -25,6 +26,7 @@ _TRACED_CALLS = 12
 _WARM_SECONDS = 0.1  # of calls before the timed ones, while the clocks rise
 _BUSY_ELEMENTS = 1 << 29  # a kernel on this many takes a millisecond, in which calls queue up
 _GRAPH_CALLS = 10  # of PyTorch's calls in one CUDA graph
+_IN_PROGRAM_SECONDS = 0.05  # of calls in one program, so that its dispatch does not count
 _GPU_LOOP_SECONDS = 0.3  # of training steps: their start and end take milliseconds, more on several devices
 
 
@@ -110,6 +112,35 @@ def jax_queued_contender(name: str, function: Callable[..., Any], *args: Any) ->
 
     run()
     calls = _calls_per_sample(_seconds_of(run)) if jax.default_backend() == "gpu" else 1
+    return Contender(name, lambda: _seconds_of(lambda: run(calls)) / calls, outputs, memory)
+
+
+def jax_in_program_contender(name: str, function: Callable[..., Any], *args: Any) -> Contender:
+    """The same with many calls in one program on a GPU, so that kernels of microseconds are not hidden by dispatch.
+
+    The first argument is an array of floats, to which every call adds a number too small to count.
+    """
+    if jax.default_backend() != "gpu":
+        return jax_queued_contender(name, function, *args)
+    _, outputs, memory = _compiled(function, *args)
+    first, *others = jax.tree.leaves(args)
+    tree = jax.tree.structure(args)
+    empty = jax.tree.map(lambda out: jnp.zeros(out.shape, out.dtype), jax.eval_shape(function, *args))
+
+    def many(calls: jax.Array, first: jax.Array, *others: jax.Array) -> Any:
+        def call(i: jax.Array, _: Any) -> Any:
+            varied = first + (i * 1e-30).astype(first.dtype)  # XLA would take equal calls out of the loop
+            return function(*jax.tree.unflatten(tree, (varied, *others)))
+
+        return lax.fori_loop(0, calls, call, empty)
+
+    program = jax.jit(many).lower(jnp.int32(0), first, *others).compile()
+
+    def run(calls: int) -> None:
+        jax.block_until_ready(program(jnp.int32(calls), first, *others))
+
+    run(1)
+    calls = max(10, _calls_per_sample(_seconds_of(lambda: run(10)) / 10, _IN_PROGRAM_SECONDS))
     return Contender(name, lambda: _seconds_of(lambda: run(calls)) / calls, outputs, memory)
 
 

@@ -13,13 +13,15 @@ Arrays = tuple[jax.Array, ...]
 
 
 def passes(
-    inputs: Arrays, cotangents: Arrays, *, bidirectional: bool, on_gpu: bool
+    inputs: Arrays, cotangents: Arrays, *, bidirectional: bool, on_gpu: bool, allow_tf32: bool = True
 ) -> dict[str, tuple[Callable[[], Any], list[np.ndarray]]]:
     """Of "forward" and "forward+backward": the function to time, and its outputs in jaxgrad's order and shapes.
 
     Args:
       inputs: x, w, r, b and initial_h, as `jaxgrad.gru` takes them.
       cotangents: dy [T, D, B, H] and dy_h [D, B, H].
+      bidirectional, on_gpu: whether the layer has two directions, and runs on a GPU.
+      allow_tf32: whether float32 products may round their operands to TF32.
     """
     device = "cuda" if on_gpu else "cpu"
     dtype = getattr(torch, inputs[0].dtype.name)
@@ -40,11 +42,16 @@ def passes(
     dy = dy.transpose(1, 2).flatten(2)  # [T, B, D * H], as the module's outputs
     operands = (x_t, h_t, *(p for weights in module.all_weights for p in weights))
 
+    def set_precision() -> None:
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+
     def forward() -> Any:
+        set_precision()
         with torch.no_grad():
             return module(x_t, h_t)
 
     def forward_backward() -> Any:
+        set_precision()
         return torch.autograd.grad(module(x_t, h_t), operands, (dy, dy_h))
 
     y, y_h = (_numpy(t) for t in forward())

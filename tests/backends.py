@@ -28,6 +28,15 @@ class Backend:
     def gru(self) -> Callable[..., tuple[jax.Array, jax.Array]]:
         return partial(gru, implementation=self.implementation)
 
+    @property
+    def widest(self) -> str:
+        """The widest dtype that the implementation has for the GRU."""
+        return "float32" if self.implementation == "cuda" else "float64"
+
+    def atol(self, of_float64: float) -> float:
+        """The tolerance of a test that runs in the widest dtype, from that for float64."""
+        return of_float64 if self.widest == "float64" else 1e-4
+
     def put(self, arrays: Any) -> Any:
         """The arrays of a tree on the backend's device, where JAX then runs every computation on them."""
         return jax.device_put(arrays, self.device)
@@ -55,6 +64,7 @@ CUDNN, CUDA = Backend("cudnn", "gpu"), Backend("cuda", "gpu")
 # The default backends of a test; a test module that needs others defines BACKENDS.
 EVERY_OP = (CPU_KERNEL, XLA, XLA_ON_GPU)
 CONVOLUTION = BATCH_NORM = (*EVERY_OP, CUDNN)
+GRU = (*EVERY_OP, CUDA)
 
 # Test modules, relative to tests/, whose tests of XLA on a CPU are marked `thorough`: XLA takes seconds to compile each
 # scan of the GRU, and an XLA convolution is nearly the same program as `jax.lax`.
@@ -75,6 +85,7 @@ THOROUGH_ON_XLA = (
     "gru/test_lengths",
     "gru/test_nonfinite",
     "gru/test_random_cases",
+    "gru/test_remat",
     "gru/test_runtime",
     "gru/test_torch",
     "gru/test_vmap",

@@ -23,6 +23,7 @@ from jaxgrad._src.conv.depthwise_cuda import DepthwiseCudaBackend
 from jaxgrad._src.conv.geometry import ConvGeometry
 from jaxgrad._src.conv.problem import ConvProblem
 from jaxgrad._src.core import op
+from jaxgrad._src.gru.cuda import CudaBackend as GruBackend
 from jaxgrad._src.native import cuda
 
 fake: Any = ctypes.CDLL("libcuda.so.1")
@@ -53,7 +54,7 @@ def _register() -> None:
     for name, handler in cuda.module.registrations().items():
         wrapped = capsule(calls.fake_gpu_handler(pointer(handler, None)), None, None)
         jax.ffi.register_ffi_target(name, wrapped, platform="cpu")
-    for backend in (CudnnBackend, BatchNormBackend, DepthwiseCudaBackend):
+    for backend in (CudnnBackend, BatchNormBackend, DepthwiseCudaBackend, GruBackend):
         backend.platform = "cpu"
         op._PLATFORMS[backend.implementation] = "cpu"
 

@@ -49,11 +49,11 @@ nb::dict build_info() {
 }
 
 template <int64_t (*kWorkspace)(const GruShape&, int64_t)>
-int64_t gru_workspace(int64_t T, int64_t B, int64_t I, int64_t H, int64_t D, bool linear_before_reset,
+int64_t gru_workspace(int64_t groups, int64_t T, int64_t B, int64_t I, int64_t H, int64_t D, bool linear_before_reset,
                       int64_t storage_bytes) {
-  const GruShape shape{T, B, I, H, D, linear_before_reset};
+  const GruShape shape{T, B, I, H, D, linear_before_reset, groups};
   if (!gru_sizes_fit(shape))
-    throw nb::value_error("I and H must be positive, and the arrays must have fewer than 2^63 bytes");
+    throw nb::value_error("groups, I and H must be positive, and the arrays must have fewer than 2^63 bytes");
   return kWorkspace(shape, storage_bytes);
 }
 

@@ -19,6 +19,8 @@
 #include "cuda/conv/op.h"
 #include "cuda/conv/plan_store.h"
 #include "cuda/depthwise/handler.h"
+#include "cuda/gru/bindings.h"
+#include "cuda/gru/handler.h"
 #include "cuda/reference/kernel_source.h"
 #include "cuda/reference/op.h"
 #include "cuda/runtime/cudnn.h"
@@ -45,6 +47,8 @@ nb::dict registrations() {
   targets["jaxgrad_cudnn_conv_input_gradient"] = handler(jaxgrad_cudnn_conv_input_gradient);
   targets["jaxgrad_cudnn_conv_weight_gradient"] = handler(jaxgrad_cudnn_conv_weight_gradient);
   targets["jaxgrad_cuda_depthwise_weight_gradient"] = handler(jaxgrad_cuda_depthwise_weight_gradient);
+  targets["jaxgrad_cuda_gru_forward"] = handler(jaxgrad_cuda_gru_forward);
+  targets["jaxgrad_cuda_gru_backward"] = handler(jaxgrad_cuda_gru_backward);
   return targets;
 }
 
@@ -231,6 +235,7 @@ NB_MODULE(_cuda, module) {
   module.def("reference_program", &reference_program, nb::arg("conv_pass"), nb::arg("type"), nb::arg("shapes"),
              nb::arg("layout"), "The source, argument and samples of the reference kernels.");
   bind_depthwise(module);
+  bind_gru(module);
   module.def("transpose_supported", &transpose_supported, nb::arg("sizes"), nb::arg("from_spec"), nb::arg("to_spec"),
              nb::arg("reversed_axes"), "Whether a call should transpose an array by jaxgrad's kernels and not by XLA.");
   module.def("load_transpose_kernels", &load_transpose_kernels_on, nb::arg("device"),

@@ -12,7 +12,7 @@ from conv_transpose_cases import TransposeCase
 
 import jaxgrad
 from jaxgrad import config
-from jaxgrad._src.conv.precision import allows_tf32
+from jaxgrad._src.core.precision import allows_tf32
 from jaxgrad._src.native import cuda
 
 pytestmark = pytest.mark.skipif(

@@ -1,4 +1,4 @@
-"""Calls of the CPU handlers with arrays and attributes that no op of jaxgrad passes.
+"""Calls of handlers with arrays and attributes that no op of jaxgrad passes: those for CPUs, and the GRU's for GPUs.
 
 Programs reach the handlers without jaxgrad's checks if they were exported elsewhere, or call `jax.ffi.ffi_call`. A bad
 attribute is an error. A bad array is an error too, unless it stands for an absent one. Neither ends the process.
@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import pytest
 
+from jaxgrad._src.native import cuda
+
 _SCRIPT = """
 import jax, jax.numpy as jnp, numpy as np
 import jaxgrad
 
 jax.config.update("jax_enable_x64", True)
 HUGE = 2**62
-T, B, I, H, D = 3, 2, 4, 5, 1
+G, T, B, I, H, D = 6, 3, 2, 4, 5, 1
 conv = dict(lhs_spec=(0, 1, 2, 3), rhs_spec=(0, 1, 2, 3), out_spec=(0, 1, 2, 3), window_strides=(1, 1),
             padding=(0, 0, 0, 0), rhs_dilation=(1, 1), feature_group_count=2)
 x, w, y, bias = (2, 4, 6, 5), (4, 2, 3, 3), (2, 4, 4, 3), (4,)
 gru = dict(direction=0, linear_before_reset=False, clip=np.inf)
-lens, reset = (B,), (T, B)
+lens, reset = (G, B), (G, T, B)
 OWN_DTYPES = {lens: "int32", reset: "bool"}  # other arrays have the dtype of the call
-gru_x, gru_w, gru_r, gru_b = (T, B, I), (D, 3 * H, I), (D, 3 * H, H), (D, 6 * H)
-h, states, gates = (D, B, H), (T, D, B, H), (T, D, B, 3 * H)
+gru_x, gru_w, gru_r, gru_b = (G, T, B, I), (G, D, 3 * H, I), (G, D, 3 * H, H), (G, D, 6 * H)
+h, states, gates = (G, D, B, H), (G, T, D, B, H), (G, T, D, B, 3 * H)
 bn, c = (3, 4, 5), (4,)
+cuda_gru = dict(reversed=0, linear_before_reset=True, clip=np.inf, allow_tf32=True)
+inputs, linear_gates = (G, T, B, D, 3, H), (G, T, D, B, 4 * H)
 
 # By target: the shapes of the operands, the shapes of the results without the workspace, and the attributes.
 CALLS = {
@@ -38,7 +42,17 @@ CALLS = {
     "jaxgrad_cpu_batch_norm_backward": (
         (bn, c, c, c, c, c, (0,), bn, c, c), (bn, c, c, bn), dict(feature_axis=1, frozen=False, relu=False)),
 }
-assert CALLS.keys() == set(jaxgrad._src.native.cpu.targets()), "a handler is not tested"
+if "cuda" in TARGET:
+    import fake_gpu  # the handlers run in programs for the CPU
+    CALLS = {
+        "jaxgrad_cuda_gru_forward": (
+            (inputs, gru_r, (G, D, H), lens, h, reset, h), (states, h, linear_gates), cuda_gru),
+        "jaxgrad_cuda_gru_backward": (
+            (gru_r, lens, h, reset, h, states, linear_gates, states, h), (inputs, h, h), cuda_gru),
+    }
+    assert CALLS.keys() == {name for name in jaxgrad._src.native.cuda.targets() if "gru" in name}
+else:
+    assert CALLS.keys() == set(jaxgrad._src.native.cpu.targets()), "a handler is not tested"
 
 def as_attribute(value):
     kind = {bool: np.bool_, int: np.int64, float: np.float64}
@@ -93,7 +107,7 @@ for name, value in attributes.items():
 for dtype in ("int8", "uint16", "complex128", "bool", "int64"):
     print(dtype, flush=True)
     assert is_error(TARGET, operands, results, attributes, dtype=dtype), dtype
-for shape in OWN_DTYPES.keys() & set(operands):
+for shape in sorted(OWN_DTYPES.keys() & set(operands)):
     for dtype in ("int8", "uint32", "float32"):
         print(shape, dtype, flush=True)
         assert is_error(TARGET, operands, results, attributes, own_dtypes={**OWN_DTYPES, shape: dtype}), (shape, dtype)
@@ -118,12 +132,12 @@ if "onednn" in TARGET:
     print("a dilated window of 2**64 + 1", flush=True)
     arrays = reshaped({w: (4, 2, 5, 3), y: (2, 4, 6, 3)})
     assert is_error(TARGET, *arrays, {**attributes, "rhs_dilation": (HUGE, 1)})
-if "gru" in TARGET:
+if "cpu_gru" in TARGET:
     print("no hidden units", flush=True)
     without = {s: tuple(n * (n % H > 0) for n in s) for s in (gru_w, gru_r, gru_b, h, states, gates)}
     assert is_error(TARGET, *reshaped(without), attributes)
 print("workspace", flush=True)
-if "onednn" not in TARGET:  # the convolutions allocate a workspace then
+if "cpu" in TARGET:  # the convolutions allocate a workspace then, and the CUDA kernels need none
     assert is_error(TARGET, operands, results, attributes, workspace=3)
 """
 
@@ -137,3 +151,10 @@ _TARGETS = [
 @pytest.mark.parametrize("target", _TARGETS)
 def test_bad_calls_are_errors(target, run_python):
     run_python(f"TARGET = {target!r}\n{_SCRIPT}", JAX_PLATFORMS="cpu")
+
+
+@pytest.mark.skipif(not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has")
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_bad_calls_on_a_gpu_are_errors(name, run_python, fake_cuda):
+    target = f"jaxgrad_cuda_gru_{name}"
+    run_python(f"TARGET = {target!r}\n{_SCRIPT}", JAX_PLATFORMS="cpu", LD_LIBRARY_PATH=str(fake_cuda))

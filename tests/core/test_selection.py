@@ -8,6 +8,7 @@ import pytest
 from gru_cases import Case, make_inputs
 
 import jaxgrad
+from jaxgrad._src.native import cuda
 
 CASE = Case(T=5, B=3, I=4, H=6)
 
@@ -16,11 +17,22 @@ def _inputs():
     return make_inputs(CASE, "float32")[0]._asdict()
 
 
+def _on_a_gpu():
+    """What this machine selects for a GPU, and why."""
+    if not cuda.targets():
+        return "xla", "CUDA kernels of jaxgrad are missing"
+    if cuda.gpu_ordinal() is None:
+        return "xla", "compiled for the GPU of the machine that lowers the program, which has none"
+    if float(jax.devices("gpu")[0].compute_capability) < 9:
+        return "xla", "compute capability 9.0 or later"
+    return "cuda", "jaxgrad's own kernel"
+
+
 @pytest.mark.parametrize(
     ("arguments", "implementation", "reason"),
     [
         ({"platform": "cpu"}, "cpu", "CPU kernel"),
-        ({"platform": "gpu"}, "xla", "no gru kernel for the platform 'gpu'"),
+        ({"platform": "gpu"}, *_on_a_gpu()),
         ({"platform": "tpu"}, "xla", "no gru kernel for the platform 'tpu'"),
         ({"platform": "cpu", "implementation": "cpu"}, "cpu", "forced"),
         ({"platform": "cpu", "implementation": "xla"}, "xla", "forced"),
@@ -38,7 +50,7 @@ def test_explain(arguments, implementation, reason, with_arrays):
 
 
 def test_explain_takes_the_default_platform():
-    expected = "cpu" if jax.default_backend() == "cpu" else "xla"
+    expected = "cpu" if jax.default_backend() == "cpu" else _on_a_gpu()[0]
     assert jaxgrad.explain(jaxgrad.gru, **_inputs()).implementation == expected
 
 

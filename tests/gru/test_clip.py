@@ -5,9 +5,12 @@ from __future__ import annotations
 import gru_references
 import numpy as np
 import pytest
+from backends import GRU
 from gru_cases import Case, fill_padding, make_inputs
 from gru_running import values_and_gradients
 from tolerances import DTYPES, EPS, assert_results_close
+
+BACKENDS = GRU
 
 
 def _clear_of_the_bounds(case: Case, dtype: str) -> Case:
@@ -35,7 +38,7 @@ def test_values_and_gradients(backend, case, dtype):
     assert 0.1 < np.mean(np.abs(before) > case.clip) < 0.9
     actual = values_and_gradients(backend, fill_padding(inputs, np.nan), cotangents, case.settings)
     expected = gru_references.values_and_gradients(inputs, cotangents, **case.settings)
-    assert_results_close(actual, expected, dtype=dtype, terms=case.terms)
+    assert_results_close(actual, expected, dtype=dtype, terms=case.terms, backend=backend)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -46,7 +49,7 @@ def test_larger_sizes(backend, dtype, linear_before_reset):
     inputs, cotangents = make_inputs(case, dtype)
     actual = values_and_gradients(backend, fill_padding(inputs, np.nan), cotangents, case.settings)
     expected = gru_references.values_and_gradients(inputs, cotangents, **case.settings)
-    assert_results_close(actual, expected, dtype=dtype, terms=case.terms)
+    assert_results_close(actual, expected, dtype=dtype, terms=case.terms, backend=backend)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -88,14 +91,14 @@ def test_gradients_are_zero_for_exactly_the_clipped_gates(backend, dtype, sign, 
 @pytest.mark.parametrize("clip", [1e-3, 3, 40, np.float32(0.5), np.float16(0.5), np.int64(1)], ids=repr)
 def test_every_type_of_clip(backend, clip):
     case = Case(clip=float(clip), linear_before_reset=True)
-    inputs, cotangents = make_inputs(case, "float64")
+    inputs, cotangents = make_inputs(case, backend.widest)
     actual = values_and_gradients(backend, inputs, cotangents, {**case.settings, "clip": clip})
     expected = gru_references.values_and_gradients(inputs, cotangents, **case.settings)
-    assert_results_close(actual, expected, dtype="float64", terms=case.terms)
+    assert_results_close(actual, expected, dtype=backend.widest, terms=case.terms, backend=backend)
 
 
 def test_an_infinite_clip_matches_no_clip(backend):
-    inputs, cotangents = make_inputs(Case(), "float64")
+    inputs, cotangents = make_inputs(Case(), backend.widest)
     bounded, unbounded = (
         values_and_gradients(backend, inputs, cotangents, {"clip": clip}) for clip in (float("inf"), None)
     )

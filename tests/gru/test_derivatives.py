@@ -9,16 +9,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from backends import GRU
 from gru_cases import Case, fill_padding, is_padding, make_inputs
 from gru_running import DIFFERENTIABLE as NAMES
 from jax.test_util import check_grads
 from thorough import thorough_after
+
+BACKENDS = GRU
 
 SETTINGS = [
     Case(T=4, B=2, I=3, H=3, direction="bidirectional", linear_before_reset=True),
     Case(T=4, B=3, I=2, H=3, direction="reverse"),
     Case(T=3, B=2, I=2, H=4, clip=0.8, seed=4).bare(),
 ]
+
+
+def _as_float64(array):
+    return array.astype(np.float64) if array.dtype == np.float32 else array
+
+
+def _compare(backend, found, expected, atol):
+    """Compares trees; `atol` holds for float64."""
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=backend.atol(atol)), found, expected)
 
 
 def _split(inputs):
@@ -36,6 +48,8 @@ def _split(inputs):
 
 @pytest.mark.parametrize("case", thorough_after(1, SETTINGS), ids=str)
 def test_finite_differences_to_second_order(backend, case):
+    if backend.widest != "float64":
+        pytest.skip("finite differences need float64")
     inputs = backend.put(make_inputs(case, "float64")[0])
     given, call = _split(inputs)
     check_grads(jax.jit(call(backend.gru, case.settings)), (given,), order=2, modes=["rev"], rtol=1e-5, atol=1e-5)
@@ -56,8 +70,8 @@ def _gradient_of_penalty(outputs):
 
 
 @cache
-def _expected_penalty(case):
-    inputs, cotangents = make_inputs(case, "float64")
+def _expected_penalty(case, dtype):
+    inputs, cotangents = jax.tree.map(_as_float64, make_inputs(case, dtype))
     given, call = _split(inputs)
     with jax.default_device(jax.devices("cpu")[0]):
         return _gradient_of_penalty(call(gru_references.forward, case.settings))(given, cotangents)
@@ -65,11 +79,11 @@ def _expected_penalty(case):
 
 @pytest.mark.parametrize("case", thorough_after(1, SETTINGS), ids=str)
 def test_gradients_of_a_gradient_penalty(backend, case):
-    inputs, cotangents = backend.put(make_inputs(case, "float64"))
+    inputs, cotangents = backend.put(make_inputs(case, backend.widest))
     given, call = _split(inputs)
     found = _gradient_of_penalty(call(backend.gru, case.settings))(given, cotangents)
-    expected = _expected_penalty(case)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-12), found, expected)
+    expected = _expected_penalty(case, backend.widest)
+    _compare(backend, found, expected, 1e-12)
     assert all(np.abs(leaf).max() > 1e-2 for leaf in jax.tree.leaves(expected))
 
 
@@ -87,15 +101,15 @@ def test_a_gradient_penalty_on_one_input_with_one_result_read(backend, read):
 
         return jax.jit(jax.grad(penalty))(inputs.x)
 
-    inputs = make_inputs(case, "float64")[0]
-    expected = gradient_of(gru_references.forward, inputs)
-    np.testing.assert_allclose(gradient_of(backend.gru, backend.put(inputs)), expected, rtol=0, atol=1e-12)
+    inputs = make_inputs(case, backend.widest)[0]
+    expected = gradient_of(gru_references.forward, jax.tree.map(_as_float64, inputs))
+    _compare(backend, gradient_of(backend.gru, backend.put(inputs)), expected, 1e-12)
     assert np.abs(expected).max() > 1e-2
 
 
 @pytest.mark.parametrize("case", thorough_after(1, SETTINGS[:2]), ids=str)
 def test_a_gradient_penalty_does_not_read_the_padding(backend, case):
-    inputs, _ = make_inputs(case, "float64")
+    inputs, _ = make_inputs(case, backend.widest)
 
     def gradients(inputs):
         given, call = _split(backend.put(inputs))
@@ -109,13 +123,13 @@ def test_a_gradient_penalty_does_not_read_the_padding(backend, case):
 
     expected, found = (gradients(fill_padding(inputs, value)) for value in (0.0, np.nan))
     for name in NAMES:
-        np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=backend.atol(1e-12), err_msg=name)
     np.testing.assert_array_equal(np.asarray(found["x"])[is_padding(inputs)], 0)
 
 
 def test_third_derivatives(backend):
     case = Case(T=2, B=1, I=1, H=2).bare()
-    inputs = make_inputs(case, "float64")[0]
+    inputs = make_inputs(case, backend.widest)[0]
 
     def third(gru, inputs):
         def along(s):
@@ -123,8 +137,8 @@ def test_third_derivatives(backend):
 
         return jax.jit(jax.grad(jax.grad(jax.grad(along))))(1.1)
 
-    expected = third(gru_references.forward, inputs)
-    np.testing.assert_allclose(third(backend.gru, backend.put(inputs)), expected, rtol=1e-10)
+    expected = third(gru_references.forward, jax.tree.map(_as_float64, inputs))
+    np.testing.assert_allclose(third(backend.gru, backend.put(inputs)), expected, rtol=backend.atol(1e-10))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -134,10 +148,9 @@ def test_jacobians(backend, name):
     def jacobian(gru, inputs):
         return jax.jit(jax.jacrev(lambda a: gru(*inputs._replace(**{name: a}), **case.settings)))(getattr(inputs, name))
 
-    inputs = make_inputs(case, "float64")[0]
-    expected = jacobian(gru_references.forward, inputs)
-    for found, desired in zip(jacobian(backend.gru, backend.put(inputs)), expected, strict=True):
-        np.testing.assert_allclose(found, desired, rtol=0, atol=1e-13)
+    inputs = make_inputs(case, backend.widest)[0]
+    expected = jacobian(gru_references.forward, jax.tree.map(_as_float64, inputs))
+    _compare(backend, jacobian(backend.gru, backend.put(inputs)), expected, 1e-13)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

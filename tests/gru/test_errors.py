@@ -211,6 +211,22 @@ def test_errors_of_a_batch_major_x_name_the_axes(convert):
         jaxgrad.gru(x, w, r, sequence_lens=convert(np.array([5, 2, 1, 2, 1])))
 
 
+def test_errors_of_a_time_major_x_name_the_axes():
+    x, w, r = np.ones((5, 2, 4), np.float32), np.ones((1, 9, 4), np.float32), np.ones((1, 9, 3), np.float32)
+    note = r"; x \[B, T, I\] has B = 5 rows and T = 2 steps"
+    for wrong, dims in (
+        ({"initial_h": np.ones((1, 2, 3), np.float32)}, r"\[B, D, H\] = \(5, 1, 3\)"),
+        ({"reset": np.ones((2, 5), bool)}, r"\[B, T\] = \(5, 2\)"),
+        ({"sequence_lens": np.array([1, 2])}, r"\[B\] = \(5,\)"),
+    ):
+        with pytest.raises(ValueError, match=rf"^jaxgrad.gru: \w+ must have the shape {dims}.*{note}"):
+            jaxgrad.gru(x, w, r, **wrong, time_major=False)
+    with pytest.raises(ValueError, match=r"x must have rank 3, \[B, T, I\]"):
+        jaxgrad.gru(x[0], w, r, time_major=False)
+    with pytest.raises(ValueError, match=r"a bool array \[B, T\] that says where"):
+        jaxgrad.gru(x, w, r, reset_h=np.ones((5, 1, 3), np.float32), time_major=False)
+
+
 @pytest.mark.parametrize("clip", [0, 0.0, -1, -1e-9, float("nan"), float("-inf"), np.float32(-2)], ids=repr)
 def test_non_positive_clip(clip):
     with pytest.raises(ValueError, match=_says("clip must be positive", f"got {clip}")):
@@ -240,9 +256,10 @@ def test_an_unknown_implementation(implementation):
 
 
 @pytest.mark.parametrize("flag", [0, 1, None, "True", 1.0, np.array(True)], ids=repr)
-def test_non_bool_flag(flag):
-    with pytest.raises(TypeError, match=_says("linear_before_reset must be a bool", f"got {type(flag).__name__}")):
-        _call({"linear_before_reset": flag})
+@pytest.mark.parametrize("name", ["linear_before_reset", "time_major"])
+def test_non_bool_flag(name, flag):
+    with pytest.raises(TypeError, match=_says(f"{name} must be a bool", f"got {type(flag).__name__}")):
+        _call({name: flag})
 
 
 def test_numpy_bool_flag():

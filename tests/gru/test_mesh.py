@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from backends import gru
 from jax.sharding import PartitionSpec as P
-from mesh_running import XLA_ON_GPU, check_shard_map, mesh, on_devices, over, run_checks
+from mesh_running import OWN_KERNEL, check_shard_map, mesh, on_devices, over, run_checks
 
 T, B, I, H = 5, 16, 8, 6  # noqa: E741
 FULL = {"direction": "bidirectional", "linear_before_reset": True, "clip": 2.0}
@@ -25,7 +25,7 @@ def _args(D):
     return x, *weights, jnp.arange(B) % (T + 1), initial_h, reset, reset_h
 
 
-def _loss(*args, implementation=XLA_ON_GPU, **settings):
+def _loss(*args, implementation=OWN_KERNEL, **settings):
     y, y_h = gru(*args, implementation=implementation, **settings)
     return jnp.sum(jnp.sin(y)) + jnp.sum(y_h**2)
 
@@ -41,7 +41,7 @@ def check_a_batch():
     short = slice(0, 3)  # the required arrays alone
     _, found = over(mesh(), jax.grad(_loss, (0, 1, 2)), _args(1)[short], SPECS[short])
     assert found == {"all-reduce": 1}, found
-    _, found = over(mesh(), partial(gru, implementation=XLA_ON_GPU, **FULL), args, SPECS)
+    _, found = over(mesh(), partial(gru, implementation=OWN_KERNEL, **FULL), args, SPECS)
     assert not found, found
 
 
@@ -62,10 +62,18 @@ def check_transformations():
     over(mesh(), jax.grad(penalty, BY), args, SPECS)
 
     def one(x, h, reset):
-        return gru(x[:, None], *args[1:4], None, h[:, None], reset[:, None], implementation=XLA_ON_GPU)
+        return gru(x[:, None], *args[1:4], None, h[:, None], reset[:, None], implementation=OWN_KERNEL)
 
     _, found = over(mesh(), jax.vmap(one, 1), (args[0], args[5], args[6]), (P(None, "d"),) * 3)
     assert not found, found
+
+
+def check_groups_of_weights():
+    """A population over the mesh: no device needs the weights or the gradients of another."""
+    x, w, r, b = (jnp.stack([array] * 8) for array in _args(1)[:4])
+    (dw, dr), found = over(mesh(), jax.vmap(jax.grad(_loss, (1, 2))), (x, w, r, b), (P("d"),) * 4)
+    assert not found, found
+    assert dw.sharding.spec[0] == dr.sharding.spec[0] == "d"
 
 
 def check_inside_shard_map():
@@ -80,6 +88,7 @@ def check_inside_shard_map():
         check_plain_xla,
         check_sharded_features,
         check_transformations,
+        check_groups_of_weights,
         check_inside_shard_map,
     ]
 )

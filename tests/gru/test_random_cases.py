@@ -5,12 +5,18 @@ from __future__ import annotations
 import zlib
 
 import gru_references
+import jax
+import numpy as np
 import pytest
-from gru_cases import Case
-from gru_running import check
+from backends import CPU_KERNEL, CUDA, GRU
+from gru_cases import Case, fill_padding, make_inputs
+from gru_running import check, values_and_gradients
 from hypothesis import assume, given, seed, settings
 from hypothesis import strategies as st
 from thorough import thorough_after
+from tolerances import assert_results_close
+
+BACKENDS = GRU
 
 # Sizes near the vector lengths and the blocks of the kernels, and others.
 _SIZES_OF_INPUT = (1, 2, 3, 5, 8, 13, 16, 17, 33, 50)
@@ -31,13 +37,34 @@ CASES = st.builds(
     reset_h=st.booleans(),
     seed=st.integers(0, 99),
 )
-_COUNT = {"cpu": 68, "xla": 12}  # of each direction; XLA compiles each case for a second, and sizes matter less
+_COUNT = {"cpu": 68, "cuda": 68, "xla": 12}  # of each direction; XLA compiles each case for a second
+
+# Sizes around the tiles of the CUDA kernels: 32 hidden units and 8 rows. T * B * H stays below 2^21.
+LOPSIDED = st.builds(
+    Case,
+    T=st.sampled_from((1, 2, 3, 5, 8, 21, 64)),
+    B=st.sampled_from((1, 2, 7, 8, 9, 16, 17, 33, 64, 100, 300)),
+    I=st.sampled_from((1, 3, 20, 64, 129)),
+    H=st.sampled_from((1, 16, 31, 43, 64, 65, 96, 127, 128, 129, 200, 255, 256)),
+    direction=st.sampled_from(("forward", "reverse", "bidirectional")),
+    linear_before_reset=st.booleans(),
+    b=st.booleans(),
+    sequence_lens=st.booleans(),
+    initial_h=st.booleans(),
+    reset=st.booleans(),
+    reset_h=st.booleans(),
+    seed=st.integers(0, 99),
+).filter(lambda case: case.T * case.B * case.H <= 2**21)
+_DTYPES_OF_PARTS = ("float32", "bfloat16", "float32", "float16")
 
 
 @pytest.mark.parametrize("part", thorough_after(1, [0.25, 1]))
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 def test_values_and_gradients(backend, direction, dtype, part):
+    if dtype == "float64" and backend.widest != dtype:
+        pytest.skip("the kernels do not compute float64")
+
     @seed(zlib.crc32(f"{direction} {dtype}".encode()))  # other cases for each
     @settings(max_examples=int(part * _COUNT[backend.implementation]), deadline=None, database=None)
     @given(CASES)
@@ -45,5 +72,24 @@ def test_values_and_gradients(backend, direction, dtype, part):
         case = case.replace(direction=direction)
         assume(gru_references.is_clear_of_the_bounds(case, dtype))
         check(backend, case, dtype)
+
+    sweep()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("part", thorough_after(4, range(100)))
+def test_lopsided_problems_on_the_cuda_kernels(part):
+    """Twenty problems with up to 256 hidden units, against the CPU kernels in float64."""
+    dtype = _DTYPES_OF_PARTS[part % len(_DTYPES_OF_PARTS)]
+
+    @seed(part)
+    @settings(max_examples=20, deadline=None, database=None)
+    @given(LOPSIDED)
+    def sweep(case):
+        inputs, cotangents = make_inputs(case, dtype)
+        wide = jax.tree.map(lambda a: a if a.dtype.kind in "bi" else a.astype(np.float64), (inputs, cotangents))
+        found = values_and_gradients(CUDA, fill_padding(inputs, np.nan), cotangents, case.settings)
+        expected = values_and_gradients(CPU_KERNEL, *wide, case.settings)
+        assert_results_close(found, expected, dtype=dtype, terms=case.terms, backend=CUDA)
 
     sweep()

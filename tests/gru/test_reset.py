@@ -10,12 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from backends import GRU
 from gru_cases import Case, Inputs, is_padding, make_inputs
 from gru_running import DIFFERENTIABLE, values_and_gradients
 from thorough import thorough_after
 from tolerances import assert_results_close
 
 import jaxgrad
+
+BACKENDS = GRU
 
 T = 6
 SETTINGS = [
@@ -52,10 +55,10 @@ def _with_resets_at(place: str, case: Case, dtype: str):
 @every_setting
 @pytest.mark.parametrize("place", PLACES)
 def test_every_place(backend, case, place):
-    inputs, cotangents = _with_resets_at(place, case, "float64")
+    inputs, cotangents = _with_resets_at(place, case, backend.widest)
     actual = values_and_gradients(backend, inputs, cotangents, case.settings)
     expected = gru_references.values_and_gradients(inputs, cotangents, **case.settings)
-    assert_results_close(actual, expected, dtype="float64", terms=case.terms)
+    assert_results_close(actual, expected, dtype=backend.widest, terms=case.terms, backend=backend)
 
 
 @pytest.mark.thorough_on_xla
@@ -97,7 +100,7 @@ def test_a_reset_at_the_first_step_replaces_the_initial_state(backend, case):
 def test_a_reset_of_all_rows_splits_the_sequence(backend, direction, linear_before_reset):
     """Values and gradients are those of two calls, the second of which starts with `reset_h`."""
     case = Case(T, B=3, I=4, H=5, direction=direction, linear_before_reset=linear_before_reset, sequence_lens=False)
-    inputs, cotangents = backend.put(make_inputs(case, "float64"))
+    inputs, cotangents = backend.put(make_inputs(case, backend.widest))
     t = 2  # the reset, and so the first step of the second call
     reset = np.zeros((T, case.B), bool)
     reset[t] = True
@@ -120,7 +123,7 @@ def test_a_reset_of_all_rows_splits_the_sequence(backend, direction, linear_befo
         jax.jit(lambda given, back, f=f: (f(given), jax.vjp(f, given)[1](back)))(given, tuple(cotangents))
         for f in (together, apart)
     )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-13), found, expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=backend.atol(1e-13)), found, expected)
 
 
 @every_setting
@@ -188,7 +191,7 @@ def test_nan_stays_on_its_side_of_a_reset(backend, linear_before_reset, is_befor
 def test_higher_derivatives_do_not_read_a_replaced_state(backend, direction):
     """Second derivatives and forward mode."""
     case = Case(T=3, B=3, I=2, H=3, direction=direction, sequence_lens=False)
-    inputs = make_inputs(case, "float64")[0]
+    inputs = make_inputs(case, backend.widest)[0]
     inputs.reset[:, 0] = True
 
     def derivatives(initial_h):
@@ -206,4 +209,4 @@ def test_higher_derivatives_do_not_read_a_replaced_state(backend, direction):
     filled = inputs.initial_h.copy()
     filled[:, 0] = np.nan
     found, expected = derivatives(filled), derivatives(inputs.initial_h)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-12), found, expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=backend.atol(1e-12)), found, expected)

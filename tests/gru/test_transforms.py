@@ -7,12 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from backends import GRU, XLA
 from gru_cases import Case, make_inputs
 from gru_running import DIFFERENTIABLE
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 import jaxgrad
+
+BACKENDS = GRU
 
 CASE = Case(T=4, B=3, I=5, H=5, linear_before_reset=True)  # I = H: layers can be stacked
 POLICIES = {
@@ -23,11 +26,12 @@ POLICIES = {
 }
 
 
-def _inputs(backend, dtype="float64"):
-    return backend.put(make_inputs(CASE, dtype)[0])
+def _inputs(backend, dtype=None):
+    return backend.put(make_inputs(CASE, dtype or backend.widest)[0])
 
 
-def _compare(found, expected, atol=1e-12):
+def _compare(backend, found, expected, atol=None):
+    atol = atol or backend.atol(1e-12)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=atol), found, expected)
 
 
@@ -44,15 +48,17 @@ def _gradients(outputs, inputs):
 def test_results_match_with_and_without_jit(backend):
     inputs = _inputs(backend)
     gradient, differentiable = _gradients(lambda inputs: backend.gru(*inputs, **CASE.settings), inputs)
-    _compare(gradient(differentiable), jax.jit(gradient)(differentiable))
-    _compare(backend.gru(*inputs), jax.jit(backend.gru)(*inputs))
+    _compare(backend, gradient(differentiable), jax.jit(gradient)(differentiable))
+    _compare(backend, backend.gru(*inputs), jax.jit(backend.gru)(*inputs))
 
 
 def test_grad_of_jit(backend):
     inputs = _inputs(backend)
     inner, differentiable = _gradients(jax.jit(lambda inputs: backend.gru(*inputs, **CASE.settings)), inputs)
-    plain, _ = _gradients(lambda inputs: gru_references.forward(*inputs, **CASE.settings), make_inputs(CASE)[0])
-    _compare(inner(differentiable), plain(differentiable))
+    plain, _ = _gradients(
+        lambda inputs: gru_references.forward(*inputs, **CASE.settings), make_inputs(CASE, backend.widest)[0]
+    )
+    _compare(backend, inner(differentiable), plain(differentiable))
 
 
 @pytest.mark.thorough_on_xla
@@ -65,7 +71,7 @@ def test_checkpoint(backend, policy):
 
     rematerialized, differentiable = _gradients(jax.checkpoint(layer, policy=POLICIES[policy]), inputs)
     plain, _ = _gradients(layer, inputs)
-    _compare(jax.jit(rematerialized)(differentiable), jax.jit(plain)(differentiable))
+    _compare(backend, jax.jit(rematerialized)(differentiable), jax.jit(plain)(differentiable))
 
 
 def test_checkpoint_with_a_name(backend):
@@ -79,7 +85,7 @@ def test_checkpoint_with_a_name(backend):
 
     rematerialized, differentiable = _gradients(jax.checkpoint(layer, policy=policy), inputs)
     plain, _ = _gradients(layer, inputs)
-    _compare(jax.jit(rematerialized)(differentiable), jax.jit(plain)(differentiable))
+    _compare(backend, jax.jit(rematerialized)(differentiable), jax.jit(plain)(differentiable))
 
 
 def _stack_by_scan(gru, inputs):
@@ -119,8 +125,10 @@ def _either_branch(gru, inputs):
 def test_control_flow_with_gradients(backend, model):
     inputs = _inputs(backend)
     found, differentiable = _gradients(lambda inputs: model(backend.gru, inputs), inputs)
-    reference, _ = _gradients(lambda inputs: model(gru_references.forward, inputs), make_inputs(CASE)[0])
-    _compare(jax.jit(found)(differentiable), jax.jit(reference)(jax.tree.map(np.asarray, differentiable)))
+    reference, _ = _gradients(
+        lambda inputs: model(gru_references.forward, inputs), make_inputs(CASE, backend.widest)[0]
+    )
+    _compare(backend, jax.jit(found)(differentiable), jax.jit(reference)(jax.tree.map(np.asarray, differentiable)))
 
 
 def test_while_loop(backend):
@@ -134,7 +142,7 @@ def test_while_loop(backend):
         return lax.while_loop(lambda carry: carry[0] < 3, body, (0, inputs.initial_h))[1]
 
     found = jax.jit(lambda inputs: repeat(backend.gru, inputs))(inputs)
-    _compare(found, repeat(gru_references.forward, make_inputs(CASE)[0]))
+    _compare(backend, found, repeat(gru_references.forward, make_inputs(CASE, backend.widest)[0]))
 
 
 def test_eval_shape_and_weak_types(backend):
@@ -151,7 +159,7 @@ def test_donated_buffers(backend):
     # y has the size of x, and y_h that of initial_h: XLA may write each result over its input.
     found = jax.jit(backend.gru, donate_argnums=(0, 5))(*copies)
     assert copies.x.is_deleted()
-    _compare(found, expected, atol=1e-6)
+    _compare(backend, found, expected, atol=1e-6)
 
 
 def test_a_training_step_with_donated_weights(backend):
@@ -169,15 +177,15 @@ def test_a_training_step_with_donated_weights(backend):
     plain, donating = jax.jit(step), jax.jit(step, donate_argnums=(0, 1))
     for _ in range(3):
         expected, donated = plain(*expected, inputs), donating(*donated, inputs)
-    _compare(donated, expected, atol=1e-6)
+    _compare(backend, donated, expected, atol=1e-6)
 
 
 def test_a_pullback_may_be_called_again(backend):
     """The residuals of a pullback are not consumed by a call."""
-    inputs, cotangents = make_inputs(CASE)
+    inputs, cotangents = make_inputs(CASE, backend.widest)
     _, pullback = jax.vjp(lambda x: backend.gru(*backend.put(inputs)._replace(x=x)), backend.put(inputs.x))
     (first,), (second,) = pullback(tuple(cotangents)), pullback(tuple(2 * c for c in cotangents))
-    _compare(second, 2 * first)
+    _compare(backend, second, 2 * first)
 
 
 def test_symbolic_number_of_steps():
@@ -208,4 +216,4 @@ def test_symbolic_number_of_steps():
     with jax.default_device(jax.devices("cpu")[0]):
         for steps in (5, 2):
             arrays = x[:steps], np.minimum(lens, steps), h, reset[:steps]
-            _compare(exported.call(*arrays), jax.jit(gradients)(*arrays))
+            _compare(XLA, exported.call(*arrays), jax.jit(gradients)(*arrays))

@@ -6,9 +6,12 @@ import gru_references
 import jax
 import numpy as np
 import pytest
+from backends import GRU
 from gru_cases import OPTIONAL, Case, Cotangents, make_inputs
 from gru_running import DIFFERENTIABLE, check, values_and_gradients
 from tolerances import DTYPES, assert_results_close
+
+BACKENDS = GRU
 
 DIRECTIONS = ("forward", "reverse", "bidirectional")
 SETTINGS = [
@@ -44,7 +47,7 @@ LARGER = [
 
 @pytest.mark.parametrize("case", [*SETTINGS, *ABSENT, *PARTLY_ABSENT], ids=str)
 def test_every_setting(backend, case):
-    check(backend, case, "float64")
+    check(backend, case, backend.widest)
 
 
 @pytest.mark.thorough_on_xla
@@ -83,7 +86,7 @@ def test_gradients_of_a_loss_of_one_result(backend, linear_before_reset, read):
     only = Cotangents(**{**dict.fromkeys(Cotangents._fields), read: getattr(cotangents, read)})
     actual = values_and_gradients(backend, inputs, only, case.settings)
     expected = gru_references.values_and_gradients(inputs, only, **case.settings)
-    assert_results_close(actual, expected, dtype="float32", terms=case.terms)
+    assert_results_close(actual, expected, dtype="float32", terms=case.terms, backend=backend)
 
 
 def test_a_loss_of_no_result_has_zero_gradients(backend):
@@ -102,7 +105,7 @@ def test_results_match_with_and_without_differentiation(backend, dtype):
     y_too, y_h_too, _ = values_and_gradients(backend, inputs, cotangents, case.settings)
     # Not bitwise equal: XLA may fuse the two programs differently.
     both = (np.asarray(y), np.asarray(y_h), gru_references.Inputs(*[None] * 3))
-    assert_results_close(both, (y_too, y_h_too, None), dtype=dtype, terms=case.terms)
+    assert_results_close(both, (y_too, y_h_too, None), dtype=dtype, terms=case.terms, backend=backend)
 
 
 def test_bidirectional_matches_each_direction_alone(backend):
@@ -114,3 +117,22 @@ def test_bidirectional_matches_each_direction_alone(backend):
         y_alone, y_h_alone = backend.gru(*one, direction=direction)
         np.testing.assert_allclose(y[:, d], y_alone[:, 0], rtol=0, atol=1e-6)
         np.testing.assert_allclose(y_h[d], y_h_alone[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.thorough_on_xla
+@pytest.mark.parametrize("remat_every", [None, 2])
+@pytest.mark.parametrize("case", [SETTINGS[0], SETTINGS[-1], ABSENT[1]], ids=str)
+def test_batch_major(backend, case, remat_every):
+    """Values and gradients are those of the time-major call, with the batch first."""
+    inputs, cotangents = make_inputs(case, backend.widest)
+    rows = {name for name in ("x", "initial_h", "reset", "reset_h") if getattr(inputs, name) is not None}
+    swapped = inputs._replace(**{name: np.swapaxes(getattr(inputs, name), 0, 1) for name in rows})
+    back = Cotangents(np.moveaxis(cotangents.y, 2, 0), np.swapaxes(cotangents.y_h, 0, 1))
+    settings = {**case.settings, "time_major": False, "remat_every": remat_every}
+    y, y_h, gradients = values_and_gradients(backend, swapped, back, settings)
+    gradients = gradients._replace(
+        **{name: np.swapaxes(getattr(gradients, name), 0, 1) for name in rows - {"reset"}},
+    )
+    expected = gru_references.values_and_gradients(inputs, cotangents, **case.settings)
+    actual = np.moveaxis(y, 0, 2), np.swapaxes(y_h, 0, 1), gradients
+    assert_results_close(actual, expected, dtype=backend.widest, terms=case.terms, backend=backend)

@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from backends import CPU_KERNEL, XLA, XLA_ON_GPU
+from backends import CPU_KERNEL, CUDA, GRU, XLA, XLA_ON_GPU
 from gru_cases import OPTIONAL, Case, Inputs, lengths, make_inputs
 from gru_running import DIFFERENTIABLE
 from thorough import thorough_after
+
+BACKENDS = GRU
 
 NAMES = Inputs._fields
 SUBSETS = [names for n in (8, 1, 2, 3, 4, 5, 6, 7) for names in itertools.combinations(NAMES, n)]
@@ -81,10 +83,12 @@ def test_every_subset_of_mapped_arguments(names):
     _check_choice(CPU_KERNEL, names)
 
 
-@pytest.mark.parametrize("backend", [XLA, pytest.param(XLA_ON_GPU, marks=pytest.mark.gpu)], ids=str)
+@pytest.mark.parametrize(
+    "backend", [XLA, *(pytest.param(b, marks=pytest.mark.gpu) for b in (XLA_ON_GPU, CUDA))], ids=str
+)
 @pytest.mark.parametrize("names", thorough_after(2, SOME_SUBSETS), ids="-".join)
-def test_some_subsets_of_mapped_arguments_on_xla(backend, names):
-    """XLA shares the batching rule with the kernel and folds the problems into another op."""
+def test_some_subsets_of_mapped_arguments_on_other_backends(backend, names):
+    """They share the batching rule with the kernel and fold the problems into another op."""
     _check_choice(backend, names)
 
 
@@ -177,6 +181,48 @@ def test_per_example_gradients_of_shared_weights(backend):
     assert found.shape == (N, *inputs.r.shape)
     for i in range(N):
         np.testing.assert_allclose(found[i], gradient(*_problem(inputs, in_axes, i)), **TOLERANCE)
+
+
+def _groups_of_weights(case, groups):
+    """Inputs of which all but x and the lengths have a first axis of groups, and their `in_axes`."""
+    drawn = [make_inputs(case.replace(seed=seed), "float32")[0] for seed in range(groups)]
+    names = ("w", "r", "b", "initial_h", "reset_h")
+    stacked = {name: np.stack([getattr(one, name) for one in drawn]) for name in names}
+    return drawn[0]._replace(**stacked), Inputs(*(0 if name in names else None for name in NAMES))
+
+
+@pytest.mark.parametrize("sizes", [(2, 1, 2, 3), (9, 16, 17, 40), (3, 2, 3, 5)], ids=str)
+@pytest.mark.parametrize("groups", [2, 70])
+def test_groups_of_weights_match_single_calls(groups, sizes):
+    """Many small groups run at once, each on one thread, and few large ones one after the other."""
+    case = Case(*sizes, direction="bidirectional", linear_before_reset=sizes[0] == 2)
+    settings = tuple(case.settings.items())
+    inputs, in_axes = _groups_of_weights(case, groups)
+    inputs = CPU_KERNEL.put(inputs)
+    found = _mapped(inputs, backend=CPU_KERNEL, settings=settings, in_axes=in_axes)
+    for i in range(groups):
+        expected = _alone(_problem(inputs, in_axes, i), backend=CPU_KERNEL, settings=settings)
+        jax.tree.map(lambda a, b, i=i: np.testing.assert_array_equal(a[i], b), found, expected)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_groups_of_weights_are_one_call_of_each_kernel(nested):
+    inputs, in_axes = _groups_of_weights(Case(T=4, B=2, I=3, H=5, sequence_lens=False), 3)
+    call = partial(_results, CPU_KERNEL, ())
+    mapped = jax.vmap(call, tuple(in_axes))
+    if nested:  # examples of each group, which fold into the batch
+        inputs = inputs._replace(x=np.stack([inputs.x] * 2))
+        examples = jax.vmap(call, tuple(0 if name == "x" else None for name in NAMES))
+        mapped = jax.vmap(examples, tuple(in_axes))
+    text = jax.jit(mapped).lower(*inputs).as_text()
+    assert "stablehlo.while" not in text
+    assert [text.count(f"custom_call @jaxgrad_cpu_gru_{name}") for name in ("forward", "backward")] == [1, 1]
+    rows = 4 if nested else 2
+    groups = 6 if nested else 3  # each example has its own gradients of the weights
+    (forward,) = [line for line in text.splitlines() if "custom_call @jaxgrad_cpu_gru_forward" in line]
+    (backward,) = [line for line in text.splitlines() if "custom_call @jaxgrad_cpu_gru_backward" in line]
+    assert f"tensor<3x4x1x{rows}x5xf32>" in forward
+    assert f"tensor<{groups}x1x15x5xf32>" in backward
 
 
 @pytest.mark.parametrize("size", [0, 1])

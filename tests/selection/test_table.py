@@ -19,18 +19,20 @@ from jaxgrad._src.conv.cudnn import CudnnBackend
 from jaxgrad._src.conv.features import ConvFeatures
 from jaxgrad._src.core.environment import Environment
 from jaxgrad._src.core.tuning import Choice
+from jaxgrad._src.gru.cuda import GruFeatures
 from jaxgrad._src.native import cuda
 from jaxgrad._src.selection import table
 
 NAMES = sorted(path.stem for path in preferences.TABLES.glob("*.json"))
-PASSES = {"conv": ("forward", "input_gradient", "weight_gradient"), "batch_norm": ("forward", "backward")}
+_BOTH = ("forward", "backward")
+PASSES = {"conv": ("forward", "input_gradient", "weight_gradient"), "batch_norm": _BOTH, "gru": _BOTH}
 _NHWC = ("NHWC", "HWIO", "NHWC")
 
 
 def _features(op):
     """The features that a class may be made of."""
-    if op == "batch_norm":
-        return set(BatchNormFeatures._fields)
+    if op != "conv":
+        return set({"batch_norm": BatchNormFeatures, "gru": GruFeatures}[op]._fields)
     (recorded,) = _recorded((2, 8, 7, 3), (3, 2, 3, 4)).values()
     return {name for name in dir(ConvFeatures(recorded.call.problem)) if not name.startswith("_")}
 
@@ -115,7 +117,8 @@ def test_what_a_table_costs(measured):
         table.Row(**{**row, "passes": tuple(row["passes"])}, table="A100")
         for row in measured(A100=(2.0, 0.5))["A100"]["rows"]
     ]
-    times = {text: {"xla": 1.0, "cudnn": 3.0} for text in preferences.calls("gpu")}
+    own = {text: "cuda" if text.startswith("gru ") else "cudnn" for text in preferences.calls("gpu")}
+    times = {text: {"xla": 1.0, name: 3.0} for text, name in own.items()}
     regrets = preferences.regrets("gpu", rows, times)
     assert len(regrets) == len(times)
     assert set(regrets.values()) == {1.0, 3.0}

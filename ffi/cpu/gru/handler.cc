@@ -18,12 +18,12 @@ using Ret = ffi::Result<ffi::AnyBuffer>;
 
 // The sizes of a call, from x and r.
 GruShape shape_of(Checks& checks, const Arg& x, const Arg& r, bool linear_before_reset) {
-  checks.require(x.dimensions().size() == 3, "x must have rank 3, [T, B, I]");
-  checks.require(r.dimensions().size() == 3, "r must have rank 3, [D, 3H, H]");
+  checks.require(x.dimensions().size() == 4, "x must have rank 4, [G, T, B, I]");
+  checks.require(r.dimensions().size() == 4, "r must have rank 4, [G, D, 3H, H]");
   if (checks.failed()) return {};
   const auto in = x.dimensions(), weights = r.dimensions();
-  const GruShape shape{in[0], in[1], in[2], weights[2], weights[0], linear_before_reset};
-  checks.require(gru_sizes_fit(shape), "I and H must be positive, and the arrays must have fewer than 2^63 bytes");
+  const GruShape shape{in[1], in[2], in[3], weights[3], weights[1], linear_before_reset, in[0]};
+  checks.require(gru_sizes_fit(shape), "G, I and H must be positive, and the arrays must have fewer than 2^63 bytes");
   return shape;
 }
 
@@ -37,14 +37,14 @@ GruOptions options_of(Checks& checks, const GruShape& shape, int64_t direction, 
 
 // The sequence lengths, or null if every row has all T steps.
 const int32_t* lengths_of(Checks& checks, const GruShape& shape, const Arg& lens) {
-  checks.optional_array("sequence_lens", lens, ffi::DataType::S32, {shape.B});
+  checks.optional_array("sequence_lens", lens, ffi::DataType::S32, {shape.groups, shape.B});
   if (checks.failed() || lens.element_count() == 0) return nullptr;
   const int32_t* values = static_cast<const int32_t*>(lens.untyped_data());
   bool all_full = true;
-  for (int64_t i = 0; i < shape.B; ++i) {
+  for (int64_t i = 0; i < shape.groups * shape.B; ++i) {
     checks.require(values[i] >= 0 && values[i] <= shape.T, [&] {
       return "sequence_lens must lie in [0, T] = [0, " + std::to_string(shape.T) + "], got " +
-             std::to_string(values[i]) + " for row " + std::to_string(i);
+             std::to_string(values[i]) + " for row " + std::to_string(i % shape.B);
     });
     all_full = all_full && values[i] == shape.T;
   }
@@ -59,15 +59,15 @@ ffi::Error forward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg b, Arg lens, A
   const GruOptions options = options_of(checks, s, direction, clip);
   if (checks.failed()) return checks.error();
   const ffi::DataType dtype = x.element_type();
-  checks.array("w", w, dtype, {s.D, 3 * s.H, s.I});
-  checks.array("r", r, dtype, {s.D, 3 * s.H, s.H});
-  checks.optional_array("b", b, dtype, {s.D, 6 * s.H});
-  checks.optional_array("initial_h", initial_h, dtype, {s.D, s.B, s.H});
-  checks.optional_array("reset", reset, ffi::DataType::PRED, {s.T, s.B});
-  checks.optional_array("reset_h", reset_h, dtype, {s.D, s.B, s.H});
-  checks.array("y", *y, dtype, {s.T, s.D, s.B, s.H});
-  checks.array("y_h", *y_h, dtype, {s.D, s.B, s.H});
-  checks.optional_array("gates", *gates, dtype, {s.T, s.D, s.B, s.saved_gates() * s.H});
+  checks.array("w", w, dtype, {s.groups, s.D, 3 * s.H, s.I});
+  checks.array("r", r, dtype, {s.groups, s.D, 3 * s.H, s.H});
+  checks.optional_array("b", b, dtype, {s.groups, s.D, 6 * s.H});
+  checks.optional_array("initial_h", initial_h, dtype, {s.groups, s.D, s.B, s.H});
+  checks.optional_array("reset", reset, ffi::DataType::PRED, {s.groups, s.T, s.B});
+  checks.optional_array("reset_h", reset_h, dtype, {s.groups, s.D, s.B, s.H});
+  checks.array("y", *y, dtype, {s.groups, s.T, s.D, s.B, s.H});
+  checks.array("y_h", *y_h, dtype, {s.groups, s.D, s.B, s.H});
+  checks.optional_array("gates", *gates, dtype, {s.groups, s.T, s.D, s.B, s.saved_gates() * s.H});
   const int32_t* lengths = lengths_of(checks, s, lens);
   if (checks.failed()) return checks.error();
   return with_storage(checks, dtype, [&](auto element) {
@@ -95,21 +95,21 @@ ffi::Error backward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg lens, Arg ini
   const GruOptions options = options_of(checks, s, direction, clip);
   if (checks.failed()) return checks.error();
   const ffi::DataType dtype = x.element_type();
-  checks.array("w", w, dtype, {s.D, 3 * s.H, s.I});
-  checks.array("r", r, dtype, {s.D, 3 * s.H, s.H});
-  checks.optional_array("initial_h", initial_h, dtype, {s.D, s.B, s.H});
-  checks.optional_array("reset", reset, ffi::DataType::PRED, {s.T, s.B});
-  checks.optional_array("reset_h", reset_h, dtype, {s.D, s.B, s.H});
-  checks.array("y", y, dtype, {s.T, s.D, s.B, s.H});
-  checks.array("gates", gates, dtype, {s.T, s.D, s.B, s.saved_gates() * s.H});
-  checks.optional_array("dy", dy, dtype, {s.T, s.D, s.B, s.H});
-  checks.optional_array("dy_h", dy_h, dtype, {s.D, s.B, s.H});
-  checks.optional_array("dx", *dx, dtype, {s.T, s.B, s.I});
-  checks.optional_array("dw", *dw, dtype, {s.D, 3 * s.H, s.I});
-  checks.optional_array("dr", *dr, dtype, {s.D, 3 * s.H, s.H});
-  checks.optional_array("db", *db, dtype, {s.D, 6 * s.H});
-  checks.optional_array("dh0", *dh0, dtype, {s.D, s.B, s.H});
-  checks.optional_array("dreset_h", *dreset_h, dtype, {s.D, s.B, s.H});
+  checks.array("w", w, dtype, {s.groups, s.D, 3 * s.H, s.I});
+  checks.array("r", r, dtype, {s.groups, s.D, 3 * s.H, s.H});
+  checks.optional_array("initial_h", initial_h, dtype, {s.groups, s.D, s.B, s.H});
+  checks.optional_array("reset", reset, ffi::DataType::PRED, {s.groups, s.T, s.B});
+  checks.optional_array("reset_h", reset_h, dtype, {s.groups, s.D, s.B, s.H});
+  checks.array("y", y, dtype, {s.groups, s.T, s.D, s.B, s.H});
+  checks.array("gates", gates, dtype, {s.groups, s.T, s.D, s.B, s.saved_gates() * s.H});
+  checks.optional_array("dy", dy, dtype, {s.groups, s.T, s.D, s.B, s.H});
+  checks.optional_array("dy_h", dy_h, dtype, {s.groups, s.D, s.B, s.H});
+  checks.optional_array("dx", *dx, dtype, {s.groups, s.T, s.B, s.I});
+  checks.optional_array("dw", *dw, dtype, {s.groups, s.D, 3 * s.H, s.I});
+  checks.optional_array("dr", *dr, dtype, {s.groups, s.D, 3 * s.H, s.H});
+  checks.optional_array("db", *db, dtype, {s.groups, s.D, 6 * s.H});
+  checks.optional_array("dh0", *dh0, dtype, {s.groups, s.D, s.B, s.H});
+  checks.optional_array("dreset_h", *dreset_h, dtype, {s.groups, s.D, s.B, s.H});
   const int32_t* lengths = lengths_of(checks, s, lens);
   if (checks.failed()) return checks.error();
   return with_storage(checks, dtype, [&](auto element) {
@@ -148,17 +148,17 @@ ffi::Error backward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg lens, Arg ini
 JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_gru_forward, forward,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()        // x          [T, B, I]
-                           .Arg<ffi::AnyBuffer>()        // w          [D, 3H, I]
-                           .Arg<ffi::AnyBuffer>()        // r          [D, 3H, H]
-                           .Arg<ffi::AnyBuffer>()        // b          [D, 6H] or empty
-                           .Arg<ffi::AnyBuffer>()        // lens       [B] of int32, or empty
-                           .Arg<ffi::AnyBuffer>()        // initial_h  [D, B, H] or empty
-                           .Arg<ffi::AnyBuffer>()        // reset      [T, B] of bool, or empty
-                           .Arg<ffi::AnyBuffer>()        // reset_h    [D, B, H] or empty
-                           .Ret<ffi::AnyBuffer>()        // y          [T, D, B, H]
-                           .Ret<ffi::AnyBuffer>()        // y_h        [D, B, H]
-                           .Ret<ffi::AnyBuffer>()        // gates      [T, D, B, G H] or empty
+                           .Arg<ffi::AnyBuffer>()        // x          [G, T, B, I]
+                           .Arg<ffi::AnyBuffer>()        // w          [G, D, 3H, I]
+                           .Arg<ffi::AnyBuffer>()        // r          [G, D, 3H, H]
+                           .Arg<ffi::AnyBuffer>()        // b          [G, D, 6H] or empty
+                           .Arg<ffi::AnyBuffer>()        // lens       [G, B] of int32, or empty
+                           .Arg<ffi::AnyBuffer>()        // initial_h  [G, D, B, H] or empty
+                           .Arg<ffi::AnyBuffer>()        // reset      [G, T, B] of bool, or empty
+                           .Arg<ffi::AnyBuffer>()        // reset_h    [G, D, B, H] or empty
+                           .Ret<ffi::AnyBuffer>()        // y          [G, T, D, B, H]
+                           .Ret<ffi::AnyBuffer>()        // y_h        [G, D, B, H]
+                           .Ret<ffi::AnyBuffer>()        // gates      [G, T, D, B, 3H or 4H] or empty
                            .Ret<ffi::Buffer<ffi::U8>>()  // workspace
                            .Attr<int64_t>("direction")   // GruDirection
                            .Attr<bool>("linear_before_reset")
@@ -167,23 +167,23 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_gru_forward, forward,
 JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_gru_backward, backward,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()        // x          [T, B, I]
-                           .Arg<ffi::AnyBuffer>()        // w          [D, 3H, I]
-                           .Arg<ffi::AnyBuffer>()        // r          [D, 3H, H]
-                           .Arg<ffi::AnyBuffer>()        // lens       [B] of int32, or empty
-                           .Arg<ffi::AnyBuffer>()        // initial_h  [D, B, H] or empty
-                           .Arg<ffi::AnyBuffer>()        // reset      [T, B] of bool, or empty
-                           .Arg<ffi::AnyBuffer>()        // reset_h    [D, B, H] or empty
-                           .Arg<ffi::AnyBuffer>()        // y          [T, D, B, H]
-                           .Arg<ffi::AnyBuffer>()        // gates      [T, D, B, G H]
-                           .Arg<ffi::AnyBuffer>()        // dy         [T, D, B, H] or empty
-                           .Arg<ffi::AnyBuffer>()        // dy_h       [D, B, H] or empty
-                           .Ret<ffi::AnyBuffer>()        // dx         [T, B, I] or empty
-                           .Ret<ffi::AnyBuffer>()        // dw         [D, 3H, I] or empty
-                           .Ret<ffi::AnyBuffer>()        // dr         [D, 3H, H] or empty
-                           .Ret<ffi::AnyBuffer>()        // db         [D, 6H] or empty
-                           .Ret<ffi::AnyBuffer>()        // dh0        [D, B, H] or empty
-                           .Ret<ffi::AnyBuffer>()        // dreset_h   [D, B, H] or empty
+                           .Arg<ffi::AnyBuffer>()        // x          [G, T, B, I]
+                           .Arg<ffi::AnyBuffer>()        // w          [G, D, 3H, I]
+                           .Arg<ffi::AnyBuffer>()        // r          [G, D, 3H, H]
+                           .Arg<ffi::AnyBuffer>()        // lens       [G, B] of int32, or empty
+                           .Arg<ffi::AnyBuffer>()        // initial_h  [G, D, B, H] or empty
+                           .Arg<ffi::AnyBuffer>()        // reset      [G, T, B] of bool, or empty
+                           .Arg<ffi::AnyBuffer>()        // reset_h    [G, D, B, H] or empty
+                           .Arg<ffi::AnyBuffer>()        // y          [G, T, D, B, H]
+                           .Arg<ffi::AnyBuffer>()        // gates      [G, T, D, B, 3H or 4H]
+                           .Arg<ffi::AnyBuffer>()        // dy         [G, T, D, B, H] or empty
+                           .Arg<ffi::AnyBuffer>()        // dy_h       [G, D, B, H] or empty
+                           .Ret<ffi::AnyBuffer>()        // dx         [G, T, B, I] or empty
+                           .Ret<ffi::AnyBuffer>()        // dw         [G, D, 3H, I] or empty
+                           .Ret<ffi::AnyBuffer>()        // dr         [G, D, 3H, H] or empty
+                           .Ret<ffi::AnyBuffer>()        // db         [G, D, 6H] or empty
+                           .Ret<ffi::AnyBuffer>()        // dh0        [G, D, B, H] or empty
+                           .Ret<ffi::AnyBuffer>()        // dreset_h   [G, D, B, H] or empty
                            .Ret<ffi::Buffer<ffi::U8>>()  // workspace
                            .Attr<int64_t>("direction")   // GruDirection
                            .Attr<bool>("linear_before_reset")

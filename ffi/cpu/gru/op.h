@@ -3,6 +3,9 @@
 // T time steps, B rows, I inputs, H hidden units, D directions, G saved gates: 3 (z, r, n), or 4 with
 // linear_before_reset (z, r, n, h Rh^T + Rbh). Arrays are dense and row-major; an absent array is null.
 //
+// A call computes several groups: independent GRUs of one shape, as vmap over the weights makes them. Every array has
+// the groups as its first axis, which is left out below.
+//
 // A reset replaces the state of a row before a step. It has nothing to do with the reset gate r.
 #pragma once
 
@@ -19,6 +22,7 @@ enum class GruDirection : int64_t { kForward = 0, kReverse = 1, kBidirectional =
 struct GruShape {
   int64_t T, B, I, H, D;
   bool linear_before_reset;
+  int64_t groups = 1;
 
   int64_t saved_gates() const { return linear_before_reset ? 4 : 3; }
 };
@@ -76,14 +80,15 @@ struct GruBackward {
   std::byte* workspace;  // gru_backward_workspace() bytes
 };
 
-// Whether I, H and D are positive and no size of an array or of the workspace overflows. All functions below require
-// it.
+// Whether I, H, D and the groups are positive and no size of an array or of the workspace overflows. All functions
+// below require it.
 bool gru_sizes_fit(const GruShape& shape);
 
 // Bytes of workspace, for every instruction set and any number of threads.
 int64_t gru_forward_workspace(const GruShape& shape, int64_t storage_bytes);
 int64_t gru_backward_workspace(const GruShape& shape, int64_t storage_bytes);
 
+// Runs all groups: several at once, each on one thread, or one after the other, each on all threads.
 // S: float, double, BFloat16 or Float16. Arithmetic is in double for double, otherwise in float.
 template <class S>
 void gru_forward(const GruForward<S>& call, Parallel& parallel);

@@ -34,6 +34,7 @@ namespace jaxgrad::driver {
   X(cuGetErrorString)               \
   X(cuInit)                         \
   X(cuLaunchKernel)                 \
+  X(cuLaunchKernelEx)               \
   X(cuMemAlloc)                     \
   X(cuMemFree)                      \
   X(cuMemGetInfo)                   \

@@ -15,7 +15,6 @@ from jaxgrad._src.conv.backend import ConvBackend, named_arrays
 from jaxgrad._src.conv.cudnn_plan import Epilogue, cudnn_plan, search_mode
 from jaxgrad._src.conv.geometry import change_layout, maybe_reverse_window
 from jaxgrad._src.conv.params import ConvCall, ConvParams
-from jaxgrad._src.conv.precision import allows_tf32
 from jaxgrad._src.conv.problem import (
     ConvProblem,
     forward_problem,
@@ -25,6 +24,7 @@ from jaxgrad._src.conv.problem import (
 from jaxgrad._src.conv.weight_transpose import kernel_transposes
 from jaxgrad._src.conv.xla import add_bias_and_relu, bias_gradient
 from jaxgrad._src.core.op import Rejection
+from jaxgrad._src.core.precision import allows_tf32
 from jaxgrad._src.native import cuda
 from jaxgrad._src.native.ffi import empty_if_none, ffi_call
 

@@ -26,10 +26,10 @@ from jaxgrad._src.conv.pass_calls import (
     input_gradient_call,
     weight_gradient_call,
 )
-from jaxgrad._src.conv.precision import precision_flags
 from jaxgrad._src.conv.xla import replaces_convolution
 from jaxgrad._src.core.batching import fold, unfold
 from jaxgrad._src.core.explain import explain_pass
+from jaxgrad._src.core.precision import precision_flags
 from jaxgrad._src.core.selection import select_pass, supporting
 from jaxgrad._src.core.settings import current, of_kernels
 from jaxgrad._src.core.tuning import RecordedCall, Recorder

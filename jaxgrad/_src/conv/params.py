@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 from jaxgrad._src.conv.geometry import ConvGeometry
-from jaxgrad._src.conv.precision import precision_flags
 from jaxgrad._src.conv.problem import ConvProblem
+from jaxgrad._src.core.precision import precision_flags
 from jaxgrad._src.core.selection import Candidates
 from jaxgrad._src.core.settings import Settings
 

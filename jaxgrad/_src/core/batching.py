@@ -1,4 +1,5 @@
-"""`vmap` of a kernel call: folds the mapped axis into the batch, or loops over it where the weights are mapped."""
+"""`vmap` of a kernel call: folds the mapped axis into the batch. Where the weights are mapped, it loops over the axis,
+or makes it an axis of groups."""
 
 from __future__ import annotations
 
@@ -26,18 +27,6 @@ def fold_or_loop(
     """
     mapped = custom_vmap(call)
 
-    def folded(size: int, is_mapped: Sequence[bool | None], args: Sequence[Any]) -> Any:
-        operands = (
-            arg if arg is None or axis is None else fold(broadcast(arg, here, size), axis)
-            for arg, axis, here in zip(args, in_axes, is_mapped, strict=True)
-        )
-        results = [
-            result if result is None or axis is None else unfold(result, axis, size)
-            for result, axis in zip(mapped(*operands), out_axes, strict=True)
-        ]
-        batched = [None if r is None else axis is not None for r, axis in zip(results, out_axes, strict=True)]
-        return tuple(results), tuple(batched)
-
     def loop(size: int, is_mapped: Sequence[bool | None], args: Sequence[Any]) -> Any:
         def one(i: jax.Array) -> Any:
             return mapped(*(arg[i] if here else arg for arg, here in zip(args, is_mapped, strict=True)))
@@ -49,10 +38,79 @@ def fold_or_loop(
     def rule(axis_size: int, is_mapped: Sequence[bool | None], *args: Any) -> Any:
         if axis_size == 0:
             return empty_vmap(mapped, is_mapped, args)
-        weights_mapped = any(here for here, axis in zip(is_mapped, in_axes, strict=True) if axis is None)
-        return (loop if weights_mapped or not foldable else folded)(axis_size, is_mapped, args)
+        if foldable and not _weights_mapped(is_mapped, in_axes):
+            return _folded(mapped, in_axes, out_axes, axis_size, is_mapped, args)
+        return loop(axis_size, is_mapped, args)
 
     return mapped
+
+
+def fold_or_group(
+    call: Callable[..., Any],
+    of_groups: Callable[..., Any],
+    in_axes: tuple[BatchAxis, ...],
+    out_axes: tuple[BatchAxis, ...],
+    *,
+    foldable: bool = True,
+) -> Callable[..., Any]:
+    """Returns `call` with a batching rule that never loops.
+
+    Args:
+      of_groups: computes `call` for arrays that all have a first axis of groups.
+      call, in_axes, out_axes, foldable: as in `fold_or_loop`.
+    """
+    mapped, grouped = custom_vmap(call), custom_vmap(of_groups)
+
+    @mapped.def_vmap
+    def rule(axis_size: int, is_mapped: Sequence[bool | None], *args: Any) -> Any:
+        if axis_size == 0:
+            return empty_vmap(mapped, is_mapped, args)
+        if foldable and not _weights_mapped(is_mapped, in_axes):
+            return _folded(mapped, in_axes, out_axes, axis_size, is_mapped, args)
+        operands = (
+            arg if arg is None else broadcast(arg, here, axis_size) for arg, here in zip(args, is_mapped, strict=True)
+        )
+        results = grouped(*operands)
+        return results, jax.tree.map(lambda _: True, results)
+
+    def behind_groups(axes: tuple[BatchAxis, ...]) -> tuple[BatchAxis, ...]:
+        return tuple(None if axis is None else axis + 1 for axis in axes)
+
+    @grouped.def_vmap
+    def rule_of_groups(axis_size: int, is_mapped: Sequence[bool | None], *args: Any) -> Any:
+        if axis_size == 0:
+            return empty_vmap(grouped, is_mapped, args)
+        ins, outs = behind_groups(in_axes), behind_groups(out_axes)
+        if not foldable or _weights_mapped(is_mapped, ins):
+            ins, outs = (0,) * len(ins), (0,) * len(outs)
+        return _folded(grouped, ins, outs, axis_size, is_mapped, args)
+
+    return mapped
+
+
+def _weights_mapped(is_mapped: Sequence[bool | None], in_axes: tuple[BatchAxis, ...]) -> bool:
+    return any(here for here, axis in zip(is_mapped, in_axes, strict=True) if axis is None)
+
+
+def _folded(
+    call: Callable[..., Any],
+    in_axes: tuple[BatchAxis, ...],
+    out_axes: tuple[BatchAxis, ...],
+    size: int,
+    is_mapped: Sequence[bool | None],
+    args: Sequence[Any],
+) -> Any:
+    """The results of a batching rule that folds the mapped axis into an axis of each operand."""
+    operands = (
+        arg if arg is None or axis is None else fold(broadcast(arg, here, size), axis)
+        for arg, axis, here in zip(args, in_axes, is_mapped, strict=True)
+    )
+    results = [
+        result if result is None or axis is None else unfold(result, axis, size)
+        for result, axis in zip(call(*operands), out_axes, strict=True)
+    ]
+    batched = [None if r is None else axis is not None for r, axis in zip(results, out_axes, strict=True)]
+    return tuple(results), tuple(batched)
 
 
 def empty_vmap(call: Callable[..., Any], is_mapped: Sequence[bool | None], args: Sequence[Any]) -> tuple[Any, Any]:

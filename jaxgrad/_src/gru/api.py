@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -12,11 +13,13 @@ import numpy as np
 from jaxgrad._src.core import checks, forward_mode
 from jaxgrad._src.core.mesh_axes import pvary_to_match
 from jaxgrad._src.core.op import Op
+from jaxgrad._src.core.precision import default_precision
 from jaxgrad._src.core.selection import reject_symbolic_shapes, select
 from jaxgrad._src.gru import autodiff, jvp
 from jaxgrad._src.gru.backend import PASSES
 from jaxgrad._src.gru.backends import BACKENDS
 from jaxgrad._src.gru.params import GruParams, GruProblem
+from jaxgrad._src.gru.remat import gru_in_chunks
 
 OP = Op("gru", PASSES, BACKENDS)
 
@@ -38,6 +41,8 @@ def gru(
     direction: str = "forward",
     linear_before_reset: bool = False,
     clip: float | None = None,
+    time_major: bool = True,
+    remat_every: int | None = None,
     implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Gated recurrent unit (GRU) over whole sequences, in the convention of ONNX.
@@ -76,8 +81,15 @@ def gru(
       linear_before_reset: whether the reset gate multiplies the recurrent product instead of the hidden state.
       clip: a positive number; the input of each activation is clipped to [-clip, clip], and its gradient is zero at
         the bounds and beyond. None for no clipping.
-      implementation: "cpu" for the C++ kernels, "xla" for a `jax.lax.scan`, None for the fastest available. An
-        implementation that is given runs or raises. `jaxgrad.explain` reports what None selects.
+      time_major: False if the batch comes first, as with `layout=1` in ONNX: x [B, T, I], initial_h and reset_h
+        [B, D, H], reset [B, T], and the results y [B, T, D, H] and y_h [B, D, H]. The arrays are transposed before and
+        after.
+      remat_every: for long sequences, the number of steps between the states that are kept for the backward pass, which
+        computes everything else between two of them again. The gates of all steps are residuals otherwise, three or
+        four times as large as y. A forward pass more is computed, and for the 16-bit dtypes the state is rounded to the
+        dtype of x every `remat_every` steps. The square root of T, or more, is a good choice. None to keep all gates.
+      implementation: "cpu" for the C++ kernels, "cuda" for the CUDA kernels, "xla" for a `jax.lax.scan`, None for the
+        fastest available. An implementation that is given runs or raises. `jaxgrad.explain` reports what None selects.
 
     Returns:
       A pair `(y, y_h)`:
@@ -87,17 +99,23 @@ def gru(
 
     Raises:
       TypeError: an array has an unsupported dtype or a dtype other than that of x, sequence_lens is not an integer
-        array, reset is not a bool array, linear_before_reset is not a bool, or clip is not a number.
-      ValueError: the shape of an array does not fit, direction or implementation is unknown, clip is not positive,
-        sequence_lens has a value outside [0, T], or reset_h is given without reset; or `implementation="cpu"` is
-        lowered for another platform or has symbolic shapes.
-      RuntimeError: `implementation="cpu"` is given and the compiled module cannot be loaded.
+        array, reset is not a bool array, linear_before_reset or time_major is not a bool, clip is not a number, or
+        remat_every is not an integer.
+      ValueError: the shape of an array does not fit, direction or implementation is unknown, clip or remat_every is not
+        positive, sequence_lens has a value outside [0, T], or reset_h is given without reset; or `implementation="cpu"`
+        or "cuda" is lowered for another platform, has symbolic shapes, or is not supported: the CUDA kernels require a
+        GPU of compute capability 9.0 where the program is lowered, at most 256 hidden units, and no float64.
+      RuntimeError: `implementation="cpu"` or "cuda" is given and the compiled module or NVRTC cannot be loaded.
       jax.errors.JaxRuntimeError: sequence_lens has a value outside [0, T] that is not known while tracing, and the CPU
-        kernels run. The XLA implementation clamps such a value to [0, T], and values in the memory of a GPU.
+        kernels run. The XLA implementation and the CUDA kernels clamp such a value to [0, T].
 
     Notes:
       A reset stops gradients: the state that it replaced has a gradient of zero, and a NaN in it reaches nothing. The
       gradient of `reset_h` is the sum, over the resets of a row, of the gradients of the new states.
+
+      On a GPU, float32 operands of matrix products are rounded to TF32, as in JAX, unless the configuration option
+      `jax_default_matmul_precision` is "highest" or "float32" where the op is called. The CUDA kernels then split each
+      operand of the recurrent product into two bfloat16 numbers, which keep 16 bits of its 24.
 
       Reverse mode works to any order: the first derivative uses the kernels, higher derivatives run on XLA. Forward
       mode runs on XLA and requires `jaxgrad.forward_mode`. Under `jit` over a mesh, the batch may be split: each device
@@ -123,12 +141,26 @@ def gru(
     linear_before_reset = checks.check_flag(_NAME, "linear_before_reset", linear_before_reset)
     clip = _check_clip(clip)
     D = 2 if direction == "bidirectional" else 1
-    arrays = _check_arrays(x, w, r, b, sequence_lens, initial_h, reset, reset_h, D)
-    problem = GruProblem.of(arrays[0], arrays[2], linear_before_reset=linear_before_reset, clip=clip)
-    candidates = select(OP, implementation, problem, reject_symbolic_shapes(*arrays)).candidates
-    params = GruParams(direction, linear_before_reset, clip, candidates["forward"], candidates["backward"])
-    y, y_h = forward_mode.call(autodiff.gru, jvp.RULES, params, *pvary_to_match(*arrays))
-    return y, y_h
+    time_major = checks.check_flag(_NAME, "time_major", time_major)
+    arrays = _check_arrays(_Layout(time_major), x, w, r, b, sequence_lens, initial_h, reset, reset_h, D)
+    precision = default_precision()
+    _check_remat_every(remat_every, arrays[0].shape[0])
+
+    def call(direction: str, *arrays: Any) -> tuple[jax.Array, jax.Array]:
+        problem = GruProblem.of(
+            arrays[0], arrays[2], linear_before_reset=linear_before_reset, clip=clip, precision=precision
+        )
+        candidates = select(OP, implementation, problem, reject_symbolic_shapes(*arrays)).candidates
+        chosen = candidates["forward"], candidates["backward"]
+        params = GruParams(direction, linear_before_reset, clip, precision, *chosen)
+        y, y_h = forward_mode.call(autodiff.gru, jvp.RULES, params, *pvary_to_match(*arrays))
+        return y, y_h
+
+    if remat_every is None or arrays[0].shape[0] == 0:
+        y, y_h = call(direction, *arrays)
+    else:
+        y, y_h = gru_in_chunks(call, int(remat_every), direction, arrays)
+    return (y, y_h) if time_major else (jnp.moveaxis(y, 2, 0), jnp.swapaxes(y_h, 0, 1))
 
 
 def _check_clip(clip: Any) -> float | None:
@@ -141,14 +173,54 @@ def _check_clip(clip: Any) -> float | None:
     return None if math.isinf(clip) else float(clip)
 
 
+def _check_remat_every(remat_every: Any, T: Any) -> None:
+    if remat_every is None:
+        return
+    if isinstance(remat_every, bool) or not isinstance(remat_every, (int, np.integer)):
+        raise TypeError(f"{_NAME}: remat_every must be an integer or None, got {type(remat_every).__name__}")
+    if remat_every < 1:
+        raise ValueError(f"{_NAME}: remat_every must be positive, got {remat_every}")
+    if not isinstance(T, int):
+        raise ValueError(f"{_NAME}: remat_every={remat_every} requires a known number of steps, got T = {T}")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """The order of the first two dimensions of the arrays that have rows."""
+
+    time_major: bool
+
+    def order(self, first: Any, second: Any, *others: Any) -> tuple[Any, ...]:
+        """Dimensions, or their names, that are given in the order of `time_major=True`."""
+        return (first, second, *others) if self.time_major else (second, first, *others)
+
+    def to_time_major(self, array: jax.Array | None) -> jax.Array | None:
+        return array if array is None or self.time_major else jnp.swapaxes(array, 0, 1)
+
+    def note(self, T: int, B: int) -> str:
+        """For errors: an x in the other layout is not recognized by its shape."""
+        dims, sizes = ", ".join(self.order("T", "B", "I")), self.order(f"T = {T} steps", f"B = {B} rows")
+        return f"; x [{dims}] has {' and '.join(sizes)}"
+
+
 def _check_arrays(
-    x: Any, w: Any, r: Any, b: Any, sequence_lens: Any, initial_h: Any, reset: Any, reset_h: Any, D: int
+    layout: _Layout,
+    x: Any,
+    w: Any,
+    r: Any,
+    b: Any,
+    sequence_lens: Any,
+    initial_h: Any,
+    reset: Any,
+    reset_h: Any,
+    D: int,
 ) -> tuple[Any, ...]:
+    """Returns the arrays, time-major."""
     x, w, r = (checks.as_array(_NAME, name, a) for name, a in (("x", x), ("w", w), ("r", r)))
     checks.check_floating(_NAME, "x", x)
-    checks.check_rank(_NAME, "x", x, ("T", "B", "I"))
+    checks.check_rank(_NAME, "x", x, layout.order("T", "B", "I"))
     checks.check_rank(_NAME, "r", r, ("D", "3H", "H"))
-    T, B, I = x.shape  # noqa: E741
+    T, B, I = layout.order(*x.shape)  # noqa: E741
     H = r.shape[2]
     if H == 0 or I == 0:
         name, array = ("r", r) if H == 0 else ("x", x)
@@ -158,39 +230,39 @@ def _check_arrays(
     if b is not None:
         b = checks.as_array(_NAME, "b", b)
         checks.check_shape(_NAME, "b", b, ("D", "6H"), (D, 6 * H))
+    note = layout.note(T, B)
     initial_h, reset_h = (
-        _check_state(name, a, D, x, H) for name, a in (("initial_h", initial_h), ("reset_h", reset_h))
+        _check_state(name, a, layout, (D, B, H), note) for name, a in (("initial_h", initial_h), ("reset_h", reset_h))
     )
     for name, array in (("w", w), ("r", r), ("b", b), ("initial_h", initial_h), ("reset_h", reset_h)):
         if array is not None:
             checks.check_same_dtype(_NAME, name, array, "x", x)
     if reset is None and reset_h is not None:
-        raise ValueError(f"{_NAME}: reset_h requires reset, a bool array [T, B] that says where; got reset=None")
-    return x, w, r, b, _check_lengths(sequence_lens, T, B), initial_h, _check_reset(reset, T, B), reset_h
+        dims = ", ".join(layout.order("T", "B"))
+        raise ValueError(f"{_NAME}: reset_h requires reset, a bool array [{dims}] that says where; got reset=None")
+    lengths = _check_lengths(sequence_lens, T, B, note)
+    x, initial_h, reset, reset_h = map(
+        layout.to_time_major, (x, initial_h, _check_reset(reset, layout, T, B, note), reset_h)
+    )
+    return x, w, r, b, lengths, initial_h, reset, reset_h
 
 
-def _check_state(name: str, state: Any, D: int, x: jax.Array, H: int) -> jax.Array | None:
+def _check_state(name: str, state: Any, layout: _Layout, shape: tuple[int, ...], note: str) -> jax.Array | None:
     if state is None:
         return None
-    T, B, _ = x.shape
     state = checks.as_array(_NAME, name, state)
-    checks.check_shape(_NAME, name, state, ("D", "B", "H"), (D, B, H), _steps_and_rows(T, B))
+    checks.check_shape(_NAME, name, state, layout.order("D", "B", "H"), layout.order(*shape), note)
     return state
 
 
-def _check_reset(reset: Any, T: int, B: int) -> jax.Array | None:
+def _check_reset(reset: Any, layout: _Layout, T: int, B: int, note: str) -> jax.Array | None:
     if reset is None:
         return None
     reset = checks.as_array(_NAME, "reset", reset)
     if reset.dtype != np.bool_:
         raise TypeError(f"{_NAME}: reset must have the dtype bool, got {reset.dtype.name}; cast it with .astype(bool)")
-    checks.check_shape(_NAME, "reset", reset, ("T", "B"), (T, B), _steps_and_rows(T, B))
+    checks.check_shape(_NAME, "reset", reset, layout.order("T", "B"), layout.order(T, B), note)
     return reset
-
-
-def _steps_and_rows(T: int, B: int) -> str:
-    """For errors: a batch-major x is not recognized by its shape."""
-    return f"; x [T, B, I] has T = {T} steps and B = {B} rows"
 
 
 def _is_on_host(array: jax.Array) -> bool:
@@ -200,7 +272,7 @@ def _is_on_host(array: jax.Array) -> bool:
     return all(device.platform == "cpu" for device in array.devices())
 
 
-def _check_lengths(sequence_lens: Any, T: int, B: int) -> jax.Array | None:
+def _check_lengths(sequence_lens: Any, T: int, B: int, note: str) -> jax.Array | None:
     if sequence_lens is None:
         return None
     if not isinstance(sequence_lens, jax.Array) or _is_on_host(sequence_lens):
@@ -211,12 +283,11 @@ def _check_lengths(sequence_lens: Any, T: int, B: int) -> jax.Array | None:
             raise TypeError(f"{_NAME}: sequence_lens must be an array, got {type(sequence_lens).__name__}") from error
         if isinstance(T, int) and values.dtype.kind in "iu" and ((values < 0) | (values > T)).any():
             wrong = values[(values < 0) | (values > T)][0]
-            note = _steps_and_rows(T, B)
             raise ValueError(f"{_NAME}: sequence_lens must lie in [0, T] = [0, {T}], got {wrong}{note}")
     lengths = checks.as_array(_NAME, "sequence_lens", sequence_lens)
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise TypeError(f"{_NAME}: sequence_lens must have an integer dtype, got {lengths.dtype.name}")
-    checks.check_shape(_NAME, "sequence_lens", lengths, ("B",), (B,), _steps_and_rows(T, B))
+    checks.check_shape(_NAME, "sequence_lens", lengths, ("B",), (B,), note)
     if lengths.dtype == np.int32:
         return lengths
     if lengths.dtype.itemsize >= 4:  # clamp before the cast, so that an invalid length stays invalid

@@ -46,7 +46,10 @@ class Gradients(NamedTuple):
 
 
 class GruBackend(Backend):
-    """Kernels of the GRU. `GruParams` has the static arguments; the arrays have the shapes of `jaxgrad.gru`."""
+    """Kernels of the GRU. `GruParams` has the static arguments.
+
+    The arrays have the shapes of `jaxgrad.gru` and a first axis of groups, which have their own weights.
+    """
 
     def forward(
         self,

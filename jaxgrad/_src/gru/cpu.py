@@ -11,7 +11,7 @@ import numpy as np
 from jaxgrad._src.gru.backend import Gradients, GruBackend
 from jaxgrad._src.gru.params import GruParams
 from jaxgrad._src.native import cpu
-from jaxgrad._src.native.ffi import empty_if_none, ffi_call
+from jaxgrad._src.native.ffi import empty_if_none, ffi_call, without_groups
 
 _DIRECTIONS = {"forward": 0, "reverse": 1, "bidirectional": 2}
 
@@ -26,12 +26,12 @@ class CpuBackend(GruBackend):
         return cpu.unavailable()
 
     def forward(self, params, x, w, r, b, sequence_lens, initial_h, reset, reset_h, *, save_gates):
-        T, B, _ = x.shape
-        D, _, H = r.shape
+        G, T, B, _ = x.shape
+        _, D, _, H = r.shape
         results = (
-            jax.ShapeDtypeStruct((T, D, B, H), x.dtype),
-            jax.ShapeDtypeStruct((D, B, H), x.dtype),
-            jax.ShapeDtypeStruct((T, D, B, params.num_gates * H) if save_gates else (0,), x.dtype),
+            jax.ShapeDtypeStruct((G, T, D, B, H), x.dtype),
+            jax.ShapeDtypeStruct((G, D, B, H), x.dtype),
+            jax.ShapeDtypeStruct((G, T, D, B, params.num_gates * H) if save_gates else (G, 0), x.dtype),
         )
         y, y_h, gates = ffi_call(
             "jaxgrad_cpu_gru_forward",
@@ -47,15 +47,15 @@ class CpuBackend(GruBackend):
                 empty_if_none(reset_h, x.dtype),
             ),
             _workspace(cpu.module.gru_forward_workspace, params, x, r),
-            named={"x": x, "w": w, "r": r, "y": results[0]},
+            named={name: without_groups(a) for name, a in {"x": x, "w": w, "r": r, "y": results[0]}.items()},
             **_attributes(params),
         )
         return y, y_h, gates
 
     def backward(self, params, x, w, r, sequence_lens, initial_h, reset, reset_h, y, gates, dy, dy_h, *, needs_grad):
-        B = x.shape[1]
-        D, _, H = r.shape
-        shapes = (x.shape, w.shape, r.shape, (D, 6 * H), (D, B, H), (D, B, H))
+        B = x.shape[2]
+        G, D, _, H = r.shape
+        shapes = (x.shape, w.shape, r.shape, (G, D, 6 * H), (G, D, B, H), (G, D, B, H))
         found = ffi_call(
             "jaxgrad_cpu_gru_backward",
             [
@@ -76,15 +76,15 @@ class CpuBackend(GruBackend):
                 empty_if_none(dy_h, x.dtype),
             ),
             _workspace(cpu.module.gru_backward_workspace, params, x, r),
-            named={"x": x, "w": w, "r": r, "y": y},
+            named={name: without_groups(a) for name, a in {"x": x, "w": w, "r": r, "y": y}.items()},
             **_attributes(params),
         )
         return Gradients(*(g if needed else None for g, needed in zip(found, needs_grad, strict=True)))
 
 
 def _workspace(size: Callable[..., int], params: GruParams, x: jax.Array, r: jax.Array) -> int:
-    (T, B, I), (D, _, H) = x.shape, r.shape  # noqa: E741
-    return size(T, B, I, H, D, params.linear_before_reset, x.dtype.itemsize)
+    (G, T, B, I), (_, D, _, H) = x.shape, r.shape  # noqa: E741
+    return size(G, T, B, I, H, D, params.linear_before_reset, x.dtype.itemsize)
 
 
 def _attributes(params: GruParams) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jaxgrad._src.core.precision import precision_flags
 from jaxgrad._src.core.selection import Candidates
 from jaxgrad._src.native.ffi import short_dtype
 
@@ -19,6 +20,7 @@ class GruParams:
       direction: "forward", "reverse" or "bidirectional".
       linear_before_reset: as in `jaxgrad.gru`.
       clip: the bound on the input of each activation; None for no bound.
+      precision: JAX's default precision where the op was called. It holds for the gradients too.
       forward_candidates: what may run the forward pass.
       backward_candidates: what may run the backward pass.
     """
@@ -26,6 +28,7 @@ class GruParams:
     direction: str
     linear_before_reset: bool
     clip: float | None
+    precision: Any
     forward_candidates: Candidates
     backward_candidates: Candidates
 
@@ -41,8 +44,9 @@ class GruProblem:
 
     Attributes:
       T, B, I, H, D: the numbers of steps, rows, inputs, hidden units and directions.
+      groups: the number of GRUs with their own weights that one call computes: `vmap` over weights makes more than one.
       dtype: the dtype of every floating-point operand.
-      linear_before_reset, clip: as in `GruParams`.
+      linear_before_reset, clip, precision: as in `GruParams`.
     """
 
     T: int
@@ -53,15 +57,21 @@ class GruProblem:
     dtype: Any
     linear_before_reset: bool
     clip: float | None
+    precision: Any
+    groups: int = 1
 
     def text(self, pass_name: str) -> str:
         """The text of a call in a tuning, with its gradients."""
         flags = {"linear_before_reset": self.linear_before_reset, "clip": self.clip is not None}
         sizes = f"T={self.T} B={self.B} I={self.I} H={self.H} D={self.D}"
-        return " ".join(["gru", short_dtype(self.dtype), sizes, *(name for name, is_set in flags.items() if is_set)])
+        sizes += f" groups={self.groups}" if self.groups > 1 else ""
+        words = [*(name for name, is_set in flags.items() if is_set), *precision_flags(self.dtype, self.precision)]
+        return " ".join(["gru", short_dtype(self.dtype), sizes, *words])
 
     @classmethod
-    def of(cls, x: jax.Array, r: jax.Array, *, linear_before_reset: bool, clip: float | None) -> GruProblem:
-        """The problem of operands x [T, B, I] and r [D, 3H, H]."""
-        (T, B, I), (D, _, H) = x.shape, r.shape  # noqa: E741
-        return cls(T, B, I, H, D, x.dtype, linear_before_reset, clip)
+    def of(
+        cls, x: jax.Array, r: jax.Array, *, linear_before_reset: bool, clip: float | None, precision: Any
+    ) -> GruProblem:
+        """The problem of operands x [T, B, I] and r [D, 3H, H], which may have a first axis of groups."""
+        (*groups, T, B, I), (*_, D, _, H) = x.shape, r.shape  # noqa: E741
+        return cls(T, B, I, H, D, x.dtype, linear_before_reset, clip, precision, *groups)

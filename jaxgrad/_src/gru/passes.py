@@ -1,20 +1,22 @@
 """The passes of the GRU: jitted, batched and partitioned calls of the selected implementation.
 
 The rows of a batch do not depend on each other: `vmap` folds a mapped axis into the batch, and a mesh may split it.
+Where the weights are mapped too, `vmap` makes groups, which the kernels compute in one call, and a mesh may split them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import jax
+from jax import lax
 
-from jaxgrad._src.core.batching import fold_or_loop
+from jaxgrad._src.core.batching import fold_or_group
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.named_jit import named_jit
-from jaxgrad._src.core.partitioning import PartitioningRule, dims, partitioned
+from jaxgrad._src.core.partitioning import Dims, PartitioningRule, dims, partitioned
 from jaxgrad._src.core.selection import Candidates, supporting
 from jaxgrad._src.gru import xla
 from jaxgrad._src.gru.backends import BACKENDS
@@ -51,9 +53,9 @@ def forward(params: GruParams, save_gates: bool) -> Callable[..., Any]:
     def candidates(x, w, r, *_):
         return _supporting(params.forward_candidates, "forward", params, x, r)
 
-    call = partitioned(rule, candidates, kernels, partial(xla.forward, params, save_gates=save_gates))
-    batched = fold_or_loop(
-        call,
+    on_xla = partial(xla.forward, params, save_gates=save_gates)
+    batched = fold_or_group(
+        *_calls_and_groups(rule, candidates, kernels, on_xla),
         in_axes=tuple(map(_AXIS.get, _FORWARD_OPERANDS)),
         out_axes=(_AXIS["y"], _AXIS["y_h"], _AXIS["gates"] if save_gates else None),
     )
@@ -80,9 +82,8 @@ def backward(params: GruParams, needs_grad: tuple[bool, ...]) -> Callable[..., A
     def candidates(x, w, r, *_):
         return _supporting(params.backward_candidates, "backward", params, x, r)
 
-    call = partitioned(rule, candidates, kernels, as_tuple(xla.backward))
-    batched = fold_or_loop(
-        call,
+    batched = fold_or_group(
+        *_calls_and_groups(rule, candidates, kernels, as_tuple(xla.backward)),
         in_axes=tuple(map(_AXIS.get, _BACKWARD_OPERANDS)),
         out_axes=tuple(map(_AXIS.get, _GRADIENTS)),
         foldable=not any(needs_grad[1:4]),  # the gradients of w, r and b are sums over the batch
@@ -90,7 +91,38 @@ def backward(params: GruParams, needs_grad: tuple[bool, ...]) -> Callable[..., A
     return named_jit(batched, "gru_backward", params, needs_grad)
 
 
+def _calls_and_groups(
+    rule: PartitioningRule,
+    candidates: Callable[..., Candidates],
+    kernels: Mapping[str, Callable[..., Any]],
+    on_xla: Callable[..., Any],
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Returns a pass for one group, and one for arrays with a first axis of groups, which `kernels` take."""
+
+    def with_groups(names: Dims | None) -> Dims | None:
+        return None if names is None else ("G", *names)
+
+    of_groups = PartitioningRule(
+        tuple(map(with_groups, rule.operands)), tuple(map(with_groups, rule.results)), rule.summed
+    )
+    for_one = {name: _for_one_group(kernel) for name, kernel in kernels.items()}
+    return (
+        partitioned(rule, candidates, for_one, on_xla),
+        partitioned(of_groups, candidates, kernels, jax.vmap(on_xla)),
+    )
+
+
+def _for_one_group(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arrays: Any) -> Any:
+        one = jax.tree.map(lambda array: lax.expand_dims(array, (0,)), arrays)
+        return jax.tree.map(lambda result: lax.squeeze(result, (0,)), kernel(*one))
+
+    return call
+
+
 def _supporting(candidates: Candidates, pass_name: str, params: GruParams, x: jax.Array, r: jax.Array) -> Candidates:
     """Returns the candidates for the operands of a pass, whose batch `vmap` or a mesh may have changed."""
-    problem = GruProblem.of(x, r, linear_before_reset=params.linear_before_reset, clip=params.clip)
+    problem = GruProblem.of(
+        x, r, linear_before_reset=params.linear_before_reset, clip=params.clip, precision=params.precision
+    )
     return supporting(candidates, BACKENDS, pass_name, problem)

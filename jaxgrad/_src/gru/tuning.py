@@ -37,7 +37,9 @@ def measurable(call: GruProblem, platform: str) -> Measurable:
             y, pullback = jax.vjp(value, *arrays)
             return y, pullback(jax.tree.map(jnp.ones_like, y))
 
-        return value_and_gradients
+        return jax.vmap(value_and_gradients) if p.groups > 1 else value_and_gradients
 
     names = measurable_implementations(OP, call, platform)
-    return Measurable({name: step(name) for name in names}, [jax.ShapeDtypeStruct(shape, p.dtype) for shape in shapes])
+    groups = (p.groups,) if p.groups > 1 else ()
+    operands = [jax.ShapeDtypeStruct((*groups, *shape), p.dtype) for shape in shapes]
+    return Measurable({name: step(name) for name in names}, operands)

@@ -7,7 +7,7 @@ arithmetic is float32, or float64 for float64 arrays.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -31,9 +31,10 @@ def _compute_dtype(array: jax.Array) -> jnp.dtype:
     return jnp.dtype(jnp.float32) if array.dtype.itemsize == 2 else array.dtype
 
 
-def _dot(a: jax.Array, b: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def _dot(params: GruParams, a: jax.Array, b: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Returns a[..., k] b[k, n], with operands in the storage dtype and the sum in `dtype`."""
-    return lax.dot_general(a.astype(b.dtype), b, (((a.ndim - 1,), (0,)), ((), ())), preferred_element_type=dtype)
+    dims = (((a.ndim - 1,), (0,)), ((), ()))
+    return lax.dot_general(a.astype(b.dtype), b, dims, params.precision, dtype)
 
 
 def _valid(sequence_lens: jax.Array | None, T: int) -> jax.Array | None:
@@ -133,22 +134,22 @@ def forward(
         rt = r[d].T
         # The input product includes every bias that is added outside the product with the reset gate.
         bias = wb.at[: 2 * H].add(rb[: 2 * H]) if linear_before_reset else wb + rb
-        inputs = _dot(x, w[d].T, dtype) + bias[None, None]
+        inputs = _dot(params, x, w[d].T, dtype) + bias[None, None]
 
         def step(h, t):
             input_t, valid_t, reset_t = t
             h = _replace(reset_t, restart, h)
             if linear_before_reset:
-                product = _dot(h, rt, dtype)
+                product = _dot(params, h, rt, dtype)
                 recurrent = product[:, 2 * H :] + rb[None, 2 * H :]
             else:
-                product = _dot(h, rt[:, : 2 * H], dtype)
+                product = _dot(params, h, rt[:, : 2 * H], dtype)
             zr = input_t[:, : 2 * H] + product[:, : 2 * H]
             z, gate = jnp.split(jax.nn.sigmoid(_clip(zr, clip)), 2, axis=1)
             if linear_before_reset:
                 candidate = input_t[:, 2 * H :] + gate * recurrent
             else:
-                candidate = input_t[:, 2 * H :] + _dot(gate * h, rt[:, 2 * H :], dtype)
+                candidate = input_t[:, 2 * H :] + _dot(params, gate * h, rt[:, 2 * H :], dtype)
             n = jnp.tanh(_clip(candidate, clip))
             new_h = (1 - z) * n + z * h
             y = new_h
@@ -200,27 +201,43 @@ def backward(
     H = r.shape[2]
     dtype = _compute_dtype(x)
     valid = _valid(sequence_lens, T)
+    resets = _valid_resets(reset, valid)
+    previous = states_before(params, y, sequence_lens, initial_h, reset, reset_h)
+    dgates, dh0, dreset_h = [], [], []
+    for d, reverse in enumerate(_scans_in_reverse(params.direction)):
+        dh_last, dreset = _state(dy_h, d, (B, H), dtype), jnp.zeros((B, H), dtype) if needs_grad[5] else None
+        dh_last, dreset, _ = pvary_to_match(dh_last, dreset, x)
+        steps = gates[:, d], previous[d], valid, resets, None if dy is None else dy[:, d]
+        (dh_first, dreset), dgates_of_direction = _backward_scan(params, (dh_last, dreset), steps, r[d], reverse)
+        dgates.append(dgates_of_direction)
+        dh0.append(dh_first)
+        if dreset is not None:
+            dreset_h.append(dreset)
+    products = products_after_the_scan(params, dgates, gates, previous, x, w, sequence_lens, needs_grad)
+    return Gradients(
+        *products,
+        jnp.stack(dh0).astype(x.dtype) if needs_grad[4] else None,
+        jnp.stack(dreset_h).astype(x.dtype) if needs_grad[5] else None,
+    )
+
+
+def states_before(
+    params: GruParams,
+    y: jax.Array,
+    sequence_lens: jax.Array | None,
+    initial_h: jax.Array | None,
+    reset: jax.Array | None,
+    reset_h: jax.Array | None,
+) -> list[jax.Array]:
+    """Returns for each direction the states that the steps start with, after resets: [T, B, H]."""
+    T, _, B, H = y.shape
+    valid = _valid(sequence_lens, T)
     reset = _valid_resets(reset, valid)
     found = []
     for d, reverse in enumerate(_scans_in_reverse(params.direction)):
         previous = _previous_states(y[:, d], _state(initial_h, d, (B, H), y.dtype), valid, reverse)
-        previous = _replace(reset, _state(reset_h, d, (B, H), y.dtype)[None], previous)
-        dh_last, dreset_h = _state(dy_h, d, (B, H), dtype), jnp.zeros((B, H), dtype) if needs_grad[5] else None
-        dh_last, dreset_h, _ = pvary_to_match(dh_last, dreset_h, x)
-        steps = gates[:, d], previous, valid, reset, None if dy is None else dy[:, d]
-        (dh0, dreset_h), dgates = _backward_scan(params, (dh_last, dreset_h), steps, r[d], reverse)
-        dw, dr, db = _weight_gradients(params, dgates, gates[:, d], previous, x, valid, needs_grad)
-        dx = _keep(valid, _dot(dgates, w[d], dtype)) if needs_grad[0] else None
-        found.append(Gradients(dx, dw, dr, db, dh0 if needs_grad[4] else None, dreset_h))
-
-    def join(name: str) -> jax.Array | None:
-        parts = [getattr(gradients, name) for gradients in found]
-        if parts[0] is None:
-            return None
-        joined = functools.reduce(jnp.add, parts) if name == "x" else jnp.stack(parts)
-        return joined.astype(x.dtype)
-
-    return Gradients(*map(join, Gradients._fields))
+        found.append(_replace(reset, _state(reset_h, d, (B, H), y.dtype)[None], previous))
+    return found
 
 
 def _previous_states(states: jax.Array, h0: jax.Array, valid: jax.Array | None, reverse: bool) -> jax.Array:
@@ -274,12 +291,12 @@ def _backward_scan(
             dr = dn * gates_t[:, 3 * H :] * zr_derivative[:, H:]
             dgates = _keep(valid_t, jnp.concatenate([dz, dr, dn], 1))
             recurrent = jnp.concatenate([dgates[:, : 2 * H], dgates[:, 2 * H :] * gate], 1)
-            new_dh = z * out + _dot(recurrent, r, dtype)
+            new_dh = z * out + _dot(params, recurrent, r, dtype)
         else:
-            dgated_h = _dot(dn, r[2 * H :], dtype)
+            dgated_h = _dot(params, dn, r[2 * H :], dtype)
             dr = dgated_h * h * zr_derivative[:, H:]
             dgates = _keep(valid_t, jnp.concatenate([dz, dr, dn], 1))
-            new_dh = z * out + dgated_h * gate + _dot(dgates[:, : 2 * H], r[: 2 * H], dtype)
+            new_dh = z * out + dgated_h * gate + _dot(params, dgates[:, : 2 * H], r[: 2 * H], dtype)
         if valid_t is not None:
             new_dh = jnp.where(valid_t, new_dh, dh)
         if reset_t is not None:
@@ -288,6 +305,44 @@ def _backward_scan(
         return (new_dh, dreset_h), dgates
 
     return lax.scan(step, last, steps, reverse=not reverse, unroll=_unroll(T))
+
+
+def products_after_the_scan(
+    params: GruParams,
+    dgates: Sequence[jax.Array],
+    gates: jax.Array,
+    previous: Sequence[jax.Array],
+    x: jax.Array,
+    w: jax.Array,
+    sequence_lens: jax.Array | None,
+    needs_grad: tuple[bool, ...],
+) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None, jax.Array | None]:
+    """Returns the gradients of x, w, r and b that are needed: matrix products over all steps.
+
+    Args:
+      params: the static arguments.
+      dgates: for each direction, the gradients of the pre-activations of z, r and n [T, B, 3H].
+      gates: the saved gates, as `backend.py` describes them.
+      previous: for each direction, the states before the steps [T, B, H].
+      x, w, sequence_lens: the operands of the op.
+      needs_grad: which gradients are needed, of all that have one.
+    """
+    valid = _valid(sequence_lens, x.shape[0])
+    dtype = _compute_dtype(x)
+    dx = None
+    if needs_grad[0]:
+        of_directions = (_keep(valid, _dot(params, dgate, w[d], dtype)) for d, dgate in enumerate(dgates))
+        dx = functools.reduce(jnp.add, of_directions).astype(x.dtype)
+    of_weights = [
+        _weight_gradients(params, dgate, gates[:, d], states, x, valid, needs_grad)
+        for d, (dgate, states) in enumerate(zip(dgates, previous, strict=True))
+    ]
+
+    def stacked(index: int) -> jax.Array | None:
+        parts = [part for gradients in of_weights if (part := gradients[index]) is not None]
+        return jnp.stack(parts).astype(x.dtype) if parts else None
+
+    return dx, stacked(0), stacked(1), stacked(2)
 
 
 def _weight_gradients(
@@ -302,14 +357,14 @@ def _weight_gradients(
     """Returns dw [3H, I], dr [3H, H] and db [6H] of one direction, by products over all steps."""
     linear_before_reset, clip = params.linear_before_reset, params.clip
     needs_dw, needs_dr, needs_db = needs_grad[1:4]
-    dtype, H = dgates.dtype, previous.shape[2]
+    dtype, H = _compute_dtype(x), previous.shape[2]
 
     def product(dgate: jax.Array, operand: jax.Array) -> jax.Array:
         operand = _keep(valid, operand)  # padding may hold NaN, whose product with a zero of dgate is NaN
         dims = (((0, 1), (0, 1)), ((), ()))
-        return lax.dot_general(dgate.astype(x.dtype), operand.astype(x.dtype), dims, preferred_element_type=dtype)
+        return lax.dot_general(dgate.astype(x.dtype), operand.astype(x.dtype), dims, params.precision, dtype)
 
-    dzr, dn = dgates[..., : 2 * H], dgates[..., 2 * H :]
+    dzr, dn = dgates[..., : 2 * H], dgates[..., 2 * H :].astype(dtype)
     gate = _restore_gate(gates[..., H : 2 * H].astype(dtype), clip, jax.nn.sigmoid, _sigmoid_derivative)[0]
     if linear_before_reset:
         dn_recurrent, state_n = _keep(valid, dn * gate), previous
@@ -317,5 +372,5 @@ def _weight_gradients(
         dn_recurrent, state_n = dn, gate * previous.astype(dtype)
     dw = product(dgates, x) if needs_dw else None
     dr = jnp.concatenate([product(dzr, previous), product(dn_recurrent, state_n)]) if needs_dr else None
-    db = jnp.concatenate([g.sum((0, 1)) for g in (dgates, dzr, dn_recurrent)]) if needs_db else None
+    db = jnp.concatenate([g.sum((0, 1), dtype) for g in (dgates, dzr, dn_recurrent)]) if needs_db else None
     return dw, dr, db

@@ -72,6 +72,11 @@ def unavailable() -> str:
     return _error if module is None or gpu_ordinal() is None else cudnn_unavailable()
 
 
+def module_unavailable() -> str:
+    """Returns why the CUDA module cannot be used; empty if it can. jaxgrad's own kernels also need NVRTC."""
+    return _error
+
+
 @cache
 def cudnn_unavailable() -> str:
     """Returns why cuDNN cannot run on this machine; empty if it can. Loads cuDNN at the first call."""

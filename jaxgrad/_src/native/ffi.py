@@ -77,6 +77,12 @@ def empty_if_none(array: jax.Array | None, dtype: Any) -> jax.Array:
     return jnp.zeros((0,), dtype) if array is None else array
 
 
+def without_groups(array: Any) -> jax.ShapeDtypeStruct:
+    """Returns the shape of an array for `kernel_name`, without a first axis of one group."""
+    shape = array.shape[1:] if array.shape[0] == 1 else array.shape
+    return jax.ShapeDtypeStruct(shape, array.dtype)
+
+
 def empty_like(shape: Any) -> jax.ShapeDtypeStruct:
     """Returns the result of a handler that is not needed, of the dtype of `shape`."""
     return jax.ShapeDtypeStruct((0,), shape.dtype)

@@ -27,7 +27,7 @@ class Row:
 
     Attributes:
       name: of the class of calls.
-      op: "conv" or "batch_norm".
+      op: "conv", "batch_norm" or "gru".
       passes: the passes that the row is for.
       when: by feature of the call, a value, or the least and the largest value as "at_least" and "at_most". The row
         matches a call with all of them.

@@ -1,4 +1,4 @@
-"""The precision of float32 convolutions: TF32 or not."""
+"""The precision of float32 convolutions and matrix products on a GPU: TF32 or not."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from typing import Any
 
 import jax
 from jax import lax
+
+
+def default_precision() -> Any:
+    """JAX's precision in force for calls that give none: the name of a precision or of an algorithm, or None."""
+    return jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
 
 
 def precision_flags(dtype: Any, precision: Any) -> list[str]:
@@ -16,7 +21,7 @@ def precision_flags(dtype: Any, precision: Any) -> list[str]:
 def allows_tf32(precision: Any) -> bool:
     """Whether float32 operands may be rounded to TF32: unless the precision of one is the highest, as in XLA."""
     if precision is None:
-        precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+        precision = default_precision()
     given = precision if isinstance(precision, (tuple, list)) else (precision,)
     return not any(map(_is_highest, given))
 

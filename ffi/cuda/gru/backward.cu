@@ -1,0 +1,295 @@
+// The recurrence of the GRU, backward. The blocks of a cluster own hidden units as in forward.cu. A step multiplies the
+// gradients of a block's own gates by its own recurrent weights: one part of the gradient of every unit of the state
+// before. Each block sends the parts to the owners of the units, and sums those that it receives.
+constexpr int kTilesOfWarp = kPadded / 128;                 // tiles of 16 units whose parts a warp computes
+constexpr int kWordsOfGate = kUnits * kBytes / 64;          // 16-byte words of 32 gradients that one lane reads
+constexpr int kGateBytes = kUnits * kBytes;
+constexpr int kRowBytes = gru_backward_row_bytes(MODE);     // without bank conflicts
+constexpr int kPlaneBytes = kTile * kRowBytes;
+constexpr int kOperandBytes = kPlanes * kPlaneBytes;        // of the products of one tile
+constexpr int kPartBytes = kTile * kUnits * 4;              // of the sums for one block, from one block
+constexpr int kTileBytes = kBlocks * kPartBytes;
+
+// Shared memory: barriers, operands (two buffers), parts of sums (two buffers; four, if there are two products a step).
+constexpr int kExchanges = gru_backward_exchanges(LINEAR);
+constexpr int kBarriers = kExchanges * ROW_TILES;
+constexpr int kOperands = gru_aligned(kBarriers * 8);
+constexpr int kSums = kOperands + 2 * kOperandBytes;
+static_assert(kSums + kExchanges * ROW_TILES * kTileBytes ==
+                  gru_backward_shared_bytes(MODE, kPadded, ROW_TILES, LINEAR),
+              "");
+
+struct Weights {  // transposed: the rows are the units of the state before, the terms the gates of the block
+  uint32 at[kPlanes][kTilesOfWarp][3][kWordsOfGate][2][4];
+};
+
+__device__ inline void load_weights(Weights& weights, const GruArguments& p, const Place& place, int warp, int g,
+                                    int c) {
+  const long long H = p.hidden, first = static_cast<long long>(place.problem) * 3 * H * H;
+  const auto weight = [&](int gate, int k, int unit) {  // k: of the block
+    const int own = place.rank * kUnits + k;
+    return own < H && unit < H ? element(p.r, first + (gate * H + own) * H + unit) : 0.f;
+  };
+#pragma unroll
+  for (int tile = 0; tile < kTilesOfWarp; ++tile)
+#pragma unroll
+    for (int gate = 0; gate < 3; ++gate)
+#pragma unroll
+      for (int word = 0; word < kWordsOfGate; ++word)
+#pragma unroll
+        for (int q = 0; q < 2; ++q)
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const int unit = (warp * kTilesOfWarp + tile) * 16 + g + (j & 1) * 8;
+#if MODE == 1
+            const int k = word * 16 + 4 * c + 2 * q + (j >> 1);
+            weights.at[0][tile][gate][word][q][j] = as_tf32(weight(gate, k, unit));
+#else
+            const int k = word * 32 + 8 * c + 4 * q + (j >> 1) * 2;
+            const float first_weight = weight(gate, k, unit), second_weight = weight(gate, k + 1, unit);
+#pragma unroll
+            for (int plane = 0; plane < kPlanes; ++plane)
+              weights.at[plane][tile][gate][word][q][j] = operand_pair(first_weight, second_weight, plane);
+#endif
+          }
+}
+
+// One operand of the products: the gradient of a gate, for a unit of the block and a row of the tile.
+__device__ inline void store_operand(unsigned address, float value) {
+#if MODE == 1
+  store_float(address, __uint_as_float(as_tf32(value)));
+#else
+#pragma unroll
+  for (int plane = 0; plane < kPlanes; ++plane) {
+    store_half(address + plane * kPlaneBytes, static_cast<unsigned short>(operand_pair(value, 0.f, plane)));
+  }
+#endif
+}
+
+// Products of the gradients of some gates with the weights; every warp sends its sums to the owners of its units.
+template <int FIRST, int GATES>
+__device__ inline void send_products(const Weights& weights, unsigned operands, const unsigned (&to)[kTilesOfWarp],
+                                     const unsigned (&barriers)[kTilesOfWarp], unsigned offset, unsigned barrier,
+                                     int g) {
+  Sums sums[2][kTilesOfWarp] = {};
+#pragma unroll
+  for (int gate = FIRST; gate < FIRST + GATES; ++gate)
+#pragma unroll
+    for (int word = 0; word < kWordsOfGate; ++word) {
+      uint4 words[kPlanes];
+#pragma unroll
+      for (int plane = 0; plane < kPlanes; ++plane)
+        words[plane] = load_word(operands + plane * kPlaneBytes + gate * kGateBytes + word * 64);
+#pragma unroll
+      for (int q = 0; q < 2; ++q) {
+        uint32 b[kPlanes][2];
+#pragma unroll
+        for (int plane = 0; plane < kPlanes; ++plane) {
+          b[plane][0] = q == 0 ? words[plane].x : words[plane].z;
+          b[plane][1] = q == 0 ? words[plane].y : words[plane].w;
+        }
+#pragma unroll
+        for (int tile = 0; tile < kTilesOfWarp; ++tile) {
+          multiply_add(sums[q][tile], weights.at[0][tile][gate][word][q], b[0][0], b[0][1]);
+#if MODE == 2
+          multiply_add(sums[q][tile], weights.at[1][tile][gate][word][q], b[0][0], b[0][1]);
+          multiply_add(sums[q][tile], weights.at[0][tile][gate][word][q], b[1][0], b[1][1]);
+#endif
+        }
+      }
+    }
+  // A lane has sums of units g and g + 8 for rows 2 c and 2 c + 1. Four lanes with neighboring g transpose theirs: each
+  // then has four neighboring units of one row.
+  constexpr unsigned all = ~0u;
+#pragma unroll
+  for (int tile = 0; tile < kTilesOfWarp; ++tile) {
+    float v[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v[j] = sums[0][tile].at[j] + sums[1][tile].at[j];
+    const bool odd = g & 1, upper = g & 2;
+    const float a = __shfl_xor_sync(all, odd ? v[0] : v[1], 4), b = __shfl_xor_sync(all, odd ? v[2] : v[3], 4);
+    // Of lanes g and g ^ 1: pairs (low, high) of element 0 or 1, and of element 2 or 3.
+    const float first_low = odd ? a : v[0], first_high = odd ? v[1] : a;
+    const float second_low = odd ? b : v[2], second_high = odd ? v[3] : b;
+    const float low = __shfl_xor_sync(all, upper ? first_low : second_low, 8);
+    const float high = __shfl_xor_sync(all, upper ? first_high : second_high, 8);
+    const uint4 word = upper ? make_uint4(__float_as_uint(low), __float_as_uint(high), __float_as_uint(second_low),
+                                          __float_as_uint(second_high))
+                             : make_uint4(__float_as_uint(first_low), __float_as_uint(first_high),
+                                          __float_as_uint(low), __float_as_uint(high));
+    store_to(to[tile] + offset, barriers[tile] + barrier, word);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __grid_constant__ GruArguments p) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
+  const Place place(p);
+  const unsigned shared = shared_address(shared_memory());
+  for (int i = threadIdx.x; i < kBarriers; i += kThreads) init_barrier(shared + 8 * i);
+  fence_barriers();
+  __syncthreads();
+  for (int i = threadIdx.x; i < kBarriers; i += kThreads) announce(shared + 8 * i, kTileBytes);
+  cluster_barrier();
+
+  Weights weights;
+  load_weights(weights, p, place, warp, g, c);
+  // Where the sums of this lane go: in the block that owns the units, from this block, the row, the four units.
+  unsigned to[kTilesOfWarp], barriers[kTilesOfWarp];
+#pragma unroll
+  for (int tile = 0; tile < kTilesOfWarp; ++tile) {
+    const int first = (warp * kTilesOfWarp + tile) * 16;
+    const unsigned there = address_in(shared, first / kUnits);
+    const int row = 2 * c + (g & 1), unit = first % kUnits + (g & 2 ? 8 : 0) + (g & 4);
+    to[tile] = there + kSums + place.rank * kPartBytes + (row * kUnits + unit) * 4;
+    barriers[tile] = there;
+  }
+
+  const int unit = place.rank * kUnits + lane;
+  const bool has_unit = unit < p.hidden;
+  const long long B = p.rows, H = p.hidden, D = p.directions, S = p.steps;
+  const long long state_row = static_cast<long long>(place.problem) * B;
+  constexpr int kSaved = 3 + LINEAR;
+  const auto row_of = [&](int tile) { return place.first_row + tile * kTile + warp; };
+
+  // What a step needs of a row: the gates, the state before, the gradient of y, and whether the state was reset.
+  struct Step {
+    float gates[4], before, dy;
+    bool is_reset;
+  };
+  int length[ROW_TILES];
+  float dh[ROW_TILES], dreset[ROW_TILES];
+  bool was_valid[ROW_TILES], was_reset[ROW_TILES];
+  Step next[ROW_TILES];
+  const auto load_step = [&](int step, int tile) {
+    Step& to_load = next[tile];
+    const int row = row_of(tile), t = step < 0 ? 0 : place.time(p, step);
+    const bool loads = step >= 0 && has_unit && t < length[tile];
+    const long long step_row = ((place.group * S + t) * D + place.direction) * B + row;
+#pragma unroll
+    for (int gate = 0; gate < kSaved; ++gate)
+      to_load.gates[gate] = loads ? element(p.gates, step_row * kSaved * H + gate * H + unit) : 0.f;
+    to_load.dy = loads && p.dy != nullptr ? element(p.dy, step_row * H + unit) : 0.f;
+    to_load.is_reset = loads && p.reset != nullptr && p.reset[(place.group * S + t) * B + row] != 0;
+    const int earlier = place.reversed ? t + 1 : t - 1;
+    const void* from = p.y;
+    long long at = (((place.group * S + earlier) * D + place.direction) * B + row) * H + unit;
+    if (to_load.is_reset || earlier < 0 || earlier >= length[tile]) {
+      from = to_load.is_reset ? p.reset_h : p.initial_h;
+      at = (state_row + row) * H + unit;
+    }
+    to_load.before = loads && from != nullptr ? element(from, at) : 0.f;
+  };
+#pragma unroll
+  for (int tile = 0; tile < ROW_TILES; ++tile) {
+    const int row = row_of(tile);
+    length[tile] = row >= p.rows ? 0 : p.lengths == nullptr ? p.steps : min(p.lengths[place.group * B + row], p.steps);
+    const bool within = row < p.rows && has_unit;
+    dh[tile] = within && p.dy_h != nullptr ? element(p.dy_h, (state_row + row) * H + unit) : 0.f;
+    dreset[tile] = 0;
+    was_valid[tile] = was_reset[tile] = false;
+    load_step(p.steps - 1, tile);
+  }
+
+  const unsigned operand_to = shared + kOperands + warp * kRowBytes + lane * kBytes;
+  const unsigned operands_from = shared + kOperands + g * kRowBytes + 16 * c;
+  const unsigned sums_from = shared + kSums + (warp * kUnits + lane) * 4;
+  int operand = 0;  // the buffer of operands
+  const auto receive = [&](int exchange, int tile, unsigned parity) {
+    const unsigned barrier = (exchange * ROW_TILES + tile) * 8;
+    wait_for_phase(shared + barrier, parity);
+    float sum = 0;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block)
+      sum += load_float(sums_from + (exchange * ROW_TILES + tile) * kTileBytes + block * kPartBytes);
+    return sum;
+  };
+  // After all threads have waited for the phase: one opens the next.
+  const auto reopen = [&](int exchange, int tile) {
+    if (threadIdx.x == 0) announce(shared + (exchange * ROW_TILES + tile) * 8, kTileBytes);
+  };
+  const auto finish = [&](int tile, float sum) {  // the gradient of the state before the last step is complete
+    if (was_valid[tile]) dh[tile] += sum;  // otherwise a sum of zeros, or NaN if a weight is not finite
+    if (was_reset[tile]) {
+      dreset[tile] += dh[tile];
+      dh[tile] = 0;
+    }
+  };
+  const auto offset_of = [&](int exchange, int tile) { return (exchange * ROW_TILES + tile) * kTileBytes; };
+  const auto barrier_of = [&](int exchange, int tile) { return (exchange * ROW_TILES + tile) * 8; };
+
+#pragma unroll 1
+  for (int done = 0; done < p.steps; ++done) {
+    const int step = p.steps - 1 - done, t = place.time(p, step), buffer = done & 1;
+#pragma unroll
+    for (int tile = 0; tile < ROW_TILES; ++tile) {
+      const int row = row_of(tile);
+      const Step now = next[tile];
+      load_step(step - 1, tile);
+      if (done > 0) finish(tile, receive(buffer ^ 1, tile, (done - 1) >> 1 & 1));
+      const bool valid = t < length[tile];
+      const auto gate_of = [&](float saved, bool is_tanh, float& slope) {
+        float gate = saved;
+        const bool clipped = p.clip < 3.4e38f && fabsf(saved) > 1.5f;
+        if (clipped) {
+          const float bound = saved > 0 ? p.clip : -p.clip;
+          gate = is_tanh ? hyperbolic_tangent(bound) : sigmoid(bound);
+        }
+        slope = clipped ? 0.f : is_tanh ? 1 - gate * gate : gate * (1 - gate);
+        return gate;
+      };
+      float z_slope, r_slope, n_slope;
+      const float z = gate_of(now.gates[0], false, z_slope), r = gate_of(now.gates[1], false, r_slope);
+      const float n = gate_of(now.gates[2], true, n_slope);
+      const float out = dh[tile] + now.dy;
+      const float dn = valid ? out * (1 - z) * n_slope : 0.f;
+      const float dz = valid ? out * (now.before - n) * z_slope : 0.f;
+      const unsigned operands = operand_to + operand * kOperandBytes;
+      store_operand(operands, dz);
+#if LINEAR
+      const float dr = valid ? dn * now.gates[3] * r_slope : 0.f;
+      store_operand(operands + kGateBytes, dr);
+      store_operand(operands + 2 * kGateBytes, dn * r);
+      dh[tile] = valid ? z * out : out;
+#else
+      store_operand(operands + 2 * kGateBytes, dn);
+      __syncthreads();
+      if (done > 0) reopen(buffer ^ 1, tile);
+      send_products<2, 1>(weights, operands_from + operand * kOperandBytes, to, barriers, offset_of(2 + buffer, tile),
+                          barrier_of(2 + buffer, tile), g);
+      const float dproduct = receive(2 + buffer, tile, done >> 1 & 1);  // of r * h
+      const float dr = valid ? dproduct * now.before * r_slope : 0.f;
+      store_operand(operands + kGateBytes, dr);
+      dh[tile] = valid ? z * out + dproduct * r : out;
+#endif
+      was_valid[tile] = valid;
+      was_reset[tile] = valid && now.is_reset;
+      __syncthreads();
+#if LINEAR
+      if (done > 0) reopen(buffer ^ 1, tile);
+      constexpr int kLastGates = 3;
+#else
+      reopen(2 + buffer, tile);
+      constexpr int kLastGates = 2;
+#endif
+      send_products<0, kLastGates>(weights, operands_from + operand * kOperandBytes, to, barriers,
+                                   offset_of(buffer, tile), barrier_of(buffer, tile), g);
+      operand ^= 1;
+      if (row < p.rows && has_unit) {
+        T* const dgates = static_cast<T*>(p.dgates) + (((place.group * S + t) * B + row) * D + place.direction) * 3 * H + unit;
+        narrow(dz, dgates);
+        narrow(dr, dgates + H);
+        narrow(dn, dgates + 2 * H);
+      }
+    }
+  }
+#pragma unroll
+  for (int tile = 0; tile < ROW_TILES; ++tile) {
+    const int row = row_of(tile), last = p.steps - 1;
+    if (last >= 0) finish(tile, receive(last & 1, tile, last >> 1 & 1));
+    if (row < p.rows && has_unit) {
+      if (p.dh0 != nullptr) p.dh0[(state_row + row) * H + unit] = dh[tile];
+      if (p.dreset_h != nullptr) p.dreset_h[(state_row + row) * H + unit] = dreset[tile];
+    }
+  }
+  cluster_barrier();
+}

@@ -1,0 +1,70 @@
+#include "cuda/gru/bindings.h"
+
+#include <nanobind/stl/string.h>
+
+#include "cuda/gru/op.h"
+#include "cuda/runtime/nvrtc.h"
+
+namespace nb = nanobind;
+
+namespace jaxgrad {
+namespace {
+
+GruKey key_of(bool is_backward, int64_t device, int64_t type, bool allow_tf32, bool linear_before_reset,
+              int64_t problems, int64_t rows, int64_t hidden) {
+  GruKey key;
+  key.is_backward = is_backward;
+  key.device = static_cast<int>(device);
+  key.type = static_cast<FloatType>(type);
+  key.allow_tf32 = allow_tf32;
+  key.linear_before_reset = linear_before_reset;
+  key.problems = problems;
+  key.rows = rows;
+  key.hidden = hidden;
+  return key;
+}
+
+// Returns why the kernels of the two passes do not support a call; empty if they do. Compiles nothing.
+std::string rejection(int64_t device, int64_t type, bool allow_tf32, bool linear_before_reset, int64_t problems,
+                      int64_t rows, int64_t hidden) {
+  const nb::gil_scoped_release release;
+  try {
+    for (const bool is_backward : {false, true})
+      check_gru(key_of(is_backward, device, type, allow_tf32, linear_before_reset, problems, rows, hidden));
+  } catch (const NoPlan& reason) {
+    return reason.what();
+  }
+  return "";
+}
+
+// Returns why the kernel of a pass cannot be loaded; empty if it is. Throws std::runtime_error for an error that may
+// pass.
+std::string load(bool is_backward, int64_t device, int64_t type, bool allow_tf32, bool linear_before_reset,
+                 int64_t problems, int64_t rows, int64_t hidden) {
+  const GruKey key = key_of(is_backward, device, type, allow_tf32, linear_before_reset, problems, rows, hidden);
+  const nb::gil_scoped_release release;
+  const driver::CurrentDevice current(key.device);
+  try {
+    gru_plan(key);
+  } catch (const NoPlan& reason) {
+    return reason.what();
+  } catch (const nvrtc::Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+void bind_gru(nb::module_& module) {
+  module.def("gru_rejection", &rejection, nb::arg("device"), nb::arg("type"), nb::arg("allow_tf32"),
+             nb::arg("linear_before_reset"), nb::arg("problems"), nb::arg("rows"), nb::arg("hidden"),
+             "Returns why the kernels do not support a call; empty if they do. Compiles nothing.");
+  module.def("load_gru_kernel", &load, nb::arg("is_backward"), nb::arg("device"), nb::arg("type"),
+             nb::arg("allow_tf32"), nb::arg("linear_before_reset"), nb::arg("problems"), nb::arg("rows"),
+             nb::arg("hidden"),
+             "Compiles and loads the kernel of a pass. Returns why that is impossible; empty if it is loaded. Raises "
+             "RuntimeError for an error that may pass.");
+}
+
+}  // namespace jaxgrad

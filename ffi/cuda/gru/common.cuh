@@ -1,0 +1,42 @@
+__device__ inline float high_part(float x) {
+  const uint32 packed = pack(0.f, x);  // bfloat16: the upper half of a float32
+  return __uint_as_float(packed & 0xffff0000u);
+}
+
+// One register of an operand: two 16-bit elements of a plane, or one in TF32.
+__device__ inline uint32 operand_pair(float first, float second, int plane) {
+  return plane == 0 ? pack(first, second) : pack(first - high_part(first), second - high_part(second));
+}
+
+// A pre-activation within [-clip, clip]; NaN stays NaN. No bound is an infinite clip.
+__device__ inline float bounded(float before, float clip) {
+  return before > clip ? clip : before < -clip ? -clip : before;
+}
+
+// The gate as it is saved: +2 or -2 where its pre-activation was clipped.
+__device__ inline float marked(float gate, float before, float clip) {
+  const bool clips = clip < 3.4e38f;
+  return clips && before >= clip ? 2.f : clips && before <= -clip ? -2.f : gate;
+}
+
+// What a block knows of its place.
+struct Place {
+  int rank;      // in its cluster: it owns the hidden units rank * kUnits + 0 ... 31
+  int problem, group, direction, first_row;
+  bool reversed;
+
+  __device__ explicit Place(const GruArguments& p) {
+    rank = static_cast<int>(block_in_cluster());
+    const int cluster = static_cast<int>(blockIdx.x) / kBlocks;
+    problem = cluster / p.tiles;
+    group = problem / p.directions;
+    direction = problem % p.directions;
+    first_row = cluster % p.tiles * kRows;
+    reversed = p.reversed >> direction & 1;
+  }
+  __device__ int time(const GruArguments& p, int step) const { return reversed ? p.steps - 1 - step : step; }
+};
+
+__device__ inline float element(const void* array, long long index) {
+  return widen(static_cast<const T*>(array)[index]);
+}

@@ -1,0 +1,58 @@
+__device__ inline float sigmoid(float x) {
+#if MODE == 0
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(0.5f * x));
+  return 0.5f * y + 0.5f;
+#else
+  return __fdividef(1.f, 1.f + __expf(-x));
+#endif
+}
+
+__device__ inline float hyperbolic_tangent(float x) {
+#if MODE == 0
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  // Near zero, 1 - 2 / (1 + exp(2x)) cancels.
+  const float square = x * x;
+  const float small = x * (1.f + square * (-1.f / 3 + square * (2.f / 15 - square * (17.f / 315))));
+  return fabsf(x) < 0.1f ? small : 1.f - __fdividef(2.f, 1.f + __expf(2.f * x));
+#endif
+}
+
+// Two operands of a product of 16-bit numbers, in one register.
+__device__ inline uint32 pack(float low, float high) {
+  uint32 packed;
+#if MODE == 2 || ELEMENT_IS_BFLOAT16
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+#else
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+#endif
+  return packed;
+}
+
+__device__ inline uint32 as_tf32(float x) {
+  uint32 rounded;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(x));
+  return rounded;
+}
+
+struct Sums {
+  float at[4];
+};
+
+// The sums of a tile of 16 x 8: += a b, for 16 (16-bit) or 8 (TF32) terms.
+__device__ inline void multiply_add(Sums& sums, const uint32 (&a)[4], uint32 b0, uint32 b1) {
+  float(&d)[4] = sums.at;
+#if MODE == 1
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+#elif MODE == 2 || ELEMENT_IS_BFLOAT16
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+#else
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+#endif
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+

@@ -1,0 +1,222 @@
+"""The CUDA backend of the GRU: jaxgrad's persistent kernels in ffi/cuda/gru.
+
+A kernel computes the recurrence of all steps; the input product before it and the products of the weight gradients
+after it run on XLA. NVRTC, which comes with JAX's CUDA packages, compiles a kernel while a call that needs it is
+lowered.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxgrad._src.core.jax_internals import cleared_lru_cache
+from jaxgrad._src.core.op import Rejection
+from jaxgrad._src.core.precision import allows_tf32
+from jaxgrad._src.gru import xla
+from jaxgrad._src.gru.backend import PASSES, Gradients, GruBackend
+from jaxgrad._src.gru.params import GruParams, GruProblem
+from jaxgrad._src.native import cuda
+from jaxgrad._src.native.ffi import empty_if_none, ffi_call, without_groups
+from jaxgrad._src.selection.table import Row, preference
+
+_REVERSED = {"forward": 0b00, "reverse": 0b01, "bidirectional": 0b10}  # bit d: direction d runs from the last step
+
+
+class GruFeatures(NamedTuple):
+    """The features that the tables of preferences know."""
+
+    steps: int
+    rows: int
+    hidden: int
+    bits: int
+
+    @classmethod
+    def of(cls, call: GruProblem) -> GruFeatures:
+        return cls(call.T, call.B, call.H, 8 * call.dtype.itemsize)
+
+
+class CudaBackend(GruBackend):
+    implementation = "cuda"
+    platform = "cuda"
+    title = "CUDA kernels of jaxgrad"
+    description = "jaxgrad's own kernel"
+
+    def unavailable(self) -> str:
+        return cuda.module_unavailable()
+
+    def reject(self, pass_name: str, call: GruProblem, *, forced: bool) -> Rejection | None:
+        # Without steps or rows there is no kernel call.
+        return super().reject(pass_name, call, forced=forced) if min(call.T, call.B) else None
+
+    def prefers_other(self, pass_name: str, call: GruProblem) -> str:
+        row = _row(pass_name, call)
+        return "" if row.prefer == self.implementation else row.why
+
+    def table_row(self, pass_name: str, call: GruProblem) -> str:
+        return str(_row(pass_name, call)) if min(call.T, call.B) else ""
+
+    def find_plan(self, pass_name: str, call: GruProblem) -> Rejection | None:
+        """Both passes run on the kernels, or neither does.
+
+        Raises RuntimeError for a failure of CUDA in a multi-process program: other processes, in which CUDA works,
+        would lower another program.
+        """
+        try:
+            if reason := _kernel_rejection(call):
+                return Rejection(reason)
+            reason = cuda.nvrtc_unavailable() or _load(call)
+        except RuntimeError as error:
+            if jax.process_count() > 1:
+                raise
+            reason = str(error)
+        return Rejection(f"jaxgrad's own CUDA kernels are missing: {reason}", missing=reason) if reason else None
+
+    def supports_resized(self, pass_name: str, call: GruProblem) -> bool:
+        return not min(call.T, call.B) or not _kernel_rejection(call)
+
+    def typical_rejection(self, op_name: str, pass_name: str) -> Rejection | None:
+        typical = GruProblem(100, 32, 128, 128, 1, jnp.dtype("float32"), False, None, None)
+        try:
+            reason = "" if cuda.module_unavailable() else _kernel_rejection(typical)
+        except RuntimeError as error:
+            reason = str(error)
+        return Rejection(reason) if reason else None
+
+    def forward(self, params, x, w, r, b, sequence_lens, initial_h, reset, reset_h, *, save_gates):
+        if 0 in x.shape:
+            on_xla = jax.vmap(partial(xla.forward, params, save_gates=save_gates))
+            return on_xla(x, w, r, b, sequence_lens, initial_h, reset, reset_h)
+        (G, T, B, I), (_, D, _, H) = x.shape, r.shape  # noqa: E741
+        dims = (((3,), (2,)), ((0,), (0,)))
+        inputs = lax.dot_general(x, w.reshape(G, D * 3 * H, I), dims, params.precision, jnp.float32)
+        if b is not None:  # a vector for each group, which XLA can add in the matrix product
+            bias = _input_bias(params, b.reshape(G, D, 2, 3, H).astype(jnp.float32))
+            inputs += bias.reshape(G, 1, 1, D * 3 * H)
+        recurrent_bias = b.reshape(G, D, 6, H)[:, :, 5] if b is not None and params.linear_before_reset else None
+        results = (
+            jax.ShapeDtypeStruct((G, T, D, B, H), x.dtype),
+            jax.ShapeDtypeStruct((G, D, B, H), x.dtype),
+            jax.ShapeDtypeStruct((G, T, D, B, params.num_gates * H) if save_gates else (G, 0), x.dtype),
+        )
+        y, y_h, gates = ffi_call(
+            "jaxgrad_cuda_gru_forward",
+            results,
+            (
+                inputs.reshape(G, T, B, D, 3, H),
+                r,
+                empty_if_none(recurrent_bias, x.dtype),
+                empty_if_none(sequence_lens, np.int32),
+                empty_if_none(initial_h, x.dtype),
+                empty_if_none(reset, np.bool_),
+                empty_if_none(reset_h, x.dtype),
+            ),
+            0,
+            named={name: without_groups(a) for name, a in {"x": x, "w": w, "r": r, "y": results[0]}.items()},
+            **_attributes(params),
+        )
+        return y, y_h, gates
+
+    def backward(self, params, x, w, r, sequence_lens, initial_h, reset, reset_h, y, gates, dy, dy_h, *, needs_grad):
+        if 0 in x.shape:
+            on_xla = jax.vmap(partial(xla.backward, params, needs_grad=needs_grad))
+            return on_xla(x, w, r, sequence_lens, initial_h, reset, reset_h, y, gates, dy, dy_h)
+        G, T, D, B, H = y.shape
+        state, none = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((G, D, B, H), (0,)))
+        dgates, dh0, dreset_h = ffi_call(
+            "jaxgrad_cuda_gru_backward",
+            (
+                jax.ShapeDtypeStruct((G, T, B, D, 3, H), x.dtype),
+                state if needs_grad[4] else none,
+                state if needs_grad[5] else none,
+            ),
+            (
+                r,
+                empty_if_none(sequence_lens, np.int32),
+                empty_if_none(initial_h, x.dtype),
+                empty_if_none(reset, np.bool_),
+                empty_if_none(reset_h, x.dtype),
+                y,
+                gates,
+                empty_if_none(dy, x.dtype),
+                empty_if_none(dy_h, x.dtype),
+            ),
+            0,
+            named={name: without_groups(a) for name, a in {"x": x, "w": w, "r": r, "y": y}.items()},
+            **_attributes(params),
+        )
+
+        def products(dgates, x, w, sequence_lens, initial_h, reset, reset_h, y, gates):
+            of_directions = [dgates[:, :, d].reshape(T, B, 3 * H) for d in range(D)]
+            previous = xla.states_before(params, y, sequence_lens, initial_h, reset, reset_h)
+            arrays = of_directions, gates, previous, x, w, sequence_lens
+            return xla.products_after_the_scan(params, *arrays, needs_grad)
+
+        of_groups = dgates, x, w, sequence_lens, initial_h, reset, reset_h, y, gates
+        dx, dw, dr, db = jax.vmap(products)(*of_groups)
+        return Gradients(
+            dx,
+            dw,
+            dr,
+            db,
+            dh0.astype(x.dtype) if needs_grad[4] else None,
+            dreset_h.astype(x.dtype) if needs_grad[5] else None,
+        )
+
+
+def _row(pass_name: str, call: GruProblem) -> Row:
+    among = CudaBackend.implementation, "xla"
+    row = preference("gru", pass_name, CudaBackend.platform, GruFeatures.of(call), among)
+    assert row is not None
+    return row
+
+
+def _input_bias(params: GruParams, b: jax.Array) -> jax.Array:
+    """The biases [G, D, 3, H] that no reset gate multiplies, of b [G, D, 2, 3, H]."""
+    if not params.linear_before_reset:
+        return b.sum(2)
+    return b[:, :, 0].at[:, :, :2].add(b[:, :, 1, :2])
+
+
+def _attributes(params: GruParams) -> dict[str, Any]:
+    return {
+        "reversed": _REVERSED[params.direction],
+        "linear_before_reset": params.linear_before_reset,
+        "clip": np.inf if params.clip is None else params.clip,  # infinity: no bound
+        "allow_tf32": allows_tf32(params.precision),
+    }
+
+
+@cleared_lru_cache(4096)
+def _kernel_rejection(call: GruProblem) -> str:
+    """Returns why the kernels cannot compute a call on the first GPU that JAX uses; empty if they can."""
+    if cuda.gpu_ordinal() is None:
+        return "jaxgrad's own kernel is compiled for the GPU of the machine that lowers the program, which has none"
+    return str(cuda.module.gru_rejection(*_key(call)))
+
+
+@cleared_lru_cache(4096)
+def _load(call: GruProblem) -> str:
+    """Compiles and loads the kernels of both passes. Returns why that is impossible; empty if they are loaded."""
+    for is_backward in range(len(PASSES)):
+        if reason := cuda.module.load_gru_kernel(bool(is_backward), *_key(call)):
+            return str(reason)
+    return ""
+
+
+def _key(call: GruProblem) -> tuple[Any, ...]:
+    allow_tf32 = allows_tf32(call.precision)
+    return (
+        cuda.gpu_ordinal(),
+        cuda.float_type(call.dtype),
+        allow_tf32,
+        call.linear_before_reset,
+        call.groups * call.D,
+        call.B,
+        call.H,
+    )

@@ -1,0 +1,84 @@
+"""`remat_every`: a GRU in chunks of steps, of which the backward pass computes one after the other again.
+
+Each chunk is one call of the op under `jax.checkpoint`, so that only the states between the chunks are residuals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxgrad._src.core.mesh_axes import pvary_to_match
+
+_Call = Callable[..., tuple[jax.Array, jax.Array]]
+
+
+def gru_in_chunks(call: _Call, every: int, direction: str, operands: Sequence[Any]) -> tuple[jax.Array, jax.Array]:
+    """Returns `(y, y_h)`.
+
+    Args:
+      call: the op, as a function of the direction and the operands.
+      every: the number of steps of a chunk.
+      direction: as in `jaxgrad.gru`.
+      operands: x, w, r, b, sequence_lens, initial_h, reset and reset_h.
+    """
+    if direction == "bidirectional":
+        directions = ("forward", "reverse")
+        found = [gru_in_chunks(call, every, name, _of_direction(operands, d)) for d, name in enumerate(directions)]
+        return jnp.concatenate([y for y, _ in found], 1), jnp.concatenate([last for _, last in found])
+    x, w, r, b, sequence_lens, initial_h, reset, reset_h = operands
+    T, B, _ = x.shape
+    chunks, rest = divmod(T, every)
+    h = jnp.zeros((1, B, r.shape[2]), x.dtype) if initial_h is None else initial_h
+    h, _ = pvary_to_match(h, x)
+    # The gradients of these are sums over the chunks, which a 16-bit type would round after each of them.
+    shared = jax.tree.map(_widened, (w, r, b, reset_h))
+
+    @jax.checkpoint
+    def chunk(h: jax.Array, shared: Any, lens: jax.Array | None, steps: Any) -> tuple[jax.Array, jax.Array]:
+        first, x_chunk, reset_chunk = steps
+        w, r, b, reset_h = jax.tree.map(lambda array: array.astype(x.dtype), shared)
+        lens = None if lens is None else _lengths_in_chunk(lens, first, x_chunk.shape[0], T)
+        y, h = call(direction, x_chunk, w, r, b, lens, h, reset_chunk, reset_h)
+        return h, y
+
+    def in_chunks(array: jax.Array | None) -> jax.Array | None:
+        return None if array is None else array[: chunks * every].reshape(chunks, every, *array.shape[1:])
+
+    def after_chunks(h: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rest_of_reset = None if reset is None else reset[chunks * every :]
+        return chunk(h, shared, sequence_lens, (chunks * every, x[chunks * every :], rest_of_reset))
+
+    is_reversed = direction == "reverse"
+    ys = []
+    if rest and is_reversed:
+        h, y = after_chunks(h)
+        ys.append(y)
+    if chunks:
+        steps = jnp.arange(chunks) * every, in_chunks(x), in_chunks(reset)
+        h, y = lax.scan(lambda h, steps: chunk(h, shared, sequence_lens, steps), h, steps, reverse=is_reversed)
+        ys.insert(0, y.reshape(chunks * every, *y.shape[2:]))
+    if rest and not is_reversed:
+        h, y = after_chunks(h)
+        ys.append(y)
+    return (ys[0] if len(ys) == 1 else jnp.concatenate(ys)), h
+
+
+def _of_direction(operands: Sequence[Any], d: int) -> list[Any]:
+    x, w, r, b, sequence_lens, initial_h, reset, reset_h = operands
+    w, r, b, initial_h, reset_h = (None if a is None else a[d : d + 1] for a in (w, r, b, initial_h, reset_h))
+    return [x, w, r, b, sequence_lens, initial_h, reset, reset_h]
+
+
+def _widened(array: jax.Array) -> jax.Array:
+    return array.astype(jnp.float32) if array.dtype.itemsize == 2 else array
+
+
+def _lengths_in_chunk(lens: jax.Array, first: Any, steps: int, T: int) -> jax.Array:
+    """The lengths [B] of the rows of a chunk, which starts with step `first`. An invalid length stays invalid."""
+    within = jnp.clip(lens - jnp.asarray(first, lens.dtype), 0, steps)
+    return jnp.where(lens > T, steps + 1, jnp.where(lens < 0, -1, within)).astype(lens.dtype)

@@ -1,0 +1,249 @@
+"""Selection and calls of the CUDA kernels of the GRU, with the fake driver and NVRTC of fake_cuda.c.
+
+No GPU is needed.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jaxgrad._src.native import cuda
+
+pytestmark = pytest.mark.skipif(
+    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
+)
+
+_PRELUDE = """
+import ctypes, json, re
+import jax, jax.numpy as jnp, numpy as np
+fake = ctypes.CDLL("libcuda.so.1")
+import jaxgrad
+from jaxgrad._src.native import cuda
+
+cuda.gpu_ordinal = lambda: 0
+
+def arrays(T=10, B=4, I=8, H=43, D=1, dtype="float32"):
+    shapes = dict(x=(T, B, I), w=(D, 3 * H, I), r=(D, 3 * H, H), b=(D, 6 * H), initial_h=(D, B, H))
+    return {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
+
+def lowered(*, implementation=None, precision="default", mapped=(), settings={}, **sizes):
+    "The program of the value and the gradients."
+    def gradients(given):
+        call = lambda given: jaxgrad.gru(**given, **settings, implementation=implementation)
+        y, pullback = jax.vjp(call, given)
+        return y, pullback(y)
+    given = arrays(**sizes)
+    if mapped:
+        axes = {name: 0 if name in mapped else None for name in given}
+        given |= {name: jax.ShapeDtypeStruct((3, *given[name].shape), given[name].dtype) for name in mapped}
+        gradients = jax.vmap(gradients, (axes,))
+    with jax.default_matmul_precision(precision):
+        return jax.jit(gradients).trace(given).lower(lowering_platforms=("cuda",)).as_text()
+
+def calls(text):
+    "The calls of the kernels: name, shapes of the operands, shapes of the results, and attributes."
+    found = []
+    for line in text.splitlines():
+        if match := re.search(r"custom_call @jaxgrad_cuda_gru_(\\w+)\\(.*backend_config = {(.*?)}.* : (\\(.*)", line):
+            found.append(match.groups())
+    return found
+
+def explained(**kwargs):
+    sizes = {name: kwargs.pop(name) for name in ("T", "B", "I", "H", "D", "dtype") if name in kwargs}
+    return jaxgrad.explain(jaxgrad.gru, **arrays(**sizes), platform="gpu", **kwargs)
+
+def outcome(call, *args, **kwargs):
+    try:
+        return str(call(*args, **kwargs))
+    except (RuntimeError, ValueError) as raised:
+        return f"{type(raised).__name__}: {raised}"
+
+def report(**found):
+    print(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def run(run_python, fake_cuda):
+    """Runs a script in a fresh process and returns the values that it passes to `report`."""
+
+    def run(script, **environment):
+        settings = {"LD_LIBRARY_PATH": str(fake_cuda), "JAX_PLATFORMS": "cpu", **environment}
+        return json.loads(run_python(_PRELUDE + script, **settings).stdout.splitlines()[-1])
+
+    return run
+
+
+def test_program_and_explanation(run):
+    """One call for each pass. Lowering compiles each kernel once for all programs."""
+    found = run("""
+texts = [lowered() for _ in range(2)]
+jax.clear_caches()
+texts.append(lowered())
+compilations = fake.fake_compilations()
+forced, xla = (calls(lowered(implementation=name)) for name in ("cuda", "xla"))
+report(texts=texts, calls=calls(texts[0]), compilations=compilations, forced=forced, xla=xla, why=str(explained()),
+       forced_why=str(explained(implementation="cuda")), typical=str(jaxgrad.explain(jaxgrad.gru, platform="gpu")))
+""")
+    assert len(set(found["texts"])) == 1
+    assert found["calls"] == found["forced"]
+    assert [name for name, *_ in found["calls"]] == ["forward", "backward"]
+    assert "stablehlo.while" not in found["texts"][0]
+    assert found["compilations"] == 3  # with the empty program that tests NVRTC
+    assert found["why"].startswith("gru on gpu: 'cuda' (jaxgrad's own kernel; row 'other'")
+    assert "without a measurement" in found["why"]
+    assert found["forced_why"] == "gru on gpu: 'cuda' (forced by implementation='cuda')"
+    assert found["typical"] == "gru on gpu: 'cuda' (jaxgrad's own kernel)"
+    assert found["xla"] == []
+
+
+def test_operands_and_results(run):
+    found = run("""
+settings = {"linear_before_reset": True, "clip": 0.5, "direction": "bidirectional"}
+report(plain=calls(lowered()), linear=calls(lowered(settings=settings, D=2, dtype="bfloat16")))
+""")
+    (_, attributes, forward), (_, _, backward) = found["plain"]
+    operands, results = forward.split(" -> ")
+    assert "tensor<1x10x4x1x3x43xf32>, tensor<1x1x129x43xf32>, tensor<0xf32>" in operands
+    assert "tensor<1x10x1x4x43xf32>, tensor<1x1x4x43xf32>, tensor<1x10x1x4x129xf32>" in results
+    assert "tensor<1x10x4x1x3x43xf32>" in backward.split(" -> ")[1]
+    assert "linear_before_reset = false" in attributes
+    assert "reversed = 0" in attributes
+    (_, attributes, forward), (_, _, backward) = found["linear"]
+    operands, results = forward.split(" -> ")
+    assert "tensor<1x10x4x2x3x43xf32>, tensor<1x2x129x43xbf16>, tensor<1x2x43xbf16>" in operands
+    assert "tensor<1x10x2x4x172xbf16>" in results
+    assert "tensor<1x10x4x2x3x43xbf16>" in backward.split(" -> ")[1]
+    assert "reversed = 2" in attributes
+    assert "linear_before_reset = true" in attributes
+
+
+@pytest.mark.parametrize(
+    ("precision", "allowed"),
+    [("default", True), ("tensorfloat32", True), ("high", True), ("highest", False), ("float32", False)],
+)
+def test_precision(run, precision, allowed):
+    """JAX's precision where the op is called holds for its gradients too."""
+    found = run(f"""
+def loss(x, others):
+    with jax.default_matmul_precision({precision!r}):
+        y = jaxgrad.gru(x, **others)[0]
+    return jnp.sum(y)
+others = arrays()
+x = others.pop("x")
+report(calls=calls(jax.jit(jax.grad(loss)).trace(x, others).lower(lowering_platforms=("cuda",)).as_text()))
+""")
+    assert [f"allow_tf32 = {str(allowed).lower()}" in attributes for _, attributes, _ in found["calls"]] == [True, True]
+
+
+def test_few_steps_run_on_xla(run):
+    found = run("""
+few = {T: [str(explained(T=T)), len(calls(lowered(T=T)))] for T in (1, 3, 4)}
+report(few=few, forced=len(calls(lowered(T=1, implementation="cuda"))))
+""")
+    for steps in ("1", "3"):
+        why, count = found["few"][steps]
+        assert why.startswith("gru on gpu: 'xla' (XLA is as fast for few steps")
+        assert count == 0
+    assert found["few"]["4"][1] == found["forced"] == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "environment", "reason"),
+    [
+        ("dtype='float64'", {}, "jaxgrad's GRU kernels do not compute float64"),
+        ("H=257", {}, "jaxgrad's GRU kernels have at most 256 hidden units"),
+        ("", {"FAKE_MAJOR": "8"}, "jaxgrad's GRU kernels require a GPU of compute capability 9.0 or later"),
+        ("", {"FAKE_SHARED": "10000"}, "the GPU has too little shared memory for jaxgrad's GRU kernels"),
+    ],
+)
+def test_unsupported_calls(run, call, environment, reason):
+    found = run(
+        f"""
+report(why=str(explained({call})), calls=calls(lowered({call})), compilations=fake.fake_compilations(),
+       forced=outcome(explained, implementation="cuda"{call and ", " + call}))
+""",
+        JAX_ENABLE_X64="1",
+        **environment,
+    )
+    assert found["why"].startswith(f"gru on gpu: 'xla' ({reason}")
+    assert found["forced"] == f"ValueError: jaxgrad.gru: implementation='cuda' cannot run: {reason}"
+    assert found["calls"] == []
+    assert found["compilations"] == 0
+
+
+@pytest.mark.parametrize("mapped", ["wr", "xwrb", "x"])
+def test_vmap_is_one_call_of_each_kernel(run, mapped):
+    """Mapped weights are groups; mapped inputs alone fold into the batch, but for the gradients of the weights."""
+    found = run(f"""
+text = lowered(mapped={tuple(mapped)!r})
+report(calls=calls(text), loops=text.count("stablehlo.while"))
+""")
+    (_, _, forward), (_, _, backward) = found["calls"]
+    assert found["loops"] == 0
+    assert ("tensor<1x10x1x12x43xf32>" if mapped == "x" else "tensor<3x10x1x4x43xf32>") in forward
+    assert "tensor<3x10x4x1x3x43xf32>" in backward.split(" -> ")[1]
+
+
+def test_a_failing_compiler(run):
+    """The call runs on XLA, and the explanation has the compiler's message."""
+    found = run(
+        'report(why=str(explained()), calls=calls(lowered()), forced=outcome(explained, implementation="cuda"))',
+        FAKE_NVRTC="6",
+    )
+    assert found["why"].startswith("gru on gpu: 'xla' (jaxgrad's own CUDA kernels are missing: ")
+    assert "NVRTC_ERROR_COMPILATION" in found["why"]
+    assert found["forced"].startswith("RuntimeError: jaxgrad.gru: implementation='cuda' cannot run: ")
+    assert found["calls"] == []
+
+
+def test_without_steps_or_rows(run):
+    """There is no kernel call, whatever is forced."""
+    found = run("""
+report(calls=[calls(lowered(implementation=name, **size)) for name in (None, "cuda") for size in ({"T": 0}, {"B": 0})])
+""")
+    assert found["calls"] == [[]] * 4
+
+
+def test_tuning_measures_the_kernels(run):
+    """The kernels are measured beside XLA, and a call without TF32 has its own text."""
+    found = run("""
+from jaxgrad._src.core.tuning import Recorder
+from jaxgrad._src.gru.tuning import measurable
+recorder = Recorder()
+with jaxgrad.config.override(tuning=recorder):
+    lowered(), lowered(precision="highest"), lowered(dtype="bfloat16")
+functions = [list(measurable(recorded.call, "cuda").functions) for recorded in recorder.calls.values()]
+report(texts=list(recorder.calls), functions=functions)
+""")
+    assert found["texts"] == [
+        "gru f32 T=10 B=4 I=8 H=43 D=1",
+        "gru f32 T=10 B=4 I=8 H=43 D=1 without TF32",
+        "gru bf16 T=10 B=4 I=8 H=43 D=1",
+    ]
+    assert found["functions"] == [["cuda", "xla"]] * 3
+
+
+def test_the_handlers_accept_what_the_backend_passes(run):
+    """Every setting runs on the fake GPU, whose kernels compute nothing."""
+    found = run("""
+import itertools
+import fake_gpu
+from gru_cases import OPTIONAL, Case, make_inputs
+from gru_running import values_and_gradients
+from backends import Backend
+backend = Backend("cuda", "cpu")
+count = 0
+settings = itertools.product(("forward", "reverse", "bidirectional"), (False, True), ("float32", "bfloat16", "float16"))
+for i, (direction, linear_before_reset, dtype) in enumerate(settings):
+    case = Case(T=4, B=3, I=2, H=(5, 140)[i % 2], direction=direction, linear_before_reset=linear_before_reset)
+    for case in (case, case.bare(), case.replace(**{OPTIONAL[i % 5]: False}, clip=0.5)):
+        inputs, cotangents = make_inputs(case, dtype)
+        y, y_h, gradients = values_and_gradients(backend, inputs, cotangents, case.settings)
+        assert y.shape == cotangents.y.shape and y_h.shape == cotangents.y_h.shape
+        count += 1
+report(count=count)
+""")
+    assert found["count"] == 54
