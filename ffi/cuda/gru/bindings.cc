@@ -41,6 +41,12 @@ std::string load(int64_t device, bool is_backward, int64_t type, bool allow_tf32
   return "";
 }
 
+int64_t workspace_bytes(int64_t device, bool is_backward, int64_t type, bool allow_tf32, bool linear_before_reset,
+                        int64_t problems, int64_t rows, int64_t hidden) {
+  return gru_workspace_bytes(
+      key_of(device, is_backward, type, allow_tf32, linear_before_reset, problems, rows, hidden));
+}
+
 }  // namespace
 
 void bind_gru(nb::module_& module) {
@@ -51,6 +57,11 @@ void bind_gru(nb::module_& module) {
              nb::arg("hidden"),
              "Compiles and loads the kernel of a pass. Returns why that is impossible; empty if it is loaded. Raises "
              "RuntimeError for an error that may pass.");
+  module.def("gru_workspace_bytes", &workspace_bytes, nb::arg("device"), nb::arg("is_backward"), nb::arg("type"),
+             nb::arg("allow_tf32"), nb::arg("linear_before_reset"), nb::arg("problems"), nb::arg("rows"),
+             nb::arg("hidden"),
+             "The bytes of the workspace of a pass whose kernel is loaded. Raises RuntimeError if no kernel supports "
+             "it.");
 }
 
 }  // namespace jaxgrad

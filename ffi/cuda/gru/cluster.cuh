@@ -1,10 +1,6 @@
 // What the kernels of the GRU use of a cluster of blocks: asynchronous stores to the shared memory of its other blocks,
 // counted by memory barriers.
 
-__device__ inline unsigned shared_address(const void* pointer) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
-}
-
 // The address of the same variable in the shared memory of another block of the cluster.
 __device__ inline unsigned address_in(unsigned address, unsigned block) {
   unsigned mapped;
@@ -49,23 +45,3 @@ __device__ inline void store_to(unsigned address, unsigned barrier, uint4 word) 
 }
 
 __device__ inline void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-
-__device__ inline void store_float(unsigned address, float value) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
-}
-__device__ inline void store_half(unsigned address, unsigned short value) {
-  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
-}
-__device__ inline float load_float(unsigned address) {
-  float value;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-  return value;
-}
-__device__ inline uint4 load_word(unsigned address) {
-  uint4 word;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
-               : "r"(address)
-               : "memory");
-  return word;
-}

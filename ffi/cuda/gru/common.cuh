@@ -1,3 +1,5 @@
+// Shared by the kernels of the GRU.
+
 __device__ inline float high_part(float x) {
   const uint32 packed = pack(0.f, x);  // bfloat16: the upper half of a float32
   return __uint_as_float(packed & 0xffff0000u);
@@ -19,19 +21,17 @@ __device__ inline float marked(float gate, float before, float clip) {
   return clips && before >= clip ? 2.f : clips && before <= -clip ? -2.f : gate;
 }
 
-// What a block knows of its place.
+// The rows of a problem that some blocks compute together, each for its own units.
 struct Place {
-  int rank;      // in its cluster: it owns the hidden units rank * kUnits + 0 ... 31
+  int rank;  // of the block: it owns the hidden units rank * kUnits and the next ones
   int problem, group, direction, first_row;
   bool reversed;
 
-  __device__ explicit Place(const GruArguments& p) {
-    rank = static_cast<int>(block_in_cluster());
-    const int cluster = static_cast<int>(blockIdx.x) / kBlocks;
-    problem = cluster / p.tiles;
+  __device__ Place(const GruArguments& p, int item, int block) : rank(block) {
+    problem = item / p.tiles;
     group = problem / p.directions;
     direction = problem % p.directions;
-    first_row = cluster % p.tiles * kRows;
+    first_row = item % p.tiles * kRows;
     reversed = p.reversed >> direction & 1;
   }
   __device__ int time(const GruArguments& p, int step) const { return reversed ? p.steps - 1 - step : step; }
@@ -39,4 +39,21 @@ struct Place {
 
 __device__ inline float element(const void* array, long long index) {
   return widen(static_cast<const T*>(array)[index]);
+}
+
+constexpr int kAhead = 10;  // steps between the prefetch of an array to the L2 cache and its use
+
+__device__ inline void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+
+// Calls f with Index<0>, Index<1>, ... Index<N - 1>.
+template <int I>
+struct Index {
+  static constexpr int value = I;
+};
+template <int N, int I = 0, class F>
+__device__ inline void each(const F& f) {
+  if constexpr (I < N) {
+    f(Index<I>());
+    each<N, I + 1>(f);
+  }
 }

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
 
 struct Sizes {
-  int64_t groups, T, B, D, H, padded;
+  int64_t groups, T, B, D, H;
 };
 
 // The sizes of a call, from y [G, T, D, B, H].
@@ -23,10 +23,10 @@ Sizes sizes_of(Checks& checks, const Arg& y) {
   checks.require(y.dimensions().size() == 5, "y must have rank 5, [groups, T, D, B, H]");
   if (checks.failed()) return {};
   const auto of_y = y.dimensions();
-  const Sizes s{of_y[0], of_y[1], of_y[2], of_y[3], of_y[4], gru_padded_hidden(of_y[4])};
+  const Sizes s{of_y[0], of_y[1], of_y[2], of_y[3], of_y[4]};
   checks.require(s.groups > 0 && s.T > 0 && s.B > 0 && s.D > 0 && s.H > 0, "all sizes must be positive");
   checks.require(s.D <= 2, "there must be 1 or 2 directions");
-  checks.require(s.padded > 0, "there are too many hidden units");
+  checks.require(gru_padded_hidden(s.H) > 0, "there are too many hidden units");
   checks.require(s.T <= kMax && s.B <= kMax && s.groups <= kMax / (2 * s.B), "the sizes are too large");
   return s;
 }
@@ -58,7 +58,7 @@ GruArguments arguments_of(Checks& checks, const Sizes& s, ffi::DataType dtype, c
 }
 
 ffi::Error run(Checks& checks, CUstream stream, const Sizes& s, ffi::DataType dtype, bool is_backward,
-               bool linear_before_reset, bool allow_tf32, const GruArguments& arguments) {
+               bool linear_before_reset, bool allow_tf32, const GruArguments& arguments, Bytes& workspace) {
   GruKey key;
   key.is_backward = is_backward;
   key.type = float_type(dtype, checks);
@@ -71,20 +71,22 @@ ffi::Error run(Checks& checks, CUstream stream, const Sizes& s, ffi::DataType dt
   const driver::CurrentDevice current(stream);
   key.device = current.device();
   const auto plan = gru_plan(key);
-  plan->run(stream, arguments);
+  check_workspace(workspace, plan->workspace_bytes(), checks);
+  if (checks.failed()) return checks.error();
+  plan->run(stream, arguments, workspace->untyped_data());
   if (driver::is_capturing(stream)) retain_for_cuda_graph(plan);
   return ffi::Error::Success();
 }
 
 ffi::Error forward(CUstream stream, Arg inputs, Arg r, Arg recurrent_bias, Arg lens, Arg initial_h, Arg reset,
-                   Arg reset_h, Ret y, Ret y_h, Ret gates, Bytes, int64_t reversed, bool linear_before_reset,
+                   Arg reset_h, Ret y, Ret y_h, Ret gates, Bytes workspace, int64_t reversed, bool linear_before_reset,
                    double clip, bool allow_tf32) {
   Checks checks("jaxgrad_cuda_gru_forward");
   const Sizes s = sizes_of(checks, *y);
   if (checks.failed()) return checks.error();
   const ffi::DataType dtype = r.element_type();
   GruArguments a = arguments_of(checks, s, dtype, r, lens, initial_h, reset, reset_h, reversed, clip);
-  checks.array("inputs", inputs, ffi::DataType::F32, {s.groups, s.T, s.B, s.D, 3, s.padded});
+  checks.array("inputs", inputs, ffi::DataType::F32, {s.groups, s.T, s.B, s.D, 3, s.H});
   checks.optional_array("recurrent_bias", recurrent_bias, dtype, {s.groups * s.D, s.H});
   checks.array("y", *y, dtype, {s.groups, s.T, s.D, s.B, s.H});
   checks.array("y_h", *y_h, dtype, {s.groups * s.D, s.B, s.H});
@@ -94,11 +96,11 @@ ffi::Error forward(CUstream stream, Arg inputs, Arg r, Arg recurrent_bias, Arg l
   a.y = y->untyped_data();
   a.y_h = y_h->untyped_data();
   a.gates = data_or_null<void>(*gates);
-  return run(checks, stream, s, dtype, /*is_backward=*/false, linear_before_reset, allow_tf32, a);
+  return run(checks, stream, s, dtype, /*is_backward=*/false, linear_before_reset, allow_tf32, a, workspace);
 }
 
 ffi::Error backward(CUstream stream, Arg r, Arg lens, Arg initial_h, Arg reset, Arg reset_h, Arg y, Arg gates, Arg dy,
-                    Arg dy_h, Ret dgates, Ret dh0, Ret dreset_h, Bytes, int64_t reversed, bool linear_before_reset,
+                    Arg dy_h, Ret dgates, Ret dh0, Ret dreset_h, Bytes workspace, int64_t reversed, bool linear_before_reset,
                     double clip, bool allow_tf32) {
   Checks checks("jaxgrad_cuda_gru_backward");
   const Sizes s = sizes_of(checks, y);
@@ -119,7 +121,7 @@ ffi::Error backward(CUstream stream, Arg r, Arg lens, Arg initial_h, Arg reset, 
   a.dgates = dgates->untyped_data();
   a.dh0 = data_or_null<float>(*dh0);
   a.dreset_h = data_or_null<float>(*dreset_h);
-  return run(checks, stream, s, dtype, /*is_backward=*/true, linear_before_reset, allow_tf32, a);
+  return run(checks, stream, s, dtype, /*is_backward=*/true, linear_before_reset, allow_tf32, a, workspace);
 }
 
 }  // namespace
@@ -129,7 +131,7 @@ ffi::Error backward(CUstream stream, Arg r, Arg lens, Arg initial_h, Arg reset, 
 JAXGRAD_DEFINE_HANDLER(jaxgrad_cuda_gru_forward, forward,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<CUstream>>()
-                           .Arg<ffi::AnyBuffer>()        // inputs          [G, T, B, D, 3, padded] of float32
+                           .Arg<ffi::AnyBuffer>()        // inputs          [G, T, B, D, 3, H] of float32
                            .Arg<ffi::AnyBuffer>()        // r               [G D, 3H, H]
                            .Arg<ffi::AnyBuffer>()        // recurrent_bias  [G D, H] or empty
                            .Arg<ffi::AnyBuffer>()        // lens            [G, B] of int32, or empty
@@ -139,7 +141,7 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cuda_gru_forward, forward,
                            .Ret<ffi::AnyBuffer>()        // y               [G, T, D, B, H]
                            .Ret<ffi::AnyBuffer>()        // y_h             [G D, B, H]
                            .Ret<ffi::AnyBuffer>()        // gates           [G, T, D, B, 3H or 4H] or empty
-                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace: none
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace       gru_workspace_bytes()
                            .Attr<int64_t>("reversed")    // bit d: direction d runs from the last step
                            .Attr<bool>("linear_before_reset")
                            .Attr<double>("clip")  // infinity: no clipping
@@ -161,7 +163,7 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cuda_gru_backward, backward,
                            .Ret<ffi::AnyBuffer>()        // dgates          [G, T, B, D, 3, H]
                            .Ret<ffi::AnyBuffer>()        // dh0             [G D, B, H] of float32, or empty
                            .Ret<ffi::AnyBuffer>()        // dreset_h        [G D, B, H] of float32, or empty
-                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace: none
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace       gru_workspace_bytes()
                            .Attr<int64_t>("reversed")
                            .Attr<bool>("linear_before_reset")
                            .Attr<double>("clip")

@@ -1,4 +1,4 @@
-// The argument of the kernels of the GRU, and their shared memory. Both the host compiler and NVRTC compile this file.
+// The argument of the kernels of the GRU, and the memory that they need. Both the host compiler and NVRTC compile this file.
 #pragma once
 
 namespace jaxgrad {
@@ -7,9 +7,9 @@ namespace jaxgrad {
 // Problem p is direction p % directions of group p / directions. The arrays have the type of the op unless stated.
 struct GruArguments {
   int steps, rows, hidden, directions, reversed;  // bit d of `reversed`: direction d runs from the last step
-  int tiles;                                      // clusters for the rows of one problem
+  int problems, tiles;                            // parts that the rows of a problem are split into
   float clip;                                     // infinity for no bound
-  const float* inputs;         // [groups, T, B, D, 3, padded]: x W' and the biases that no reset gate multiplies
+  const float* inputs;         // [groups, T, B, D, 3, H]: x W' and the biases that no reset gate multiplies
   const void* r;               // [problems, 3H, H]
   const void* recurrent_bias;  // [problems, H]: Rbn where the reset gate multiplies it; or null
   const void* initial_h;       // [problems, B, H] or null
@@ -23,13 +23,15 @@ struct GruArguments {
   void* dgates;                // [groups, T, B, D, 3, H]: the gradients of the pre-activations of z, r and n
   float* dh0;                  // [problems, B, H]
   float* dreset_h;             // [problems, B, H] or null
+  void* exchange;              // gru_slot_bytes() * kGruSlots for each team, all bits set; or null
 };
 
 enum {
-  kGruUnits = 32,     // hidden units of a block
+  kGruUnits = 32,     // hidden units of a block of a cluster
   kGruThreads = 256,  // of a block
   kGruTile = 8,       // rows of a tile
-  kGruStride = 36     // of rows of 32 units in float32 in shared memory, without bank conflicts
+  kGruStride = 36,    // of rows of 32 units in float32 in shared memory, without bank conflicts
+  kGruSlots = 8       // of the ring through which a team exchanges
 };
 
 // How products are computed.
@@ -62,6 +64,46 @@ constexpr int gru_backward_shared_bytes(int mode, int padded, int row_tiles, boo
   const int operands = 2 * gru_planes(mode) * kGruTile * gru_backward_row_bytes(mode);
   const int sums = exchanges * row_tiles * (padded / kGruUnits) * kGruTile * kGruUnits * 4;
   return gru_aligned(exchanges * row_tiles * 8) + operands + sums;
+}
+
+// The kernels for teams of blocks, which exchange through global memory: team.cuh and team_product.cuh.
+
+// Arrays of values of all units that a step exchanges.
+constexpr int gru_regions(bool backward, bool linear) { return backward ? 3 : linear ? 1 : 2; }
+constexpr int gru_slot_bytes(int mode, int padded, int rows, int regions) {
+  return regions * gru_planes(mode) * rows * padded * gru_element_bytes(mode);
+}
+
+// The variants of the kernels for teams: hidden units that the blocks have room for, units of a block, tiles of rows that
+// are multiplied at once, and batches of them that a step computes in turn.
+struct GruTeam {
+  int mode;
+  bool backward;
+  int padded, units, row_tiles, batches;
+};
+constexpr int gru_items(const GruTeam& team) { return team.batches * team.row_tiles * team.units / 32; }  // of a thread
+
+// Words of 16 bytes that a lane multiplies in a step, for each row; the registers for the weights of a word; the words
+// whose weights are in registers, the others being in shared memory; the words that are loaded at once.
+constexpr int gru_words(const GruTeam& team) {
+  return (team.backward ? 3 : 1) * team.padded / 8 * gru_element_bytes(team.mode) / 64;
+}
+constexpr int gru_registers_of_word(const GruTeam& team) {
+  return (team.backward ? 1 : 3) * team.units / 16 * 2 * 4 * gru_planes(team.mode);
+}
+constexpr int gru_register_words(const GruTeam& team) {
+  const int most = !team.backward || gru_items(team) == 1 ? 96 : gru_items(team) == 2 ? 64 : 48;
+  const int room = most / gru_registers_of_word(team);
+  return gru_words(team) < room ? gru_words(team) : room;
+}
+constexpr int gru_words_at_once(const GruTeam& team) {
+  const int words = (gru_items(team) > 2 ? 4 : 8) / (team.row_tiles * gru_planes(team.mode));
+  return words > 1 ? words : 1;
+}
+constexpr int gru_team_shared_bytes(const GruTeam& team) {
+  const int words = gru_words(team) - gru_register_words(team);
+  const int sums = (team.backward ? 1 : 3) * team.row_tiles * kGruTile * (team.units + 4);
+  return 8 * words * gru_registers_of_word(team) * 128 + 2 * 8 * sums * 4;
 }
 
 }  // namespace jaxgrad

@@ -5,9 +5,10 @@
 #include <functional>
 #include <utility>
 
-#include "cuda/gru/backward_source.h"
-#include "cuda/gru/forward_source.h"
-#include "cuda/gru/kernel_source.h"
+#include "cuda/gru/cluster_backward_source.h"
+#include "cuda/gru/cluster_forward_source.h"
+#include "cuda/gru/team_backward_source.h"
+#include "cuda/gru/team_forward_source.h"
 #include "cuda/runtime/device_source.h"
 #include "cuda/runtime/module.h"
 #include "cuda/runtime/nvrtc.h"
@@ -18,35 +19,29 @@ namespace jaxgrad {
 class GruKernel {
  public:
   GruKernel(const std::string& source, const char* name, int shared_bytes, int architecture)
-      : module_(nvrtc::compile(source, architecture)), function_(module_.function(name)), shared_bytes_(shared_bytes) {
+      : module_(nvrtc::compile(source, architecture)), function_(module_.function(name)) {
     JAXGRAD_DRIVER(driver::api().cuFuncSetAttribute(function_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                                     shared_bytes));
   }
 
   CUfunction function() const { return function_; }
-  unsigned shared_bytes() const { return static_cast<unsigned>(shared_bytes_); }
 
  private:
   driver::Module module_;
   CUfunction function_;
-  int shared_bytes_;
 };
 
 namespace {
 
-constexpr size_t kCapacity = 64;      // loaded kernels
-constexpr int kMinArchitecture = 90;  // clusters of blocks
-constexpr std::array<int, 3> kPadded = {128, 256, 0};
-constexpr std::array<int, 3> kRowTiles = {1, 2, 4};
+constexpr size_t kCapacity = 64;             // loaded kernels
+constexpr int kMinArchitecture = 80;         // products of tensor cores of bfloat16 and TF32
+constexpr int kMinClusterArchitecture = 90;  // clusters of blocks
+constexpr std::array<int, 7> kPadded = {128, 256, 512, 768, 1024, 1536, 2048};
+constexpr int kMaxClusterHidden = 256, kMinTeamHidden = 256;
 
 int mode_of(const GruKey& key) {
   if (key.type != FloatType::kFloat32) return kGruHalf;
   return key.allow_tf32 ? kGruTf32 : kGruSplit;
-}
-
-int shared_bytes_of(const GruKey& key, int row_tiles) {
-  const auto bytes = key.is_backward ? gru_backward_shared_bytes : gru_forward_shared_bytes;
-  return bytes(mode_of(key), static_cast<int>(gru_padded_hidden(key.hidden)), row_tiles, key.linear_before_reset);
 }
 
 int attribute_of(int device, CUdevice_attribute which) {
@@ -57,23 +52,46 @@ int attribute_of(int device, CUdevice_attribute which) {
   return value;
 }
 
-int64_t tiles_of(int64_t rows, int row_tiles) {
-  return (rows + row_tiles * kGruTile - 1) / (row_tiles * kGruTile);
+int blocks_of(const GruVariant& variant) { return variant.padded / variant.units; }
+
+int rows_of(const GruVariant& variant) { return variant.batches * variant.row_tiles * kGruTile; }
+
+int shared_bytes_of(const GruKey& key, const GruVariant& v) {
+  if (!v.is_cluster)
+    return gru_team_shared_bytes({mode_of(key), key.is_backward, v.padded, v.units, v.row_tiles, v.batches});
+  const auto bytes = key.is_backward ? gru_backward_shared_bytes : gru_forward_shared_bytes;
+  return bytes(mode_of(key), v.padded, v.row_tiles, key.linear_before_reset);
 }
 
-// The fewest tiles of rows in a cluster with which all clusters run at once; clusters do not wait for each other, so
-// more of them only take turns.
-int row_tiles_of(const GruKey& key) {
-  const int blocks = static_cast<int>(gru_padded_hidden(key.hidden)) / kGruUnits;
-  const int64_t at_once = attribute_of(key.device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) / blocks;
-  const int available = attribute_of(key.device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
-  int chosen = 0;
-  for (const int row_tiles : kRowTiles) {
-    if (shared_bytes_of(key, row_tiles) > available) break;
-    chosen = row_tiles;
-    if (tiles_of(key.rows, row_tiles) * key.problems <= at_once) break;
+// The ways to split rows, from few rows at a time to many.
+struct Tiling {
+  int units, row_tiles, batches;
+};
+constexpr std::array<Tiling, 3> kClusterTilings = {{{32, 1, 1}, {32, 2, 1}, {32, 4, 1}}};
+constexpr std::array<Tiling, 3> kWideTeamTilings = {{{32, 1, 1}, {32, 2, 1}, {32, 2, 2}}};
+constexpr std::array<Tiling, 3> kNarrowTeamTilings = {{{16, 2, 1}, {16, 4, 1}, {16, 4, 2}}};
+
+// Chooses the fewest rows at a time with which all clusters or teams run at once. With more parts of rows than teams,
+// they take turns. Returns false if none fits the GPU.
+bool choose_tiling(GruVariant& variant, const GruKey& key, const std::array<Tiling, 3>& tilings, int multiprocessors,
+                   int shared_bytes) {
+  GruVariant tried = variant;
+  bool fits = false;
+  for (const Tiling& tiling : tilings) {
+    tried.units = tiling.units;
+    tried.row_tiles = tiling.row_tiles;
+    tried.batches = tiling.batches;
+    tried.shared_bytes = shared_bytes_of(key, tried);
+    const int64_t at_once = multiprocessors / blocks_of(tried);
+    if (tried.shared_bytes > shared_bytes || at_once == 0) break;
+    tried.tiles = (key.rows + rows_of(tried) - 1) / rows_of(tried);
+    const int64_t parts = tried.tiles * key.problems;
+    tried.teams = tried.is_cluster ? parts : std::min(parts, at_once);
+    variant = tried;
+    fits = true;
+    if (parts <= at_once) break;
   }
-  return chosen;
+  return fits;
 }
 
 }  // namespace
@@ -84,60 +102,86 @@ int64_t gru_padded_hidden(int64_t hidden) {
   return 0;
 }
 
-void check_gru(const GruKey& key) {
+GruVariant gru_variant(const GruKey& key) {
   if (key.type == FloatType::kFloat64) throw NoPlan("jaxgrad's GRU kernels do not compute float64");
-  if (gru_padded_hidden(key.hidden) == 0) throw NoPlan("jaxgrad's GRU kernels have at most 256 hidden units");
-  if (driver::architecture(key.device) < kMinArchitecture)
-    throw NoPlan("jaxgrad's GRU kernels require a GPU of compute capability 9.0 or later");
-  if (row_tiles_of(key) == 0) throw NoPlan("the GPU has too little shared memory for jaxgrad's GRU kernels");
+  if (gru_padded_hidden(key.hidden) == 0)
+    throw NoPlan("jaxgrad's GRU kernels have at most " + std::to_string(kPadded.back()) + " hidden units");
+  const int architecture = driver::architecture(key.device);
+  if (architecture < kMinArchitecture)
+    throw NoPlan("jaxgrad's GRU kernels require a GPU of compute capability 8.0 or later");
+  const int multiprocessors = attribute_of(key.device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+  const int shared_bytes = attribute_of(key.device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+  GruVariant variant;
+  variant.padded = static_cast<int>(gru_padded_hidden(key.hidden));
+  variant.is_cluster = architecture >= kMinClusterArchitecture && variant.padded <= kMaxClusterHidden;
+  if (variant.is_cluster && choose_tiling(variant, key, kClusterTilings, multiprocessors, shared_bytes)) return variant;
+
+  variant.is_cluster = false;
+  variant.padded = std::max(variant.padded, kMinTeamHidden);
+  if (!choose_tiling(variant, key, kWideTeamTilings, multiprocessors, shared_bytes) &&
+      !choose_tiling(variant, key, kNarrowTeamTilings, multiprocessors, shared_bytes))
+    throw NoPlan("the recurrent weights of " + std::to_string(key.hidden) + " hidden units do not fit in the " +
+                 std::to_string(multiprocessors) + " multiprocessors of the GPU, with " + std::to_string(shared_bytes) +
+                 " bytes of shared memory each");
+  const int64_t slot_bytes = gru_slot_bytes(mode_of(key), variant.padded, rows_of(variant),
+                                            gru_regions(key.is_backward, key.linear_before_reset));
+  variant.workspace_bytes = variant.teams * kGruSlots * slot_bytes;
+  return variant;
 }
 
-std::string gru_source(const GruKey& key, int row_tiles) {
+std::string gru_source(const GruKey& key, const GruVariant& variant) {
   const auto define = [](const char* name, const std::string& value) {
     return std::string("#define ") + name + " " + value + "\n";
   };
-  return define("ELEMENT_IS_BFLOAT16", key.type == FloatType::kBFloat16 ? "1" : "0") +
-         define("T", key.type == FloatType::kFloat32 ? "float" : "unsigned short") +
-         define("MODE", std::to_string(mode_of(key))) +
-         define("HIDDEN", std::to_string(gru_padded_hidden(key.hidden))) +
-         define("LINEAR", key.linear_before_reset ? "1" : "0") + define("ROW_TILES", std::to_string(row_tiles)) +
-         kDeviceSource + kGruSource + (key.is_backward ? kGruBackwardSource : kGruForwardSource);
+  const auto number = [&](const char* name, int value) { return define(name, std::to_string(value)); };
+  const char* source = variant.is_cluster ? (key.is_backward ? kGruClusterBackwardSource : kGruClusterForwardSource)
+                                          : (key.is_backward ? kGruTeamBackwardSource : kGruTeamForwardSource);
+  return number("ELEMENT_IS_BFLOAT16", key.type == FloatType::kBFloat16) +
+         define("T", key.type == FloatType::kFloat32 ? "float" : "unsigned short") + number("MODE", mode_of(key)) +
+         number("HIDDEN", variant.padded) + number("UNITS", variant.units) + number("ROW_TILES", variant.row_tiles) +
+         number("BATCHES", variant.batches) + number("LINEAR", key.linear_before_reset) +
+         number("BACKWARD", key.is_backward) + kDeviceSource + source;
 }
 
 std::shared_ptr<const GruPlan> gru_plan(const GruKey& key) {
-  check_gru(key);
   static auto& loaded = *new LruCache<std::string, GruKernel, std::hash<std::string>>(kCapacity);
-  const int row_tiles = row_tiles_of(key);
+  const GruVariant variant = gru_variant(key);
   const driver::RelaxedCapture relaxed;
-  const std::string source = gru_source(key, row_tiles);
+  const std::string source = gru_source(key, variant);
   auto kernel = loaded.get(std::to_string(key.device) + "\n" + source, [&] {
     return std::make_shared<const GruKernel>(source, key.is_backward ? "gru_backward" : "gru_forward",
-                                             shared_bytes_of(key, row_tiles), driver::architecture(key.device));
+                                             variant.shared_bytes, driver::architecture(key.device));
   });
-  return std::make_shared<const GruPlan>(std::move(kernel), row_tiles, key.problems, key.rows,
-                                         static_cast<int>(gru_padded_hidden(key.hidden)) / kGruUnits);
+  return std::make_shared<const GruPlan>(std::move(kernel), variant, key.problems);
 }
 
-GruPlan::GruPlan(std::shared_ptr<const GruKernel> kernel, int row_tiles, int64_t problems, int64_t rows, int blocks)
-    : kernel_(std::move(kernel)),
-      tiles_(static_cast<int>(tiles_of(rows, row_tiles))),
-      blocks_(blocks),
-      problems_(problems) {}
+GruPlan::GruPlan(std::shared_ptr<const GruKernel> kernel, const GruVariant& variant, int64_t problems)
+    : kernel_(std::move(kernel)), variant_(variant), problems_(problems) {}
 
-void GruPlan::run(CUstream stream, GruArguments arguments) const {
-  arguments.tiles = tiles_;
-  CUlaunchAttribute cluster{};
-  cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-  cluster.value.clusterDim.x = static_cast<unsigned>(blocks_);
-  cluster.value.clusterDim.y = cluster.value.clusterDim.z = 1;
+void GruPlan::run(CUstream stream, GruArguments arguments, void* workspace) const {
+  arguments.problems = static_cast<int>(problems_);
+  arguments.tiles = static_cast<int>(variant_.tiles);
+  arguments.exchange = workspace;
+  CUlaunchAttribute together{};
+  if (variant_.is_cluster) {
+    together.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    together.value.clusterDim.x = static_cast<unsigned>(blocks_of(variant_));
+    together.value.clusterDim.y = together.value.clusterDim.z = 1;
+  } else {
+    // The launch fails if the blocks cannot all run at once.
+    together.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+    together.value.cooperative = 1;
+    JAXGRAD_DRIVER(driver::api().cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(workspace), ~0u,
+                                                  static_cast<size_t>(variant_.workspace_bytes / 4), stream));
+  }
   CUlaunchConfig config{};
-  config.gridDimX = static_cast<unsigned>(problems_ * tiles_ * blocks_);
+  config.gridDimX = static_cast<unsigned>(variant_.teams * blocks_of(variant_));
   config.gridDimY = config.gridDimZ = 1;
   config.blockDimX = kGruThreads;
   config.blockDimY = config.blockDimZ = 1;
-  config.sharedMemBytes = kernel_->shared_bytes();
+  config.sharedMemBytes = static_cast<unsigned>(variant_.shared_bytes);
   config.hStream = stream;
-  config.attrs = &cluster;
+  config.attrs = &together;
   config.numAttrs = 1;
   std::array<void*, 1> parameters = {&arguments};
   JAXGRAD_DRIVER(driver::api().cuLaunchKernelEx(&config, kernel_->function(), parameters.data(), nullptr));

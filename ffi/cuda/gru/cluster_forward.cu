@@ -9,6 +9,7 @@ constexpr int kPlaneBytes = kRows * kRowBytes;
 constexpr int kStateBytes = kPlanes * kPlaneBytes;
 constexpr int kWordsOfRow = kUnits * kBytes / 16;           // words that a block sends for each row and plane
 constexpr int kSends = (kWordsOfRow * kBlocks + 31) / 32;   // by each lane
+constexpr int kStride = kGruStride;
 constexpr int kPartBytes = 4 * 3 * kTile * kStride * 4;     // sums of the quarters, for three gates
 
 // Shared memory: barriers, the states (two buffers, and one for r * h), partial sums (two buffers).
@@ -142,7 +143,7 @@ struct Exchange {
 extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __grid_constant__ GruArguments p) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
   const int quarter = warp % 4, half = warp / 4;  // of the products: the terms, and the units of the block
-  const Place place(p);
+  const Place place(p, blockIdx.x / kBlocks, block_in_cluster());
   const unsigned shared = shared_address(shared_memory());
   constexpr unsigned bytes_of_quarter = kTile * kQuarter * kBytes * kPlanes;
   for (int i = threadIdx.x; i < kBarriers; i += kThreads) init_barrier(shared + 8 * i);
@@ -154,48 +155,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
   Weights weights;
   load_weights(weights, p, place, quarter, half, g, c);
   const Exchange exchange(shared, place, warp, lane);
-
   // In the elementwise part a thread has one unit (its lane) of one row of each tile (its warp).
-  const int unit = place.rank * kUnits + lane;
-  const bool has_unit = unit < p.hidden;
-  const long long B = p.rows, H = p.hidden, D = p.directions, S = p.steps;
-  const long long state_row = static_cast<long long>(place.problem) * B;
-  float bias = 0;
-#if LINEAR
-  if (p.recurrent_bias != nullptr && has_unit) bias = element(p.recurrent_bias, place.problem * H + unit);
-#endif
-  const auto row_of = [&](int tile) { return place.first_row + tile * kTile + warp; };
-  int length[ROW_TILES];
-  float state[ROW_TILES], next_inputs[ROW_TILES][3];
-  bool next_reset[ROW_TILES];
-  const auto is_reset = [&](int step, int row) {
-    if (p.reset == nullptr || step >= p.steps || row >= p.rows) return false;
-    return p.reset[(place.group * S + place.time(p, step)) * B + row] != 0;
-  };
-  const auto reset_state = [&](int row) {
-    return p.reset_h != nullptr && has_unit ? element(p.reset_h, (state_row + row) * H + unit) : 0.f;
-  };
-  const auto load_inputs = [&](int step, int tile) {
-    const int row = row_of(tile);
-#pragma unroll
-    for (int gate = 0; gate < 3; ++gate)
-      next_inputs[tile][gate] =
-          step < p.steps && row < p.rows
-              ? p.inputs[(((place.group * S + place.time(p, step)) * B + row) * D + place.direction) * (3 * kPadded) +
-                         gate * kPadded + unit]
-              : 0.f;
-    next_reset[tile] = is_reset(step + 1, row);
-  };
+  ForwardRows rows(p, place, place.rank * kUnits + lane, place.first_row + warp);
+  Inputs next[ROW_TILES];
 #pragma unroll
   for (int tile = 0; tile < ROW_TILES; ++tile) {
-    const int row = row_of(tile);
-    length[tile] = row >= p.rows ? 0 : p.lengths == nullptr ? p.steps : min(p.lengths[place.group * B + row], p.steps);
-    const bool within = row < p.rows && has_unit;
-    state[tile] = within && p.initial_h != nullptr ? element(p.initial_h, (state_row + row) * H + unit) : 0.f;
-    if (is_reset(0, row) && place.time(p, 0) < length[tile]) state[tile] = reset_state(row);
-    if (p.steps > 0) exchange.send(state[tile], 0, tile);
-    load_inputs(0, tile);
+    exchange.send(rows.state[tile], 0, tile);
+    next[tile] = rows.load_inputs(tile);
   }
+  rows.move_inputs();
 
   const unsigned words_at = shared + kStates + g * kRowBytes + quarter * kQuarter * kBytes + 16 * c;
   const unsigned parts_to = shared + kParts + 4 * ((quarter * 3 * kTile + 2 * c) * kStride + half * 16 + g);
@@ -224,55 +192,33 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
 
 #pragma unroll 1
   for (int step = 0; step < p.steps; ++step) {
-    const int buffer = step & 1, t = place.time(p, step);
+    const int buffer = step & 1;
     const unsigned parity = step >> 1 & 1;
 #pragma unroll
     for (int tile = 0; tile < ROW_TILES; ++tile) {
-      const int row = row_of(tile);
-      float inputs[3];
-#pragma unroll
-      for (int gate = 0; gate < 3; ++gate) inputs[gate] = next_inputs[tile][gate];
-      const bool reset_next = next_reset[tile];
-      const Words words = receive(buffer, tile, parity);
-      load_inputs(step + 1, tile);
-      add_products<0, LINEAR ? 3 : 2>(weights, words, parts_to + part * kPartBytes);
+      const Inputs inputs = next[tile];
+      next[tile] = rows.load_inputs(tile);
+      add_products<0, LINEAR ? 3 : 2>(weights, receive(buffer, tile, parity), parts_to + part * kPartBytes);
       __syncthreads();
-      const float z_before = inputs[0] + sum_of(0), r_before = inputs[1] + sum_of(1);
-      const float z = sigmoid(bounded(z_before, p.clip)), r = sigmoid(bounded(r_before, p.clip));
+      Gates gates;
+      gates.set_z_and_r(inputs.of_gate[0] + sum_of(0), inputs.of_gate[1] + sum_of(1), p.clip);
 #if LINEAR
-      const float recurrent = sum_of(2) + bias;
-      const float n_before = inputs[2] + r * recurrent;
+      gates.recurrent = sum_of(2) + rows.bias;
+      const float product = gates.r * gates.recurrent;
 #else
-      exchange.send(r * state[tile], 2, tile);
+      exchange.send(gates.r * rows.state[tile], 2, tile);
       part ^= 1;
       add_products<2, 1>(weights, receive(2, tile, step & 1), parts_to + part * kPartBytes);
       __syncthreads();
-      const float n_before = inputs[2] + sum_of(2);
+      const float product = sum_of(2);
 #endif
       part ^= 1;
-      const float n = hyperbolic_tangent(bounded(n_before, p.clip));
-      const bool valid = t < length[tile];
-      const float h = (1 - z) * n + z * state[tile];
-      if (valid) state[tile] = h;
-      const bool within = row < p.rows && has_unit;
-      const long long step_row = ((place.group * S + t) * D + place.direction) * B + row;
-      if (within) narrow(valid ? h : 0.f, static_cast<T*>(p.y) + step_row * H + unit);
-      if (p.gates != nullptr && within) {
-        T* const gates = static_cast<T*>(p.gates) + step_row * (3 + LINEAR) * H + unit;
-        narrow(marked(z, z_before, p.clip), gates);
-        narrow(marked(r, r_before, p.clip), gates + H);
-        narrow(marked(n, n_before, p.clip), gates + 2 * H);
-#if LINEAR
-        narrow(recurrent, gates + 3 * H);
-#endif
-      }
-      if (step + 1 < p.steps) {
-        if (reset_next && place.time(p, step + 1) < length[tile]) state[tile] = reset_state(row);
-        exchange.send(state[tile], buffer ^ 1, tile);
-      } else if (within) {
-        narrow(state[tile], static_cast<T*>(p.y_h) + (state_row + row) * H + unit);
-      }
+      rows.finish(tile, gates, inputs.of_gate[2] + product, inputs.reset_next);
+      if (step + 1 < p.steps) exchange.send(rows.state[tile], buffer ^ 1, tile);
+      rows.store(tile, gates);
     }
+    rows.move_inputs();
+    rows.move_results();
   }
   cluster_barrier();  // no block may end while others still send to it
 }

@@ -123,7 +123,7 @@ __device__ inline void send_products(const Weights& weights, unsigned operands, 
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __grid_constant__ GruArguments p) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
-  const Place place(p);
+  const Place place(p, blockIdx.x / kBlocks, block_in_cluster());
   const unsigned shared = shared_address(shared_memory());
   for (int i = threadIdx.x; i < kBarriers; i += kThreads) init_barrier(shared + 8 * i);
   fence_barriers();
@@ -144,112 +144,50 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
     barriers[tile] = there;
   }
 
-  const int unit = place.rank * kUnits + lane;
-  const bool has_unit = unit < p.hidden;
-  const long long B = p.rows, H = p.hidden, D = p.directions, S = p.steps;
-  const long long state_row = static_cast<long long>(place.problem) * B;
-  constexpr int kSaved = 3 + LINEAR;
-  const auto row_of = [&](int tile) { return place.first_row + tile * kTile + warp; };
-
-  // What a step needs of a row: the gates, the state before, the gradient of y, and whether the state was reset.
-  struct Step {
-    float gates[4], before, dy;
-    bool is_reset;
-  };
-  int length[ROW_TILES];
-  float dh[ROW_TILES], dreset[ROW_TILES];
-  bool was_reset[ROW_TILES];
-  Step next[ROW_TILES];
-  const auto load_step = [&](int step, int tile) {
-    Step& to_load = next[tile];
-    const int row = row_of(tile), t = step < 0 ? 0 : place.time(p, step);
-    const bool loads = step >= 0 && has_unit && t < length[tile];
-    const long long step_row = ((place.group * S + t) * D + place.direction) * B + row;
+  BackwardRows rows(p, place, place.rank * kUnits + lane, place.first_row + warp);
+  Saved next[ROW_TILES];
 #pragma unroll
-    for (int gate = 0; gate < kSaved; ++gate)
-      to_load.gates[gate] = loads ? element(p.gates, step_row * kSaved * H + gate * H + unit) : 0.f;
-    to_load.dy = loads && p.dy != nullptr ? element(p.dy, step_row * H + unit) : 0.f;
-    to_load.is_reset = loads && p.reset != nullptr && p.reset[(place.group * S + t) * B + row] != 0;
-    const int earlier = place.reversed ? t + 1 : t - 1;
-    const void* from = p.y;
-    long long at = (((place.group * S + earlier) * D + place.direction) * B + row) * H + unit;
-    if (to_load.is_reset || earlier < 0 || earlier >= length[tile]) {
-      from = to_load.is_reset ? p.reset_h : p.initial_h;
-      at = (state_row + row) * H + unit;
-    }
-    to_load.before = loads && from != nullptr ? element(from, at) : 0.f;
-  };
-#pragma unroll
-  for (int tile = 0; tile < ROW_TILES; ++tile) {
-    const int row = row_of(tile);
-    length[tile] = row >= p.rows ? 0 : p.lengths == nullptr ? p.steps : min(p.lengths[place.group * B + row], p.steps);
-    const bool within = row < p.rows && has_unit;
-    dh[tile] = within && p.dy_h != nullptr ? element(p.dy_h, (state_row + row) * H + unit) : 0.f;
-    dreset[tile] = 0;
-    was_reset[tile] = false;
-    load_step(p.steps - 1, tile);
-  }
+  for (int tile = 0; tile < ROW_TILES; ++tile) next[tile] = rows.load(tile);
+  rows.move_loads();
 
   const unsigned operand_to = shared + kOperands + warp * kRowBytes + lane * kBytes;
   const unsigned operands_from = shared + kOperands + g * kRowBytes + 16 * c;
   const unsigned sums_from = shared + kSums + (warp * kUnits + lane) * 4;
   int operand = 0;  // the buffer of operands
+  bool was_reset[ROW_TILES];
+  const auto offset_of = [&](int exchange, int tile) { return (exchange * ROW_TILES + tile) * kTileBytes; };
+  const auto barrier_of = [&](int exchange, int tile) { return (exchange * ROW_TILES + tile) * 8; };
   const auto receive = [&](int exchange, int tile, unsigned parity) {
-    const unsigned barrier = (exchange * ROW_TILES + tile) * 8;
-    wait_for_phase(shared + barrier, parity);
+    wait_for_phase(shared + barrier_of(exchange, tile), parity);
     float sum = 0;
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block)
-      sum += load_float(sums_from + (exchange * ROW_TILES + tile) * kTileBytes + block * kPartBytes);
+      sum += load_float(sums_from + offset_of(exchange, tile) + block * kPartBytes);
     return sum;
   };
   // After all threads have waited for the phase: one opens the next.
   const auto reopen = [&](int exchange, int tile) {
-    if (threadIdx.x == 0) announce(shared + (exchange * ROW_TILES + tile) * 8, kTileBytes);
+    if (threadIdx.x == 0) announce(shared + barrier_of(exchange, tile), kTileBytes);
   };
-  const auto finish = [&](int tile, float sum) {  // the gradient of the state before the last step is complete
-    dh[tile] += sum;
-    if (was_reset[tile]) {
-      dreset[tile] += dh[tile];
-      dh[tile] = 0;
-    }
-  };
-  const auto offset_of = [&](int exchange, int tile) { return (exchange * ROW_TILES + tile) * kTileBytes; };
-  const auto barrier_of = [&](int exchange, int tile) { return (exchange * ROW_TILES + tile) * 8; };
 
 #pragma unroll 1
   for (int done = 0; done < p.steps; ++done) {
-    const int step = p.steps - 1 - done, t = place.time(p, step), buffer = done & 1;
+    const int buffer = done & 1;
 #pragma unroll
     for (int tile = 0; tile < ROW_TILES; ++tile) {
-      const int row = row_of(tile);
-      const Step now = next[tile];
-      load_step(step - 1, tile);
-      if (done > 0) finish(tile, receive(buffer ^ 1, tile, (done - 1) >> 1 & 1));
-      const bool valid = t < length[tile];
-      const auto gate_of = [&](float saved, bool is_tanh, float& slope) {
-        float gate = saved;
-        const bool clipped = p.clip < 3.4e38f && fabsf(saved) > 1.5f;
-        if (clipped) {
-          const float bound = saved > 0 ? p.clip : -p.clip;
-          gate = is_tanh ? hyperbolic_tangent(bound) : sigmoid(bound);
-        }
-        slope = clipped ? 0.f : is_tanh ? 1 - gate * gate : gate * (1 - gate);
-        return gate;
-      };
-      float z_slope, r_slope, n_slope;
-      const float z = gate_of(now.gates[0], false, z_slope), r = gate_of(now.gates[1], false, r_slope);
-      const float n = gate_of(now.gates[2], true, n_slope);
-      const float out = dh[tile] + now.dy;
-      const float dn = valid ? out * (1 - z) * n_slope : 0.f;
-      const float dz = valid ? out * (now.before - n) * z_slope : 0.f;
+      const Factors f = rows.factors_of(tile, next[tile]);
+      if (done + 1 < p.steps) next[tile] = rows.load(tile);
+      if (done > 0) rows.finish(tile, receive(buffer ^ 1, tile, (done - 1) >> 1 & 1), was_reset[tile]);
+      const float out = rows.dh[tile] + f.dy;
+      const float dz = f.valid ? out * f.z_factor : 0.f, dn = f.valid ? out * f.n_factor : 0.f;
+      rows.dh[tile] = f.valid ? out * f.z : out;
+      was_reset[tile] = f.is_reset;
       const unsigned operands = operand_to + operand * kOperandBytes;
       store_operand(operands, dz);
 #if LINEAR
-      const float dr = valid ? dn * now.gates[3] * r_slope : 0.f;
+      const float dr = f.valid ? out * f.r_factor : 0.f;
       store_operand(operands + kGateBytes, dr);
-      store_operand(operands + 2 * kGateBytes, dn * r);
-      dh[tile] = valid ? z * out : out;
+      store_operand(operands + 2 * kGateBytes, dn * f.r);
 #else
       store_operand(operands + 2 * kGateBytes, dn);
       __syncthreads();
@@ -257,11 +195,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
       send_products<2, 1>(weights, operands_from + operand * kOperandBytes, to, barriers, offset_of(2 + buffer, tile),
                           barrier_of(2 + buffer, tile), g);
       const float dproduct = receive(2 + buffer, tile, done >> 1 & 1);  // of r * h
-      const float dr = valid ? dproduct * now.before * r_slope : 0.f;
+      const float dr = f.valid ? dproduct * f.r_factor : 0.f;
       store_operand(operands + kGateBytes, dr);
-      dh[tile] = valid ? z * out + dproduct * r : out;
+      if (f.valid) rows.dh[tile] += dproduct * f.r;
 #endif
-      was_reset[tile] = valid && now.is_reset;
       __syncthreads();
 #if LINEAR
       if (done > 0) reopen(buffer ^ 1, tile);
@@ -273,22 +210,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
       send_products<0, kLastGates>(weights, operands_from + operand * kOperandBytes, to, barriers,
                                    offset_of(buffer, tile), barrier_of(buffer, tile), g);
       operand ^= 1;
-      if (row < p.rows && has_unit) {
-        T* const dgates = static_cast<T*>(p.dgates) + (((place.group * S + t) * B + row) * D + place.direction) * 3 * H + unit;
-        narrow(dz, dgates);
-        narrow(dr, dgates + H);
-        narrow(dn, dgates + 2 * H);
-      }
+      rows.store(tile, dz, dr, dn);
     }
+    rows.move_loads();
+    rows.move_results();
   }
 #pragma unroll
   for (int tile = 0; tile < ROW_TILES; ++tile) {
-    const int row = row_of(tile), last = p.steps - 1;
-    if (last >= 0) finish(tile, receive(last & 1, tile, last >> 1 & 1));
-    if (row < p.rows && has_unit) {
-      if (p.dh0 != nullptr) p.dh0[(state_row + row) * H + unit] = dh[tile];
-      if (p.dreset_h != nullptr) p.dreset_h[(state_row + row) * H + unit] = dreset[tile];
-    }
+    const int last = p.steps - 1;
+    rows.finish(tile, receive(last & 1, tile, last >> 1 & 1), was_reset[tile]);
   }
+  rows.store_last();
   cluster_barrier();
 }

@@ -1,0 +1,263 @@
+// The products of a block of a team: of its recurrent weights, in registers and shared memory, with what the team has
+// published. Each of the 8 warps multiplies an eighth of the terms. The rows of the weights are, forward, the block's
+// units for each gate, and the terms are units of the state; backward, the rows are the block's units of the state, and
+// the terms are units for each gate.
+//
+// A word that a lane loads is an operand b of two products of tensor cores, for one row of the batch.
+
+constexpr int kSideGates = BACKWARD ? 1 : 3, kTermGates = BACKWARD ? 3 : 1;
+constexpr int kHalves = kUnits / 16, kSides = kSideGates * kHalves;  // tiles of 16 rows of the weights
+constexpr int kWordsOfLane = kTermGates * kWords;
+constexpr int kFragments = kSides * 2 * kPlanes;                     // operands a of a word, four registers each
+constexpr GruTeam kTeam = {MODE, BACKWARD, kPadded, kUnits, ROW_TILES, BATCHES};
+constexpr int kRegisterWords = gru_register_words(kTeam), kMaxWordsAtOnce = gru_words_at_once(kTeam);
+constexpr int kSharedWords = kWordsOfLane - kRegisterWords;
+
+// Shared memory: weights, partial sums (two buffers).
+constexpr int kStride = kUnits + 4;  // of a row of partial sums, without bank conflicts
+constexpr int kGateSums = ROW_TILES * kTile * kStride, kWarpSums = kSideGates * kGateSums;
+constexpr int kPartBytes = kWarps * kWarpSums * 4, kFragmentBytes = 32 * 16;
+constexpr int kParts = kWarps * kSharedWords * kFragments * kFragmentBytes;
+static_assert(kParts + 2 * kPartBytes == gru_team_shared_bytes(kTeam), "");
+
+struct Weights {
+  uint32 at[kRegisterWords][kFragments][4];
+  unsigned others;  // those of the lane in shared memory
+
+  __device__ explicit Weights(unsigned shared, int warp, int lane)
+      : others(shared + warp * kSharedWords * kFragments * kFragmentBytes + lane * 16) {}
+
+  static constexpr __device__ int fragment(int side, int q, int plane) { return (side * 2 + q) * kPlanes + plane; }
+
+  // Loads the operands of one word.
+  __device__ static void load_word_of(uint32 (&to)[kFragments][4], const GruArguments& p, const Place& place, int word,
+                                      int warp, int lane) {
+    const int g = lane / 4, c = lane % 4;
+    const int H = p.hidden;
+    const T* const r = static_cast<const T*>(p.r) + static_cast<long long>(place.problem) * 3 * H * H;
+    const auto weight = [&](int gate, int unit, int term) {
+      const int at = BACKWARD ? (gate * H + term) * H + unit : (gate * H + unit) * H + term;
+      return unit < H && term < H ? widen(r[at]) : 0.f;
+    };
+    const int words = warp * kWords + word % kWords;  // before this one, of a row
+#pragma unroll
+    for (int side = 0; side < kSides; ++side)
+#pragma unroll
+      for (int q = 0; q < 2; ++q)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int gate = side / kHalves + word / kWords;
+          const int unit = place.rank * kUnits + side % kHalves * 16 + g + (j & 1) * 8;
+#if MODE == 1
+          to[fragment(side, q, 0)][j] = as_tf32(weight(gate, unit, words * 16 + 4 * c + 2 * q + (j >> 1)));
+#else
+          const int term = words * 32 + 8 * c + 4 * q + (j >> 1) * 2;
+          const float first_weight = weight(gate, unit, term), second_weight = weight(gate, unit, term + 1);
+#pragma unroll
+          for (int plane = 0; plane < kPlanes; ++plane)
+            to[fragment(side, q, plane)][j] = operand_pair(first_weight, second_weight, plane);
+#endif
+        }
+  }
+
+  __device__ void load(const GruArguments& p, const Place& place, int warp, int lane) {
+#pragma unroll
+    for (int word = 0; word < kRegisterWords; ++word) load_word_of(at[word], p, place, word, warp, lane);
+#pragma unroll 1
+    for (int word = 0; word < kSharedWords; ++word) {
+      uint32 of_word[kFragments][4];
+      load_word_of(of_word, p, place, kRegisterWords + word, warp, lane);
+#pragma unroll
+      for (int f = 0; f < kFragments; ++f)
+        store_word(others + (word * kFragments + f) * kFragmentBytes,
+                   make_uint4(of_word[f][0], of_word[f][1], of_word[f][2], of_word[f][3]));
+    }
+  }
+
+  template <int WORD>
+  __device__ void get(uint32 (&a)[4], int f) const {
+    if constexpr (WORD < kRegisterWords) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) a[j] = at[WORD][f][j];
+    } else {
+      const uint4 word = load_word(others + ((WORD - kRegisterWords) * kFragments + f) * kFragmentBytes);
+      a[0] = word.x, a[1] = word.y, a[2] = word.z, a[3] = word.w;
+    }
+  }
+};
+
+// Some words of all tiles of a batch.
+template <int WORDS>
+struct Words {
+  uint4 at[WORDS][kPlanes][ROW_TILES];
+
+  __device__ static int offset(int region, int first, int word, int plane, int tile) {
+    return offset_of(region + (first + word) / kWords, plane, tile) + (first + word) % kWords * 32;
+  }
+  __device__ void load(const uint4* from, int region, int first) {
+#pragma unroll
+    for (int word = 0; word < WORDS; ++word)
+#pragma unroll
+      for (int plane = 0; plane < kPlanes; ++plane)
+#pragma unroll
+        for (int tile = 0; tile < ROW_TILES; ++tile)
+          at[word][plane][tile] = load_word_of_team(from + offset(region, first, word, plane, tile));
+  }
+  // Loads absent words until they are there.
+  __device__ void wait(const uint4* from, int region, int first) {
+    for (unsigned loads = 0;; ++loads) {
+      bool absent = false;
+#pragma unroll
+      for (int word = 0; word < WORDS; ++word)
+#pragma unroll
+        for (int plane = 0; plane < kPlanes; ++plane)
+#pragma unroll
+          for (int tile = 0; tile < ROW_TILES; ++tile) absent |= at[word][plane][tile].x == kAbsent;
+      if (!absent) break;
+      if (loads == kMaxLoads) stop();
+#pragma unroll
+      for (int word = 0; word < WORDS; ++word)
+#pragma unroll
+        for (int plane = 0; plane < kPlanes; ++plane)
+#pragma unroll
+          for (int tile = 0; tile < ROW_TILES; ++tile)
+            if (at[word][plane][tile].x == kAbsent)
+              at[word][plane][tile] = load_word_of_team(from + offset(region, first, word, plane, tile));
+    }
+    __syncwarp();
+  }
+};
+
+// The words that are multiplied at once, while as many are on their way: a divisor of all.
+__device__ constexpr int words_at_once(int words) {
+  int at_once = kMaxWordsAtOnce;
+  while (words % at_once != 0) --at_once;
+  return at_once;
+}
+
+template <int SIDES>
+struct AllSums {
+  static constexpr int kChains = SIDES * ROW_TILES <= 4 ? 2 : 1;
+  Sums at[kChains][SIDES][ROW_TILES] = {};
+};
+
+template <int FIRST, int COUNT, int FIRST_SIDE, int SIDES>
+__device__ inline void multiply_words(AllSums<SIDES>& sums, const Weights& weights, const Words<COUNT>& words) {
+  each<COUNT>([&](auto index) {
+    constexpr int word = decltype(index)::value;
+#pragma unroll
+    for (int q = 0; q < 2; ++q) {
+      uint32 b[kPlanes][ROW_TILES][2];
+#pragma unroll
+      for (int plane = 0; plane < kPlanes; ++plane)
+#pragma unroll
+        for (int tile = 0; tile < ROW_TILES; ++tile) {
+          const uint4& w = words.at[word][plane][tile];
+          b[plane][tile][0] = q == 0 ? w.x : w.z;
+          b[plane][tile][1] = q == 0 ? w.y : w.w;
+        }
+#pragma unroll
+      for (int side = 0; side < SIDES; ++side) {
+        uint32 a[kPlanes][4];
+#pragma unroll
+        for (int plane = 0; plane < kPlanes; ++plane)
+          weights.get<FIRST + word>(a[plane], Weights::fragment(FIRST_SIDE + side, q, plane));
+#pragma unroll
+        for (int tile = 0; tile < ROW_TILES; ++tile) {
+          Sums& to = sums.at[q % AllSums<SIDES>::kChains][side][tile];
+          multiply_add(to, a[0], b[0][tile][0], b[0][tile][1]);
+#if MODE == 2
+          multiply_add(to, a[1], b[0][tile][0], b[0][tile][1]);
+          multiply_add(to, a[0], b[1][tile][0], b[1][tile][1]);
+#endif
+        }
+      }
+    }
+  });
+}
+
+// Multiplies WORDS words of a lane from FIRST on, of the regions from REGION on, by SIDES tiles of rows of the weights,
+// as they arrive; writes the sums of the warp to the partial sums.
+template <int FIRST, int WORDS, int FIRST_SIDE, int SIDES, int REGION>
+__device__ inline void multiply(const Weights& weights, const uint4* from, unsigned parts) {
+  constexpr int at_once = words_at_once(WORDS), pieces = WORDS / at_once;
+  AllSums<SIDES> sums;
+  Words<at_once> words[2];
+  words[0].load(from, REGION, FIRST);
+  each<pieces>([&](auto index) {
+    constexpr int piece = decltype(index)::value, first = FIRST + piece * at_once;
+    if constexpr (piece + 1 < pieces) words[(piece + 1) & 1].load(from, REGION, first + at_once);
+    words[piece & 1].wait(from, REGION, first);
+    multiply_words<first, at_once, FIRST_SIDE>(sums, weights, words[piece & 1]);
+  });
+#pragma unroll
+  for (int side = 0; side < SIDES; ++side)
+#pragma unroll
+    for (int tile = 0; tile < ROW_TILES; ++tile)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {  // element j: unit g or g + 8, row 2 c or 2 c + 1
+        const int gate = (FIRST_SIDE + side) / kHalves, half = (FIRST_SIDE + side) % kHalves;
+        const int place = gate * kGateSums + (tile * kTile + (j & 1)) * kStride + half * 16 + (j >> 1) * 8;
+        float sum = sums.at[0][side][tile].at[j];
+        if constexpr (AllSums<SIDES>::kChains == 2) sum += sums.at[1][side][tile].at[j];
+        store_float(parts + 4 * place, sum);
+      }
+}
+
+// A block of a team: its weights, its partial sums, and what it publishes and reads.
+struct Block {
+  const int warp, lane, rank, team;
+  const int tile, row, unit;  // of a thread in the elementwise part: the tile and its row of the first item, the unit
+  unsigned parts_to, parts_from;
+  int part = 0;            // the buffer of partial sums
+  unsigned published = 0;  // the step, counted since the kernel began
+  const uint4* words_from;
+  Weights weights;
+  Publisher publisher;
+
+  __device__ Block(const GruArguments& p, unsigned shared)
+      : warp(threadIdx.x / 32),
+        lane(threadIdx.x % 32),
+        rank(blockIdx.x % kBlocks),
+        team(blockIdx.x / kBlocks),
+        tile(kUnits == 32 ? 0 : warp / 4),
+        row(kUnits == 32 ? warp : warp % 4 + lane / 16 * 4),
+        unit(rank * kUnits + lane % kUnits),
+        parts_to(shared + kParts + 4 * (warp * kWarpSums + lane % 4 * 2 * kStride + lane / 4)),
+        parts_from(shared + kParts + 4 * ((tile * kTile + row) * kStride + lane % kUnits)),
+        words_from(ring_of(p, team) + warp * kWords * 32 + lane),
+        weights(shared, warp, lane),
+        publisher(ring_of(p, team), rank * kUnits, tile, kUnits == 32 ? warp : warp % 4, lane) {}
+
+  __device__ static uint4* ring_of(const GruArguments& p, int team) {
+    return static_cast<uint4*>(p.exchange) + static_cast<long long>(team) * (kGruSlots * kWordsOfSlot);
+  }
+
+  // The products of a batch of rows with what the step published: of some gates' rows of the weights, forward, and terms,
+  // backward.
+  template <int FIRST_GATE, int GATES, int REGION>
+  __device__ void multiply_batch(int batch) {
+    constexpr int first = BACKWARD ? FIRST_GATE * kWords : 0, words = BACKWARD ? GATES * kWords : kWords;
+    constexpr int first_side = BACKWARD ? 0 : FIRST_GATE * kHalves, sides = BACKWARD ? kSides : GATES * kHalves;
+    part ^= 1;
+    multiply<first, words, first_side, sides, REGION>(
+        weights, words_from + published % kGruSlots * kWordsOfSlot + batch * ROW_TILES * kWordsOfTile,
+        parts_to + part * kPartBytes);
+    __syncthreads();
+  }
+  // After multiply_batch(): a sum of an item of the batch.
+  __device__ float sum(int gate, int item) const {
+    float sum = 0;
+#pragma unroll
+    for (int from = 0; from < kWarps; ++from)
+      sum += load_float(parts_from + part * kPartBytes +
+                        4 * (from * kWarpSums + gate * kGateSums + item * kItemRows * kStride));
+    return sum;
+  }
+  __device__ void publish(float value, unsigned step, int region, int item) const {
+    publisher.publish(value, step, region, item * (kItemRows / kTile));
+  }
+  __device__ void advance() {
+    if (++published % (kGruSlots / 2) == 0) fence_of_gpu();
+  }
+};
