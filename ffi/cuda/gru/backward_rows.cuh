@@ -26,8 +26,7 @@ struct BackwardRows {
   const T *gates_from, *y_from, *dy_from;  // y of the step before
   const unsigned char* reset_from;
   T* dgates_to;
-  static constexpr int kArrays = kSaved + 2, kPrefetches =
-      (kArrays * kItems + kUnits - 1) / kUnits;
+  static constexpr int kArrays = kSaved + 2, kPrefetches = (kArrays * kItems + kUnits - 1) / kUnits;
   const T* prefetch_from[kPrefetches] = {};
 
   __device__ BackwardRows(const GruArguments& arguments, const Place& place, int unit, int row)
@@ -42,7 +41,8 @@ struct BackwardRows {
     const long long last_step = static_cast<long long>(place.group) * p.steps + t;
     const long long row_at = ((last_step * D + place.direction) * B + row) * H;
     const T* const saved = static_cast<const T*>(p.gates) + kSaved * row_at;
-    const T *const y = static_cast<const T*>(p.y) + row_at + y_stride(), *const dy = static_cast<const T*>(p.dy) + row_at;
+    const T *const y = static_cast<const T*>(p.y) + row_at + y_stride(), *const dy =
+                                                                             static_cast<const T*>(p.dy) + row_at;
     gates_from = saved + unit;
     y_from = y + unit;
     dy_from = dy + unit;
@@ -64,8 +64,12 @@ struct BackwardRows {
       if (prefetched >= kItems * kItemRows || row + prefetched >= p.rows || unit - index >= H) continue;
       if (array == kSaved + 1 && p.dy == nullptr) continue;
       const int width = array < kSaved ? kSaved : 1;
-      prefetch_from[j] = (array < kSaved ? saved + array * H : array == kSaved ? y : dy) + prefetched * width * H + unit - index;
-      for (int s = 0; s < kAhead && s + (array == kSaved) < p.steps; ++s) prefetch(prefetch_from[j] + s * width * y_stride());
+      prefetch_from[j] = (array < kSaved    ? saved + array * H
+                          : array == kSaved ? y
+                                            : dy) +
+                         prefetched * width * H + unit - index;
+      for (int s = 0; s < kAhead && s + (array == kSaved) < p.steps; ++s)
+        prefetch(prefetch_from[j] + s * width * y_stride());
       prefetch_from[j] += kAhead * width * y_stride();
     }
   }
@@ -84,12 +88,12 @@ struct BackwardRows {
     const long long offset = static_cast<long long>(i * kItemRows) * p.hidden;
 #pragma unroll
     for (int gate = 0; gate < kSaved; ++gate)
-      saved.gates[gate] = loads ? gates_from[kSaved * offset + gate * p.hidden] : T();
-    saved.dy = loads && p.dy != nullptr ? dy_from[offset] : T();
+      saved.gates[gate] = loads ? gates_from[kSaved * offset + gate * p.hidden] : static_cast<T>(0);
+    saved.dy = loads && p.dy != nullptr ? dy_from[offset] : static_cast<T>(0);
     saved.is_reset = saved.valid && p.reset != nullptr && reset_from[i * kItemRows] != 0;
     const bool from_y = step > 0 && t + towards < length[i];
     const T* const before = from_y ? y_from + offset : static_cast<const T*>(p.initial_h) + state_of(i);
-    saved.before = loads && (from_y || p.initial_h != nullptr) ? *before : T();
+    saved.before = loads && (from_y || p.initial_h != nullptr) ? *before : static_cast<T>(0);
     return saved;
   }
 

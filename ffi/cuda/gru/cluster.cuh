@@ -28,20 +28,19 @@ __device__ inline void announce(unsigned barrier, unsigned bytes) {
 __device__ inline void wait_for_phase(unsigned barrier, unsigned parity) {
   unsigned done;
   do {
-    asm volatile(
-        "{ .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p; }"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
+    asm volatile("{ .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
   } while (!done);
 }
 
 // Stores 16 bytes to the shared memory of a block of the cluster, and counts them at its barrier.
 __device__ inline void store_to(unsigned address, unsigned barrier, uint4 word) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                   address),
-               "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w), "r"(barrier)
-               : "memory");
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+      "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w), "r"(barrier)
+      : "memory");
 }
 
 __device__ inline void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }

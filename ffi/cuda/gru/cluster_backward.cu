@@ -1,13 +1,13 @@
 // The recurrence of the GRU, backward. The blocks of a cluster own hidden units as in forward.cu. A step multiplies the
 // gradients of a block's own gates by its own recurrent weights: one part of the gradient of every unit of the state
 // before. Each block sends the parts to the owners of the units, and sums those that it receives.
-constexpr int kTilesOfWarp = kPadded / 128;                 // tiles of 16 units whose parts a warp computes
-constexpr int kWordsOfGate = kUnits * kBytes / 64;          // 16-byte words of 32 gradients that one lane reads
+constexpr int kTilesOfWarp = kPadded / 128;         // tiles of 16 units whose parts a warp computes
+constexpr int kWordsOfGate = kUnits * kBytes / 64;  // 16-byte words of 32 gradients that one lane reads
 constexpr int kGateBytes = kUnits * kBytes;
-constexpr int kRowBytes = gru_backward_row_bytes(MODE);     // without bank conflicts
+constexpr int kRowBytes = gru_backward_row_bytes(MODE);  // without bank conflicts
 constexpr int kPlaneBytes = kTile * kRowBytes;
-constexpr int kOperandBytes = kPlanes * kPlaneBytes;        // of the products of one tile
-constexpr int kPartBytes = kTile * kUnits * 4;              // of the sums for one block, from one block
+constexpr int kOperandBytes = kPlanes * kPlaneBytes;  // of the products of one tile
+constexpr int kPartBytes = kTile * kUnits * 4;        // of the sums for one block, from one block
 constexpr int kTileBytes = kBlocks * kPartBytes;
 
 // Shared memory: barriers, operands (two buffers), parts of sums (two buffers; four, if there are two products a step).
@@ -115,8 +115,8 @@ __device__ inline void send_products(const Weights& weights, unsigned operands, 
     const float high = __shfl_xor_sync(all, upper ? first_high : second_high, 8);
     const uint4 word = upper ? make_uint4(__float_as_uint(low), __float_as_uint(high), __float_as_uint(second_low),
                                           __float_as_uint(second_high))
-                             : make_uint4(__float_as_uint(first_low), __float_as_uint(first_high),
-                                          __float_as_uint(low), __float_as_uint(high));
+                             : make_uint4(__float_as_uint(first_low), __float_as_uint(first_high), __float_as_uint(low),
+                                          __float_as_uint(high));
     store_to(to[tile] + offset, barriers[tile] + barrier, word);
   }
 }

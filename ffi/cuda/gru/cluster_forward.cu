@@ -1,16 +1,16 @@
 // The recurrence of the GRU, forward. A cluster of kBlocks blocks computes kRows rows of a problem. Each block owns 32
-// hidden units: its rows of the recurrent weights stay in registers, as operands of tensor core products, for all steps.
-// Every step a block sends the new states of its units to the shared memory of all blocks of the cluster.
+// hidden units: its rows of the recurrent weights stay in registers, as operands of tensor core products, for all
+// steps. Every step a block sends the new states of its units to the shared memory of all blocks of the cluster.
 
-constexpr int kQuarter = kPadded / 4;                       // of the terms of a product: those of two warps
-constexpr int kWords = kQuarter * kBytes / 64;              // 16-byte words of a quarter of a row that one lane reads
+constexpr int kQuarter = kPadded / 4;           // of the terms of a product: those of two warps
+constexpr int kWords = kQuarter * kBytes / 64;  // 16-byte words of a quarter of a row that one lane reads
 constexpr int kRowBytes = gru_forward_row_bytes(MODE, kPadded);  // without bank conflicts
 constexpr int kPlaneBytes = kRows * kRowBytes;
 constexpr int kStateBytes = kPlanes * kPlaneBytes;
-constexpr int kWordsOfRow = kUnits * kBytes / 16;           // words that a block sends for each row and plane
-constexpr int kSends = (kWordsOfRow * kBlocks + 31) / 32;   // by each lane
+constexpr int kWordsOfRow = kUnits * kBytes / 16;          // words that a block sends for each row and plane
+constexpr int kSends = (kWordsOfRow * kBlocks + 31) / 32;  // by each lane
 constexpr int kStride = kGruStride;
-constexpr int kPartBytes = 4 * 3 * kTile * kStride * 4;     // sums of the quarters, for three gates
+constexpr int kPartBytes = 4 * 3 * kTile * kStride * 4;  // sums of the quarters, for three gates
 
 // Shared memory: barriers, the states (two buffers, and one for r * h), partial sums (two buffers).
 constexpr int kExchanges = gru_forward_exchanges(LINEAR);
@@ -178,8 +178,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
     for (int plane = 0; plane < kPlanes; ++plane)
 #pragma unroll
       for (int word = 0; word < kWords; ++word)
-        words.at[plane][word] = load_word(words_at + buffer * kStateBytes + tile * kTile * kRowBytes +
-                                          plane * kPlaneBytes + word * 64);
+        words.at[plane][word] =
+            load_word(words_at + buffer * kStateBytes + tile * kTile * kRowBytes + plane * kPlaneBytes + word * 64);
     return words;
   };
   const auto sum_of = [&](int gate) {

@@ -44,16 +44,3 @@ __device__ inline float element(const void* array, long long index) {
 constexpr int kAhead = 10;  // steps between the prefetch of an array to the L2 cache and its use
 
 __device__ inline void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
-
-// Calls f with Index<0>, Index<1>, ... Index<N - 1>.
-template <int I>
-struct Index {
-  static constexpr int value = I;
-};
-template <int N, int I = 0, class F>
-__device__ inline void each(const F& f) {
-  if constexpr (I < N) {
-    f(Index<I>());
-    each<N, I + 1>(f);
-  }
-}

@@ -24,8 +24,8 @@ struct Gates {
 struct ForwardRows {
   const GruArguments& p;
   const bool has_unit;
-  const int first_row, towards;  // towards the next step: 1 or -1
-  const long long state_at;      // in an array [problems, B, H]
+  const int first_row, towards;     // towards the next step: 1 or -1
+  const long long state_at;         // in an array [problems, B, H]
   int t, step = 0, input_step = 0;  // the time and the step of the results, the step of the inputs
   float state[kItems], bias = 0;
   int length[kItems];
@@ -73,9 +73,7 @@ struct ForwardRows {
   __device__ bool in_batch(int i) const { return first_row + i * kItemRows < p.rows; }
   __device__ bool has(int i) const { return in_batch(i) && has_unit; }
   __device__ long long state_of(int i) const { return state_at + static_cast<long long>(i * kItemRows) * p.hidden; }
-  __device__ bool is_reset(int i) const {
-    return p.reset != nullptr && in_batch(i) && reset_from[i * kItemRows] != 0;
-  }
+  __device__ bool is_reset(int i) const { return p.reset != nullptr && in_batch(i) && reset_from[i * kItemRows] != 0; }
   __device__ float reset_state(int i) const {
     return p.reset_h != nullptr && has_unit ? element(p.reset_h, state_of(i)) : 0.f;
   }

@@ -100,8 +100,8 @@ ffi::Error forward(CUstream stream, Arg inputs, Arg r, Arg recurrent_bias, Arg l
 }
 
 ffi::Error backward(CUstream stream, Arg r, Arg lens, Arg initial_h, Arg reset, Arg reset_h, Arg y, Arg gates, Arg dy,
-                    Arg dy_h, Ret dgates, Ret dh0, Ret dreset_h, Bytes workspace, int64_t reversed, bool linear_before_reset,
-                    double clip, bool allow_tf32) {
+                    Arg dy_h, Ret dgates, Ret dh0, Ret dreset_h, Bytes workspace, int64_t reversed,
+                    bool linear_before_reset, double clip, bool allow_tf32) {
   Checks checks("jaxgrad_cuda_gru_backward");
   const Sizes s = sizes_of(checks, y);
   if (checks.failed()) return checks.error();

@@ -44,7 +44,7 @@ struct Sums {
 
 // The sums of a tile of 16 x 8: += a b, for 16 (16-bit) or 8 (TF32) terms.
 __device__ inline void multiply_add(Sums& sums, const uint32 (&a)[4], uint32 b0, uint32 b1) {
-  float(&d)[4] = sums.at;
+  float (&d)[4] = sums.at;
 #if MODE == 1
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
 #elif MODE == 2 || ELEMENT_IS_BFLOAT16
@@ -55,4 +55,3 @@ __device__ inline void multiply_add(Sums& sums, const uint32 (&a)[4], uint32 b0,
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-

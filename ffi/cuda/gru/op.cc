@@ -20,8 +20,8 @@ class GruKernel {
  public:
   GruKernel(const std::string& source, const char* name, int shared_bytes, int architecture)
       : module_(nvrtc::compile(source, architecture)), function_(module_.function(name)) {
-    JAXGRAD_DRIVER(driver::api().cuFuncSetAttribute(function_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                                    shared_bytes));
+    JAXGRAD_DRIVER(
+        driver::api().cuFuncSetAttribute(function_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes));
   }
 
   CUfunction function() const { return function_; }
@@ -70,6 +70,7 @@ struct Tiling {
 constexpr std::array<Tiling, 3> kClusterTilings = {{{32, 1, 1}, {32, 2, 1}, {32, 4, 1}}};
 constexpr std::array<Tiling, 3> kWideTeamTilings = {{{32, 1, 1}, {32, 2, 1}, {32, 2, 2}}};
 constexpr std::array<Tiling, 3> kNarrowTeamTilings = {{{16, 2, 1}, {16, 4, 1}, {16, 4, 2}}};
+constexpr std::array<Tiling, 3> kNarrowSplitTilings = {{{16, 2, 1}, {16, 2, 2}, {16, 2, 4}}};  // two planes of words
 
 // Chooses the fewest rows at a time with which all clusters or teams run at once. With more parts of rows than teams,
 // they take turns. Returns false if none fits the GPU.
@@ -118,8 +119,9 @@ GruVariant gru_variant(const GruKey& key) {
 
   variant.is_cluster = false;
   variant.padded = std::max(variant.padded, kMinTeamHidden);
+  const auto& narrow = mode_of(key) == kGruSplit ? kNarrowSplitTilings : kNarrowTeamTilings;
   if (!choose_tiling(variant, key, kWideTeamTilings, multiprocessors, shared_bytes) &&
-      !choose_tiling(variant, key, kNarrowTeamTilings, multiprocessors, shared_bytes))
+      !choose_tiling(variant, key, narrow, multiprocessors, shared_bytes))
     throw NoPlan("the recurrent weights of " + std::to_string(key.hidden) + " hidden units do not fit in the " +
                  std::to_string(multiprocessors) + " multiprocessors of the GPU, with " + std::to_string(shared_bytes) +
                  " bytes of shared memory each");

@@ -1,15 +1,15 @@
 // The exchange between the blocks of a team, through global memory (the L2 cache).
 //
 // In a step every block publishes words of 16 bytes, each stored and loaded as a whole. The words of a step are in one
-// slot of a ring, where the host has marked all words absent: a reader loads a word until it is there. The mark is a NaN
-// that no conversion yields; any other value may be exchanged. Who publishes a step has all words of the step before,
-// so all blocks of the team have read those of the step before that one, and it marks its own of them absent again. They
-// are used again kGruSlots - 2 steps later; before that, a fence every kGruSlots / 2 steps orders the marks before words
-// that the readers wait for.
+// slot of a ring, where the host has marked all words absent: a reader loads a word until it is there. The mark is a
+// NaN that no conversion yields; any other value may be exchanged. Who publishes a step has all words of the step
+// before, so all blocks of the team have read those of the step before that one, and it marks its own of them absent
+// again. They are used again kGruSlots - 2 steps later; before that, a fence every kGruSlots / 2 steps orders the marks
+// before words that the readers wait for.
 
 constexpr int kRegions = gru_regions(BACKWARD, LINEAR);  // arrays of kPadded values of a row that a step publishes
 constexpr int kWarps = kThreads / 32;
-constexpr int kWords = kPadded / kWarps * kBytes / 64;     // of a row, plane and region that one lane reads
+constexpr int kWords = kPadded / kWarps * kBytes / 64;       // of a row, plane and region that one lane reads
 constexpr int kWordsOfTile = kPadded * kBytes / 16 * kTile;  // of one plane and region
 constexpr int kTilesOfTeam = BATCHES * ROW_TILES;
 constexpr int kWordsOfSlot = kRegions * kPlanes * kTilesOfTeam * kWordsOfTile;
@@ -30,8 +30,8 @@ __device__ inline uint4 load_word_of_team(const uint4* from) {
   return word;
 }
 __device__ inline void store_word_of_team(uint4* to, uint4 word) {
-  asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word.x), "r"(word.y),
-               "r"(word.z), "r"(word.w)
+  asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word.x), "r"(word.y), "r"(word.z),
+               "r"(word.w)
                : "memory");
 }
 __device__ inline void fence_of_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
@@ -44,8 +44,8 @@ constexpr unsigned kMaxLoads = 1u << 23;
 constexpr int kWordsOfWarp = 32 * kBytes / 16;
 
 struct Publisher {
-  uint4* to;     // the word of this lane in slot 0, region 0, plane 0, of the first item
-  int word;      // of the warp
+  uint4* to;  // the word of this lane in slot 0, region 0, plane 0, of the first item
+  int word;   // of the warp
   bool has_word;
 
   // The warp has the values of kUnits units from `first_unit` on: of `row`, and with 16 units of `row` + 4.

@@ -8,7 +8,7 @@
 constexpr int kSideGates = BACKWARD ? 1 : 3, kTermGates = BACKWARD ? 3 : 1;
 constexpr int kHalves = kUnits / 16, kSides = kSideGates * kHalves;  // tiles of 16 rows of the weights
 constexpr int kWordsOfLane = kTermGates * kWords;
-constexpr int kFragments = kSides * 2 * kPlanes;                     // operands a of a word, four registers each
+constexpr int kFragments = kSides * 2 * kPlanes;  // operands a of a word, four registers each
 constexpr GruTeam kTeam = {MODE, BACKWARD, kPadded, kUnits, ROW_TILES, BATCHES};
 constexpr int kRegisterWords = gru_register_words(kTeam), kMaxWordsAtOnce = gru_words_at_once(kTeam);
 constexpr int kSharedWords = kWordsOfLane - kRegisterWords;
@@ -74,14 +74,13 @@ struct Weights {
     }
   }
 
-  template <int WORD>
-  __device__ void get(uint32 (&a)[4], int f) const {
-    if constexpr (WORD < kRegisterWords) {
+  __device__ void get(uint32 (&a)[4], int word, int f) const {
+    if (word < kRegisterWords) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) a[j] = at[WORD][f][j];
+      for (int j = 0; j < 4; ++j) a[j] = at[word][f][j];
     } else {
-      const uint4 word = load_word(others + ((WORD - kRegisterWords) * kFragments + f) * kFragmentBytes);
-      a[0] = word.x, a[1] = word.y, a[2] = word.z, a[3] = word.w;
+      const uint4 four = load_word(others + ((word - kRegisterWords) * kFragments + f) * kFragmentBytes);
+      a[0] = four.x, a[1] = four.y, a[2] = four.z, a[3] = four.w;
     }
   }
 };
@@ -141,10 +140,12 @@ struct AllSums {
   Sums at[kChains][SIDES][ROW_TILES] = {};
 };
 
-template <int FIRST, int COUNT, int FIRST_SIDE, int SIDES>
-__device__ inline void multiply_words(AllSums<SIDES>& sums, const Weights& weights, const Words<COUNT>& words) {
-  each<COUNT>([&](auto index) {
-    constexpr int word = decltype(index)::value;
+// Adds the products of COUNT words, the first of which is `first`. Inlined, so that the weights stay in registers.
+template <int COUNT, int FIRST_SIDE, int SIDES>
+__device__ inline void multiply_words(AllSums<SIDES>& sums, const Weights& weights, const Words<COUNT>& words,
+                                      int first) {
+#pragma unroll
+  for (int word = 0; word < COUNT; ++word)
 #pragma unroll
     for (int q = 0; q < 2; ++q) {
       uint32 b[kPlanes][ROW_TILES][2];
@@ -161,7 +162,7 @@ __device__ inline void multiply_words(AllSums<SIDES>& sums, const Weights& weigh
         uint32 a[kPlanes][4];
 #pragma unroll
         for (int plane = 0; plane < kPlanes; ++plane)
-          weights.get<FIRST + word>(a[plane], Weights::fragment(FIRST_SIDE + side, q, plane));
+          weights.get(a[plane], first + word, Weights::fragment(FIRST_SIDE + side, q, plane));
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; ++tile) {
           Sums& to = sums.at[q % AllSums<SIDES>::kChains][side][tile];
@@ -173,7 +174,6 @@ __device__ inline void multiply_words(AllSums<SIDES>& sums, const Weights& weigh
         }
       }
     }
-  });
 }
 
 // Multiplies WORDS words of a lane from FIRST on, of the regions from REGION on, by SIDES tiles of rows of the weights,
@@ -184,12 +184,13 @@ __device__ inline void multiply(const Weights& weights, const uint4* from, unsig
   AllSums<SIDES> sums;
   Words<at_once> words[2];
   words[0].load(from, REGION, FIRST);
-  each<pieces>([&](auto index) {
-    constexpr int piece = decltype(index)::value, first = FIRST + piece * at_once;
-    if constexpr (piece + 1 < pieces) words[(piece + 1) & 1].load(from, REGION, first + at_once);
+#pragma unroll
+  for (int piece = 0; piece < pieces; ++piece) {
+    const int first = FIRST + piece * at_once;
+    if (piece + 1 < pieces) words[(piece + 1) & 1].load(from, REGION, first + at_once);
     words[piece & 1].wait(from, REGION, first);
-    multiply_words<first, at_once, FIRST_SIDE>(sums, weights, words[piece & 1]);
-  });
+    multiply_words<at_once, FIRST_SIDE>(sums, weights, words[piece & 1], first);
+  }
 #pragma unroll
   for (int side = 0; side < SIDES; ++side)
 #pragma unroll
@@ -233,8 +234,8 @@ struct Block {
     return static_cast<uint4*>(p.exchange) + static_cast<long long>(team) * (kGruSlots * kWordsOfSlot);
   }
 
-  // The products of a batch of rows with what the step published: of some gates' rows of the weights, forward, and terms,
-  // backward.
+  // The products of a batch of rows with what the step published: of some gates' rows of the weights, forward, and
+  // terms, backward.
   template <int FIRST_GATE, int GATES, int REGION>
   __device__ void multiply_batch(int batch) {
     constexpr int first = BACKWARD ? FIRST_GATE * kWords : 0, words = BACKWARD ? GATES * kWords : kWords;
