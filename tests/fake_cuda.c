@@ -30,6 +30,8 @@
 
    FAKE_DRIVER: the version of the driver; default 13000
 
+   FAKE_MAJOR: the major compute capability; default 9
+
    FAKE_SHARED: the bytes of shared memory per block; default that of an H200
 
    FAKE_BATCH_NORM: the bytes of workspace of batch normalization; without it, cuDNN does not support it
@@ -577,7 +579,7 @@ int cuDeviceGetAttribute(int* value, int attribute) {
     case 16: /* multiprocessors */
       return *value = 132, 0;
     case 75: /* compute capability: major */
-      return *value = 9, 0;
+      return *value = (int)number_of("FAKE_MAJOR", 9), 0;
     case 76: /* and minor */
       return *value = 0, 0;
     case 81: /* bytes of shared memory of a multiprocessor */
@@ -701,6 +703,12 @@ int cuLaunchKernel(void (*kernel)(unsigned, unsigned, void**), unsigned blocks, 
   kernel(blocks, 1, arguments);
   pthread_mutex_unlock(&one_at_a_time);
   return 0;
+}
+/* Kernels of clusters are not computed. */
+int cuLaunchKernelEx(const void* config, void (*kernel)(void)) {
+  (void)config;
+  USES_CONTEXT;
+  return kernel == NULL ? 0 : 1; /* CUDA_ERROR_INVALID_VALUE */
 }
 int cuMemFree_v2(unsigned long long pointer) { return free((void*)(uintptr_t)pointer), 0; }
 int cuMemsetD32Async(unsigned long long pointer, unsigned value, size_t words) {

@@ -3,7 +3,8 @@
 // What a step needs of a unit of a row. Not converted yet, so that nothing waits for the loads.
 struct Saved {
   T gates[kSaved], before, dy;  // `before`: the state before the step, unless the row was reset
-  bool valid, is_reset;
+  unsigned char reset;
+  bool valid;
 };
 
 // The gradients of the pre-activations of a unit of a row in a step are these factors times the gradient of its new
@@ -19,6 +20,7 @@ struct BackwardRows {
   const GruArguments& p;
   const bool has_unit;
   const int first_row, towards;  // towards the step before: 1 or -1
+  const int y_stride;            // of a step; of other arrays, a multiple
   const long long state_at;      // in an array [problems, B, H]
   int t, step;
   float dh[kItems];
@@ -34,6 +36,7 @@ struct BackwardRows {
         has_unit(unit < arguments.hidden),
         first_row(row),
         towards(place.reversed ? 1 : -1),
+        y_stride(towards * p.directions * p.rows * p.hidden),
         state_at((static_cast<long long>(place.problem) * p.rows + row) * p.hidden + unit),
         t(place.time(arguments, arguments.steps - 1)),
         step(arguments.steps - 1) {
@@ -41,8 +44,7 @@ struct BackwardRows {
     const long long last_step = static_cast<long long>(place.group) * p.steps + t;
     const long long row_at = ((last_step * D + place.direction) * B + row) * H;
     const T* const saved = static_cast<const T*>(p.gates) + kSaved * row_at;
-    const T *const y = static_cast<const T*>(p.y) + row_at + y_stride(), *const dy =
-                                                                             static_cast<const T*>(p.dy) + row_at;
+    const T *const y = static_cast<const T*>(p.y) + row_at + y_stride, *const dy = static_cast<const T*>(p.dy) + row_at;
     gates_from = saved + unit;
     y_from = y + unit;
     dy_from = dy + unit;
@@ -69,12 +71,11 @@ struct BackwardRows {
                                             : dy) +
                          prefetched * width * H + unit - index;
       for (int s = 0; s < kAhead && s + (array == kSaved) < p.steps; ++s)
-        prefetch(prefetch_from[j] + s * width * y_stride());
-      prefetch_from[j] += kAhead * width * y_stride();
+        prefetch(prefetch_from[j] + static_cast<long long>(s * width) * y_stride);
+      prefetch_from[j] += static_cast<long long>(kAhead * width) * y_stride;
     }
   }
 
-  __device__ long long y_stride() const { return towards * static_cast<long long>(p.directions * p.rows) * p.hidden; }
   __device__ static int index_in_block() { return threadIdx.x % kUnits; }  // of the unit
   __device__ bool in_batch(int i) const { return first_row + i * kItemRows < p.rows; }
   __device__ bool has(int i) const { return in_batch(i) && has_unit; }
@@ -85,12 +86,12 @@ struct BackwardRows {
     Saved saved;
     saved.valid = t < length[i];
     const bool loads = saved.valid && has_unit;
-    const long long offset = static_cast<long long>(i * kItemRows) * p.hidden;
+    const int offset = i * kItemRows * p.hidden;
 #pragma unroll
     for (int gate = 0; gate < kSaved; ++gate)
       saved.gates[gate] = loads ? gates_from[kSaved * offset + gate * p.hidden] : static_cast<T>(0);
     saved.dy = loads && p.dy != nullptr ? dy_from[offset] : static_cast<T>(0);
-    saved.is_reset = saved.valid && p.reset != nullptr && reset_from[i * kItemRows] != 0;
+    saved.reset = saved.valid && p.reset != nullptr ? reset_from[i * kItemRows] : static_cast<unsigned char>(0);
     const bool from_y = step > 0 && t + towards < length[i];
     const T* const before = from_y ? y_from + offset : static_cast<const T*>(p.initial_h) + state_of(i);
     saved.before = loads && (from_y || p.initial_h != nullptr) ? *before : static_cast<T>(0);
@@ -99,10 +100,10 @@ struct BackwardRows {
 
   __device__ Factors factors_of(int i, const Saved& now) const {
     float before = widen(now.before);
-    if (now.is_reset) before = p.reset_h != nullptr && has_unit ? element(p.reset_h, state_of(i)) : 0.f;
+    if (now.reset != 0) before = p.reset_h != nullptr && has_unit ? element(p.reset_h, state_of(i)) : 0.f;
     float z = widen(now.gates[0]), r = widen(now.gates[1]), n = widen(now.gates[2]);
     float z_slope = z * (1 - z), r_slope = r * (1 - r), n_slope = 1 - n * n;
-    if (p.clip < 3.4e38f) {  // a gate of +2 or -2: its pre-activation was clipped
+    if (is_finite(p.clip)) {  // a gate of +2 or -2: its pre-activation was clipped
       const auto restore = [&](float& gate, float& slope, bool is_tanh) {
         if (!(fabsf(gate) > 1.5f)) return;
         const float bound = gate > 0 ? p.clip : -p.clip;
@@ -121,7 +122,7 @@ struct BackwardRows {
     f.z_factor = (before - n) * z_slope;
     f.r_factor = LINEAR ? f.n_factor * widen(now.gates[kSaved - 1]) * r_slope : before * r_slope;
     f.valid = now.valid;
-    f.is_reset = now.is_reset;
+    f.is_reset = now.reset != 0;
     return f;
   }
 
@@ -136,7 +137,7 @@ struct BackwardRows {
 
   __device__ void store(int i, float dz, float dr, float dn) {
     if (!has(i)) return;
-    T* const to = dgates_to + static_cast<long long>(i * kItemRows) * p.directions * 3 * p.hidden;
+    T* const to = dgates_to + i * kItemRows * p.directions * 3 * p.hidden;
     narrow(dz, to);
     narrow(dr, to + p.hidden);
     narrow(dn, to + 2 * p.hidden);
@@ -148,16 +149,16 @@ struct BackwardRows {
       if (prefetch_from[j] == nullptr) continue;
       if (step > kAhead) prefetch(prefetch_from[j]);  // not at the first step, before which there is no y
       const bool of_gates = (index_in_block() + j * kUnits) % kArrays < kSaved;
-      prefetch_from[j] += of_gates ? kSaved * y_stride() : y_stride();
+      prefetch_from[j] += of_gates ? static_cast<long long>(kSaved) * y_stride : y_stride;
     }
     --step;
     t += towards;
-    gates_from += kSaved * y_stride();
-    y_from += y_stride();
-    dy_from += y_stride();
-    reset_from += towards * static_cast<long long>(p.rows);
+    gates_from += static_cast<long long>(kSaved) * y_stride;
+    y_from += y_stride;
+    dy_from += y_stride;
+    reset_from += towards * p.rows;
   }
-  __device__ void move_results() { dgates_to += 3 * y_stride(); }
+  __device__ void move_results() { dgates_to += 3LL * y_stride; }
 
   __device__ void store_last() {
 #pragma unroll

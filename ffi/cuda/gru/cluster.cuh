@@ -25,14 +25,18 @@ __device__ inline void init_barrier(unsigned barrier) {
 __device__ inline void announce(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+// Waits for the end of a phase. A fault ends in an error instead of a hang.
 __device__ inline void wait_for_phase(unsigned barrier, unsigned parity) {
-  unsigned done;
-  do {
+#pragma unroll 1
+  for (unsigned waits = 0; waits < 1u << 26; ++waits) {
+    unsigned done;
     asm volatile("{ .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p; }"
                  : "=r"(done)
                  : "r"(barrier), "r"(parity)
                  : "memory");
-  } while (!done);
+    if (done) return;
+  }
+  asm volatile("trap;");
 }
 
 // Stores 16 bytes to the shared memory of a block of the cluster, and counts them at its barrier.

@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
     const unsigned there = address_in(shared, first / kUnits);
     const int row = 2 * c + (g & 1), unit = first % kUnits + (g & 2 ? 8 : 0) + (g & 4);
     to[tile] = there + kSums + place.rank * kPartBytes + (row * kUnits + unit) * 4;
-    barriers[tile] = there;
+    barriers[tile] = kept(there);
   }
 
   BackwardRows rows(p, place, place.rank * kUnits + lane, place.first_row + warp);
@@ -150,27 +150,31 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
   for (int tile = 0; tile < ROW_TILES; ++tile) next[tile] = rows.load(tile);
   rows.move_loads();
 
-  const unsigned operand_to = shared + kOperands + warp * kRowBytes + lane * kBytes;
-  const unsigned operands_from = shared + kOperands + g * kRowBytes + 16 * c;
-  const unsigned sums_from = shared + kSums + (warp * kUnits + lane) * 4;
+  const unsigned operand_to = kept(shared + kOperands + warp * kRowBytes + lane * kBytes);
+  const unsigned operands_from = kept(shared + kOperands + g * kRowBytes + 16 * c);
+  const unsigned sums_from = kept(shared + kSums + (warp * kUnits + lane) * 4);
+  const unsigned announces = kept(threadIdx.x == 0);
   int operand = 0;  // the buffer of operands
   bool was_reset[ROW_TILES];
   const auto offset_of = [&](int exchange, int tile) { return (exchange * ROW_TILES + tile) * kTileBytes; };
   const auto barrier_of = [&](int exchange, int tile) { return (exchange * ROW_TILES + tile) * 8; };
   const auto receive = [&](int exchange, int tile, unsigned parity) {
     wait_for_phase(shared + barrier_of(exchange, tile), parity);
-    float sum = 0;
+    float sums[2];
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block)
-      sum += load_float(sums_from + offset_of(exchange, tile) + block * kPartBytes);
-    return sum;
+    for (int block = 0; block < kBlocks; ++block) {
+      const float part = load_float(sums_from + offset_of(exchange, tile) + block * kPartBytes);
+      sums[block % 2] = block < 2 ? part : sums[block % 2] + part;
+    }
+    return sums[0] + sums[1];
   };
   // After all threads have waited for the phase: one opens the next.
   const auto reopen = [&](int exchange, int tile) {
-    if (threadIdx.x == 0) announce(shared + barrier_of(exchange, tile), kTileBytes);
+    if (announces != 0) announce(shared + barrier_of(exchange, tile), kTileBytes);
   };
 
-#pragma unroll 1
+  constexpr int unrolled = ROW_TILES == 1 ? 2 : 1;
+#pragma unroll unrolled
   for (int done = 0; done < p.steps; ++done) {
     const int buffer = done & 1;
 #pragma unroll

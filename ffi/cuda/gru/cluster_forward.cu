@@ -98,15 +98,15 @@ struct Exchange {
   bool sends[kSends];
   int word;  // of the row, that this lane sends
 
-  __device__ Exchange(unsigned shared, const Place& place, int row, int lane) : word(lane % kWordsOfRow) {
+  __device__ Exchange(unsigned shared, const Place& place, int row, int lane) : word(kept(lane % kWordsOfRow)) {
     const int quarter = place.rank * kUnits / kQuarter;
 #pragma unroll
     for (int i = 0; i < kSends; ++i) {
       const int block = (i * 32 + lane) / kWordsOfRow;
       sends[i] = block < kBlocks;
       const unsigned there = address_in(shared, (block + place.rank) % kBlocks);
-      to[i] = there + kStates + row * kRowBytes + (place.rank * kUnits) * kBytes + word * 16;
-      barriers[i] = there + 8 * quarter;
+      to[i] = kept(there + kStates + row * kRowBytes + place.rank * kUnits * kBytes + word * 16);
+      barriers[i] = kept(there + 8 * quarter);
     }
   }
 
@@ -165,14 +165,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
   }
   rows.move_inputs();
 
-  const unsigned words_at = shared + kStates + g * kRowBytes + quarter * kQuarter * kBytes + 16 * c;
-  const unsigned parts_to = shared + kParts + 4 * ((quarter * 3 * kTile + 2 * c) * kStride + half * 16 + g);
-  const unsigned parts_from = shared + kParts + 4 * (warp * kStride + lane);
+  const unsigned barrier_at = kept(shared + 8 * quarter);
+  const unsigned words_at = kept(shared + kStates + g * kRowBytes + quarter * kQuarter * kBytes + 16 * c);
+  const unsigned parts_to = kept(shared + kParts + 4 * ((quarter * 3 * kTile + 2 * c) * kStride + half * 16 + g));
+  const unsigned parts_from = kept(shared + kParts + 4 * (warp * kStride + lane));
   int part = 0;  // the buffer of partial sums
+  const unsigned announces = kept(half == 0 && lane == 0);
   const auto receive = [&](int buffer, int tile, unsigned parity) {
-    const unsigned barrier = shared + ((buffer * ROW_TILES + tile) * 4 + quarter) * 8;
+    const unsigned barrier = barrier_at + (buffer * ROW_TILES + tile) * 32;
     wait_for_phase(barrier, parity);
-    if (half == 0 && lane == 0) announce(barrier, bytes_of_quarter);
     Words words;
 #pragma unroll
     for (int plane = 0; plane < kPlanes; ++plane)
@@ -180,17 +181,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
       for (int word = 0; word < kWords; ++word)
         words.at[plane][word] =
             load_word(words_at + buffer * kStateBytes + tile * kTile * kRowBytes + plane * kPlaneBytes + word * 64);
+    if (announces != 0) announce(barrier, bytes_of_quarter);
     return words;
   };
   const auto sum_of = [&](int gate) {
-    float sum = 0;
+    float sums[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      sum += load_float(parts_from + part * kPartBytes + 4 * (k * 3 + gate) * kTile * kStride);
-    return sum;
+      sums[k] = load_float(parts_from + part * kPartBytes + 4 * (k * 3 + gate) * kTile * kStride);
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
   };
 
-#pragma unroll 1
+  constexpr int unrolled = ROW_TILES == 1 ? 2 : 1;
+#pragma unroll unrolled
   for (int step = 0; step < p.steps; ++step) {
     const int buffer = step & 1;
     const unsigned parity = step >> 1 & 1;
@@ -220,5 +223,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
     rows.move_inputs();
     rows.move_results();
   }
+  rows.store_last();
   cluster_barrier();  // no block may end while others still send to it
 }

@@ -10,16 +10,12 @@ __device__ inline uint32 operand_pair(float first, float second, int plane) {
   return plane == 0 ? pack(first, second) : pack(first - high_part(first), second - high_part(second));
 }
 
-// A pre-activation within [-clip, clip]; NaN stays NaN. No bound is an infinite clip.
-__device__ inline float bounded(float before, float clip) {
-  return before > clip ? clip : before < -clip ? -clip : before;
+// The gate as it is saved where pre-activations are clipped: +2 or -2 if this one was.
+__device__ inline float marked(float gate, float before, float clip) {
+  return before >= clip ? 2.f : before <= -clip ? -2.f : gate;
 }
 
-// The gate as it is saved: +2 or -2 where its pre-activation was clipped.
-__device__ inline float marked(float gate, float before, float clip) {
-  const bool clips = clip < 3.4e38f;
-  return clips && before >= clip ? 2.f : clips && before <= -clip ? -2.f : gate;
-}
+__device__ inline bool is_finite(float clip) { return clip < 3.4e38f; }
 
 // The rows of a problem that some blocks compute together, each for its own units.
 struct Place {

@@ -21,6 +21,15 @@ __device__ inline float hyperbolic_tangent(float x) {
 #endif
 }
 
+// A pre-activation within [-clip, clip]; NaN stays NaN. No bound is an infinite clip.
+__device__ inline float bounded(float before, float clip) {
+  float within;
+  asm("{ .reg .f32 low;\n max.NaN.f32 low, %1, %2;\n min.NaN.f32 %0, low, %3; }"
+      : "=f"(within)
+      : "f"(before), "f"(-clip), "f"(clip));
+  return within;
+}
+
 // Two operands of a product of 16-bit numbers, in one register.
 __device__ inline uint32 pack(float low, float high) {
   uint32 packed;

@@ -37,6 +37,7 @@ constexpr size_t kCapacity = 64;             // loaded kernels
 constexpr int kMinArchitecture = 80;         // products of tensor cores of bfloat16 and TF32
 constexpr int kMinClusterArchitecture = 90;  // clusters of blocks
 constexpr std::array<int, 7> kPadded = {128, 256, 512, 768, 1024, 1536, 2048};
+constexpr int64_t kMaxStepSize = 1 << 27;  // rows times hidden units, so that strides of two directions fit in 32 bits
 constexpr int kMaxClusterHidden = 256, kMinTeamHidden = 256;
 
 int mode_of(const GruKey& key) {
@@ -107,6 +108,8 @@ GruVariant gru_variant(const GruKey& key) {
   if (key.type == FloatType::kFloat64) throw NoPlan("jaxgrad's GRU kernels do not compute float64");
   if (gru_padded_hidden(key.hidden) == 0)
     throw NoPlan("jaxgrad's GRU kernels have at most " + std::to_string(kPadded.back()) + " hidden units");
+  if (key.rows * key.hidden > kMaxStepSize)
+    throw NoPlan("jaxgrad's GRU kernels compute at most " + std::to_string(kMaxStepSize) + " states in a step");
   const int architecture = driver::architecture(key.device);
   if (architecture < kMinArchitecture)
     throw NoPlan("jaxgrad's GRU kernels require a GPU of compute capability 8.0 or later");

@@ -4,6 +4,18 @@ __device__ inline unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
+// The same value, which the compiler keeps in a register instead of computing it again where it is used.
+__device__ inline unsigned kept(unsigned value) {
+  asm volatile("mov.b32 %0, %0;" : "+r"(value));
+  return value;
+}
+
+template <class A>
+__device__ inline A* kept(A* pointer) {
+  asm volatile("mov.b64 %0, %0;" : "+l"(pointer));
+  return pointer;
+}
+
 __device__ inline void store_float(unsigned address, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }

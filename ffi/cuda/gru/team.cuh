@@ -40,24 +40,24 @@ __device__ inline void stop() { asm volatile("trap;"); }
 // Bounds a wait, so that a fault ends in an error instead of a hang. A load takes about a microsecond.
 constexpr unsigned kMaxLoads = 1u << 23;
 
-// The words of 32 neighboring values of a warp: kWordsOfWarp lanes publish one each.
+// The words of 32 neighboring values of a warp: as many lanes publish one each.
 constexpr int kWordsOfWarp = 32 * kBytes / 16;
 
 struct Publisher {
-  uint4* to;  // the word of this lane in slot 0, region 0, plane 0, of the first item
-  int word;   // of the warp
+  uint4* ring;  // the word of this lane in slot 0, region 0, plane 0, of the first item
+  int word;     // of the warp
   bool has_word;
 
   // The warp has the values of kUnits units from `first_unit` on: of `row`, and with 16 units of `row` + 4.
-  __device__ Publisher(uint4* ring, int first_unit, int tile, int row, int lane)
-      : word(lane % kWordsOfWarp), has_word(lane < kWordsOfWarp) {
+  __device__ Publisher(uint4* of_team, int first_unit, int tile, int row, int lane)
+      : word(static_cast<int>(kept(lane % kWordsOfWarp))), has_word(lane < kWordsOfWarp) {
     constexpr int per_word = 16 / kBytes;
     const int value = word * per_word, unit = first_unit + value % kUnits;
     const int words = unit / per_word;  // before this one, of the row
-    to = ring + tile * kWordsOfTile + (words / 4 * kTile + row + value / kUnits * 4) * 4 + words % 4;
+    ring = kept(of_team + tile * kWordsOfTile + (words / 4 * kTile + row + value / kUnits * 4) * 4 + words % 4);
   }
 
-  // Publishes one value of each lane, of the tile of an item.
+  // Publishes one value of each lane in a region of a step, of the tile of an item.
   __device__ void publish(float value, unsigned step, int region, int tile) const {
     constexpr unsigned all = ~0u;
     uint4 words[kPlanes];
@@ -75,15 +75,20 @@ struct Publisher {
     }
 #endif
     if (!has_word) return;
-    uint4* const slot = to + step % kGruSlots * kWordsOfSlot;
-    uint4* const past = to + (step - 2) % kGruSlots * kWordsOfSlot;
+    uint4* const slot = ring + step % kGruSlots * kWordsOfSlot;
 #pragma unroll
     for (int plane = 0; plane < kPlanes; ++plane) {
       words[plane].x = min(words[plane].x, kAbsent - 1);
       store_word_of_team(slot + offset_of(region, plane, tile), words[plane]);
     }
+  }
+
+  // After publish(): marks the words of the step before the last absent.
+  __device__ void mark(unsigned step, int region, int tile) const {
+    if (!has_word) return;
+    uint4* const slot = ring + (step - 2) % kGruSlots * kWordsOfSlot;
 #pragma unroll
     for (int plane = 0; plane < kPlanes; ++plane)
-      store_word_of_team(past + offset_of(region, plane, tile), make_uint4(kAbsent, kAbsent, kAbsent, kAbsent));
+      store_word_of_team(slot + offset_of(region, plane, tile), make_uint4(kAbsent, kAbsent, kAbsent, kAbsent));
   }
 };

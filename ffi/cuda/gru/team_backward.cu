@@ -38,16 +38,25 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
         block.publish(dn[i], block.published, 2, i);
 #endif
       }
+#pragma unroll
+      for (int i = 0; i < kItems; ++i)
+#pragma unroll
+        for (int region = 0; region < kRegions; ++region)
+          if (LINEAR || region != 1) block.mark(block.published, region, i);
 #if !LINEAR
+      block.load_ahead<2, 0>(block.published, 0);
 #pragma unroll
       for (int batch = 0; batch < BATCHES; ++batch) {
         block.multiply_batch<2, 1, 0>(batch);
+        if (batch + 1 < BATCHES) block.load_ahead<2, 0>(block.published, batch + 1);
+        __syncthreads();
 #pragma unroll
         for (int i = batch * per_batch; i < (batch + 1) * per_batch; ++i) {
           const Factors& f = factors[i];
           const float dproduct = block.sum(0, i - batch * per_batch);  // of r * h
           const float dr = f.valid ? dproduct * f.r_factor : 0.f;
           block.publish(dr, block.published, 1, i);
+          block.mark(block.published, 1, i);
           if (f.valid) rows.dh[i] += dproduct * f.r;
           rows.store(i, dz[i], dr, dn[i]);
         }
@@ -60,9 +69,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
 #pragma unroll
         for (int i = 0; i < kItems; ++i) saved[i] = rows.load(i);
       }
+      block.load_ahead<0, 0>(block.published, 0);
 #pragma unroll
       for (int batch = 0; batch < BATCHES; ++batch) {
         block.multiply_batch<0, LINEAR ? 3 : 2, 0>(batch);
+        if (batch + 1 < BATCHES) block.load_ahead<0, 0>(block.published, batch + 1);
+        __syncthreads();
 #pragma unroll
         for (int i = batch * per_batch; i < (batch + 1) * per_batch; ++i)
           rows.finish(i, block.sum(0, i - batch * per_batch), resets[i]);

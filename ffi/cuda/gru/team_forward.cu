@@ -12,7 +12,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
     problem = place.problem;
     ForwardRows rows(p, place, block.unit, place.first_row + block.tile * kTile + block.row);
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) block.publish(rows.state[i], block.published, 0, i);
+    for (int i = 0; i < kItems; ++i) {
+      block.publish(rows.state[i], block.published, 0, i);
+      block.mark(block.published, 0, i);
+    }
 
 #pragma unroll 1
     for (int step = 0; step < p.steps; ++step) {
@@ -29,22 +32,29 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
         rows.finish(i, gates[i], inputs[i].of_gate[2] + product, inputs[i].reset_next);
         if (step + 1 < p.steps) block.publish(rows.state[i], block.published + 1, 0, i);
       };
+      block.load_ahead<0, 0>(block.published, 0);
 #if !LINEAR
 #pragma unroll
       for (int batch = 0; batch < BATCHES; ++batch) {
         block.multiply_batch<0, 2, 0>(batch);
+        if (batch + 1 < BATCHES) block.load_ahead<0, 0>(block.published, batch + 1);
+        __syncthreads();
 #pragma unroll
         for (int i = batch * per_batch; i < (batch + 1) * per_batch; ++i) {
           set_z_and_r(i);
           block.publish(gates[i].r * rows.state[i], block.published, 1, i);
+          block.mark(block.published, 1, i);
         }
       }
+      block.load_ahead<2, 1>(block.published, 0);
 #endif
 #pragma unroll
       for (int batch = 0; batch < BATCHES; ++batch) {
         const int first = batch * per_batch;
 #if LINEAR
         block.multiply_batch<0, 3, 0>(batch);
+        if (batch + 1 < BATCHES) block.load_ahead<0, 0>(block.published, batch + 1);
+        __syncthreads();
 #pragma unroll
         for (int i = first; i < first + per_batch; ++i) {
           set_z_and_r(i);
@@ -53,14 +63,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
         }
 #else
         block.multiply_batch<2, 1, 1>(batch);
+        if (batch + 1 < BATCHES) block.load_ahead<2, 1>(block.published, batch + 1);
+        __syncthreads();
 #pragma unroll
         for (int i = first; i < first + per_batch; ++i) finish(i, block.sum(2, i - first));
 #endif
 #pragma unroll
-        for (int i = first; i < first + per_batch; ++i) rows.store(i, gates[i]);
+        for (int i = first; i < first + per_batch; ++i) {
+          if (step + 1 < p.steps) block.mark(block.published + 1, 0, i);
+          rows.store(i, gates[i]);
+        }
       }
       rows.move_results();
       block.advance();
     }
+    rows.store_last();
   }
 }

@@ -10,7 +10,7 @@ constexpr int kHalves = kUnits / 16, kSides = kSideGates * kHalves;  // tiles of
 constexpr int kWordsOfLane = kTermGates * kWords;
 constexpr int kFragments = kSides * 2 * kPlanes;  // operands a of a word, four registers each
 constexpr GruTeam kTeam = {MODE, BACKWARD, kPadded, kUnits, ROW_TILES, BATCHES};
-constexpr int kRegisterWords = gru_register_words(kTeam), kMaxWordsAtOnce = gru_words_at_once(kTeam);
+constexpr int kRegisterWords = gru_register_words(kTeam);
 constexpr int kSharedWords = kWordsOfLane - kRegisterWords;
 
 // Shared memory: weights, partial sums (two buffers).
@@ -25,7 +25,7 @@ struct Weights {
   unsigned others;  // those of the lane in shared memory
 
   __device__ explicit Weights(unsigned shared, int warp, int lane)
-      : others(shared + warp * kSharedWords * kFragments * kFragmentBytes + lane * 16) {}
+      : others(kept(shared + warp * kSharedWords * kFragments * kFragmentBytes + lane * 16)) {}
 
   static constexpr __device__ int fragment(int side, int q, int plane) { return (side * 2 + q) * kPlanes + plane; }
 
@@ -85,17 +85,25 @@ struct Weights {
   }
 };
 
-// Some words of all tiles of a batch.
-template <int WORDS>
+// The words that are multiplied at once, while as many are on their way: a divisor of those of every product.
+__device__ constexpr int words_at_once() {
+  const int words = BACKWARD && LINEAR ? kWordsOfLane : kWords;
+  int at_once = gru_words_at_once(kTeam);
+  while (words % at_once != 0) --at_once;
+  return at_once;
+}
+constexpr int kAtOnce = words_at_once();
+
+// Neighboring words of all tiles of a batch.
 struct Words {
-  uint4 at[WORDS][kPlanes][ROW_TILES];
+  uint4 at[kAtOnce][kPlanes][ROW_TILES];
 
   __device__ static int offset(int region, int first, int word, int plane, int tile) {
     return offset_of(region + (first + word) / kWords, plane, tile) + (first + word) % kWords * 32;
   }
   __device__ void load(const uint4* from, int region, int first) {
 #pragma unroll
-    for (int word = 0; word < WORDS; ++word)
+    for (int word = 0; word < kAtOnce; ++word)
 #pragma unroll
       for (int plane = 0; plane < kPlanes; ++plane)
 #pragma unroll
@@ -107,7 +115,7 @@ struct Words {
     for (unsigned loads = 0;; ++loads) {
       bool absent = false;
 #pragma unroll
-      for (int word = 0; word < WORDS; ++word)
+      for (int word = 0; word < kAtOnce; ++word)
 #pragma unroll
         for (int plane = 0; plane < kPlanes; ++plane)
 #pragma unroll
@@ -115,7 +123,7 @@ struct Words {
       if (!absent) break;
       if (loads == kMaxLoads) stop();
 #pragma unroll
-      for (int word = 0; word < WORDS; ++word)
+      for (int word = 0; word < kAtOnce; ++word)
 #pragma unroll
         for (int plane = 0; plane < kPlanes; ++plane)
 #pragma unroll
@@ -127,25 +135,17 @@ struct Words {
   }
 };
 
-// The words that are multiplied at once, while as many are on their way: a divisor of all.
-__device__ constexpr int words_at_once(int words) {
-  int at_once = kMaxWordsAtOnce;
-  while (words % at_once != 0) --at_once;
-  return at_once;
-}
-
 template <int SIDES>
 struct AllSums {
   static constexpr int kChains = SIDES * ROW_TILES <= 4 ? 2 : 1;
   Sums at[kChains][SIDES][ROW_TILES] = {};
 };
 
-// Adds the products of COUNT words, the first of which is `first`. Inlined, so that the weights stay in registers.
-template <int COUNT, int FIRST_SIDE, int SIDES>
-__device__ inline void multiply_words(AllSums<SIDES>& sums, const Weights& weights, const Words<COUNT>& words,
-                                      int first) {
+// Adds the products of words, the first of which is `first`. Inlined, so that the weights stay in registers.
+template <int FIRST_SIDE, int SIDES>
+__device__ inline void multiply_words(AllSums<SIDES>& sums, const Weights& weights, const Words& words, int first) {
 #pragma unroll
-  for (int word = 0; word < COUNT; ++word)
+  for (int word = 0; word < kAtOnce; ++word)
 #pragma unroll
     for (int q = 0; q < 2; ++q) {
       uint32 b[kPlanes][ROW_TILES][2];
@@ -177,19 +177,19 @@ __device__ inline void multiply_words(AllSums<SIDES>& sums, const Weights& weigh
 }
 
 // Multiplies WORDS words of a lane from FIRST on, of the regions from REGION on, by SIDES tiles of rows of the weights,
-// as they arrive; writes the sums of the warp to the partial sums.
+// as they arrive; writes the sums of the warp to the partial sums. The first words are in `ahead`, or on their way.
 template <int FIRST, int WORDS, int FIRST_SIDE, int SIDES, int REGION>
-__device__ inline void multiply(const Weights& weights, const uint4* from, unsigned parts) {
-  constexpr int at_once = words_at_once(WORDS), pieces = WORDS / at_once;
+__device__ inline void multiply(const Weights& weights, const Words& ahead, const uint4* from, unsigned parts) {
+  constexpr int pieces = WORDS / kAtOnce;
   AllSums<SIDES> sums;
-  Words<at_once> words[2];
-  words[0].load(from, REGION, FIRST);
+  Words words[2];
+  words[0] = ahead;
 #pragma unroll
   for (int piece = 0; piece < pieces; ++piece) {
-    const int first = FIRST + piece * at_once;
-    if (piece + 1 < pieces) words[(piece + 1) & 1].load(from, REGION, first + at_once);
+    const int first = FIRST + piece * kAtOnce;
+    if (piece + 1 < pieces) words[(piece + 1) & 1].load(from, REGION, first + kAtOnce);
     words[piece & 1].wait(from, REGION, first);
-    multiply_words<at_once, FIRST_SIDE>(sums, weights, words[piece & 1], first);
+    multiply_words<FIRST_SIDE>(sums, weights, words[piece & 1], first);
   }
 #pragma unroll
   for (int side = 0; side < SIDES; ++side)
@@ -215,6 +215,7 @@ struct Block {
   const uint4* words_from;
   Weights weights;
   Publisher publisher;
+  Words ahead;  // the first words of the next product
 
   __device__ Block(const GruArguments& p, unsigned shared)
       : warp(threadIdx.x / 32),
@@ -224,9 +225,9 @@ struct Block {
         tile(kUnits == 32 ? 0 : warp / 4),
         row(kUnits == 32 ? warp : warp % 4 + lane / 16 * 4),
         unit(rank * kUnits + lane % kUnits),
-        parts_to(shared + kParts + 4 * (warp * kWarpSums + lane % 4 * 2 * kStride + lane / 4)),
-        parts_from(shared + kParts + 4 * ((tile * kTile + row) * kStride + lane % kUnits)),
-        words_from(ring_of(p, team) + warp * kWords * 32 + lane),
+        parts_to(kept(shared + kParts + 4 * (warp * kWarpSums + lane % 4 * 2 * kStride + lane / 4))),
+        parts_from(kept(shared + kParts + 4 * ((tile * kTile + row) * kStride + lane % kUnits))),
+        words_from(kept(ring_of(p, team) + warp * kWords * 32 + lane)),
         weights(shared, warp, lane),
         publisher(ring_of(p, team), rank * kUnits, tile, kUnits == 32 ? warp : warp % 4, lane) {}
 
@@ -234,29 +235,41 @@ struct Block {
     return static_cast<uint4*>(p.exchange) + static_cast<long long>(team) * (kGruSlots * kWordsOfSlot);
   }
 
-  // The products of a batch of rows with what the step published: of some gates' rows of the weights, forward, and
-  // terms, backward.
+  __device__ const uint4* words_of(unsigned step, int batch) const {
+    return words_from + step % kGruSlots * kWordsOfSlot + batch * ROW_TILES * kWordsOfTile;
+  }
+  // Starts to load the first words of multiply_batch() with the same FIRST_GATE and REGION, for a step that need not be
+  // published yet.
+  template <int FIRST_GATE, int REGION>
+  __device__ void load_ahead(unsigned step, int batch) {
+    ahead.load(words_of(step, batch), REGION, BACKWARD ? FIRST_GATE * kWords : 0);
+  }
+  // The products of a batch of rows with what the step published, after load_ahead(): of some gates' rows of the
+  // weights, forward, and terms, backward. The sums are complete after __syncthreads().
   template <int FIRST_GATE, int GATES, int REGION>
   __device__ void multiply_batch(int batch) {
     constexpr int first = BACKWARD ? FIRST_GATE * kWords : 0, words = BACKWARD ? GATES * kWords : kWords;
     constexpr int first_side = BACKWARD ? 0 : FIRST_GATE * kHalves, sides = BACKWARD ? kSides : GATES * kHalves;
     part ^= 1;
-    multiply<first, words, first_side, sides, REGION>(
-        weights, words_from + published % kGruSlots * kWordsOfSlot + batch * ROW_TILES * kWordsOfTile,
-        parts_to + part * kPartBytes);
-    __syncthreads();
+    multiply<first, words, first_side, sides, REGION>(weights, ahead, words_of(published, batch),
+                                                      parts_to + part * kPartBytes);
   }
-  // After multiply_batch(): a sum of an item of the batch.
+  // A sum of an item of the batch.
   __device__ float sum(int gate, int item) const {
-    float sum = 0;
+    float sums[4];
 #pragma unroll
-    for (int from = 0; from < kWarps; ++from)
-      sum += load_float(parts_from + part * kPartBytes +
-                        4 * (from * kWarpSums + gate * kGateSums + item * kItemRows * kStride));
-    return sum;
+    for (int from = 0; from < kWarps; ++from) {
+      const float part_of_warp = load_float(parts_from + part * kPartBytes +
+                                            4 * (from * kWarpSums + gate * kGateSums + item * kItemRows * kStride));
+      sums[from % 4] = from < 4 ? part_of_warp : sums[from % 4] + part_of_warp;
+    }
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
   }
   __device__ void publish(float value, unsigned step, int region, int item) const {
     publisher.publish(value, step, region, item * (kItemRows / kTile));
+  }
+  __device__ void mark(unsigned step, int region, int item) const {
+    publisher.mark(step, region, item * (kItemRows / kTile));
   }
   __device__ void advance() {
     if (++published % (kGruSlots / 2) == 0) fence_of_gpu();
