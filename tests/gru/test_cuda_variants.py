@@ -19,7 +19,9 @@ FLOAT32, FLOAT64, BFLOAT16 = 0, 1, 2
 
 def workspace(hidden, rows=8, is_backward=False, type=BFLOAT16, tf32=False, linear=True, problems=1):
     try:
-        return cuda.module.gru_workspace_bytes(0, is_backward, type, tf32, linear, problems, rows, hidden)
+        return cuda.module.gru_workspace_bytes(
+            device=0, is_backward=is_backward, type=type, allow_tf32=tf32, linear_before_reset=linear,
+            problems=problems, rows=rows, hidden=hidden)
     except RuntimeError as error:
         return str(error)
 """
@@ -74,3 +76,16 @@ print(json.dumps([workspace(2049), workspace(16, type=FLOAT64), workspace(2048, 
     ]
     assert "compute capability 8.0" in run("print(json.dumps(workspace(16)))", FAKE_MAJOR="7")
     assert "do not fit" in run("print(json.dumps(workspace(1024)))", FAKE_SHARED="49152")
+
+
+def test_blocks_that_cannot_run_at_once(run):
+    load = """
+print(json.dumps([cuda.module.load_gru_kernel(
+    device=0, is_backward=False, type=BFLOAT16, allow_tf32=False, linear_before_reset=True, problems=1, rows=8,
+    hidden=hidden) for hidden in (256, 512)]))
+"""
+    assert run(load) == ["", ""]
+    assert run(load, FAKE_OCCUPANCY="0") == [
+        f"the GPU cannot run {blocks} blocks of jaxgrad's GRU kernels at once, which exchange the state"
+        for blocks in (8, 16)
+    ]

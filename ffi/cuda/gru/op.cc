@@ -15,20 +15,64 @@
 
 namespace jaxgrad {
 
+namespace {
+
+int blocks_of(const GruVariant& variant) { return variant.padded / variant.units; }
+
+// A launch of a variant. Blocks of a cluster run at once, and so do all blocks of teams, or the launch fails.
+struct Launch {
+  CUlaunchAttribute together{};
+  CUlaunchConfig config{};
+
+  Launch(const GruVariant& variant, CUstream stream) {
+    if (variant.is_cluster) {
+      together.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+      together.value.clusterDim.x = static_cast<unsigned>(blocks_of(variant));
+      together.value.clusterDim.y = together.value.clusterDim.z = 1;
+    } else {
+      together.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+      together.value.cooperative = 1;
+    }
+    config.gridDimX = static_cast<unsigned>(variant.teams * blocks_of(variant));
+    config.gridDimY = config.gridDimZ = 1;
+    config.blockDimX = kGruThreads;
+    config.blockDimY = config.blockDimZ = 1;
+    config.sharedMemBytes = static_cast<unsigned>(variant.shared_bytes);
+    config.hStream = stream;
+    config.attrs = &together;
+    config.numAttrs = 1;
+  }
+  Launch(const Launch&) = delete;
+  Launch& operator=(const Launch&) = delete;
+};
+
+}  // namespace
+
 // One kernel, loaded on one device.
 class GruKernel {
  public:
-  GruKernel(const std::string& source, const char* name, int shared_bytes, int architecture)
+  GruKernel(const std::string& source, const char* name, const GruVariant& variant, int architecture)
       : module_(nvrtc::compile(source, architecture)), function_(module_.function(name)) {
+    const auto& api = driver::api();
     JAXGRAD_DRIVER(
-        driver::api().cuFuncSetAttribute(function_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes));
+        api.cuFuncSetAttribute(function_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, variant.shared_bytes));
+    if (variant.is_cluster) {
+      const Launch launch(variant, nullptr);
+      JAXGRAD_DRIVER(api.cuOccupancyMaxActiveClusters(&at_once_, function_, &launch.config));
+    } else {
+      JAXGRAD_DRIVER(api.cuOccupancyMaxActiveBlocksPerMultiprocessor(&at_once_, function_, kGruThreads,
+                                                                     static_cast<size_t>(variant.shared_bytes)));
+    }
   }
 
   CUfunction function() const { return function_; }
+  // Clusters that the GPU can run at once; or blocks, each of its multiprocessors.
+  int at_once() const { return at_once_; }
 
  private:
   driver::Module module_;
   CUfunction function_;
+  int at_once_ = 0;
 };
 
 namespace {
@@ -52,8 +96,6 @@ int attribute_of(int device, CUdevice_attribute which) {
   JAXGRAD_DRIVER(driver::api().cuDeviceGetAttribute(&value, which, found));
   return value;
 }
-
-int blocks_of(const GruVariant& variant) { return variant.padded / variant.units; }
 
 int rows_of(const GruVariant& variant) { return variant.batches * variant.row_tiles * kGruTile; }
 
@@ -154,9 +196,12 @@ std::shared_ptr<const GruPlan> gru_plan(const GruKey& key) {
   const driver::RelaxedCapture relaxed;
   const std::string source = gru_source(key, variant);
   auto kernel = loaded.get(std::to_string(key.device) + "\n" + source, [&] {
-    return std::make_shared<const GruKernel>(source, key.is_backward ? "gru_backward" : "gru_forward",
-                                             variant.shared_bytes, driver::architecture(key.device));
+    return std::make_shared<const GruKernel>(source, key.is_backward ? "gru_backward" : "gru_forward", variant,
+                                             driver::architecture(key.device));
   });
+  if (kernel->at_once() == 0)
+    throw NoPlan("the GPU cannot run " + std::to_string(blocks_of(variant)) +
+                 " blocks of jaxgrad's GRU kernels at once, which exchange the state");
   return std::make_shared<const GruPlan>(std::move(kernel), variant, key.problems);
 }
 
@@ -167,29 +212,12 @@ void GruPlan::run(CUstream stream, GruArguments arguments, void* workspace) cons
   arguments.problems = static_cast<int>(problems_);
   arguments.tiles = static_cast<int>(variant_.tiles);
   arguments.exchange = workspace;
-  CUlaunchAttribute together{};
-  if (variant_.is_cluster) {
-    together.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-    together.value.clusterDim.x = static_cast<unsigned>(blocks_of(variant_));
-    together.value.clusterDim.y = together.value.clusterDim.z = 1;
-  } else {
-    // The launch fails if the blocks cannot all run at once.
-    together.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
-    together.value.cooperative = 1;
+  if (variant_.workspace_bytes > 0)
     JAXGRAD_DRIVER(driver::api().cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(workspace), ~0u,
                                                   static_cast<size_t>(variant_.workspace_bytes / 4), stream));
-  }
-  CUlaunchConfig config{};
-  config.gridDimX = static_cast<unsigned>(variant_.teams * blocks_of(variant_));
-  config.gridDimY = config.gridDimZ = 1;
-  config.blockDimX = kGruThreads;
-  config.blockDimY = config.blockDimZ = 1;
-  config.sharedMemBytes = static_cast<unsigned>(variant_.shared_bytes);
-  config.hStream = stream;
-  config.attrs = &together;
-  config.numAttrs = 1;
+  const Launch launch(variant_, stream);
   std::array<void*, 1> parameters = {&arguments};
-  JAXGRAD_DRIVER(driver::api().cuLaunchKernelEx(&config, kernel_->function(), parameters.data(), nullptr));
+  JAXGRAD_DRIVER(driver::api().cuLaunchKernelEx(&launch.config, kernel_->function(), parameters.data(), nullptr));
 }
 
 }  // namespace jaxgrad
