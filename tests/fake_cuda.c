@@ -34,7 +34,7 @@
 
    FAKE_SHARED: the bytes of shared memory per block; default that of an H200
 
-   FAKE_OCCUPANCY: the blocks that a multiprocessor runs at once, and the clusters that the GPU does; default 1 and 16
+   FAKE_OCCUPANCY: the blocks that a multiprocessor runs at once, and the clusters that the GPU does; default 1 and 64
 
    FAKE_BATCH_NORM: the bytes of workspace of batch normalization; without it, cuDNN does not support it
 
@@ -720,7 +720,7 @@ int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*kernel)(void
 int cuOccupancyMaxActiveClusters(int* clusters, void (*kernel)(void), const void* config) {
   (void)kernel, (void)config;
   USES_CONTEXT;
-  return *clusters = (int)number_of("FAKE_OCCUPANCY", 16), 0;
+  return *clusters = (int)number_of("FAKE_OCCUPANCY", 64), 0;
 }
 int cuMemFree_v2(unsigned long long pointer) { return free((void*)(uintptr_t)pointer), 0; }
 int cuMemsetD32Async(unsigned long long pointer, unsigned value, size_t words) {

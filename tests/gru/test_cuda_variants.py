@@ -86,6 +86,6 @@ print(json.dumps([cuda.module.load_gru_kernel(
 """
     assert run(load) == ["", ""]
     assert run(load, FAKE_OCCUPANCY="0") == [
-        f"the GPU cannot run {blocks} blocks of jaxgrad's GRU kernels at once, which exchange the state"
+        f"the GPU runs 0 blocks of a kernel of jaxgrad's GRU at once, and {blocks} exchange the state"
         for blocks in (8, 16)
     ]

@@ -47,4 +47,10 @@ __device__ inline void store_to(unsigned address, unsigned barrier, uint4 word) 
       : "memory");
 }
 
+__device__ inline void store_float_to(unsigned address, unsigned barrier, float value) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address),
+               "r"(__float_as_uint(value)), "r"(barrier)
+               : "memory");
+}
+
 __device__ inline void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }

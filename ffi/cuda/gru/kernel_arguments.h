@@ -83,26 +83,28 @@ JAXGRAD_CONSTEXPR int gru_slot_bytes(int mode, int padded, int rows, int regions
 }
 
 // The variants of the kernels for teams: hidden units that the blocks have room for, units of a block, tiles of rows
-// that are multiplied at once, and batches of them that a step computes in turn.
+// that are multiplied at once, batches of them that a step computes in turn, and blocks that share products: with 2,
+// pairs of blocks multiply half of the terms each, for the units of both.
 struct GruTeam {
   int mode;
-  bool backward;
-  int padded, units, row_tiles, batches;
+  bool backward, linear;
+  int padded, units, row_tiles, batches, pair;
 };
-JAXGRAD_CONSTEXPR int gru_items(const GruTeam& team) {
+JAXGRAD_CONSTEXPR int gru_items(const GruTeam& team) {  // of a thread
   return team.batches * team.row_tiles * team.units / 32;
-}  // of a thread
+}
+JAXGRAD_CONSTEXPR int gru_side_gates(const GruTeam& team) { return team.backward ? 1 : 3; }
 
 // Words of 16 bytes that a lane multiplies in a step, for each row; the registers for the weights of a word; the words
 // whose weights are in registers, the others being in shared memory; the words that are loaded at once.
 JAXGRAD_CONSTEXPR int gru_words(const GruTeam& team) {
-  return (team.backward ? 3 : 1) * team.padded / 8 * gru_element_bytes(team.mode) / 64;
+  return (team.backward ? 3 : 1) * team.padded / team.pair / 8 * gru_element_bytes(team.mode) / 64;
 }
 JAXGRAD_CONSTEXPR int gru_registers_of_word(const GruTeam& team) {
-  return (team.backward ? 1 : 3) * team.units / 16 * 2 * 4 * gru_planes(team.mode);
+  return gru_side_gates(team) * team.pair * team.units / 16 * 2 * 4 * gru_planes(team.mode);
 }
 JAXGRAD_CONSTEXPR int gru_register_words(const GruTeam& team) {
-  const int most = !team.backward || gru_items(team) == 1 ? 96 : gru_items(team) == 2 ? 64 : 48;
+  const int most = !team.backward || gru_items(team) == 1 ? 96 : gru_items(team) == 2 || team.pair == 2 ? 64 : 48;
   const int room = most / gru_registers_of_word(team);
   return gru_words(team) < room ? gru_words(team) : room;
 }
@@ -110,10 +112,16 @@ JAXGRAD_CONSTEXPR int gru_words_at_once(const GruTeam& team) {
   const int words = (gru_items(team) > 2 ? 4 : 8) / (team.row_tiles * gru_planes(team.mode));
   return words > 1 ? words : 1;
 }
+// What a block receives of the other of its pair: sums of an item in a step; bytes, with the barriers.
+JAXGRAD_CONSTEXPR int gru_pair_sums(const GruTeam& team) { return team.backward ? (team.linear ? 1 : 2) : 3; }
+JAXGRAD_CONSTEXPR int gru_pair_bytes(const GruTeam& team) {
+  const int barriers = gru_aligned((team.linear ? 1 : 2) * team.batches * 8);
+  return team.pair == 1 ? 0 : barriers + gru_pair_sums(team) * gru_items(team) * kGruThreads * 4;
+}
 JAXGRAD_CONSTEXPR int gru_team_shared_bytes(const GruTeam& team) {
   const int words = gru_words(team) - gru_register_words(team);
-  const int sums = (team.backward ? 1 : 3) * team.row_tiles * kGruTile * (team.units + 4);
-  return 8 * words * gru_registers_of_word(team) * 128 + 2 * 8 * sums * 4;
+  const int sums = gru_side_gates(team) * team.row_tiles * kGruTile * (team.pair * team.units + 4);
+  return 8 * words * gru_registers_of_word(team) * 128 + 2 * 8 * sums * 4 + gru_pair_bytes(team);
 }
 
 }  // namespace jaxgrad

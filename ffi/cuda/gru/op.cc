@@ -4,6 +4,7 @@
 #include <array>
 #include <functional>
 #include <utility>
+#include <vector>
 
 #include "cuda/gru/cluster_backward_source.h"
 #include "cuda/gru/cluster_forward_source.h"
@@ -19,19 +20,32 @@ namespace {
 
 int blocks_of(const GruVariant& variant) { return variant.padded / variant.units; }
 
-// A launch of a variant. Blocks of a cluster run at once, and so do all blocks of teams, or the launch fails.
+int attribute_of(int device, CUdevice_attribute which) {
+  CUdevice found = 0;
+  int value = 0;
+  JAXGRAD_DRIVER(driver::api().cuDeviceGet(&found, device));
+  JAXGRAD_DRIVER(driver::api().cuDeviceGetAttribute(&value, which, found));
+  return value;
+}
+
+// A launch of a variant. The blocks of a cluster run at once, and so do all blocks of teams, or the launch fails.
 struct Launch {
-  CUlaunchAttribute together{};
+  std::array<CUlaunchAttribute, 2> attributes{};
   CUlaunchConfig config{};
 
   Launch(const GruVariant& variant, CUstream stream) {
-    if (variant.is_cluster) {
-      together.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-      together.value.clusterDim.x = static_cast<unsigned>(blocks_of(variant));
-      together.value.clusterDim.y = together.value.clusterDim.z = 1;
-    } else {
-      together.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
-      together.value.cooperative = 1;
+    const int in_cluster = variant.is_cluster ? blocks_of(variant) : variant.pair;
+    const auto add = [&]() -> CUlaunchAttribute& { return attributes[config.numAttrs++]; };
+    if (in_cluster > 1) {
+      CUlaunchAttribute& cluster = add();
+      cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+      cluster.value.clusterDim.x = static_cast<unsigned>(in_cluster);
+      cluster.value.clusterDim.y = cluster.value.clusterDim.z = 1;
+    }
+    if (!variant.is_cluster) {
+      CUlaunchAttribute& cooperative = add();
+      cooperative.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+      cooperative.value.cooperative = 1;
     }
     config.gridDimX = static_cast<unsigned>(variant.teams * blocks_of(variant));
     config.gridDimY = config.gridDimZ = 1;
@@ -39,8 +53,7 @@ struct Launch {
     config.blockDimY = config.blockDimZ = 1;
     config.sharedMemBytes = static_cast<unsigned>(variant.shared_bytes);
     config.hStream = stream;
-    config.attrs = &together;
-    config.numAttrs = 1;
+    config.attrs = attributes.data();
   }
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
@@ -51,28 +64,31 @@ struct Launch {
 // One kernel, loaded on one device.
 class GruKernel {
  public:
-  GruKernel(const std::string& source, const char* name, const GruVariant& variant, int architecture)
-      : module_(nvrtc::compile(source, architecture)), function_(module_.function(name)) {
+  GruKernel(const std::string& source, const char* name, const GruVariant& variant, int device)
+      : module_(nvrtc::compile(source, driver::architecture(device))), function_(module_.function(name)) {
     const auto& api = driver::api();
     JAXGRAD_DRIVER(
         api.cuFuncSetAttribute(function_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, variant.shared_bytes));
-    if (variant.is_cluster) {
+    if (variant.is_cluster || variant.pair > 1) {
+      int clusters = 0;
       const Launch launch(variant, nullptr);
-      JAXGRAD_DRIVER(api.cuOccupancyMaxActiveClusters(&at_once_, function_, &launch.config));
+      JAXGRAD_DRIVER(api.cuOccupancyMaxActiveClusters(&clusters, function_, &launch.config));
+      blocks_at_once_ = int64_t{clusters} * (variant.is_cluster ? blocks_of(variant) : variant.pair);
     } else {
-      JAXGRAD_DRIVER(api.cuOccupancyMaxActiveBlocksPerMultiprocessor(&at_once_, function_, kGruThreads,
+      int blocks = 0;
+      JAXGRAD_DRIVER(api.cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function_, kGruThreads,
                                                                      static_cast<size_t>(variant.shared_bytes)));
+      blocks_at_once_ = int64_t{blocks} * attribute_of(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     }
   }
 
   CUfunction function() const { return function_; }
-  // Clusters that the GPU can run at once; or blocks, each of its multiprocessors.
-  int at_once() const { return at_once_; }
+  int64_t blocks_at_once() const { return blocks_at_once_; }  // on the device
 
  private:
   driver::Module module_;
   CUfunction function_;
-  int at_once_ = 0;
+  int64_t blocks_at_once_ = 0;
 };
 
 namespace {
@@ -83,41 +99,48 @@ constexpr int kMinClusterArchitecture = 90;  // clusters of blocks
 constexpr std::array<int, 7> kPadded = {128, 256, 512, 768, 1024, 1536, 2048};
 constexpr int64_t kMaxStepSize = 1 << 27;  // rows times hidden units, so that strides of two directions fit in 32 bits
 constexpr int kMaxClusterHidden = 256, kMinTeamHidden = 256;
+constexpr int kMinPairBytes = 64 << 10;  // that each block would load in a step without pairs
 
 int mode_of(const GruKey& key) {
   if (key.type != FloatType::kFloat32) return kGruHalf;
   return key.allow_tf32 ? kGruTf32 : kGruSplit;
 }
 
-int attribute_of(int device, CUdevice_attribute which) {
-  CUdevice found = 0;
-  int value = 0;
-  JAXGRAD_DRIVER(driver::api().cuDeviceGet(&found, device));
-  JAXGRAD_DRIVER(driver::api().cuDeviceGetAttribute(&value, which, found));
-  return value;
-}
-
 int rows_of(const GruVariant& variant) { return variant.batches * variant.row_tiles * kGruTile; }
 
 int shared_bytes_of(const GruKey& key, const GruVariant& v) {
   if (!v.is_cluster)
-    return gru_team_shared_bytes({mode_of(key), key.is_backward, v.padded, v.units, v.row_tiles, v.batches});
+    return gru_team_shared_bytes(
+        {mode_of(key), key.is_backward, key.linear_before_reset, v.padded, v.units, v.row_tiles, v.batches, v.pair});
   const auto bytes = key.is_backward ? gru_backward_shared_bytes : gru_forward_shared_bytes;
   return bytes(mode_of(key), v.padded, v.row_tiles, key.linear_before_reset);
 }
 
 // The ways to split rows, from few rows at a time to many.
 struct Tiling {
-  int units, row_tiles, batches;
+  int units, row_tiles, batches, pair = 1;
 };
-constexpr std::array<Tiling, 3> kClusterTilings = {{{32, 1, 1}, {32, 2, 1}, {32, 4, 1}}};
-constexpr std::array<Tiling, 3> kWideTeamTilings = {{{32, 1, 1}, {32, 2, 1}, {32, 2, 2}}};
-constexpr std::array<Tiling, 3> kNarrowTeamTilings = {{{16, 2, 1}, {16, 4, 1}, {16, 4, 2}}};
-constexpr std::array<Tiling, 3> kNarrowSplitTilings = {{{16, 2, 1}, {16, 2, 2}, {16, 2, 4}}};  // two planes of words
+using Tilings = std::vector<Tiling>;
+
+Tilings cluster_tilings() { return {{32, 1, 1}, {32, 2, 1}, {32, 4, 1}}; }
+
+Tilings wide_team_tilings() { return {{32, 1, 1}, {32, 2, 1}, {32, 2, 2}}; }
+
+Tilings narrow_team_tilings(bool is_split) {  // split operands have two planes of words
+  if (is_split) return {{16, 2, 1}, {16, 2, 2}, {16, 2, 4}};
+  return {{16, 2, 1}, {16, 4, 1}, {16, 4, 2}};
+}
+
+// The same numbers of rows for pairs of blocks, if they have room for their sums.
+Tilings pair_tilings(int units, bool is_backward, bool is_split) {
+  if (units == 32) return is_backward ? Tilings{{32, 1, 1, 2}, {32, 2, 1, 2}, {32, 2, 2, 2}} : Tilings{};
+  if (is_backward && !is_split) return {{16, 2, 1, 2}, {16, 4, 1, 2}, {16, 4, 2, 2}};
+  return {{16, 2, 1, 2}, {16, 2, 2, 2}, {16, 2, 4, 2}};
+}
 
 // Chooses the fewest rows at a time with which all clusters or teams run at once. With more parts of rows than teams,
 // they take turns. Returns false if none fits the GPU.
-bool choose_tiling(GruVariant& variant, const GruKey& key, const std::array<Tiling, 3>& tilings, int multiprocessors,
+bool choose_tiling(GruVariant& variant, const GruKey& key, const Tilings& tilings, int multiprocessors,
                    int shared_bytes) {
   GruVariant tried = variant;
   bool fits = false;
@@ -125,6 +148,7 @@ bool choose_tiling(GruVariant& variant, const GruKey& key, const std::array<Tili
     tried.units = tiling.units;
     tried.row_tiles = tiling.row_tiles;
     tried.batches = tiling.batches;
+    tried.pair = tiling.pair;
     tried.shared_bytes = shared_bytes_of(key, tried);
     const int64_t at_once = multiprocessors / blocks_of(tried);
     if (tried.shared_bytes > shared_bytes || at_once == 0) break;
@@ -160,19 +184,37 @@ GruVariant gru_variant(const GruKey& key) {
   GruVariant variant;
   variant.padded = static_cast<int>(gru_padded_hidden(key.hidden));
   variant.is_cluster = architecture >= kMinClusterArchitecture && variant.padded <= kMaxClusterHidden;
-  if (variant.is_cluster && choose_tiling(variant, key, kClusterTilings, multiprocessors, shared_bytes)) return variant;
+  if (variant.is_cluster && choose_tiling(variant, key, cluster_tilings(), multiprocessors, shared_bytes))
+    return variant;
 
   variant.is_cluster = false;
   variant.padded = std::max(variant.padded, kMinTeamHidden);
-  const auto& narrow = mode_of(key) == kGruSplit ? kNarrowSplitTilings : kNarrowTeamTilings;
-  if (!choose_tiling(variant, key, kWideTeamTilings, multiprocessors, shared_bytes) &&
-      !choose_tiling(variant, key, narrow, multiprocessors, shared_bytes))
+  const bool is_split = mode_of(key) == kGruSplit;
+  const auto choose = [&](GruVariant& chosen, const Tilings& tilings) {
+    return choose_tiling(chosen, key, tilings, multiprocessors, shared_bytes);
+  };
+  GruVariant narrow = variant;
+  const bool has_wide = choose(variant, wide_team_tilings()),
+             has_narrow = choose(narrow, narrow_team_tilings(is_split));
+  if (!has_wide && !has_narrow)
     throw NoPlan("the recurrent weights of " + std::to_string(key.hidden) + " hidden units do not fit in the " +
                  std::to_string(multiprocessors) + " multiprocessors of the GPU, with " + std::to_string(shared_bytes) +
                  " bytes of shared memory each");
-  const int64_t slot_bytes = gru_slot_bytes(mode_of(key), variant.padded, rows_of(variant),
-                                            gru_regions(key.is_backward, key.linear_before_reset));
-  variant.workspace_bytes = variant.teams * kGruSlots * slot_bytes;
+  // How often the teams take turns.
+  const auto turns = [&](const GruVariant& v) { return (v.tiles * key.problems + v.teams - 1) / v.teams; };
+  if (!has_wide || (has_narrow && turns(narrow) < turns(variant))) variant = narrow;
+
+  const auto slot_bytes = [&] {
+    return gru_slot_bytes(mode_of(key), variant.padded, rows_of(variant),
+                          gru_regions(key.is_backward, key.linear_before_reset));
+  };
+  const int bytes_of_pair = 2 * kGruThreads / 32 * 64;  // of a row, that the warps of a pair load at once
+  GruVariant pairs = variant;
+  if (architecture >= kMinClusterArchitecture && slot_bytes() >= kMinPairBytes &&
+      variant.padded * gru_element_bytes(mode_of(key)) % bytes_of_pair == 0 &&
+      choose(pairs, pair_tilings(variant.units, key.is_backward, is_split)) && rows_of(pairs) == rows_of(variant))
+    variant = pairs;
+  variant.workspace_bytes = variant.teams * kGruSlots * slot_bytes();
   return variant;
 }
 
@@ -186,7 +228,7 @@ std::string gru_source(const GruKey& key, const GruVariant& variant) {
   return number("ELEMENT_IS_BFLOAT16", key.type == FloatType::kBFloat16) +
          define("T", key.type == FloatType::kFloat32 ? "float" : "unsigned short") + number("MODE", mode_of(key)) +
          number("HIDDEN", variant.padded) + number("UNITS", variant.units) + number("ROW_TILES", variant.row_tiles) +
-         number("BATCHES", variant.batches) + number("LINEAR", key.linear_before_reset) +
+         number("BATCHES", variant.batches) + number("PAIR", variant.pair) + number("LINEAR", key.linear_before_reset) +
          number("BACKWARD", key.is_backward) + kDeviceSource + source;
 }
 
@@ -197,11 +239,14 @@ std::shared_ptr<const GruPlan> gru_plan(const GruKey& key) {
   const std::string source = gru_source(key, variant);
   auto kernel = loaded.get(std::to_string(key.device) + "\n" + source, [&] {
     return std::make_shared<const GruKernel>(source, key.is_backward ? "gru_backward" : "gru_forward", variant,
-                                             driver::architecture(key.device));
+                                             key.device);
   });
-  if (kernel->at_once() == 0)
-    throw NoPlan("the GPU cannot run " + std::to_string(blocks_of(variant)) +
-                 " blocks of jaxgrad's GRU kernels at once, which exchange the state");
+  // Clusters do not wait for each other.
+  const int64_t needed = (variant.is_cluster ? 1 : variant.teams) * blocks_of(variant);
+  if (kernel->blocks_at_once() < needed)
+    throw NoPlan("the GPU runs " + std::to_string(kernel->blocks_at_once()) +
+                 " blocks of a kernel of jaxgrad's GRU at " + "once, and " + std::to_string(needed) +
+                 " exchange the state");
   return std::make_shared<const GruPlan>(std::move(kernel), variant, key.problems);
 }
 

@@ -30,9 +30,9 @@ int64_t gru_padded_hidden(int64_t hidden);
 // Which kernel computes a call, and how the rows are split.
 struct GruVariant {
   bool is_cluster = false;
-  int padded = 0, units = 0, row_tiles = 0, batches = 0;  // as sizes.cuh defines them
-  int64_t tiles = 0;                                      // parts of the rows of a problem
-  int64_t teams = 0;                                      // clusters or teams of a launch
+  int padded = 0, units = 0, row_tiles = 0, batches = 0, pair = 1;  // as sizes.cuh defines them
+  int64_t tiles = 0;                                                // parts of the rows of a problem
+  int64_t teams = 0;                                                // clusters or teams of a launch
   int shared_bytes = 0;
   int64_t workspace_bytes = 0;
 };

@@ -5,6 +5,7 @@
 //   UNITS      hidden units of a block: 16 or 32
 //   ROW_TILES  tiles of 8 rows that are multiplied at once
 //   BATCHES    batches of so many tiles that a step computes in turn
+//   PAIR       blocks of a team that share products: 1, or 2 in a cluster
 //   LINEAR     linear_before_reset
 //   BACKWARD   whether the kernel is that of the backward pass
 using namespace jaxgrad;

@@ -9,8 +9,8 @@
 
 constexpr int kRegions = gru_regions(BACKWARD, LINEAR);  // arrays of kPadded values of a row that a step publishes
 constexpr int kWarps = kThreads / 32;
-constexpr int kWords = kPadded / kWarps * kBytes / 64;       // of a row, plane and region that one lane reads
-constexpr int kWordsOfTile = kPadded * kBytes / 16 * kTile;  // of one plane and region
+constexpr int kWords = kPadded / PAIR / kWarps * kBytes / 64;  // of a row, plane and region that one lane reads
+constexpr int kWordsOfTile = kPadded * kBytes / 16 * kTile;    // of one plane and region
 constexpr int kTilesOfTeam = BATCHES * ROW_TILES;
 constexpr int kWordsOfSlot = kRegions * kPlanes * kTilesOfTeam * kWordsOfTile;
 constexpr uint32 kAbsent = ~0u;

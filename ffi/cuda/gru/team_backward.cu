@@ -3,7 +3,6 @@
 // multiplies those of all units by its columns of the recurrent weights.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __grid_constant__ GruArguments p) {
   Block block(p, shared_address(shared_memory()));
-  constexpr int per_batch = kItems / BATCHES;
   const int teams = gridDim.x / kBlocks;
   int problem = -1;  // whose weights are loaded
 #pragma unroll 1
@@ -50,10 +49,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
         block.multiply_batch<2, 1, 0>(batch);
         if (batch + 1 < BATCHES) block.load_ahead<2, 0>(block.published, batch + 1);
         __syncthreads();
+        float sums[1][kItemsOfBatch];
+        block.add_up<0>(sums, batch, 0);
 #pragma unroll
-        for (int i = batch * per_batch; i < (batch + 1) * per_batch; ++i) {
+        for (int i = batch * kItemsOfBatch; i < (batch + 1) * kItemsOfBatch; ++i) {
           const Factors& f = factors[i];
-          const float dproduct = block.sum(0, i - batch * per_batch);  // of r * h
+          const float dproduct = sums[0][i - batch * kItemsOfBatch];  // of r * h
           const float dr = f.valid ? dproduct * f.r_factor : 0.f;
           block.publish(dr, block.published, 1, i);
           block.mark(block.published, 1, i);
@@ -75,9 +76,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
         block.multiply_batch<0, LINEAR ? 3 : 2, 0>(batch);
         if (batch + 1 < BATCHES) block.load_ahead<0, 0>(block.published, batch + 1);
         __syncthreads();
+        float sums[1][kItemsOfBatch];
+        block.add_up<0>(sums, batch, LINEAR ? 0 : 1);
 #pragma unroll
-        for (int i = batch * per_batch; i < (batch + 1) * per_batch; ++i)
-          rows.finish(i, block.sum(0, i - batch * per_batch), resets[i]);
+        for (int i = batch * kItemsOfBatch; i < (batch + 1) * kItemsOfBatch; ++i)
+          rows.finish(i, sums[0][i - batch * kItemsOfBatch], resets[i]);
       }
       if (step > 0) {
 #pragma unroll
@@ -87,4 +90,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
     }
     rows.store_last();
   }
+  block.end();
 }

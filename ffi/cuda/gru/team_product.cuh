@@ -1,24 +1,27 @@
 // The products of a block of a team: of its recurrent weights, in registers and shared memory, with what the team has
 // published. Each of the 8 warps multiplies an eighth of the terms. The rows of the weights are, forward, the block's
 // units for each gate, and the terms are units of the state; backward, the rows are the block's units of the state, and
-// the terms are units for each gate.
+// the terms are units for each gate. A pair of blocks has the units of both as rows, and each block half of the terms,
+// so that it loads half as many words; the blocks then exchange sums.
 //
 // A word that a lane loads is an operand b of two products of tensor cores, for one row of the batch.
 
 constexpr int kSideGates = BACKWARD ? 1 : 3, kTermGates = BACKWARD ? 3 : 1;
-constexpr int kHalves = kUnits / 16, kSides = kSideGates * kHalves;  // tiles of 16 rows of the weights
+constexpr int kHalves = PAIR * kUnits / 16, kSides = kSideGates * kHalves;  // tiles of 16 rows of the weights
 constexpr int kWordsOfLane = kTermGates * kWords;
 constexpr int kFragments = kSides * 2 * kPlanes;  // operands a of a word, four registers each
-constexpr GruTeam kTeam = {MODE, BACKWARD, kPadded, kUnits, ROW_TILES, BATCHES};
+constexpr GruTeam kTeam = {MODE, BACKWARD, LINEAR, kPadded, kUnits, ROW_TILES, BATCHES, PAIR};
 constexpr int kRegisterWords = gru_register_words(kTeam);
 constexpr int kSharedWords = kWordsOfLane - kRegisterWords;
 
-// Shared memory: weights, partial sums (two buffers).
-constexpr int kStride = kUnits + 4;  // of a row of partial sums, without bank conflicts
+// Shared memory: weights, partial sums (two buffers), barriers and sums of the pair.
+constexpr int kStride = PAIR * kUnits + 4;  // of a row of partial sums, without bank conflicts
 constexpr int kGateSums = ROW_TILES * kTile * kStride, kWarpSums = kSideGates * kGateSums;
 constexpr int kPartBytes = kWarps * kWarpSums * 4, kFragmentBytes = 32 * 16;
 constexpr int kParts = kWarps * kSharedWords * kFragments * kFragmentBytes;
-static_assert(kParts + 2 * kPartBytes == gru_team_shared_bytes(kTeam), "");
+constexpr int kPairBarriers = kParts + 2 * kPartBytes;
+[[maybe_unused]] constexpr int kPairSums = kPairBarriers + gru_aligned((LINEAR ? 1 : 2) * BATCHES * 8);
+static_assert(kPairBarriers + gru_pair_bytes(kTeam) == gru_team_shared_bytes(kTeam), "");
 
 struct Weights {
   uint32 at[kRegisterWords][kFragments][4];
@@ -39,7 +42,8 @@ struct Weights {
       const int at = BACKWARD ? (gate * H + term) * H + unit : (gate * H + unit) * H + term;
       return unit < H && term < H ? widen(r[at]) : 0.f;
     };
-    const int words = warp * kWords + word % kWords;  // before this one, of a row
+    const int words = (place.rank % PAIR * kWarps + warp) * kWords + word % kWords;  // before this one, of a row
+    const int first_unit = place.rank / PAIR * (PAIR * kUnits);
 #pragma unroll
     for (int side = 0; side < kSides; ++side)
 #pragma unroll
@@ -47,7 +51,7 @@ struct Weights {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int gate = side / kHalves + word / kWords;
-          const int unit = place.rank * kUnits + side % kHalves * 16 + g + (j & 1) * 8;
+          const int unit = first_unit + side % kHalves * 16 + g + (j & 1) * 8;
 #if MODE == 1
           to[fragment(side, q, 0)][j] = as_tf32(weight(gate, unit, words * 16 + 4 * c + 2 * q + (j >> 1)));
 #else
@@ -205,6 +209,8 @@ __device__ inline void multiply(const Weights& weights, const Words& ahead, cons
       }
 }
 
+constexpr int kItemsOfBatch = kItems / BATCHES;
+
 // A block of a team: its weights, its partial sums, and what it publishes and reads.
 struct Block {
   const int warp, lane, rank, team;
@@ -216,8 +222,16 @@ struct Block {
   Weights weights;
   Publisher publisher;
   Words ahead;  // the first words of the next product
+#if PAIR > 1
+  const unsigned shared, other;  // the shared memory of the block, and of the other of its pair
+  // Bytes that a block receives for a batch, in each product of a step.
+  static constexpr int kOfItem = kItemsOfBatch * kThreads * 4;
+  static __device__ constexpr int bytes_of(int product) {
+    return (BACKWARD ? 1 : LINEAR ? 3 : product == 0 ? 2 : 1) * kOfItem;
+  }
+#endif
 
-  __device__ Block(const GruArguments& p, unsigned shared)
+  __device__ Block(const GruArguments& p, unsigned memory)
       : warp(threadIdx.x / 32),
         lane(threadIdx.x % 32),
         rank(blockIdx.x % kBlocks),
@@ -225,11 +239,27 @@ struct Block {
         tile(kUnits == 32 ? 0 : warp / 4),
         row(kUnits == 32 ? warp : warp % 4 + lane / 16 * 4),
         unit(rank * kUnits + lane % kUnits),
-        parts_to(kept(shared + kParts + 4 * (warp * kWarpSums + lane % 4 * 2 * kStride + lane / 4))),
-        parts_from(kept(shared + kParts + 4 * ((tile * kTile + row) * kStride + lane % kUnits))),
-        words_from(kept(ring_of(p, team) + warp * kWords * 32 + lane)),
-        weights(shared, warp, lane),
-        publisher(ring_of(p, team), rank * kUnits, tile, kUnits == 32 ? warp : warp % 4, lane) {}
+        parts_to(kept(memory + kParts + 4 * (warp * kWarpSums + lane % 4 * 2 * kStride + lane / 4))),
+        parts_from(kept(memory + kParts + 4 * ((tile * kTile + row) * kStride + rank % PAIR * kUnits + lane % kUnits))),
+        words_from(kept(ring_of(p, team) + (rank % PAIR * kWarps + warp) * kWords * 32 + lane)),
+        weights(memory, warp, lane),
+        publisher(ring_of(p, team), rank * kUnits, tile, kUnits == 32 ? warp : warp % 4, lane)
+#if PAIR > 1
+        ,
+        shared(kept(memory)),
+        other(kept(address_in(memory, 1 - rank % PAIR)))
+#endif
+  {
+#if PAIR > 1
+    for (int i = threadIdx.x; i < (LINEAR ? 1 : 2) * BATCHES; i += kThreads)
+      init_barrier(memory + kPairBarriers + 8 * i);
+    fence_barriers();
+    __syncthreads();
+    for (int i = threadIdx.x; i < (LINEAR ? 1 : 2) * BATCHES; i += kThreads)
+      announce(memory + kPairBarriers + 8 * i, bytes_of(i / BATCHES));
+    cluster_barrier();
+#endif
+  }
 
   __device__ static uint4* ring_of(const GruArguments& p, int team) {
     return static_cast<uint4*>(p.exchange) + static_cast<long long>(team) * (kGruSlots * kWordsOfSlot);
@@ -254,16 +284,47 @@ struct Block {
     multiply<first, words, first_side, sides, REGION>(weights, ahead, words_of(published, batch),
                                                       parts_to + part * kPartBytes);
   }
-  // A sum of an item of the batch.
-  __device__ float sum(int gate, int item) const {
+  // A sum of an item, of the warps of this block. `units_away`: from the own units to those of the other of the pair.
+  __device__ float sum_of_warps(int gate, int item, int units_away = 0) const {
+    const unsigned from = parts_from + part * kPartBytes + 4 * units_away;
     float sums[4];
 #pragma unroll
-    for (int from = 0; from < kWarps; ++from) {
-      const float part_of_warp = load_float(parts_from + part * kPartBytes +
-                                            4 * (from * kWarpSums + gate * kGateSums + item * kItemRows * kStride));
-      sums[from % 4] = from < 4 ? part_of_warp : sums[from % 4] + part_of_warp;
+    for (int warp = 0; warp < kWarps; ++warp) {
+      const float of_warp = load_float(from + 4 * (warp * kWarpSums + gate * kGateSums + item * kItemRows * kStride));
+      sums[warp % 4] = warp < 4 ? of_warp : sums[warp % 4] + of_warp;
     }
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  }
+
+  // The sums of the items of a batch, once all threads have written their partial sums. `product`: of the step.
+  template <int FIRST_GATE, int GATES>
+  __device__ void add_up(float (&sums)[GATES][kItemsOfBatch], int batch, int product) const {
+#if PAIR > 1
+    const unsigned barrier = (product * BATCHES + batch) * 8;
+    const auto place = [&](int gate, int i) {
+      const int sum = BACKWARD ? product : FIRST_GATE + gate;
+      return kPairSums + (((batch * gru_pair_sums(kTeam) + sum) * kItemsOfBatch + i) * kThreads + threadIdx.x) * 4;
+    };
+    const int units_away = rank % PAIR == 0 ? kUnits : -kUnits;
+#pragma unroll
+    for (int gate = 0; gate < GATES; ++gate)
+#pragma unroll
+      for (int i = 0; i < kItemsOfBatch; ++i)
+        store_float_to(other + place(gate, i), other + kPairBarriers + barrier,
+                       sum_of_warps(FIRST_GATE + gate, i, units_away));
+#endif
+#pragma unroll
+    for (int gate = 0; gate < GATES; ++gate)
+#pragma unroll
+      for (int i = 0; i < kItemsOfBatch; ++i) sums[gate][i] = sum_of_warps(FIRST_GATE + gate, i);
+#if PAIR > 1
+    wait_for_phase(shared + kPairBarriers + barrier, published & 1);
+    if (threadIdx.x == 0) announce(shared + kPairBarriers + barrier, bytes_of(product));
+#pragma unroll
+    for (int gate = 0; gate < GATES; ++gate)
+#pragma unroll
+      for (int i = 0; i < kItemsOfBatch; ++i) sums[gate][i] += load_float(shared + place(gate, i));
+#endif
   }
   __device__ void publish(float value, unsigned step, int region, int item) const {
     publisher.publish(value, step, region, item * (kItemRows / kTile));
@@ -273,5 +334,11 @@ struct Block {
   }
   __device__ void advance() {
     if (++published % (kGruSlots / 2) == 0) fence_of_gpu();
+  }
+  // No block may end while the other of its pair still sends to it.
+  __device__ void end() const {
+#if PAIR > 1
+    cluster_barrier();
+#endif
   }
 };
