@@ -25,11 +25,8 @@ struct Weights {  // transposed: the rows are the units of the state before, the
 
 __device__ inline void load_weights(Weights& weights, const GruArguments& p, const Place& place, int warp, int g,
                                     int c) {
-  const long long H = p.hidden, first = static_cast<long long>(place.problem) * 3 * H * H;
-  const auto weight = [&](int gate, int k, int unit) {  // k: of the block
-    const int own = place.rank * kUnits + k;
-    return own < H && unit < H ? element(p.r, first + (gate * H + own) * H + unit) : 0.f;
-  };
+  const int H = p.hidden;
+  const T* const r = static_cast<const T*>(p.r) + static_cast<long long>(place.problem) * 3 * H * H;
 #pragma unroll
   for (int tile = 0; tile < kTilesOfWarp; ++tile)
 #pragma unroll
@@ -37,21 +34,16 @@ __device__ inline void load_weights(Weights& weights, const GruArguments& p, con
 #pragma unroll
       for (int word = 0; word < kWordsOfGate; ++word)
 #pragma unroll
-        for (int q = 0; q < 2; ++q)
+        for (int row = 0; row < 2; ++row) {
+          const int unit = (warp * kTilesOfWarp + tile) * 16 + g + row * 8;
+          const int term = place.rank * kUnits + (word * 4 + c) * kWordTerms;
+          const WordWeights loaded(r + (gate * H + term) * H + unit, H, unit < H ? H - term : 0);
 #pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const int unit = (warp * kTilesOfWarp + tile) * 16 + g + (j & 1) * 8;
-#if MODE == 1
-            const int k = word * 16 + 4 * c + 2 * q + (j >> 1);
-            weights.at[0][tile][gate][word][q][j] = as_tf32(weight(gate, k, unit));
-#else
-            const int k = word * 32 + 8 * c + 4 * q + (j >> 1) * 2;
-            const float first_weight = weight(gate, k, unit), second_weight = weight(gate, k + 1, unit);
+          for (int plane = 0; plane < kPlanes; ++plane)
 #pragma unroll
-            for (int plane = 0; plane < kPlanes; ++plane)
-              weights.at[plane][tile][gate][word][q][j] = operand_pair(first_weight, second_weight, plane);
-#endif
-          }
+            for (int i = 0; i < 4; ++i)
+              weights.at[plane][tile][gate][word][i / 2][row + i % 2 * 2] = loaded.at[plane][i];
+        }
 }
 
 // One operand of the products: the gradient of a gate, for a unit of the block and a row of the tile.

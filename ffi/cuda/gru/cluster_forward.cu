@@ -30,30 +30,22 @@ struct Weights {
 
 __device__ inline void load_weights(Weights& weights, const GruArguments& p, const Place& place, int quarter, int half,
                                     int g, int c) {
-  const long long H = p.hidden, first = static_cast<long long>(place.problem) * 3 * H * H;
-  const auto weight = [&](int gate, int unit, int k) {
-    return unit < H && k < H ? element(p.r, first + (gate * H + unit) * H + k) : 0.f;
-  };
+  const int H = p.hidden;
+  const T* const r = static_cast<const T*>(p.r) + static_cast<long long>(place.problem) * 3 * H * H;
 #pragma unroll
   for (int word = 0; word < kWords; ++word)
 #pragma unroll
     for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
-      for (int q = 0; q < 2; ++q)
+      for (int row = 0; row < 2; ++row) {
+        const int unit = place.rank * kUnits + half * 16 + g + row * 8;
+        const int term = quarter * kQuarter + (word * 4 + c) * kWordTerms;
+        const WordWeights loaded(r + (gate * H + unit) * H + term, 1, unit < H ? H - term : 0);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int unit = place.rank * kUnits + half * 16 + g + (j & 1) * 8;
-#if MODE == 1
-          const int k = quarter * kQuarter + word * 16 + 4 * c + 2 * q + (j >> 1);
-          weights.at[0][word][gate][q][j] = as_tf32(weight(gate, unit, k));
-#else
-          const int k = quarter * kQuarter + word * 32 + 8 * c + 4 * q + (j >> 1) * 2;
-          const float first_weight = weight(gate, unit, k), second_weight = weight(gate, unit, k + 1);
+        for (int plane = 0; plane < kPlanes; ++plane)
 #pragma unroll
-          for (int plane = 0; plane < kPlanes; ++plane)
-            weights.at[plane][word][gate][q][j] = operand_pair(first_weight, second_weight, plane);
-#endif
-        }
+          for (int i = 0; i < 4; ++i) weights.at[plane][word][gate][i / 2][row + i % 2 * 2] = loaded.at[plane][i];
+      }
 }
 
 // Products of some gates with the words, of the terms of one quarter; into the partial sums of a tile.

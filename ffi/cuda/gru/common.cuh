@@ -37,6 +37,40 @@ __device__ inline float element(const void* array, long long index) {
   return widen(static_cast<const T*>(array)[index]);
 }
 
+// Weights that are multiplied by the word of 16 bytes that a lane has of a row of states or gradients. Register i
+// belongs to product i / 2 of the word, and to the first or second half of its terms, i % 2.
+constexpr int kWordTerms = 16 / kBytes;
+struct WordWeights {
+  uint32 at[kPlanes][4];
+
+  // Loads weights that are `stride` apart. Those after the first `count` are zero.
+  __device__ WordWeights(const T* from, int stride, int count) {
+    float values[kWordTerms];
+    constexpr int per_load = 16 / sizeof(T);
+    if (stride == 1 && count >= kWordTerms && reinterpret_cast<unsigned long long>(from) % 16 == 0) {
+      alignas(16) T loaded[kWordTerms];
+#pragma unroll
+      for (int k = 0; k < kWordTerms; k += per_load)
+        *reinterpret_cast<uint4*>(loaded + k) = *reinterpret_cast<const uint4*>(from + k);
+#pragma unroll
+      for (int k = 0; k < kWordTerms; ++k) values[k] = widen(loaded[k]);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kWordTerms; ++k) values[k] = k < count ? widen(from[k * stride]) : 0.f;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#if MODE == 1
+      at[0][i] = as_tf32(values[i]);
+#else
+#pragma unroll
+      for (int plane = 0; plane < kPlanes; ++plane)
+        at[plane][i] = operand_pair(values[2 * i], values[2 * i + 1], plane);
+#endif
+    }
+  }
+};
+
 constexpr int kAhead = 10;  // steps between the prefetch of an array to the L2 cache and its use
 
 __device__ inline void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }

@@ -2,10 +2,10 @@
 //
 // In a step every block publishes words of 16 bytes, each stored and loaded as a whole. The words of a step are in one
 // slot of a ring, where the host has marked all words absent: a reader loads a word until it is there. The mark is a
-// NaN that no conversion yields; any other value may be exchanged. Who publishes a step has all words of the step
-// before, so all blocks of the team have read those of the step before that one, and it marks its own of them absent
-// again. They are used again kGruSlots - 2 steps later; before that, a fence every kGruSlots / 2 steps orders the marks
-// before words that the readers wait for.
+// NaN that no conversion yields; any other value may be exchanged. When a block publishes a step, it (or the other of
+// its pair, whose sums it has) has read all words of the step before; so all blocks of the team have read those of the
+// step before that one, and it marks its own of them absent again. They are used again kGruSlots - 2 steps later;
+// before that, a fence every kGruSlots / 2 steps orders the marks before words that the readers wait for.
 
 constexpr int kRegions = gru_regions(BACKWARD, LINEAR);  // arrays of kPadded values of a row that a step publishes
 constexpr int kWarps = kThreads / 32;

@@ -38,30 +38,20 @@ struct Weights {
     const int g = lane / 4, c = lane % 4;
     const int H = p.hidden;
     const T* const r = static_cast<const T*>(p.r) + static_cast<long long>(place.problem) * 3 * H * H;
-    const auto weight = [&](int gate, int unit, int term) {
-      const int at = BACKWARD ? (gate * H + term) * H + unit : (gate * H + unit) * H + term;
-      return unit < H && term < H ? widen(r[at]) : 0.f;
-    };
     const int words = (place.rank % PAIR * kWarps + warp) * kWords + word % kWords;  // before this one, of a row
-    const int first_unit = place.rank / PAIR * (PAIR * kUnits);
+    const int term = (words * 4 + c) * kWordTerms, first_unit = place.rank / PAIR * (PAIR * kUnits);
 #pragma unroll
     for (int side = 0; side < kSides; ++side)
 #pragma unroll
-      for (int q = 0; q < 2; ++q)
+      for (int row = 0; row < 2; ++row) {
+        const int gate = side / kHalves + word / kWords, unit = first_unit + side % kHalves * 16 + g + row * 8;
+        const int at = BACKWARD ? (gate * H + term) * H + unit : (gate * H + unit) * H + term;
+        const WordWeights weights(r + at, BACKWARD ? H : 1, unit < H ? H - term : 0);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int gate = side / kHalves + word / kWords;
-          const int unit = first_unit + side % kHalves * 16 + g + (j & 1) * 8;
-#if MODE == 1
-          to[fragment(side, q, 0)][j] = as_tf32(weight(gate, unit, words * 16 + 4 * c + 2 * q + (j >> 1)));
-#else
-          const int term = words * 32 + 8 * c + 4 * q + (j >> 1) * 2;
-          const float first_weight = weight(gate, unit, term), second_weight = weight(gate, unit, term + 1);
+        for (int plane = 0; plane < kPlanes; ++plane)
 #pragma unroll
-          for (int plane = 0; plane < kPlanes; ++plane)
-            to[fragment(side, q, plane)][j] = operand_pair(first_weight, second_weight, plane);
-#endif
-        }
+          for (int i = 0; i < 4; ++i) to[fragment(side, i / 2, plane)][row + i % 2 * 2] = weights.at[plane][i];
+      }
   }
 
   __device__ void load(const GruArguments& p, const Place& place, int warp, int lane) {
