@@ -71,7 +71,8 @@ class GruKernel {
         api.cuFuncSetAttribute(function_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, variant.shared_bytes));
     if (variant.is_cluster || variant.pair > 1) {
       int clusters = 0;
-      const Launch launch(variant, nullptr);
+      Launch launch(variant, nullptr);
+      launch.config.numAttrs = 1;  // the size of a cluster
       JAXGRAD_DRIVER(api.cuOccupancyMaxActiveClusters(&clusters, function_, &launch.config));
       blocks_at_once_ = int64_t{clusters} * (variant.is_cluster ? blocks_of(variant) : variant.pair);
     } else {
