@@ -34,6 +34,8 @@
 
    FAKE_SHARED: the bytes of shared memory per block; default that of an H200
 
+   FAKE_OCCUPANCY: the blocks that a multiprocessor runs at once, and the clusters that the GPU does; default 1 and 64
+
    FAKE_BATCH_NORM: the bytes of workspace of batch normalization; without it, cuDNN does not support it
 
    fake_executions() returns the number of executed plans, fake_compilations() that of compiled programs.
@@ -709,6 +711,16 @@ int cuLaunchKernelEx(const void* config, void (*kernel)(void)) {
   (void)config;
   USES_CONTEXT;
   return kernel == NULL ? 0 : 1; /* CUDA_ERROR_INVALID_VALUE */
+}
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*kernel)(void), int threads, size_t shared_bytes) {
+  (void)kernel, (void)threads, (void)shared_bytes;
+  USES_CONTEXT;
+  return *blocks = (int)number_of("FAKE_OCCUPANCY", 1), 0;
+}
+int cuOccupancyMaxActiveClusters(int* clusters, void (*kernel)(void), const void* config) {
+  (void)kernel, (void)config;
+  USES_CONTEXT;
+  return *clusters = (int)number_of("FAKE_OCCUPANCY", 64), 0;
 }
 int cuMemFree_v2(unsigned long long pointer) { return free((void*)(uintptr_t)pointer), 0; }
 int cuMemsetD32Async(unsigned long long pointer, unsigned value, size_t words) {

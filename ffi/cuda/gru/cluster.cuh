@@ -1,10 +1,6 @@
 // What the kernels of the GRU use of a cluster of blocks: asynchronous stores to the shared memory of its other blocks,
 // counted by memory barriers.
 
-__device__ inline unsigned shared_address(const void* pointer) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
-}
-
 // The address of the same variable in the shared memory of another block of the cluster.
 __device__ inline unsigned address_in(unsigned address, unsigned block) {
   unsigned mapped;
@@ -29,43 +25,32 @@ __device__ inline void init_barrier(unsigned barrier) {
 __device__ inline void announce(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+// Waits for the end of a phase. A fault ends in an error instead of a hang.
 __device__ inline void wait_for_phase(unsigned barrier, unsigned parity) {
-  unsigned done;
-  do {
-    asm volatile(
-        "{ .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p; }"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-  } while (!done);
+#pragma unroll 1
+  for (unsigned waits = 0; waits < 1u << 26; ++waits) {
+    unsigned done;
+    asm volatile("{ .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    if (done) return;
+  }
+  asm volatile("trap;");
 }
 
 // Stores 16 bytes to the shared memory of a block of the cluster, and counts them at its barrier.
 __device__ inline void store_to(unsigned address, unsigned barrier, uint4 word) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                   address),
-               "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w), "r"(barrier)
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+      "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w), "r"(barrier)
+      : "memory");
+}
+
+__device__ inline void store_float_to(unsigned address, unsigned barrier, float value) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address),
+               "r"(__float_as_uint(value)), "r"(barrier)
                : "memory");
 }
 
 __device__ inline void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-
-__device__ inline void store_float(unsigned address, float value) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
-}
-__device__ inline void store_half(unsigned address, unsigned short value) {
-  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
-}
-__device__ inline float load_float(unsigned address) {
-  float value;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-  return value;
-}
-__device__ inline uint4 load_word(unsigned address) {
-  uint4 word;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
-               : "r"(address)
-               : "memory");
-  return word;
-}

@@ -58,7 +58,7 @@ GruArguments arguments_of(Checks& checks, const Sizes& s, ffi::DataType dtype, c
 }
 
 ffi::Error run(Checks& checks, CUstream stream, const Sizes& s, ffi::DataType dtype, bool is_backward,
-               bool linear_before_reset, bool allow_tf32, const GruArguments& arguments) {
+               bool linear_before_reset, bool allow_tf32, const GruArguments& arguments, Bytes& workspace) {
   GruKey key;
   key.is_backward = is_backward;
   key.type = float_type(dtype, checks);
@@ -71,13 +71,15 @@ ffi::Error run(Checks& checks, CUstream stream, const Sizes& s, ffi::DataType dt
   const driver::CurrentDevice current(stream);
   key.device = current.device();
   const auto plan = gru_plan(key);
-  plan->run(stream, arguments);
+  check_workspace(workspace, plan->workspace_bytes(), checks);
+  if (checks.failed()) return checks.error();
+  plan->run(stream, arguments, workspace->untyped_data());
   if (driver::is_capturing(stream)) retain_for_cuda_graph(plan);
   return ffi::Error::Success();
 }
 
 ffi::Error forward(CUstream stream, Arg inputs, Arg r, Arg recurrent_bias, Arg lens, Arg initial_h, Arg reset,
-                   Arg reset_h, Ret y, Ret y_h, Ret gates, Bytes, int64_t reversed, bool linear_before_reset,
+                   Arg reset_h, Ret y, Ret y_h, Ret gates, Bytes workspace, int64_t reversed, bool linear_before_reset,
                    double clip, bool allow_tf32) {
   Checks checks("jaxgrad_cuda_gru_forward");
   const Sizes s = sizes_of(checks, *y);
@@ -94,12 +96,12 @@ ffi::Error forward(CUstream stream, Arg inputs, Arg r, Arg recurrent_bias, Arg l
   a.y = y->untyped_data();
   a.y_h = y_h->untyped_data();
   a.gates = data_or_null<void>(*gates);
-  return run(checks, stream, s, dtype, /*is_backward=*/false, linear_before_reset, allow_tf32, a);
+  return run(checks, stream, s, dtype, /*is_backward=*/false, linear_before_reset, allow_tf32, a, workspace);
 }
 
 ffi::Error backward(CUstream stream, Arg r, Arg lens, Arg initial_h, Arg reset, Arg reset_h, Arg y, Arg gates, Arg dy,
-                    Arg dy_h, Ret dgates, Ret dh0, Ret dreset_h, Bytes, int64_t reversed, bool linear_before_reset,
-                    double clip, bool allow_tf32) {
+                    Arg dy_h, Ret dgates, Ret dh0, Ret dreset_h, Bytes workspace, int64_t reversed,
+                    bool linear_before_reset, double clip, bool allow_tf32) {
   Checks checks("jaxgrad_cuda_gru_backward");
   const Sizes s = sizes_of(checks, y);
   if (checks.failed()) return checks.error();
@@ -119,7 +121,7 @@ ffi::Error backward(CUstream stream, Arg r, Arg lens, Arg initial_h, Arg reset, 
   a.dgates = dgates->untyped_data();
   a.dh0 = data_or_null<float>(*dh0);
   a.dreset_h = data_or_null<float>(*dreset_h);
-  return run(checks, stream, s, dtype, /*is_backward=*/true, linear_before_reset, allow_tf32, a);
+  return run(checks, stream, s, dtype, /*is_backward=*/true, linear_before_reset, allow_tf32, a, workspace);
 }
 
 }  // namespace
@@ -139,7 +141,7 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cuda_gru_forward, forward,
                            .Ret<ffi::AnyBuffer>()        // y               [G, T, D, B, H]
                            .Ret<ffi::AnyBuffer>()        // y_h             [G, D, B, H]
                            .Ret<ffi::AnyBuffer>()        // gates           [G, T, D, B, 3H or 4H] or empty
-                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace: none
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace       gru_workspace_bytes()
                            .Attr<int64_t>("reversed")    // bit d: direction d runs from the last step
                            .Attr<bool>("linear_before_reset")
                            .Attr<double>("clip")  // infinity: no clipping
@@ -161,7 +163,7 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cuda_gru_backward, backward,
                            .Ret<ffi::AnyBuffer>()        // dgates          [G, T, B, D, 3, H]
                            .Ret<ffi::AnyBuffer>()        // dh0             [G, D, B, H] of float32, or empty
                            .Ret<ffi::AnyBuffer>()        // dreset_h        [G, D, B, H] of float32, or empty
-                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace: none
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace       gru_workspace_bytes()
                            .Attr<int64_t>("reversed")
                            .Attr<bool>("linear_before_reset")
                            .Attr<double>("clip")

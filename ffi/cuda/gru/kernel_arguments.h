@@ -1,5 +1,12 @@
-// The argument of the kernels of the GRU, and their shared memory. Both the host compiler and NVRTC compile this file.
+// The argument of the kernels of the GRU, and the memory that they need. Both the host compiler and NVRTC compile this
+// file.
 #pragma once
+
+#ifdef __CUDACC__  // NVRTC has no functions of the host
+#define JAXGRAD_CONSTEXPR __device__ constexpr
+#else
+#define JAXGRAD_CONSTEXPR constexpr
+#endif
 
 namespace jaxgrad {
 
@@ -7,7 +14,7 @@ namespace jaxgrad {
 // Problem p is direction p % directions of group p / directions. The arrays have the type of the op unless stated.
 struct GruArguments {
   int steps, rows, hidden, directions, reversed;  // bit d of `reversed`: direction d runs from the last step
-  int tiles;                                      // clusters for the rows of one problem
+  int problems, tiles;                            // parts that the rows of a problem are split into
   float clip;                                     // infinity for no bound
   const float* inputs;         // [groups, T, B, D, 3, H]: x W' and the biases that no reset gate multiplies
   const void* r;               // [problems, 3H, H]
@@ -23,13 +30,15 @@ struct GruArguments {
   void* dgates;                // [groups, T, B, D, 3, H]: the gradients of the pre-activations of z, r and n
   float* dh0;                  // [problems, B, H]
   float* dreset_h;             // [problems, B, H] or null
+  void* exchange;              // gru_slot_bytes() * kGruSlots for each team, all bits set; or null
 };
 
 enum {
-  kGruUnits = 32,     // hidden units of a block
+  kGruUnits = 32,     // hidden units of a block of a cluster
   kGruThreads = 256,  // of a block
   kGruTile = 8,       // rows of a tile
-  kGruStride = 36     // of rows of 32 units in float32 in shared memory, without bank conflicts
+  kGruStride = 36,    // of rows of 32 units in float32 in shared memory, without bank conflicts
+  kGruSlots = 8       // of the ring through which a team exchanges
 };
 
 // How products are computed.
@@ -39,30 +48,80 @@ enum GruMode {
   kGruSplit = 2,  // of float32 operands, as three products of bfloat16
 };
 
-constexpr int gru_planes(int mode) { return mode == kGruSplit ? 2 : 1; }
-constexpr int gru_element_bytes(int mode) { return mode == kGruTf32 ? 4 : 2; }
-constexpr int gru_aligned(int bytes) { return (bytes + 127) / 128 * 128; }
+JAXGRAD_CONSTEXPR int gru_planes(int mode) { return mode == kGruSplit ? 2 : 1; }
+JAXGRAD_CONSTEXPR int gru_element_bytes(int mode) { return mode == kGruTf32 ? 4 : 2; }
+JAXGRAD_CONSTEXPR int gru_aligned(int bytes) { return (bytes + 127) / 128 * 128; }
 
 // The exchanges of a step: states, and r * h where the reset gate comes before the product; two buffers of each but r *
 // h.
-constexpr int gru_forward_exchanges(bool linear) { return linear ? 2 : 3; }
-constexpr int gru_backward_exchanges(bool linear) { return linear ? 2 : 4; }
+JAXGRAD_CONSTEXPR int gru_forward_exchanges(bool linear) { return linear ? 2 : 3; }
+JAXGRAD_CONSTEXPR int gru_backward_exchanges(bool linear) { return linear ? 2 : 4; }
 
-constexpr int gru_forward_row_bytes(int mode, int padded) { return padded * gru_element_bytes(mode) + 64; }
-constexpr int gru_forward_shared_bytes(int mode, int padded, int row_tiles, bool linear) {
+JAXGRAD_CONSTEXPR int gru_forward_row_bytes(int mode, int padded) { return padded * gru_element_bytes(mode) + 64; }
+JAXGRAD_CONSTEXPR int gru_forward_shared_bytes(int mode, int padded, int row_tiles, bool linear) {
   const int exchanges = gru_forward_exchanges(linear), rows = row_tiles * kGruTile;
   const int states = exchanges * gru_planes(mode) * rows * gru_forward_row_bytes(mode, padded);
   return gru_aligned(exchanges * row_tiles * 4 * 8) + states + 2 * 4 * 3 * kGruTile * kGruStride * 4;
 }
 
-constexpr int gru_backward_row_bytes(int mode) {
+JAXGRAD_CONSTEXPR int gru_backward_row_bytes(int mode) {
   return 3 * kGruUnits * gru_element_bytes(mode) + (mode == kGruTf32 ? 64 : 0);
 }
-constexpr int gru_backward_shared_bytes(int mode, int padded, int row_tiles, bool linear) {
+JAXGRAD_CONSTEXPR int gru_backward_shared_bytes(int mode, int padded, int row_tiles, bool linear) {
   const int exchanges = gru_backward_exchanges(linear);
   const int operands = 2 * gru_planes(mode) * kGruTile * gru_backward_row_bytes(mode);
   const int sums = exchanges * row_tiles * (padded / kGruUnits) * kGruTile * kGruUnits * 4;
   return gru_aligned(exchanges * row_tiles * 8) + operands + sums;
+}
+
+// The kernels for teams of blocks, which exchange through global memory: team.cuh and team_product.cuh.
+
+// Arrays of values of all units that a step exchanges.
+JAXGRAD_CONSTEXPR int gru_regions(bool backward, bool linear) { return backward ? 3 : linear ? 1 : 2; }
+JAXGRAD_CONSTEXPR int gru_slot_bytes(int mode, int padded, int rows, int regions) {
+  return regions * gru_planes(mode) * rows * padded * gru_element_bytes(mode);
+}
+
+// The variants of the kernels for teams: hidden units that the blocks have room for, units of a block, tiles of rows
+// that are multiplied at once, batches of them that a step computes in turn, and blocks that share products: with 2,
+// pairs of blocks multiply half of the terms each, for the units of both.
+struct GruTeam {
+  int mode;
+  bool backward, linear;
+  int padded, units, row_tiles, batches, pair;
+};
+JAXGRAD_CONSTEXPR int gru_items(const GruTeam& team) {  // of a thread
+  return team.batches * team.row_tiles * team.units / 32;
+}
+JAXGRAD_CONSTEXPR int gru_side_gates(const GruTeam& team) { return team.backward ? 1 : 3; }
+
+// Words of 16 bytes that a lane multiplies in a step, for each row; the registers for the weights of a word; the words
+// whose weights are in registers, the others being in shared memory; the words that are loaded at once.
+JAXGRAD_CONSTEXPR int gru_words(const GruTeam& team) {
+  return (team.backward ? 3 : 1) * team.padded / team.pair / 8 * gru_element_bytes(team.mode) / 64;
+}
+JAXGRAD_CONSTEXPR int gru_registers_of_word(const GruTeam& team) {
+  return gru_side_gates(team) * team.pair * team.units / 16 * 2 * 4 * gru_planes(team.mode);
+}
+JAXGRAD_CONSTEXPR int gru_register_words(const GruTeam& team) {
+  const int most = !team.backward || gru_items(team) == 1 ? 96 : gru_items(team) == 2 || team.pair == 2 ? 64 : 48;
+  const int room = most / gru_registers_of_word(team);
+  return gru_words(team) < room ? gru_words(team) : room;
+}
+JAXGRAD_CONSTEXPR int gru_words_at_once(const GruTeam& team) {
+  const int words = (gru_items(team) > 2 ? 4 : 8) / (team.row_tiles * gru_planes(team.mode));
+  return words > 1 ? words : 1;
+}
+// What a block receives of the other of its pair: sums of an item in a step; bytes, with the barriers.
+JAXGRAD_CONSTEXPR int gru_pair_sums(const GruTeam& team) { return team.backward ? (team.linear ? 1 : 2) : 3; }
+JAXGRAD_CONSTEXPR int gru_pair_bytes(const GruTeam& team) {
+  const int barriers = gru_aligned((team.linear ? 1 : 2) * team.batches * 8);
+  return team.pair == 1 ? 0 : barriers + gru_pair_sums(team) * gru_items(team) * kGruThreads * 4;
+}
+JAXGRAD_CONSTEXPR int gru_team_shared_bytes(const GruTeam& team) {
+  const int words = gru_words(team) - gru_register_words(team);
+  const int sums = gru_side_gates(team) * team.row_tiles * kGruTile * (team.pair * team.units + 4);
+  return 8 * words * gru_registers_of_word(team) * 128 + 2 * 8 * sums * 4 + gru_pair_bytes(team);
 }
 
 }  // namespace jaxgrad

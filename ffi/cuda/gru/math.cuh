@@ -21,6 +21,15 @@ __device__ inline float hyperbolic_tangent(float x) {
 #endif
 }
 
+// A pre-activation within [-clip, clip]; NaN stays NaN. No bound is an infinite clip.
+__device__ inline float bounded(float before, float clip) {
+  float within;
+  asm("{ .reg .f32 low;\n max.NaN.f32 low, %1, %2;\n min.NaN.f32 %0, low, %3; }"
+      : "=f"(within)
+      : "f"(before), "f"(-clip), "f"(clip));
+  return within;
+}
+
 // Two operands of a product of 16-bit numbers, in one register.
 __device__ inline uint32 pack(float low, float high) {
   uint32 packed;
@@ -44,7 +53,7 @@ struct Sums {
 
 // The sums of a tile of 16 x 8: += a b, for 16 (16-bit) or 8 (TF32) terms.
 __device__ inline void multiply_add(Sums& sums, const uint32 (&a)[4], uint32 b0, uint32 b1) {
-  float(&d)[4] = sums.at;
+  float (&d)[4] = sums.at;
 #if MODE == 1
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
 #elif MODE == 2 || ELEMENT_IS_BFLOAT16
@@ -55,4 +64,3 @@ __device__ inline void multiply_add(Sums& sums, const uint32 (&a)[4], uint32 b0,
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-

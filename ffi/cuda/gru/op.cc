@@ -4,50 +4,21 @@
 #include <array>
 #include <functional>
 #include <utility>
+#include <vector>
 
-#include "cuda/gru/backward_source.h"
-#include "cuda/gru/forward_source.h"
-#include "cuda/gru/kernel_source.h"
+#include "cuda/gru/cluster_backward_source.h"
+#include "cuda/gru/cluster_forward_source.h"
+#include "cuda/gru/team_backward_source.h"
+#include "cuda/gru/team_forward_source.h"
 #include "cuda/runtime/device_source.h"
 #include "cuda/runtime/module.h"
 #include "cuda/runtime/nvrtc.h"
 
 namespace jaxgrad {
 
-// One kernel, loaded on one device.
-class GruKernel {
- public:
-  GruKernel(const std::string& source, const char* name, int shared_bytes, int architecture)
-      : module_(nvrtc::compile(source, architecture)), function_(module_.function(name)), shared_bytes_(shared_bytes) {
-    JAXGRAD_DRIVER(
-        driver::api().cuFuncSetAttribute(function_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes));
-  }
-
-  CUfunction function() const { return function_; }
-  unsigned shared_bytes() const { return static_cast<unsigned>(shared_bytes_); }
-
- private:
-  driver::Module module_;
-  CUfunction function_;
-  int shared_bytes_;
-};
-
 namespace {
 
-constexpr size_t kCapacity = 64;      // loaded kernels
-constexpr int kMinArchitecture = 90;  // clusters of blocks
-constexpr std::array<int, 3> kPadded = {128, 256, 0};
-constexpr std::array<int, 3> kRowTiles = {1, 2, 4};
-
-int mode_of(const GruKey& key) {
-  if (key.type != FloatType::kFloat32) return kGruHalf;
-  return key.allow_tf32 ? kGruTf32 : kGruSplit;
-}
-
-int shared_bytes_of(const GruKey& key, int row_tiles) {
-  const auto bytes = key.is_backward ? gru_backward_shared_bytes : gru_forward_shared_bytes;
-  return bytes(mode_of(key), static_cast<int>(gru_padded_hidden(key.hidden)), row_tiles, key.linear_before_reset);
-}
+int blocks_of(const GruVariant& variant) { return variant.padded / variant.units; }
 
 int attribute_of(int device, CUdevice_attribute which) {
   CUdevice found = 0;
@@ -57,21 +28,139 @@ int attribute_of(int device, CUdevice_attribute which) {
   return value;
 }
 
-int64_t tiles_of(int64_t rows, int row_tiles) { return (rows + row_tiles * kGruTile - 1) / (row_tiles * kGruTile); }
+// A launch of a variant. The blocks of a cluster run at once, and so do all blocks of teams, or the launch fails.
+struct Launch {
+  std::array<CUlaunchAttribute, 2> attributes{};
+  CUlaunchConfig config{};
 
-// The fewest tiles of rows in a cluster with which all clusters run at once; clusters do not wait for each other, so
-// more of them only take turns.
-int row_tiles_of(const GruKey& key) {
-  const int blocks = static_cast<int>(gru_padded_hidden(key.hidden)) / kGruUnits;
-  const int64_t at_once = attribute_of(key.device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) / blocks;
-  const int available = attribute_of(key.device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
-  int chosen = 0;
-  for (const int row_tiles : kRowTiles) {
-    if (shared_bytes_of(key, row_tiles) > available) break;
-    chosen = row_tiles;
-    if (tiles_of(key.rows, row_tiles) * key.problems <= at_once) break;
+  Launch(const GruVariant& variant, CUstream stream) {
+    const int in_cluster = variant.is_cluster ? blocks_of(variant) : variant.pair;
+    const auto add = [&]() -> CUlaunchAttribute& { return attributes[config.numAttrs++]; };
+    if (in_cluster > 1) {
+      CUlaunchAttribute& cluster = add();
+      cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+      cluster.value.clusterDim.x = static_cast<unsigned>(in_cluster);
+      cluster.value.clusterDim.y = cluster.value.clusterDim.z = 1;
+    }
+    if (!variant.is_cluster) {
+      CUlaunchAttribute& cooperative = add();
+      cooperative.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+      cooperative.value.cooperative = 1;
+    }
+    config.gridDimX = static_cast<unsigned>(variant.teams * blocks_of(variant));
+    config.gridDimY = config.gridDimZ = 1;
+    config.blockDimX = kGruThreads;
+    config.blockDimY = config.blockDimZ = 1;
+    config.sharedMemBytes = static_cast<unsigned>(variant.shared_bytes);
+    config.hStream = stream;
+    config.attrs = attributes.data();
   }
-  return chosen;
+  Launch(const Launch&) = delete;
+  Launch& operator=(const Launch&) = delete;
+};
+
+}  // namespace
+
+// One kernel, loaded on one device.
+class GruKernel {
+ public:
+  GruKernel(const std::string& source, const char* name, const GruVariant& variant, int device)
+      : module_(nvrtc::compile(source, driver::architecture(device))), function_(module_.function(name)) {
+    const auto& api = driver::api();
+    JAXGRAD_DRIVER(
+        api.cuFuncSetAttribute(function_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, variant.shared_bytes));
+    if (variant.is_cluster || variant.pair > 1) {
+      int clusters = 0;
+      Launch launch(variant, nullptr);
+      launch.config.numAttrs = 1;  // the size of a cluster
+      JAXGRAD_DRIVER(api.cuOccupancyMaxActiveClusters(&clusters, function_, &launch.config));
+      blocks_at_once_ = int64_t{clusters} * (variant.is_cluster ? blocks_of(variant) : variant.pair);
+    } else {
+      int blocks = 0;
+      JAXGRAD_DRIVER(api.cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function_, kGruThreads,
+                                                                     static_cast<size_t>(variant.shared_bytes)));
+      blocks_at_once_ = int64_t{blocks} * attribute_of(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+    }
+  }
+
+  CUfunction function() const { return function_; }
+  int64_t blocks_at_once() const { return blocks_at_once_; }  // on the device
+
+ private:
+  driver::Module module_;
+  CUfunction function_;
+  int64_t blocks_at_once_ = 0;
+};
+
+namespace {
+
+constexpr size_t kCapacity = 64;             // loaded kernels
+constexpr int kMinArchitecture = 80;         // products of tensor cores of bfloat16 and TF32
+constexpr int kMinClusterArchitecture = 90;  // clusters of blocks
+constexpr std::array<int, 7> kPadded = {128, 256, 512, 768, 1024, 1536, 2048};
+constexpr int64_t kMaxStepSize = 1 << 27;  // rows times hidden units, so that strides of two directions fit in 32 bits
+constexpr int kMaxClusterHidden = 256, kMinTeamHidden = 256;
+constexpr int kMinPairBytes = 64 << 10;  // that each block would load in a step without pairs
+
+int mode_of(const GruKey& key) {
+  if (key.type != FloatType::kFloat32) return kGruHalf;
+  return key.allow_tf32 ? kGruTf32 : kGruSplit;
+}
+
+int rows_of(const GruVariant& variant) { return variant.batches * variant.row_tiles * kGruTile; }
+
+int shared_bytes_of(const GruKey& key, const GruVariant& v) {
+  if (!v.is_cluster)
+    return gru_team_shared_bytes(
+        {mode_of(key), key.is_backward, key.linear_before_reset, v.padded, v.units, v.row_tiles, v.batches, v.pair});
+  const auto bytes = key.is_backward ? gru_backward_shared_bytes : gru_forward_shared_bytes;
+  return bytes(mode_of(key), v.padded, v.row_tiles, key.linear_before_reset);
+}
+
+// The ways to split rows, from few rows at a time to many.
+struct Tiling {
+  int units, row_tiles, batches, pair = 1;
+};
+using Tilings = std::vector<Tiling>;
+
+Tilings cluster_tilings() { return {{32, 1, 1}, {32, 2, 1}, {32, 4, 1}}; }
+
+Tilings wide_team_tilings() { return {{32, 1, 1}, {32, 2, 1}, {32, 2, 2}}; }
+
+Tilings narrow_team_tilings(bool is_split) {  // split operands have two planes of words
+  if (is_split) return {{16, 2, 1}, {16, 2, 2}, {16, 2, 4}};
+  return {{16, 2, 1}, {16, 4, 1}, {16, 4, 2}};
+}
+
+// The same numbers of rows for pairs of blocks, if they have room for their sums.
+Tilings pair_tilings(int units, bool is_backward, bool is_split) {
+  if (units == 32) return is_backward ? Tilings{{32, 1, 1, 2}, {32, 2, 1, 2}, {32, 2, 2, 2}} : Tilings{};
+  if (is_backward && !is_split) return {{16, 2, 1, 2}, {16, 4, 1, 2}, {16, 4, 2, 2}};
+  return {{16, 2, 1, 2}, {16, 2, 2, 2}, {16, 2, 4, 2}};
+}
+
+// Chooses the fewest rows at a time with which all clusters or teams run at once. With more parts of rows than teams,
+// they take turns. Returns false if none fits the GPU.
+bool choose_tiling(GruVariant& variant, const GruKey& key, const Tilings& tilings, int multiprocessors,
+                   int shared_bytes) {
+  GruVariant tried = variant;
+  bool fits = false;
+  for (const Tiling& tiling : tilings) {
+    tried.units = tiling.units;
+    tried.row_tiles = tiling.row_tiles;
+    tried.batches = tiling.batches;
+    tried.pair = tiling.pair;
+    tried.shared_bytes = shared_bytes_of(key, tried);
+    const int64_t at_once = multiprocessors / blocks_of(tried);
+    if (tried.shared_bytes > shared_bytes || at_once == 0) break;
+    tried.tiles = (key.rows + rows_of(tried) - 1) / rows_of(tried);
+    const int64_t parts = tried.tiles * key.problems;
+    tried.teams = tried.is_cluster ? parts : std::min(parts, at_once);
+    variant = tried;
+    fits = true;
+    if (parts <= at_once) break;
+  }
+  return fits;
 }
 
 }  // namespace
@@ -82,63 +171,99 @@ int64_t gru_padded_hidden(int64_t hidden) {
   return 0;
 }
 
-void check_gru(const GruKey& key) {
+GruVariant gru_variant(const GruKey& key) {
   if (key.type == FloatType::kFloat64) throw NoPlan("jaxgrad's GRU kernels do not compute float64");
-  if (gru_padded_hidden(key.hidden) == 0) throw NoPlan("jaxgrad's GRU kernels have at most 256 hidden units");
-  if (driver::architecture(key.device) < kMinArchitecture)
-    throw NoPlan("jaxgrad's GRU kernels require a GPU of compute capability 9.0 or later");
-  if (row_tiles_of(key) == 0) throw NoPlan("the GPU has too little shared memory for jaxgrad's GRU kernels");
+  if (gru_padded_hidden(key.hidden) == 0)
+    throw NoPlan("jaxgrad's GRU kernels have at most " + std::to_string(kPadded.back()) + " hidden units");
+  if (key.rows * key.hidden > kMaxStepSize)
+    throw NoPlan("jaxgrad's GRU kernels compute at most " + std::to_string(kMaxStepSize) + " states in a step");
+  const int architecture = driver::architecture(key.device);
+  if (architecture < kMinArchitecture)
+    throw NoPlan("jaxgrad's GRU kernels require a GPU of compute capability 8.0 or later");
+  const int multiprocessors = attribute_of(key.device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+  const int shared_bytes = attribute_of(key.device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+  GruVariant variant;
+  variant.padded = static_cast<int>(gru_padded_hidden(key.hidden));
+  variant.is_cluster = architecture >= kMinClusterArchitecture && variant.padded <= kMaxClusterHidden;
+  if (variant.is_cluster && choose_tiling(variant, key, cluster_tilings(), multiprocessors, shared_bytes))
+    return variant;
+
+  variant.is_cluster = false;
+  variant.padded = std::max(variant.padded, kMinTeamHidden);
+  const bool is_split = mode_of(key) == kGruSplit;
+  const auto choose = [&](GruVariant& chosen, const Tilings& tilings) {
+    return choose_tiling(chosen, key, tilings, multiprocessors, shared_bytes);
+  };
+  GruVariant narrow = variant;
+  const bool has_wide = choose(variant, wide_team_tilings()),
+             has_narrow = choose(narrow, narrow_team_tilings(is_split));
+  if (!has_wide && !has_narrow)
+    throw NoPlan("the recurrent weights of " + std::to_string(key.hidden) + " hidden units do not fit in the " +
+                 std::to_string(multiprocessors) + " multiprocessors of the GPU, with " + std::to_string(shared_bytes) +
+                 " bytes of shared memory each");
+  // How often the teams take turns.
+  const auto turns = [&](const GruVariant& v) { return (v.tiles * key.problems + v.teams - 1) / v.teams; };
+  if (!has_wide || (has_narrow && turns(narrow) < turns(variant))) variant = narrow;
+
+  const auto slot_bytes = [&] {
+    return gru_slot_bytes(mode_of(key), variant.padded, rows_of(variant),
+                          gru_regions(key.is_backward, key.linear_before_reset));
+  };
+  const int bytes_of_pair = 2 * kGruThreads / 32 * 64;  // of a row, that the warps of a pair load at once
+  GruVariant pairs = variant;
+  if (architecture >= kMinClusterArchitecture && slot_bytes() >= kMinPairBytes &&
+      variant.padded * gru_element_bytes(mode_of(key)) % bytes_of_pair == 0 &&
+      choose(pairs, pair_tilings(variant.units, key.is_backward, is_split)) && rows_of(pairs) == rows_of(variant))
+    variant = pairs;
+  variant.workspace_bytes = variant.teams * kGruSlots * slot_bytes();
+  return variant;
 }
 
-std::string gru_source(const GruKey& key, int row_tiles) {
+std::string gru_source(const GruKey& key, const GruVariant& variant) {
   const auto define = [](const char* name, const std::string& value) {
     return std::string("#define ") + name + " " + value + "\n";
   };
-  return define("ELEMENT_IS_BFLOAT16", key.type == FloatType::kBFloat16 ? "1" : "0") +
-         define("T", key.type == FloatType::kFloat32 ? "float" : "unsigned short") +
-         define("MODE", std::to_string(mode_of(key))) +
-         define("HIDDEN", std::to_string(gru_padded_hidden(key.hidden))) +
-         define("LINEAR", key.linear_before_reset ? "1" : "0") + define("ROW_TILES", std::to_string(row_tiles)) +
-         kDeviceSource + kGruSource + (key.is_backward ? kGruBackwardSource : kGruForwardSource);
+  const auto number = [&](const char* name, int value) { return define(name, std::to_string(value)); };
+  const char* source = variant.is_cluster ? (key.is_backward ? kGruClusterBackwardSource : kGruClusterForwardSource)
+                                          : (key.is_backward ? kGruTeamBackwardSource : kGruTeamForwardSource);
+  return number("ELEMENT_IS_BFLOAT16", key.type == FloatType::kBFloat16) +
+         define("T", key.type == FloatType::kFloat32 ? "float" : "unsigned short") + number("MODE", mode_of(key)) +
+         number("HIDDEN", variant.padded) + number("UNITS", variant.units) + number("ROW_TILES", variant.row_tiles) +
+         number("BATCHES", variant.batches) + number("PAIR", variant.pair) + number("LINEAR", key.linear_before_reset) +
+         number("BACKWARD", key.is_backward) + kDeviceSource + source;
 }
 
 std::shared_ptr<const GruPlan> gru_plan(const GruKey& key) {
-  check_gru(key);
   static auto& loaded = *new LruCache<std::string, GruKernel, std::hash<std::string>>(kCapacity);
-  const int row_tiles = row_tiles_of(key);
+  const GruVariant variant = gru_variant(key);
   const driver::RelaxedCapture relaxed;
-  const std::string source = gru_source(key, row_tiles);
+  const std::string source = gru_source(key, variant);
   auto kernel = loaded.get(std::to_string(key.device) + "\n" + source, [&] {
-    return std::make_shared<const GruKernel>(source, key.is_backward ? "gru_backward" : "gru_forward",
-                                             shared_bytes_of(key, row_tiles), driver::architecture(key.device));
+    return std::make_shared<const GruKernel>(source, key.is_backward ? "gru_backward" : "gru_forward", variant,
+                                             key.device);
   });
-  return std::make_shared<const GruPlan>(std::move(kernel), row_tiles, key.problems, key.rows,
-                                         static_cast<int>(gru_padded_hidden(key.hidden)) / kGruUnits);
+  // Clusters do not wait for each other.
+  const int64_t needed = (variant.is_cluster ? 1 : variant.teams) * blocks_of(variant);
+  if (kernel->blocks_at_once() < needed)
+    throw NoPlan("the GPU runs " + std::to_string(kernel->blocks_at_once()) +
+                 " blocks of a kernel of jaxgrad's GRU at " + "once, and " + std::to_string(needed) +
+                 " exchange the state");
+  return std::make_shared<const GruPlan>(std::move(kernel), variant, key.problems);
 }
 
-GruPlan::GruPlan(std::shared_ptr<const GruKernel> kernel, int row_tiles, int64_t problems, int64_t rows, int blocks)
-    : kernel_(std::move(kernel)),
-      tiles_(static_cast<int>(tiles_of(rows, row_tiles))),
-      blocks_(blocks),
-      problems_(problems) {}
+GruPlan::GruPlan(std::shared_ptr<const GruKernel> kernel, const GruVariant& variant, int64_t problems)
+    : kernel_(std::move(kernel)), variant_(variant), problems_(problems) {}
 
-void GruPlan::run(CUstream stream, GruArguments arguments) const {
-  arguments.tiles = tiles_;
-  CUlaunchAttribute cluster{};
-  cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-  cluster.value.clusterDim.x = static_cast<unsigned>(blocks_);
-  cluster.value.clusterDim.y = cluster.value.clusterDim.z = 1;
-  CUlaunchConfig config{};
-  config.gridDimX = static_cast<unsigned>(problems_ * tiles_ * blocks_);
-  config.gridDimY = config.gridDimZ = 1;
-  config.blockDimX = kGruThreads;
-  config.blockDimY = config.blockDimZ = 1;
-  config.sharedMemBytes = kernel_->shared_bytes();
-  config.hStream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
+void GruPlan::run(CUstream stream, GruArguments arguments, void* workspace) const {
+  arguments.problems = static_cast<int>(problems_);
+  arguments.tiles = static_cast<int>(variant_.tiles);
+  arguments.exchange = workspace;
+  if (variant_.workspace_bytes > 0)
+    JAXGRAD_DRIVER(driver::api().cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(workspace), ~0u,
+                                                  static_cast<size_t>(variant_.workspace_bytes / 4), stream));
+  const Launch launch(variant_, stream);
   std::array<void*, 1> parameters = {&arguments};
-  JAXGRAD_DRIVER(driver::api().cuLaunchKernelEx(&config, kernel_->function(), parameters.data(), nullptr));
+  JAXGRAD_DRIVER(driver::api().cuLaunchKernelEx(&launch.config, kernel_->function(), parameters.data(), nullptr));
 }
 
 }  // namespace jaxgrad

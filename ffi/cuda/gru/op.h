@@ -1,4 +1,5 @@
-// The recurrence of the GRU on the GPU, computed by the kernels of forward.cu and backward.cu. No XLA types.
+// The recurrence of the GRU on the GPU, computed by clusters of blocks, or where they are missing or too small by teams
+// of blocks that exchange through global memory. No XLA types.
 #pragma once
 
 #include <cstdint>
@@ -23,33 +24,47 @@ struct GruKey {
   int device = 0;
 };
 
-// The hidden units for which the kernels have registers: those of a call, rounded up.
+// The hidden units for which the kernels have room: those of a call, rounded up; 0 if there are too many.
 int64_t gru_padded_hidden(int64_t hidden);
+
+// Which kernel computes a call, and how the rows are split.
+struct GruVariant {
+  bool is_cluster = false;
+  int padded = 0, units = 0, row_tiles = 0, batches = 0, pair = 1;  // as sizes.cuh defines them
+  int64_t tiles = 0;                                                // parts of the rows of a problem
+  int64_t teams = 0;                                                // clusters or teams of a launch
+  int shared_bytes = 0;
+  int64_t workspace_bytes = 0;
+};
+
+// Throws NoPlan if the kernels do not support the call or the device. Compiles nothing.
+GruVariant gru_variant(const GruKey& key);
+inline void check_gru(const GruKey& key) { gru_variant(key); }
+inline int64_t gru_workspace_bytes(const GruKey& key) { return gru_variant(key).workspace_bytes; }
 
 class GruKernel;
 
 // The kernel for one pass, loaded on one device, and its launch. Immutable.
 class GruPlan {
  public:
-  GruPlan(std::shared_ptr<const GruKernel> kernel, int row_tiles, int64_t problems, int64_t rows, int blocks);
+  GruPlan(std::shared_ptr<const GruKernel> kernel, const GruVariant& variant, int64_t problems);
 
-  // `arguments.tiles` is set here.
-  void run(CUstream stream, GruArguments arguments) const;
+  int64_t workspace_bytes() const { return variant_.workspace_bytes; }
+
+  // Sets what of `arguments` depends on the variant. The workspace has workspace_bytes().
+  void run(CUstream stream, GruArguments arguments, void* workspace) const;
 
  private:
   std::shared_ptr<const GruKernel> kernel_;
-  int tiles_, blocks_;
+  GruVariant variant_;
   int64_t problems_;
 };
-
-// Throws NoPlan if the kernels do not support the call or the device. Compiles nothing.
-void check_gru(const GruKey& key);
 
 // Compiles and loads the kernel, if it is not cached. The key's device must be current. Throws NoPlan as check_gru()
 // does, nvrtc::Error and driver::Error. Thread-safe; allowed while the stream is captured.
 std::shared_ptr<const GruPlan> gru_plan(const GruKey& key);
 
-// The source of a kernel for a number of row tiles, for tests.
-std::string gru_source(const GruKey& key, int row_tiles);
+// The source of a kernel, for tests.
+std::string gru_source(const GruKey& key, const GruVariant& variant);
 
 }  // namespace jaxgrad

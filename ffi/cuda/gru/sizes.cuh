@@ -1,14 +1,21 @@
-// Shared by the forward and the backward kernel. The host defines:
+// Sizes of the kernels. The host defines:
 //   T          the element type: float, or Half with ELEMENT_IS_BFLOAT16
 //   MODE       a GruMode, as a number
-//   HIDDEN     kPadded, the hidden units rounded up to 128, 256 or 512
-//   ROW_TILES  tiles of 8 rows that a cluster computes
+//   HIDDEN     the hidden units that the blocks have room for
+//   UNITS      hidden units of a block: 16 or 32
+//   ROW_TILES  tiles of 8 rows that are multiplied at once
+//   BATCHES    batches of so many tiles that a step computes in turn
+//   PAIR       blocks of a team that share products: 1, or 2 in a cluster
 //   LINEAR     linear_before_reset
+//   BACKWARD   whether the kernel is that of the backward pass
 using namespace jaxgrad;
 typedef unsigned uint32;
 
-constexpr int kPadded = HIDDEN, kUnits = kGruUnits, kBlocks = kPadded / kUnits, kThreads = kGruThreads;
-constexpr int kTile = kGruTile, kRows = ROW_TILES * kTile, kStride = kGruStride;
+constexpr int kPadded = HIDDEN, kUnits = UNITS, kBlocks = kPadded / kUnits, kThreads = kGruThreads;
+constexpr int kTile = kGruTile, kRows = BATCHES * ROW_TILES * kTile;
 constexpr int kPlanes = gru_planes(MODE);        // of an operand: kGruSplit has a high and a low part
 constexpr int kBytes = gru_element_bytes(MODE);  // of an element of a plane
+constexpr int kSaved = 3 + LINEAR;               // values that the forward pass saves of a unit in a step
 
+// The elementwise part: each thread has one unit of kItems rows, which are kItemRows apart.
+constexpr int kItemRows = kThreads / kUnits, kItems = kRows / kItemRows;

@@ -116,7 +116,7 @@ class CudaBackend(GruBackend):
                 empty_if_none(reset, np.bool_),
                 empty_if_none(reset_h, x.dtype),
             ),
-            0,
+            _workspace("forward", params, G * D, B, H, x.dtype),
             named={name: without_groups(a) for name, a in {"x": x, "w": w, "r": r, "y": results[0]}.items()},
             **_attributes(params),
         )
@@ -146,7 +146,7 @@ class CudaBackend(GruBackend):
                 empty_if_none(dy, x.dtype),
                 empty_if_none(dy_h, x.dtype),
             ),
-            0,
+            _workspace("backward", params, G * D, B, H, x.dtype),
             named={name: without_groups(a) for name, a in {"x": x, "w": w, "r": r, "y": y}.items()},
             **_attributes(params),
         )
@@ -203,20 +203,25 @@ def _kernel_rejection(call: GruProblem) -> str:
 @cleared_lru_cache(4096)
 def _load(call: GruProblem) -> str:
     """Compiles and loads the kernels of both passes. Returns why that is impossible; empty if they are loaded."""
-    for is_backward in range(len(PASSES)):
-        if reason := cuda.module.load_gru_kernel(bool(is_backward), *_key(call)):
+    for pass_name in PASSES:
+        if reason := cuda.module.load_gru_kernel(pass_name == "backward", *_key(call)):
             return str(reason)
     return ""
 
 
+def _workspace(pass_name: str, params: GruParams, problems: int, rows: int, hidden: int, dtype: Any) -> int:
+    """The bytes that the blocks of a kernel exchange their states in."""
+    key = _key_of(dtype, params.precision, params.linear_before_reset, problems, rows, hidden)
+    return int(cuda.module.gru_workspace_bytes(pass_name == "backward", *key))
+
+
 def _key(call: GruProblem) -> tuple[Any, ...]:
-    allow_tf32 = allows_tf32(call.precision)
-    return (
-        cuda.gpu_ordinal(),
-        cuda.float_type(call.dtype),
-        allow_tf32,
-        call.linear_before_reset,
-        call.groups * call.D,
-        call.B,
-        call.H,
-    )
+    return _key_of(call.dtype, call.precision, call.linear_before_reset, call.groups * call.D, call.B, call.H)
+
+
+def _key_of(
+    dtype: Any, precision: Any, linear_before_reset: bool, problems: int, rows: int, hidden: int
+) -> tuple[Any, ...]:
+    """What the kernels depend on."""
+    types = cuda.gpu_ordinal(), cuda.float_type(dtype), allows_tf32(precision)
+    return *types, linear_before_reset, problems, rows, hidden

@@ -1,0 +1,144 @@
+// The elementwise part of the forward pass.
+
+// The inputs of a unit of a row in a step, and whether the row is reset before the next one. Not compared yet, so that
+// nothing waits for the loads.
+struct Inputs {
+  float of_gate[3];
+  unsigned char reset_next;
+};
+
+// The gates of a unit of a row in a step, and their pre-activations.
+struct Gates {
+  float z_before, r_before, n_before, z, r, n, recurrent, h;
+  bool valid;
+
+  __device__ void set_z_and_r(float z_sum, float r_sum, float clip) {
+    z_before = z_sum;
+    r_before = r_sum;
+    z = sigmoid(bounded(z_sum, clip));
+    r = sigmoid(bounded(r_sum, clip));
+  }
+};
+
+// The rows of a thread, with one unit each. Addresses are those of the first row; they move from step to step: those of
+// the inputs with move_inputs(), those of the results with move_results().
+struct ForwardRows {
+  const GruArguments& p;
+  const bool has_unit;
+  const int first_row, towards;  // towards the next step: 1 or -1
+  const int y_stride;            // of a step; of other arrays, a multiple
+  const long long state_at;      // in an array [problems, B, H]
+  int t, input_step = 0;         // the time of the results, the step of the inputs
+  float state[kItems], bias = 0;
+  int length[kItems];
+  const float *inputs_from, *prefetch_from = nullptr;
+  const unsigned char* reset_from;
+  T *y_to, *gates_to;
+
+  __device__ ForwardRows(const GruArguments& arguments, const Place& place, int unit, int row)
+      : p(arguments),
+        has_unit(unit < arguments.hidden),
+        first_row(row),
+        towards(place.reversed ? -1 : 1),
+        y_stride(towards * p.directions * p.rows * p.hidden),
+        state_at((static_cast<long long>(place.problem) * p.rows + row) * p.hidden + unit),
+        t(place.time(arguments, 0)) {
+    const long long H = p.hidden, D = p.directions, B = p.rows;
+    const long long first_step = static_cast<long long>(place.group) * p.steps + t;
+    const long long step_row = (first_step * D + place.direction) * B + row;
+    const float* const inputs = p.inputs + ((first_step * B + row) * D + place.direction) * 3 * H;
+    inputs_from = inputs + unit;
+    reset_from = p.reset + first_step * B + row;
+    y_to = static_cast<T*>(p.y) + step_row * H + unit;
+    gates_to = static_cast<T*>(p.gates) + step_row * kSaved * H + unit;
+    if (LINEAR && p.recurrent_bias != nullptr && has_unit)
+      bias = element(p.recurrent_bias, static_cast<long long>(place.problem) * H + unit);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int* const lengths = p.lengths + static_cast<long long>(place.group) * B + row + i * kItemRows;
+      length[i] = !in_batch(i) ? 0 : p.lengths == nullptr ? p.steps : min(*lengths, p.steps);
+      state[i] = has(i) && p.initial_h != nullptr ? element(p.initial_h, state_of(i)) : 0.f;
+      if (reset_of(i) != 0 && t < length[i]) state[i] = reset_state(i);
+    }
+    reset_from += towards * B;
+
+    // The first threads of a row prefetch the inputs of one gate and row each.
+    const int index = unit % kUnits, prefetched = index / 3 * kItemRows;
+    if (index < 3 * kItems && row + prefetched < p.rows && unit - index < H) {
+      prefetch_from = inputs + prefetched * D * 3 * H + index % 3 * H + unit - index;
+      for (int s = 0; s < kAhead && s < p.steps; ++s) prefetch(prefetch_from + s * (3LL * y_stride));
+      prefetch_from += kAhead * (3LL * y_stride);
+    }
+  }
+
+  __device__ bool in_batch(int i) const { return first_row + i * kItemRows < p.rows; }
+  __device__ bool has(int i) const { return in_batch(i) && has_unit; }
+  __device__ long long state_of(int i) const { return state_at + static_cast<long long>(i * kItemRows) * p.hidden; }
+  __device__ unsigned char reset_of(int i) const {
+    return p.reset != nullptr && in_batch(i) ? reset_from[i * kItemRows] : static_cast<unsigned char>(0);
+  }
+  __device__ float reset_state(int i) const {
+    return p.reset_h != nullptr && has_unit ? element(p.reset_h, state_of(i)) : 0.f;
+  }
+
+  // Starts to load the inputs of step `input_step`.
+  __device__ Inputs load_inputs(int i) const {
+    const float* const from = inputs_from + i * kItemRows * p.directions * 3 * p.hidden;
+    Inputs inputs;
+#pragma unroll
+    for (int gate = 0; gate < 3; ++gate)
+      inputs.of_gate[gate] = has(i) && input_step < p.steps ? from[gate * p.hidden] : 0.f;
+    inputs.reset_next = 0;
+    if (input_step + 1 < p.steps) inputs.reset_next = reset_of(i);
+    return inputs;
+  }
+  __device__ void move_inputs() {
+    if (prefetch_from != nullptr) {
+      if (input_step + kAhead < p.steps) prefetch(prefetch_from);
+      prefetch_from += 3LL * y_stride;
+    }
+    ++input_step;
+    inputs_from += 3LL * y_stride;
+    reset_from += towards * p.rows;
+  }
+
+  // The state of a row after the step, or what resets it then.
+  __device__ void finish(int i, Gates& gates, float n_sum, unsigned char reset_next) {
+    gates.n_before = n_sum;
+    gates.n = hyperbolic_tangent(bounded(n_sum, p.clip));
+    gates.h = (1 - gates.z) * gates.n + gates.z * state[i];
+    gates.valid = t < length[i];
+    if (gates.valid) state[i] = gates.h;
+    if (reset_next != 0 && t + towards < length[i]) state[i] = reset_state(i);
+  }
+
+  // Zeros past the length of a row, where the inputs may be NaN.
+  __device__ void store(int i, const Gates& gates) {
+    if (!has(i)) return;
+    const int offset = i * kItemRows * p.hidden;
+    narrow(gates.valid ? gates.h : 0.f, y_to + offset);
+    if (p.gates == nullptr) return;
+    float z = gates.z, r = gates.r, n = gates.n;
+    if (is_finite(p.clip)) {
+      z = marked(z, gates.z_before, p.clip);
+      r = marked(r, gates.r_before, p.clip);
+      n = marked(n, gates.n_before, p.clip);
+    }
+    T* const to = gates_to + kSaved * offset;
+    narrow(gates.valid ? z : 0.f, to);
+    narrow(gates.valid ? r : 0.f, to + p.hidden);
+    narrow(gates.valid ? n : 0.f, to + 2 * p.hidden);
+    if (LINEAR) narrow(gates.valid ? gates.recurrent : 0.f, to + 3 * p.hidden);
+  }
+  __device__ void store_last() {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i)
+      if (has(i)) narrow(state[i], static_cast<T*>(p.y_h) + state_of(i));
+  }
+
+  __device__ void move_results() {
+    t += towards;
+    y_to += y_stride;
+    gates_to += static_cast<long long>(kSaved) * y_stride;
+  }
+};

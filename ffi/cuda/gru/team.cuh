@@ -1,0 +1,94 @@
+// The exchange between the blocks of a team, through global memory (the L2 cache).
+//
+// In a step every block publishes words of 16 bytes, each stored and loaded as a whole. The words of a step are in one
+// slot of a ring, where the host has marked all words absent: a reader loads a word until it is there. The mark is a
+// NaN that no conversion yields; any other value may be exchanged. When a block publishes a step, it (or the other of
+// its pair, whose sums it has) has read all words of the step before; so all blocks of the team have read those of the
+// step before that one, and it marks its own of them absent again. They are used again kGruSlots - 2 steps later;
+// before that, a fence every kGruSlots / 2 steps orders the marks before words that the readers wait for.
+
+constexpr int kRegions = gru_regions(BACKWARD, LINEAR);  // arrays of kPadded values of a row that a step publishes
+constexpr int kWarps = kThreads / 32;
+constexpr int kWords = kPadded / PAIR / kWarps * kBytes / 64;  // of a row, plane and region that one lane reads
+constexpr int kWordsOfTile = kPadded * kBytes / 16 * kTile;    // of one plane and region
+constexpr int kTilesOfTeam = BATCHES * ROW_TILES;
+constexpr int kWordsOfSlot = kRegions * kPlanes * kTilesOfTeam * kWordsOfTile;
+constexpr uint32 kAbsent = ~0u;
+static_assert(kWordsOfSlot * 16 == gru_slot_bytes(MODE, kPadded, kRows, kRegions), "");
+
+// The offset of the tile of a plane of a region in a slot, in words.
+__device__ constexpr int offset_of(int region, int plane, int tile) {
+  return ((region * kPlanes + plane) * kTilesOfTeam + tile) * kWordsOfTile;
+}
+
+__device__ inline uint4 load_word_of_team(const uint4* from) {
+  uint4 word;
+  asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "l"(from)
+               : "memory");
+  return word;
+}
+__device__ inline void store_word_of_team(uint4* to, uint4 word) {
+  asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word.x), "r"(word.y), "r"(word.z),
+               "r"(word.w)
+               : "memory");
+}
+__device__ inline void fence_of_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+__device__ inline void stop() { asm volatile("trap;"); }
+
+// Bounds a wait, so that a fault ends in an error instead of a hang. A load takes about a microsecond.
+constexpr unsigned kMaxLoads = 1u << 23;
+
+// The words of 32 neighboring values of a warp: as many lanes publish one each.
+constexpr int kWordsOfWarp = 32 * kBytes / 16;
+
+struct Publisher {
+  uint4* ring;  // the word of this lane in slot 0, region 0, plane 0, of the first item
+  int word;     // of the warp
+  bool has_word;
+
+  // The warp has the values of kUnits units from `first_unit` on: of `row`, and with 16 units of `row` + 4.
+  __device__ Publisher(uint4* of_team, int first_unit, int tile, int row, int lane)
+      : word(static_cast<int>(kept(lane % kWordsOfWarp))), has_word(lane < kWordsOfWarp) {
+    constexpr int per_word = 16 / kBytes;
+    const int value = word * per_word, unit = first_unit + value % kUnits;
+    const int words = unit / per_word;  // before this one, of the row
+    ring = kept(of_team + tile * kWordsOfTile + (words / 4 * kTile + row + value / kUnits * 4) * 4 + words % 4);
+  }
+
+  // Publishes one value of each lane in a region of a step, of the tile of an item.
+  __device__ void publish(float value, unsigned step, int region, int tile) const {
+    constexpr unsigned all = ~0u;
+    uint4 words[kPlanes];
+#if MODE == 1
+    const uint32 own = as_tf32(value);
+    words[0] = make_uint4(__shfl_sync(all, own, 4 * word), __shfl_sync(all, own, 4 * word + 1),
+                          __shfl_sync(all, own, 4 * word + 2), __shfl_sync(all, own, 4 * word + 3));
+#else
+    const float next = __shfl_down_sync(all, value, 1);
+#pragma unroll
+    for (int plane = 0; plane < kPlanes; ++plane) {
+      const uint32 own = operand_pair(value, next, plane);
+      words[plane] = make_uint4(__shfl_sync(all, own, 8 * word), __shfl_sync(all, own, 8 * word + 2),
+                                __shfl_sync(all, own, 8 * word + 4), __shfl_sync(all, own, 8 * word + 6));
+    }
+#endif
+    if (!has_word) return;
+    uint4* const slot = ring + step % kGruSlots * kWordsOfSlot;
+#pragma unroll
+    for (int plane = 0; plane < kPlanes; ++plane) {
+      words[plane].x = min(words[plane].x, kAbsent - 1);
+      store_word_of_team(slot + offset_of(region, plane, tile), words[plane]);
+    }
+  }
+
+  // After publish(): marks the words of the step before the last absent.
+  __device__ void mark(unsigned step, int region, int tile) const {
+    if (!has_word) return;
+    uint4* const slot = ring + (step - 2) % kGruSlots * kWordsOfSlot;
+#pragma unroll
+    for (int plane = 0; plane < kPlanes; ++plane)
+      store_word_of_team(slot + offset_of(region, plane, tile), make_uint4(kAbsent, kAbsent, kAbsent, kAbsent));
+  }
+};
