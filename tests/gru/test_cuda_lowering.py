@@ -154,9 +154,14 @@ report(few=few, forced=len(calls(lowered(T=1, implementation="cuda"))))
     ("call", "environment", "reason"),
     [
         ("dtype='float64'", {}, "jaxgrad's GRU kernels do not compute float64"),
-        ("H=257", {}, "jaxgrad's GRU kernels have at most 256 hidden units"),
-        ("", {"FAKE_MAJOR": "8"}, "jaxgrad's GRU kernels require a GPU of compute capability 9.0 or later"),
-        ("", {"FAKE_SHARED": "10000"}, "the GPU has too little shared memory for jaxgrad's GRU kernels"),
+        ("H=2049", {}, "jaxgrad's GRU kernels have at most 2048 hidden units"),
+        ("", {"FAKE_MAJOR": "7"}, "jaxgrad's GRU kernels require a GPU of compute capability 8.0 or later"),
+        (
+            "",
+            {"FAKE_SHARED": "10000"},
+            "the recurrent weights of 43 hidden units do not fit in the 132 multiprocessors of the GPU, with 10000 bytes of "
+            "shared memory each",
+        ),
     ],
 )
 def test_unsupported_calls(run, call, environment, reason):

@@ -104,7 +104,8 @@ def gru(
       ValueError: the shape of an array does not fit, direction or implementation is unknown, clip or remat_every is not
         positive, sequence_lens has a value outside [0, T], or reset_h is given without reset; or `implementation="cpu"`
         or "cuda" is lowered for another platform, has symbolic shapes, or is not supported: the CUDA kernels require a
-        GPU of compute capability 9.0 where the program is lowered, at most 256 hidden units, and no float64.
+        GPU of compute capability 8.0 or later where the program is lowered, with room for the recurrent weights, at
+        most 2048 hidden units, and no float64.
       RuntimeError: `implementation="cpu"` or "cuda" is given and the compiled module or NVRTC cannot be loaded.
       jax.errors.JaxRuntimeError: sequence_lens has a value outside [0, T] that is not known while tracing, and the CPU
         kernels run. The XLA implementation and the CUDA kernels clamp such a value to [0, T].
