@@ -159,8 +159,8 @@ report(few=few, forced=len(calls(lowered(T=1, implementation="cuda"))))
         (
             "",
             {"FAKE_SHARED": "10000"},
-            "the recurrent weights of 43 hidden units do not fit in the 132 multiprocessors of the GPU, with 10000 bytes of "
-            "shared memory each",
+            "the recurrent weights of 43 hidden units do not fit in the 132 multiprocessors of the GPU, with "
+            "10000 bytes of shared memory each",
         ),
     ],
 )
