@@ -23,8 +23,8 @@ def _on_a_gpu():
         return "xla", "CUDA kernels of jaxgrad are missing"
     if cuda.gpu_ordinal() is None:
         return "xla", "compiled for the GPU of the machine that lowers the program, which has none"
-    if float(jax.devices("gpu")[0].compute_capability) < 9:
-        return "xla", "compute capability 9.0 or later"
+    if float(jax.devices("gpu")[0].compute_capability) < 8:
+        return "xla", "compute capability 8.0 or later"
     return "cuda", "jaxgrad's own kernel"
 
 

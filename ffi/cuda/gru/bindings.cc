@@ -30,7 +30,7 @@ std::string rejection(int64_t device, int64_t type, bool allow_tf32, bool linear
   const nb::gil_scoped_release release;
   try {
     for (const bool is_backward : {false, true})
-      gru_variant(key_of(is_backward, device, type, allow_tf32, linear_before_reset, problems, rows, hidden));
+      check_gru(key_of(is_backward, device, type, allow_tf32, linear_before_reset, problems, rows, hidden));
   } catch (const NoPlan& reason) {
     return reason.what();
   }

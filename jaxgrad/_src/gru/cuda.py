@@ -116,7 +116,7 @@ class CudaBackend(GruBackend):
                 empty_if_none(reset, np.bool_),
                 empty_if_none(reset_h, x.dtype),
             ),
-            _workspace("forward", params, G * D, B, H, x.dtype),
+            _workspace("forward", params.problem(x, r)),
             named={name: without_groups(a) for name, a in {"x": x, "w": w, "r": r, "y": results[0]}.items()},
             **_attributes(params),
         )
@@ -146,7 +146,7 @@ class CudaBackend(GruBackend):
                 empty_if_none(dy, x.dtype),
                 empty_if_none(dy_h, x.dtype),
             ),
-            _workspace("backward", params, G * D, B, H, x.dtype),
+            _workspace("backward", params.problem(x, r)),
             named={name: without_groups(a) for name, a in {"x": x, "w": w, "r": r, "y": y}.items()},
             **_attributes(params),
         )
@@ -209,19 +209,23 @@ def _load(call: GruProblem) -> str:
     return ""
 
 
-def _workspace(pass_name: str, params: GruParams, problems: int, rows: int, hidden: int, dtype: Any) -> int:
-    """The bytes that the blocks of a kernel exchange their states in."""
-    key = _key_of(dtype, params.precision, params.linear_before_reset, problems, rows, hidden)
-    return int(cuda.module.gru_workspace_bytes(pass_name == "backward", *key))
+@cleared_lru_cache(4096)
+def _workspace(pass_name: str, call: GruProblem) -> int:
+    """The bytes in which the blocks of a kernel exchange states.
+
+    They depend on the call and the kind of the GPU alone, so that every host lowers the same program.
+    """
+    return int(cuda.module.gru_workspace_bytes(pass_name == "backward", *_key(call)))
 
 
 def _key(call: GruProblem) -> tuple[Any, ...]:
-    return _key_of(call.dtype, call.precision, call.linear_before_reset, call.groups * call.D, call.B, call.H)
-
-
-def _key_of(
-    dtype: Any, precision: Any, linear_before_reset: bool, problems: int, rows: int, hidden: int
-) -> tuple[Any, ...]:
-    """What the kernels depend on."""
-    types = cuda.gpu_ordinal(), cuda.float_type(dtype), allows_tf32(precision)
-    return *types, linear_before_reset, problems, rows, hidden
+    allow_tf32 = allows_tf32(call.precision)
+    return (
+        cuda.gpu_ordinal(),
+        cuda.float_type(call.dtype),
+        allow_tf32,
+        call.linear_before_reset,
+        call.groups * call.D,
+        call.B,
+        call.H,
+    )

@@ -37,6 +37,11 @@ class GruParams:
         """The number of [H] vectors that the forward pass saves for each step, row and direction."""
         return 4 if self.linear_before_reset else 3
 
+    def problem(self, x: jax.Array, r: jax.Array) -> GruProblem:
+        """The problem of operands x and r, which may have a first axis of groups."""
+        own = {"linear_before_reset": self.linear_before_reset, "clip": self.clip, "precision": self.precision}
+        return GruProblem.of(x, r, **own)
+
 
 @dataclasses.dataclass(frozen=True)
 class GruProblem:

@@ -20,7 +20,7 @@ from jaxgrad._src.core.partitioning import Dims, PartitioningRule, dims, partiti
 from jaxgrad._src.core.selection import Candidates, supporting
 from jaxgrad._src.gru import xla
 from jaxgrad._src.gru.backends import BACKENDS
-from jaxgrad._src.gru.params import GruParams, GruProblem
+from jaxgrad._src.gru.params import GruParams
 
 _MAX_PASSES = 1024  # jitted passes of each kind that are kept, for different parameters
 
@@ -122,7 +122,4 @@ def _for_one_group(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 def _supporting(candidates: Candidates, pass_name: str, params: GruParams, x: jax.Array, r: jax.Array) -> Candidates:
     """Returns the candidates for the operands of a pass, whose batch `vmap` or a mesh may have changed."""
-    problem = GruProblem.of(
-        x, r, linear_before_reset=params.linear_before_reset, clip=params.clip, precision=params.precision
-    )
-    return supporting(candidates, BACKENDS, pass_name, problem)
+    return supporting(candidates, BACKENDS, pass_name, params.problem(x, r))
