@@ -112,11 +112,17 @@ JAXGRAD_CONSTEXPR int gru_words_at_once(const GruTeam& team) {
   const int words = (gru_items(team) > 2 ? 4 : 8) / (team.row_tiles * gru_planes(team.mode));
   return words > 1 ? words : 1;
 }
-// What a block receives of the other of its pair: sums of an item in a step; bytes, with the barriers.
-JAXGRAD_CONSTEXPR int gru_pair_sums(const GruTeam& team) { return team.backward ? (team.linear ? 1 : 2) : 3; }
+// What a block receives of the other of its pair, in the backward pass: the sums of an item in a step, the exchanges of
+// a step, the buffers of each, and the bytes, with the barriers. A block sends the sums of an exchange after it has
+// received those of the exchange before, for which the other block has read its own. With one exchange in a step, the
+// one before is that of the last step: two buffers.
+JAXGRAD_CONSTEXPR int gru_pair_sums(const GruTeam& team) { return team.linear ? 1 : 2; }
+JAXGRAD_CONSTEXPR int gru_pair_exchanges(const GruTeam& team) { return gru_pair_sums(team) * team.batches; }
+JAXGRAD_CONSTEXPR int gru_pair_buffers(const GruTeam& team) { return gru_pair_exchanges(team) == 1 ? 2 : 1; }
 JAXGRAD_CONSTEXPR int gru_pair_bytes(const GruTeam& team) {
-  const int barriers = gru_aligned((team.linear ? 1 : 2) * team.batches * 8);
-  return team.pair == 1 ? 0 : barriers + gru_pair_sums(team) * gru_items(team) * kGruThreads * 4;
+  const int barriers = gru_aligned(gru_pair_exchanges(team) * gru_pair_buffers(team) * 8);
+  const int sums = gru_pair_buffers(team) * gru_pair_sums(team) * gru_items(team) * kGruThreads * 4;
+  return team.pair == 1 ? 0 : barriers + sums;
 }
 JAXGRAD_CONSTEXPR int gru_team_shared_bytes(const GruTeam& team) {
   const int words = gru_words(team) - gru_register_words(team);

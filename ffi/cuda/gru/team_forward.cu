@@ -82,5 +82,4 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
     }
     rows.store_last();
   }
-  block.end();
 }

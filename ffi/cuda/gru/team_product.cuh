@@ -20,7 +20,10 @@ constexpr int kGateSums = ROW_TILES * kTile * kStride, kWarpSums = kSideGates * 
 constexpr int kPartBytes = kWarps * kWarpSums * 4, kFragmentBytes = 32 * 16;
 constexpr int kParts = kWarps * kSharedWords * kFragments * kFragmentBytes;
 constexpr int kPairBarriers = kParts + 2 * kPartBytes;
-[[maybe_unused]] constexpr int kPairSums = kPairBarriers + gru_aligned((LINEAR ? 1 : 2) * BATCHES * 8);
+[[maybe_unused]] constexpr int kPairExchanges = gru_pair_exchanges(kTeam), kPairBuffers = gru_pair_buffers(kTeam);
+[[maybe_unused]] constexpr int kPairSums = kPairBarriers + gru_aligned(kPairExchanges * kPairBuffers * 8);
+[[maybe_unused]] constexpr int kPairSumBytes = gru_pair_sums(kTeam) * gru_items(kTeam) * kThreads * 4;  // of a buffer
+static_assert(PAIR == 1 || (BACKWARD && kUnits == 16), "no other pairs are faster");
 static_assert(kPairBarriers + gru_pair_bytes(kTeam) == gru_team_shared_bytes(kTeam), "");
 
 struct Weights {
@@ -214,11 +217,7 @@ struct Block {
   Words ahead;  // the first words of the next product
 #if PAIR > 1
   const unsigned shared, other;  // the shared memory of the block, and of the other of its pair
-  // Bytes that a block receives for a batch, in each product of a step.
-  static constexpr int kOfItem = kItemsOfBatch * kThreads * 4;
-  static __device__ constexpr int bytes_of(int product) {
-    return (BACKWARD ? 1 : LINEAR ? 3 : product == 0 ? 2 : 1) * kOfItem;
-  }
+  static constexpr int kBytesOfExchange = kItemsOfBatch * kThreads * 4;  // that a block receives
 #endif
 
   __device__ Block(const GruArguments& p, unsigned memory)
@@ -241,12 +240,12 @@ struct Block {
 #endif
   {
 #if PAIR > 1
-    for (int i = threadIdx.x; i < (LINEAR ? 1 : 2) * BATCHES; i += kThreads)
+    for (int i = threadIdx.x; i < kPairExchanges * kPairBuffers; i += kThreads)
       init_barrier(memory + kPairBarriers + 8 * i);
     fence_barriers();
     __syncthreads();
-    for (int i = threadIdx.x; i < (LINEAR ? 1 : 2) * BATCHES; i += kThreads)
-      announce(memory + kPairBarriers + 8 * i, bytes_of(i / BATCHES));
+    for (int i = threadIdx.x; i < kPairExchanges * kPairBuffers; i += kThreads)
+      announce(memory + kPairBarriers + 8 * i, kBytesOfExchange);
     cluster_barrier();
 #endif
   }
@@ -290,30 +289,27 @@ struct Block {
   template <int FIRST_GATE, int GATES>
   __device__ void add_up(float (&sums)[GATES][kItemsOfBatch], int batch, int product) const {
 #if PAIR > 1
-    const unsigned barrier = (product * BATCHES + batch) * 8;
-    const auto place = [&](int gate, int i) {
-      const int sum = BACKWARD ? product : FIRST_GATE + gate;
-      return kPairSums + (((batch * gru_pair_sums(kTeam) + sum) * kItemsOfBatch + i) * kThreads + threadIdx.x) * 4;
+    static_assert(GATES == 1, "");
+    const int buffer = published % kPairBuffers;
+    const unsigned barrier = kPairBarriers + ((product * BATCHES + batch) * kPairBuffers + buffer) * 8;
+    const auto place = [&](int i) {
+      const int item = (batch * gru_pair_sums(kTeam) + product) * kItemsOfBatch + i;
+      return kPairSums + buffer * kPairSumBytes + (item * kThreads + threadIdx.x) * 4;
     };
     const int units_away = rank % PAIR == 0 ? kUnits : -kUnits;
 #pragma unroll
-    for (int gate = 0; gate < GATES; ++gate)
-#pragma unroll
-      for (int i = 0; i < kItemsOfBatch; ++i)
-        store_float_to(other + place(gate, i), other + kPairBarriers + barrier,
-                       sum_of_warps(FIRST_GATE + gate, i, units_away));
+    for (int i = 0; i < kItemsOfBatch; ++i)
+      store_float_to(other + place(i), other + barrier, sum_of_warps(FIRST_GATE, i, units_away));
 #endif
 #pragma unroll
     for (int gate = 0; gate < GATES; ++gate)
 #pragma unroll
       for (int i = 0; i < kItemsOfBatch; ++i) sums[gate][i] = sum_of_warps(FIRST_GATE + gate, i);
 #if PAIR > 1
-    wait_for_phase(shared + kPairBarriers + barrier, published & 1);
-    if (threadIdx.x == 0) announce(shared + kPairBarriers + barrier, bytes_of(product));
+    wait_for_phase(shared + barrier, published / kPairBuffers & 1);
+    if (threadIdx.x == 0) announce(shared + barrier, kBytesOfExchange);
 #pragma unroll
-    for (int gate = 0; gate < GATES; ++gate)
-#pragma unroll
-      for (int i = 0; i < kItemsOfBatch; ++i) sums[gate][i] += load_float(shared + place(gate, i));
+    for (int i = 0; i < kItemsOfBatch; ++i) sums[0][i] += load_float(shared + place(i));
 #endif
   }
   __device__ void publish(float value, unsigned step, int region, int item) const {
