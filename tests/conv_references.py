@@ -24,7 +24,19 @@ def with_bias(op: Callable[..., Any], feature_axis: int) -> Callable[..., Any]:
 
 
 def lax_conv(case: ConvCase) -> Callable[..., Any]:
-    return with_bias(lambda lhs, rhs: lax.conv_general_dilated(lhs, rhs, **case.settings), case.numbers.out_spec[1])
+    def call(lhs, rhs):
+        settings = case.settings
+        if isinstance(settings["padding"], tuple) and min(min(sides) for sides in settings["padding"]) < 0:
+            # Cropped beforehand: XLA has faults with negative padding (docs/transformations.md).
+            config = [(0, 0, 0)] * lhs.ndim
+            spread = settings.pop("lhs_dilation") or (1,) * case.n
+            for axis, sides, dilation in zip(case.numbers.lhs_spec[2:], settings["padding"], spread, strict=True):
+                config[axis] = (*sides, dilation - 1)
+            lhs = lax.pad(lhs, np.zeros((), lhs.dtype), config)
+            settings["padding"] = ((0, 0),) * case.n
+        return lax.conv_general_dilated(lhs, rhs, **settings)
+
+    return with_bias(call, case.numbers.out_spec[1])
 
 
 def in_float64(op: Callable[..., Any], inputs: ConvInputs, dy: np.ndarray) -> Result:
