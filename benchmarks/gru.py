@@ -210,6 +210,8 @@ def _kernel_times(work: Work, ours: Contender) -> dict[str, float]:
     except Exception as error:  # profiling needs permission, and one process that profiles
         print(f"  no times of kernels: {brief(error)}", flush=True)
         return {}
+    if not found:
+        print(f"  no kernel in the profile is named {' or '.join(_KERNELS.values())}", flush=True)
     steps = work.settings["T"]
     return {name: round(1e6 * found[kernel] / steps, 4) for name, kernel in _KERNELS.items() if kernel in found}
 

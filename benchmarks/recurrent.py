@@ -30,8 +30,8 @@ NOTES = (
     "Cases are T,B,H: steps, batch and hidden units. ppo has a GRU with resets between dense layers; char-lm has two "
     "GRU layers between an embedding and a dense layer. benchmarks/recurrent_models.py defines them.",
     "A step is the loss, all gradients and SGD with momentum, in place.",
-    "lax.scan of a flax cell multiplies the input of each step inside the loop, as a scanned GRUCell of flax; jax.grad of "
-    "lax.scan multiplies the inputs of all steps before it.",
+    "lax.scan of a flax cell multiplies the input of each step inside the loop, as a scanned GRUCell of flax; jax.grad "
+    "of lax.scan multiplies the inputs of all steps before it.",
 )
 # Limits of ||a - b|| / ||b|| of the loss, and of each parameter and gradient.
 _TOLERANCES = {"float32": (1e-4, 1e-2), "TF32": (3e-3, 5e-2), "bfloat16": (2e-2, 0.2)}

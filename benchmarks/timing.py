@@ -169,9 +169,11 @@ def _many_calls(each: InProgram) -> Any:
     """The program with a loop of calls, before it is compiled."""
     first, *others = jax.tree.leaves(each.args)
     tree = jax.tree.structure(each.args)
-    empty = jax.tree.map(lambda out: jnp.zeros(out.shape, out.dtype), jax.eval_shape(each.function, *each.args))
+    results = jax.eval_shape(each.function, *each.args)
 
     def many(calls: jax.Array, first: jax.Array, *others: jax.Array) -> Any:
+        empty = jax.tree.map(lambda out: jnp.zeros(out.shape, out.dtype), results)
+
         def call(i: jax.Array, _: Any) -> Any:
             varied = first + (i * 1e-30).astype(first.dtype)  # XLA would take equal calls out of the loop
             return each.function(*jax.tree.unflatten(tree, (varied, *others)))
