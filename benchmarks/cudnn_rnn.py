@@ -9,6 +9,7 @@ import ctypes
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -142,7 +143,12 @@ def load() -> Cudnn:
     """The cuDNN that PyTorch runs on."""
     torch.zeros(1, device="cuda")
     torch.backends.cudnn.version()
-    return Cudnn(ctypes.CDLL("libcudnn.so.9"))
+    try:
+        library = ctypes.CDLL("libcudnn.so.9")  # which PyTorch has loaded
+    except OSError:
+        (folder,) = find_spec("nvidia.cudnn").submodule_search_locations  # type: ignore[union-attr]
+        library = ctypes.CDLL(f"{folder}/lib/libcudnn.so.9")
+    return Cudnn(library)
 
 
 class _Part(NamedTuple):
@@ -310,14 +316,17 @@ class Rnn:
 
     def in_graph(self, function: Callable[[], None]) -> Callable[[], None]:
         """The calls of a function in a CUDA graph."""
-        graph, cudnn = torch.cuda.CUDAGraph(), self._cudnn
+        graph, cudnn, side = torch.cuda.CUDAGraph(), self._cudnn, torch.cuda.Stream()
         usual = torch.cuda.current_stream().cuda_stream
-        try:
-            with torch.cuda.graph(graph):
-                cudnn.SetStream(cudnn.handle, torch.cuda.current_stream().cuda_stream)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            graph.capture_begin()
+            try:
+                cudnn.SetStream(cudnn.handle, side.cuda_stream)
                 function()
-        finally:
-            cudnn.SetStream(cudnn.handle, usual)
+            finally:
+                cudnn.SetStream(cudnn.handle, usual)
+                graph.capture_end()
         return graph.replay
 
 
@@ -353,10 +362,11 @@ def timed(rnn: Rnn, function: Callable[[], None], on_gpu: bool) -> Timed:
     if on_gpu:
         try:
             replay = rnn.in_graph(queued)
-        except RuntimeError:  # cuDNN cannot record these calls
-            torch.cuda.synchronize()
-        else:
             replay()
+            torch.cuda.synchronize()
+        except RuntimeError:  # cuDNN cannot record these calls
+            pass
+        else:
             found = min(found, of(replay, "CUDA graph"), key=lambda each: each.seconds)
     return found
 

@@ -47,11 +47,12 @@ class Worker:
     def __init__(self) -> None:
         self._process: Any = None
         self._pipe: Connection | None = None
+        self._broken = ""
 
     def measure(self, problem: Problem) -> dict[str, Found]:
         """Of each pass. Raises RuntimeError if no candidate works."""
         crashed: dict[str, str] = {}
-        while True:
+        while not self._broken:
             self._send((problem, crashed))
             candidate = None
             while True:
@@ -59,14 +60,16 @@ class Worker:
                     kind, value = self._receive()
                 except _EndedError as error:
                     if candidate is None:
-                        raise RuntimeError(f"cuDNN does not start: {error}") from None
-                    crashed[candidate] = str(error)
+                        self._broken = f"cuDNN does not start: {error}"
+                    else:
+                        crashed[candidate] = str(error)
                     break
                 if kind == "found":
                     return value
                 if kind == "failed":
                     raise RuntimeError(value)
                 candidate = value
+        raise RuntimeError(self._broken)
 
     def sample(self, which: str) -> float:
         """The seconds of one call of the fastest candidate of the last problem."""

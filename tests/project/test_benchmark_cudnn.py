@@ -200,15 +200,23 @@ def test_results_on_a_fake_library(bidirectional, lengths):
 
 
 def _crashing(pipe):
+    """Ends where it starts, and with each candidate that is a number, with this exit code."""
     problem, crashed = pipe.recv()
-    pipe.send(("trying", problem[0]))
-    if problem[0] not in crashed:
-        raise SystemExit(7)
+    if not problem:
+        raise SystemExit(3)
+    for candidate in problem:
+        pipe.send(("trying", candidate))
+        if candidate.isdecimal() and candidate not in crashed:
+            raise SystemExit(int(candidate))
     pipe.send(("found", crashed))
 
 
-def test_a_candidate_that_ends_its_process(monkeypatch):
+def test_candidates_that_end_their_process(monkeypatch):
     monkeypatch.setattr(cudnn_worker, "_serve", _crashing)
     worker = cudnn_worker.Worker()
-    assert worker.measure(("STANDARD",)) == {"STANDARD": "ended the process with exit code 7"}
+    reasons = {number: f"ended the process with exit code {number}" for number in ("7", "8")}
+    assert worker.measure(["a", "7", "b", "8"]) == reasons
     worker.close()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="cuDNN does not start: ended the process with exit code 3"):
+            worker.measure([])
