@@ -174,8 +174,8 @@ def _rows(case: Case, left_out: dict[str, str], options: Options) -> list[dict[s
         for which in PASSES:
             own = {name: each for (lbr, of, name), each in found.items() if (lbr, of) == (linear_before_reset, which)}
             own |= peers.get(which, {})
-            if isinstance(own[OURS], Exception):
-                raise own[OURS]
+            if isinstance(ours := own[OURS], Exception):
+                raise ours
             rows.append(_row(_work(case, linear_before_reset, which), own, left_out, options))
     return rows
 
