@@ -114,15 +114,18 @@ def _serve(pipe: Connection) -> None:
     """Answers problems and requests for samples."""
     from benchmarks import cudnn_rnn
 
-    cudnn, fastest = None, {}
+    cudnn, fastest, on_gpu = None, {}, True
     while True:
-        request = pipe.recv()
+        try:
+            request = pipe.recv()
+        except EOFError:  # nobody asks any more
+            return
         if isinstance(request, str):
             run, calls = fastest[request].run, fastest[request].calls
-            pipe.send(("seconds", cudnn_rnn.seconds_of(run, on_gpu=True) / calls))
+            pipe.send(("seconds", cudnn_rnn.seconds_of(run, on_gpu) / calls))
             continue
         problem, crashed = request
-        cudnn, fastest = cudnn or cudnn_rnn.load(), {}
+        cudnn, fastest, on_gpu = cudnn or cudnn_rnn.load(), {}, problem.device == "cuda"
         try:
             found = measured(cudnn, problem, crashed, lambda candidate: pipe.send(("trying", candidate)), fastest)
         except RuntimeError as error:

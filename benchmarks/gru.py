@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import gc
 import math
+import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -140,13 +141,15 @@ def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
     if platform != "gpu":
         left_out[TORCH_GRU_GRAPH] = "there is no GPU"
     if (reason := cudnn_worker.why_not(platform)) is not None:
-        left_out |= dict.fromkeys((CUDNN_RNN, CUDNN_RNN_F16), reason)
+        left_out[CUDNN_RNN] = reason
     if explanation.implementation == "xla":
         left_out[OURS_ON_XLA] = "jaxgrad runs on XLA here"
     rows = []
     for case in cases:
         print(case.label, flush=True)
+        start = time.perf_counter()
         rows += _rows(case, left_out, options)
+        print(f"  measured in {time.perf_counter() - start:.1f} s", flush=True)
         gc.collect()  # frees the case's device memory before the next case
     return {
         "op": "gru",
@@ -242,11 +245,11 @@ def _peers(
     case: Case, inputs: Any, cotangents: Any, left_out: dict[str, str], options: Options
 ) -> dict[str, dict[str, Contender | Exception]]:
     """PyTorch and cuDNN, by pass: they compute linear_before_reset=True only."""
-    names = [name for name in _OUTSIDE_JAX if options.wants(name) and name not in left_out]
     found: dict[str, dict[str, Contender | Exception]] = {which: {} for which in PASSES}
-    if case.resets:
-        return found
-    for name in names:
+    missing = {*left_out, *([CUDNN_RNN_F16] if CUDNN_RNN in left_out else [])}
+    for name in _OUTSIDE_JAX:
+        if case.resets or name in missing or not options.wants(name):
+            continue
         make = _cudnn_contenders if name in (CUDNN_RNN, CUDNN_RNN_F16) else _torch_contenders
         try:
             made: dict[str, Any] = make(name, case, inputs, cotangents)

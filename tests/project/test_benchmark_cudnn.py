@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import multiprocessing
 import re
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -181,15 +183,29 @@ def test_results_on_a_fake_library(bidirectional, lengths, monkeypatch):
     lens, _ = gru.rows_of(case)
     problem = gru.cudnn_problem(case, inputs, cotangents, lens, device="cpu")
     library = _FakeLibrary()
-    tried = []
-    found = cudnn_worker.measured(cudnn_rnn.Cudnn(library), problem, {}, tried.append, {})
+    monkeypatch.setattr(cudnn_rnn, "load", lambda: cudnn_rnn.Cudnn(library))
+    ours, theirs = multiprocessing.Pipe()
+    thread = threading.Thread(target=cudnn_worker._serve, args=(theirs,), daemon=True)
+    thread.start()
+    skipped, *candidates = map(str, problem.candidates())
+    ours.send((problem, {skipped: "crashed"}))
+    tried = list(iter(ours.recv, ("trying", candidates[-1])))
+    assert tried == [("trying", candidate) for candidate in candidates[:-1]]
+    kind, found = ours.recv()
+    assert kind == "found"
     assert not library.failures
-    assert tried == [str(candidate) for candidate in problem.candidates()]
+    for which in cudnn_rnn.PASSES:
+        ours.send(which)
+        kind, seconds = ours.recv()
+        assert kind == "seconds"
+        assert 0 < seconds < 60
+    ours.close()
+    thread.join()
 
-    def ours(x, w, r, b, h):
+    def expected_outputs(x, w, r, b, h):
         return jaxgrad.gru(x, w, r, b, lens, h, direction=gru.direction(case), linear_before_reset=True)
 
-    outputs, pullback = jax.vjp(ours, *inputs)
+    outputs, pullback = jax.vjp(expected_outputs, *inputs)
     for which, expected in {"forward": outputs, "forward+backward": pullback(cotangents)}.items():
         for a, b in zip(found[which].outputs, expected, strict=True):  # float32, another order of summation
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
@@ -198,6 +214,7 @@ def test_results_on_a_fake_library(bidirectional, lengths, monkeypatch):
         reasons = {name.split(",")[0]: reason for name, reason in found[which].failed.items()}
         assert reasons["PERSIST_DYNAMIC"] == "cudnnBuildRNNDynamic: CUDNN_STATUS_FAKE"
         assert "output 0 differs" in reasons["PERSIST_STATIC"]
+        assert found[which].failed[skipped] == "crashed"
 
 
 def test_candidates_that_end_their_process(monkeypatch):
