@@ -14,7 +14,8 @@ import numpy as np
 if TYPE_CHECKING:
     from benchmarks.cudnn_rnn import Problem
 
-_LIMIT_SECONDS = 120.0  # for one algorithm
+_START_SECONDS, _CANDIDATE_SECONDS = 180, 60  # time limits
+_MOST_CRASHES = 2  # of an algorithm, which is not tried again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,21 +49,23 @@ class Worker:
         self._process: Any = None
         self._pipe: Connection | None = None
         self._broken = ""
+        self._crashes: dict[str, list[str]] = {}  # the reasons, by algorithm
 
     def measure(self, problem: Problem) -> dict[str, Found]:
         """Of each pass. Raises RuntimeError if no candidate works."""
-        crashed: dict[str, str] = {}
+        crashed = {name: reasons[-1] for name, reasons in self._crashes.items() if len(reasons) >= _MOST_CRASHES}
         while not self._broken:
             self._send((problem, crashed))
             candidate = None
             while True:
                 try:
-                    kind, value = self._receive()
+                    kind, value = self._receive(_CANDIDATE_SECONDS if candidate else _START_SECONDS)
                 except _EndedError as error:
                     if candidate is None:
                         self._broken = f"cuDNN does not start: {error}"
                     else:
                         crashed[candidate] = str(error)
+                        self._crashes.setdefault(candidate.split(",")[0], []).append(str(error))
                     break
                 if kind == "found":
                     return value
@@ -74,7 +77,7 @@ class Worker:
     def sample(self, which: str) -> float:
         """The seconds of one call of the fastest candidate of the last problem."""
         self._send(which)
-        _, value = self._receive()
+        _, value = self._receive(_CANDIDATE_SECONDS)
         return value
 
     def close(self) -> None:
@@ -84,6 +87,8 @@ class Worker:
         self._process = self._pipe = None
 
     def _send(self, what: Any) -> None:
+        if self._process is not None and not self._process.is_alive():
+            self.close()
         if self._process is None:
             context = multiprocessing.get_context("spawn")
             self._pipe, theirs = context.Pipe()
@@ -93,12 +98,12 @@ class Worker:
         assert self._pipe is not None
         self._pipe.send(what)
 
-    def _receive(self) -> Any:
+    def _receive(self, seconds: int) -> Any:
         assert self._pipe is not None
         try:
-            if self._pipe.poll(_LIMIT_SECONDS):
+            if self._pipe.poll(seconds):
                 return self._pipe.recv()
-            reason = f"took more than {_LIMIT_SECONDS:.0f} s"
+            reason = f"took more than {seconds} s"
         except (EOFError, ConnectionError):
             self._process.join()
             reason = f"ended the process with exit code {self._process.exitcode}"
@@ -137,7 +142,10 @@ def _serve(pipe: Connection) -> None:
 def measured(
     cudnn: Any, problem: Problem, crashed: dict[str, str], trying: Any, fastest: dict[str, Any]
 ) -> dict[str, Found]:
-    """The fastest candidates, which stay in `fastest`, by pass."""
+    """The fastest candidates, which stay in `fastest`, by pass.
+
+    `crashed` has the reasons of candidates, and of whole algorithms, that are not tried.
+    """
     from benchmarks import cudnn_rnn
 
     on_gpu = problem.device == "cuda"
@@ -145,7 +153,7 @@ def measured(
     times: dict[str, dict[str, float]] = {which: {} for which in cudnn_rnn.PASSES}
     results: dict[str, Found] = {}
     for candidate in problem.candidates():
-        if str(candidate) in crashed:
+        if {str(candidate), candidate.algorithm} & set(crashed):
             continue
         trying(str(candidate))
         try:
@@ -160,7 +168,7 @@ def measured(
                 if which not in fastest or timed.seconds < fastest[which].seconds:
                     fastest[which] = timed
                     results[which] = Found(name, outputs, times[which], failed)
-        except RuntimeError as error:
+        except Exception as error:  # of cuDNN, PyTorch or ctypes
             failed[str(candidate)] = " ".join(str(error).split())[:200]
             if on_gpu:
                 _end_if_cuda_is_broken()

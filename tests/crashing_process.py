@@ -5,11 +5,12 @@ from __future__ import annotations
 
 def serve(pipe):
     """Ends at once without candidates, and at each candidate that is a number, with this exit code."""
-    candidates, crashed = pipe.recv()
-    if not candidates:
-        raise SystemExit(3)
-    for candidate in candidates:
-        pipe.send(("trying", candidate))
-        if candidate.isdecimal() and candidate not in crashed:
-            raise SystemExit(int(candidate))
-    pipe.send(("found", crashed))
+    while True:
+        candidates, crashed = pipe.recv()
+        if not candidates:
+            raise SystemExit(3)
+        for candidate in candidates:
+            pipe.send(("trying", candidate))
+            if candidate.isdecimal() and candidate not in crashed:
+                raise SystemExit(int(candidate))
+        pipe.send(("found", crashed))

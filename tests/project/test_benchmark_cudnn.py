@@ -222,6 +222,8 @@ def test_candidates_that_end_their_process(monkeypatch):
     worker = cudnn_worker.Worker()
     reasons = {number: f"ended the process with exit code {number}" for number in ("7", "8")}
     assert worker.measure(["a", "7", "b", "8"]) == reasons
+    assert worker.measure(["7"]) == {"7": reasons["7"]}
+    assert worker.measure(["a"]) == {"7": reasons["7"]}  # not tried again: it has crashed twice
     worker.close()
     for _ in range(2):
         with pytest.raises(RuntimeError, match="cuDNN does not start: ended the process with exit code 3"):
