@@ -40,12 +40,12 @@ def lines(rows: list[Row]) -> list[list[str]]:
 
 def _line(label: str, rows: list[Row], libraries: list[str], kernels: bool, memory: list[str]) -> list[str]:
     last = rows[-1]  # the pass with the gradients
-    steps = [value for row in rows for value in row.get("kernel_us_a_step", {}).values()]
+    steps = last.get("kernel_us_a_step", {})
     return [
         label,
         " / ".join(digits(report.median_ms(row)) for row in rows),
         *(_peer(rows, library) for library in libraries),
-        *([" / ".join(map(digits, steps))] if kernels else []),
+        *([" / ".join(digits(steps[n]) if n in steps else "-" for n in ("forward", "backward"))] if kernels else []),
         " / ".join(digits(row["floor_ms"]) for row in rows),
         " / ".join(digits(last["temporary_bytes"][n] / 1e6) if n in last["temporary_bytes"] else "-" for n in memory),
     ]
@@ -83,6 +83,7 @@ def facts(results: Report) -> list[str]:
         )
     if any("kernel_us_a_step" in row for row in results["rows"]):
         found.append(
-            "Kernels: the device time of jaxgrad's CUDA kernels, forward / backward, over the number of steps."
+            "Kernels: the device time of jaxgrad's CUDA kernels, forward / backward, over the number of steps; none "
+            "where jaxgrad runs on XLA."
         )
     return [*found, "Memory: of forward + backward."]

@@ -180,9 +180,20 @@ def facts(results: Report) -> list[str]:
         found.append("Some rows join contenders of several runs; each speed-up compares times of one run.")
     if losses := results.get("losses"):
         found.append(_difference(losses))
+    return [*found, *_left_out(results)]
+
+
+def _left_out(results: Report) -> list[str]:
+    """Contenders that are left out of several rows for one reason are named once."""
+    rows: dict[tuple[str, str], list[str]] = {}
     for name, reason in results["left_out"].items():
-        found.append("jaxgrad runs on XLA here." if name == OURS_ON_XLA else f"Left out: {name} ({reason}).")
-    return found
+        rows.setdefault((name.split(", of ")[0], reason), []).append(name)
+    return [
+        "jaxgrad runs on XLA here."
+        if names == [OURS_ON_XLA]
+        else f"Left out: {names[0] if len(names) == 1 else f'{contender}, of {len(names)} rows'} ({reason})."
+        for (contender, reason), names in rows.items()
+    ]
 
 
 def _means(rows: list[Row]) -> str:

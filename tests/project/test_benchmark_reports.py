@@ -65,6 +65,15 @@ def test_table_of_the_gru():
     }
 
 
+def test_facts_name_what_is_left_out():
+    left_out = {f"{CUDNN_RNN}, of {case}, forward": "no memory" for case in "ab"}
+    left_out |= {TORCH_GRU: "torch is not installed", f"{CUDNN_RNN}, of c, forward": "no algorithm"}
+    *_, first, second, third = tables.facts(_report([_gru_row("forward", {})], left_out=left_out))
+    assert first == f"Left out: {CUDNN_RNN}, of 2 rows (no memory)."
+    assert second == f"Left out: {TORCH_GRU} (torch is not installed)."
+    assert third == f"Left out: {CUDNN_RNN}, of c, forward (no algorithm)."
+
+
 @pytest.mark.parametrize("has_chart", [False, True])
 def test_a_section_with_a_heading(tmp_path, has_chart):
     page = tmp_path / "page.md"
