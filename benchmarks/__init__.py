@@ -1,13 +1,15 @@
 """Times jaxgrad's ops and their peers: `python -m benchmarks --help` from the root of the repository.
 
 Measuring:
-  steps.py, scaling.py, conv.py, batch_norm.py, gru.py, per_example.py: the cases and contenders of one command each.
+  steps.py, scaling.py, conv.py, batch_norm.py, gru.py, recurrent.py, per_example.py: the cases and contenders of one
+  command each.
   torch_*.py: the peers in PyTorch. scan_gru.py: the GRU in plain JAX. networks/: those of steps.py and scaling.py.
+  recurrent_models.py: those of recurrent.py. cudnn_rnn.py: the GRU by cuDNN's functions; cudnn_worker.py: its process.
   timing.py times contenders in turn; compare.py makes one row of a report; roofline.py has the lower bounds of times.
   environment.py describes hardware and versions. options.py holds the options of the command line.
 
 Reading, without JAX:
   report.py: the JSON files in results/. contender_names.py: the names in them.
-  tables.py and headline.py write the tables of docs/benchmarks.md and README.md.
+  tables.py, gru_table.py and headline.py write the tables of docs/benchmarks.md and README.md.
   charts.py, bar_chart.py and families.py draw docs/charts. wording.py puts reports into words.
 """

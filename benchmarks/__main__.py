@@ -7,11 +7,15 @@ JAX, and time nothing.
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import sys
+import time
 import traceback
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from benchmarks import report, tables
 from benchmarks.options import Effort, Options
@@ -27,6 +31,7 @@ _OPS = {
     "conv": "convolutions and transposed convolutions",
     "batch_norm": "batch normalization",
     "gru": "the GRU",
+    "recurrent": "training steps of recurrent networks",
     "per_example": "per-example gradients",
 }
 
@@ -80,6 +85,8 @@ def _add_options(command: argparse.ArgumentParser, op: ModuleType) -> None:
     command.add_argument("--quick", action="store_true", help="tiny cases, to see that everything runs")
     command.add_argument("--output", type=Path, help="folder of the JSON: benchmarks/results, and none with --quick")
     command.add_argument("--add", action="store_true", help="keep the other rows and contenders of the JSON")
+    command.add_argument("--rest", action="store_true", help="--add, and measure only the cases that the JSON lacks")
+    command.add_argument("--seconds", type=_positive, metavar="N", help="start no other case after N seconds")
     command.add_argument(
         "--compile-seconds", type=_positive, default=180, help="time limit of torch.compile for one contender"
     )
@@ -102,10 +109,15 @@ def _measure(op: ModuleType, args: argparse.Namespace) -> None:
     folder = args.output or (None if args.quick else _RESULTS)
     results, failed = None, []
     name = report.file_name(args.command, jax.devices()[0].device_kind if platform == "gpu" else None)
-    if args.add and folder is not None and (path := folder / f"{name}.json").exists():
+    if (args.add or args.rest) and folder is not None and (path := folder / f"{name}.json").exists():
         results = report.load(path)
     known = {case.label: case for case in op.CASES.get(platform, ())}
-    for case in args.cases or (op.QUICK_CASES if args.quick else op.CASES[platform]):
+    cases = args.cases or (op.QUICK_CASES if args.quick else op.CASES[platform])
+    start, left = time.monotonic(), [case for case in cases if not (args.rest and _is_measured(case, results))]
+    for number, case in enumerate(left):
+        if args.seconds and time.monotonic() - start > args.seconds:
+            print(f"not measured in {args.seconds} s: {', '.join(each.label for each in left[number:])}")
+            break
         try:
             measured = op.measure([known.get(case.label, case)], options)
         except Exception:  # the other cases are still measured
@@ -121,6 +133,14 @@ def _measure(op: ModuleType, args: argparse.Namespace) -> None:
             print(f"\n{folder / report.name(results)}.json")
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+def _is_measured(case: Any, results: report.Report | None) -> bool:
+    settings = dataclasses.asdict(case).items()
+    return results is not None and any(
+        all(row["settings"].get(name) == value for name, value in json.loads(json.dumps(dict(settings))).items())
+        for row in results["rows"]
+    )
 
 
 def _draw(args: argparse.Namespace) -> None:

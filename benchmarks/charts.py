@@ -1,7 +1,8 @@
 """The charts in docs/charts, one for each topic, from the reports in benchmarks/results.
 
 A row of a chart is one case, or a group of cases with the geometric mean of their speed-ups, as the subtitle says. A
-chart shows all cases of its reports, but for causal cases without the peer that pads first; the subtitle counts these.
+chart shows all cases of its reports, but for the GRU in float32 without TF32, and causal cases without the peer that
+pads first; the subtitle counts these.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from benchmarks import bar_chart, report, wording
 from benchmarks.bar_chart import Bar, Chart, Panel
-from benchmarks.contender_names import OURS, TORCH_COMPILED
+from benchmarks.contender_names import OURS, TORCH_COMPILED, TORCH_GRU_GRAPH
 from benchmarks.families import family
 from benchmarks.report import Report, Row
 
@@ -35,7 +36,7 @@ class Topic:
     name: str
     title: str
     reports: Sequence[str]
-    row: Callable[[Row], str]
+    row: Callable[[Row], str]  # empty: not in the chart
     about: Sequence[str] = ()
     panels: Mapping[str, _Speedup] = dataclasses.field(default_factory=lambda: _OVER_BOTH)
 
@@ -92,7 +93,10 @@ def _normalized(row: Row) -> str:
 
 def _gru(row: Row) -> str:
     s = row["settings"]
-    kind = ", 2 directions" if s["bidirectional"] else ""
+    if s.get("highest"):
+        return ""
+    names = {"bidirectional": "2 directions", "resets": "resets", "lengths": "lengths"}
+    kind = "".join(f", {word}" for name, word in names.items() if s.get(name))
     return f"{s['T']}, {s['B']}, {s['I']}, {s['H']}, {_DTYPES[row['dtype']]}{kind}: {wording.pass_name(row['measure'])}"
 
 
@@ -107,6 +111,10 @@ _MEANS = "Bars and numbers: geometric means over the number of cases in brackets
 _GRU = (
     "Rows: T, B, I, H (steps, batch, inputs, hidden units).",
     "Over JAX: geometric means of linear_before_reset=0 and 1, thin lines between both. PyTorch computes 1 only.",
+)
+_GRU_ON_GPU = (
+    *_GRU,
+    "PyTorch: the faster of eager calls and a CUDA graph. cuDNN: its fastest algorithm, called directly.",
 )
 
 TOPICS = (
@@ -124,7 +132,7 @@ TOPICS = (
     Topic("conv-cpu", "convolutions", ["conv-cpu"], _conv_family, (_MEANS,)),
     Topic("batch_norm-h200", "batch normalization", ["batch_norm-h200"], _normalized, (_MEANS,)),
     Topic("batch_norm-cpu", "batch normalization", ["batch_norm-cpu"], _normalized, (_MEANS,)),
-    Topic("gru-h200", "GRU", ["gru-h200"], _gru, _GRU),
+    Topic("gru-h200", "GRU", ["gru-h200"], _gru, _GRU_ON_GPU, {**_OVER_BOTH, "over cuDNN": _over("cuDNN")}),
     Topic("gru-cpu", "GRU", ["gru-cpu"], _gru, _GRU),
     Topic(
         "per_example",
@@ -137,10 +145,23 @@ TOPICS = (
 )
 
 
+_OTHER_GPUS = ("h100-80gb-hbm3",)
+
+
+def _all_topics() -> list[Topic]:
+    """TOPICS, and those of an H200 with the reports of other GPUs."""
+    found = [*TOPICS]
+    for topic in TOPICS:
+        if topic.name.endswith("-h200"):
+            names = [topic.name.replace("h200", gpu) for gpu in _OTHER_GPUS]
+            found += [dataclasses.replace(topic, name=name, reports=[name]) for name in names]
+    return found
+
+
 def write(results: Path, folder: Path) -> tuple[list[Path], list[str]]:
     """Draws every topic; returns the files, and the topics whose reports are missing."""
     written, missing = [], []
-    for topic in TOPICS:
+    for topic in _all_topics():
         paths = [path for name in topic.reports if (path := results / f"{name}.json").exists()]
         if not paths:
             missing.append(topic.name)
@@ -152,7 +173,8 @@ def write(results: Path, folder: Path) -> tuple[list[Path], list[str]]:
 
 def chart(topic: Topic, reports: Sequence[Report]) -> Chart:
     """The chart's rows are sorted by the first panel."""
-    rows = [{**row, "platform": each["environment"]["platform"]} for each in reports for row in each["rows"]]
+    every = [{**row, "platform": each["environment"]["platform"]} for each in reports for row in each["rows"]]
+    rows = [row for row in every if topic.row(row)]
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(topic.row(row), []).append(row)
@@ -162,7 +184,9 @@ def chart(topic: Topic, reports: Sequence[Report]) -> Chart:
     counted = _MEANS in topic.about
     labels = [f"{name} ({len(groups[name])})" if counted else name for name in names]
     panels = [
-        Panel(_panel_title(title, rows), [bars[name][i] for name in names]) for i, title in enumerate(topic.panels)
+        Panel(_panel_title(title, rows), [bars[name][i] for name in names])
+        for i, title in enumerate(topic.panels)
+        if any(bars[name][i] for name in names)
     ]
     hardware = " and ".join(dict.fromkeys(wording.devices(each) for each in reports))
     return Chart(f"Speed-up of jaxgrad: {topic.title} on {hardware}", _subtitle(topic, reports, rows), labels, panels)
@@ -174,8 +198,8 @@ def _bar(speedup: _Speedup, rows: Sequence[Row]) -> Bar | None:
 
 
 def _panel_title(title: str, rows: Sequence[Row]) -> str:
-    compiled = any(TORCH_COMPILED in row["times_ms"] for row in rows)
-    return title if compiled else title.replace("PyTorch", "PyTorch (eager)")
+    faster = any({TORCH_COMPILED, TORCH_GRU_GRAPH} & set(row["times_ms"]) for row in rows)
+    return title if faster else title.replace("PyTorch", "PyTorch (eager)")
 
 
 def _about_pytorch(rows: Sequence[Row]) -> list[str]:

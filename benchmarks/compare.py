@@ -13,7 +13,7 @@ from benchmarks.roofline import matmul_gflops, memory_gbps, roofline_ms
 from benchmarks.timing import Contender, interleaved
 
 # Limits of ||a - b|| / ||b||. float32: another order of summation, and TF32 on a GPU; bfloat16: 8 bits of mantissa.
-_TOLERANCE = {"float32": 1e-2, "bfloat16": 1e-1}
+TOLERANCE = {"float32": 1e-2, "bfloat16": 1e-1}
 _MEMORY = ("temporary_bytes", "peak_bytes")
 
 
@@ -49,10 +49,8 @@ def compare(
 
     `tolerances` has one limit for each output; by default each has the limit of one op of `work.dtype`.
     """
-    if tolerances is None:
-        tolerances = [_TOLERANCE[work.dtype]] * len(contenders[0].outputs)
     for contender in contenders[1:]:
-        _check_agreement(work, contenders[0], contender, tolerances)
+        check_agreement(work, contenders[0], contender, tolerances)
     times = interleaved(contenders, effort)
     ours = times[contenders[0].name].median
     floor = roofline_ms(work.flops, work.dtype, work.bytes_moved)
@@ -68,7 +66,10 @@ def compare(
     }
 
 
-def _check_agreement(work: Work, ours: Contender, other: Contender, tolerances: Sequence[float]) -> None:
+def check_agreement(work: Work, ours: Contender, other: Contender, tolerances: Sequence[float] | None = None) -> None:
+    """Raises RuntimeError where the outputs differ by more than the tolerances, which are those of `compare`."""
+    if tolerances is None:
+        tolerances = [TOLERANCE[work.dtype]] * len(ours.outputs)
     for i, (a, b, tolerance) in enumerate(zip(ours.outputs, other.outputs, tolerances, strict=True)):
         difference = np.linalg.norm(a - b) / np.linalg.norm(b)
         if not difference <= tolerance:

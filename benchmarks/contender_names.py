@@ -22,19 +22,26 @@ LAX_LOOPED = "jax.lax in lax.map"
 NUMPY_FUSED = "jax.grad of jax.numpy"
 NUMPY_VAR = "jax.grad of x.var"
 SCAN = "jax.grad of lax.scan"
+# The cell of flax in lax.scan: the input product of each step is in the loop.
+SCAN_CELL = "lax.scan of a flax cell"
 
 TORCH_EAGER = "torch, eager"
 TORCH_COMPILED = "torch, compiled"
 TORCH_GRU = "torch.nn.GRU, eager"
 TORCH_GRU_GRAPH = "torch.nn.GRU, CUDA graph"
+# cuDNN's RNN functions, called directly; in float16 beside cases in bfloat16, for which cuDNN has fewer algorithms.
+CUDNN_RNN = "cuDNN RNN"
+CUDNN_RNN_F16 = "cuDNN RNN, float16"
 
 ONE_DEVICE = " on one device"
 
 # A speed-up over JAX or PyTorch is over the fastest of these that a row has.
 PEERS = {
-    "JAX": (LAX, LAX_PADDED, LAX_LOOPED, NUMPY_FUSED, NUMPY_VAR, SCAN),
+    "JAX": (LAX, LAX_PADDED, LAX_LOOPED, NUMPY_FUSED, NUMPY_VAR, SCAN, SCAN_CELL),
     "PyTorch": (TORCH_EAGER, TORCH_COMPILED, TORCH_GRU, TORCH_GRU_GRAPH),
 }
+# Further peers, in the table of the GRU alone.
+GRU_PEERS = {"jaxgrad on XLA": (OURS_ON_XLA,), "cuDNN": (CUDNN_RNN, CUDNN_RNN_F16)}
 # The order of columns.
 ORDER = (
     *(
@@ -49,6 +56,7 @@ ORDER = (
         OURS_LOOPED,
     ),
     *(name for names in PEERS.values() for name in names),
+    *(CUDNN_RNN, CUDNN_RNN_F16),
     *(OURS + ONE_DEVICE, LAX + ONE_DEVICE),
 )
 # Names in older results.

@@ -4,27 +4,53 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import math
+import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import jaxgrad
-from benchmarks import environment, torch_peers
-from benchmarks.compare import Work, compare
-from benchmarks.contender_names import OURS, OURS_ON_XLA, SCAN, TORCH_GRU, TORCH_GRU_GRAPH
+from benchmarks import cudnn_worker, environment, torch_peers
+from benchmarks.compare import TOLERANCE, Work, check_agreement, compare
+from benchmarks.contender_names import (
+    CUDNN_RNN,
+    CUDNN_RNN_F16,
+    OURS,
+    OURS_ON_XLA,
+    SCAN,
+    TORCH_GRU,
+    TORCH_GRU_GRAPH,
+)
 from benchmarks.options import Options
 from benchmarks.scan_gru import scan_gru
-from benchmarks.timing import Contender, jax_in_program_contender, torch_contender, torch_queued_contender
+from benchmarks.timing import (
+    Contender,
+    InProgram,
+    jax_in_program_contenders,
+    kernel_seconds,
+    torch_contender,
+    torch_queued_contender,
+)
+from benchmarks.wording import brief
 
-CONTENDERS = (OURS, OURS_ON_XLA, SCAN, TORCH_GRU, TORCH_GRU_GRAPH)
+PASSES = ("forward", "forward+backward")
+_OUTSIDE_JAX = (TORCH_GRU, TORCH_GRU_GRAPH, CUDNN_RNN, CUDNN_RNN_F16)
+CONTENDERS = (OURS, OURS_ON_XLA, SCAN, *_OUTSIDE_JAX)
+_KERNELS = {"forward": "gru_forward", "backward": "gru_backward"}  # the names in ffi/cuda/gru
 NOTES = (
     "Cases are T,B,I,H; lbr is linear_before_reset.",
     "forward is a call without gradients; forward+backward is a call with the gradients of x, w, r, b and initial_h.",
-    "torch.nn.GRU computes lbr=1 only, and takes no resets. It is not measured with lengths.",
+    "torch.nn.GRU and cuDNN compute lbr=1 only, and take no resets. torch.nn.GRU is not measured with lengths.",
+    "cuDNN RNN is the fastest of cuDNN's algorithms, data layouts and math types, called without a framework, queued "
+    "or in a CUDA graph. algorithms has the times of all.",
+    "kernel_us_a_step is the device time of jaxgrad's CUDA kernels in a call with gradients, over the number of steps, "
+    "without the products before and after them.",
     "On a GPU, a time is that of many calls in one program of JAX. f32 is float32 without TF32.",
     "floor_ms is the time of the same operations as large matrix products.",
 )
@@ -70,8 +96,10 @@ CASES = {
         Case(100, 32, 64, 128, bidirectional=True, extra=True),
         Case(100, 32, 64, 128, dtype="bfloat16", extra=True),
     ),
+    # A run may have to end before the last case.
     "gpu": tuple(
         dataclasses.replace(case, **precision)
+        for precision in ({}, {"dtype": "bfloat16"}, {"highest": True})
         for case in (
             Case(100, 32, 128, 256),
             Case(200, 64, 512, 512),
@@ -85,7 +113,6 @@ CASES = {
             Case(100, 32, 128, 256, bidirectional=True),
             Case(500, 16, 64, 128, lengths=True),
         )
-        for precision in ({}, {"highest": True}, {"dtype": "bfloat16"})
     ),
 }
 # What the tables of preferences are measured with: few steps too, and no case whose call another case has.
@@ -109,60 +136,180 @@ def parse_case(text: str) -> Case:
 def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
     """The report (report.py)."""
     explanation = jaxgrad.explain(jaxgrad.gru)
+    platform = jax.default_backend()
     left_out = torch_peers.left_out((TORCH_GRU, TORCH_GRU_GRAPH), options)
-    if jax.default_backend() != "gpu":
+    if platform != "gpu":
         left_out[TORCH_GRU_GRAPH] = "there is no GPU"
+    if (reason := cudnn_worker.why_not(platform)) is not None:
+        left_out[CUDNN_RNN] = reason
     if explanation.implementation == "xla":
         left_out[OURS_ON_XLA] = "jaxgrad runs on XLA here"
     rows = []
     for case in cases:
-        for linear_before_reset in (False, True):
-            print(f"{case.label} linear_before_reset={linear_before_reset}", flush=True)
-            rows += _rows(case, linear_before_reset, set(left_out), options)
+        print(case.label, flush=True)
+        start = time.perf_counter()
+        rows += _rows(case, left_out, options)
+        print(f"  measured in {time.perf_counter() - start:.1f} s", flush=True)
+        gc.collect()  # frees the case's device memory before the next case
     return {
         "op": "gru",
         "environment": environment.describe(),
         "implementation": str(explanation),
         "left_out": left_out,
         "notes": NOTES,
+        "layout": "gru",
         "rows": rows,
     }
 
 
-def _rows(case: Case, linear_before_reset: bool, left_out: set[str], options: Options) -> list[dict[str, Any]]:
+def _rows(case: Case, left_out: dict[str, str], options: Options) -> list[dict[str, Any]]:
+    """Those of both passes, without and with linear_before_reset; contenders that fail are added to `left_out`."""
     inputs, cotangents = arrays(case)
-    lens, reset = rows_of(case)
-    ours = partial(jaxgrad.gru, direction=direction(case), linear_before_reset=linear_before_reset, reset=reset)
-    scan = partial(scan_gru, bidirectional=case.bidirectional, linear_before_reset=linear_before_reset)
-
-    def ours_on(implementation: str | None) -> Callable[..., Any]:
-        return lambda x, w, r, b, initial_h: ours(x, w, r, b, lens, initial_h, implementation=implementation)
-
-    layers: dict[str, Callable[..., Any]] = {
-        OURS: ours_on(None),
-        OURS_ON_XLA: ours_on("xla"),
-        SCAN: lambda *inputs: scan(*inputs, lens, reset),
+    programs = {
+        key: InProgram(name, *function_and_args, "highest" if case.highest else "default", key[1] != "forward")
+        for key, function_and_args in _programs(case, inputs, cotangents).items()
+        if options.wants(name := key[2]) and name not in left_out
     }
-    contenders: dict[str, list[Contender]] = {"forward": [], "forward+backward": []}
-    with jax.default_matmul_precision("highest" if case.highest else "default"):
-        for name, layer in layers.items():
-            if options.wants(name) and name not in left_out:
-                contenders["forward"].append(jax_in_program_contender(name, layer, *inputs))
-                both = jax_in_program_contender(name, _gradients(layer), inputs, cotangents)
-                contenders["forward+backward"].append(both)
-    torch_names = [name for name in (TORCH_GRU, TORCH_GRU_GRAPH) if options.wants(name) and name not in left_out]
-    if linear_before_reset and torch_names and not (case.resets or case.lengths):
-        from benchmarks import torch_gru
+    found = dict(zip(programs, jax_in_program_contenders(list(programs.values())), strict=True))
+    rows = []
+    for linear_before_reset in (False, True):
+        peers = _peers(case, inputs, cotangents, left_out, options) if linear_before_reset else {}
+        for which in PASSES:
+            own = {name: each for (lbr, of, name), each in found.items() if (lbr, of) == (linear_before_reset, which)}
+            own |= peers.get(which, {})
+            if isinstance(ours := own[OURS], Exception):
+                raise ours
+            rows.append(_row(_work(case, linear_before_reset, which), own, left_out, options))
+    return rows
 
-        on_gpu = jax.default_backend() == "gpu"
-        settings = {"bidirectional": case.bidirectional, "on_gpu": on_gpu, "allow_tf32": not case.highest}
-        for which, (function, outputs) in torch_gru.passes(inputs, cotangents, **settings).items():
-            for name in torch_names:
-                contender = torch_contender if name == TORCH_GRU_GRAPH else torch_queued_contender
-                contenders[which].append(contender(name, function, outputs, on_gpu))
-    return [
-        compare(_work(case, linear_before_reset, which), those, options.effort) for which, those in contenders.items()
-    ]
+
+def _row(work: Work, found: dict[str, Contender | Exception], left_out: dict[str, str], options: Options) -> Any:
+    """The row, of the contenders that work and agree with jaxgrad."""
+    contenders: list[Contender] = []
+    for name, contender in found.items():
+        try:
+            if isinstance(contender, Exception):
+                raise contender
+            if contenders:
+                check_agreement(work, contenders[0], contender)
+            contenders.append(contender)
+        except Exception as error:  # any error of a compiler or a library
+            left_out[f"{name}, of {work.label}, {work.measure}"] = reason = brief(error)
+            print(f"  left out: {name} of {work.measure} ({reason})", flush=True)
+    row = compare(work, contenders, options.effort)
+    if times := _kernel_times(work, contenders[0]):
+        row["kernel_us_a_step"] = times
+    if algorithms := {each.name: each.details for each in contenders if each.details}:
+        row["algorithms"] = algorithms
+    return row
+
+
+def _kernel_times(work: Work, ours: Contender) -> dict[str, float]:
+    """Microseconds a step of jaxgrad's CUDA kernels, by pass, from the profile of one call with gradients."""
+    if ours.one_call is None:
+        return {}
+    try:
+        found = kernel_seconds(ours.one_call, list(_KERNELS.values()))
+    except Exception as error:  # profiling needs permission, and one process that profiles
+        print(f"  no times of kernels: {brief(error)}", flush=True)
+        return {}
+    if not found:
+        print(f"  no kernel in the profile is named {' or '.join(_KERNELS.values())}", flush=True)
+    steps = work.settings["T"]
+    return {name: round(1e6 * found[kernel] / steps, 4) for name, kernel in _KERNELS.items() if kernel in found}
+
+
+def _programs(case: Case, inputs: Any, cotangents: Any) -> dict[tuple[bool, str, str], tuple[Any, tuple[Any, ...]]]:
+    """The functions in JAX and their arguments, by linear_before_reset, pass and contender."""
+    lens, reset = rows_of(case)
+    found: dict[tuple[bool, str, str], tuple[Any, tuple[Any, ...]]] = {}
+    for lbr in (False, True):
+        ours = partial(jaxgrad.gru, direction=direction(case), linear_before_reset=lbr, reset=reset)
+        scan = partial(scan_gru, bidirectional=case.bidirectional, linear_before_reset=lbr)
+
+        def ours_on(implementation: str | None, ours: Callable[..., Any] = ours) -> Callable[..., Any]:
+            return lambda x, w, r, b, initial_h: ours(x, w, r, b, lens, initial_h, implementation=implementation)
+
+        layers = {
+            OURS: ours_on(None),
+            OURS_ON_XLA: ours_on("xla"),
+            SCAN: lambda *inputs, scan=scan: scan(*inputs, lens, reset),
+        }
+        for name, layer in layers.items():
+            found[lbr, "forward", name] = layer, inputs
+            found[lbr, "forward+backward", name] = _gradients(layer), (inputs, cotangents)
+    return found
+
+
+def _peers(
+    case: Case, inputs: Any, cotangents: Any, left_out: dict[str, str], options: Options
+) -> dict[str, dict[str, Contender | Exception]]:
+    """PyTorch and cuDNN, by pass: they compute linear_before_reset=True only."""
+    found: dict[str, dict[str, Contender | Exception]] = {which: {} for which in PASSES}
+    missing = {*left_out, *([CUDNN_RNN_F16] if CUDNN_RNN in left_out else [])}
+    for name in _OUTSIDE_JAX:
+        if case.resets or name in missing or not options.wants(name):
+            continue
+        make = _cudnn_contenders if name in (CUDNN_RNN, CUDNN_RNN_F16) else _torch_contenders
+        try:
+            made: dict[str, Any] = make(name, case, inputs, cotangents)
+        except Exception as error:  # the other contenders are still measured
+            made = dict.fromkeys(PASSES, error)
+        for which, contender in made.items():
+            found[which][name] = contender
+    return found
+
+
+def _torch_contenders(name: str, case: Case, inputs: Any, cotangents: Any) -> dict[str, Contender]:
+    from benchmarks import torch_gru
+
+    if case.lengths:
+        return {}
+    on_gpu = jax.default_backend() == "gpu"
+    settings = {"bidirectional": case.bidirectional, "on_gpu": on_gpu, "allow_tf32": not case.highest}
+    contender = torch_contender if name == TORCH_GRU_GRAPH else torch_queued_contender
+    return {
+        which: contender(name, function, outputs, on_gpu)
+        for which, (function, outputs) in torch_gru.passes(inputs, cotangents, **settings).items()
+    }
+
+
+def _cudnn_contenders(name: str, case: Case, inputs: Any, cotangents: Any) -> dict[str, Contender]:
+    """The fastest algorithm of each pass, with all others in the details."""
+    if name == CUDNN_RNN_F16 and case.dtype != "bfloat16":
+        return {}
+    worker = _worker(name)
+    dtype = "float16" if name == CUDNN_RNN_F16 else case.dtype
+    found = worker.measure(cudnn_problem(case, inputs, cotangents, rows_of(case)[0], dtype=dtype))
+    return {
+        which: Contender(
+            name,
+            partial(worker.sample, which),
+            of.outputs,
+            details={"fastest": of.name, "times_ms": of.times_ms, "failed": of.failed},
+        )
+        for which, of in found.items()
+    }
+
+
+@cache
+def _worker(name: str) -> cudnn_worker.Worker:
+    return cudnn_worker.Worker()
+
+
+def cudnn_problem(
+    case: Case, inputs: Any, cotangents: Any, lens: Any, *, dtype: str | None = None, device: str = "cuda"
+) -> Any:
+    from benchmarks.cudnn_rnn import Problem
+
+    return Problem(
+        *(tuple(np.asarray(array, np.float32) for array in arrays) for arrays in (inputs, cotangents)),
+        lengths=None if lens is None else np.asarray(lens),
+        dtype=dtype or case.dtype,
+        allow_tf32=not case.highest,
+        tolerance=TOLERANCE[case.dtype],
+        device=device,
+    )
 
 
 def _work(case: Case, linear_before_reset: bool, which: str) -> Work:
@@ -173,7 +320,7 @@ def _work(case: Case, linear_before_reset: bool, which: str) -> Work:
         dtype=case.dtype,
         flops=case.forward_flops * (1 if which == "forward" else 3),
         array_bytes={"[T, B, 3H]": math.prod((case.T, case.B, case.D, 3, case.H)) * jnp.dtype(case.dtype).itemsize},
-        extra=case.extra,
+        extra=case.extra or case.highest,
     )
 
 

@@ -24,12 +24,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contender_names import LAX, LAX_PADDED, ORDER, OURS, PEERS, RENAMED
+from benchmarks.contender_names import GRU_PEERS, LAX, LAX_PADDED, ORDER, OURS, PEERS, RENAMED
 
 Report = dict[str, Any]
 Row = dict[str, Any]
 
-_BY_CONTENDER = ("times_ms", "times_slower_than_jaxgrad", "temporary_bytes", "peak_bytes", "runs")
+_BY_CONTENDER = ("times_ms", "times_slower_than_jaxgrad", "temporary_bytes", "peak_bytes", "runs", "algorithms")
 
 
 def load(path: Path) -> Report:
@@ -77,13 +77,13 @@ def median_ms(row: Row, contender: str = OURS) -> float:
 
 
 def fastest_peer(row: Row, library: str) -> str | None:
-    """The fastest contender of "JAX" or "PyTorch" in the row; None where the row has none."""
-    found = [name for name in PEERS[library] if name in row["times_ms"]]
+    """The fastest contender of "JAX", "PyTorch" or a key of GRU_PEERS in the row; None where the row has none."""
+    found = [name for name in {**PEERS, **GRU_PEERS}[library] if name in row["times_ms"]]
     return min(found, key=row["times_slower_than_jaxgrad"].__getitem__, default=None)
 
 
 def speedup(row: Row, library: str) -> float | None:
-    """How many times longer the fastest contender of "JAX" or "PyTorch" takes than jaxgrad."""
+    """How many times longer the fastest contender of a library takes than jaxgrad."""
     peer = fastest_peer(row, library)
     return None if peer is None else row["times_slower_than_jaxgrad"][peer]
 

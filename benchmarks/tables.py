@@ -2,20 +2,26 @@
 
 The table of results/gru-cpu.json goes between `<!-- benchmark gru-cpu -->` and `<!-- /benchmark -->`, the short table
 of headline.py between `<!-- benchmark headline -->` and the same end. A section without a report stays as it is.
+
+A heading in the marker, as in `<!-- benchmark gru-h100-80gb-hbm3: #### GRU on an H100 -->`, is written above the table,
+with the chart of that name if there is one: without a report, the page does not show such a section.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
-from benchmarks import headline, report, wording
+from benchmarks import gru_table, headline, report, wording
 from benchmarks.contender_names import LAX_PADDED, ONE_DEVICE, ORDER, OURS_ON_XLA, PEERS
 from benchmarks.report import Report, Row
 from benchmarks.wording import digits, ratio
 
-_SECTION = re.compile(r"(<!-- benchmark (?P<name>[\w-]+) -->\n).*?(<!-- /benchmark -->)", re.DOTALL)
+_SECTION = re.compile(
+    r"(<!-- benchmark (?P<name>[\w-]+)(?:: (?P<heading>#+ [^\n]*))? -->\n).*?(<!-- /benchmark -->)", re.DOTALL
+)
 _UNPADDED = "\\*"  # marks a speed-up that lacks the peer with jnp.pad
 
 
@@ -24,13 +30,21 @@ def update(files: Iterable[Path], results: Path) -> tuple[list[str], list[str]]:
     written: list[str] = []
     missing: list[str] = []
 
-    def section(match: re.Match[str]) -> str:
-        text = _headline(results) if match["name"] == "headline" else _table(results, match["name"])
-        (missing if text is None else written).append(match["name"])
-        return match[0] if text is None else f"{match[1]}\n{text}\n{match[3]}"
+    def section(file: Path, match: re.Match[str]) -> str:
+        name, heading = match["name"], match["heading"]
+        text = _headline(results) if name == "headline" else _table(results, name)
+        (missing if text is None else written).append(name)
+        if text is None:
+            return match[0]
+        above = [match[1].rstrip()]
+        if heading:
+            above.append(heading)
+            chart = f"charts/{name}.png"
+            above += [f"![{heading.lstrip('# ')}]({chart})"] if (file.parent / chart).exists() else []
+        return "\n\n".join([*above, f"{text}\n{match[4]}"])
 
     for file in files:
-        file.write_text(_SECTION.sub(section, file.read_text()))
+        file.write_text(_SECTION.sub(partial(section, file), file.read_text()))
     return written, missing
 
 
@@ -66,6 +80,8 @@ def _markdown(table: list[list[str]], below: list[str]) -> str:
 
 def lines(results: Report, rows: list[Row]) -> list[list[str]]:
     """The header, then one line for each case or for each row."""
+    if results.get("layout") == "gru":
+        return gru_table.lines(rows)
     return _line_a_case(rows) if results.get("one_line_a_case") else _line_a_row(results, rows)
 
 
@@ -150,6 +166,8 @@ def facts(results: Report) -> list[str]:
     if results.get("one_line_a_case"):
         found.append("Each cell: jaxgrad's time in ms (speed-up over JAX, speed-up over PyTorch).")
         found.append(f"Geometric means over all {len({row['label'] for row in rows})} cases: {_means(rows)}.")
+    if results.get("layout") == "gru":
+        found += gru_table.facts(results)
     if selected := wording.selected(results):
         found.append(f"jaxgrad selected (number of cases) {'; '.join(selected)}.")
     if extra := len({row["label"] for row in rows if row["extra"]}):
@@ -162,9 +180,20 @@ def facts(results: Report) -> list[str]:
         found.append("Some rows join contenders of several runs; each speed-up compares times of one run.")
     if losses := results.get("losses"):
         found.append(_difference(losses))
+    return [*found, *_left_out(results)]
+
+
+def _left_out(results: Report) -> list[str]:
+    """Contenders that are left out of several rows for one reason are named once."""
+    rows: dict[tuple[str, str], list[str]] = {}
     for name, reason in results["left_out"].items():
-        found.append("jaxgrad runs on XLA here." if name == OURS_ON_XLA else f"Left out: {name} ({reason}).")
-    return found
+        rows.setdefault((name.split(", of ")[0], reason), []).append(name)
+    return [
+        "jaxgrad runs on XLA here."
+        if names == [OURS_ON_XLA]
+        else f"Left out: {names[0] if len(names) == 1 else f'{contender}, of {len(names)} rows'} ({reason})."
+        for (contender, reason), names in rows.items()
+    ]
 
 
 def _means(rows: list[Row]) -> str:

@@ -8,9 +8,10 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ _TRACED_CALLS = 12
 _WARM_SECONDS = 0.1  # of calls before the timed ones, while the clocks rise
 _BUSY_ELEMENTS = 1 << 29  # a kernel on this many takes a millisecond, in which calls queue up
 _GRAPH_CALLS = 10  # of PyTorch's calls in one CUDA graph
-_IN_PROGRAM_SECONDS = 0.05  # of calls in one program, so that its dispatch does not count
+_IN_PROGRAM_SECONDS, _FEW_CALLS = 0.02, 3  # of calls in one program, so that its dispatch does not count
 _GPU_LOOP_SECONDS = 0.3  # of training steps: their start and end take milliseconds, more on several devices
 
 
@@ -41,6 +42,8 @@ class Contender:
       temporary_bytes: the memory of the compiled call beyond its operands and results, where known.
       peak_bytes: the peak memory of a call, operands and results included, where known.
       program: the text of the compiled program, where it is kept.
+      one_call: makes a single call, for a profile, where that is kept.
+      details: what else a row has about the contender.
     """
 
     name: str
@@ -49,6 +52,8 @@ class Contender:
     temporary_bytes: int | None = None
     peak_bytes: int | None = None
     program: str = ""
+    one_call: Callable[[], Any] | None = None
+    details: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +98,7 @@ def jax_contender(name: str, function: Callable[..., Any], *args: Any) -> Conten
     The device time is the sum over all kernels and copies in the profile, without JAX's dispatch and without the gaps
     between kernels.
     """
-    compiled, outputs, memory = _compiled(function, *args)
+    compiled, _, outputs, memory = _compiled(function, *args)
 
     def run(calls: int = 1) -> None:
         jax.block_until_ready([compiled(*args) for _ in range(calls)])
@@ -105,8 +110,94 @@ def jax_contender(name: str, function: Callable[..., Any], *args: Any) -> Conten
 
 def jax_queued_contender(name: str, function: Callable[..., Any], *args: Any) -> Contender:
     """The same for a function with loops, where gaps count: on a GPU the wall time of queued calls."""
-    compiled, outputs, memory = _compiled(function, *args)
+    return _queued(name, *_compiled(function, *args))
 
+
+class InProgram(NamedTuple):
+    """A contender before it is compiled.
+
+    Attributes:
+      function: what to time.
+      args: its arguments. The first leaf is an array of floats, to which every call adds a number too small to count.
+      precision: of matrix products, as `jax.default_matmul_precision` takes it.
+      with_memory: whether the contender gets `temporary_bytes`, which takes another compilation on a GPU.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    precision: str = "default"
+    with_memory: bool = True
+
+
+def jax_in_program_contenders(of: Sequence[InProgram]) -> list[Contender | Exception]:
+    """The same with many calls in one program on a GPU, so that kernels of microseconds are not hidden by dispatch.
+
+    XLA compiles the programs of all contenders at once, on several threads. A contender that fails is its exception.
+    """
+    on_gpu = jax.default_backend() == "gpu"
+
+    def lowered(each: InProgram) -> tuple[Any, Any]:
+        with jax.default_matmul_precision(each.precision):
+            one = jax.jit(each.function).lower(*each.args) if each.with_memory or not on_gpu else None
+            return one, _many_calls(each) if on_gpu else None
+
+    def compiled(programs: tuple[Any, Any]) -> tuple[Any, Any]:
+        one, many = programs
+        return one and one.compile(), many and many.compile()
+
+    def contender(each: InProgram, programs: tuple[Any, Any]) -> Contender:
+        one, many = programs
+        return _in_program(each, many, one) if on_gpu else _queued(each.name, *_results(one, *each.args))
+
+    with ThreadPoolExecutor(os.cpu_count() if on_gpu else 1) as threads:
+        programs = list(threads.map(partial(_tried, compiled), [_tried(lowered, each) for each in of]))
+    return [_tried(contender, each, those) for each, those in zip(of, programs, strict=True)]
+
+
+def _tried(function: Callable[..., Any], *args: Any) -> Any:
+    """The result, or the exception; that of an earlier step, where the last argument is one."""
+    if isinstance(args[-1], Exception):
+        return args[-1]
+    try:
+        return function(*args)
+    except Exception as error:  # any error of a compiler
+        return error
+
+
+def _many_calls(each: InProgram) -> Any:
+    """The program with a loop of calls, before it is compiled."""
+    first, *others = jax.tree.leaves(each.args)
+    tree = jax.tree.structure(each.args)
+    results = jax.eval_shape(each.function, *each.args)
+
+    def many(calls: jax.Array, first: jax.Array, *others: jax.Array) -> Any:
+        empty = jax.tree.map(lambda out: jnp.zeros(out.shape, out.dtype), results)
+
+        def call(i: jax.Array, _: Any) -> Any:
+            varied = first + (i * 1e-30).astype(first.dtype)  # XLA would take equal calls out of the loop
+            return each.function(*jax.tree.unflatten(tree, (varied, *others)))
+
+        return lax.fori_loop(0, calls, call, empty)
+
+    return jax.jit(many).lower(jnp.int32(0), first, *others)
+
+
+def _in_program(each: InProgram, many: Any, one: Any) -> Contender:
+    leaves = jax.tree.leaves(each.args)
+
+    def run(calls: int) -> Any:
+        return jax.block_until_ready(many(jnp.int32(calls), *leaves))
+
+    outputs = [np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(run(1))]
+    memory = one.memory_analysis().temp_size_in_bytes if one else None
+    calls = _calls_per_sample(_seconds_of(lambda: run(_FEW_CALLS)) / _FEW_CALLS, _IN_PROGRAM_SECONDS)
+    calls = max(_FEW_CALLS, calls)
+    one_call = one and (lambda: jax.block_until_ready(one(*each.args)))
+    return Contender(each.name, lambda: _seconds_of(lambda: run(calls)) / calls, outputs, memory, one_call=one_call)
+
+
+def _queued(name: str, compiled: Callable[..., Any], args: Any, outputs: list[np.ndarray], memory: int) -> Contender:
     def run(calls: int = 1) -> None:
         jax.block_until_ready([compiled(*args) for _ in range(calls)][-1])
 
@@ -115,40 +206,14 @@ def jax_queued_contender(name: str, function: Callable[..., Any], *args: Any) ->
     return Contender(name, lambda: _seconds_of(lambda: run(calls)) / calls, outputs, memory)
 
 
-def jax_in_program_contender(name: str, function: Callable[..., Any], *args: Any) -> Contender:
-    """The same with many calls in one program on a GPU, so that kernels of microseconds are not hidden by dispatch.
-
-    The first argument is an array of floats, to which every call adds a number too small to count.
-    """
-    if jax.default_backend() != "gpu":
-        return jax_queued_contender(name, function, *args)
-    _, outputs, memory = _compiled(function, *args)
-    first, *others = jax.tree.leaves(args)
-    tree = jax.tree.structure(args)
-    empty = jax.tree.map(lambda out: jnp.zeros(out.shape, out.dtype), jax.eval_shape(function, *args))
-
-    def many(calls: jax.Array, first: jax.Array, *others: jax.Array) -> Any:
-        def call(i: jax.Array, _: Any) -> Any:
-            varied = first + (i * 1e-30).astype(first.dtype)  # XLA would take equal calls out of the loop
-            return function(*jax.tree.unflatten(tree, (varied, *others)))
-
-        return lax.fori_loop(0, calls, call, empty)
-
-    program = jax.jit(many).lower(jnp.int32(0), first, *others).compile()
-
-    def run(calls: int) -> None:
-        jax.block_until_ready(program(jnp.int32(calls), first, *others))
-
-    run(1)
-    calls = max(10, _calls_per_sample(_seconds_of(lambda: run(10)) / 10, _IN_PROGRAM_SECONDS))
-    return Contender(name, lambda: _seconds_of(lambda: run(calls)) / calls, outputs, memory)
+def _compiled(function: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], Any, list[np.ndarray], int]:
+    return _results(jax.jit(function).lower(*args).compile(), *args)
 
 
-def _compiled(function: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], list[np.ndarray], int]:
-    """The program, its results, and its memory in bytes beyond operands and results."""
-    compiled = jax.jit(function).lower(*args).compile()
+def _results(compiled: Any, *args: Any) -> tuple[Callable[..., Any], Any, list[np.ndarray], int]:
+    """The program, its arguments and results, and its memory in bytes beyond these."""
     outputs = [np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(compiled(*args))]
-    return compiled, outputs, compiled.memory_analysis().temp_size_in_bytes
+    return compiled, args, outputs, compiled.memory_analysis().temp_size_in_bytes
 
 
 def jax_loop_contender(name: str, step: Callable[..., tuple[Any, Any]], state: Any, *args: Any) -> Contender:
@@ -267,16 +332,43 @@ def _one_by_one(measure: Callable[[], list[float]]) -> Callable[[], float]:
 
 def _traced_seconds(run: Callable[[int], None]) -> list[float]:
     """The device time of each of some consecutive calls."""
-    options = jax.profiler.ProfileOptions()
-    options.host_tracer_level, options.python_tracer_level = 0, 0
     busy, operand = _busy()
     start = time.perf_counter()
     while time.perf_counter() - start < _WARM_SECONDS:
         run(_TRACED_CALLS)
+
+    def busy_then_run() -> None:
+        busy(operand)
+        run(_TRACED_CALLS)
+
+    _, *events = _device_events(busy_then_run)  # the first is _busy's
+    each, rest = divmod(len(events), _TRACED_CALLS)
+    if rest:  # the calls differ in their number of kernels
+        return [sum(event.duration_ns for event in events) / _TRACED_CALLS / 1e9]
+    calls = (events[i : i + each] for i in range(0, len(events), each))
+    return [sum(event.duration_ns for event in call) / 1e9 for call in calls]
+
+
+def kernel_seconds(call: Callable[[], Any], kernels: Sequence[str]) -> dict[str, float]:
+    """The device time that the GPU kernels of each name take in one call; without kernels that do not run."""
+    call()
+
+    def run() -> None:
+        for _ in range(_TRACED_CALLS):
+            call()
+
+    events = _device_events(run)
+    found = {name: [event.duration_ns for event in events if name in event.name] for name in kernels}
+    return {name: sum(those) / _TRACED_CALLS / 1e9 for name, those in found.items() if those}
+
+
+def _device_events(run: Callable[[], None]) -> list[Any]:
+    """The kernels and copies of a GPU while a function runs, in the order of their starts."""
+    options = jax.profiler.ProfileOptions()
+    options.host_tracer_level, options.python_tracer_level = 0, 0
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder, profiler_options=options):
-            busy(operand)
-            run(_TRACED_CALLS)
+            run()
         (file,) = Path(folder).rglob("*.xplane.pb")
         planes = list(jax.profiler.ProfileData.from_file(str(file)).planes)
     # A plane has a line for each stream, beside lines that sum these up.
@@ -290,12 +382,7 @@ def _traced_seconds(run: Callable[[int], None]) -> list[float]:
     ]
     if not events:
         raise RuntimeError("the profile has no kernel: profiling needs CUPTI and permission to profile the GPU")
-    _, *events = sorted(events, key=lambda event: event.start_ns)  # the first is _busy's
-    each, rest = divmod(len(events), _TRACED_CALLS)
-    if rest:  # the calls differ in their number of kernels
-        return [sum(event.duration_ns for event in events) / _TRACED_CALLS / 1e9]
-    calls = (events[i : i + each] for i in range(0, len(events), each))
-    return [sum(event.duration_ns for event in call) / 1e9 for call in calls]
+    return sorted(events, key=lambda event: event.start_ns)
 
 
 @cache

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.wording import brief
+
 
 @cache
 def why_not(device: str) -> str | None:
@@ -48,9 +50,3 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def brief(error: Exception) -> str:
-    """The kind and the first line of an error."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

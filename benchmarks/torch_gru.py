@@ -36,7 +36,7 @@ def passes(
         for d in range(D):
             ours = (w[d], r[d], b[d, : 3 * H], b[d, 3 * H :])
             for parameter, value in zip(module.all_weights[d], ours, strict=True):
-                parameter.copy_(tensor(_swap_z_and_r(np.asarray(value))))
+                parameter.copy_(tensor(swap_z_and_r(np.asarray(value))))
     x_t, h_t = tensor(x).requires_grad_(), tensor(initial_h).requires_grad_()
     dy, dy_h = (tensor(c) for c in cotangents)
     dy = dy.transpose(1, 2).flatten(2)  # [T, B, D * H], as the module's outputs
@@ -56,7 +56,7 @@ def passes(
 
     y, y_h = (_numpy(t) for t in forward())
     dx, dh0, *weights = (_numpy(t) for t in forward_backward())
-    per_direction = [[_swap_z_and_r(g) for g in weights[4 * d : 4 * d + 4]] for d in range(D)]
+    per_direction = [[swap_z_and_r(g) for g in weights[4 * d : 4 * d + 4]] for d in range(D)]
     dw, dr, dwb, drb = (np.stack(gradients) for gradients in zip(*per_direction, strict=True))
     return {
         "forward": (forward, [y.reshape(*y.shape[:2], D, H).swapaxes(1, 2), y_h]),
@@ -64,7 +64,7 @@ def passes(
     }
 
 
-def _swap_z_and_r(array: np.ndarray) -> np.ndarray:
+def swap_z_and_r(array: np.ndarray) -> np.ndarray:
     """Between our gate order, z r h, and PyTorch's, r z n, along the first axis."""
     z, r, h = np.split(array, 3)
     return np.concatenate([r, z, h])

@@ -11,6 +11,7 @@ import jax
 from benchmarks.contender_names import TORCH_COMPILED
 from benchmarks.options import Options
 from benchmarks.timing import Contender
+from benchmarks.wording import brief
 
 
 def left_out(names: tuple[str, ...], options: Options) -> dict[str, str]:
@@ -50,7 +51,7 @@ def compiled_contender(
     except Exception as error:  # any error of a compiler
         # The compiler may turn the TimeoutError into an error of its own.
         late = time.perf_counter() - start > options.compile_seconds
-        reason = f"not compiled within {options.compile_seconds:.0f} s" if late else torch_compile.brief(error)
+        reason = f"not compiled within {options.compile_seconds:.0f} s" if late else brief(error)
         missing[f"{TORCH_COMPILED}, of {where}"] = reason
         print(f"  left out: {TORCH_COMPILED} ({reason})", flush=True)
         return None

@@ -92,3 +92,9 @@ def ratio(value: float | None) -> str:
     if value >= 10:
         return f"{value:.0f}x"
     return f"{value:.1f}x" if value >= 1.995 else f"{value:.2f}x"
+
+
+def brief(error: Exception) -> str:
+    """The kind and the first line of an error."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -1,0 +1,143 @@
+"""Whole training steps of recurrent networks: loss, gradients and momentum, in one jitted call.
+
+"ppo" is an update of recurrent PPO on one rollout, whose episodes end inside it; "char-lm" a language model of
+characters with two layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+
+import jaxgrad
+from benchmarks import environment, torch_peers
+from benchmarks.compare import Work, check_agreement, compare
+from benchmarks.contender_names import OURS, SCAN, SCAN_CELL, TORCH_EAGER
+from benchmarks.options import Options
+from benchmarks.recurrent_models import LAYERS, MODELS, arguments, training_step
+from benchmarks.timing import Contender, jax_loop_contender, torch_queued_contender
+from benchmarks.wording import brief
+
+_LAYERS = {OURS: "jaxgrad", SCAN: "scan", SCAN_CELL: "cell"}
+CONTENDERS = (*_LAYERS, TORCH_EAGER)
+NOTES = (
+    "Cases are T,B,H: steps, batch and hidden units. ppo has a GRU with resets between dense layers; char-lm has two "
+    "GRU layers between an embedding and a dense layer. benchmarks/recurrent_models.py defines them.",
+    "A step is the loss, all gradients and SGD with momentum, in place.",
+    "lax.scan of a flax cell multiplies the input of each step inside the loop, as a scanned GRUCell of flax; jax.grad "
+    "of lax.scan multiplies the inputs of all steps before it.",
+)
+# Limits of ||a - b|| / ||b|| of the loss, and of each parameter and gradient.
+_TOLERANCES = {"float32": (1e-4, 1e-2), "TF32": (3e-3, 5e-2), "bfloat16": (2e-2, 0.2)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    model: str
+    T: int
+    B: int
+    H: int
+    dtype: str = "float32"
+    extra: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"{self.model} {self.T},{self.B},{self.H}" + (" bf16" if self.dtype == "bfloat16" else "")
+
+
+CASES = {
+    "cpu": (
+        Case("ppo", 128, 4, 128),
+        Case("ppo", 128, 64, 128),
+        Case("char-lm", 256, 64, 512),
+    ),
+    "gpu": tuple(
+        Case(model, *sizes, dtype)
+        for dtype in ("float32", "bfloat16")
+        for model, *sizes in (("ppo", 128, 2048, 128), ("char-lm", 256, 64, 512), ("ppo", 128, 64, 128))
+    ),
+}
+QUICK_CASES = (Case("ppo", 9, 3, 16), Case("char-lm", 8, 2, 16), Case("ppo", 9, 3, 16, "bfloat16"))
+_DTYPES = {"f32": "float32", "bf16": "bfloat16"}
+
+
+def parse_case(text: str) -> Case:
+    """model,T,B,H or model,T,B,H,bf16; models are ppo and char-lm"""
+    model, *sizes = text.split(",")
+    dtype = _DTYPES.get(sizes.pop()) if len(sizes) == 4 else "float32"
+    valid = model in MODELS and len(sizes) == 3 and all(s.isdecimal() and int(s) > 0 for s in sizes)
+    if dtype is None or not valid:
+        raise argparse.ArgumentTypeError(f"must be {parse_case.__doc__}, got {text!r}")
+    return Case(model, *map(int, sizes), dtype)
+
+
+def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
+    """The report (report.py)."""
+    left_out = torch_peers.left_out((TORCH_EAGER,), options)
+    rows = []
+    for case in cases:
+        print(case.label, flush=True)
+        rows.append(_row(case, left_out, options))
+        gc.collect()  # frees the case's device memory before the next case
+    return {
+        "op": "recurrent",
+        "environment": environment.describe(),
+        "implementation": str(jaxgrad.explain(jaxgrad.gru)),
+        "left_out": left_out,
+        "notes": NOTES,
+        "rows": rows,
+    }
+
+
+def _row(case: Case, left_out: dict[str, str], options: Options) -> dict[str, Any]:
+    model = MODELS[case.model]
+    args = arguments(model, case.T, case.B, case.H, case.dtype)
+    work = Work(
+        label=case.label,
+        measure="training step",
+        settings=dataclasses.asdict(case),
+        dtype=case.dtype,
+        flops=model.flops(case.T, case.B, case.H),
+        array_bytes={"parameters": sum(leaf.nbytes for leaf in jax.tree.leaves(args[0].params))},
+        extra=case.extra,
+    )
+    loss, array = _TOLERANCES["TF32" if (case.dtype, jax.default_backend()) == ("float32", "gpu") else case.dtype]
+    tolerances = [*[array] * len(jax.tree.leaves(args[0])), loss]
+    makers = {name: partial(_jax_contender, name, model, *args) for name in _LAYERS}
+    if case.model == "char-lm" and TORCH_EAGER not in left_out:
+        makers[TORCH_EAGER] = partial(_torch_contender, *args)
+    found: list[Contender] = []
+    for name, make in makers.items():
+        if not options.wants(name):
+            continue
+        try:
+            contender = make()
+            if found:
+                check_agreement(work, found[0], contender, tolerances)
+        except Exception as error:  # the other contenders are still measured
+            if name == OURS:
+                raise
+            left_out[f"{name}, of {case.label}"] = brief(error)
+            print(f"  left out: {name} ({brief(error)})", flush=True)
+        else:
+            found.append(contender)
+    return compare(work, found, options.effort, tolerances)
+
+
+def _jax_contender(name: str, model: Any, state: Any, *batch: Any) -> Contender:
+    return jax_loop_contender(name, partial(training_step, model, LAYERS[_LAYERS[name]]), state, *batch)
+
+
+def _torch_contender(state: Any, *batch: Any) -> Contender:
+    from benchmarks import torch_char_lm
+
+    on_gpu = jax.default_backend() == "gpu"
+    step, outputs, peak_bytes = torch_char_lm.training_step(state, *batch, on_gpu=on_gpu)
+    contender = torch_queued_contender(TORCH_EAGER, step, outputs, on_gpu)
+    return dataclasses.replace(contender, peak_bytes=peak_bytes)

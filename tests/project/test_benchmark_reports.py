@@ -1,0 +1,149 @@
+"""The benchmarks' reports: contenders that fail, cases that are measured, tables and sections of pages."""
+
+from __future__ import annotations
+
+import json
+
+import benchmarks_package  # noqa: F401
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import gru, recurrent, report, tables, timing
+from benchmarks.contender_names import CUDNN_RNN, CUDNN_RNN_F16, OURS, OURS_ON_XLA, SCAN, TORCH_GRU, TORCH_GRU_GRAPH
+from benchmarks.options import Effort, Options
+
+_ENVIRONMENT = {"gpu": "NVIDIA H100", "platform": "gpu", "date": "2026-01-02", "versions": {"jax": "0.11"}}
+
+
+def _gru_row(measure, times, **more):
+    """A row in which jaxgrad takes 2 ms."""
+    every = {OURS: 2.0, **times}
+    return {
+        "label": "5,4,3,2 bf16 lbr=1",
+        "measure": measure,
+        "dtype": "bfloat16",
+        "flops": 1,
+        "extra": False,
+        "settings": {},
+        "floor_ms": 0.5,
+        "temporary_bytes": {OURS: 1_000_000, SCAN: 30_000_000},
+        "times_ms": {name: {"median": time} for name, time in every.items()},
+        "times_slower_than_jaxgrad": {name: time / 2 for name, time in times.items()},
+        **more,
+    }
+
+
+def _report(rows, **more):
+    return {"op": "gru", "environment": _ENVIRONMENT, "left_out": {}, "rows": rows, **more}
+
+
+def test_table_of_the_gru():
+    forward = _gru_row(
+        "forward",
+        {SCAN: 6.0, OURS_ON_XLA: 5.0, TORCH_GRU: 8.0, TORCH_GRU_GRAPH: 4.0, CUDNN_RNN: 3.0, CUDNN_RNN_F16: 1.0},
+        algorithms={CUDNN_RNN_F16: {"fastest": "PERSIST_STATIC_SMALL_H, packed, tensor cores, queued"}},
+    )
+    both = _gru_row(
+        "forward+backward",
+        {SCAN: 20.0, OURS_ON_XLA: 10.0, TORCH_GRU: 7.0, CUDNN_RNN: 3.0, CUDNN_RNN_F16: 4.0},
+        algorithms={CUDNN_RNN: {"fastest": "STANDARD, packed, tensor cores, CUDA graph"}},
+        kernel_us_a_step={"forward": 0.5, "backward": 0.75},
+    )
+    header, line = tables.lines(_report([forward, both], layout="gru"), [forward, both])
+    assert dict(zip(header, line, strict=True)) == {
+        "case": "5,4,3,2 bf16 lbr=1",
+        "jaxgrad (ms)": "2.00 / 2.00",
+        "lax.scan (ms, speed-up)": "6.00 / 20.0 (3.0x / 10x)",
+        "jaxgrad on XLA (ms, speed-up)": "5.00 / 10.0 (2.5x / 5.0x)",
+        "torch.nn.GRU (ms, speed-up)": "4.00 / 7.00 (2.0x / 3.5x)",
+        "cuDNN (ms, speed-up)": "1.00 / 3.00 (0.50x / 1.50x, f16 small H / standard)",
+        "kernels, us a step": "0.500 / 0.750",
+        "roofline (ms)": "0.500 / 0.500",
+        f"temporary memory (MB): jaxgrad / {SCAN}": "1.00 / 30.0",
+    }
+
+
+def test_facts_name_what_is_left_out():
+    left_out = {f"{CUDNN_RNN}, of {case}, forward": "no memory" for case in "ab"}
+    left_out |= {TORCH_GRU: "torch is not installed", f"{CUDNN_RNN}, of c, forward": "no algorithm"}
+    *_, first, second, third = tables.facts(_report([_gru_row("forward", {})], left_out=left_out))
+    assert first == f"Left out: {CUDNN_RNN}, of 2 rows (no memory)."
+    assert second == f"Left out: {TORCH_GRU} (torch is not installed)."
+    assert third == f"Left out: {CUDNN_RNN}, of c, forward (no algorithm)."
+
+
+@pytest.mark.parametrize("has_chart", [False, True])
+def test_a_section_with_a_heading(tmp_path, has_chart):
+    page = tmp_path / "page.md"
+    text = "before\n\n<!-- benchmark gru-h100: ### On an H100 -->\n<!-- /benchmark -->\n\nafter\n"
+    page.write_text(text)
+    assert tables.update([page], tmp_path) == ([], ["gru-h100"])
+    assert page.read_text() == text
+    report.save(_report([_gru_row("forward", {SCAN: 6.0})]), tmp_path)
+    if has_chart:
+        (tmp_path / "charts").mkdir()
+        (tmp_path / "charts" / "gru-h100.png").touch()
+    for _ in range(2):  # an update of an update changes nothing
+        assert tables.update([page], tmp_path) == (["gru-h100"], [])
+        start, table = page.read_text().split("| case |", 1)
+        chart = "![On an H100](charts/gru-h100.png)\n\n" * has_chart
+        assert start == f"before\n\n<!-- benchmark gru-h100: ### On an H100 -->\n\n### On an H100\n\n{chart}"
+        assert table.endswith("\n\n<!-- /benchmark -->\n\nafter\n")
+
+
+def test_contenders_that_fail_are_left_out(monkeypatch):
+    def wrong(*arrays, **settings):
+        return jax.tree.map(lambda y: 2 * y, gru_scan(*arrays, **settings))
+
+    gru_scan = gru.scan_gru
+    monkeypatch.setattr(gru, "scan_gru", wrong)
+    found = gru.measure([gru.Case(5, 2, 3, 4)], Options(Effort(1, 0), frozenset({SCAN})))
+    assert [set(row["times_ms"]) for row in found["rows"]] == [{OURS}] * 4
+    left_out = {name: reason for name, reason in found["left_out"].items() if name.startswith(SCAN)}
+    assert len(left_out) == 4
+    assert all("differs from that of" in reason for reason in left_out.values())
+
+
+def test_many_calls_in_a_program(monkeypatch):
+    """The programs of a GPU, on the platform of the test."""
+    monkeypatch.setattr(timing, "_IN_PROGRAM_SECONDS", 1e-4)
+    monkeypatch.setattr(timing.jax, "default_backend", lambda: "gpu")
+
+    def fails(x):
+        raise ValueError("no such kernel")
+
+    x = jnp.arange(4.0)
+    programs = [
+        timing.InProgram("works", lambda x: (x, 3 * x), (x,)),
+        timing.InProgram("fails", fails, (x,)),
+        timing.InProgram("without memory", lambda x: (x, 3 * x), (x,), with_memory=False),
+    ]
+    works, failed, without = timing.jax_in_program_contenders(programs)
+    assert str(failed) == "no such kernel"
+    assert (works.temporary_bytes is None, without.temporary_bytes) == (False, None)
+    for contender in works, without:
+        assert [output.tolist() for output in contender.outputs] == [[0, 1, 2, 3], [0, 3, 6, 9]]
+        assert contender.sample() > 0
+
+
+def test_the_rest_of_the_cases(tmp_path, monkeypatch, capsys):
+    def run(*options):
+        monkeypatch.setattr(
+            "sys.argv", ["benchmarks", "recurrent", "--repeats", "1", "--output", str(tmp_path), *options]
+        )
+        command.main()
+        (path,) = tmp_path.glob("*.json")
+        measured = capsys.readouterr().out.splitlines()
+        return [row["label"] for row in json.loads(path.read_text())["rows"]], measured
+
+    monkeypatch.setattr(recurrent, "CASES", {jax.default_backend(): recurrent.QUICK_CASES})
+    first, *_, last = (case.label for case in recurrent.QUICK_CASES)
+    rows, printed = run("--cases", "ppo,9,3,16")
+    assert rows == printed[:1] == [first]
+    rows, printed = run("--rest")
+    assert rows == [case.label for case in recurrent.QUICK_CASES]
+    assert first not in printed
+    rows, printed = run("--rest")
+    assert last not in printed
