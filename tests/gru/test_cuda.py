@@ -54,7 +54,7 @@ def test_long_sequences(dtype):
 
 
 def test_precision():
-    """TF32 has a mantissa of 10 bits. Without it, the recurrent product keeps 16 bits."""
+    """TF32 has a mantissa of 10 bits. Without it, the recurrent product keeps all 24 bits."""
     case = Case(T=20, B=16, I=32, H=128, linear_before_reset=True).bare()
     inputs, cotangents = make_inputs(case, "float32")
     y, _, expected = gru_references.values_and_gradients(inputs, cotangents, **case.settings)
@@ -64,7 +64,7 @@ def test_precision():
         pairs = (found, y), *zip(gradients[:3], expected[:3], strict=True)
         return [np.abs(one - other).max() / np.abs(other).max() for one, other in pairs]
 
-    for precision, least, most in (("default", 2e-5, 5e-3), ("tensorfloat32", 2e-5, 5e-3), ("highest", 0, 2e-5)):
+    for precision, least, most in (("default", 2e-5, 5e-3), ("tensorfloat32", 2e-5, 5e-3), ("highest", 0, 2e-6)):
         with jax.default_matmul_precision(precision):
             assert all(least < error < most for error in errors()), (precision, errors())
 

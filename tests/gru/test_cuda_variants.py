@@ -49,7 +49,8 @@ print(json.dumps(dict(
     assert found["cluster"] == 0
     assert found["rows"] == 8 * team
     assert found["turns"] == [8 * 4 * team] * 2  # 132 multiprocessors have 8 teams of 16 blocks, of 32 rows at most
-    assert found["tf32"] == found["split"] == 2 * team
+    assert found["tf32"] == 2 * team
+    assert found["split"] == 3 * 2 * team  # three planes of 16 rows
     assert found["backward"] == 3 * team
     assert found["before"] == 2 * team
     assert found["problems"] == 3 * team

@@ -128,7 +128,7 @@ Tilings cluster_tilings() { return {{32, 1, 1}, {32, 2, 1}, {32, 4, 1}}; }
 
 Tilings wide_team_tilings() { return {{32, 1, 1}, {32, 2, 1}, {32, 2, 2}}; }
 
-Tilings narrow_team_tilings(bool is_split) {  // split operands have two planes of words
+Tilings narrow_team_tilings(bool is_split) {  // split operands have three planes of words
   if (is_split) return {{16, 2, 1}, {16, 2, 2}, {16, 2, 4}};
   return {{16, 2, 1}, {16, 4, 1}, {16, 4, 2}};
 }
@@ -195,8 +195,9 @@ GruVariant gru_variant(const GruKey& key) {
     return choose_tiling(chosen, key, tilings, multiprocessors, shared_bytes);
   };
   GruVariant narrow = variant;
-  const bool has_wide = choose(variant, wide_team_tilings()),
-             has_narrow = choose(narrow, narrow_team_tilings(is_split));
+  // Wide blocks have no registers for three planes of their weights.
+  const bool has_wide = !is_split && choose(variant, wide_team_tilings());
+  const bool has_narrow = choose(narrow, narrow_team_tilings(is_split));
   if (!has_wide && !has_narrow)
     throw NoPlan("the recurrent weights of " + std::to_string(key.hidden) + " hidden units do not fit in the " +
                  std::to_string(multiprocessors) + " multiprocessors of the GPU, with " + std::to_string(shared_bytes) +

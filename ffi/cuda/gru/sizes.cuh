@@ -13,7 +13,7 @@ typedef unsigned uint32;
 
 constexpr int kPadded = HIDDEN, kUnits = UNITS, kBlocks = kPadded / kUnits, kThreads = kGruThreads;
 constexpr int kTile = kGruTile, kRows = BATCHES * ROW_TILES * kTile;
-constexpr int kPlanes = gru_planes(MODE);        // of an operand: kGruSplit has a high and a low part
+constexpr int kPlanes = gru_planes(MODE);        // of an operand: kGruSplit has three parts, the largest first
 constexpr int kBytes = gru_element_bytes(MODE);  // of an element of a plane
 constexpr int kSaved = 3 + LINEAR;               // values that the forward pass saves of a unit in a step
 

@@ -67,9 +67,10 @@ struct Publisher {
                           __shfl_sync(all, own, 4 * word + 2), __shfl_sync(all, own, 4 * word + 3));
 #else
     const float next = __shfl_down_sync(all, value, 1);
+    const OperandPair pair(value, next);
 #pragma unroll
     for (int plane = 0; plane < kPlanes; ++plane) {
-      const uint32 own = operand_pair(value, next, plane);
+      const uint32 own = pair.at[plane];
       words[plane] = make_uint4(__shfl_sync(all, own, 8 * word), __shfl_sync(all, own, 8 * word + 2),
                                 __shfl_sync(all, own, 8 * word + 4), __shfl_sync(all, own, 8 * word + 6));
     }
