@@ -1,8 +1,9 @@
 // The exchange between the blocks of a team, through global memory (the L2 cache).
 //
-// In a step every block publishes words of 16 bytes, each stored and loaded as a whole. The words of a step are in one
-// slot of a ring, where the host has marked all words absent: a reader loads a word until it is there. The mark is a
-// NaN that no conversion yields; any other value may be exchanged. When a block publishes a step, it (or the other of
+// In a step every block publishes words of 16 bytes. The words of a step are in one slot of a ring, where the host has
+// marked all words absent: a reader loads a word until it is there. Memory is coherent in numbers of 64 bits at most,
+// so that each half of a word has a mark: its first 32 bits are a NaN that no conversion yields; any other value may be
+// exchanged. When a block publishes a step, it (or the other of
 // its pair, whose sums it has) has read all words of the step before; so all blocks of the team have read those of the
 // step before that one, and it marks its own of them absent again. They are used again kGruSlots - 2 steps later;
 // before that, a fence every kGruSlots / 2 steps orders the marks before words that the readers wait for.
@@ -23,17 +24,22 @@ __device__ constexpr int offset_of(int region, int plane, int tile) {
 
 __device__ inline uint4 load_word_of_team(const uint4* from) {
   uint4 word;
-  asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
-               : "l"(from)
-               : "memory");
+  asm volatile(
+      "{ .reg .b64 first, second;\n ld.relaxed.gpu.global.v2.b64 {first, second}, [%4];\n"
+      " mov.b64 {%0, %1}, first;\n mov.b64 {%2, %3}, second; }"
+      : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+      : "l"(from)
+      : "memory");
   return word;
 }
 __device__ inline void store_word_of_team(uint4* to, uint4 word) {
-  asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word.x), "r"(word.y), "r"(word.z),
-               "r"(word.w)
-               : "memory");
+  asm volatile(
+      "{ .reg .b64 first, second;\n mov.b64 first, {%1, %2};\n mov.b64 second, {%3, %4};\n"
+      " st.relaxed.gpu.global.v2.b64 [%0], {first, second}; }" ::"l"(to),
+      "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w)
+      : "memory");
 }
+__device__ inline bool is_absent(const uint4& word) { return word.x == kAbsent || word.z == kAbsent; }
 __device__ inline void fence_of_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 __device__ inline void stop() { asm volatile("trap;"); }
 
@@ -80,6 +86,7 @@ struct Publisher {
 #pragma unroll
     for (int plane = 0; plane < kPlanes; ++plane) {
       words[plane].x = min(words[plane].x, kAbsent - 1);
+      words[plane].z = min(words[plane].z, kAbsent - 1);
       store_word_of_team(slot + offset_of(region, plane, tile), words[plane]);
     }
   }

@@ -116,7 +116,7 @@ struct Words {
 #pragma unroll
         for (int plane = 0; plane < kPlanes; ++plane)
 #pragma unroll
-          for (int tile = 0; tile < ROW_TILES; ++tile) absent |= at[word][plane][tile].x == kAbsent;
+          for (int tile = 0; tile < ROW_TILES; ++tile) absent |= is_absent(at[word][plane][tile]);
       if (!absent) break;
       if (loads == kMaxLoads) stop();
 #pragma unroll
@@ -125,7 +125,7 @@ struct Words {
         for (int plane = 0; plane < kPlanes; ++plane)
 #pragma unroll
           for (int tile = 0; tile < ROW_TILES; ++tile)
-            if (at[word][plane][tile].x == kAbsent)
+            if (is_absent(at[word][plane][tile]))
               at[word][plane][tile] = load_word_of_team(from + offset(region, first, word, plane, tile));
     }
     __syncwarp();
