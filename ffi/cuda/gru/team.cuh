@@ -2,11 +2,18 @@
 //
 // In a step every block publishes words of 16 bytes. The words of a step are in one slot of a ring, where the host has
 // marked all words absent: a reader loads a word until it is there. Memory is coherent in numbers of 64 bits at most,
-// so that each half of a word has a mark: its first 32 bits are a NaN that no conversion yields; any other value may be
-// exchanged. When a block publishes a step, it (or the other of
-// its pair, whose sums it has) has read all words of the step before; so all blocks of the team have read those of the
-// step before that one, and it marks its own of them absent again. They are used again kGruSlots - 2 steps later;
-// before that, a fence every kGruSlots / 2 steps orders the marks before words that the readers wait for.
+// so that each half of a word has a mark: its first 32 bits are a NaN that no conversion yields. Any other value may be
+// exchanged. When a block publishes a step, it (or the other of its pair, whose sums it has) has read all words of the
+// step before; so all blocks of the team have read those of the step before that one, and it marks its own of them
+// absent again.
+//
+// A reader must not see a word that is older than the mark when its place is used again, kGruSlots steps after. The
+// same thread writes a place in all slots, and the same threads read it. The writer marks step s no later than at the
+// end of step s + 1. Its next fence is at the end of step s + 1 + kFenceSteps at the latest; the word that it publishes
+// after the fence is read in step s + 3 + kFenceSteps at the latest. The next fence of the reader, kFenceSteps after
+// that of the writer, is after that read, and at the end of step s + 1 + 2 kFenceSteps at the latest. The two fences
+// and the word order the mark before what the reader loads in later steps, the first of which that has its place is s +
+// kGruSlots. No fence orders the mark after the reads: a block publishes only what depends on its reads.
 
 constexpr int kRegions = gru_regions(BACKWARD, LINEAR);  // arrays of kPadded values of a row that a step publishes
 constexpr int kWarps = kThreads / 32;
@@ -15,6 +22,8 @@ constexpr int kWordsOfTile = kPadded * kBytes / 16 * kTile;    // of one plane a
 constexpr int kTilesOfTeam = BATCHES * ROW_TILES;
 constexpr int kWordsOfSlot = kRegions * kPlanes * kTilesOfTeam * kWordsOfTile;
 constexpr uint32 kAbsent = ~0u;
+constexpr int kFenceSteps = 3;  // between fences
+static_assert(2 <= kFenceSteps && 2 + 2 * kFenceSteps <= kGruSlots, "a reader could see an old word");
 static_assert(kWordsOfSlot * 16 == gru_slot_bytes(MODE, kPadded, kRows, kRegions), "");
 
 // The offset of the tile of a plane of a region in a slot, in words.

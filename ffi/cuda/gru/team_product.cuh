@@ -309,7 +309,7 @@ struct Block {
     publisher.mark(step, region, item * (kItemRows / kTile));
   }
   __device__ void advance() {
-    if (++published % (kGruSlots / 2) == 0) fence_of_gpu();
+    if (++published % kFenceSteps == 0) fence_of_gpu();
   }
   // No block may end while the other of its pair still sends to it.
   __device__ void end() const {
