@@ -53,7 +53,7 @@ struct BackwardRows {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       const int* const lengths = p.lengths + static_cast<long long>(place.group) * B + row + i * kItemRows;
-      length[i] = !in_batch(i) ? 0 : p.lengths == nullptr ? p.steps : min(*lengths, p.steps);
+      length[i] = !has(i) ? 0 : p.lengths == nullptr ? p.steps : min(*lengths, p.steps);  // so padding stays zero
       dh[i] = has(i) && p.dy_h != nullptr ? element(p.dy_h, state_of(i)) : 0.f;
       if (has(i) && p.dreset_h != nullptr) p.dreset_h[state_of(i)] = 0;
     }

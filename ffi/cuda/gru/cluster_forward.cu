@@ -193,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
       gates.recurrent = sum_of(2) + rows.bias;
       const float product = gates.r * gates.recurrent;
 #else
-      exchange.send(gates.r * rows.state[tile], 2, tile);
+      exchange.send(rows.gated_state(tile, gates), 2, tile);
       part ^= 1;
       add_products<2, 1>(weights, receive(2, tile, step & 1), parts_to + part * kPartBytes);
       __syncthreads();

@@ -56,7 +56,7 @@ struct ForwardRows {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       const int* const lengths = p.lengths + static_cast<long long>(place.group) * B + row + i * kItemRows;
-      length[i] = !in_batch(i) ? 0 : p.lengths == nullptr ? p.steps : min(*lengths, p.steps);
+      length[i] = !has(i) ? 0 : p.lengths == nullptr ? p.steps : min(*lengths, p.steps);  // so padding stays zero
       state[i] = has(i) && p.initial_h != nullptr ? element(p.initial_h, state_of(i)) : 0.f;
       if (reset_of(i) != 0 && t < length[i]) state[i] = reset_state(i);
     }
@@ -101,6 +101,9 @@ struct ForwardRows {
     inputs_from += 3LL * y_stride;
     reset_from += towards * p.rows;
   }
+
+  // r h, which blocks exchange. The padding stays zero: its gates may be NaN, where a state is not finite.
+  __device__ float gated_state(int i, const Gates& gates) const { return has_unit ? gates.r * state[i] : 0.f; }
 
   // The state of a row after the step, or what resets it then.
   __device__ void finish(int i, Gates& gates, float n_sum, unsigned char reset_next) {
