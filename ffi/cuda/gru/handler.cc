@@ -67,6 +67,8 @@ ffi::Error run(Checks& checks, CUstream stream, const Sizes& s, ffi::DataType dt
   key.problems = s.groups * s.D;
   key.rows = s.B;
   key.hidden = s.H;
+  key.has_lengths = arguments.lengths != nullptr;
+  key.has_resets = arguments.reset != nullptr;
   if (checks.failed()) return checks.error();
   const driver::CurrentDevice current(stream);
   key.device = current.device();

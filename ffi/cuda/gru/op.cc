@@ -233,7 +233,8 @@ std::string gru_source(const GruKey& key, const GruVariant& variant) {
          define("T", key.type == FloatType::kFloat32 ? "float" : "unsigned short") + number("MODE", mode_of(key)) +
          number("HIDDEN", variant.padded) + number("UNITS", variant.units) + number("ROW_TILES", variant.row_tiles) +
          number("BATCHES", variant.batches) + number("PAIR", variant.pair) + number("LINEAR", key.linear_before_reset) +
-         number("BACKWARD", key.is_backward) + kDeviceSource + source;
+         number("LENGTHS", key.has_lengths) + number("RESETS", key.has_resets) + number("BACKWARD", key.is_backward) +
+         kDeviceSource + source;
 }
 
 std::shared_ptr<const GruPlan> gru_plan(const GruKey& key) {

@@ -7,6 +7,8 @@
 //   BATCHES    batches of so many tiles that a step computes in turn
 //   PAIR       blocks of a team that share products: 1, or 2 in a cluster
 //   LINEAR     linear_before_reset
+//   LENGTHS    whether rows have lengths
+//   RESETS     whether rows are reset
 //   BACKWARD   whether the kernel is that of the backward pass
 using namespace jaxgrad;
 typedef unsigned uint32;
