@@ -17,7 +17,7 @@ from jax import lax
 
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.op import Rejection
-from jaxgrad._src.core.precision import allows_tf32
+from jaxgrad._src.core.precision import allows_tf32, default_precision
 from jaxgrad._src.gru import xla
 from jaxgrad._src.gru.backend import PASSES, Gradients, GruBackend
 from jaxgrad._src.gru.params import GruParams, GruProblem
@@ -78,10 +78,11 @@ class CudaBackend(GruBackend):
         return Rejection(f"jaxgrad's own CUDA kernels are missing: {reason}", missing=reason) if reason else None
 
     def supports_resized(self, pass_name: str, call: GruProblem) -> bool:
-        return not min(call.T, call.B) or not _kernel_rejection(call)
+        # Other sizes may need another kernel, which is compiled here and not when the program runs first.
+        return not min(call.T, call.B) or self.find_plan(pass_name, call) is None
 
     def typical_rejection(self, op_name: str, pass_name: str) -> Rejection | None:
-        typical = GruProblem(100, 32, 128, 128, 1, jnp.dtype("float32"), False, None, None)
+        typical = GruProblem(100, 32, 128, 128, 1, jnp.dtype("float32"), False, None, default_precision())
         try:
             reason = "" if cuda.module_unavailable() else _kernel_rejection(typical)
         except RuntimeError as error:

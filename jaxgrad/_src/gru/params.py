@@ -20,7 +20,7 @@ class GruParams:
       direction: "forward", "reverse" or "bidirectional".
       linear_before_reset: as in `jaxgrad.gru`.
       clip: the bound on the input of each activation; None for no bound.
-      precision: JAX's default precision where the op was called. It holds for the gradients too.
+      precision: JAX's default precision where the op was called, and not None. It holds for the gradients too.
       forward_candidates: what may run the forward pass.
       backward_candidates: what may run the backward pass.
     """
