@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ class GruParams:
       direction: "forward", "reverse" or "bidirectional".
       linear_before_reset: as in `jaxgrad.gru`.
       clip: the bound on the input of each activation; None for no bound.
-      precision: JAX's default precision where the op was called. It holds for the gradients too.
+      precision: JAX's default precision where the op was called, and not None. It holds for the gradients too.
       forward_candidates: what may run the forward pass.
       backward_candidates: what may run the backward pass.
     """
@@ -38,7 +39,7 @@ class GruParams:
         return 4 if self.linear_before_reset else 3
 
     def problem(self, x: jax.Array, r: jax.Array) -> GruProblem:
-        """The problem of operands x and r, which may have a first axis of groups."""
+        """The problem of operands x and r, which may have a first axis of groups or, x alone, of examples."""
         own = {"linear_before_reset": self.linear_before_reset, "clip": self.clip, "precision": self.precision}
         return GruProblem.of(x, r, **own)
 
@@ -77,6 +78,10 @@ class GruProblem:
     def of(
         cls, x: jax.Array, r: jax.Array, *, linear_before_reset: bool, clip: float | None, precision: Any
     ) -> GruProblem:
-        """The problem of operands x [T, B, I] and r [D, 3H, H], which may have a first axis of groups."""
-        (*groups, T, B, I), (*_, D, _, H) = x.shape, r.shape  # noqa: E741
-        return cls(T, B, I, H, D, x.dtype, linear_before_reset, clip, precision, *groups)
+        """The problem of operands x [T, B, I] and r [D, 3H, H], which may have a first axis of groups.
+
+        If x alone has a first axis, of examples, the kernels may compute them as rows of one batch.
+        """
+        (*groups, T, B, I), (*own_weights, D, _, H) = x.shape, r.shape  # noqa: E741
+        rows = B if own_weights else math.prod(groups) * B
+        return cls(T, rows, I, H, D, x.dtype, linear_before_reset, clip, precision, *own_weights)
