@@ -40,8 +40,10 @@ std::string rejection(int64_t device, int64_t type, bool allow_tf32, bool linear
 // Returns why the kernel of a pass cannot be loaded; empty if it is. Throws std::runtime_error for an error that may
 // pass.
 std::string load(bool is_backward, int64_t device, int64_t type, bool allow_tf32, bool linear_before_reset,
-                 int64_t problems, int64_t rows, int64_t hidden) {
-  const GruKey key = key_of(is_backward, device, type, allow_tf32, linear_before_reset, problems, rows, hidden);
+                 int64_t problems, int64_t rows, int64_t hidden, bool has_lengths, bool has_resets) {
+  GruKey key = key_of(is_backward, device, type, allow_tf32, linear_before_reset, problems, rows, hidden);
+  key.has_lengths = has_lengths;
+  key.has_resets = has_resets;
   const nb::gil_scoped_release release;
   const driver::CurrentDevice current(key.device);
   try {
@@ -68,7 +70,7 @@ void bind_gru(nb::module_& module) {
              "Returns why the kernels do not support a call; empty if they do. Compiles nothing.");
   module.def("load_gru_kernel", &load, nb::arg("is_backward"), nb::arg("device"), nb::arg("type"),
              nb::arg("allow_tf32"), nb::arg("linear_before_reset"), nb::arg("problems"), nb::arg("rows"),
-             nb::arg("hidden"),
+             nb::arg("hidden"), nb::arg("has_lengths"), nb::arg("has_resets"),
              "Compiles and loads the kernel of a pass. Returns why that is impossible; empty if it is loaded. Raises "
              "RuntimeError for an error that may pass.");
   module.def("gru_workspace_bytes", &workspace_bytes, nb::arg("is_backward"), nb::arg("device"), nb::arg("type"),

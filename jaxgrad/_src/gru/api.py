@@ -148,12 +148,18 @@ def gru(
     _check_remat_every(remat_every, arrays[0].shape[0])
 
     def call(direction: str, *arrays: Any) -> tuple[jax.Array, jax.Array]:
-        problem = GruProblem.of(
-            arrays[0], arrays[2], linear_before_reset=linear_before_reset, clip=clip, precision=precision
-        )
+        x, _, r, _, sequence_lens, _, reset, _ = arrays
+        options: dict[str, Any] = {
+            "linear_before_reset": linear_before_reset,
+            "clip": clip,
+            "precision": precision,
+            "has_lengths": sequence_lens is not None,
+            "has_resets": reset is not None,
+        }
+        problem = GruProblem.of(x, r, **options)
         candidates = select(OP, implementation, problem, reject_symbolic_shapes(*arrays)).candidates
-        chosen = candidates["forward"], candidates["backward"]
-        params = GruParams(direction, linear_before_reset, clip, precision, *chosen)
+        chosen = {"forward_candidates": candidates["forward"], "backward_candidates": candidates["backward"]}
+        params = GruParams(direction, **options, **chosen)
         y, y_h = forward_mode.call(autodiff.gru, jvp.RULES, params, *pvary_to_match(*arrays))
         return y, y_h
 

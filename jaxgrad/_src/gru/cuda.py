@@ -222,7 +222,8 @@ def _kernel_rejection(call: GruProblem) -> str:
 def _load(call: GruProblem) -> str:
     """Compiles and loads the kernels of both passes. Returns why that is impossible; empty if they are loaded."""
     for pass_name in PASSES:
-        if reason := cuda.module.load_gru_kernel(pass_name == "backward", *_key(call)):
+        features = call.has_lengths, call.has_resets
+        if reason := cuda.module.load_gru_kernel(pass_name == "backward", *_key(call), *features):
             return str(reason)
     return ""
 
