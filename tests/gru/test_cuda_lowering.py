@@ -229,7 +229,7 @@ class Module:
     def __getattr__(self, name):
         return getattr(module, name)
     def load_gru_kernel(self, is_backward, *key):
-        loaded.append([is_backward, *key[-3:]])
+        loaded.append([is_backward, *key[-5:-2]])
         return load(is_backward, *key)
 module, cuda.module = cuda.module, Module()
 lowered(mapped={("x", "initial_h") if over == "examples" else ("x", "w", "r", "b", "initial_h")!r})
@@ -249,7 +249,7 @@ class Module:
     def __getattr__(self, name):
         return getattr(module, name)
     def load_gru_kernel(self, is_backward, *key):
-        if key[-3:-1] == (3, 4):
+        if key[-5:-3] == (3, 4):
             raise RuntimeError("out of memory")
         return load(is_backward, *key)
 module, cuda.module = cuda.module, Module()
@@ -314,7 +314,8 @@ backend = Backend("cuda", "cpu")
 count = 0
 settings = itertools.product(("forward", "reverse", "bidirectional"), (False, True), ("float32", "bfloat16", "float16"))
 for i, (direction, linear_before_reset, dtype) in enumerate(settings):
-    case = Case(T=4, B=3, I=2, H=(5, 140)[i % 2], direction=direction, linear_before_reset=linear_before_reset)
+    H = (5, 140, 300)[i // 3 % 3]
+    case = Case(T=4, B=3, I=2, H=H, direction=direction, linear_before_reset=linear_before_reset)
     for case in (case, case.bare(), case.replace(**{OPTIONAL[i % 5]: False}, clip=0.5)):
         inputs, cotangents = make_inputs(case, dtype)
         y, y_h, gradients = values_and_gradients(backend, inputs, cotangents, case.settings)
@@ -323,3 +324,46 @@ for i, (direction, linear_before_reset, dtype) in enumerate(settings):
 report(count=count)
 """)
     assert found["count"] == 54
+
+
+def test_a_program_that_runs_on_another_gpu(run):
+    """The handlers choose the kernels for the GPU on which they run, where the workspace may be too small."""
+    found = run("""
+import os
+import fake_gpu
+
+def compiled(multiprocessors, **sizes):
+    os.environ["FAKE_MULTIPROCESSORS"] = str(multiprocessors)
+    given = {name: np.ones(a.shape, a.dtype) for name, a in arrays(**sizes).items()}
+    program = jax.jit(lambda given: jaxgrad.gru(**given, implementation="cuda")).lower(given).compile()
+    jax.clear_caches()
+    return lambda: jax.block_until_ready(program(given))
+
+def ran_on(multiprocessors, program):
+    os.environ["FAKE_MULTIPROCESSORS"] = str(multiprocessors)
+    return str(fake_gpu.outcome(program))[:400]
+
+many, wide = compiled(132, B=64, H=512), compiled(132, B=64, H=2000, dtype="bfloat16")
+few = compiled(32, B=300, H=512)
+report(same=ran_on(132, many), fewer_teams=ran_on(40, many), too_small=ran_on(100, wide), larger=ran_on(132, few))
+""")
+    assert "Error" not in found["same"]
+    assert "Error" not in found["fewer_teams"]
+    assert "2000 hidden units do not fit in the 100 multiprocessors of the GPU" in found["too_small"]
+    assert "are needed: was the program compiled for another GPU?" in found["larger"]
+
+
+def test_captures_retain_a_kernel_once(run):
+    """A CUDA graph keeps the code that it runs. Another graph of the same kernel keeps nothing more."""
+    found = run("""
+import fake_gpu
+given = {name: np.ones(a.shape, a.dtype) for name, a in arrays().items()}
+program = jax.jit(lambda given: jaxgrad.gru(**given, implementation="cuda")).lower(given).compile()
+fake.fake_capture(1)
+retained = []
+for _ in range(20):
+    jax.block_until_ready(program(given))
+    retained.append(cuda.module.conv_plan_cache_info()["recorded"])
+report(retained=retained)
+""")
+    assert found["retained"] == [1] * 20

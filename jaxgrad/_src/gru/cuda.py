@@ -234,7 +234,7 @@ def _workspace(pass_name: str, call: GruProblem) -> int:
 
     They depend on the call and the kind of the GPU alone, so that every host lowers the same program.
     """
-    return int(cuda.module.gru_workspace_bytes(pass_name == "backward", *_key(call)))
+    return int(cuda.module.gru_variant(pass_name == "backward", *_key(call))["workspace_bytes"])
 
 
 def _key(call: GruProblem) -> tuple[Any, ...]:
