@@ -344,7 +344,7 @@ def ran_on(multiprocessors, program):
     return str(fake_gpu.outcome(program))[:400]
 
 many, wide = compiled(132, B=64, H=512), compiled(132, B=64, H=2000, dtype="bfloat16")
-few = compiled(32, B=300, H=512)
+few = compiled(32, B=100, H=512)
 report(same=ran_on(132, many), fewer_teams=ran_on(40, many), too_small=ran_on(100, wide), larger=ran_on(132, few))
 """)
     assert "Error" not in found["same"]

@@ -96,7 +96,7 @@ _SPLITS = {
 
 @pytest.mark.parametrize("operands", _SPLITS)
 def test_splits(run, operands):
-    """Clusters up to 256 hidden units, wide blocks where the weights fit, pairs where a backward step exchanges much."""
+    """Clusters up to 256 hidden units, wide blocks where weights fit, pairs where a backward step exchanges much."""
     sizes = list(_SPLITS[operands])
     found = run(f"""
 print(json.dumps([[split(*size, is_backward=b, type={operands}) for b in (False, True)] for size in {sizes}]))
