@@ -30,7 +30,9 @@
 
    FAKE_DRIVER: the version of the driver; default 13000
 
-   FAKE_MAJOR: the major compute capability; default 9
+   FAKE_MAJOR, FAKE_MINOR: the compute capability; default 9 and 0
+
+   FAKE_MULTIPROCESSORS: the number of multiprocessors; default that of an H200
 
    FAKE_SHARED: the bytes of shared memory per block; default that of an H200
 
@@ -579,11 +581,11 @@ int cuDeviceGetAttribute(int* value, int attribute) {
   MAY_FAIL;
   switch (attribute) {
     case 16: /* multiprocessors */
-      return *value = 132, 0;
+      return *value = (int)number_of("FAKE_MULTIPROCESSORS", 132), 0;
     case 75: /* compute capability: major */
       return *value = (int)number_of("FAKE_MAJOR", 9), 0;
     case 76: /* and minor */
-      return *value = 0, 0;
+      return *value = (int)number_of("FAKE_MINOR", 0), 0;
     case 81: /* bytes of shared memory of a multiprocessor */
       return *value = 233472, 0;
     case 97: /* and of a block */

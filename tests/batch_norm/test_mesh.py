@@ -88,6 +88,17 @@ def check_frozen_statistics():
     check_shard_map(loss, args, specs, (0, 1, 2, 3, 4))
 
 
+def check_vmap_over_explicit_axes():
+    x, scale, bias, *_ = batch_norm_args()
+    arrays = [jnp.stack([array] * 8) for array in (x, scale, bias)]
+
+    def loss(*args):
+        return jnp.sum(jnp.sin(jaxgrad.batch_norm_training(*args, implementation=KERNEL)[0]))
+
+    _, found = over(mesh(explicit=True), jax.vmap(jax.grad(loss, (0, 1, 2))), arrays, (P("d"),) * 3)
+    assert not found, found
+
+
 def check_inside_shard_map():
     """Without `axis_name` each device normalizes its own shard, as the reference does."""
 
@@ -151,6 +162,7 @@ def check_groups():
         check_two_axes,
         check_digits,
         check_frozen_statistics,
+        check_vmap_over_explicit_axes,
         check_inside_shard_map,
         check_a_named_axis,
         check_groups,

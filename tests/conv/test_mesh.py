@@ -70,6 +70,17 @@ def check_explicit_axes():
     assert dx.sharding.spec == P("d", None, None, None)
 
 
+def check_vmap_over_explicit_axes():
+    """Of examples, and of networks of which each has its own weights."""
+    x, (w, *_), bias = _args()
+    xs, ws = jnp.stack([x] * 8), jnp.stack([w] * 8)
+    for axes, weights, spec in ((0, None, None), w, P()), ((0, 0, None), ws, P("d")):
+        gradients = jax.vmap(jax.grad(_loss_of_one, (0, 1)), axes)
+        found, collectives = over(mesh(explicit=True), gradients, (xs, weights, bias), (P("d"), spec, P()))
+        assert not collectives, collectives
+        assert all(gradient.sharding.spec[0] == "d" for gradient in found)
+
+
 def _check_output_features(devices, x_spec, axis):
     """Each weight gradient has the sharding of its weights."""
 
@@ -249,6 +260,7 @@ def check_pmap():
         check_a_batch,
         check_arrays_on_no_mesh,
         check_explicit_axes,
+        check_vmap_over_explicit_axes,
         check_output_features,
         check_two_axes,
         check_sharding_that_needs_all_gather,

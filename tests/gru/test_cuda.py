@@ -1,4 +1,7 @@
-"""The CUDA kernels of the GRU on a GPU: sizes around their tiles, precision, long sequences, and many launches."""
+"""The CUDA kernels of the GRU on a GPU: sizes around their tiles, precision, long sequences, and many launches.
+
+test_cuda_variants.py shows which kernel computes a size on a GPU with 132 multiprocessors.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from backends import CPU_KERNEL, CUDA
-from gru_cases import Case, Cotangents, fill_padding, make_inputs
+from gru_cases import Case, Cotangents, Inputs, fill_padding, make_inputs
 from gru_running import values_and_gradients
 from jax import lax
 from tolerances import assert_results_close
 
 pytestmark = pytest.mark.gpu
 
-DTYPES = ("float32", "bfloat16", "float16")
+# dtype and precision. The suite's default is "highest".
+KINDS = (("float32", "highest"), ("float32", "tensorfloat32"), ("bfloat16", "highest"), ("float16", "highest"))
 HIDDEN = (1, 16, 31, 43, 64, 127, 128, 129, 200, 256)
 ROWS = (1, 7, 8, 9, 16, 17, 33, 64, 300)
 
@@ -24,37 +28,100 @@ def _as_float64(array):
     return array if array.dtype.kind in "bi" else array.astype(np.float64)
 
 
-def _check(case, dtype):
+def _check(case, kind, inputs_and_cotangents=None, requested=None):
     """Compares with the CPU kernels in float64, which need not be compiled for every size."""
-    inputs, cotangents = make_inputs(case, dtype)
-    found = values_and_gradients(CUDA, fill_padding(inputs, np.nan), cotangents, case.settings)
-    expected = values_and_gradients(CPU_KERNEL, *jax.tree.map(_as_float64, (inputs, cotangents)), case.settings)
-    assert_results_close(found, expected, dtype=dtype, terms=case.terms, backend=CUDA)
+    dtype, precision = kind
+    inputs, cotangents = inputs_and_cotangents or make_inputs(case, dtype)
+    with jax.default_matmul_precision(precision):
+        found = values_and_gradients(CUDA, fill_padding(inputs, np.nan), cotangents, case.settings, requested)
+    wide = jax.tree.map(_as_float64, (inputs, cotangents))
+    expected = values_and_gradients(CPU_KERNEL, *wide, case.settings, requested)
+    rounding = precision if precision == "tensorfloat32" else None
+    assert_results_close(found, expected, dtype=dtype, terms=case.terms, backend=CUDA, rounding=rounding)
 
 
 @pytest.mark.parametrize("linear_before_reset", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
 @pytest.mark.parametrize("H", HIDDEN)
-def test_hidden_units(H, dtype, linear_before_reset):
+def test_hidden_units(H, kind, linear_before_reset):
     direction = ("forward", "reverse", "bidirectional")[H % 3]
     case = Case(T=7, B=ROWS[H % len(ROWS)], I=11, H=H, direction=direction, linear_before_reset=linear_before_reset)
-    _check(case, dtype)
+    _check(case, kind)
+
+
+# Hidden units and rows: one tile and several, batches of them, and more parts of the rows than teams.
+_TEAMS = ((257, 9), (300, 40), (512, 150), (700, 100), (1024, 70), (1025, 5), (1500, 40), (2048, 70))
+_TOO_LARGE = [(H, kind) for kind, most in zip(KINDS, (768, 1024), strict=False) for H, _ in _TEAMS if H > most]
 
 
 @pytest.mark.parametrize("linear_before_reset", [False, True])
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+@pytest.mark.parametrize(("H", "B"), _TEAMS)
+def test_hidden_units_of_teams(H, B, kind, linear_before_reset):
+    """More steps than a team has slots to exchange through."""
+    if (H, kind) in _TOO_LARGE:
+        pytest.skip("the weights do not fit")
+    direction = ("reverse", "bidirectional", "forward")[H % 3]
+    _check(Case(T=11, B=B, I=5, H=H, direction=direction, linear_before_reset=linear_before_reset), kind)
+
+
+@pytest.mark.parametrize("linear_before_reset", [False, True])
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
 @pytest.mark.parametrize("B", ROWS)
-def test_rows(B, linear_before_reset):
-    _check(Case(T=5, B=B, I=6, H=70, direction="bidirectional", linear_before_reset=linear_before_reset), "float32")
+def test_rows(B, kind, linear_before_reset):
+    _check(Case(T=5, B=B, I=6, H=70, direction="bidirectional", linear_before_reset=linear_before_reset), kind)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_long_sequences(dtype):
-    case = Case(T=20_000, B=3, I=4, H=40, linear_before_reset=dtype != "float32")
-    _check(case, dtype)
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+@pytest.mark.parametrize(("H", "B"), [(70, 20), (300, 100), (512, 9)])
+def test_groups_with_their_own_weights(H, B, kind):
+    """Groups, directions and parts of the rows, which teams compute in turn."""
+    dtype, precision = kind
+    case = Case(T=10, B=B, I=3, H=H, direction="bidirectional", linear_before_reset=H == 512)
+    groups = [make_inputs(case.replace(seed=seed), dtype) for seed in range(3)]
+    together = jax.tree.map(lambda *arrays: np.stack(arrays), *groups)
+
+    def run(inputs, cotangents):
+        def outputs(x, w, r, b, initial_h, reset_h):
+            given = inputs._replace(x=x, w=w, r=r, b=b, initial_h=initial_h, reset_h=reset_h)
+            return CUDA.gru(*given, **case.settings)
+
+        differentiated = (getattr(inputs, name) for name in ("x", "w", "r", "b", "initial_h", "reset_h"))
+        results, pullback = jax.vjp(outputs, *differentiated)
+        return results, pullback(tuple(cotangents))
+
+    with jax.default_matmul_precision(precision):
+        (y, y_h), gradients = jax.jit(jax.vmap(run))(*CUDA.put(together))
+    rounding = precision if precision == "tensorfloat32" else None
+    for group, (inputs, cotangents) in enumerate(groups):
+        dx, dw, dr, db, dh0, dreset_h = (np.asarray(gradient[group]) for gradient in gradients)
+        found = np.asarray(y[group]), np.asarray(y_h[group]), Inputs(dx, dw, dr, db, None, dh0, None, dreset_h)
+        wide = jax.tree.map(_as_float64, (inputs, cotangents))
+        expected = values_and_gradients(CPU_KERNEL, *wide, case.settings)
+        assert_results_close(found, expected, dtype=dtype, terms=case.terms, backend=CUDA, rounding=rounding)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_long_sequences(kind):
+    _check(Case(T=20_000, B=3, I=4, H=40, linear_before_reset=kind[0] != "float32"), kind)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+@pytest.mark.parametrize("H", [40, 300])
+@pytest.mark.parametrize("bias", [6.0, 8.0])
+def test_gates_that_keep_the_state(bias, H, kind):
+    """1 - z is 2^-11.5 for a bias of 8: an error of the gate of that size would make the state grow or forget.
+
+    The 16-bit types round z where it is saved, in all implementations: so there are no gradients.
+    """
+    case = Case(T=3000, B=3, I=4, H=H, linear_before_reset=True, sequence_lens=False, reset=False, reset_h=False)
+    inputs, cotangents = make_inputs(case, kind[0])
+    inputs.b[:, :H] += np.asarray(bias, inputs.b.dtype)
+    _check(case, kind, (inputs, cotangents), requested=())
 
 
 def test_precision():
-    """TF32 has a mantissa of 10 bits. Without it, the recurrent product keeps 16 bits."""
+    """TF32 has a mantissa of 10 bits. Without it, the recurrent product keeps all 24 bits."""
     case = Case(T=20, B=16, I=32, H=128, linear_before_reset=True).bare()
     inputs, cotangents = make_inputs(case, "float32")
     y, _, expected = gru_references.values_and_gradients(inputs, cotangents, **case.settings)
@@ -64,15 +131,16 @@ def test_precision():
         pairs = (found, y), *zip(gradients[:3], expected[:3], strict=True)
         return [np.abs(one - other).max() / np.abs(other).max() for one, other in pairs]
 
-    for precision, least, most in (("default", 2e-5, 5e-3), ("tensorfloat32", 2e-5, 5e-3), ("highest", 0, 2e-5)):
+    for precision, least, most in (("default", 2e-5, 5e-3), ("tensorfloat32", 2e-5, 5e-3), ("highest", 0, 2e-6)):
         with jax.default_matmul_precision(precision):
             assert all(least < error < most for error in errors()), (precision, errors())
 
 
 @pytest.mark.parametrize("linear_before_reset", [False, True])
-def test_ten_thousand_launches(linear_before_reset):
-    """Each launch gives the same bits, whatever the one before left in shared memory."""
-    case = Case(T=3, B=9, I=4, H=33, linear_before_reset=linear_before_reset)
+@pytest.mark.parametrize(("H", "B", "launches"), [(33, 9, 10_000), (300, 80, 2000)])
+def test_many_launches(H, B, launches, linear_before_reset):
+    """Each launch gives the same bits, whatever the one before left in shared memory or in the workspace."""
+    case = Case(T=3 if H < 257 else 12, B=B, I=4, H=H, linear_before_reset=linear_before_reset)
     inputs, cotangents = CUDA.put(make_inputs(case, "float32"))
 
     def step(x, h):
@@ -92,7 +160,7 @@ def test_ten_thousand_launches(linear_before_reset):
             equal = jax.tree.leaves(jax.tree.map(lambda a, b: jnp.array_equal(a, b), first, again))
             return count + ~jnp.all(jnp.stack(equal))
 
-        return lax.fori_loop(0, 2500, body, 0)
+        return lax.fori_loop(0, launches // 4, body, 0)
 
     assert int(differing()) == 0
 

@@ -138,6 +138,32 @@ report(calls=calls(jax.jit(jax.grad(loss)).trace(x, others).lower(lowering_platf
     assert [f"allow_tf32 = {str(allowed).lower()}" in attributes for _, attributes, _ in found["calls"]] == [True, True]
 
 
+def test_precision_of_a_later_context(run):
+    """The gradients have the precision of the call, also where it was the default, and the caches know no other."""
+    found = run("""
+def loss(x, others):
+    return jnp.sum(jaxgrad.gru(x, **others)[0] ** 2)
+
+def gradients(x, others):
+    y, pullback = jax.vjp(loss, x, others)
+    with jax.default_matmul_precision("highest"):
+        return pullback(y)
+
+def flags():
+    text = jax.jit(gradients).trace(x, others).lower(lowering_platforms=("cuda",)).as_text()
+    return [re.search("allow_tf32 = (\\\\w+)", attributes)[1] for _, attributes, _ in calls(text)]
+
+others = arrays()
+x = others.pop("x")
+found = [flags()]
+jax.config.update("jax_default_matmul_precision", "highest")
+found += [flags()]
+jax.config.update("jax_default_matmul_precision", None)
+report(flags=[*found, flags()])
+""")
+    assert found["flags"] == [["true"] * 2, ["false"] * 2, ["true"] * 2]
+
+
 def test_few_steps_run_on_xla(run):
     found = run("""
 few = {T: [str(explained(T=T)), len(calls(lowered(T=T)))] for T in (1, 3, 4)}
@@ -181,7 +207,7 @@ report(why=str(explained({call})), calls=calls(lowered({call})), compilations=fa
 
 @pytest.mark.parametrize("mapped", ["wr", "xwrb", "x"])
 def test_vmap_is_one_call_of_each_kernel(run, mapped):
-    """Mapped weights are groups; mapped inputs alone fold into the batch, but for the gradients of the weights."""
+    """Mapped weights are groups; mapped inputs alone fold into the batch."""
     found = run(f"""
 text = lowered(mapped={tuple(mapped)!r})
 report(calls=calls(text), loops=text.count("stablehlo.while"))
@@ -189,7 +215,52 @@ report(calls=calls(text), loops=text.count("stablehlo.while"))
     (_, _, forward), (_, _, backward) = found["calls"]
     assert found["loops"] == 0
     assert ("tensor<1x10x1x12x43xf32>" if mapped == "x" else "tensor<3x10x1x4x43xf32>") in forward
-    assert "tensor<3x10x4x1x3x43xf32>" in backward.split(" -> ")[1]
+    assert ("tensor<1x10x12x1x3x43xf32>" if mapped == "x" else "tensor<3x10x4x1x3x43xf32>") in backward.split(" -> ")[1]
+
+
+@pytest.mark.parametrize("over", ["examples", "weights"])
+def test_kernels_of_sizes_that_vmap_makes_are_loaded_while_lowering(run, over):
+    """As those of the call itself: a call that is loaded later may fail where the program runs."""
+    found = run(f"""
+from jaxgrad._src.gru import cuda as backend
+loaded = []
+load = cuda.module.load_gru_kernel
+class Module:
+    def __getattr__(self, name):
+        return getattr(module, name)
+    def load_gru_kernel(self, is_backward, *key):
+        loaded.append([is_backward, *key[-5:-2]])
+        return load(is_backward, *key)
+module, cuda.module = cuda.module, Module()
+lowered(mapped={("x", "initial_h") if over == "examples" else ("x", "w", "r", "b", "initial_h")!r})
+report(loaded=loaded)
+""")
+    problems, rows = (1, 12) if over == "examples" else (3, 4)
+    for is_backward in (False, True):
+        assert [is_backward, problems, rows, 43] in found["loaded"]
+
+
+def test_a_failing_compiler_of_sizes_that_vmap_makes(run):
+    """Such a call runs on XLA, unless there are other processes, whose programs would have the kernel."""
+    found = run("""
+fails = False
+load = cuda.module.load_gru_kernel
+class Module:
+    def __getattr__(self, name):
+        return getattr(module, name)
+    def load_gru_kernel(self, is_backward, *key):
+        if key[-5:-3] == (3, 4):
+            raise RuntimeError("out of memory")
+        return load(is_backward, *key)
+module, cuda.module = cuda.module, Module()
+mapped = tuple(arrays())
+alone = len(calls(lowered(mapped=mapped)))
+jax.clear_caches()
+jax.process_count = lambda: 2
+report(alone=alone, together=outcome(lowered, mapped=mapped))
+""")
+    assert found["alone"] == 0
+    assert found["together"] == "RuntimeError: out of memory"
 
 
 def test_a_failing_compiler(run):
@@ -243,7 +314,8 @@ backend = Backend("cuda", "cpu")
 count = 0
 settings = itertools.product(("forward", "reverse", "bidirectional"), (False, True), ("float32", "bfloat16", "float16"))
 for i, (direction, linear_before_reset, dtype) in enumerate(settings):
-    case = Case(T=4, B=3, I=2, H=(5, 140)[i % 2], direction=direction, linear_before_reset=linear_before_reset)
+    H = (5, 140, 300)[i // 3 % 3]
+    case = Case(T=4, B=3, I=2, H=H, direction=direction, linear_before_reset=linear_before_reset)
     for case in (case, case.bare(), case.replace(**{OPTIONAL[i % 5]: False}, clip=0.5)):
         inputs, cotangents = make_inputs(case, dtype)
         y, y_h, gradients = values_and_gradients(backend, inputs, cotangents, case.settings)
@@ -252,3 +324,46 @@ for i, (direction, linear_before_reset, dtype) in enumerate(settings):
 report(count=count)
 """)
     assert found["count"] == 54
+
+
+def test_a_program_that_runs_on_another_gpu(run):
+    """The handlers choose the kernels for the GPU on which they run, where the workspace may be too small."""
+    found = run("""
+import os
+import fake_gpu
+
+def compiled(multiprocessors, **sizes):
+    os.environ["FAKE_MULTIPROCESSORS"] = str(multiprocessors)
+    given = {name: np.ones(a.shape, a.dtype) for name, a in arrays(**sizes).items()}
+    program = jax.jit(lambda given: jaxgrad.gru(**given, implementation="cuda")).lower(given).compile()
+    jax.clear_caches()
+    return lambda: jax.block_until_ready(program(given))
+
+def ran_on(multiprocessors, program):
+    os.environ["FAKE_MULTIPROCESSORS"] = str(multiprocessors)
+    return str(fake_gpu.outcome(program))[:400]
+
+many, wide = compiled(132, B=64, H=512), compiled(132, B=64, H=2000, dtype="bfloat16")
+few = compiled(32, B=100, H=512)
+report(same=ran_on(132, many), fewer_teams=ran_on(40, many), too_small=ran_on(100, wide), larger=ran_on(132, few))
+""")
+    assert "Error" not in found["same"]
+    assert "Error" not in found["fewer_teams"]
+    assert "2000 hidden units do not fit in the 100 multiprocessors of the GPU" in found["too_small"]
+    assert "are needed: was the program compiled for another GPU?" in found["larger"]
+
+
+def test_captures_retain_a_kernel_once(run):
+    """A CUDA graph keeps the code that it runs. Another graph of the same kernel keeps nothing more."""
+    found = run("""
+import fake_gpu
+given = {name: np.ones(a.shape, a.dtype) for name, a in arrays().items()}
+program = jax.jit(lambda given: jaxgrad.gru(**given, implementation="cuda")).lower(given).compile()
+fake.fake_capture(1)
+retained = []
+for _ in range(20):
+    jax.block_until_ready(program(given))
+    retained.append(cuda.module.conv_plan_cache_info()["recorded"])
+report(retained=retained)
+""")
+    assert found["retained"] == [1] * 20

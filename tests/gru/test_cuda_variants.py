@@ -12,18 +12,30 @@ pytestmark = pytest.mark.skipif(
     not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
 )
 
-_WORKSPACES = """
+_VARIANTS = """
 import json, sys
 from jaxgrad._src.native import cuda
 FLOAT32, FLOAT64, BFLOAT16 = 0, 1, 2
 
-def workspace(hidden, rows=8, is_backward=False, type=BFLOAT16, tf32=False, linear=True, problems=1):
+def variant(hidden, rows=8, is_backward=False, type=BFLOAT16, tf32=False, linear=True, problems=1):
     try:
-        return cuda.module.gru_workspace_bytes(
+        return cuda.module.gru_variant(
             device=0, is_backward=is_backward, type=type, allow_tf32=tf32, linear_before_reset=linear,
             problems=problems, rows=rows, hidden=hidden)
     except RuntimeError as error:
         return str(error)
+
+def workspace(*args, **kwargs):
+    found = variant(*args, **kwargs)
+    return found if isinstance(found, str) else found["workspace_bytes"]
+
+def split(*args, **kwargs):
+    "The units of a block, the rows that it computes at once, the blocks of a pair, parts of the rows, and teams."
+    found = variant(*args, **kwargs)
+    if isinstance(found, str):
+        return found
+    rows = 8 * found["row_tiles"] * found["batches"]
+    return [found[name] for name in ("is_cluster", "units")] + [rows] + [found[n] for n in ("pair", "tiles", "teams")]
 """
 
 
@@ -31,7 +43,7 @@ def workspace(hidden, rows=8, is_backward=False, type=BFLOAT16, tf32=False, line
 def run(run_python, fake_cuda):
     def run(script, **environment):
         settings = {"LD_LIBRARY_PATH": str(fake_cuda), "JAX_PLATFORMS": "cpu", **environment}
-        return json.loads(run_python(_WORKSPACES + script, **settings).stdout.splitlines()[-1])
+        return json.loads(run_python(_VARIANTS + script, **settings).stdout.splitlines()[-1])
 
     return run
 
@@ -49,12 +61,89 @@ print(json.dumps(dict(
     assert found["cluster"] == 0
     assert found["rows"] == 8 * team
     assert found["turns"] == [8 * 4 * team] * 2  # 132 multiprocessors have 8 teams of 16 blocks, of 32 rows at most
-    assert found["tf32"] == found["split"] == 2 * team
+    assert found["tf32"] == 2 * team
+    assert found["split"] == 3 * 2 * team  # three planes of 16 rows
     assert found["backward"] == 3 * team
     assert found["before"] == 2 * team
     assert found["problems"] == 3 * team
     assert found["padded"] == [3 * team // 2] * 2
     assert found["largest"] == 8 * 3 * 2048 * 64 * 2
+
+
+# For each kind of operands: what split() returns, for the forward and the backward pass.
+_SPLITS = {
+    "BFLOAT16": {
+        (43, 5): [[True, 32, 8, 1, 1, 1]] * 2,
+        (256, 600): [[True, 32, 32, 1, 19, 19]] * 2,
+        (300, 5): [[False, 32, 8, 1, 1, 1]] * 2,
+        (512, 100): [[False, 32, 16, 1, 7, 7]] * 2,
+        (1024, 128): [[False, 32, 32, 1, 4, 4]] * 2,
+        (2048, 64): [[False, 16, 64, 1, 1, 1], [False, 16, 64, 2, 1, 1]],
+    },
+    "FLOAT32, tf32=True": {
+        (128, 5): [[True, 32, 8, 1, 1, 1]] * 2,
+        (257, 9): [[False, 32, 8, 1, 2, 2]] * 2,
+        (1024, 64): [[False, 16, 32, 1, 2, 2], [False, 16, 32, 2, 2, 2]],
+    },
+    "FLOAT32": {
+        (256, 8): [[True, 32, 8, 1, 1, 1]] * 2,
+        (257, 9): [[False, 16, 16, 1, 1, 1], [False, 16, 16, 2, 1, 1]],
+        (512, 64): [[False, 16, 16, 1, 4, 4], [False, 16, 16, 2, 4, 4]],
+        (700, 100): [[False, 16, 64, 1, 2, 2]] * 2,
+    },
+}
+
+
+@pytest.mark.parametrize("operands", _SPLITS)
+def test_splits(run, operands):
+    """Clusters up to 256 hidden units, wide blocks where weights fit, pairs where a backward step exchanges much."""
+    sizes = list(_SPLITS[operands])
+    found = run(f"""
+print(json.dumps([[split(*size, is_backward=b, type={operands}) for b in (False, True)] for size in {sizes}]))
+""")
+    assert dict(zip(sizes, found, strict=True)) == _SPLITS[operands]
+
+
+def test_no_more_rows_at_once_than_there_are(run):
+    """More problems than teams take turns, with as few rows as each has."""
+    found = run("""
+sizes = (100, 512, 2048)
+print(json.dumps([split(H, rows=8, problems=500, is_backward=b) for H in sizes for b in (False, True)]))
+""")
+    assert found == [
+        *[[True, 32, 8, 1, 1, 500]] * 2,
+        *[[False, 32, 8, 1, 1, 8]] * 2,
+        [False, 16, 16, 1, 1, 1],
+        [False, 16, 16, 2, 1, 1],
+    ]
+
+
+def test_smaller_gpus(run):
+    """A GPU with clusters but few multiprocessors, and two without, with 164 and 100 KB of shared memory."""
+    script = """
+sizes = ((100, 64), (256, 64), (300, 64), (512, 64), (1024, 64))
+print(json.dumps([split(*size, is_backward=b) for size in sizes for b in (False, True)]))
+"""
+    slice_of_h100 = run(script, FAKE_MULTIPROCESSORS="16")
+    assert slice_of_h100[:8] == [
+        *[[True, 32, 16, 1, 4, 4]] * 2,
+        *[[True, 32, 32, 1, 2, 2]] * 2,
+        *[[False, 32, 32, 1, 2, 1]] * 4,
+    ]
+    assert "1024 hidden units do not fit in the 16 multiprocessors" in slice_of_h100[8]
+    sm_80 = run(script, FAKE_MAJOR="8", FAKE_MULTIPROCESSORS="108", FAKE_SHARED="166912")
+    assert sm_80 == [
+        *[[False, 32, 8, 1, 8, 8]] * 4,
+        *[[False, 32, 16, 1, 4, 4]] * 4,
+        *[[False, 16, 64, 1, 1, 1]] * 2,  # no pairs, which are clusters of two
+    ]
+    sm_86 = run(script, FAKE_MAJOR="8", FAKE_MINOR="6", FAKE_MULTIPROCESSORS="84", FAKE_SHARED="101376")
+    assert sm_86 == [
+        *[[False, 32, 8, 1, 8, 8]] * 4,
+        *[[False, 32, 8, 1, 8, 5], [False, 32, 16, 1, 4, 4]] * 2,
+        [False, 16, 16, 1, 4, 1],
+        [False, 16, 64, 1, 1, 1],
+    ]
 
 
 def test_older_gpus_have_no_clusters(run):
@@ -65,13 +154,17 @@ def test_older_gpus_have_no_clusters(run):
 def test_rejections(run):
     found = run("""
 print(json.dumps([workspace(2049), workspace(16, type=FLOAT64), workspace(2048, type=FLOAT32),
-                  workspace(512, rows=1 << 20)]))
+                  workspace(769, type=FLOAT32), workspace(512, rows=1 << 20)]))
 """)
+    does_not_fit = (
+        "the recurrent weights of {} hidden units do not fit in the 132 multiprocessors of the GPU, with 232448 bytes "
+        "of shared memory each"
+    )
     assert found == [
         "jaxgrad's GRU kernels have at most 2048 hidden units",
         "jaxgrad's GRU kernels do not compute float64",
-        "the recurrent weights of 2048 hidden units do not fit in the 132 multiprocessors of the GPU, with 232448 "
-        "bytes of shared memory each",
+        does_not_fit.format(2048),
+        does_not_fit.format(769),
         "jaxgrad's GRU kernels compute at most 134217728 states in a step",
     ]
     assert "compute capability 8.0" in run("print(json.dumps(workspace(16)))", FAKE_MAJOR="7")

@@ -70,10 +70,35 @@ def check_transformations():
 
 def check_groups_of_weights():
     """A population over the mesh: no device needs the weights or the gradients of another."""
-    x, w, r, b = (jnp.stack([array] * 8) for array in _args(1)[:4])
-    (dw, dr), found = over(mesh(), jax.vmap(jax.grad(_loss, (1, 2))), (x, w, r, b), (P("d"),) * 4)
+    arrays = [jnp.stack([array] * 8) for array in _args(1)[:4]]
+    gradients = jax.vmap(jax.grad(_loss, (1, 2)))
+    for explicit in (False, True):
+        (dw, dr), found = over(mesh(explicit=explicit), gradients, arrays, (P("d"),) * 4)
+        assert not found, found
+        assert dw.sharding.spec[0] == dr.sharding.spec[0] == "d"
+    inside = jax.shard_map(gradients, mesh=mesh(), in_specs=P("d"), out_specs=P("d"))
+    (dw, dr), found = over(mesh(), lambda *args: inside(*args), arrays, (P("d"),) * 4)
     assert not found, found
-    assert dw.sharding.spec[0] == dr.sharding.spec[0] == "d"
+
+
+def check_groups_of_weights_beside_rows():
+    """Both may be split, and the only collective sums the gradients over the rows."""
+    arrays = [jnp.stack([array] * 8) for array in _args(1)[:4]]
+    specs = P("d", None, "e"), P("d"), P("d"), P("d")
+    for explicit in (False, True):
+        _, found = over(mesh(explicit=explicit, e=2), jax.vmap(jax.grad(_loss, (1, 2))), arrays, specs)
+        assert found == {"all-reduce": 1}, found
+
+
+def check_per_example_gradients():
+    """The examples stay on their devices, and so do the gradients."""
+    x, *weights = _args(1)[:4]
+    xs = jnp.stack([x, *[2 * x] * 7])
+    gradients = jax.vmap(jax.grad(_loss, (0, 1, 2, 3)), (0, None, None, None))
+    for explicit in (False, True):
+        found, collectives = over(mesh(explicit=explicit), gradients, (xs, *weights), (P("d"), P(), P(), P()))
+        assert not collectives, collectives
+        assert all(gradient.sharding.spec[0] == "d" for gradient in found)
 
 
 def check_inside_shard_map():
@@ -89,6 +114,8 @@ def check_inside_shard_map():
         check_sharded_features,
         check_transformations,
         check_groups_of_weights,
+        check_groups_of_weights_beside_rows,
+        check_per_example_gradients,
         check_inside_shard_map,
     ]
 )

@@ -73,6 +73,23 @@ def test_nan_in_the_initial_state(backend, case):
     _check(backend, case, inputs, cotangents)
 
 
+@pytest.mark.parametrize("H", [17, 300])
+@pytest.mark.parametrize("linear_before_reset", [False, True])
+def test_an_infinite_state_that_others_forget(backend, linear_before_reset, H):
+    """The state of one unit stays infinite, and those of the others stay finite: nothing but a product of a unit reads
+    it, for example no zero that a kernel adds to the units."""
+    case = Case(T=3, B=2, I=2, H=H, linear_before_reset=linear_before_reset).bare().replace(initial_h=True)
+    inputs, cotangents = make_inputs(case, "float32")
+    unit = H // 2
+    inputs.initial_h[0, 1, unit] = np.inf
+    inputs.r[0, :H, unit] = -1.0  # z is 0, but for the unit itself 1
+    inputs.r[0, unit, unit] = 1.0
+    inputs.r[0, H : 2 * H, unit] = 1.0
+    pairs = _check(backend, case, inputs, cotangents)
+    assert np.isinf(pairs["y"][0][:, 0, 1, unit]).all()
+    assert np.isfinite(np.delete(pairs["y"][0], unit, axis=-1)).all()
+
+
 @pytest.mark.parametrize("linear_before_reset", [False, True])
 def test_nan_in_the_recurrent_weights_meets_a_state_of_zeros(backend, linear_before_reset):
     case = Case(T=1, B=2, I=3, H=5, linear_before_reset=linear_before_reset).bare()

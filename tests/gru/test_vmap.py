@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import re
 from functools import partial
 
+import gru_references
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -181,6 +184,58 @@ def test_per_example_gradients_of_shared_weights(backend):
     assert found.shape == (N, *inputs.r.shape)
     for i in range(N):
         np.testing.assert_allclose(found[i], gradient(*_problem(inputs, in_axes, i)), **TOLERANCE)
+
+
+@pytest.mark.parametrize("implementation", ["cpu", "xla"])
+def test_per_example_gradients_copy_no_weights(implementation):
+    examples, (T, B, I, H) = 7, (9, 2, 3, 5)  # noqa: E741
+    inputs, in_axes = _stacked_inputs(Case(T=T, B=B, I=I, H=H), ("x",))
+    inputs = inputs._replace(x=np.stack([inputs.x[0]] * examples))
+    call = partial(_results, dataclasses.replace(CPU_KERNEL, implementation=implementation), ())
+    text = jax.jit(jax.vmap(call, tuple(in_axes))).lower(*inputs).as_text()
+    recurrences = re.findall(r"custom_call @jaxgrad_cpu_gru_.*|stablehlo.while.*", text)
+    assert len(recurrences) == 2
+    for recurrence in recurrences:
+        operands = recurrence.split(" -> ")[0]
+        assert not re.search(rf"tensor<{examples}x(1x)?{3 * H}x({I}|{H})xf32>", operands)
+
+
+def _gradients_of_examples_and_groups(backend, outer, inner):
+    """Gradients of the weights under two levels of `vmap` over the named arguments, and one by one."""
+    case = Case(T=4, B=2, I=3, H=5, linear_before_reset=True)
+    inputs, outer_axes = _stacked_inputs(case, outer)
+    drawn = [make_inputs(case.replace(seed=9 + i), "float32")[0] for i in range(2)]
+    inputs = inputs._replace(**{name: np.stack([getattr(one, name) for one in drawn]) for name in inner})
+    inputs = backend.put(inputs)
+    inner_axes = Inputs(*(0 if name in inner else None for name in NAMES))
+    results = partial(_results, backend, tuple(case.settings.items()))
+    mapped = jax.jit(jax.vmap(jax.vmap(results, in_axes=tuple(inner_axes)), in_axes=tuple(outer_axes)))(*inputs)
+    for i, j in itertools.product(range(N), range(2)):
+        one = _problem(_problem(inputs, outer_axes, i), inner_axes, j)
+        yield jax.tree.map(lambda leaf, i=i, j=j: leaf[i, j], mapped), results(*one)
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [(("x",), ("w", "r", "b")), (("w", "r", "b"), ("x",)), (("x",), ("initial_h",)), (("r",), ("w",))],
+    ids=str,
+)
+def test_examples_and_groups(backend, outer, inner):
+    """Examples of groups, groups of examples, examples of examples, and groups of groups."""
+    for found, expected in _gradients_of_examples_and_groups(backend, outer, inner):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **TOLERANCE), found, expected)
+
+
+def test_jacobian_of_the_weights(backend):
+    """`vmap` of a pullback: only the cotangents are mapped."""
+    inputs = backend.put(make_inputs(Case(T=3, B=2, I=2, H=3), "float32")[0])
+
+    def states(gru, r):
+        return gru(*inputs._replace(r=r))[1]
+
+    found = jax.jit(jax.jacrev(partial(states, backend.gru)))(inputs.r)
+    expected = jax.jacrev(partial(states, gru_references.forward))(inputs.r)
+    np.testing.assert_allclose(found, expected, **TOLERANCE)
 
 
 def _groups_of_weights(case, groups):

@@ -91,12 +91,14 @@ ffi::Error backward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg lens, Arg ini
                     Arg gates, Arg dy, Arg dy_h, Ret dx, Ret dw, Ret dr, Ret db, Ret dh0, Ret dreset_h, Bytes workspace,
                     int64_t direction, bool linear_before_reset, double clip) {
   Checks checks("jaxgrad_cpu_gru_backward");
-  const GruShape s = shape_of(checks, x, r, linear_before_reset);
+  GruShape s = shape_of(checks, x, r, linear_before_reset);
+  s.shares_weights = !checks.failed() && r.dimensions()[0] == 1;
   const GruOptions options = options_of(checks, s, direction, clip);
   if (checks.failed()) return checks.error();
   const ffi::DataType dtype = x.element_type();
-  checks.array("w", w, dtype, {s.groups, s.D, 3 * s.H, s.I});
-  checks.array("r", r, dtype, {s.groups, s.D, 3 * s.H, s.H});
+  const int64_t weight_groups = s.shares_weights ? 1 : s.groups;
+  checks.array("w", w, dtype, {weight_groups, s.D, 3 * s.H, s.I});
+  checks.array("r", r, dtype, {weight_groups, s.D, 3 * s.H, s.H});
   checks.optional_array("initial_h", initial_h, dtype, {s.groups, s.D, s.B, s.H});
   checks.optional_array("reset", reset, ffi::DataType::PRED, {s.groups, s.T, s.B});
   checks.optional_array("reset_h", reset_h, dtype, {s.groups, s.D, s.B, s.H});
@@ -168,8 +170,8 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_gru_backward, backward,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
                            .Arg<ffi::AnyBuffer>()        // x          [G, T, B, I]
-                           .Arg<ffi::AnyBuffer>()        // w          [G, D, 3H, I]
-                           .Arg<ffi::AnyBuffer>()        // r          [G, D, 3H, H]
+                           .Arg<ffi::AnyBuffer>()        // w          [G or 1, D, 3H, I]
+                           .Arg<ffi::AnyBuffer>()        // r          [G or 1, D, 3H, H]
                            .Arg<ffi::AnyBuffer>()        // lens       [G, B] of int32, or empty
                            .Arg<ffi::AnyBuffer>()        // initial_h  [G, D, B, H] or empty
                            .Arg<ffi::AnyBuffer>()        // reset      [G, T, B] of bool, or empty

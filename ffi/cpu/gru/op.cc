@@ -65,7 +65,7 @@ void advance(T*& array, int64_t elements) {
 
 template <class S>
 GruForward<S> group_of(GruForward<S> call, int64_t group) {
-  const auto& [T, B, I, H, D, linear, groups] = call.shape;
+  const auto& [T, B, I, H, D, linear, groups, shares_weights] = call.shape;
   advance(call.x, group * T * B * I);
   advance(call.w, group * D * 3 * H * I);
   advance(call.r, group * D * 3 * H * H);
@@ -81,10 +81,12 @@ GruForward<S> group_of(GruForward<S> call, int64_t group) {
 
 template <class S>
 GruBackward<S> group_of(GruBackward<S> call, int64_t group) {
-  const auto& [T, B, I, H, D, linear, groups] = call.shape;
+  const auto& [T, B, I, H, D, linear, groups, shares_weights] = call.shape;
   advance(call.x, group * T * B * I);
-  advance(call.w, group * D * 3 * H * I);
-  advance(call.r, group * D * 3 * H * H);
+  if (!shares_weights) {
+    advance(call.w, group * D * 3 * H * I);
+    advance(call.r, group * D * 3 * H * H);
+  }
   advance(call.lens, group * B);
   advance(call.reset, group * T * B);
   for (const S** state : {&call.initial_h, &call.reset_h, &call.dy_h}) advance(*state, group * D * B * H);

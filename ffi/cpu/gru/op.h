@@ -4,7 +4,8 @@
 // linear_before_reset (z, r, n, h Rh^T + Rbh). Arrays are dense and row-major; an absent array is null.
 //
 // A call computes several groups: independent GRUs of one shape, as vmap over the weights makes them. Every array has
-// the groups as its first axis, which is left out below.
+// the groups as its first axis, which is left out below. In a backward pass the groups may share w and r, as the
+// examples of per-example gradients do.
 //
 // A reset replaces the state of a row before a step. It has nothing to do with the reset gate r.
 #pragma once
@@ -23,6 +24,7 @@ struct GruShape {
   int64_t T, B, I, H, D;
   bool linear_before_reset;
   int64_t groups = 1;
+  bool shares_weights = false;
 
   int64_t saved_gates() const { return linear_before_reset ? 4 : 3; }
 };

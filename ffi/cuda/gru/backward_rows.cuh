@@ -24,7 +24,7 @@ struct BackwardRows {
   const long long state_at;      // in an array [problems, B, H]
   int t, step;
   float dh[kItems];
-  int length[kItems];
+  int length[kItems];                      // with LENGTHS
   const T *gates_from, *y_from, *dy_from;  // y of the step before
   const unsigned char* reset_from;
   T* dgates_to;
@@ -52,8 +52,9 @@ struct BackwardRows {
     dgates_to = static_cast<T*>(p.dgates) + ((last_step * B + row) * D + place.direction) * 3 * H + unit;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      const int* const lengths = p.lengths + static_cast<long long>(place.group) * B + row + i * kItemRows;
-      length[i] = !in_batch(i) ? 0 : p.lengths == nullptr ? p.steps : min(*lengths, p.steps);
+#if LENGTHS
+      length[i] = has(i) ? p.lengths[static_cast<long long>(place.group) * B + row + i * kItemRows] : 0;
+#endif
       dh[i] = has(i) && p.dy_h != nullptr ? element(p.dy_h, state_of(i)) : 0.f;
       if (has(i) && p.dreset_h != nullptr) p.dreset_h[state_of(i)] = 0;
     }
@@ -81,18 +82,21 @@ struct BackwardRows {
   __device__ bool has(int i) const { return in_batch(i) && has_unit; }
   __device__ long long state_of(int i) const { return state_at + static_cast<long long>(i * kItemRows) * p.hidden; }
 
+  // Whether a row has a step at a time: padding has none, and stays zero.
+  __device__ bool is_valid(int i, int time) const { return LENGTHS ? time < length[i] : has(i); }
+
   // Starts to load what the step needs.
   __device__ Saved load(int i) const {
     Saved saved;
-    saved.valid = t < length[i];
-    const bool loads = saved.valid && has_unit;
+    saved.valid = is_valid(i, t);
+    const bool loads = saved.valid;
     const int offset = i * kItemRows * p.hidden;
 #pragma unroll
     for (int gate = 0; gate < kSaved; ++gate)
       saved.gates[gate] = loads ? gates_from[kSaved * offset + gate * p.hidden] : static_cast<T>(0);
     saved.dy = loads && p.dy != nullptr ? dy_from[offset] : static_cast<T>(0);
-    saved.reset = saved.valid && p.reset != nullptr ? reset_from[i * kItemRows] : static_cast<unsigned char>(0);
-    const bool from_y = step > 0 && t + towards < length[i];
+    saved.reset = RESETS && saved.valid ? reset_from[i * kItemRows] : static_cast<unsigned char>(0);
+    const bool from_y = step > 0 && is_valid(i, t + towards);
     const T* const before = from_y ? y_from + offset : static_cast<const T*>(p.initial_h) + state_of(i);
     saved.before = loads && (from_y || p.initial_h != nullptr) ? *before : static_cast<T>(0);
     return saved;
@@ -100,7 +104,7 @@ struct BackwardRows {
 
   __device__ Factors factors_of(int i, const Saved& now) const {
     float before = widen(now.before);
-    if (now.reset != 0) before = p.reset_h != nullptr && has_unit ? element(p.reset_h, state_of(i)) : 0.f;
+    if (RESETS && now.reset != 0) before = p.reset_h != nullptr && has_unit ? element(p.reset_h, state_of(i)) : 0.f;
     float z = widen(now.gates[0]), r = widen(now.gates[1]), n = widen(now.gates[2]);
     float z_slope = z * (1 - z), r_slope = r * (1 - r), n_slope = 1 - n * n;
     if (is_finite(p.clip)) {  // a gate of +2 or -2: its pre-activation was clipped
@@ -122,7 +126,7 @@ struct BackwardRows {
     f.z_factor = (before - n) * z_slope;
     f.r_factor = LINEAR ? f.n_factor * widen(now.gates[kSaved - 1]) * r_slope : before * r_slope;
     f.valid = now.valid;
-    f.is_reset = now.reset != 0;
+    f.is_reset = RESETS && now.reset != 0;
     return f;
   }
 

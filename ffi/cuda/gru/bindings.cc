@@ -30,7 +30,7 @@ std::string rejection(int64_t device, int64_t type, bool allow_tf32, bool linear
   const nb::gil_scoped_release release;
   try {
     for (const bool is_backward : {false, true})
-      check_gru(key_of(is_backward, device, type, allow_tf32, linear_before_reset, problems, rows, hidden));
+      gru_variant(key_of(is_backward, device, type, allow_tf32, linear_before_reset, problems, rows, hidden));
   } catch (const NoPlan& reason) {
     return reason.what();
   }
@@ -40,8 +40,10 @@ std::string rejection(int64_t device, int64_t type, bool allow_tf32, bool linear
 // Returns why the kernel of a pass cannot be loaded; empty if it is. Throws std::runtime_error for an error that may
 // pass.
 std::string load(bool is_backward, int64_t device, int64_t type, bool allow_tf32, bool linear_before_reset,
-                 int64_t problems, int64_t rows, int64_t hidden) {
-  const GruKey key = key_of(is_backward, device, type, allow_tf32, linear_before_reset, problems, rows, hidden);
+                 int64_t problems, int64_t rows, int64_t hidden, bool has_lengths, bool has_resets) {
+  GruKey key = key_of(is_backward, device, type, allow_tf32, linear_before_reset, problems, rows, hidden);
+  key.has_lengths = has_lengths;
+  key.has_resets = has_resets;
   const nb::gil_scoped_release release;
   const driver::CurrentDevice current(key.device);
   try {
@@ -54,10 +56,22 @@ std::string load(bool is_backward, int64_t device, int64_t type, bool allow_tf32
   return "";
 }
 
-int64_t workspace_bytes(bool is_backward, int64_t device, int64_t type, bool allow_tf32, bool linear_before_reset,
-                        int64_t problems, int64_t rows, int64_t hidden) {
-  return gru_workspace_bytes(
-      key_of(is_backward, device, type, allow_tf32, linear_before_reset, problems, rows, hidden));
+nb::dict variant(bool is_backward, int64_t device, int64_t type, bool allow_tf32, bool linear_before_reset,
+                 int64_t problems, int64_t rows, int64_t hidden) {
+  const GruVariant found =
+      gru_variant(key_of(is_backward, device, type, allow_tf32, linear_before_reset, problems, rows, hidden));
+  nb::dict fields;
+  fields["is_cluster"] = found.is_cluster;
+  fields["padded"] = found.padded;
+  fields["units"] = found.units;
+  fields["row_tiles"] = found.row_tiles;
+  fields["batches"] = found.batches;
+  fields["pair"] = found.pair;
+  fields["tiles"] = found.tiles;
+  fields["teams"] = found.teams;
+  fields["shared_bytes"] = found.shared_bytes;
+  fields["workspace_bytes"] = found.workspace_bytes;
+  return fields;
 }
 
 }  // namespace
@@ -68,14 +82,13 @@ void bind_gru(nb::module_& module) {
              "Returns why the kernels do not support a call; empty if they do. Compiles nothing.");
   module.def("load_gru_kernel", &load, nb::arg("is_backward"), nb::arg("device"), nb::arg("type"),
              nb::arg("allow_tf32"), nb::arg("linear_before_reset"), nb::arg("problems"), nb::arg("rows"),
-             nb::arg("hidden"),
+             nb::arg("hidden"), nb::arg("has_lengths") = false, nb::arg("has_resets") = false,
              "Compiles and loads the kernel of a pass. Returns why that is impossible; empty if it is loaded. Raises "
              "RuntimeError for an error that may pass.");
-  module.def("gru_workspace_bytes", &workspace_bytes, nb::arg("is_backward"), nb::arg("device"), nb::arg("type"),
-             nb::arg("allow_tf32"), nb::arg("linear_before_reset"), nb::arg("problems"), nb::arg("rows"),
-             nb::arg("hidden"),
-             "The bytes of the workspace of a pass whose kernel is loaded. Raises RuntimeError if no kernel supports "
-             "it.");
+  module.def("gru_variant", &variant, nb::arg("is_backward"), nb::arg("device"), nb::arg("type"), nb::arg("allow_tf32"),
+             nb::arg("linear_before_reset"), nb::arg("problems"), nb::arg("rows"), nb::arg("hidden"),
+             "The kernel of a pass: its sizes, as sizes.cuh defines them, and the bytes of its workspace. Raises "
+             "RuntimeError if no kernel supports the call. Compiles nothing.");
 }
 
 }  // namespace jaxgrad

@@ -20,7 +20,7 @@ static_assert(kSums + kExchanges * ROW_TILES * kTileBytes ==
               "");
 
 struct Weights {  // transposed: the rows are the units of the state before, the terms the gates of the block
-  uint32 at[kPlanes][kTilesOfWarp][3][kWordsOfGate][2][4];
+  uint32 at[kTilesOfWarp][3][kWordsOfGate][2][kPlanes][4];
 };
 
 __device__ inline void load_weights(Weights& weights, const GruArguments& p, const Place& place, int warp, int g,
@@ -42,7 +42,7 @@ __device__ inline void load_weights(Weights& weights, const GruArguments& p, con
           for (int plane = 0; plane < kPlanes; ++plane)
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-              weights.at[plane][tile][gate][word][i / 2][row + i % 2 * 2] = loaded.at[plane][i];
+              weights.at[tile][gate][word][i / 2][plane][row + i % 2 * 2] = loaded.at[plane][i];
         }
 }
 
@@ -51,10 +51,10 @@ __device__ inline void store_operand(unsigned address, float value) {
 #if MODE == 1
   store_float(address, __uint_as_float(as_tf32(value)));
 #else
+  const OperandPair pair(value, 0.f);
 #pragma unroll
-  for (int plane = 0; plane < kPlanes; ++plane) {
-    store_half(address + plane * kPlaneBytes, static_cast<unsigned short>(operand_pair(value, 0.f, plane)));
-  }
+  for (int plane = 0; plane < kPlanes; ++plane)
+    store_half(address + plane * kPlaneBytes, static_cast<unsigned short>(pair.at[plane]));
 #endif
 }
 
@@ -63,7 +63,7 @@ template <int FIRST, int GATES>
 __device__ inline void send_products(const Weights& weights, unsigned operands, const unsigned (&to)[kTilesOfWarp],
                                      const unsigned (&barriers)[kTilesOfWarp], unsigned offset, unsigned barrier,
                                      int g) {
-  Sums sums[2][kTilesOfWarp] = {};
+  Products<MODE == 2 ? 3 : 2> sums[kTilesOfWarp];
 #pragma unroll
   for (int gate = FIRST; gate < FIRST + GATES; ++gate)
 #pragma unroll
@@ -81,13 +81,7 @@ __device__ inline void send_products(const Weights& weights, unsigned operands, 
           b[plane][1] = q == 0 ? words[plane].y : words[plane].w;
         }
 #pragma unroll
-        for (int tile = 0; tile < kTilesOfWarp; ++tile) {
-          multiply_add(sums[q][tile], weights.at[0][tile][gate][word][q], b[0][0], b[0][1]);
-#if MODE == 2
-          multiply_add(sums[q][tile], weights.at[1][tile][gate][word][q], b[0][0], b[0][1]);
-          multiply_add(sums[q][tile], weights.at[0][tile][gate][word][q], b[1][0], b[1][1]);
-#endif
-        }
+        for (int tile = 0; tile < kTilesOfWarp; ++tile) sums[tile].add(weights.at[tile][gate][word][q], b, q);
       }
     }
   // A lane has sums of units g and g + 8 for rows 2 c and 2 c + 1. Four lanes with neighboring g transpose theirs: each
@@ -97,7 +91,7 @@ __device__ inline void send_products(const Weights& weights, unsigned operands, 
   for (int tile = 0; tile < kTilesOfWarp; ++tile) {
     float v[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) v[j] = sums[0][tile].at[j] + sums[1][tile].at[j];
+    for (int j = 0; j < 4; ++j) v[j] = sums[tile].sum(j);
     const bool odd = g & 1, upper = g & 2;
     const float a = __shfl_xor_sync(all, odd ? v[0] : v[1], 4), b = __shfl_xor_sync(all, odd ? v[2] : v[3], 4);
     // Of lanes g and g ^ 1: pairs (low, high) of element 0 or 1, and of element 2 or 3.

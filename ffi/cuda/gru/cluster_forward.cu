@@ -25,7 +25,7 @@ struct Words {
 };
 
 struct Weights {
-  uint32 at[kPlanes][kWords][3][2][4];
+  uint32 at[kWords][3][2][kPlanes][4];
 };
 
 __device__ inline void load_weights(Weights& weights, const GruArguments& p, const Place& place, int quarter, int half,
@@ -44,14 +44,14 @@ __device__ inline void load_weights(Weights& weights, const GruArguments& p, con
 #pragma unroll
         for (int plane = 0; plane < kPlanes; ++plane)
 #pragma unroll
-          for (int i = 0; i < 4; ++i) weights.at[plane][word][gate][i / 2][row + i % 2 * 2] = loaded.at[plane][i];
+          for (int i = 0; i < 4; ++i) weights.at[word][gate][i / 2][plane][row + i % 2 * 2] = loaded.at[plane][i];
       }
 }
 
 // Products of some gates with the words, of the terms of one quarter; into the partial sums of a tile.
 template <int FIRST, int GATES>
 __device__ inline void add_products(const Weights& weights, const Words& words, unsigned parts) {
-  Sums sums[2][GATES] = {};
+  Products<MODE == 2 ? 3 : 2> sums[GATES];
 #pragma unroll
   for (int word = 0; word < kWords; ++word)
 #pragma unroll
@@ -64,23 +64,14 @@ __device__ inline void add_products(const Weights& weights, const Words& words, 
         b[plane][1] = q == 0 ? w.y : w.w;
       }
 #pragma unroll
-      for (int gate = 0; gate < GATES; ++gate)
-        multiply_add(sums[q][gate], weights.at[0][word][FIRST + gate][q], b[0][0], b[0][1]);
-#if MODE == 2
-#pragma unroll
-      for (int gate = 0; gate < GATES; ++gate)
-        multiply_add(sums[q][gate], weights.at[1][word][FIRST + gate][q], b[0][0], b[0][1]);
-#pragma unroll
-      for (int gate = 0; gate < GATES; ++gate)
-        multiply_add(sums[q][gate], weights.at[0][word][FIRST + gate][q], b[1][0], b[1][1]);
-#endif
+      for (int gate = 0; gate < GATES; ++gate) sums[gate].add(weights.at[word][FIRST + gate][q], b, q);
     }
 #pragma unroll
   for (int gate = 0; gate < GATES; ++gate)
 #pragma unroll
     for (int j = 0; j < 4; ++j) {  // element j: unit g or g + 8, row 2 c or 2 c + 1
       const unsigned place = ((FIRST + gate) * kTile + (j & 1)) * kStride + (j >> 1) * 8;
-      store_float(parts + 4 * place, sums[0][gate].at[j] + sums[1][gate].at[j]);
+      store_float(parts + 4 * place, sums[gate].sum(j));
     }
 }
 
@@ -112,10 +103,11 @@ struct Exchange {
     const uint4 values[1] = {value};
 #else
     const float next = __shfl_down_sync(all, state, 1);
+    const OperandPair pair(state, next);
     uint4 values[kPlanes];
 #pragma unroll
     for (int plane = 0; plane < kPlanes; ++plane) {
-      const uint32 own = operand_pair(state, next, plane);
+      const uint32 own = pair.at[plane];
       values[plane] = make_uint4(__shfl_sync(all, own, 8 * word), __shfl_sync(all, own, 8 * word + 2),
                                  __shfl_sync(all, own, 8 * word + 4), __shfl_sync(all, own, 8 * word + 6));
     }
@@ -201,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
       gates.recurrent = sum_of(2) + rows.bias;
       const float product = gates.r * gates.recurrent;
 #else
-      exchange.send(gates.r * rows.state[tile], 2, tile);
+      exchange.send(rows.gated_state(tile, gates), 2, tile);
       part ^= 1;
       add_products<2, 1>(weights, receive(2, tile, step & 1), parts_to + part * kPartBytes);
       __syncthreads();

@@ -1,14 +1,53 @@
 // Shared by the kernels of the GRU.
 
-__device__ inline float high_part(float x) {
-  const uint32 packed = pack(0.f, x);  // bfloat16: the upper half of a float32
-  return __uint_as_float(packed & 0xffff0000u);
-}
+// Two elements of an operand, in one register for each plane. A bfloat16 number is the upper half of a float32 number:
+// three have its 24 bits, since each is rounded and the difference is exact.
+struct OperandPair {
+  uint32 at[kPlanes];
 
-// One register of an operand: two 16-bit elements of a plane, or one in TF32.
-__device__ inline uint32 operand_pair(float first, float second, int plane) {
-  return plane == 0 ? pack(first, second) : pack(first - high_part(first), second - high_part(second));
-}
+  __device__ OperandPair(float first, float second) {
+    at[0] = pack(first, second);
+#pragma unroll
+    for (int plane = 1; plane < kPlanes; ++plane) {
+      first -= __uint_as_float(at[plane - 1] << 16);
+      second -= __uint_as_float(at[plane - 1] & 0xffff0000u);
+      at[plane] = pack(first, second);
+    }
+  }
+};
+
+// A sum of products of tensor cores, in N parts, whose products need not wait for each other. Of six products of
+// planes, the largest is in the first part and the small ones are in others, where they lose no bits. The others are
+// dropped.
+template <int N>
+struct Products {
+  Sums at[N] = {};
+
+  // `q`: a number that alternates between calls.
+  __device__ void add(const uint32 (&a)[kPlanes][4], const uint32 (&b)[kPlanes][2], int q) {
+#if MODE == 2
+    static_assert(N == 2 || N == 3, "");
+    multiply_add(at[N - 1], a[0], b[2][0], b[2][1]);
+    multiply_add(at[N - 1], a[2], b[0][0], b[0][1]);
+    multiply_add(at[N - 1], a[1], b[1][0], b[1][1]);
+    multiply_add(at[1], a[0], b[1][0], b[1][1]);
+    multiply_add(at[1], a[1], b[0][0], b[0][1]);
+    multiply_add(at[0], a[0], b[0][0], b[0][1]);
+#else
+    multiply_add(at[q % N], a[0], b[0][0], b[0][1]);
+#endif
+  }
+
+  __device__ float sum(int j) const {
+    float others = N > 1 ? at[N - 1].at[j] : 0.f;
+    if (N > 2) others += at[1].at[j];
+#if MODE == 2
+    // An operand that is not finite has planes that are NaN: then the first product alone is right.
+    if (!(fabsf(at[0].at[j]) <= 3.4028235e38f)) others = 0;
+#endif
+    return at[0].at[j] + others;
+  }
+};
 
 // The gate as it is saved where pre-activations are clipped: +2 or -2 if this one was.
 __device__ inline float marked(float gate, float before, float clip) {
@@ -63,9 +102,9 @@ struct WordWeights {
 #if MODE == 1
       at[0][i] = as_tf32(values[i]);
 #else
+      const OperandPair pair(values[2 * i], values[2 * i + 1]);
 #pragma unroll
-      for (int plane = 0; plane < kPlanes; ++plane)
-        at[plane][i] = operand_pair(values[2 * i], values[2 * i + 1], plane);
+      for (int plane = 0; plane < kPlanes; ++plane) at[plane][i] = pair.at[plane];
 #endif
     }
   }

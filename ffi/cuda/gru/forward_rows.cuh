@@ -30,7 +30,7 @@ struct ForwardRows {
   const long long state_at;      // in an array [problems, B, H]
   int t, input_step = 0;         // the time of the results, the step of the inputs
   float state[kItems], bias = 0;
-  int length[kItems];
+  int length[kItems];  // with LENGTHS
   const float *inputs_from, *prefetch_from = nullptr;
   const unsigned char* reset_from;
   T *y_to, *gates_to;
@@ -55,10 +55,11 @@ struct ForwardRows {
       bias = element(p.recurrent_bias, static_cast<long long>(place.problem) * H + unit);
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      const int* const lengths = p.lengths + static_cast<long long>(place.group) * B + row + i * kItemRows;
-      length[i] = !in_batch(i) ? 0 : p.lengths == nullptr ? p.steps : min(*lengths, p.steps);
+#if LENGTHS
+      length[i] = has(i) ? p.lengths[static_cast<long long>(place.group) * B + row + i * kItemRows] : 0;
+#endif
       state[i] = has(i) && p.initial_h != nullptr ? element(p.initial_h, state_of(i)) : 0.f;
-      if (reset_of(i) != 0 && t < length[i]) state[i] = reset_state(i);
+      if (reset_of(i) != 0 && is_valid(i, t)) state[i] = reset_state(i);
     }
     reset_from += towards * B;
 
@@ -74,8 +75,10 @@ struct ForwardRows {
   __device__ bool in_batch(int i) const { return first_row + i * kItemRows < p.rows; }
   __device__ bool has(int i) const { return in_batch(i) && has_unit; }
   __device__ long long state_of(int i) const { return state_at + static_cast<long long>(i * kItemRows) * p.hidden; }
+  // Whether a row has a step at a time: padding has none, and stays zero.
+  __device__ bool is_valid(int i, int time) const { return LENGTHS ? time < length[i] : has(i); }
   __device__ unsigned char reset_of(int i) const {
-    return p.reset != nullptr && in_batch(i) ? reset_from[i * kItemRows] : static_cast<unsigned char>(0);
+    return RESETS && in_batch(i) ? reset_from[i * kItemRows] : static_cast<unsigned char>(0);
   }
   __device__ float reset_state(int i) const {
     return p.reset_h != nullptr && has_unit ? element(p.reset_h, state_of(i)) : 0.f;
@@ -102,14 +105,17 @@ struct ForwardRows {
     reset_from += towards * p.rows;
   }
 
+  // r h, which blocks exchange. The padding stays zero: its gates may be NaN, where a state is not finite.
+  __device__ float gated_state(int i, const Gates& gates) const { return has_unit ? gates.r * state[i] : 0.f; }
+
   // The state of a row after the step, or what resets it then.
   __device__ void finish(int i, Gates& gates, float n_sum, unsigned char reset_next) {
     gates.n_before = n_sum;
     gates.n = hyperbolic_tangent(bounded(n_sum, p.clip));
     gates.h = (1 - gates.z) * gates.n + gates.z * state[i];
-    gates.valid = t < length[i];
+    gates.valid = is_valid(i, t);
     if (gates.valid) state[i] = gates.h;
-    if (reset_next != 0 && t + towards < length[i]) state[i] = reset_state(i);
+    if (RESETS && reset_next != 0 && is_valid(i, t + towards)) state[i] = reset_state(i);
   }
 
   // Zeros past the length of a row, where the inputs may be NaN.

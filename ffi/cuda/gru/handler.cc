@@ -67,14 +67,16 @@ ffi::Error run(Checks& checks, CUstream stream, const Sizes& s, ffi::DataType dt
   key.problems = s.groups * s.D;
   key.rows = s.B;
   key.hidden = s.H;
+  key.has_lengths = arguments.lengths != nullptr;
+  key.has_resets = arguments.reset != nullptr;
   if (checks.failed()) return checks.error();
   const driver::CurrentDevice current(stream);
   key.device = current.device();
-  const auto plan = gru_plan(key);
-  check_workspace(workspace, plan->workspace_bytes(), checks);
+  const GruPlan plan = gru_plan(key);
+  check_workspace(workspace, plan.workspace_bytes(), checks);
   if (checks.failed()) return checks.error();
-  plan->run(stream, arguments, workspace->untyped_data());
-  if (driver::is_capturing(stream)) retain_for_cuda_graph(plan);
+  plan.run(stream, arguments, workspace->untyped_data());
+  if (driver::is_capturing(stream)) retain_for_cuda_graph(plan.kernel());
   return ffi::Error::Success();
 }
 
@@ -141,7 +143,7 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cuda_gru_forward, forward,
                            .Ret<ffi::AnyBuffer>()        // y               [G, T, D, B, H]
                            .Ret<ffi::AnyBuffer>()        // y_h             [G, D, B, H]
                            .Ret<ffi::AnyBuffer>()        // gates           [G, T, D, B, 3H or 4H] or empty
-                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace       gru_workspace_bytes()
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace       of gru_variant()
                            .Attr<int64_t>("reversed")    // bit d: direction d runs from the last step
                            .Attr<bool>("linear_before_reset")
                            .Attr<double>("clip")  // infinity: no clipping
@@ -163,7 +165,7 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cuda_gru_backward, backward,
                            .Ret<ffi::AnyBuffer>()        // dgates          [G, T, B, D, 3, H]
                            .Ret<ffi::AnyBuffer>()        // dh0             [G, D, B, H] of float32, or empty
                            .Ret<ffi::AnyBuffer>()        // dreset_h        [G, D, B, H] of float32, or empty
-                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace       gru_workspace_bytes()
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace       of gru_variant()
                            .Attr<int64_t>("reversed")
                            .Attr<bool>("linear_before_reset")
                            .Attr<double>("clip")

@@ -45,10 +45,10 @@ enum {
 enum GruMode {
   kGruHalf = 0,   // of 16-bit operands
   kGruTf32 = 1,   // of operands rounded to TF32
-  kGruSplit = 2,  // of float32 operands, as three products of bfloat16
+  kGruSplit = 2,  // of float32 operands, each the sum of three bfloat16 numbers
 };
 
-JAXGRAD_CONSTEXPR int gru_planes(int mode) { return mode == kGruSplit ? 2 : 1; }
+JAXGRAD_CONSTEXPR int gru_planes(int mode) { return mode == kGruSplit ? 3 : 1; }
 JAXGRAD_CONSTEXPR int gru_element_bytes(int mode) { return mode == kGruTf32 ? 4 : 2; }
 JAXGRAD_CONSTEXPR int gru_aligned(int bytes) { return (bytes + 127) / 128 * 128; }
 

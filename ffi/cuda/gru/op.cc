@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "common/lru_cache.h"
 #include "cuda/gru/cluster_backward_source.h"
 #include "cuda/gru/cluster_forward_source.h"
 #include "cuda/gru/team_backward_source.h"
@@ -128,7 +130,7 @@ Tilings cluster_tilings() { return {{32, 1, 1}, {32, 2, 1}, {32, 4, 1}}; }
 
 Tilings wide_team_tilings() { return {{32, 1, 1}, {32, 2, 1}, {32, 2, 2}}; }
 
-Tilings narrow_team_tilings(bool is_split) {  // split operands have two planes of words
+Tilings narrow_team_tilings(bool is_split) {  // split operands have three planes of words
   if (is_split) return {{16, 2, 1}, {16, 2, 2}, {16, 2, 4}};
   return {{16, 2, 1}, {16, 4, 1}, {16, 4, 2}};
 }
@@ -139,8 +141,8 @@ Tilings pair_tilings(bool is_split) {
   return {{16, 2, 1, 2}, {16, 4, 1, 2}, {16, 4, 2, 2}};
 }
 
-// Chooses the fewest rows at a time with which all clusters or teams run at once. With more parts of rows than teams,
-// they take turns. Returns false if none fits the GPU.
+// Chooses the fewest rows at a time with which all clusters or teams run at once, and no more than there are. With more
+// parts of rows than teams, they take turns. Returns false if none fits the GPU.
 bool choose_tiling(GruVariant& variant, const GruKey& key, const Tilings& tilings, int multiprocessors,
                    int shared_bytes) {
   GruVariant tried = variant;
@@ -158,9 +160,24 @@ bool choose_tiling(GruVariant& variant, const GruKey& key, const Tilings& tiling
     tried.teams = tried.is_cluster ? parts : std::min(parts, at_once);
     variant = tried;
     fits = true;
-    if (parts <= at_once) break;
+    if (parts <= at_once || tried.tiles == 1) break;
   }
   return fits;
+}
+
+std::string source_of(const GruKey& key, const GruVariant& variant) {
+  const auto define = [](const char* name, const std::string& value) {
+    return std::string("#define ") + name + " " + value + "\n";
+  };
+  const auto number = [&](const char* name, int value) { return define(name, std::to_string(value)); };
+  const char* source = variant.is_cluster ? (key.is_backward ? kGruClusterBackwardSource : kGruClusterForwardSource)
+                                          : (key.is_backward ? kGruTeamBackwardSource : kGruTeamForwardSource);
+  return number("ELEMENT_IS_BFLOAT16", key.type == FloatType::kBFloat16) +
+         define("T", key.type == FloatType::kFloat32 ? "float" : "unsigned short") + number("MODE", mode_of(key)) +
+         number("HIDDEN", variant.padded) + number("UNITS", variant.units) + number("ROW_TILES", variant.row_tiles) +
+         number("BATCHES", variant.batches) + number("PAIR", variant.pair) + number("LINEAR", key.linear_before_reset) +
+         number("LENGTHS", key.has_lengths) + number("RESETS", key.has_resets) + number("BACKWARD", key.is_backward) +
+         kDeviceSource + source;
 }
 
 }  // namespace
@@ -195,8 +212,9 @@ GruVariant gru_variant(const GruKey& key) {
     return choose_tiling(chosen, key, tilings, multiprocessors, shared_bytes);
   };
   GruVariant narrow = variant;
-  const bool has_wide = choose(variant, wide_team_tilings()),
-             has_narrow = choose(narrow, narrow_team_tilings(is_split));
+  // Wide blocks have no registers for three planes of their weights.
+  const bool has_wide = !is_split && choose(variant, wide_team_tilings());
+  const bool has_narrow = choose(narrow, narrow_team_tilings(is_split));
   if (!has_wide && !has_narrow)
     throw NoPlan("the recurrent weights of " + std::to_string(key.hidden) + " hidden units do not fit in the " +
                  std::to_string(multiprocessors) + " multiprocessors of the GPU, with " + std::to_string(shared_bytes) +
@@ -221,25 +239,11 @@ GruVariant gru_variant(const GruKey& key) {
   return variant;
 }
 
-std::string gru_source(const GruKey& key, const GruVariant& variant) {
-  const auto define = [](const char* name, const std::string& value) {
-    return std::string("#define ") + name + " " + value + "\n";
-  };
-  const auto number = [&](const char* name, int value) { return define(name, std::to_string(value)); };
-  const char* source = variant.is_cluster ? (key.is_backward ? kGruClusterBackwardSource : kGruClusterForwardSource)
-                                          : (key.is_backward ? kGruTeamBackwardSource : kGruTeamForwardSource);
-  return number("ELEMENT_IS_BFLOAT16", key.type == FloatType::kBFloat16) +
-         define("T", key.type == FloatType::kFloat32 ? "float" : "unsigned short") + number("MODE", mode_of(key)) +
-         number("HIDDEN", variant.padded) + number("UNITS", variant.units) + number("ROW_TILES", variant.row_tiles) +
-         number("BATCHES", variant.batches) + number("PAIR", variant.pair) + number("LINEAR", key.linear_before_reset) +
-         number("BACKWARD", key.is_backward) + kDeviceSource + source;
-}
-
-std::shared_ptr<const GruPlan> gru_plan(const GruKey& key) {
+GruPlan gru_plan(const GruKey& key) {
   static auto& loaded = *new LruCache<std::string, GruKernel, std::hash<std::string>>(kCapacity);
   const GruVariant variant = gru_variant(key);
   const driver::RelaxedCapture relaxed;
-  const std::string source = gru_source(key, variant);
+  const std::string source = source_of(key, variant);
   auto kernel = loaded.get(std::to_string(key.device) + "\n" + source, [&] {
     return std::make_shared<const GruKernel>(source, key.is_backward ? "gru_backward" : "gru_forward", variant,
                                              key.device);
@@ -248,9 +252,8 @@ std::shared_ptr<const GruPlan> gru_plan(const GruKey& key) {
   const int64_t needed = (variant.is_cluster ? 1 : variant.teams) * blocks_of(variant);
   if (kernel->blocks_at_once() < needed)
     throw NoPlan("the GPU runs " + std::to_string(kernel->blocks_at_once()) +
-                 " blocks of a kernel of jaxgrad's GRU at " + "once, and " + std::to_string(needed) +
-                 " exchange the state");
-  return std::make_shared<const GruPlan>(std::move(kernel), variant, key.problems);
+                 " blocks of a kernel of jaxgrad's GRU at once, and " + std::to_string(needed) + " exchange the state");
+  return GruPlan(std::move(kernel), variant, key.problems);
 }
 
 GruPlan::GruPlan(std::shared_ptr<const GruKernel> kernel, const GruVariant& variant, int64_t problems)

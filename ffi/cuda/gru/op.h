@@ -4,9 +4,7 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 
-#include "common/lru_cache.h"
 #include "cuda/gru/kernel_arguments.h"
 #include "cuda/runtime/driver.h"
 #include "cuda/runtime/float_type.h"
@@ -20,6 +18,7 @@ struct GruKey {
   FloatType type{};
   bool allow_tf32 = false;  // for float32
   bool linear_before_reset = false;
+  bool has_lengths = false, has_resets = false;
   int64_t problems = 0, rows = 0, hidden = 0;
   int device = 0;
 };
@@ -37,10 +36,9 @@ struct GruVariant {
   int64_t workspace_bytes = 0;
 };
 
-// Throws NoPlan if the kernels do not support the call or the device. Compiles nothing.
+// The variant for a call on a device. Throws NoPlan if the kernels do not support the call or the device. Compiles
+// nothing.
 GruVariant gru_variant(const GruKey& key);
-inline void check_gru(const GruKey& key) { gru_variant(key); }
-inline int64_t gru_workspace_bytes(const GruKey& key) { return gru_variant(key).workspace_bytes; }
 
 class GruKernel;
 
@@ -50,6 +48,7 @@ class GruPlan {
   GruPlan(std::shared_ptr<const GruKernel> kernel, const GruVariant& variant, int64_t problems);
 
   int64_t workspace_bytes() const { return variant_.workspace_bytes; }
+  std::shared_ptr<const void> kernel() const { return kernel_; }  // which several plans share
 
   // Sets what of `arguments` depends on the variant. The workspace has workspace_bytes().
   void run(CUstream stream, GruArguments arguments, void* workspace) const;
@@ -60,11 +59,8 @@ class GruPlan {
   int64_t problems_;
 };
 
-// Compiles and loads the kernel, if it is not cached. The key's device must be current. Throws NoPlan as check_gru()
+// Compiles and loads the kernel, if it is not cached. The key's device must be current. Throws NoPlan as gru_variant()
 // does, nvrtc::Error and driver::Error. Thread-safe; allowed while the stream is captured.
-std::shared_ptr<const GruPlan> gru_plan(const GruKey& key);
-
-// The source of a kernel, for tests.
-std::string gru_source(const GruKey& key, const GruVariant& variant);
+GruPlan gru_plan(const GruKey& key);
 
 }  // namespace jaxgrad

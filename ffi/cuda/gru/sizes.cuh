@@ -7,13 +7,15 @@
 //   BATCHES    batches of so many tiles that a step computes in turn
 //   PAIR       blocks of a team that share products: 1, or 2 in a cluster
 //   LINEAR     linear_before_reset
+//   LENGTHS    whether rows have lengths
+//   RESETS     whether rows are reset
 //   BACKWARD   whether the kernel is that of the backward pass
 using namespace jaxgrad;
 typedef unsigned uint32;
 
 constexpr int kPadded = HIDDEN, kUnits = UNITS, kBlocks = kPadded / kUnits, kThreads = kGruThreads;
 constexpr int kTile = kGruTile, kRows = BATCHES * ROW_TILES * kTile;
-constexpr int kPlanes = gru_planes(MODE);        // of an operand: kGruSplit has a high and a low part
+constexpr int kPlanes = gru_planes(MODE);        // of an operand: kGruSplit has three parts, the largest first
 constexpr int kBytes = gru_element_bytes(MODE);  // of an element of a plane
 constexpr int kSaved = 3 + LINEAR;               // values that the forward pass saves of a unit in a step
 

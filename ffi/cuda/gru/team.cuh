@@ -1,11 +1,19 @@
 // The exchange between the blocks of a team, through global memory (the L2 cache).
 //
-// In a step every block publishes words of 16 bytes, each stored and loaded as a whole. The words of a step are in one
-// slot of a ring, where the host has marked all words absent: a reader loads a word until it is there. The mark is a
-// NaN that no conversion yields; any other value may be exchanged. When a block publishes a step, it (or the other of
-// its pair, whose sums it has) has read all words of the step before; so all blocks of the team have read those of the
-// step before that one, and it marks its own of them absent again. They are used again kGruSlots - 2 steps later;
-// before that, a fence every kGruSlots / 2 steps orders the marks before words that the readers wait for.
+// In a step every block publishes words of 16 bytes. The words of a step are in one slot of a ring, where the host has
+// marked all words absent: a reader loads a word until it is there. Memory is coherent in numbers of 64 bits at most,
+// so that each half of a word has a mark: its first 32 bits are a NaN that no conversion yields. Any other value may be
+// exchanged. When a block publishes a step, it (or the other of its pair, whose sums it has) has read all words of the
+// step before; so all blocks of the team have read those of the step before that one, and it marks its own of them
+// absent again.
+//
+// A reader must not see a word that is older than the mark when its place is used again, kGruSlots steps after. The
+// same thread writes a place in all slots, and the same threads read it. The writer marks step s no later than at the
+// end of step s + 1. Its next fence is at the end of step s + 1 + kFenceSteps at the latest; the word that it publishes
+// after the fence is read in step s + 3 + kFenceSteps at the latest. The next fence of the reader, kFenceSteps after
+// that of the writer, is after that read, and at the end of step s + 1 + 2 kFenceSteps at the latest. The two fences
+// and the word order the mark before what the reader loads in later steps, the first of which that has its place is s +
+// kGruSlots. No fence orders the mark after the reads: a block publishes only what depends on its reads.
 
 constexpr int kRegions = gru_regions(BACKWARD, LINEAR);  // arrays of kPadded values of a row that a step publishes
 constexpr int kWarps = kThreads / 32;
@@ -14,6 +22,8 @@ constexpr int kWordsOfTile = kPadded * kBytes / 16 * kTile;    // of one plane a
 constexpr int kTilesOfTeam = BATCHES * ROW_TILES;
 constexpr int kWordsOfSlot = kRegions * kPlanes * kTilesOfTeam * kWordsOfTile;
 constexpr uint32 kAbsent = ~0u;
+constexpr int kFenceSteps = 3;  // between fences
+static_assert(2 <= kFenceSteps && 2 + 2 * kFenceSteps <= kGruSlots, "a reader could see an old word");
 static_assert(kWordsOfSlot * 16 == gru_slot_bytes(MODE, kPadded, kRows, kRegions), "");
 
 // The offset of the tile of a plane of a region in a slot, in words.
@@ -23,17 +33,22 @@ __device__ constexpr int offset_of(int region, int plane, int tile) {
 
 __device__ inline uint4 load_word_of_team(const uint4* from) {
   uint4 word;
-  asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
-               : "l"(from)
-               : "memory");
+  asm volatile(
+      "{ .reg .b64 first, second;\n ld.relaxed.gpu.global.v2.b64 {first, second}, [%4];\n"
+      " mov.b64 {%0, %1}, first;\n mov.b64 {%2, %3}, second; }"
+      : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+      : "l"(from)
+      : "memory");
   return word;
 }
 __device__ inline void store_word_of_team(uint4* to, uint4 word) {
-  asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word.x), "r"(word.y), "r"(word.z),
-               "r"(word.w)
-               : "memory");
+  asm volatile(
+      "{ .reg .b64 first, second;\n mov.b64 first, {%1, %2};\n mov.b64 second, {%3, %4};\n"
+      " st.relaxed.gpu.global.v2.b64 [%0], {first, second}; }" ::"l"(to),
+      "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w)
+      : "memory");
 }
+__device__ inline bool is_absent(const uint4& word) { return word.x == kAbsent || word.z == kAbsent; }
 __device__ inline void fence_of_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 __device__ inline void stop() { asm volatile("trap;"); }
 
@@ -67,9 +82,10 @@ struct Publisher {
                           __shfl_sync(all, own, 4 * word + 2), __shfl_sync(all, own, 4 * word + 3));
 #else
     const float next = __shfl_down_sync(all, value, 1);
+    const OperandPair pair(value, next);
 #pragma unroll
     for (int plane = 0; plane < kPlanes; ++plane) {
-      const uint32 own = operand_pair(value, next, plane);
+      const uint32 own = pair.at[plane];
       words[plane] = make_uint4(__shfl_sync(all, own, 8 * word), __shfl_sync(all, own, 8 * word + 2),
                                 __shfl_sync(all, own, 8 * word + 4), __shfl_sync(all, own, 8 * word + 6));
     }
@@ -79,6 +95,7 @@ struct Publisher {
 #pragma unroll
     for (int plane = 0; plane < kPlanes; ++plane) {
       words[plane].x = min(words[plane].x, kAbsent - 1);
+      words[plane].z = min(words[plane].z, kAbsent - 1);
       store_word_of_team(slot + offset_of(region, plane, tile), words[plane]);
     }
   }

@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
         for (int i = batch * kItemsOfBatch; i < (batch + 1) * kItemsOfBatch; ++i) {
           gates[i].set_z_and_r(inputs[i].of_gate[0] + sums[0][i % kItemsOfBatch],
                                inputs[i].of_gate[1] + sums[1][i % kItemsOfBatch], p.clip);
-          block.publish(gates[i].r * rows.state[i], block.published, 1, i);
+          block.publish(rows.gated_state(i, gates[i]), block.published, 1, i);
           block.mark(block.published, 1, i);
         }
       }

@@ -116,7 +116,7 @@ struct Words {
 #pragma unroll
         for (int plane = 0; plane < kPlanes; ++plane)
 #pragma unroll
-          for (int tile = 0; tile < ROW_TILES; ++tile) absent |= at[word][plane][tile].x == kAbsent;
+          for (int tile = 0; tile < ROW_TILES; ++tile) absent |= is_absent(at[word][plane][tile]);
       if (!absent) break;
       if (loads == kMaxLoads) stop();
 #pragma unroll
@@ -125,7 +125,7 @@ struct Words {
         for (int plane = 0; plane < kPlanes; ++plane)
 #pragma unroll
           for (int tile = 0; tile < ROW_TILES; ++tile)
-            if (at[word][plane][tile].x == kAbsent)
+            if (is_absent(at[word][plane][tile]))
               at[word][plane][tile] = load_word_of_team(from + offset(region, first, word, plane, tile));
     }
     __syncwarp();
@@ -134,8 +134,7 @@ struct Words {
 
 template <int SIDES>
 struct AllSums {
-  static constexpr int kChains = SIDES * ROW_TILES <= 4 ? 2 : 1;
-  Sums at[kChains][SIDES][ROW_TILES] = {};
+  Products<MODE == 2 || SIDES * ROW_TILES <= 4 ? 2 : 1> at[SIDES][ROW_TILES];
 };
 
 // Adds the products of words, the first of which is `first`. Inlined, so that the weights stay in registers.
@@ -145,14 +144,14 @@ __device__ inline void multiply_words(AllSums<SIDES>& sums, const Weights& weigh
   for (int word = 0; word < kAtOnce; ++word)
 #pragma unroll
     for (int q = 0; q < 2; ++q) {
-      uint32 b[kPlanes][ROW_TILES][2];
+      uint32 b[ROW_TILES][kPlanes][2];
 #pragma unroll
       for (int plane = 0; plane < kPlanes; ++plane)
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; ++tile) {
           const uint4& w = words.at[word][plane][tile];
-          b[plane][tile][0] = q == 0 ? w.x : w.z;
-          b[plane][tile][1] = q == 0 ? w.y : w.w;
+          b[tile][plane][0] = q == 0 ? w.x : w.z;
+          b[tile][plane][1] = q == 0 ? w.y : w.w;
         }
 #pragma unroll
       for (int side = 0; side < SIDES; ++side) {
@@ -161,14 +160,7 @@ __device__ inline void multiply_words(AllSums<SIDES>& sums, const Weights& weigh
         for (int plane = 0; plane < kPlanes; ++plane)
           weights.get(a[plane], first + word, Weights::fragment(FIRST_SIDE + side, q, plane));
 #pragma unroll
-        for (int tile = 0; tile < ROW_TILES; ++tile) {
-          Sums& to = sums.at[q % AllSums<SIDES>::kChains][side][tile];
-          multiply_add(to, a[0], b[0][tile][0], b[0][tile][1]);
-#if MODE == 2
-          multiply_add(to, a[1], b[0][tile][0], b[0][tile][1]);
-          multiply_add(to, a[0], b[1][tile][0], b[1][tile][1]);
-#endif
-        }
+        for (int tile = 0; tile < ROW_TILES; ++tile) sums.at[side][tile].add(a, b[tile], q);
       }
     }
 }
@@ -196,9 +188,7 @@ __device__ inline void multiply(const Weights& weights, const Words& ahead, cons
       for (int j = 0; j < 4; ++j) {  // element j: unit g or g + 8, row 2 c or 2 c + 1
         const int gate = (FIRST_SIDE + side) / kHalves, half = (FIRST_SIDE + side) % kHalves;
         const int place = gate * kGateSums + (tile * kTile + (j & 1)) * kStride + half * 16 + (j >> 1) * 8;
-        float sum = sums.at[0][side][tile].at[j];
-        if constexpr (AllSums<SIDES>::kChains == 2) sum += sums.at[1][side][tile].at[j];
-        store_float(parts + 4 * place, sum);
+        store_float(parts + 4 * place, sums.at[side][tile].sum(j));
       }
 }
 
@@ -319,7 +309,7 @@ struct Block {
     publisher.mark(step, region, item * (kItemRows / kTile));
   }
   __device__ void advance() {
-    if (++published % (kGruSlots / 2) == 0) fence_of_gpu();
+    if (++published % kFenceSteps == 0) fence_of_gpu();
   }
   // No block may end while the other of its pair still sends to it.
   __device__ void end() const {

@@ -51,27 +51,29 @@ def fold_or_group(
     in_axes: tuple[BatchAxis, ...],
     out_axes: tuple[BatchAxis, ...],
     *,
-    foldable: bool = True,
+    of_examples: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Returns `call` with a batching rule that never loops.
 
     Args:
       of_groups: computes `call` for arrays that all have a first axis of groups.
-      call, in_axes, out_axes, foldable: as in `fold_or_loop`.
+      call, in_axes, out_axes: as in `fold_or_loop`.
+      of_examples: given if a result of `call` sums over the batch, so that the mapped axis cannot be folded into it.
+        Computes `call` for arrays with a first axis of examples, which share the operands that have no batch.
     """
     mapped, grouped = custom_vmap(call), custom_vmap(of_groups)
+    shared = None if of_examples is None else _sharing_weights(of_examples, grouped, in_axes, len(out_axes))
 
     @mapped.def_vmap
     def rule(axis_size: int, is_mapped: Sequence[bool | None], *args: Any) -> Any:
         if axis_size == 0:
             return empty_vmap(mapped, is_mapped, args)
-        if foldable and not _weights_mapped(is_mapped, in_axes):
+        if _weights_mapped(is_mapped, in_axes):
+            return _all_mapped(grouped(*_broadcast_all(axis_size, is_mapped, args)))
+        if shared is None:
             return _folded(mapped, in_axes, out_axes, axis_size, is_mapped, args)
-        operands = (
-            arg if arg is None else broadcast(arg, here, axis_size) for arg, here in zip(args, is_mapped, strict=True)
-        )
-        results = grouped(*operands)
-        return results, jax.tree.map(lambda _: True, results)
+        as_examples = [axis is None or here for here, axis in zip(is_mapped, in_axes, strict=True)]
+        return _all_mapped(shared(*_broadcast_all(axis_size, as_examples, args)))
 
     def behind_groups(axes: tuple[BatchAxis, ...]) -> tuple[BatchAxis, ...]:
         return tuple(None if axis is None else axis + 1 for axis in axes)
@@ -81,11 +83,44 @@ def fold_or_group(
         if axis_size == 0:
             return empty_vmap(grouped, is_mapped, args)
         ins, outs = behind_groups(in_axes), behind_groups(out_axes)
-        if not foldable or _weights_mapped(is_mapped, ins):
+        if shared is not None or _weights_mapped(is_mapped, ins):
             ins, outs = (0,) * len(ins), (0,) * len(outs)
         return _folded(grouped, ins, outs, axis_size, is_mapped, args)
 
     return mapped
+
+
+def _sharing_weights(
+    of_examples: Callable[..., Any], grouped: Callable[..., Any], in_axes: tuple[BatchAxis, ...], num_results: int
+) -> Callable[..., Any]:
+    """Returns `of_examples` of `fold_or_group` with a batching rule."""
+    shared = custom_vmap(of_examples)
+    axes = tuple(None if axis is None else 0 for axis in in_axes)
+
+    def examples_as_groups(*args: Any) -> Any:
+        size = next(arg.shape[0] for arg, axis in zip(args, axes, strict=True) if arg is not None and axis == 0)
+        return grouped(*_broadcast_all(size, [axis == 0 for axis in axes], args))
+
+    @shared.def_vmap
+    def rule(axis_size: int, is_mapped: Sequence[bool | None], *args: Any) -> Any:
+        if axis_size == 0:
+            return empty_vmap(shared, is_mapped, args)
+        if _weights_mapped(is_mapped, in_axes):
+            mapped_axes = tuple(0 if here else None for here in is_mapped)
+            return _all_mapped(jax.vmap(examples_as_groups, mapped_axes)(*args))
+        return _folded(shared, axes, (0,) * num_results, axis_size, is_mapped, args)
+
+    return shared
+
+
+def _all_mapped(results: Any) -> tuple[Any, Any]:
+    """The results of a batching rule all of which have the mapped axis."""
+    return results, jax.tree.map(lambda _: True, results)
+
+
+def _broadcast_all(size: int, is_mapped: Sequence[bool | None], args: Sequence[Any]) -> list[Any]:
+    """Returns the arrays with the mapped axis first. None stays None."""
+    return [arg if arg is None else broadcast(arg, here, size) for arg, here in zip(args, is_mapped, strict=True)]
 
 
 def _weights_mapped(is_mapped: Sequence[bool | None], in_axes: tuple[BatchAxis, ...]) -> bool:

@@ -18,6 +18,11 @@ from jax.interpreters import mlir
 from jax.sharding import AbstractMesh
 
 try:
+    from jax._src.core import get_axis_env
+except ImportError:
+    get_axis_env = None  # type: ignore[assignment]
+
+try:
     from jax._src.xla_metadata_lib import current_xla_metadata
 except ImportError:
     current_xla_metadata = None  # type: ignore[assignment]
@@ -102,6 +107,16 @@ def install(rule: Function, lower_marked_convolution: Function, is_marked: Calla
     thread.start()
     thread.join()
     return f"jax {jax.__version__} is not supported ({problems[0]})" if problems else ""
+
+
+def axes_of_vmap() -> frozenset[str]:
+    """The explicit mesh axes that split an axis which `vmap` maps in the code being traced.
+
+    JAX refuses a `shard_map` over them there. Empty where this release of JAX does not say.
+    """
+    if get_axis_env is None:
+        return frozenset()
+    return getattr(get_axis_env(), "explicit_mesh_axis_names", frozenset())
 
 
 def current_metadata() -> Metadata:

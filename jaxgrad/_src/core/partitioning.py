@@ -6,7 +6,8 @@ which dimensions of a pass may be split, so that each device runs the pass on it
   `jit` over a mesh   `custom_partitioning` passes the rule on to XLA's partitioner (Shardy). An operand that is split
                       in another way is gathered first. A result that sums over a split dimension is summed over the
                       mesh.
-  explicit axes       a `shard_map` over the explicit axes, split as the types of the operands say.
+  explicit axes       a `shard_map` over the explicit axes, split as the types of the operands say. Those that split an
+                      axis which `vmap` maps are not known to the call of one example; they are to the batched call.
   `shard_map`         the operands are shards already, and the pass runs on them as they are.
 """
 
@@ -22,6 +23,7 @@ from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from jaxgrad._src.core.jax_internals import axes_of_vmap
 from jaxgrad._src.core.lowering import platform_call, with_lowering_hook
 from jaxgrad._src.core.mesh_axes import MeshAxes, explicit_mesh, in_shard_map, results_vary_as_operands
 from jaxgrad._src.core.selection import Candidates
@@ -165,7 +167,8 @@ def partitioned(
             return local(*arrays)
         given = rule.for_operands(arrays)
         if mesh := _mesh_of_explicit_axes(arrays):
-            return _over_explicit_axes(mesh, local, given, cross_device, arrays)
+            axes = set(mesh.explicit_axes) - axes_of_vmap()
+            return _over_explicit_axes(mesh, axes, local, given, cross_device, arrays) if axes else local(*arrays)
         found = candidates(*arrays)
         # Checked here too: an error raised while XLA partitions the pass would reach the user as an error of XLA.
         arrays = with_lowering_hook(found.for_whole_arrays(), arrays)
@@ -237,12 +240,13 @@ def _mesh_of_explicit_axes(arrays: Sequence[Any]) -> AbstractMesh | None:
 
 def _over_explicit_axes(
     mesh: AbstractMesh,
+    axes: set[str],
     local: Callable[..., Any],
     rule: PartitioningRule,
     cross_device: CrossDevice | None,
     arrays: Sequence[Any],
 ) -> Any:
-    """A call over a mesh with explicit axes, where the types of the operands say how they are split."""
+    """A call over explicit axes of a mesh, where the types of the operands say how they are split."""
     given = [array for array in arrays if array is not None]
     split = rule.split(mesh, [jax.typeof(array) for array in given])
     specs = rule.operand_specs(split)
@@ -260,7 +264,7 @@ def _over_explicit_axes(
         mesh=mesh,
         in_specs=tuple(specs),
         out_specs=rule.result_specs(split),
-        axis_names=set(mesh.explicit_axes),
+        axis_names=axes,
         check_vma=False,
     )
     shardings = [NamedSharding(mesh, spec) for spec in specs]

@@ -9,8 +9,11 @@ from jax import lax
 
 
 def default_precision() -> Any:
-    """JAX's precision in force for calls that give none: the name of a precision or of an algorithm, or None."""
-    return jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    """JAX's precision in force for calls that give none: the name of a precision or of an algorithm.
+
+    It is never None, which JAX would resolve again wherever it is used.
+    """
+    return jax.config.jax_default_matmul_precision or "default"  # type: ignore[attr-defined]
 
 
 def precision_flags(dtype: Any, precision: Any) -> list[str]:

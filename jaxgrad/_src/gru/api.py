@@ -116,7 +116,7 @@ def gru(
 
       On a GPU, float32 operands of matrix products are rounded to TF32, as in JAX, unless the configuration option
       `jax_default_matmul_precision` is "highest" or "float32" where the op is called. The CUDA kernels then split each
-      operand of the recurrent product into two bfloat16 numbers, which keep 16 bits of its 24.
+      operand of the recurrent product into three bfloat16 numbers, which keep its 24 bits.
 
       Reverse mode works to any order: the first derivative uses the kernels, higher derivatives run on XLA. Forward
       mode runs on XLA and requires `jaxgrad.forward_mode`. Under `jit` over a mesh, the batch may be split: each device
@@ -148,12 +148,18 @@ def gru(
     _check_remat_every(remat_every, arrays[0].shape[0])
 
     def call(direction: str, *arrays: Any) -> tuple[jax.Array, jax.Array]:
-        problem = GruProblem.of(
-            arrays[0], arrays[2], linear_before_reset=linear_before_reset, clip=clip, precision=precision
-        )
+        x, _, r, _, sequence_lens, _, reset, _ = arrays
+        options: dict[str, Any] = {
+            "linear_before_reset": linear_before_reset,
+            "clip": clip,
+            "precision": precision,
+            "has_lengths": sequence_lens is not None,
+            "has_resets": reset is not None,
+        }
+        problem = GruProblem.of(x, r, **options)
         candidates = select(OP, implementation, problem, reject_symbolic_shapes(*arrays)).candidates
-        chosen = candidates["forward"], candidates["backward"]
-        params = GruParams(direction, linear_before_reset, clip, precision, *chosen)
+        chosen = {"forward_candidates": candidates["forward"], "backward_candidates": candidates["backward"]}
+        params = GruParams(direction, **options, **chosen)
         y, y_h = forward_mode.call(autodiff.gru, jvp.RULES, params, *pvary_to_match(*arrays))
         return y, y_h
 

@@ -48,7 +48,9 @@ class Gradients(NamedTuple):
 class GruBackend(Backend):
     """Kernels of the GRU. `GruParams` has the static arguments.
 
-    The arrays have the shapes of `jaxgrad.gru` and a first axis of groups, which have their own weights.
+    The arrays have the shapes of `jaxgrad.gru` and a first axis of groups, which have their own weights. In the
+    backward pass, the first axis of w and r has the size 1 where the groups share them: groups are then the examples of
+    per-example gradients.
     """
 
     def forward(

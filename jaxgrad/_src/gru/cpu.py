@@ -53,9 +53,9 @@ class CpuBackend(GruBackend):
         return y, y_h, gates
 
     def backward(self, params, x, w, r, sequence_lens, initial_h, reset, reset_h, y, gates, dy, dy_h, *, needs_grad):
-        B = x.shape[2]
-        G, D, _, H = r.shape
-        shapes = (x.shape, w.shape, r.shape, (G, D, 6 * H), (G, D, B, H), (G, D, B, H))
+        (G, _, B, I), (_, D, _, H) = x.shape, r.shape  # noqa: E741
+        state = (G, D, B, H)
+        shapes = (x.shape, (G, D, 3 * H, I), (G, D, 3 * H, H), (G, D, 6 * H), state, state)
         found = ffi_call(
             "jaxgrad_cpu_gru_backward",
             [

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxgrad._src.core.batching import fold, unfold
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.op import Rejection
-from jaxgrad._src.core.precision import allows_tf32
+from jaxgrad._src.core.precision import allows_tf32, default_precision
 from jaxgrad._src.gru import xla
 from jaxgrad._src.gru.backend import PASSES, Gradients, GruBackend
 from jaxgrad._src.gru.params import GruParams, GruProblem
@@ -78,10 +79,11 @@ class CudaBackend(GruBackend):
         return Rejection(f"jaxgrad's own CUDA kernels are missing: {reason}", missing=reason) if reason else None
 
     def supports_resized(self, pass_name: str, call: GruProblem) -> bool:
-        return not min(call.T, call.B) or not _kernel_rejection(call)
+        # Other sizes may need another kernel, which is compiled here and not when the program runs first.
+        return not min(call.T, call.B) or self.find_plan(pass_name, call) is None
 
     def typical_rejection(self, op_name: str, pass_name: str) -> Rejection | None:
-        typical = GruProblem(100, 32, 128, 128, 1, jnp.dtype("float32"), False, None, None)
+        typical = GruProblem(100, 32, 128, 128, 1, jnp.dtype("float32"), False, None, default_precision())
         try:
             reason = "" if cuda.module_unavailable() else _kernel_rejection(typical)
         except RuntimeError as error:
@@ -123,10 +125,26 @@ class CudaBackend(GruBackend):
         return y, y_h, gates
 
     def backward(self, params, x, w, r, sequence_lens, initial_h, reset, reset_h, y, gates, dy, dy_h, *, needs_grad):
+        named = {name: without_groups(a) for name, a in {"x": x, "w": w, "r": r, "y": y}.items()}
+        shares_weights = r.shape[0] < x.shape[0]
+        if shares_weights:
+            w, r = w[0], r[0]
+        weights_axis = None if shares_weights else 0
         if 0 in x.shape:
-            on_xla = jax.vmap(partial(xla.backward, params, needs_grad=needs_grad))
-            return on_xla(x, w, r, sequence_lens, initial_h, reset, reset_h, y, gates, dy, dy_h)
-        G, T, D, B, H = y.shape
+            on_xla = partial(xla.backward, params, needs_grad=needs_grad)
+            operands = x, w, r, sequence_lens, initial_h, reset, reset_h, y, gates, dy, dy_h
+            return jax.vmap(on_xla, (0, weights_axis, weights_axis, *[0] * 8))(*operands)
+        problem = params.problem(x, r)
+        examples = x.shape[0] if shares_weights else 1
+
+        def rows(array: Any, axis: int) -> Any:
+            """Groups that share the weights become rows of one group: the kernel computes all of them at once."""
+            return fold(array, axis)[None] if shares_weights and array is not None else array
+
+        def groups(array: jax.Array, axis: int) -> jax.Array:
+            return unfold(array[0], axis, examples) if shares_weights else array
+
+        G, T, D, B, H = problem.groups, problem.T, problem.D, problem.B, problem.H
         state, none = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((G, D, B, H), (0,)))
         dgates, dh0, dreset_h = ffi_call(
             "jaxgrad_cuda_gru_backward",
@@ -136,36 +154,36 @@ class CudaBackend(GruBackend):
                 state if needs_grad[5] else none,
             ),
             (
-                r,
-                empty_if_none(sequence_lens, np.int32),
-                empty_if_none(initial_h, x.dtype),
-                empty_if_none(reset, np.bool_),
-                empty_if_none(reset_h, x.dtype),
-                y,
-                gates,
-                empty_if_none(dy, x.dtype),
-                empty_if_none(dy_h, x.dtype),
+                r[None] if shares_weights else r,
+                empty_if_none(rows(sequence_lens, 0), np.int32),
+                empty_if_none(rows(initial_h, 1), x.dtype),
+                empty_if_none(rows(reset, 1), np.bool_),
+                empty_if_none(rows(reset_h, 1), x.dtype),
+                rows(y, 2),
+                rows(gates, 2),
+                empty_if_none(rows(dy, 2), x.dtype),
+                empty_if_none(rows(dy_h, 1), x.dtype),
             ),
-            _workspace("backward", params.problem(x, r)),
-            named={name: without_groups(a) for name, a in {"x": x, "w": w, "r": r, "y": y}.items()},
+            _workspace("backward", problem),
+            named=named,
             **_attributes(params),
         )
 
         def products(dgates, x, w, sequence_lens, initial_h, reset, reset_h, y, gates):
-            of_directions = [dgates[:, :, d].reshape(T, B, 3 * H) for d in range(D)]
+            of_directions = [dgates[:, :, d].reshape(*x.shape[:2], 3 * H) for d in range(D)]
             previous = xla.states_before(params, y, sequence_lens, initial_h, reset, reset_h)
             arrays = of_directions, gates, previous, x, w, sequence_lens
             return xla.products_after_the_scan(params, *arrays, needs_grad)
 
-        of_groups = dgates, x, w, sequence_lens, initial_h, reset, reset_h, y, gates
-        dx, dw, dr, db = jax.vmap(products)(*of_groups)
+        of_groups = groups(dgates, 1), x, w, sequence_lens, initial_h, reset, reset_h, y, gates
+        dx, dw, dr, db = jax.vmap(products, (0, 0, weights_axis, *[0] * 6))(*of_groups)
         return Gradients(
             dx,
             dw,
             dr,
             db,
-            dh0.astype(x.dtype) if needs_grad[4] else None,
-            dreset_h.astype(x.dtype) if needs_grad[5] else None,
+            groups(dh0, 1).astype(x.dtype) if needs_grad[4] else None,
+            groups(dreset_h, 1).astype(x.dtype) if needs_grad[5] else None,
         )
 
 
@@ -204,7 +222,8 @@ def _kernel_rejection(call: GruProblem) -> str:
 def _load(call: GruProblem) -> str:
     """Compiles and loads the kernels of both passes. Returns why that is impossible; empty if they are loaded."""
     for pass_name in PASSES:
-        if reason := cuda.module.load_gru_kernel(pass_name == "backward", *_key(call)):
+        features = call.has_lengths, call.has_resets
+        if reason := cuda.module.load_gru_kernel(pass_name == "backward", *_key(call), *features):
             return str(reason)
     return ""
 
@@ -215,7 +234,7 @@ def _workspace(pass_name: str, call: GruProblem) -> int:
 
     They depend on the call and the kind of the GPU alone, so that every host lowers the same program.
     """
-    return int(cuda.module.gru_workspace_bytes(pass_name == "backward", *_key(call)))
+    return int(cuda.module.gru_variant(pass_name == "backward", *_key(call))["workspace_bytes"])
 
 
 def _key(call: GruProblem) -> tuple[Any, ...]:

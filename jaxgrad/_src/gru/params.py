@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -20,7 +21,8 @@ class GruParams:
       direction: "forward", "reverse" or "bidirectional".
       linear_before_reset: as in `jaxgrad.gru`.
       clip: the bound on the input of each activation; None for no bound.
-      precision: JAX's default precision where the op was called. It holds for the gradients too.
+      precision: JAX's default precision where the op was called, and not None. It holds for the gradients too.
+      has_lengths, has_resets: whether there are `sequence_lens` and `reset`, without which kernels are faster.
       forward_candidates: what may run the forward pass.
       backward_candidates: what may run the backward pass.
     """
@@ -29,6 +31,8 @@ class GruParams:
     linear_before_reset: bool
     clip: float | None
     precision: Any
+    has_lengths: bool
+    has_resets: bool
     forward_candidates: Candidates
     backward_candidates: Candidates
 
@@ -38,9 +42,9 @@ class GruParams:
         return 4 if self.linear_before_reset else 3
 
     def problem(self, x: jax.Array, r: jax.Array) -> GruProblem:
-        """The problem of operands x and r, which may have a first axis of groups."""
-        own = {"linear_before_reset": self.linear_before_reset, "clip": self.clip, "precision": self.precision}
-        return GruProblem.of(x, r, **own)
+        """The problem of operands x and r, which may have a first axis of groups or, x alone, of examples."""
+        names = "linear_before_reset", "clip", "precision", "has_lengths", "has_resets"
+        return GruProblem.of(x, r, **{name: getattr(self, name) for name in names})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +55,7 @@ class GruProblem:
       T, B, I, H, D: the numbers of steps, rows, inputs, hidden units and directions.
       groups: the number of GRUs with their own weights that one call computes: `vmap` over weights makes more than one.
       dtype: the dtype of every floating-point operand.
-      linear_before_reset, clip, precision: as in `GruParams`.
+      linear_before_reset, clip, precision, has_lengths, has_resets: as in `GruParams`.
     """
 
     T: int
@@ -63,6 +67,8 @@ class GruProblem:
     linear_before_reset: bool
     clip: float | None
     precision: Any
+    has_lengths: bool = False
+    has_resets: bool = False
     groups: int = 1
 
     def text(self, pass_name: str) -> str:
@@ -74,9 +80,12 @@ class GruProblem:
         return " ".join(["gru", short_dtype(self.dtype), sizes, *words])
 
     @classmethod
-    def of(
-        cls, x: jax.Array, r: jax.Array, *, linear_before_reset: bool, clip: float | None, precision: Any
-    ) -> GruProblem:
-        """The problem of operands x [T, B, I] and r [D, 3H, H], which may have a first axis of groups."""
-        (*groups, T, B, I), (*_, D, _, H) = x.shape, r.shape  # noqa: E741
-        return cls(T, B, I, H, D, x.dtype, linear_before_reset, clip, precision, *groups)
+    def of(cls, x: jax.Array, r: jax.Array, **options: Any) -> GruProblem:
+        """The problem of operands x [T, B, I] and r [D, 3H, H], which may have a first axis of groups.
+
+        `options` are those that `GruParams` has too.
+        If x alone has a first axis, of examples, the kernels may compute them as rows of one batch.
+        """
+        (*groups, T, B, I), (*own_weights, D, _, H) = x.shape, r.shape  # noqa: E741
+        rows = B if own_weights else math.prod(groups) * B
+        return cls(T, rows, I, H, D, x.dtype, groups=math.prod(own_weights), **options)

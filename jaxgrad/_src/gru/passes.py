@@ -2,6 +2,8 @@
 
 The rows of a batch do not depend on each other: `vmap` folds a mapped axis into the batch, and a mesh may split it.
 Where the weights are mapped too, `vmap` makes groups, which the kernels compute in one call, and a mesh may split them.
+The gradients of the weights are sums over the batch: where they are computed for each example of a mapped axis, the
+examples are groups that share the weights.
 """
 
 from __future__ import annotations
@@ -82,11 +84,12 @@ def backward(params: GruParams, needs_grad: tuple[bool, ...]) -> Callable[..., A
     def candidates(x, w, r, *_):
         return _supporting(params.backward_candidates, "backward", params, x, r)
 
+    has_sums = any(needs_grad[1:4])  # the gradients of w, r and b are sums over the batch
     batched = fold_or_group(
         *_calls_and_groups(rule, candidates, kernels, as_tuple(xla.backward)),
         in_axes=tuple(map(_AXIS.get, _BACKWARD_OPERANDS)),
         out_axes=tuple(map(_AXIS.get, _GRADIENTS)),
-        foldable=not any(needs_grad[1:4]),  # the gradients of w, r and b are sums over the batch
+        of_examples=_call_of_examples(rule, candidates, kernels, as_tuple(xla.backward)) if has_sums else None,
     )
     return named_jit(batched, "gru_backward", params, needs_grad)
 
@@ -99,17 +102,42 @@ def _calls_and_groups(
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Returns a pass for one group, and one for arrays with a first axis of groups, which `kernels` take."""
 
-    def with_groups(names: Dims | None) -> Dims | None:
-        return None if names is None else ("G", *names)
-
     of_groups = PartitioningRule(
-        tuple(map(with_groups, rule.operands)), tuple(map(with_groups, rule.results)), rule.summed
+        tuple(map(_with_groups, rule.operands)), tuple(map(_with_groups, rule.results)), rule.summed
     )
     for_one = {name: _for_one_group(kernel) for name, kernel in kernels.items()}
     return (
         partitioned(rule, candidates, for_one, on_xla),
         partitioned(of_groups, candidates, kernels, jax.vmap(on_xla)),
     )
+
+
+def _call_of_examples(
+    rule: PartitioningRule,
+    candidates: Callable[..., Candidates],
+    kernels: Mapping[str, Callable[..., Any]],
+    on_xla: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Returns the backward pass for arrays with a first axis of examples, which w and r do not have."""
+    shares = tuple(name == "weights" for name in _BACKWARD_OPERANDS)
+
+    def of_kernel(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arrays: Any) -> Any:
+            return kernel(
+                *(lax.expand_dims(a, (0,)) if shared else a for a, shared in zip(arrays, shares, strict=True))
+            )
+
+        return call
+
+    operands = (names if shared else _with_groups(names) for names, shared in zip(rule.operands, shares, strict=True))
+    of_examples = PartitioningRule(tuple(operands), tuple(map(_with_groups, rule.results)), rule.summed)
+    on_kernels = {name: of_kernel(kernel) for name, kernel in kernels.items()}
+    in_axes = tuple(None if shared else 0 for shared in shares)
+    return partitioned(of_examples, candidates, on_kernels, jax.vmap(on_xla, in_axes))
+
+
+def _with_groups(names: Dims | None) -> Dims | None:
+    return None if names is None else ("G", *names)
 
 
 def _for_one_group(kernel: Callable[..., Any]) -> Callable[..., Any]:
