@@ -20,6 +20,7 @@
 #include "cuda/runtime/driver.h"
 #include "cuda/runtime/nvrtc.h"
 #include "cuda/transpose/op.h"
+#include "gpu_kernels_gru.h"
 
 namespace jaxgrad {
 namespace {
@@ -168,6 +169,24 @@ void check_transpose(const std::vector<int64_t>& sizes, const std::vector<int64_
   report(name, static_cast<double>(wrong), 0);
 }
 
+// Clusters, teams, and pairs of their blocks: gru_variant() chooses them by the sizes and the precision.
+void check_gru(FloatType type, bool allow_tf32, bool linear, CUstream stream) {
+  const bool is_tf32 = allow_tf32 && type == FloatType::kFloat32;
+  const double allowed = type == FloatType::kBFloat16  ? 2e-2
+                         : type == FloatType::kFloat16 ? 3e-3
+                         : is_tf32                     ? 3e-3
+                                                       : 5e-6;
+  const auto check = [&](const char* name, int T, int B, int H, int D, int groups) {
+    const double error = gru_error({type, allow_tf32, linear, T, B, H, D, groups}, kDevice, stream);
+    const std::string settings = std::string(is_tf32 ? ", TF32" : "") + (linear ? ", linear before reset" : "");
+    report(std::string("GRU, ") + name + ", " + std::to_string(8 * bytes_of(type)) + " bits" + settings, error,
+           allowed);
+  };
+  check("cluster", 5, 9, 43, 2, 2);
+  check("larger cluster", 4, 17, 200, 1, 1);
+  check("teams", 11, 20, 300, 2, 1);
+}
+
 int run(int arguments, char** argument) {
   const driver::CurrentDevice current(kDevice);
   nvrtc::load(arguments > 1 ? std::vector<std::string>{argument[1]} : std::vector<std::string>());
@@ -180,6 +199,10 @@ int run(int arguments, char** argument) {
     check_depthwise("2D 3x3 strides", depthwise_problem({33, 30}, 3, 96, 3, 2, 1, 0, 1), type, stream);
     check_depthwise("2D 7x7", depthwise_problem({14, 17}, 4, 34, 7, 1, 1, 3, 3), type, stream);
     check_depthwise("2D 5x5 dilation", depthwise_problem({21, 16}, 2, 8, 5, 1, 2, 4, 4), type, stream);
+  }
+  for (const bool linear : {false, true}) {
+    for (const FloatType type : kTypes) check_gru(type, /*allow_tf32=*/false, linear, stream);
+    check_gru(FloatType::kFloat32, /*allow_tf32=*/true, linear, stream);
   }
   for (const int64_t bytes : {2, 4, 8}) {
     check_transpose({65, 130}, {1, 0}, {}, bytes, stream);

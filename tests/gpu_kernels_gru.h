@@ -1,0 +1,261 @@
+// The kernels of the GRU against plain loops, for gpu_kernels.cc.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cuda/gru/op.h"
+#include "cuda/runtime/driver.h"
+
+namespace jaxgrad {
+
+struct GruCase {
+  FloatType type;
+  bool allow_tf32, linear;
+  int T, B, H, D, groups;
+};
+
+// Elements of a FloatType as float32.
+inline float decoded(FloatType type, uint16_t bits) {
+  if (type == FloatType::kBFloat16) {
+    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+    float value = 0;
+    std::memcpy(&value, &wide, sizeof value);
+    return value;
+  }
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  const float size = exponent == 31  ? std::numeric_limits<float>::quiet_NaN()
+                     : exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
+                                     : std::ldexp(1024.F + static_cast<float>(fraction), exponent - 25);
+  return (bits & 0x8000) != 0 ? -size : size;
+}
+// Of zeros, and of normal numbers with few digits.
+inline uint16_t encoded(FloatType type, float value) {
+  uint32_t bits = 0;
+  std::memcpy(&bits, &value, sizeof bits);
+  if (type == FloatType::kBFloat16 || value == 0) return static_cast<uint16_t>(bits >> 16);
+  return static_cast<uint16_t>((bits >> 16 & 0x8000) | (((bits >> 23 & 255) - 112) << 10) | (bits >> 13 & 1023));
+}
+
+// An array of a FloatType on the GPU, and its elements on the host.
+struct GruArray {
+  FloatType type;
+  std::vector<float> host;
+  driver::Memory memory;
+
+  GruArray(FloatType of, size_t count) : type(of), host(count), memory(static_cast<int64_t>(count) * bytes_of(of)) {}
+
+  // Random multiples of scale / 8, or in float32 any numbers, up to `scale`.
+  void draw(float scale, std::mt19937& random, CUstream stream) {
+    for (float& value : host)
+      value = type == FloatType::kFloat32 ? std::uniform_real_distribution<float>(-scale, scale)(random)
+                                          : scale / 8 * static_cast<float>(static_cast<int>(random() % 17) - 8);
+    write(stream);
+  }
+  void write(CUstream stream) {
+    std::vector<uint16_t> bits;
+    for (const float value : host) bits.push_back(encoded(type, value));
+    const bool is_wide = type == FloatType::kFloat32;
+    memory.write(is_wide ? static_cast<const void*>(host.data()) : bits.data(), host.size() * (is_wide ? 4 : 2),
+                 stream);
+    JAXGRAD_DRIVER(driver::api().cuStreamSynchronize(stream));
+  }
+  void read(CUstream stream) {
+    std::vector<uint16_t> bits(host.size());
+    const bool is_wide = type == FloatType::kFloat32;
+    memory.read(is_wide ? static_cast<void*>(host.data()) : bits.data(), host.size() * (is_wide ? 4 : 2), stream);
+    JAXGRAD_DRIVER(driver::api().cuStreamSynchronize(stream));
+    for (size_t i = 0; !is_wide && i < host.size(); ++i) host[i] = decoded(type, bits[i]);
+  }
+};
+
+// The arrays of both passes. Half of the rows are shorter, and some are reset. The second direction is reversed.
+struct GruArrays {
+  GruCase c;
+  size_t problems, states, steps;  // elements of [problems, B, H] and of y
+  GruArray inputs, r, bias, initial_h, reset_h, y, y_h, gates, dy, dy_h, dgates, dh0, dreset_h;
+  std::vector<int> lengths;
+  std::vector<unsigned char> reset;
+  driver::Memory lengths_memory, reset_memory;
+
+  GruArrays(const GruCase& of, CUstream stream)
+      : c(of),
+        problems(static_cast<size_t>(c.groups * c.D)),
+        states(problems * c.B * c.H),
+        steps(states * c.T),
+        inputs(FloatType::kFloat32, 3 * steps),
+        r(c.type, problems * 3 * c.H * c.H),
+        bias(c.type, problems * c.H),
+        initial_h(c.type, states),
+        reset_h(c.type, states),
+        y(c.type, steps),
+        y_h(c.type, states),
+        gates(c.type, (c.linear ? 4 : 3) * steps),
+        dy(c.type, steps),
+        dy_h(c.type, states),
+        dgates(c.type, 3 * steps),
+        dh0(FloatType::kFloat32, states),
+        dreset_h(FloatType::kFloat32, states),
+        lengths(static_cast<size_t>(c.groups * c.B)),
+        reset(static_cast<size_t>(c.groups * c.T * c.B)),
+        lengths_memory(static_cast<int64_t>(lengths.size() * sizeof(int))),
+        reset_memory(static_cast<int64_t>(reset.size())) {
+    std::mt19937 random(static_cast<unsigned>(c.H));
+    inputs.draw(1, random, stream);
+    r.draw(std::exp2(std::round(-std::log2(static_cast<float>(c.H)) / 2)), random, stream);
+    for (GruArray* array : {&bias, &initial_h, &reset_h, &dy, &dy_h}) array->draw(1, random, stream);
+    for (int& length : lengths)
+      length = random() % 2 == 0 ? c.T : static_cast<int>(random() % static_cast<unsigned>(c.T + 1));
+    for (unsigned char& flag : reset) flag = random() % 4 == 0;
+    lengths_memory.write(lengths.data(), lengths.size() * sizeof(int), stream);
+    reset_memory.write(reset.data(), reset.size(), stream);
+    JAXGRAD_DRIVER(driver::api().cuStreamSynchronize(stream));
+  }
+
+  GruArguments arguments() const {
+    GruArguments a{};
+    a.steps = c.T, a.rows = c.B, a.hidden = c.H, a.directions = c.D, a.reversed = c.D == 2 ? 2 : 0;
+    a.clip = std::numeric_limits<float>::infinity();
+    a.inputs = static_cast<const float*>(inputs.memory.data());
+    a.r = r.memory.data(), a.recurrent_bias = bias.memory.data();
+    a.initial_h = initial_h.memory.data(), a.reset_h = reset_h.memory.data();
+    a.lengths = static_cast<const int*>(lengths_memory.data());
+    a.reset = static_cast<const unsigned char*>(reset_memory.data());
+    a.y = y.memory.data(), a.y_h = y_h.memory.data(), a.gates = gates.memory.data();
+    a.dy = dy.memory.data(), a.dy_h = dy_h.memory.data(), a.dgates = dgates.memory.data();
+    a.dh0 = static_cast<float*>(dh0.memory.data()), a.dreset_h = static_cast<float*>(dreset_h.memory.data());
+    return a;
+  }
+
+  void run(bool is_backward, int device, CUstream stream) const {
+    GruKey key;
+    key.is_backward = is_backward;
+    key.type = c.type, key.allow_tf32 = c.allow_tf32, key.linear_before_reset = c.linear;
+    key.problems = static_cast<int64_t>(problems), key.rows = c.B, key.hidden = c.H;
+    key.device = device;
+    const GruPlan plan = gru_plan(key);
+    const driver::Memory workspace(std::max<int64_t>(plan.workspace_bytes(), 4));
+    plan.run(stream, arguments(), workspace.data());
+    JAXGRAD_DRIVER(driver::api().cuStreamSynchronize(stream));
+  }
+};
+
+// The results in double precision, of one row of one problem after the other.
+struct GruExpected {
+  std::vector<double> y, y_h, dgates, dh0, dreset_h;
+
+  explicit GruExpected(const GruArrays& a)
+      : y(a.steps), y_h(a.states), dgates(3 * a.steps), dh0(a.states), dreset_h(a.states) {
+    for (size_t problem = 0; problem < a.problems; ++problem)
+      for (int row = 0; row < a.c.B; ++row) add_row(a, problem, static_cast<size_t>(row));
+  }
+
+ private:
+  using Vector = std::vector<double>;
+  static double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
+  void add_row(const GruArrays& a, size_t problem, size_t row) {
+    const GruCase& c = a.c;
+    const auto H = static_cast<size_t>(c.H), T = static_cast<size_t>(c.T), B = static_cast<size_t>(c.B);
+    const auto D = static_cast<size_t>(c.D), group = problem / D, direction = problem % D;
+    const size_t state = (problem * B + row) * H;
+    const float* const r = &a.r.host[problem * 3 * H * H];
+    const auto product = [&](size_t gate, size_t unit, const Vector& h) {
+      double sum = 0;
+      for (size_t k = 0; k < H; ++k) sum += r[(gate * H + unit) * H + k] * h[k];
+      return sum;
+    };
+    const auto transposed = [&](size_t gate, size_t unit, const Vector& d) {
+      double sum = 0;
+      for (size_t k = 0; k < H; ++k) sum += r[(gate * H + k) * H + unit] * d[k];
+      return sum;
+    };
+    const auto length = static_cast<size_t>(a.lengths[group * B + row]);
+    const auto time = [&](size_t step) { return direction == 1 ? T - 1 - step : step; };
+    const auto of_step = [&](size_t t) { return (((group * T + t) * D + direction) * B + row) * H; };
+    const auto of_gates = [&](size_t t) { return (((group * T + t) * B + row) * D + direction) * 3 * H; };
+    const auto is_reset = [&](size_t t) { return a.reset[(group * T + t) * B + row] != 0; };
+    std::vector<Vector> before(T), z(T, Vector(H)), rg(T, Vector(H)), n(T, Vector(H)), recurrent(T, Vector(H));
+    Vector h(a.initial_h.host.begin() + static_cast<int64_t>(state),
+             a.initial_h.host.begin() + static_cast<int64_t>(state + H));
+    for (size_t step = 0; step < T; ++step) {
+      const size_t t = time(step);
+      if (t >= length) continue;
+      if (is_reset(t)) std::copy_n(a.reset_h.host.begin() + static_cast<int64_t>(state), H, h.begin());
+      before[t] = h;
+      const float* const x = &a.inputs.host[of_gates(t)];
+      Vector gated(H);
+      for (size_t u = 0; u < H; ++u) {
+        z[t][u] = sigmoid(x[u] + product(0, u, before[t]));
+        rg[t][u] = sigmoid(x[H + u] + product(1, u, before[t]));
+        gated[u] = rg[t][u] * before[t][u];
+      }
+      for (size_t u = 0; u < H; ++u) {
+        recurrent[t][u] = product(2, u, c.linear ? before[t] : gated) + (c.linear ? a.bias.host[problem * H + u] : 0);
+        n[t][u] = std::tanh(x[2 * H + u] + (c.linear ? rg[t][u] : 1) * recurrent[t][u]);
+        h[u] = (1 - z[t][u]) * n[t][u] + z[t][u] * before[t][u];
+        y[of_step(t) + u] = h[u];
+      }
+    }
+    std::copy(h.begin(), h.end(), y_h.begin() + static_cast<int64_t>(state));
+
+    Vector dh(a.dy_h.host.begin() + static_cast<int64_t>(state), a.dy_h.host.begin() + static_cast<int64_t>(state + H));
+    for (size_t step = T; step-- > 0;) {
+      const size_t t = time(step);
+      if (t >= length) continue;
+      Vector dz(H), dr(H), dn(H), drecurrent(H), dproduct(H);
+      for (size_t u = 0; u < H; ++u) {
+        dh[u] += a.dy.host[of_step(t) + u];
+        dz[u] = dh[u] * (before[t][u] - n[t][u]) * z[t][u] * (1 - z[t][u]);
+        dn[u] = dh[u] * (1 - z[t][u]) * (1 - n[t][u] * n[t][u]);
+        drecurrent[u] = c.linear ? dn[u] * rg[t][u] : dn[u];
+      }
+      for (size_t u = 0; u < H; ++u) {
+        dproduct[u] = transposed(2, u, drecurrent);
+        dr[u] = (c.linear ? dn[u] * recurrent[t][u] : dproduct[u] * before[t][u]) * rg[t][u] * (1 - rg[t][u]);
+      }
+      for (size_t u = 0; u < H; ++u) {
+        const double of_n = c.linear ? dproduct[u] : dproduct[u] * rg[t][u];
+        dh[u] = dh[u] * z[t][u] + of_n + transposed(0, u, dz) + transposed(1, u, dr);
+        dgates[of_gates(t) + u] = dz[u];
+        dgates[of_gates(t) + H + u] = dr[u];
+        dgates[of_gates(t) + 2 * H + u] = dn[u];
+      }
+      if (is_reset(t))
+        for (size_t u = 0; u < H; ++u) dreset_h[state + u] += dh[u], dh[u] = 0;
+    }
+    std::copy(dh.begin(), dh.end(), dh0.begin() + static_cast<int64_t>(state));
+  }
+};
+
+// The largest error of both passes, relative to the largest value of each array, or to 1.
+inline double gru_error(const GruCase& of, int device, CUstream stream) {
+  GruArrays a(of, stream);
+  a.run(/*is_backward=*/false, device, stream);
+  a.run(/*is_backward=*/true, device, stream);
+  const GruExpected expected(a);
+  double largest = 0;
+  const auto compare = [&](GruArray& found, const std::vector<double>& right) {
+    found.read(stream);
+    double size = 1;
+    for (const double value : right) size = std::max(size, std::abs(value));
+    for (size_t i = 0; i < right.size(); ++i) {
+      const double error = std::abs(found.host[i] - right[i]) / size;
+      largest = error <= largest ? largest : error;  // NaN too
+    }
+  };
+  compare(a.y, expected.y);
+  compare(a.y_h, expected.y_h);
+  compare(a.dgates, expected.dgates);
+  compare(a.dh0, expected.dh0);
+  compare(a.dreset_h, expected.dreset_h);
+  return largest;
+}
+
+}  // namespace jaxgrad
