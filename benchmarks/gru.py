@@ -120,6 +120,10 @@ PREFERENCE_CASES = (
     *(case for case in CASES["gpu"] if not (case.resets or case.lengths or case.highest)),
     *(Case(T, 64, 128, 128) for T in (1, 2, 4)),
     Case(128, 2048, 128, 128),
+    Case(32, 512, 512, 512),
+    Case(32, 512, 1024, 1024),
+    Case(32, 512, 1024, 1024, dtype="bfloat16"),
+    Case(32, 512, 2048, 2048, dtype="bfloat16"),
 )
 QUICK_CASES = (Case(20, 8, 16, 32), Case(20, 1, 16, 32, bidirectional=True))
 

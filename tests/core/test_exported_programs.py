@@ -38,6 +38,8 @@ OPS = {
     "vmapped_conv_last": (jax.vmap(conv_last), (draw(3, 2, 29, 30, 17), draw(3, 3, 3, 17, 33), draw(3, 33))),
     "conv_1x1": (conv, (draw(8, 64, 28, 28), draw(48, 64, 1, 1), draw(48))),
     "gru": (gru, (draw(9, 33, 20), draw(1, 150, 20), draw(1, 150, 50))),
+    "gru_of_groups": (jax.vmap(gru), (draw(3, 9, 5, 20), draw(3, 1, 150, 20), draw(3, 1, 150, 50))),
+    "gru_of_examples": (jax.vmap(gru, (0, None, None)), (draw(3, 9, 5, 20), draw(1, 150, 20), draw(1, 150, 50))),
     "batch_norm": (batch_norm, (draw(16, 29, 29, 24), draw(24), draw(24))),
 }
 

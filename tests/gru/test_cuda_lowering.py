@@ -167,8 +167,15 @@ report(flags=[*found, flags()])
 def test_few_steps_run_on_xla(run):
     found = run("""
 few = {T: [str(explained(T=T)), len(calls(lowered(T=T)))] for T in (1, 3, 4)}
-report(few=few, forced=len(calls(lowered(T=1, implementation="cuda"))))
+
+def steps_one_by_one(x, w, r, h):
+    return jax.lax.scan(lambda h, x: jaxgrad.gru(x[None], w, r, initial_h=h)[::-1], h, x)
+
+of = {name: array for name, array in arrays().items() if name != "b"}
+scan = jax.jit(steps_one_by_one).trace(*of.values()).lower(lowering_platforms=("cuda",)).as_text()
+report(few=few, forced=len(calls(lowered(T=1, implementation="cuda"))), in_scan=len(calls(scan)))
 """)
+    assert found["in_scan"] == 0
     for steps in ("1", "3"):
         why, count = found["few"][steps]
         assert why.startswith("gru on gpu: 'xla' (XLA is as fast for few steps")
@@ -216,6 +223,22 @@ report(calls=calls(text), loops=text.count("stablehlo.while"))
     assert found["loops"] == 0
     assert ("tensor<1x10x1x12x43xf32>" if mapped == "x" else "tensor<3x10x1x4x43xf32>") in forward
     assert ("tensor<1x10x12x1x3x43xf32>" if mapped == "x" else "tensor<3x10x4x1x3x43xf32>") in backward.split(" -> ")[1]
+
+
+def test_rows_that_vmap_makes_may_run_on_xla(run):
+    """A table that prefers XLA for many rows holds for rows of the call and for those that are folded into it."""
+    found = run("""
+import dataclasses
+from jaxgrad._src.gru import cuda as backend
+row = backend._row
+preferred = lambda call: "xla" if call.B >= 512 else "cuda"
+backend._row = lambda pass_name, call: dataclasses.replace(row(pass_name, call), prefer=preferred(call))
+count = lambda **sizes: len(calls(lowered(**sizes)))
+report(plain=[count(B=B) for B in (511, 512)], mapped=[count(B=B, mapped=("x", "initial_h")) for B in (170, 171)],
+       forced=count(B=171, mapped=("x", "initial_h"), implementation="cuda"))
+""")
+    assert found["plain"] == found["mapped"] == [2, 0]
+    assert found["forced"] == 2
 
 
 @pytest.mark.parametrize("over", ["examples", "weights"])

@@ -101,6 +101,14 @@ def check_per_example_gradients():
         assert all(gradient.sharding.spec[0] == "d" for gradient in found)
 
 
+def check_remat_every():
+    """The rows stay on their devices. The weight gradients are summed over the mesh after each chunk, in both loops."""
+    gradient = jax.grad(partial(_loss, remat_every=2, **FULL), BY)
+    for explicit in (False, True):
+        _, found = over(mesh(explicit=explicit), gradient, _args(2), SPECS)
+        assert found.keys() == {"all-reduce"}, found
+
+
 def check_inside_shard_map():
     check_shard_map(partial(_loss, implementation=None, **FULL), _args(2), SPECS, BY)
     # The loops of XLA start with zeros that are replicated over the devices.
@@ -116,6 +124,7 @@ def check_inside_shard_map():
         check_groups_of_weights,
         check_groups_of_weights_beside_rows,
         check_per_example_gradients,
+        check_remat_every,
         check_inside_shard_map,
     ]
 )

@@ -65,6 +65,17 @@ def test_memory():
     assert temporaries(remat_every=64) < states
 
 
+@pytest.mark.parametrize(("steps", "barriers"), [(8, False), (9, True)])
+def test_the_loop_has_no_barriers(steps, barriers):
+    """Only the chunk after the loop needs them, or XLA would merge its two computations."""
+    inputs = make_inputs(Case(T=steps, B=3, I=2, H=5).bare(), "float32")[0]
+
+    def loss(r):
+        return jnp.sum(CPU_KERNEL.gru(*inputs._replace(r=r), remat_every=2)[1])
+
+    assert ("optimization_barrier" in jax.jit(jax.grad(loss)).lower(inputs.r).as_text()) == barriers
+
+
 def test_residuals():
     """Of all steps, only the states between the chunks are kept."""
     case = Case(T=64, B=3, I=2, H=5).bare()

@@ -114,9 +114,8 @@ def axes_of_vmap() -> frozenset[str]:
 
     JAX refuses a `shard_map` over them there. Empty where this release of JAX does not say.
     """
-    if get_axis_env is None:
-        return frozenset()
-    return getattr(get_axis_env(), "explicit_mesh_axis_names", frozenset())
+    environment = None if get_axis_env is None else get_axis_env()
+    return getattr(environment, "explicit_mesh_axis_names", frozenset())
 
 
 def current_metadata() -> Metadata:

@@ -82,6 +82,9 @@ class CudaBackend(GruBackend):
         # Other sizes may need another kernel, which is compiled here and not when the program runs first.
         return not min(call.T, call.B) or self.find_plan(pass_name, call) is None
 
+    def prefers_resized(self, pass_name: str, call: GruProblem) -> bool:
+        return not self.prefers_other(pass_name, call)
+
     def typical_rejection(self, op_name: str, pass_name: str) -> Rejection | None:
         typical = GruProblem(100, 32, 128, 128, 1, jnp.dtype("float32"), False, None, default_precision())
         try:

@@ -1,6 +1,10 @@
 """`remat_every`: a GRU in chunks of steps, of which the backward pass computes one after the other again.
 
 Each chunk is one call of the op under `jax.checkpoint`, so that only the states between the chunks are residuals.
+
+The two directions of a bidirectional GRU run one after the other. At any time they need different chunks of x, which no
+call takes: a call with two groups would need both in the same direction, and a row that is reversed within its length
+starts with padding.
 """
 
 from __future__ import annotations
@@ -38,7 +42,6 @@ def gru_in_chunks(call: _Call, every: int, direction: str, operands: Sequence[An
     # The gradients of these are sums over the chunks, which a 16-bit type would round after each of them.
     shared = jax.tree.map(_widened, (w, r, b, reset_h))
 
-    @jax.checkpoint
     def chunk(h: jax.Array, shared: Any, lens: jax.Array | None, steps: Any) -> tuple[jax.Array, jax.Array]:
         first, x_chunk, reset_chunk = steps
         w, r, b, reset_h = jax.tree.map(lambda array: array.astype(x.dtype), shared)
@@ -51,7 +54,8 @@ def gru_in_chunks(call: _Call, every: int, direction: str, operands: Sequence[An
 
     def after_chunks(h: jax.Array) -> tuple[jax.Array, jax.Array]:
         rest_of_reset = None if reset is None else reset[chunks * every :]
-        return chunk(h, shared, sequence_lens, (chunks * every, x[chunks * every :], rest_of_reset))
+        steps = chunks * every, x[chunks * every :], rest_of_reset
+        return jax.checkpoint(chunk)(h, shared, sequence_lens, steps)
 
     is_reversed = direction == "reverse"
     ys = []
@@ -60,7 +64,8 @@ def gru_in_chunks(call: _Call, every: int, direction: str, operands: Sequence[An
         ys.append(y)
     if chunks:
         steps = jnp.arange(chunks) * every, in_chunks(x), in_chunks(reset)
-        h, y = lax.scan(lambda h, steps: chunk(h, shared, sequence_lens, steps), h, steps, reverse=is_reversed)
+        in_scan = jax.checkpoint(chunk, prevent_cse=False)  # forward and backward pass are different loops anyway
+        h, y = lax.scan(lambda h, steps: in_scan(h, shared, sequence_lens, steps), h, steps, reverse=is_reversed)
         ys.insert(0, y.reshape(chunks * every, *y.shape[2:]))
     if rest and not is_reversed:
         h, y = after_chunks(h)
