@@ -95,6 +95,7 @@ def reject_symbolic_shapes(*arrays: jax.Array | None) -> Rejection | None:
 
 def supporting(candidates: Candidates, backends: Sequence[Backend], pass_name: str, call: Any) -> Candidates:
     """Returns the candidates that run a pass whose sizes `vmap` or a mesh has changed, with the description `call`."""
+    runs_if_slower = candidates.even_if_slower or candidates.forced is not None
     for platform in dict.fromkeys(backend.platform for backend in backends):
         here = [backend for backend in backends if backend.platform == platform and backend.has(pass_name)]
         choice = _tuned(candidates.tuning, platform, pass_name, call)
@@ -104,7 +105,7 @@ def supporting(candidates: Candidates, backends: Sequence[Backend], pass_name: s
             # There are no candidates where shapes are symbolic.
             if backend.implementation in candidates.implementations and not (
                 backend.supports_resized(pass_name, call)
-                and (candidates.even_if_slower or choice is not None or backend.prefers_resized(pass_name, call))
+                and (runs_if_slower or choice is not None or backend.prefers_resized(pass_name, call))
             ):
                 candidates = candidates.without(backend.implementation)
     if isinstance(candidates.tuning, Recorder):
