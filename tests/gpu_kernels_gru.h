@@ -139,6 +139,7 @@ struct GruArrays {
     key.type = c.type, key.allow_tf32 = c.allow_tf32, key.linear_before_reset = c.linear;
     key.problems = static_cast<int64_t>(problems), key.rows = c.B, key.hidden = c.H;
     key.device = device;
+    key.has_lengths = key.has_resets = true;
     const GruPlan plan = gru_plan(key);
     const driver::Memory workspace(std::max<int64_t>(plan.workspace_bytes(), 4));
     plan.run(stream, arguments(), workspace.data());

@@ -9,14 +9,16 @@ struct Inputs {
 
 // The gates of a unit of a row in a step, and their pre-activations.
 struct Gates {
-  float z_before, r_before, n_before, z, r, n, recurrent, h;
+  float z_before, r_before, n_before, z, without_z, r, n, recurrent, h;  // `without_z`: 1 - z
   bool valid;
 
   __device__ void set_z_and_r(float z_sum, float r_sum, float clip) {
     z_before = z_sum;
     r_before = r_sum;
-    z = sigmoid(bounded(z_sum, clip));
-    r = sigmoid(bounded(r_sum, clip));
+    const Logistic logistic(bounded(z_sum, clip));
+    z = logistic.of;
+    without_z = logistic.of_negative;
+    r = reset_gate(bounded(r_sum, clip));
   }
 };
 
@@ -112,7 +114,10 @@ struct ForwardRows {
   __device__ void finish(int i, Gates& gates, float n_sum, unsigned char reset_next) {
     gates.n_before = n_sum;
     gates.n = hyperbolic_tangent(bounded(n_sum, p.clip));
-    gates.h = (1 - gates.z) * gates.n + gates.z * state[i];
+    // Between n and the state, whatever the error of the gate. An infinite state stays infinite.
+    const float between = state[i] + gates.without_z * (gates.n - state[i]);
+    const bool is_infinite = fabsf(state[i]) > 3.4028235e38f;
+    gates.h = is_infinite ? gates.without_z * gates.n + gates.z * state[i] : between;
     gates.valid = is_valid(i, t);
     if (gates.valid) state[i] = gates.h;
     if (RESETS && reset_next != 0 && is_valid(i, t + towards)) state[i] = reset_state(i);
