@@ -158,7 +158,7 @@ def gru(
         }
         problem = GruProblem.of(x, r, **options)
         candidates = select(OP, implementation, problem, reject_symbolic_shapes(*arrays)).candidates
-        chosen = {"forward_candidates": candidates["forward"], "backward_candidates": candidates["backward"]}
+        chosen: dict[str, Any] = {f"{name}_candidates": candidates[name] for name in PASSES}
         params = GruParams(direction, **options, **chosen)
         y, y_h = forward_mode.call(autodiff.gru, jvp.RULES, params, *pvary_to_match(*arrays))
         return y, y_h
