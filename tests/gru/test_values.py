@@ -101,8 +101,8 @@ def test_a_loss_of_no_result_has_zero_gradients(backend):
 def test_results_match_with_and_without_differentiation(backend, dtype):
     case = Case(direction="reverse", linear_before_reset=True, clip=0.7)
     inputs, cotangents = make_inputs(case, dtype)
-    y, y_h = jax.jit(lambda inputs: backend.gru(*inputs, **case.settings))(backend.put(inputs))
     y_too, y_h_too, _ = values_and_gradients(backend, inputs, cotangents, case.settings)
+    y, y_h = jax.jit(lambda inputs: backend.gru(*inputs, **case.settings))(backend.put(inputs))
     # Not bitwise equal: XLA may fuse the two programs differently.
     both = (np.asarray(y), np.asarray(y_h), gru_references.Inputs(*[None] * 3))
     assert_results_close(both, (y_too, y_h_too, None), dtype=dtype, terms=case.terms, backend=backend)
