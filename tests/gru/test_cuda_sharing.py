@@ -44,8 +44,8 @@ def largest_error(B, H, launches, seed=0):
 
     @jax.jit
     def error(found, expected, scale):
-        each = jax.tree.map(lambda a, b, s: jnp.nan_to_num(jnp.abs(a - b).max() / s, nan=jnp.inf), found, expected, scale)
-        return jnp.stack(jax.tree.leaves(each)).max()
+        each = jax.tree.map(lambda a, b, s: jnp.abs(a - b).max() / s, found, expected, scale)
+        return jnp.nan_to_num(jnp.stack(jax.tree.leaves(each)), nan=jnp.inf).max()
 
     worst = jnp.zeros(())
     for i in range(launches):
