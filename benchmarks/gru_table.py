@@ -77,10 +77,9 @@ def facts(results: Report) -> list[str]:
     if TORCH_GRU_GRAPH in names:
         found.append("torch.nn.GRU: the faster of eager calls and calls in a CUDA graph.")
     if set(GRU_PEERS["cuDNN"]) & set(names):
-        found.append(
-            "cuDNN: its RNN functions called directly, with the fastest algorithm (named); for bf16 the faster of "
-            "bfloat16 and float16 (f16)."
-        )
+        note = "cuDNN: its RNN functions called directly, with the fastest algorithm (named)"
+        half = "; for bf16 the faster of bfloat16 and float16 (f16)" if CUDNN_RNN_F16 in names else ""
+        found.append(f"{note}{half}.")
     if any("kernel_us_a_step" in row for row in results["rows"]):
         found.append(
             "Kernels: the device time of jaxgrad's CUDA kernels, forward / backward, over the number of steps; none "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -25,7 +26,7 @@ def _kernel(params, r, sequence_lens, initial_h, reset, reset_h, y, gates, dy, d
     arrays = sequence_lens, initial_h, reset, reset_h, y, gates, dy, dy_h
     dgates = []
     for d, direction in enumerate(("forward", "reverse") if D == 2 else (params.direction,)):
-        one = GruParams(direction, params.linear_before_reset, params.clip, params.precision, XLA, XLA)
+        one = dataclasses.replace(params, direction=direction)
         states = (None if a is None else a[d : d + 1] for a in (initial_h, reset_h, dy_h))
         of_steps = (a[:, d : d + 1] for a in (y, gates, dy))
         (h, h_reset, dh), (y_d, gates_d, dy_d) = states, of_steps
@@ -63,7 +64,8 @@ def emulated(monkeypatch):
     ids=str,
 )
 def test_examples_that_share_weights(emulated, case):
-    params = GruParams(case.direction, case.linear_before_reset, case.clip, "highest", XLA, XLA)
+    features = case.sequence_lens, case.reset
+    params = GruParams(case.direction, case.linear_before_reset, case.clip, "highest", *features, XLA, XLA)
     emulated(params)
     drawn = [make_inputs(case.replace(seed=seed)) for seed in range(EXAMPLES)]
     inputs, (dy, dy_h) = jax.tree.map(lambda *arrays: jnp.stack(arrays), *drawn)

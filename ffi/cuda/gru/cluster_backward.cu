@@ -1,6 +1,6 @@
-// The recurrence of the GRU, backward. The blocks of a cluster own hidden units as in forward.cu. A step multiplies the
-// gradients of a block's own gates by its own recurrent weights: one part of the gradient of every unit of the state
-// before. Each block sends the parts to the owners of the units, and sums those that it receives.
+// The recurrence of the GRU, backward. The blocks of a cluster own hidden units as in cluster_forward.cu. A step
+// multiplies the gradients of a block's own gates by its own recurrent weights: one part of the gradient of every unit
+// of the state before. Each block sends the parts to the owners of the units, and sums those that it receives.
 constexpr int kTilesOfWarp = kPadded / 128;         // tiles of 16 units whose parts a warp computes
 constexpr int kWordsOfGate = kUnits * kBytes / 64;  // 16-byte words of 32 gradients that one lane reads
 constexpr int kGateBytes = kUnits * kBytes;

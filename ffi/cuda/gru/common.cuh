@@ -18,7 +18,7 @@ struct OperandPair {
 
 // A sum of products of tensor cores, in N parts, which need not wait for each other. Of the nine products of planes,
 // the largest is in the first part, and the next ones are in other parts, where they lose no bits. The three smallest,
-// of 2^-24 and less, are dropped.
+// of 2^-26 and less, are dropped.
 template <int N>
 struct Products {
   Sums at[N] = {};

@@ -8,8 +8,8 @@
 // absent again.
 //
 // A reader must not see a word that is older than the mark when its place is used again, kGruSlots steps after. The
-// same thread writes a place in all slots, and the same threads read it. The writer marks step s no later than at the
-// end of step s + 1. Its next fence is at the end of step s + 1 + kFenceSteps at the latest; the word that it publishes
+// same thread writes a place in all slots, and the same threads read it. The writer marks step s before the
+// end of step s + 2. Its next fence is at the end of step s + 1 + kFenceSteps at the latest; the word that it publishes
 // after the fence is read in step s + 3 + kFenceSteps at the latest. The next fence of the reader, kFenceSteps after
 // that of the writer, is after that read, and at the end of step s + 1 + 2 kFenceSteps at the latest. The two fences
 // and the word order the mark before what the reader loads in later steps, the first of which that has its place is s +
