@@ -79,7 +79,7 @@ struct GruArray {
 struct GruArrays {
   GruCase c;
   size_t problems, states, steps;  // elements of [problems, B, H] and of y
-  GruArray inputs, r, bias, initial_h, reset_h, y, y_h, gates, dy, dy_h, dgates, dh0, dreset_h;
+  GruArray inputs, r, bias, initial_h, reset_h, y, y_h, gates, dy, dy_h, dgates, recurrent_dgates, dh0, dreset_h;
   std::vector<int> lengths;
   std::vector<unsigned char> reset;
   driver::Memory lengths_memory, reset_memory;
@@ -91,7 +91,7 @@ struct GruArrays {
         steps(states * c.T),
         inputs(FloatType::kFloat32, 3 * steps),
         r(c.type, problems * 3 * c.H * c.H),
-        bias(c.type, problems * c.H),
+        bias(c.type, problems * 6 * c.H),
         initial_h(c.type, states),
         reset_h(c.type, states),
         y(c.type, steps),
@@ -100,6 +100,7 @@ struct GruArrays {
         dy(c.type, steps),
         dy_h(c.type, states),
         dgates(c.type, 3 * steps),
+        recurrent_dgates(c.type, 3 * steps),
         dh0(FloatType::kFloat32, states),
         dreset_h(FloatType::kFloat32, states),
         lengths(static_cast<size_t>(c.groups * c.B)),
@@ -123,12 +124,13 @@ struct GruArrays {
     a.steps = c.T, a.rows = c.B, a.hidden = c.H, a.directions = c.D, a.reversed = c.D == 2 ? 2 : 0;
     a.clip = std::numeric_limits<float>::infinity();
     a.inputs = static_cast<const float*>(inputs.memory.data());
-    a.r = r.memory.data(), a.recurrent_bias = bias.memory.data();
+    a.r = r.memory.data(), a.bias = bias.memory.data();
     a.initial_h = initial_h.memory.data(), a.reset_h = reset_h.memory.data();
     a.lengths = static_cast<const int*>(lengths_memory.data());
     a.reset = static_cast<const unsigned char*>(reset_memory.data());
     a.y = y.memory.data(), a.y_h = y_h.memory.data(), a.gates = gates.memory.data();
     a.dy = dy.memory.data(), a.dy_h = dy_h.memory.data(), a.dgates = dgates.memory.data();
+    a.recurrent_dgates = c.linear ? recurrent_dgates.memory.data() : nullptr;
     a.dh0 = static_cast<float*>(dh0.memory.data()), a.dreset_h = static_cast<float*>(dreset_h.memory.data());
     return a;
   }
@@ -149,10 +151,15 @@ struct GruArrays {
 
 // The results in double precision, of one row of one problem after the other.
 struct GruExpected {
-  std::vector<double> y, y_h, dgates, dh0, dreset_h;
+  std::vector<double> y, y_h, dgates, recurrent_dgates, dh0, dreset_h;
 
   explicit GruExpected(const GruArrays& a)
-      : y(a.steps), y_h(a.states), dgates(3 * a.steps), dh0(a.states), dreset_h(a.states) {
+      : y(a.steps),
+        y_h(a.states),
+        dgates(3 * a.steps),
+        recurrent_dgates(a.c.linear ? 3 * a.steps : 0),
+        dh0(a.states),
+        dreset_h(a.states) {
     for (size_t problem = 0; problem < a.problems; ++problem)
       for (int row = 0; row < a.c.B; ++row) add_row(a, problem, static_cast<size_t>(row));
   }
@@ -166,7 +173,7 @@ struct GruExpected {
     const auto H = static_cast<size_t>(c.H), T = static_cast<size_t>(c.T), B = static_cast<size_t>(c.B);
     const auto D = static_cast<size_t>(c.D), group = problem / D, direction = problem % D;
     const size_t state = (problem * B + row) * H;
-    const float* const r = &a.r.host[problem * 3 * H * H];
+    const float *const r = &a.r.host[problem * 3 * H * H], *const bias = &a.bias.host[problem * 6 * H];
     const auto product = [&](size_t gate, size_t unit, const Vector& h) {
       double sum = 0;
       for (size_t k = 0; k < H; ++k) sum += r[(gate * H + unit) * H + k] * h[k];
@@ -190,16 +197,19 @@ struct GruExpected {
       if (t >= length) continue;
       if (is_reset(t)) std::copy_n(a.reset_h.host.begin() + static_cast<int64_t>(state), H, h.begin());
       before[t] = h;
-      const float* const x = &a.inputs.host[of_gates(t)];
+      const auto x = [&](size_t gate, size_t u) {
+        return a.inputs.host[of_gates(t) + gate * H + u] + double{bias[gate * H + u]} +
+               (gate == 2 && c.linear ? 0 : bias[(3 + gate) * H + u]);
+      };
       Vector gated(H);
       for (size_t u = 0; u < H; ++u) {
-        z[t][u] = sigmoid(x[u] + product(0, u, before[t]));
-        rg[t][u] = sigmoid(x[H + u] + product(1, u, before[t]));
+        z[t][u] = sigmoid(x(0, u) + product(0, u, before[t]));
+        rg[t][u] = sigmoid(x(1, u) + product(1, u, before[t]));
         gated[u] = rg[t][u] * before[t][u];
       }
       for (size_t u = 0; u < H; ++u) {
-        recurrent[t][u] = product(2, u, c.linear ? before[t] : gated) + (c.linear ? a.bias.host[problem * H + u] : 0);
-        n[t][u] = std::tanh(x[2 * H + u] + (c.linear ? rg[t][u] : 1) * recurrent[t][u]);
+        recurrent[t][u] = product(2, u, c.linear ? before[t] : gated) + (c.linear ? bias[5 * H + u] : 0);
+        n[t][u] = std::tanh(x(2, u) + (c.linear ? rg[t][u] : 1) * recurrent[t][u]);
         h[u] = (1 - z[t][u]) * n[t][u] + z[t][u] * before[t][u];
         y[of_step(t) + u] = h[u];
       }
@@ -227,6 +237,10 @@ struct GruExpected {
         dgates[of_gates(t) + u] = dz[u];
         dgates[of_gates(t) + H + u] = dr[u];
         dgates[of_gates(t) + 2 * H + u] = dn[u];
+        if (!c.linear) continue;
+        recurrent_dgates[of_gates(t) + u] = dz[u];
+        recurrent_dgates[of_gates(t) + H + u] = dr[u];
+        recurrent_dgates[of_gates(t) + 2 * H + u] = drecurrent[u];
       }
       if (is_reset(t))
         for (size_t u = 0; u < H; ++u) dreset_h[state + u] += dh[u], dh[u] = 0;
@@ -254,6 +268,7 @@ inline double gru_error(const GruCase& of, int device, CUstream stream) {
   compare(a.y, expected.y);
   compare(a.y_h, expected.y_h);
   compare(a.dgates, expected.dgates);
+  if (of.linear) compare(a.recurrent_dgates, expected.recurrent_dgates);
   compare(a.dh0, expected.dh0);
   compare(a.dreset_h, expected.dreset_h);
   return largest;

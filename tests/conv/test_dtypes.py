@@ -132,6 +132,21 @@ def test_every_form_of_precision(backend, precision):
     assert_same(found, expected, dtype="float32", terms=terms(inputs, dy))
 
 
+def test_the_precision_in_force_holds_for_gradients():
+    """JAX's precision where the op is called, as in `jax.lax`, also where a gradient is traced elsewhere."""
+    settings = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": 3, "implementation": "xla"}
+
+    def loss(x, w):
+        with jax.default_matmul_precision("highest"):
+            return jnp.sum(jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME", **settings))
+
+    with jax.default_matmul_precision("default"):
+        text = jax.jit(jax.grad(loss, (0, 1))).lower(jnp.ones((2, 5, 5, 3)), jnp.ones((3, 3, 1, 6))).as_text()
+    products = text.count("stablehlo.convolution") + text.count("stablehlo.dot_general")
+    assert products >= 2
+    assert text.count("HIGHEST") == 2 * products
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", [CASE, CASE.replace(groups=4), TRANSPOSED], ids=["plain", "groups", "transposed"])
 def test_strict_dtype_promotion(backend, dtype, case):

@@ -19,7 +19,7 @@ EXAMPLES = 4
 
 
 def _kernel(params, r, sequence_lens, initial_h, reset, reset_h, y, gates, dy, dy_h):
-    """The recurrence of one group: dgates [T, B, D, 3, H], dh0 and dreset_h [D, B, H]."""
+    """The recurrence of one group: dgates and recurrent_dgates [T, B, D, 3, H], dh0 and dreset_h [D, B, H]."""
     T, D, B, H = y.shape
     x, w = jnp.zeros((T, B, 3 * H), y.dtype), jnp.broadcast_to(jnp.eye(3 * H, dtype=y.dtype), (D, 3 * H, 3 * H))
     needs_grad = (True, False, False, False, True, True)
@@ -34,7 +34,12 @@ def _kernel(params, r, sequence_lens, initial_h, reset, reset_h, y, gates, dy, d
         # With the identity as input weights, the gradient of x is that of the pre-activations.
         dgates.append(xla.backward(one, x, w[d : d + 1], r[d : d + 1], *others, needs_grad=needs_grad).x)
     both = xla.backward(params, x, w, r, *arrays, needs_grad=needs_grad)
-    return jnp.stack(dgates, 2).reshape(T, B, D, 3, H), both.initial_h, both.reset_h
+    found = jnp.stack(dgates, 2).reshape(T, B, D, 3, H)
+    r_gate = jnp.swapaxes(gates[..., H : 2 * H], 1, 2)
+    if params.clip is not None:  # where it bounded the pre-activation, the gate is saved as +2 or -2
+        r_gate = jnp.where(jnp.abs(r_gate) > 1.5, jax.nn.sigmoid(jnp.sign(r_gate) * params.clip), r_gate)
+    recurrent = found.at[:, :, :, 2].multiply(r_gate)
+    return found, recurrent, both.initial_h, both.reset_h
 
 
 @pytest.fixture
@@ -44,7 +49,9 @@ def emulated(monkeypatch):
             assert name == "jaxgrad_cuda_gru_backward"
             assert operands[0].shape[0] == 1, "examples are rows of one recurrence"
             given = (None if operand.size == 0 else operand for operand in operands)
-            found = jax.vmap(partial(_kernel, params))(*given)
+            found = list(jax.vmap(partial(_kernel, params))(*given))
+            if results[1].shape == (0,):
+                found[1] = jnp.zeros((0,), results[1].dtype)
             assert [array.shape for array in found] == [result.shape for result in results]
             return found
 
@@ -54,16 +61,19 @@ def emulated(monkeypatch):
     return install
 
 
+@pytest.mark.parametrize("many_units", [0, 1 << 13])  # the kernel writes recurrent_dgates, or not
 @pytest.mark.parametrize(
     "case",
     [
         Case(T=5, B=3, I=4, H=6, direction="bidirectional", linear_before_reset=True),
+        Case(T=4, B=2, I=3, H=5, direction="reverse", linear_before_reset=True, clip=0.7),
         Case(T=5, B=2, I=3, H=4, direction="reverse", clip=0.7),
         Case(T=0, B=2, I=3, H=4).bare(),
     ],
     ids=str,
 )
-def test_examples_that_share_weights(emulated, case):
+def test_examples_that_share_weights(emulated, monkeypatch, case, many_units):
+    monkeypatch.setattr(cuda, "_MANY_UNITS", many_units)
     features = case.sequence_lens, case.reset
     params = GruParams(case.direction, case.linear_before_reset, case.clip, "highest", *features, XLA, XLA)
     emulated(params)

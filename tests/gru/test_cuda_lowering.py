@@ -102,20 +102,21 @@ report(texts=texts, calls=calls(texts[0]), compilations=compilations, forced=for
 def test_operands_and_results(run):
     found = run("""
 settings = {"linear_before_reset": True, "clip": 0.5, "direction": "bidirectional"}
-report(plain=calls(lowered()), linear=calls(lowered(settings=settings, D=2, dtype="bfloat16")))
+report(plain=calls(lowered()), linear=calls(lowered(settings=settings, D=2, B=100, dtype="bfloat16")))
 """)
     (_, attributes, forward), (_, _, backward) = found["plain"]
     operands, results = forward.split(" -> ")
-    assert "tensor<1x10x4x1x3x43xf32>, tensor<1x1x129x43xf32>, tensor<0xf32>" in operands
+    assert "tensor<1x10x4x1x3x43xf32>, tensor<1x1x129x43xf32>, tensor<1x1x258xf32>" in operands
     assert "tensor<1x10x1x4x43xf32>, tensor<1x1x4x43xf32>, tensor<1x10x1x4x129xf32>" in results
-    assert "tensor<1x10x4x1x3x43xf32>" in backward.split(" -> ")[1]
+    assert "tensor<1x10x4x1x3x43xf32>, tensor<0xf32>" in backward.split(" -> ")[1]
     assert "linear_before_reset = false" in attributes
     assert "reversed = 0" in attributes
     (_, attributes, forward), (_, _, backward) = found["linear"]
     operands, results = forward.split(" -> ")
-    assert "tensor<1x10x4x2x3x43xf32>, tensor<1x2x129x43xbf16>, tensor<1x2x43xbf16>" in operands
-    assert "tensor<1x10x2x4x172xbf16>" in results
-    assert "tensor<1x10x4x2x3x43xbf16>" in backward.split(" -> ")[1]
+    assert "tensor<1x10x100x2x3x43xf32>, tensor<1x2x129x43xbf16>, tensor<1x2x258xbf16>" in operands
+    assert "tensor<1x10x2x100x172xbf16>" in results
+    of_gates = "tensor<1x10x100x2x3x43xbf16>"
+    assert f"{of_gates}, {of_gates}" in backward.split(" -> ")[1]
     assert "reversed = 2" in attributes
     assert "linear_before_reset = true" in attributes
 

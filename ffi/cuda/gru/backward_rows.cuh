@@ -27,7 +27,7 @@ struct BackwardRows {
   int length[kItems];                      // with LENGTHS
   const T *gates_from, *y_from, *dy_from;  // y of the step before
   const unsigned char* reset_from;
-  T* dgates_to;
+  T *dgates_to, *recurrent_dgates_to;
   static constexpr int kArrays = kSaved + 2, kPrefetches = (kArrays * kItems + kUnits - 1) / kUnits;
   const T* prefetch_from[kPrefetches] = {};
 
@@ -49,7 +49,9 @@ struct BackwardRows {
     y_from = y + unit;
     dy_from = dy + unit;
     reset_from = p.reset + last_step * B + row;
-    dgates_to = static_cast<T*>(p.dgates) + ((last_step * B + row) * D + place.direction) * 3 * H + unit;
+    const long long dgates_at = ((last_step * B + row) * D + place.direction) * 3 * H + unit;
+    dgates_to = static_cast<T*>(p.dgates) + dgates_at;
+    recurrent_dgates_to = static_cast<T*>(p.recurrent_dgates) + dgates_at;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
 #if LENGTHS
@@ -140,9 +142,13 @@ struct BackwardRows {
     }
   }
 
-  __device__ void store(int i, float dz, float dr, float dn) {
+  __device__ void store(int i, float dz, float dr, float dn, float r) {
     if (!has(i)) return;
-    T* const to = dgates_to + i * kItemRows * p.directions * 3 * p.hidden;
+    const int offset = i * kItemRows * p.directions * 3 * p.hidden;
+    store(dgates_to + offset, dz, dr, dn);
+    if (LINEAR && p.recurrent_dgates != nullptr) store(recurrent_dgates_to + offset, dz, dr, dn * r);
+  }
+  __device__ void store(T* to, float dz, float dr, float dn) const {
     narrow(dz, to);
     narrow(dr, to + p.hidden);
     narrow(dn, to + 2 * p.hidden);
@@ -163,7 +169,10 @@ struct BackwardRows {
     dy_from += y_stride;
     reset_from += towards * p.rows;
   }
-  __device__ void move_results() { dgates_to += 3LL * y_stride; }
+  __device__ void move_results() {
+    dgates_to += 3LL * y_stride;
+    recurrent_dgates_to += 3LL * y_stride;
+  }
 
   __device__ void store_last() {
 #pragma unroll

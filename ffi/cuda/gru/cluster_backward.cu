@@ -201,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
       send_products<0, kLastGates>(weights, operands_from + operand * kOperandBytes, to, barriers,
                                    offset_of(buffer, tile), barrier_of(buffer, tile), g);
       operand ^= 1;
-      rows.store(tile, dz, dr, dn);
+      rows.store(tile, dz, dr, dn, f.r);
     }
     rows.move_loads();
     rows.move_results();

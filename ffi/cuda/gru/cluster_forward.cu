@@ -188,9 +188,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
       add_products<0, LINEAR ? 3 : 2>(weights, receive(buffer, tile, parity), parts_to + part * kPartBytes);
       __syncthreads();
       Gates gates;
-      gates.set_z_and_r(inputs.of_gate[0] + sum_of(0), inputs.of_gate[1] + sum_of(1), p.clip);
+      gates.set_z_and_r(rows.input(inputs, 0) + sum_of(0), rows.input(inputs, 1) + sum_of(1), p.clip);
 #if LINEAR
-      gates.recurrent = sum_of(2) + rows.bias;
+      gates.recurrent = sum_of(2) + rows.recurrent_bias;
       const float product = gates.r * gates.recurrent;
 #else
       exchange.send(rows.gated_state(tile, gates), 2, tile);
@@ -200,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
       const float product = sum_of(2);
 #endif
       part ^= 1;
-      rows.finish(tile, gates, inputs.of_gate[2] + product, inputs.reset_next);
+      rows.finish(tile, gates, rows.input(inputs, 2) + product, inputs.reset_next);
       if (step + 1 < p.steps) exchange.send(rows.state[tile], buffer ^ 1, tile);
       rows.store(tile, gates);
     }

@@ -31,8 +31,9 @@ struct ForwardRows {
   const int y_stride;            // of a step; of other arrays, a multiple
   const long long state_at;      // in an array [problems, B, H]
   int t, input_step = 0;         // the time of the results, the step of the inputs
-  float state[kItems], bias = 0;
-  int length[kItems];  // with LENGTHS
+  float state[kItems];
+  float biases[3] = {}, recurrent_bias = 0;  // of z, r and n; Rbn where the reset gate multiplies it
+  int length[kItems];                        // with LENGTHS
   const float *inputs_from, *prefetch_from = nullptr;
   const unsigned char* reset_from;
   T *y_to, *gates_to;
@@ -53,8 +54,15 @@ struct ForwardRows {
     reset_from = p.reset + first_step * B + row;
     y_to = static_cast<T*>(p.y) + step_row * H + unit;
     gates_to = static_cast<T*>(p.gates) + step_row * kSaved * H + unit;
-    if (LINEAR && p.recurrent_bias != nullptr && has_unit)
-      bias = element(p.recurrent_bias, static_cast<long long>(place.problem) * H + unit);
+    if (p.bias != nullptr && has_unit) {
+      const auto of = [&](int i) {
+        return element(p.bias, (static_cast<long long>(place.problem) * 6 + i) * H + unit);
+      };
+      biases[0] = of(0) + of(3);
+      biases[1] = of(1) + of(4);
+      biases[2] = LINEAR ? of(2) : of(2) + of(5);
+      if (LINEAR) recurrent_bias = of(5);
+    }
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
 #if LENGTHS
@@ -97,6 +105,7 @@ struct ForwardRows {
     if (input_step + 1 < p.steps) inputs.reset_next = reset_of(i);
     return inputs;
   }
+  __device__ float input(const Inputs& inputs, int gate) const { return inputs.of_gate[gate] + biases[gate]; }
   __device__ void move_inputs() {
     if (prefetch_from != nullptr) {
       if (input_step + kAhead < p.steps) prefetch(prefetch_from);

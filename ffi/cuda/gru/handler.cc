@@ -80,21 +80,21 @@ ffi::Error run(Checks& checks, CUstream stream, const Sizes& s, ffi::DataType dt
   return ffi::Error::Success();
 }
 
-ffi::Error forward(CUstream stream, Arg inputs, Arg r, Arg recurrent_bias, Arg lens, Arg initial_h, Arg reset,
-                   Arg reset_h, Ret y, Ret y_h, Ret gates, Bytes workspace, int64_t reversed, bool linear_before_reset,
-                   double clip, bool allow_tf32) {
+ffi::Error forward(CUstream stream, Arg inputs, Arg r, Arg b, Arg lens, Arg initial_h, Arg reset, Arg reset_h, Ret y,
+                   Ret y_h, Ret gates, Bytes workspace, int64_t reversed, bool linear_before_reset, double clip,
+                   bool allow_tf32) {
   Checks checks("jaxgrad_cuda_gru_forward");
   const Sizes s = sizes_of(checks, *y);
   if (checks.failed()) return checks.error();
   const ffi::DataType dtype = r.element_type();
   GruArguments a = arguments_of(checks, s, dtype, r, lens, initial_h, reset, reset_h, reversed, clip);
   checks.array("inputs", inputs, ffi::DataType::F32, {s.groups, s.T, s.B, s.D, 3, s.H});
-  checks.optional_array("recurrent_bias", recurrent_bias, dtype, {s.groups, s.D, s.H});
+  checks.optional_array("b", b, dtype, {s.groups, s.D, 6 * s.H});
   checks.array("y", *y, dtype, {s.groups, s.T, s.D, s.B, s.H});
   checks.array("y_h", *y_h, dtype, {s.groups, s.D, s.B, s.H});
   checks.optional_array("gates", *gates, dtype, {s.groups, s.T, s.D, s.B, (3 + linear_before_reset) * s.H});
   a.inputs = static_cast<const float*>(inputs.untyped_data());
-  a.recurrent_bias = data_or_null<const void>(recurrent_bias);
+  a.bias = data_or_null<const void>(b);
   a.y = y->untyped_data();
   a.y_h = y_h->untyped_data();
   a.gates = data_or_null<void>(*gates);
@@ -102,8 +102,8 @@ ffi::Error forward(CUstream stream, Arg inputs, Arg r, Arg recurrent_bias, Arg l
 }
 
 ffi::Error backward(CUstream stream, Arg r, Arg lens, Arg initial_h, Arg reset, Arg reset_h, Arg y, Arg gates, Arg dy,
-                    Arg dy_h, Ret dgates, Ret dh0, Ret dreset_h, Bytes workspace, int64_t reversed,
-                    bool linear_before_reset, double clip, bool allow_tf32) {
+                    Arg dy_h, Ret dgates, Ret recurrent_dgates, Ret dh0, Ret dreset_h, Bytes workspace,
+                    int64_t reversed, bool linear_before_reset, double clip, bool allow_tf32) {
   Checks checks("jaxgrad_cuda_gru_backward");
   const Sizes s = sizes_of(checks, y);
   if (checks.failed()) return checks.error();
@@ -114,6 +114,9 @@ ffi::Error backward(CUstream stream, Arg r, Arg lens, Arg initial_h, Arg reset, 
   checks.optional_array("dy", dy, dtype, {s.groups, s.T, s.D, s.B, s.H});
   checks.optional_array("dy_h", dy_h, dtype, {s.groups, s.D, s.B, s.H});
   checks.array("dgates", *dgates, dtype, {s.groups, s.T, s.B, s.D, 3, s.H});
+  const bool has_recurrent_dgates = recurrent_dgates->element_count() > 0;
+  checks.require(!has_recurrent_dgates || linear_before_reset, "recurrent_dgates need linear_before_reset");
+  checks.optional_array("recurrent_dgates", *recurrent_dgates, dtype, {s.groups, s.T, s.B, s.D, 3, s.H});
   checks.optional_array("dh0", *dh0, ffi::DataType::F32, {s.groups, s.D, s.B, s.H});
   checks.optional_array("dreset_h", *dreset_h, ffi::DataType::F32, {s.groups, s.D, s.B, s.H});
   a.y = y.untyped_data();
@@ -121,6 +124,7 @@ ffi::Error backward(CUstream stream, Arg r, Arg lens, Arg initial_h, Arg reset, 
   a.dy = data_or_null<const void>(dy);
   a.dy_h = data_or_null<const void>(dy_h);
   a.dgates = dgates->untyped_data();
+  a.recurrent_dgates = data_or_null<void>(*recurrent_dgates);
   a.dh0 = data_or_null<float>(*dh0);
   a.dreset_h = data_or_null<float>(*dreset_h);
   return run(checks, stream, s, dtype, /*is_backward=*/true, linear_before_reset, allow_tf32, a, workspace);
@@ -135,7 +139,7 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cuda_gru_forward, forward,
                            .Ctx<ffi::PlatformStream<CUstream>>()
                            .Arg<ffi::AnyBuffer>()        // inputs          [G, T, B, D, 3, H] of float32
                            .Arg<ffi::AnyBuffer>()        // r               [G, D, 3H, H]
-                           .Arg<ffi::AnyBuffer>()        // recurrent_bias  [G, D, H] or empty
+                           .Arg<ffi::AnyBuffer>()        // b               [G, D, 6H] or empty
                            .Arg<ffi::AnyBuffer>()        // lens            [G, B] of int32, or empty
                            .Arg<ffi::AnyBuffer>()        // initial_h       [G, D, B, H] or empty
                            .Arg<ffi::AnyBuffer>()        // reset           [G, T, B] of bool, or empty
@@ -163,6 +167,7 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cuda_gru_backward, backward,
                            .Arg<ffi::AnyBuffer>()        // dy              [G, T, D, B, H] or empty
                            .Arg<ffi::AnyBuffer>()        // dy_h            [G, D, B, H] or empty
                            .Ret<ffi::AnyBuffer>()        // dgates          [G, T, B, D, 3, H]
+                           .Ret<ffi::AnyBuffer>()        // recurrent_dgates  as dgates, or empty
                            .Ret<ffi::AnyBuffer>()        // dh0             [G, D, B, H] of float32, or empty
                            .Ret<ffi::AnyBuffer>()        // dreset_h        [G, D, B, H] of float32, or empty
                            .Ret<ffi::Buffer<ffi::U8>>()  // workspace       of gru_variant()

@@ -16,21 +16,22 @@ struct GruArguments {
   int steps, rows, hidden, directions, reversed;  // bit d of `reversed`: direction d runs from the last step
   int problems, tiles;                            // parts that the rows of a problem are split into
   float clip;                                     // infinity for no bound
-  const float* inputs;         // [groups, T, B, D, 3, H]: x W' and the biases that no reset gate multiplies
-  const void* r;               // [problems, 3H, H]
-  const void* recurrent_bias;  // [problems, H]: Rbn where the reset gate multiplies it; or null
-  const void* initial_h;       // [problems, B, H] or null
-  const int* lengths;          // [groups, B] or null
-  const unsigned char* reset;  // [groups, T, B] or null
-  const void* reset_h;         // [problems, B, H] or null
-  void* y;                     // [groups, T, D, B, H]
-  void* y_h;                   // [problems, B, H]
-  void* gates;                 // [groups, T, D, B, 3H], with linear_before_reset 4H; or null
-  const void *dy, *dy_h;       // as y and y_h, or null
-  void* dgates;                // [groups, T, B, D, 3, H]: the gradients of the pre-activations of z, r and n
-  float* dh0;                  // [problems, B, H]
-  float* dreset_h;             // [problems, B, H] or null
-  void* exchange;              // gru_slot_bytes() * kGruSlots for each team, all bits set; or null
+  const float* inputs;                            // [groups, T, B, D, 3, H]: x W'
+  const void* r;                                  // [problems, 3H, H]
+  const void* bias;                               // [problems, 6H] or null
+  const void* initial_h;                          // [problems, B, H] or null
+  const int* lengths;                             // [groups, B] or null
+  const unsigned char* reset;                     // [groups, T, B] or null
+  const void* reset_h;                            // [problems, B, H] or null
+  void* y;                                        // [groups, T, D, B, H]
+  void* y_h;                                      // [problems, B, H]
+  void* gates;                                    // [groups, T, D, B, 3H], with linear_before_reset 4H; or null
+  const void *dy, *dy_h;                          // as y and y_h, or null
+  void* dgates;            // [groups, T, B, D, 3, H]: the gradients of the pre-activations of z, r and n
+  void* recurrent_dgates;  // with linear_before_reset, the same with that of h Rn' + Rbn for n; or null
+  float* dh0;              // [problems, B, H]
+  float* dreset_h;         // [problems, B, H] or null
+  void* exchange;          // gru_slot_bytes() * kGruSlots for each team, all bits set; or null
 };
 
 enum {

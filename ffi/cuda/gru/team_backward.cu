@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
         const float dr = f.valid ? out * f.r_factor : 0.f;
         block.publish(dr, block.published, 1, i);
         block.publish(dn[i] * f.r, block.published, 2, i);
-        rows.store(i, dz[i], dr, dn[i]);
+        rows.store(i, dz[i], dr, dn[i], f.r);
 #else
         block.publish(dn[i], block.published, 2, i);
 #endif
@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
           block.publish(dr, block.published, 1, i);
           block.mark(block.published, 1, i);
           if (f.valid) rows.dh[i] += dproduct * f.r;
-          rows.store(i, dz[i], dr, dn[i]);
+          rows.store(i, dz[i], dr, dn[i], f.r);
         }
       }
 #endif

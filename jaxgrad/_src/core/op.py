@@ -41,7 +41,7 @@ class Backend:
       implementation: the value of the argument `implementation=` that forces this backend.
       platform: the platform of the kernels, as JAX names it when a program is lowered: "cpu" or "cuda".
       title: the kernels' name in messages, in the plural.
-      description: why the backend is selected, for `jaxgrad.explain`.
+      description: why the backend is selected, for `jaxgrad.explain`; see `describe`.
       passes: the passes that it has kernels for; None for all passes of the op.
       instead: what runs where the kernels are missing, for the warning.
       depends_on_problem_only: whether the answers about a convolution depend only on its problem, on `has_bias` and on
@@ -88,6 +88,10 @@ class Backend:
         """Whether the backend, a candidate already, is the fastest for a pass whose sizes have changed, as measured."""
         return True
 
+    def describe(self, pass_name: str, call: Any) -> str:
+        """Returns why the backend is selected for a pass; `call` is None for a typical call of the op."""
+        return self.description
+
     def remark(self, pass_name: str, call: Any) -> str:
         """Returns what `jaxgrad.explain` adds where this backend runs a pass."""
         return ""
@@ -117,11 +121,14 @@ class Op:
       name: the name of the public function.
       passes: the passes, the first of which computes the op's value.
       backends: the backends; among those of one platform, the preferred one first.
+      remark_on_xla: returns what `jaxgrad.explain` adds where XLA runs a pass, for the name of the pass, the op's
+        description of the call and the platform that the program is lowered for.
     """
 
     name: str
     passes: tuple[str, ...]
     backends: tuple[Backend, ...]
+    remark_on_xla: Callable[[str, Any, str], str] = lambda *_: ""
 
     def __post_init__(self) -> None:
         OPS[self.name] = self

@@ -16,6 +16,14 @@ def default_precision() -> Any:
     return jax.config.jax_default_matmul_precision or "default"  # type: ignore[attr-defined]
 
 
+def precision_of_call(precision: Any) -> Any:
+    """The precision given to a call, or else JAX's where it is called: its gradients keep it, as those of `jax.lax` do.
+
+    None where there is neither.
+    """
+    return jax.config.jax_default_matmul_precision if precision is None else precision  # type: ignore[attr-defined]
+
+
 def precision_flags(dtype: Any, precision: Any) -> list[str]:
     """The words for the precision in the text of a call in a tuning."""
     return ["without TF32"] if dtype == "float32" and not allows_tf32(precision) else []

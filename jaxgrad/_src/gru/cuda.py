@@ -26,6 +26,9 @@ from jaxgrad._src.native import cuda
 from jaxgrad._src.native.ffi import empty_if_none, ffi_call, without_groups
 from jaxgrad._src.selection.table import Row, preference
 
+# With linear_before_reset, the kernel writes the gradients that the recurrent weights need from this many hidden units
+# of all rows on. Below, that takes longer than the multiplication on XLA.
+_MANY_UNITS = 1 << 13
 _REVERSED = {"forward": 0b00, "reverse": 0b01, "bidirectional": 0b10}  # bit d: direction d runs from the last step
 
 
@@ -100,10 +103,6 @@ class CudaBackend(GruBackend):
         (G, T, B, I), (_, D, _, H) = x.shape, r.shape  # noqa: E741
         dims = (((3,), (2,)), ((0,), (0,)))
         inputs = lax.dot_general(x, w.reshape(G, D * 3 * H, I), dims, params.precision, jnp.float32)
-        if b is not None:  # a vector for each group, which XLA can add in the matrix product
-            bias = _input_bias(params, b.reshape(G, D, 2, 3, H).astype(jnp.float32))
-            inputs += bias.reshape(G, 1, 1, D * 3 * H)
-        recurrent_bias = b.reshape(G, D, 6, H)[:, :, 5] if b is not None and params.linear_before_reset else None
         results = (
             jax.ShapeDtypeStruct((G, T, D, B, H), x.dtype),
             jax.ShapeDtypeStruct((G, D, B, H), x.dtype),
@@ -115,7 +114,7 @@ class CudaBackend(GruBackend):
             (
                 inputs.reshape(G, T, B, D, 3, H),
                 r,
-                empty_if_none(recurrent_bias, x.dtype),
+                empty_if_none(b, x.dtype),
                 empty_if_none(sequence_lens, np.int32),
                 empty_if_none(initial_h, x.dtype),
                 empty_if_none(reset, np.bool_),
@@ -149,10 +148,14 @@ class CudaBackend(GruBackend):
 
         G, T, D, B, H = problem.groups, problem.T, problem.D, problem.B, problem.H
         state, none = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((G, D, B, H), (0,)))
-        dgates, dh0, dreset_h = ffi_call(
+        of_gates = jax.ShapeDtypeStruct((G, T, B, D, 3, H), x.dtype)
+        writes_recurrent = params.linear_before_reset and G * D * B * H >= _MANY_UNITS
+        needs_recurrent = writes_recurrent and (needs_grad[2] or needs_grad[3])
+        dgates, recurrent_dgates, dh0, dreset_h = ffi_call(
             "jaxgrad_cuda_gru_backward",
             (
-                jax.ShapeDtypeStruct((G, T, B, D, 3, H), x.dtype),
+                of_gates,
+                of_gates if needs_recurrent else jax.ShapeDtypeStruct((0,), x.dtype),
                 state if needs_grad[4] else none,
                 state if needs_grad[5] else none,
             ),
@@ -172,14 +175,18 @@ class CudaBackend(GruBackend):
             **_attributes(params),
         )
 
-        def products(dgates, x, w, sequence_lens, initial_h, reset, reset_h, y, gates):
-            of_directions = [dgates[:, :, d].reshape(*x.shape[:2], 3 * H) for d in range(D)]
+        def products(dgates, recurrent_dgates, x, w, sequence_lens, initial_h, reset, reset_h, y, gates):
+            def of_directions(array):
+                return [array[:, :, d].reshape(*x.shape[:2], 3 * H) for d in range(D)]
+
+            recurrent = None if recurrent_dgates is None else of_directions(recurrent_dgates)
             previous = xla.states_before(params, y, sequence_lens, initial_h, reset, reset_h)
-            arrays = of_directions, gates, previous, x, w, sequence_lens
+            arrays = of_directions(dgates), recurrent, gates, previous, x, w, sequence_lens
             return xla.products_after_the_scan(params, *arrays, needs_grad)
 
-        of_groups = groups(dgates, 1), x, w, sequence_lens, initial_h, reset, reset_h, y, gates
-        dx, dw, dr, db = jax.vmap(products, (0, 0, weights_axis, *[0] * 6))(*of_groups)
+        of_both = groups(dgates, 1), groups(recurrent_dgates, 1) if needs_recurrent else None
+        of_groups = *of_both, x, w, sequence_lens, initial_h, reset, reset_h, y, gates
+        dx, dw, dr, db = jax.vmap(products, (0, 0, 0, weights_axis, *[0] * 6))(*of_groups)
         return Gradients(
             dx,
             dw,
@@ -195,13 +202,6 @@ def _row(pass_name: str, call: GruProblem) -> Row:
     row = preference("gru", pass_name, CudaBackend.platform, GruFeatures.of(call), among)
     assert row is not None
     return row
-
-
-def _input_bias(params: GruParams, b: jax.Array) -> jax.Array:
-    """The biases [G, D, 3, H] that no reset gate multiplies, of b [G, D, 2, 3, H]."""
-    if not params.linear_before_reset:
-        return b.sum(2)
-    return b[:, :, 0].at[:, :, :2].add(b[:, :, 1, :2])
 
 
 def _attributes(params: GruParams) -> dict[str, Any]:

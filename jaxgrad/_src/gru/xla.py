@@ -213,7 +213,7 @@ def backward(
         dh0.append(dh_first)
         if dreset is not None:
             dreset_h.append(dreset)
-    products = products_after_the_scan(params, dgates, gates, previous, x, w, sequence_lens, needs_grad)
+    products = products_after_the_scan(params, dgates, None, gates, previous, x, w, sequence_lens, needs_grad)
     return Gradients(
         *products,
         jnp.stack(dh0).astype(x.dtype) if needs_grad[4] else None,
@@ -244,10 +244,12 @@ def _previous_states(states: jax.Array, h0: jax.Array, valid: jax.Array | None, 
     """Returns [T, B, H]: the state before each step."""
     if states.shape[0] == 0:
         return states
-    if not reverse:
-        return jnp.concatenate([h0[None], states[:-1]])
-    previous = jnp.concatenate([states[1:], h0[None]])
-    if valid is None:
+    # XLA concatenates on a GPU with half of the memory's bandwidth.
+    moves = (-1, 1, 0) if reverse else (1, -1, 0)
+    neighbours = lax.pad(states, jnp.zeros((), states.dtype), (moves, (0, 0, 0), (0, 0, 0)))
+    index = lax.broadcasted_iota(jnp.int32, states.shape, 0)
+    previous = jnp.where(index == (states.shape[0] - 1 if reverse else 0), h0[None], neighbours)
+    if not reverse or valid is None:
         return previous
     # The first step of a row is at the row's last index, its state before is h0, and the next index is padding.
     follows = jnp.concatenate([valid[1:], jnp.zeros_like(valid[:1])])
@@ -310,6 +312,7 @@ def _backward_scan(
 def products_after_the_scan(
     params: GruParams,
     dgates: Sequence[jax.Array],
+    recurrent_dgates: Sequence[jax.Array] | None,
     gates: jax.Array,
     previous: Sequence[jax.Array],
     x: jax.Array,
@@ -322,6 +325,8 @@ def products_after_the_scan(
     Args:
       params: the static arguments.
       dgates: for each direction, the gradients of the pre-activations of z, r and n [T, B, 3H].
+      recurrent_dgates: with linear_before_reset, the same with the gradient of h Rn' + Rbn for that of n; None if they
+        are not computed yet.
       gates: the saved gates, as `backend.py` describes them.
       previous: for each direction, the states before the steps [T, B, H].
       x, w, sequence_lens: the operands of the op.
@@ -333,9 +338,10 @@ def products_after_the_scan(
     if needs_grad[0]:
         of_directions = (_keep(valid, _dot(params, dgate, w[d], dtype)) for d, dgate in enumerate(dgates))
         dx = functools.reduce(jnp.add, of_directions).astype(x.dtype)
+    recurrent: Sequence[jax.Array | None] = recurrent_dgates or [None] * len(dgates)
     of_weights = [
-        _weight_gradients(params, dgate, gates[:, d], states, x, valid, needs_grad)
-        for d, (dgate, states) in enumerate(zip(dgates, previous, strict=True))
+        _weight_gradients(params, dgate, dgate_r, gates[:, d], states, x, valid, needs_grad)
+        for d, (dgate, dgate_r, states) in enumerate(zip(dgates, recurrent, previous, strict=True))
     ]
 
     def stacked(index: int) -> jax.Array | None:
@@ -348,6 +354,7 @@ def products_after_the_scan(
 def _weight_gradients(
     params: GruParams,
     dgates: jax.Array,
+    recurrent_dgates: jax.Array | None,
     gates: jax.Array,
     previous: jax.Array,
     x: jax.Array,
@@ -364,13 +371,17 @@ def _weight_gradients(
         dims = (((0, 1), (0, 1)), ((), ()))
         return lax.dot_general(dgate.astype(x.dtype), operand.astype(x.dtype), dims, params.precision, dtype)
 
+    dw = product(dgates, x) if needs_dw else None
+    if recurrent_dgates is not None:
+        dr = product(recurrent_dgates, previous) if needs_dr else None
+        db = jnp.concatenate([g.sum((0, 1), dtype) for g in (dgates, recurrent_dgates)]) if needs_db else None
+        return dw, dr, db
     dzr, dn = dgates[..., : 2 * H], dgates[..., 2 * H :].astype(dtype)
     gate = _restore_gate(gates[..., H : 2 * H].astype(dtype), clip, jax.nn.sigmoid, _sigmoid_derivative)[0]
     if linear_before_reset:
         dn_recurrent, state_n = _keep(valid, dn * gate), previous
     else:
         dn_recurrent, state_n = dn, gate * previous.astype(dtype)
-    dw = product(dgates, x) if needs_dw else None
     dr = jnp.concatenate([product(dzr, previous), product(dn_recurrent, state_n)]) if needs_dr else None
     db = jnp.concatenate([g.sum((0, 1), dtype) for g in (dgates, dzr, dn_recurrent)]) if needs_db else None
     return dw, dr, db
