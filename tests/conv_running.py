@@ -70,7 +70,8 @@ def assert_same(actual: Result, expected: Result, *, dtype: str, terms: int, mes
 def calls(hlo: str) -> dict[str, int]:
     """Number of calls of each kernel in a compiled or lowered program."""
     lines = [line for line in hlo.splitlines() if "custom_call" in line or "custom-call" in line]
-    return {kind: sum(f"_conv_{kind}" in line for line in lines) for kind in PASSES}
+    names = {kind: (f"_conv_{kind}", f"_depthwise_{kind}") for kind in PASSES}
+    return {kind: sum(any(name in line for name in names[kind]) for line in lines) for kind in PASSES}
 
 
 def compiled_calls(function: Callable[..., Any], *args: Any) -> tuple[int, int, int]:

@@ -43,13 +43,15 @@ SLOT(4)
 SLOT(5)
 SLOT(6)
 SLOT(7)
+SLOT(8)
+SLOT(9)
 
-/* Returns a handler for programs on the CPU that calls `handler`. At most eight. */
+/* Returns a handler for programs on the CPU that calls `handler`. At most ten. */
 XLA_FFI_Handler* fake_gpu_handler(XLA_FFI_Handler* handler) {
-  XLA_FFI_Handler** const slots[] = {&handler_0, &handler_1, &handler_2, &handler_3,
-                                     &handler_4, &handler_5, &handler_6, &handler_7};
-  XLA_FFI_Handler* const calls[] = {slot_0, slot_1, slot_2, slot_3, slot_4, slot_5, slot_6, slot_7};
-  for (int i = 0; i < 8; ++i)
+  XLA_FFI_Handler** const slots[] = {&handler_0, &handler_1, &handler_2, &handler_3, &handler_4,
+                                     &handler_5, &handler_6, &handler_7, &handler_8, &handler_9};
+  XLA_FFI_Handler* const calls[] = {slot_0, slot_1, slot_2, slot_3, slot_4, slot_5, slot_6, slot_7, slot_8, slot_9};
+  for (int i = 0; i < 10; ++i)
     if (*slots[i] == NULL) return *slots[i] = handler, calls[i];
   abort();
 }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/conv_problem.h"
+#include "cuda/depthwise/convolution_plan.h"
 #include "cuda/depthwise/op.h"
 #include "cuda/reference/op.h"
 #include "cuda/runtime/driver.h"
@@ -44,7 +45,7 @@ int64_t elements_of(const ConvOperand& operand) {
 
 // A depthwise convolution in channels last, with a window of `window` on each axis.
 ConvProblem depthwise_problem(const std::vector<int64_t>& spatial, int64_t batch, int64_t features, int64_t window,
-                              int64_t stride, int64_t dilation, int64_t low, int64_t high) {
+                              int64_t stride, int64_t dilation, int64_t low, int64_t high, ConvPass pass) {
   const auto axes = static_cast<int64_t>(spatial.size());
   ConvArguments a;
   a.x = {batch};
@@ -69,26 +70,52 @@ ConvProblem depthwise_problem(const std::vector<int64_t>& spatial, int64_t batch
   a.out_spec = a.lhs_spec;
   a.feature_group_count = features;
   std::string error;
-  ConvProblem problem = make_conv_problem(ConvPass::kWeightGradient, a, error);
+  ConvProblem problem = make_conv_problem(pass, a, error);
   if (!error.empty()) throw std::runtime_error(error);
   return problem;
 }
 
-// The kernels of depthwise/ against those of reference/, on the samples of the latter.
-void check_depthwise(const std::string& name, const ConvProblem& problem, FloatType type, CUstream stream) {
-  DepthwiseKey key;
+// Sets the members that the keys of both kinds of plans share.
+template <class Key>
+Key key_of(const ConvProblem& problem, FloatType type) {
+  Key key;
   static_cast<ConvProblem&>(key) = problem;
   key.type = type;
   key.device = kDevice;
-  const auto plan = depthwise_plan(key);
+  return key;
+}
+
+// Computes one of x, w and y by the kernels of depthwise/ and returns its data.
+const void* run_depthwise(const ConvProblem& problem, FloatType type, const driver::Memory& x, const driver::Memory& w,
+                          const driver::Memory& y, CUstream stream) {
+  if (problem.pass == ConvPass::kWeightGradient) {
+    const auto plan = depthwise_plan(key_of<DepthwiseKey>(problem, type));
+    const driver::Memory workspace(plan->workspace_bytes());
+    plan->run(stream, x.data(), y.data(), w.data(), workspace.data());
+    JAXGRAD_DRIVER(driver::api().cuStreamSynchronize(stream));  // before the workspace is freed
+    return w.data();
+  }
+  const bool is_forward = problem.pass == ConvPass::kForward;
+  const void* const in = is_forward ? x.data() : y.data();
+  void* const out = is_forward ? y.data() : x.data();
+  depthwise_convolution_plan(key_of<DepthwiseConvolutionKey>(problem, type))->run(stream, in, w.data(), nullptr, out);
+  return out;
+}
+
+// The kernels of depthwise/ against those of reference/, on the samples of the latter.
+void check_depthwise(const std::string& name, const ConvProblem& problem, FloatType type, CUstream stream) {
   const auto reference = reference_kernels(type, kDevice);
   if (reference == nullptr) throw std::runtime_error("NVRTC does not compile the reference");
   const int64_t bytes = bytes_of(type);
-  const driver::Memory x(elements_of(problem.x) * bytes), dy(elements_of(problem.y) * bytes);
-  const driver::Memory dw(elements_of(problem.w) * bytes), workspace(plan->workspace_bytes());
-  reference->fill(stream, x.data(), elements_of(problem.x), kDigits, 1);
-  reference->fill(stream, dy.data(), elements_of(problem.y), kDigits, 2);
-  plan->run(stream, x.data(), dy.data(), dw.data(), workspace.data());
+  const driver::Memory x(elements_of(problem.x) * bytes), y(elements_of(problem.y) * bytes);
+  const driver::Memory w(elements_of(problem.w) * bytes);
+  const auto fill = [&](const driver::Memory& array, const ConvOperand& operand, uint64_t seed) {
+    reference->fill(stream, array.data(), elements_of(operand), kDigits, seed);
+  };
+  if (problem.pass != ConvPass::kInputGradient) fill(x, problem.x, 1);
+  if (problem.pass != ConvPass::kForward) fill(y, problem.y, 2);
+  if (problem.pass != ConvPass::kWeightGradient) fill(w, problem.w, 3);
+  const void* const result = run_depthwise(problem, type, x, w, y, stream);
 
   const std::vector<int64_t> samples = sampled_elements(problem);
   const auto count = static_cast<int>(samples.size());
@@ -99,9 +126,9 @@ void check_depthwise(const std::string& name, const ConvProblem& problem, FloatT
   places.write(samples.data(), samples.size() * sizeof(int64_t), stream);
   const ReferenceProblem described = reference_problem(problem);
   const auto* const at = static_cast<const int64_t*>(places.data());
-  reference->sums(stream, described, x.data(), dw.data(), dy.data(), nullptr, at, count,
+  reference->sums(stream, described, x.data(), w.data(), y.data(), nullptr, at, count,
                   static_cast<double*>(sums.data()));
-  reference->gather(stream, described, dw.data(), at, count, static_cast<double*>(values.data()));
+  reference->gather(stream, described, result, at, count, static_cast<double*>(values.data()));
   sums.read(parts.data(), parts.size() * sizeof(double), stream);
   values.read(found.data(), found.size() * sizeof(double), stream);
   JAXGRAD_DRIVER(driver::api().cuStreamSynchronize(stream));
@@ -116,7 +143,10 @@ void check_depthwise(const std::string& name, const ConvProblem& problem, FloatT
     largest = error <= largest ? largest : std::isnan(error) ? INFINITY : error;
   }
   const double allowed = type == FloatType::kFloat32 ? 1e-6 : type == FloatType::kFloat16 ? 1e-3 : 8e-3;
-  report("depthwise weight gradient, " + name + ", " + std::to_string(8 * bytes) + " bits", largest, allowed);
+  const char* const pass = problem.pass == ConvPass::kForward         ? "forward"
+                           : problem.pass == ConvPass::kInputGradient ? "input gradient"
+                                                                      : "weight gradient";
+  report(std::string("depthwise ") + pass + ", " + name + ", " + std::to_string(8 * bytes) + " bits", largest, allowed);
 }
 
 // An array [sizes], in row-major order, to one with the axes in the order of `to_spec`, some of them reversed.
@@ -187,19 +217,32 @@ void check_gru(FloatType type, bool allow_tf32, bool linear, CUstream stream) {
   check("teams", 11, 20, 300, 2, 1);
 }
 
+void check_depthwise_passes(FloatType type, CUstream stream) {
+  for (const ConvPass pass : {ConvPass::kForward, ConvPass::kInputGradient, ConvPass::kWeightGradient}) {
+    const auto check = [&](const char* name, const std::vector<int64_t>& spatial, int64_t batch, int64_t features,
+                           int64_t window, int64_t stride, int64_t dilation, int64_t low, int64_t high) {
+      const ConvProblem problem =
+          depthwise_problem(spatial, batch, features, window, stride, dilation, low, high, pass);
+      check_depthwise(name, problem, type, stream);
+    };
+    check("1D", {301}, 3, 40, 31, 1, 1, 15, 15);
+    check("1D causal", {77}, 2, 12, 4, 1, 2, 6, 0);
+    check("2D 3x3", {19, 23}, 5, 72, 3, 1, 1, 1, 1);
+    check("2D 3x3 strides", {33, 30}, 3, 96, 3, 2, 1, 0, 1);
+    check("2D 7x7", {14, 17}, 4, 34, 7, 1, 1, 3, 3);
+    check("2D 5x5 dilation", {21, 16}, 2, 8, 5, 1, 2, 4, 4);
+    check("2D 11x11", {18, 15}, 2, 24, 11, 1, 1, 5, 5);
+    check("3D", {6, 11, 9}, 2, 20, 3, 1, 1, 1, 1);
+    check("3D strides", {7, 12, 9}, 2, 12, 3, 2, 1, 0, 1);
+  }
+}
+
 int run(int arguments, char** argument) {
   const driver::CurrentDevice current(kDevice);
   nvrtc::load(arguments > 1 ? std::vector<std::string>{argument[1]} : std::vector<std::string>());
   driver::Stopwatch watch;
   const CUstream stream = watch.stream();
-  for (const FloatType type : kTypes) {
-    check_depthwise("1D", depthwise_problem({301}, 3, 40, 31, 1, 1, 15, 15), type, stream);
-    check_depthwise("1D causal", depthwise_problem({77}, 2, 12, 4, 1, 2, 6, 0), type, stream);
-    check_depthwise("2D 3x3", depthwise_problem({19, 23}, 5, 72, 3, 1, 1, 1, 1), type, stream);
-    check_depthwise("2D 3x3 strides", depthwise_problem({33, 30}, 3, 96, 3, 2, 1, 0, 1), type, stream);
-    check_depthwise("2D 7x7", depthwise_problem({14, 17}, 4, 34, 7, 1, 1, 3, 3), type, stream);
-    check_depthwise("2D 5x5 dilation", depthwise_problem({21, 16}, 2, 8, 5, 1, 2, 4, 4), type, stream);
-  }
+  for (const FloatType type : kTypes) check_depthwise_passes(type, stream);
   for (const bool linear : {false, true}) {
     for (const FloatType type : kTypes) check_gru(type, /*allow_tf32=*/false, linear, stream);
     check_gru(FloatType::kFloat32, /*allow_tf32=*/true, linear, stream);

@@ -77,6 +77,19 @@ static void copy_async(void* shared, const void* global, bool valid) {
   if (uintptr_t(from) % BYTES != 0 || (to - shared_bytes.data()) % BYTES != 0) fail("a misaligned copy");
   valid ? memcpy(to, from, BYTES) : memset(to, 0, BYTES);
 }
+static std::vector<std::pair<char*, char*>> results;  // where a kernel may write; anywhere if empty
+
+template <class Value>
+static void store_if(bool valid, void* to, const Value& value) {
+  if (!valid) return;
+  char* at = static_cast<char*>(to);
+  bool inside = results.empty();
+  for (const auto& array : results) inside = inside || (at >= array.first && at + sizeof(value) <= array.second);
+  if (!inside) fail("a store to outside of the arrays");
+  if (uintptr_t(at) % sizeof(value) != 0) fail("a misaligned store");
+  memcpy(at, &value, sizeof(value));
+}
+
 static void commit_copies() {}
 template <int LEFT>
 static void wait_for_copies() {}
@@ -84,6 +97,21 @@ static void wait_for_copies() {}
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
+
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+
+static float __uint_as_float(unsigned bits) {
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+static unsigned __float_as_uint(float value) {
+  unsigned bits;
+  memcpy(&bits, &value, 4);
+  return bits;
+}
 
 static unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 

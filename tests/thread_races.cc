@@ -24,6 +24,7 @@
 
 #include "cpu/batch_norm/op.h"
 #include "cpu/conv/op.h"
+#include "cpu/depthwise/problem.h"
 #include "cpu/gru/op.h"
 #include "cpu/runtime/isa.h"
 #include "cpu/runtime/onednn.h"
@@ -287,6 +288,55 @@ Values conv(int64_t num_problems, int64_t size, Parallel& parallel) {
   return arrays.results;
 }
 
+// All three passes of two depthwise convolutions, channels last or first. The number of channels is odd.
+template <class S>
+Values depthwise(bool channels_last, Parallel& parallel) {
+  const int64_t n = 2, N = 3, H = 21, W = 19, C = 37;
+  ConvArguments arguments{{n, N, H, W, C}, {n, 3, 5, 1, C}, {n, N, 11, W, C}, {0, 3, 1, 2}, {3, 2, 0, 1},
+                          {0, 3, 1, 2},    {2, 1},          {1, 1, 2, 2},     {1, 1},       C};
+  if (!channels_last) {
+    arguments.x = {n, N, C, H, W};
+    arguments.y = {n, N, C, 11, W};
+    arguments.lhs_spec = arguments.out_spec = {0, 1, 2, 3};
+  }
+  Arrays arrays;
+  const auto x = arrays.random<S>(n * N * H * W * C, -1, 1), w = arrays.random<S>(n * 15 * C, -1, 1),
+             bias = arrays.random<S>(n * C, -1, 1);
+  std::vector<S> y(n * N * 11 * W * C), dx(x.size()), dw(w.size()), db(bias.size());
+  std::string error;
+  const DepthwiseProblem p = make_depthwise_problem(ConvPass::kForward, arguments, kPoolThreads, error);
+  if (!error.empty()) throw std::runtime_error(error);
+  const auto array = [](const auto& steps, auto* data) {
+    const auto& [none, problem, batch, channel, spatial] = steps;
+    using T = std::remove_pointer_t<decltype(data)>;
+    return DepthwiseActivations<T>{data, problem, batch, channel, {spatial[0], spatial[1], spatial[2]}};
+  };
+  const auto weights = [&](auto* data) {
+    using T = std::remove_pointer_t<decltype(data)>;
+    return DepthwiseWeights<T>{data, p.w.problem, p.w.channel, {p.w.spatial[0], p.w.spatial[1], p.w.spatial[2]}};
+  };
+  std::vector<std::byte> workspace;
+  const auto prepare = [&](ConvPass pass) {
+    workspace.resize(depthwise_workspace(pass, p.shape, p.copies(), kPoolThreads));
+    return static_cast<int64_t>(workspace.size());
+  };
+  int64_t bytes = prepare(ConvPass::kForward);
+  depthwise_forward(DepthwiseForward<S>{p.shape, array(p.x, x.data()), weights(w.data()), bias.data(), true,
+                                        array(p.y, y.data()), workspace.data(), bytes},
+                    parallel);
+  bytes = prepare(ConvPass::kInputGradient);
+  depthwise_input_gradient(DepthwiseInputGradient<S>{p.shape, array(p.y, static_cast<const S*>(y.data())),
+                                                     weights(w.data()), array(p.x, dx.data()), workspace.data(), bytes},
+                           parallel);
+  bytes = prepare(ConvPass::kWeightGradient);
+  depthwise_weight_gradient(
+      DepthwiseWeightGradient<S>{p.shape, array(p.x, x.data()), array(p.y, static_cast<const S*>(y.data())),
+                                 weights(dw.data()), db.data(), workspace.data(), bytes},
+      parallel);
+  for (const auto* result : {&y, &dx, &dw, &db}) arrays.add(*result);
+  return arrays.results;
+}
+
 // An error in a team of threads reaches the caller.
 Values error_in_a_team(Parallel&) {
   try {
@@ -358,6 +408,9 @@ int run(const std::string& argument) {
       {"batch_norm, float64, channels first", Threads::kPool, [=](Parallel& p) { return batch_norm<double>(runs, p); }},
       {"batch_norm, bfloat16, channels first", Threads::kPool,
        [=](Parallel& p) { return batch_norm<BFloat16>(runs, p); }},
+      {"depthwise, float32, channels last", Threads::kPool, [](Parallel& p) { return depthwise<float>(true, p); }},
+      {"depthwise, bfloat16, channels first", Threads::kPool,
+       [](Parallel& p) { return depthwise<BFloat16>(false, p); }},
       {"conv, float32, nine problems", Threads::kPool, [](Parallel& p) { return conv<float>(9, 9, p); }},
       {"conv, float32, one large problem", Threads::kTeam, [](Parallel& p) { return conv<float>(1, 20, p); }},
       {"conv, bfloat16, one large problem", Threads::kTeam, [](Parallel& p) { return conv<BFloat16>(1, 20, p); }},

@@ -92,6 +92,23 @@ void Hash::mix(const ConvProblem& problem) {
   mix_all(problem.padding_high);
 }
 
+bool has_problem_axis(const ConvArguments& arguments) { return arguments.w.size() == arguments.rhs_spec.size() + 1; }
+
+bool remove_problem_axis(ConvArguments& arguments, int64_t& num_problems) {
+  if (!has_problem_axis(arguments)) return true;
+  num_problems = arguments.w.front();
+  auto remove = [&](std::vector<int64_t>& shape, const std::vector<int64_t>& spec) {
+    if (num_problems < 1 || shape.empty() || spec.empty() || shape.front() % num_problems != 0) return false;
+    shape.front() /= num_problems;
+    if (shape.size() != spec.size() + 1) return spec.front() == 0;  // the problems are part of the batch
+    const bool has_own_axis = shape.front() == 1;
+    shape.erase(shape.begin());
+    return has_own_axis;
+  };
+  return remove(arguments.w, arguments.rhs_spec) && remove(arguments.x, arguments.lhs_spec) &&
+         remove(arguments.y, arguments.out_spec);
+}
+
 ConvProblem make_conv_problem(ConvPass pass, const ConvArguments& arguments, std::string& error) {
   ConvProblem problem{};
   const size_t rank = arguments.x.size(), n = rank < 3 ? 0 : rank - 2;

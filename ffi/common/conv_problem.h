@@ -53,6 +53,14 @@ struct ConvArguments {
   int64_t feature_group_count;
 };
 
+// Whether the arrays have an axis of independent problems.
+bool has_problem_axis(const ConvArguments& arguments);
+
+// Removes the axis of independent problems, if there is one, from the shapes. Returns false if the shapes disagree. w
+// has the problems as an additional first axis. x and y have this axis too, or their batch, if it is their first axis,
+// is num_problems times as large.
+bool remove_problem_axis(ConvArguments& arguments, int64_t& num_problems);
+
 // Checks the arguments and returns the problem. If a check fails, `error` is set and the result is meaningless.
 ConvProblem make_conv_problem(ConvPass pass, const ConvArguments& arguments, std::string& error);
 

@@ -2,8 +2,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <thread>
 
 #include "common/checked_int.h"
 #include "common/conv_bindings.h"
@@ -11,6 +13,8 @@
 #include "cpu/batch_norm/op.h"
 #include "cpu/conv/handler.h"
 #include "cpu/conv/op.h"
+#include "cpu/depthwise/handler.h"
+#include "cpu/depthwise/problem.h"
 #include "cpu/gru/handler.h"
 #include "cpu/gru/op.h"
 #include "cpu/runtime/isa.h"
@@ -32,6 +36,9 @@ nb::dict registrations() {
   targets["jaxgrad_cpu_batch_norm_statistics"] = handler(jaxgrad_cpu_batch_norm_statistics);
   targets["jaxgrad_cpu_batch_norm_normalize"] = handler(jaxgrad_cpu_batch_norm_normalize);
   targets["jaxgrad_cpu_batch_norm_backward"] = handler(jaxgrad_cpu_batch_norm_backward);
+  targets["jaxgrad_cpu_depthwise_forward"] = handler(jaxgrad_cpu_depthwise_forward);
+  targets["jaxgrad_cpu_depthwise_input_gradient"] = handler(jaxgrad_cpu_depthwise_input_gradient);
+  targets["jaxgrad_cpu_depthwise_weight_gradient"] = handler(jaxgrad_cpu_depthwise_weight_gradient);
   targets["jaxgrad_onednn_conv_forward"] = handler(jaxgrad_onednn_conv_forward);
   targets["jaxgrad_onednn_conv_input_gradient"] = handler(jaxgrad_onednn_conv_input_gradient);
   targets["jaxgrad_onednn_conv_weight_gradient"] = handler(jaxgrad_onednn_conv_weight_gradient);
@@ -85,6 +92,15 @@ nb::object plan_of(int64_t conv_pass, bool bfloat16, bool has_bias, const ConvSh
   }
 }
 
+int64_t depthwise_workspace_bytes(int64_t conv_pass, const ConvShapes& shapes, const nb::dict& layout) {
+  const int64_t threads = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  std::string error;
+  const auto pass = static_cast<ConvPass>(conv_pass);
+  const DepthwiseProblem problem = make_depthwise_problem(pass, conv_arguments(shapes, layout), threads, error);
+  if (!error.empty()) throw nb::value_error(error.c_str());
+  return depthwise_workspace(pass, problem.shape, problem.copies(), threads);
+}
+
 nb::dict plan_cache_info() {
   const CacheInfo found = conv_plan_cache_info();
   nb::dict info;
@@ -107,6 +123,8 @@ NB_MODULE(_cpu, module) {
   module.def("conv_plan", &plan_of, nb::arg("conv_pass"), nb::arg("bfloat16"), nb::arg("has_bias"), nb::arg("shapes"),
              nb::arg("layout"), "Builds a convolution plan; returns (bytes of workspace, name of the kernel) or None.");
   module.def("conv_plan_cache_info", &plan_cache_info, "Hits, misses, size and capacity of the plan cache.");
+  module.def("depthwise_workspace", &depthwise_workspace_bytes, nb::arg("conv_pass"), nb::arg("shapes"),
+             nb::arg("layout"), "Bytes of workspace of a depthwise convolution pass with the threads of this machine.");
   module.def("gru_forward_workspace", &gru_workspace<gru_forward_workspace>, "Bytes of workspace of a forward call.");
   module.def("gru_backward_workspace", &gru_workspace<gru_backward_workspace>,
              "Bytes of workspace of a backward call.");

@@ -46,6 +46,8 @@ nb::dict registrations() {
   targets["jaxgrad_cudnn_conv_forward"] = handler(jaxgrad_cudnn_conv_forward);
   targets["jaxgrad_cudnn_conv_input_gradient"] = handler(jaxgrad_cudnn_conv_input_gradient);
   targets["jaxgrad_cudnn_conv_weight_gradient"] = handler(jaxgrad_cudnn_conv_weight_gradient);
+  targets["jaxgrad_cuda_depthwise_forward"] = handler(jaxgrad_cuda_depthwise_forward);
+  targets["jaxgrad_cuda_depthwise_input_gradient"] = handler(jaxgrad_cuda_depthwise_input_gradient);
   targets["jaxgrad_cuda_depthwise_weight_gradient"] = handler(jaxgrad_cuda_depthwise_weight_gradient);
   targets["jaxgrad_cuda_gru_forward"] = handler(jaxgrad_cuda_gru_forward);
   targets["jaxgrad_cuda_gru_backward"] = handler(jaxgrad_cuda_gru_backward);

@@ -9,6 +9,7 @@ import subprocess
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from aligned_arrays import aligned_random
 
 from jaxgrad._src.conv.geometry import ConvGeometry
 from jaxgrad._src.conv.problem import ConvProblem
@@ -30,10 +31,10 @@ static int shares, images;
 extern "C" void run(T* x_, T* dy_, float* partial_, T* dw_, int images_, int chunks, int shares_, int threads,
                     int bytes) {
   x = x_, dy = dy_, partial = partial_, dw = dw_, images = images_, shares = shares_;
-  arrays = {{reinterpret_cast<char*>(x), reinterpret_cast<char*>(x + (size_t)images * H * W * C)},
-            {reinterpret_cast<char*>(dy), reinterpret_cast<char*>(dy + (size_t)images * HO * WO * C)}};
+  arrays = {{reinterpret_cast<char*>(x), reinterpret_cast<char*>(x + (size_t)images * Z * H * W * C)},
+            {reinterpret_cast<char*>(dy), reinterpret_cast<char*>(dy + (size_t)images * ZO * HO * WO * C)}};
   launch(chunks, shares, threads, bytes, [] { depthwise_weight_gradient_partial(x, dy, partial, images); });
-  launch((TAPS * C + 31) / 32, 1, 32 * SLICES, 0, [] { depthwise_weight_gradient_sum(partial, dw, shares); });
+  launch((KZ * TAPS * C + 31) / 32, 1, 32 * SLICES, 0, [] { depthwise_weight_gradient_sum(partial, dw, shares); });
 }
 """
 
@@ -88,19 +89,21 @@ CALLS = {
     "channels that no block divides": Call(3, (7, 7), 76, (3, 3), padding=((1, 1), (1, 1)), taps_last=True),
     "images sharing a tile": Call(9, (3, 5), 8, (3, 3), padding=((1, 1), (1, 1)), gpu=SMALL),
     "a window without neighbours": Call(2, (9, 7), 16, (1, 1), (2, 2)),
+    "three axes": Call(2, (6, 9, 8), 20, (3, 3, 5), (1, 1, 1), (1, 1, 1), ((1, 1), (0, 2), (2, 2))),
+    "three axes, strides and dilation": Call(
+        3,
+        (7, 9, 5),
+        6,
+        (2, 3, 2),
+        (2, 1, 2),
+        (3, 2, 1),
+        ((2, 1), (1, 2), (0, 1)),
+        "bfloat16",
+        taps_last=True,
+        gpu=SMALL,
+    ),
     "the window larger than the picture": Call(2, (3, 2), 12, (5, 7), padding=((2, 2), (3, 4))),
 }
-
-
-def _random(shape, dtype, seed):
-    """A NumPy array aligned to 16 bytes, as the arrays of XLA are."""
-    values = np.random.default_rng(seed).normal(size=shape)
-    array = jnp.asarray(values, dtype)
-    spare = np.empty(array.nbytes + 16, np.uint8)
-    start = -spare.ctypes.data % 16
-    aligned = spare[start : start + array.nbytes].view(array.dtype).reshape(shape)
-    aligned[...] = np.asarray(array)
-    return aligned
 
 
 def _reference(call, x, dy):
@@ -125,8 +128,8 @@ def test_emulated_kernel_matches_the_reference(name, tmp_path, kernel_emulation)
     source, library = tmp_path / "kernel.cc", tmp_path / "kernel.so"
     source.write_text(f'#include "{kernel_emulation}"\n{program["definitions"]}{program["source"]}{_MAIN}')
     subprocess.run(["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", source, "-o", library], check=True)
-    x = _random((call.batch, *call.spatial, call.channels), call.dtype, 1)
-    dy = _random((call.batch, *call.out_spatial, call.channels), call.dtype, 2)
+    x = aligned_random((call.batch, *call.spatial, call.channels), call.dtype, 1)
+    dy = aligned_random((call.batch, *call.out_spatial, call.channels), call.dtype, 2)
     taps = int(np.prod(call.window))
     partial = np.full(program["workspace_bytes"] // 4, np.nan, np.float32)
     dw = np.empty(taps * call.channels, x.dtype)

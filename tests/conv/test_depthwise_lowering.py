@@ -1,4 +1,4 @@
-"""Selection of the CUDA kernel of the depthwise weight gradient, with the fake driver and NVRTC of fake_cuda.c.
+"""Selection of the CUDA kernels of depthwise convolutions, with the fake driver and NVRTC of fake_cuda.c.
 
 No GPU is needed.
 """
@@ -90,7 +90,7 @@ def _calls(text):
 
 
 def test_program_and_explanation(run):
-    """One call. Lowering compiles the kernel once for all programs."""
+    """One call of each pass. Lowering compiles the kernels once for all programs."""
     found = run("""
 texts = [lowered() for _ in range(2)]
 jax.clear_caches()
@@ -103,19 +103,46 @@ report(texts=texts, unit=unit(), compilations=fake.fake_compilations(), forced=l
     assert len(_calls(found["texts"][0])) == len(_calls(found["forced"])) == 1
     assert found["unit"] == ["cuda", "jaxgrad's own kernel"]
     assert found["forced_unit"] == ["cuda", "forced by implementation='cuda'"]
-    assert "weight_gradient: 'cuda' (jaxgrad's own kernel; row 'depthwise, channels last'" in found["whole"]
-    assert "forward: 'xla'" in found["whole"]
-    assert found["compilations"] == 2  # with the empty program that tests NVRTC
+    assert "'cuda' (jaxgrad's own kernel; row 'depthwise with a large window, channels last'" in found["whole"]
+    assert found["compilations"] == 3  # the forward pass, the weight gradient, and the empty program that tests NVRTC
 
 
-def test_other_passes_run_on_xla(run):
+def test_every_pass_runs_on_the_kernels(run):
+    """Bias and relu are part of the call of the forward pass."""
     found = run("""
-choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *arrays(), **settings(), implementation="cuda", platform="gpu")
-report(units={u.name: [u.implementation, u.reason] for u in choice.passes}, text=lowered("cuda"))
+x, w = arrays()
+bias = jax.ShapeDtypeStruct((32,), "float32")
+call = lambda x, w, b: jaxgrad.conv_general_dilated(x, w, bias=b, activation="relu", **settings(),
+                                                    implementation="cuda")
+gradient = jax.grad(lambda *a: call(*a).sum(), argnums=(0, 1))
+choice = jaxgrad.explain(jaxgrad.conv_general_dilated, x, w, bias=bias, activation="relu", **settings(),
+                         platform="gpu")
+report(text=jax.jit(gradient).trace(x, w, bias).lower(lowering_platforms=("cuda",)).as_text(),
+       value=jax.jit(call).trace(x, w, bias).lower(lowering_platforms=("cuda",)).as_text(),
+       units={u.name: [u.implementation, u.reason] for u in choice.passes})
 """)
-    assert found["units"]["forward"] == ["xla", "implementation='cuda' has no kernel for this pass"]
-    assert found["units"]["input_gradient"][0] == "xla"
-    assert "stablehlo.convolution" in found["text"]
+    assert "stablehlo.convolution" not in found["text"]
+    for name in ("forward", "input_gradient", "weight_gradient"):
+        assert found["text"].count(f"@jaxgrad_cuda_depthwise_{name}") == 1
+        assert found["units"][name][0] == "cuda"
+    assert "relu = true" in found["value"]
+    assert "stablehlo.maximum" not in found["value"]
+    assert found["units"]["forward"][1] == "jaxgrad's own kernel; bias and relu are fused"
+
+
+def test_stride_and_dilation_on_one_axis(run):
+    """The kernel of the input gradient takes no axis with both. The other passes still run on the kernels."""
+    found = run("""
+call = lambda x, w, **kwargs: jaxgrad.conv_general_dilated(x, w, (2, 1), "SAME", rhs_dilation=(2, 2),
+                                                           dimension_numbers=LAST, feature_group_count=32, **kwargs)
+def gradients(x, w):
+    return jax.grad(lambda x, w: jnp.sum(call(x, w) ** 2), (0, 1))(x, w)
+report(text=jax.jit(gradients).trace(*arrays(dtype="bfloat16")).lower(lowering_platforms=("cuda",)).as_text(),
+       forced=error(jax.eval_shape, lambda x, w: call(x, w, implementation="cuda"), *arrays()))
+""")
+    passes = [f"@jaxgrad_cuda_depthwise_{name}" for name in ("forward", "input_gradient", "weight_gradient")]
+    assert [found["text"].count(name) for name in passes] == [1, 0, 1]
+    assert "input gradients with a stride and dilation along the same axis" in found["forced"]
 
 
 def test_dense_convolutions_are_rejected(run):

@@ -210,6 +210,31 @@ def check_matrix_products():
     check_shard_map(_products, args, BATCH, BY)
 
 
+def _patches(x, w_down, w_up):
+    """Windows that do not overlap, with groups, and a transposed convolution, on XLA: matrix products of patches."""
+    settings = {"padding": "VALID", "implementation": "xla"}
+    y = jaxgrad.conv_general_dilated(x, w_down, (3, 4), dimension_numbers=NHWC, feature_group_count=3, **settings)
+    return jnp.sum(jnp.sin(jaxgrad.conv_transpose(jnp.tanh(y), w_up, (2, 3), **settings)))
+
+
+def check_windows_that_do_not_overlap():
+    """Only weight gradients are summed; per-example gradients need no collectives."""
+    keys = jax.random.split(jax.random.key(2), 3)
+    shapes = (16, 6, 8, 3), (3, 4, 1, 6), (2, 3, 6, 5)
+    args = tuple(jax.random.normal(key, shape) / 2 for key, shape in zip(keys, shapes, strict=True))
+    (dx, *dws), found = over(mesh(), jax.grad(_patches, BY), args, BATCH)
+    assert found == {"all-reduce": 1}, found
+    assert dx.sharding.spec[0] == "d"
+    assert all(g.sharding.is_fully_replicated for g in dws)
+    _, found = over(mesh(explicit=True), jax.grad(_patches, BY), args, BATCH)
+    assert found == {"all-reduce": 1}, found
+    of_one = jax.grad(lambda x, *ws: _patches(x[None], *ws), BY)
+    gradients, found = over(mesh(), jax.vmap(of_one, (0, None, None)), args, BATCH)
+    assert not found, found
+    assert all(g.sharding.spec[0] == "d" for g in gradients)
+    check_shard_map(_patches, args, BATCH, BY)
+
+
 def check_inside_shard_map():
     check_shard_map(_loss, _args(), BATCH, BY)
     with_groups = partial(_loss, groups=4, implementation=None)  # a kernel on the CPU, XLA on a GPU
@@ -275,6 +300,7 @@ def check_pmap():
         check_groups_on_xla,
         check_independent_problems_on_xla,
         check_matrix_products,
+        check_windows_that_do_not_overlap,
         check_pmap,
     ],
 )

@@ -1,4 +1,4 @@
-"""Calls of handlers with arrays and attributes that no op of jaxgrad passes: those for CPUs, and the GRU's for GPUs.
+"""Calls of handlers with arrays and attributes that no op passes: those for CPUs, and jaxgrad's own kernels for GPUs.
 
 Programs reach the handlers without jaxgrad's checks if they were exported elsewhere, or call `jax.ffi.ffi_call`. A bad
 attribute is an error. A bad array is an error too, unless it stands for an absent one. Neither ends the process.
@@ -20,6 +20,9 @@ G, T, B, I, H, D = 6, 3, 2, 4, 5, 1
 conv = dict(lhs_spec=(0, 1, 2, 3), rhs_spec=(0, 1, 2, 3), out_spec=(0, 1, 2, 3), window_strides=(1, 1),
             padding=(0, 0, 0, 0), rhs_dilation=(1, 1), feature_group_count=2)
 x, w, y, bias = (2, 4, 6, 5), (4, 2, 3, 3), (2, 4, 4, 3), (4,)
+depthwise, depthwise_w = {**conv, "feature_group_count": 4}, (4, 1, 3, 3)
+last_x, last_w, last_y = (2, 6, 5, 4), (3, 3, 1, 4), (2, 4, 3, 4)
+last = {**depthwise, "lhs_spec": (0, 3, 1, 2), "rhs_spec": (3, 2, 0, 1), "out_spec": (0, 3, 1, 2)}
 gru = dict(direction=0, linear_before_reset=False, clip=np.inf)
 lens, reset = (G, B), (G, T, B)
 OWN_DTYPES = {lens: "int32", reset: "bool"}  # other arrays have the dtype of the call
@@ -34,6 +37,9 @@ CALLS = {
     "jaxgrad_onednn_conv_forward": ((x, w, bias), (y,), conv),
     "jaxgrad_onednn_conv_input_gradient": ((y, w), (x,), conv),
     "jaxgrad_onednn_conv_weight_gradient": ((x, y), (w, bias), conv),
+    "jaxgrad_cpu_depthwise_forward": ((x, depthwise_w, bias), (y,), {**depthwise, "relu": True}),
+    "jaxgrad_cpu_depthwise_input_gradient": ((y, depthwise_w), (x,), depthwise),
+    "jaxgrad_cpu_depthwise_weight_gradient": ((x, y), (depthwise_w, bias), depthwise),
     "jaxgrad_cpu_gru_forward": ((gru_x, gru_w, gru_r, gru_b, lens, h, reset, h), (states, h, gates), gru),
     "jaxgrad_cpu_gru_backward": (
         (gru_x, gru_w, gru_r, lens, h, reset, h, states, gates, states, h), (gru_x, gru_w, gru_r, gru_b, h, h), gru),
@@ -46,11 +52,15 @@ if "cuda" in TARGET:
     import fake_gpu  # the handlers run in programs for the CPU
     CALLS = {
         "jaxgrad_cuda_gru_forward": (
-            (inputs, gru_r, (G, D, H), lens, h, reset, h), (states, h, linear_gates), cuda_gru),
+            (inputs, gru_r, gru_b, lens, h, reset, h), (states, h, linear_gates), cuda_gru),
         "jaxgrad_cuda_gru_backward": (
-            (gru_r, lens, h, reset, h, states, linear_gates, states, h), (inputs, h, h), cuda_gru),
+            (gru_r, lens, h, reset, h, states, linear_gates, states, h), (inputs, inputs, h, h), cuda_gru),
+        "jaxgrad_cuda_depthwise_forward": ((last_x, last_w, bias), (last_y,), {**last, "relu": True}),
+        "jaxgrad_cuda_depthwise_input_gradient": ((last_y, last_w), (last_x,), last),
+        "jaxgrad_cuda_depthwise_weight_gradient": ((last_x, last_y), (last_w,), last),
     }
-    assert CALLS.keys() == {name for name in jaxgrad._src.native.cuda.targets() if "gru" in name}
+    own = [name for name in jaxgrad._src.native.cuda.targets() if "gru" in name or "depthwise" in name]
+    assert CALLS.keys() == set(own), "a handler is not tested"
 else:
     assert CALLS.keys() == set(jaxgrad._src.native.cpu.targets()), "a handler is not tested"
 
@@ -115,12 +125,12 @@ for i, shape in enumerate(operands):
     for bad in bad_shapes(shape):
         print("operand", i, bad, flush=True)
         if not is_error(TARGET, replaced(operands, i, bad), results, attributes):
-            assert 0 in bad or TARGET.endswith("statistics") or bad == (1, *w), bad
+            assert 0 in bad or TARGET.endswith("statistics") or bad in ((1, *w), (1, *depthwise_w)), bad
 for i, shape in enumerate(results):
     for bad in bad_shapes(shape):
         print("result", i, bad, flush=True)
         if not is_error(TARGET, operands, replaced(results, i, bad), attributes):
-            assert 0 in bad or bad == (1, *w), bad
+            assert 0 in bad or bad in ((1, *w), (1, *depthwise_w)), bad
 def reshaped(shapes):  # by old shape
     return [[shapes.get(shape, shape) for shape in arrays] for arrays in (operands, results)]
 
@@ -132,6 +142,11 @@ if "onednn" in TARGET:
     print("a dilated window of 2**64 + 1", flush=True)
     arrays = reshaped({w: (4, 2, 5, 3), y: (2, 4, 6, 3)})
     assert is_error(TARGET, *arrays, {**attributes, "rhs_dilation": (HUGE, 1)})
+if "cpu_depthwise" in TARGET:
+    print("features in the middle", flush=True)
+    assert is_error(TARGET, *reshaped({x: (6, 4, 5, 2)}), {**attributes, "lhs_spec": (3, 1, 0, 2)})
+    print("two input features of a group", flush=True)
+    assert is_error(TARGET, *reshaped({depthwise_w: w}), {**attributes, "feature_group_count": 2})
 if "cpu_gru" in TARGET:
     print("no hidden units", flush=True)
     without = {s: tuple(n * (n % H > 0) for n in s) for s in (gru_w, gru_r, gru_b, h, states, gates)}
@@ -143,6 +158,7 @@ if "cpu" in TARGET:  # the convolutions allocate a workspace then, and the CUDA 
 
 _TARGETS = [
     *(f"jaxgrad_onednn_conv_{name}" for name in ("forward", "input_gradient", "weight_gradient")),
+    *(f"jaxgrad_cpu_depthwise_{name}" for name in ("forward", "input_gradient", "weight_gradient")),
     *(f"jaxgrad_cpu_gru_{name}" for name in ("forward", "backward")),
     *(f"jaxgrad_cpu_batch_norm_{name}" for name in ("statistics", "normalize", "backward")),
 ]
@@ -154,7 +170,13 @@ def test_bad_calls_are_errors(target, run_python):
 
 
 @pytest.mark.skipif(not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has")
-@pytest.mark.parametrize("name", ["forward", "backward"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"gru_{name}" for name in ("forward", "backward")),
+        *(f"depthwise_{name}" for name in ("forward", "input_gradient", "weight_gradient")),
+    ],
+)
 def test_bad_calls_on_a_gpu_are_errors(name, run_python, fake_cuda):
-    target = f"jaxgrad_cuda_gru_{name}"
+    target = f"jaxgrad_cuda_{name}"
     run_python(f"TARGET = {target!r}\n{_SCRIPT}", JAX_PLATFORMS="cpu", LD_LIBRARY_PATH=str(fake_cuda))

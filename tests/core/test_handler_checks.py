@@ -6,14 +6,17 @@ AddressSanitizer, which finds a handler that reads or writes beyond its buffers.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from backends import CPU_KERNEL
 from op_cases import OPS, op_case, values_and_gradients
 
+import jaxgrad
 from jaxgrad._src.native import cpu, ffi
 
 CALLS_OF_EACH_HANDLER = 25
@@ -32,6 +35,13 @@ class HandlerCall(NamedTuple):
         with jax.default_device(CPU_KERNEL.device):
             call = jax.jit(lambda *operands: jax.ffi.ffi_call(self.target, self.results)(*operands, **attributes))
             return jax.block_until_ready(call(*operands))
+
+
+def _depthwise(x, w, bias):
+    """A depthwise convolution, which runs on jaxgrad's own kernels."""
+    numbers = ("NWC", "WIO", "NWC")
+    settings = {"dimension_numbers": numbers, "feature_group_count": 6, "implementation": "cpu"}
+    return jaxgrad.conv_general_dilated(x, w, (2,), "SAME", bias=bias, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +68,10 @@ def calls() -> dict[str, HandlerCall]:
         for op in OPS:
             case = op_case(op)
             jax.eval_shape(lambda *arrays, c=case: values_and_gradients(c.call("cpu"), *arrays), *case.arrays)
+        jax.eval_shape(
+            partial(values_and_gradients, _depthwise),
+            *(jnp.ones(shape, "float32") for shape in ((2, 5, 6), (3, 1, 6), (6,))),
+        )
         jax.clear_caches()
     assert set(found) == set(cpu.targets())
     return found

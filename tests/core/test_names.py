@@ -321,7 +321,10 @@ def loss(x, w):
 
 arrays = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((8, 32, 20, 18), (32, 1, 7, 5))]
 found = test_names._locations(jax.grad(loss, 1), *arrays)
-assert found == {"jaxgrad_cuda_depthwise_weight_gradient-f32-x_8x20x18x32-dy_8x20x18x32-dw_32x1x7x5"}, found
+assert found == {
+    "jaxgrad_cuda_depthwise_forward-f32-x_8x20x18x32-w_32x1x7x5-y_8x20x18x32",
+    "jaxgrad_cuda_depthwise_weight_gradient-f32-x_8x20x18x32-dy_8x20x18x32-dw_32x1x7x5",
+}, found
 """
 
 

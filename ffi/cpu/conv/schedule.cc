@@ -1,7 +1,6 @@
 #include "cpu/conv/schedule.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "cpu/runtime/onednn_threads.h"
 
@@ -28,25 +27,7 @@ void assign_threads(ConvSchedule& schedule) {
   schedule.num_workers = shared ? std::min<int64_t>(schedule.num_problems, team) : 1;
 }
 
-// Removes the axis of independent problems, if there is one, from the shapes. Returns false if the shapes disagree.
-bool remove_problem_axis(ConvArguments& arguments, int64_t& num_problems) {
-  if (!has_problem_axis(arguments)) return true;
-  num_problems = arguments.w.front();
-  auto remove = [&](std::vector<int64_t>& shape, const std::vector<int64_t>& spec) {
-    if (num_problems < 1 || shape.empty() || spec.empty() || shape.front() % num_problems != 0) return false;
-    shape.front() /= num_problems;
-    if (shape.size() != spec.size() + 1) return spec.front() == 0;  // the problems are part of the batch
-    const bool has_own_axis = shape.front() == 1;
-    shape.erase(shape.begin());
-    return has_own_axis;
-  };
-  return remove(arguments.w, arguments.rhs_spec) && remove(arguments.x, arguments.lhs_spec) &&
-         remove(arguments.y, arguments.out_spec);
-}
-
 }  // namespace
-
-bool has_problem_axis(const ConvArguments& arguments) { return arguments.w.size() == arguments.rhs_spec.size() + 1; }
 
 ConvSchedule make_conv_schedule(ConvPass pass, ConvType type, bool has_bias, ConvArguments arguments,
                                 std::string& error) {

@@ -15,12 +15,8 @@ struct ConvSchedule {
   int64_t num_workers = 1;  // tasks that share the problems, each with a workspace of its own
 };
 
-// Whether the arrays have an axis of independent problems.
-bool has_problem_axis(const ConvArguments& arguments);
-
-// Checks the arguments and assigns threads. With independent problems, w and the bias have an additional first axis. x
-// and y have this axis too, or their batch, if it is their first axis, is num_problems times as large. If a check
-// fails, `error` is set and the result is meaningless.
+// Checks the arguments and assigns threads. With independent problems, the arrays are as remove_problem_axis() takes
+// them, and the bias has an additional first axis. If a check fails, `error` is set and the result is meaningless.
 ConvSchedule make_conv_schedule(ConvPass pass, ConvType type, bool has_bias, ConvArguments arguments,
                                 std::string& error);
 

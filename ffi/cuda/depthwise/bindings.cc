@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "common/conv_bindings.h"
+#include "cuda/depthwise/convolution_plan.h"
+#include "cuda/depthwise/convolution_source.h"
 #include "cuda/depthwise/kernel_source.h"
 #include "cuda/depthwise/op.h"
 #include "cuda/runtime/nvrtc.h"
@@ -57,7 +59,7 @@ nb::dict program_of(int64_t architecture, int64_t multiprocessors, int64_t share
   nb::dict program;
   program["definitions"] = depthwise_definitions(*shape, *tiling);
   program["source"] = kDepthwiseWeightGradientSource;
-  program["chunks"] = tiling->chunks;
+  program["chunks"] = tiling->chunks * shape->KZ;
   program["shares"] = tiling->shares;
   program["threads"] = tiling->threads;
   program["shared_bytes"] = tiling->shared_bytes;
@@ -77,8 +79,59 @@ std::string nvrtc_problem(const std::vector<std::string>& paths, std::optional<i
   return "";
 }
 
-nb::dict cache_info() {
-  const CacheInfo found = depthwise_plan_cache_info();
+DepthwiseConvolutionKey convolution_key(int64_t device, int64_t conv_pass, int64_t type, bool relu,
+                                        const ConvShapes& shapes, const nb::dict& layout) {
+  DepthwiseConvolutionKey key;
+  static_cast<ConvProblem&>(key) = make_conv_problem(static_cast<ConvPass>(conv_pass), shapes, layout);
+  key.type = static_cast<FloatType>(type);
+  key.relu = relu;
+  key.device = static_cast<int>(device);
+  return key;
+}
+
+std::string convolution_rejection(int64_t device, int64_t conv_pass, int64_t type, const ConvShapes& shapes,
+                                  const nb::dict& layout) {
+  try {
+    check_depthwise_convolution(convolution_key(device, conv_pass, type, false, shapes, layout));
+  } catch (const NoPlan& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void prepare_convolution(int64_t device, int64_t conv_pass, int64_t type, bool relu, const ConvShapes& shapes,
+                         const nb::dict& layout) {
+  const DepthwiseConvolutionKey key = convolution_key(device, conv_pass, type, relu, shapes, layout);
+  const nb::gil_scoped_release release;
+  const driver::CurrentDevice current(key.device);
+  depthwise_convolution_plan(key);
+}
+
+// The source that would be compiled for a GPU, without kDeviceSource, and the launch parameters, if a multiprocessor
+// holds as many blocks as the tile asks for. The GPU need not exist.
+nb::dict convolution_program(int64_t architecture, int64_t multiprocessors, int64_t shared_bytes,
+                             int64_t shared_bytes_in_all, int64_t conv_pass, int64_t type, bool relu,
+                             const ConvShapes& shapes, const nb::dict& layout) {
+  std::string reason;
+  const auto convolution = depthwise_convolution(make_conv_problem(static_cast<ConvPass>(conv_pass), shapes, layout),
+                                                 static_cast<FloatType>(type), reason);
+  if (!convolution) throw nb::value_error(reason.c_str());
+  const Gpu gpu{static_cast<int>(architecture), static_cast<int>(multiprocessors), shared_bytes, shared_bytes_in_all};
+  const auto tile = depthwise_tile(*convolution, gpu);
+  if (!tile) throw nb::value_error("no tile fits the GPU");
+  const DepthwiseGrid grid = depthwise_grid(*convolution, *tile, gpu.multiprocessors, tile->BLOCKS);
+  nb::dict program;
+  program["definitions"] = depthwise_definitions(*convolution, *tile, relu);
+  program["source"] = kDepthwiseConvolutionSource;
+  program["arguments"] = nb::bytes(reinterpret_cast<const char*>(&grid.arguments), sizeof(grid.arguments));
+  program["chunks"] = grid.chunks;
+  program["shares"] = grid.shares;
+  program["threads"] = tile->threads;
+  program["shared_bytes"] = tile->shared_bytes;
+  return program;
+}
+
+nb::dict as_dict(const CacheInfo& found) {
   nb::dict info;
   info["hits"] = found.hits;
   info["misses"] = found.misses;
@@ -87,6 +140,9 @@ nb::dict cache_info() {
   return info;
 }
 
+nb::dict cache_info() { return as_dict(depthwise_plan_cache_info()); }
+nb::dict convolution_cache_info() { return as_dict(depthwise_convolution_plan_cache_info()); }
+
 }  // namespace
 
 void bind_depthwise(nb::module_& module) {
@@ -94,6 +150,18 @@ void bind_depthwise(nb::module_& module) {
              "Opens NVRTC and compiles an empty program for a device. Returns why that is impossible; empty if it is "
              "not. Raises RuntimeError for an error that may pass.");
   module.def("depthwise_plan_cache_info", &cache_info, "Hits, misses, size and capacity of the cache of plans.");
+  module.def("depthwise_convolution_plan_cache_info", &convolution_cache_info,
+             "Hits, misses, size and capacity of the cache of plans of forward passes and input gradients.");
+  module.def("depthwise_convolution_rejection", &convolution_rejection, nb::arg("device"), nb::arg("conv_pass"),
+             nb::arg("type"), nb::arg("shapes"), nb::arg("layout"),
+             "Why the kernel does not support a forward pass or an input gradient; empty if it does.");
+  module.def("prepare_depthwise_convolution", &prepare_convolution, nb::arg("device"), nb::arg("conv_pass"),
+             nb::arg("type"), nb::arg("relu"), nb::arg("shapes"), nb::arg("layout"),
+             "Compiles and loads the kernel of a forward pass or an input gradient.");
+  module.def("depthwise_convolution_program", &convolution_program, nb::arg("architecture"), nb::arg("multiprocessors"),
+             nb::arg("shared_bytes"), nb::arg("shared_bytes_in_all"), nb::arg("conv_pass"), nb::arg("type"),
+             nb::arg("relu"), nb::arg("shapes"), nb::arg("layout"),
+             "The source and launch parameters for a GPU, which need not exist.");
   module.def("depthwise_weight_gradient_rejection", &rejection_of, nb::arg("device"), nb::arg("type"),
              nb::arg("shapes"), nb::arg("layout"), "Why the kernel does not support a problem; empty if it does.");
   module.def("depthwise_weight_gradient_plan", &plan_of, nb::arg("device"), nb::arg("type"), nb::arg("shapes"),

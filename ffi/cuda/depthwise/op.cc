@@ -35,22 +35,6 @@ namespace {
 
 constexpr size_t kCapacity = 256;       // plans, which keep kernels loaded
 constexpr size_t kKernelCapacity = 64;  // programs; batch sizes may share them
-constexpr int kMinArchitecture = 80;    // asynchronous copies to shared memory
-
-Gpu gpu_of(int device) {
-  CUdevice found = 0;
-  JAXGRAD_DRIVER(driver::api().cuDeviceGet(&found, device));
-  const auto attribute = [&](CUdevice_attribute which) {
-    int value = 0;
-    JAXGRAD_DRIVER(driver::api().cuDeviceGetAttribute(&value, which, found));
-    return value;
-  };
-  return {10 * attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
-              attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
-          attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
-          attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
-          attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)};
-}
 
 struct KeyHash {
   size_t operator()(const DepthwiseKey& key) const {
@@ -88,8 +72,7 @@ Variant find_variant(const DepthwiseKey& key) {
   const auto shape = depthwise_shape(key, key.type, reason);
   if (!shape) throw NoPlan("the depthwise kernel does not support this convolution: " + reason);
   const Gpu gpu = gpu_of(key.device);
-  if (gpu.architecture < kMinArchitecture)
-    throw NoPlan("the depthwise kernel requires a GPU of compute capability 8.0 or later");
+  check_depthwise_gpu(gpu);
   const auto tiling = depthwise_tiling(*shape, gpu);
   if (!tiling) throw NoPlan("the tiles of the depthwise kernel would be too large for the GPU");
   return {*shape, *tiling, gpu};
@@ -110,6 +93,7 @@ DepthwisePlan::DepthwisePlan(const DepthwiseShape& shape, const DepthwiseTiling&
                              std::shared_ptr<const DepthwiseKernels> kernels)
     : tiling_(t),
       images_(shape.N),
+      taps_axis_(shape.KZ),
       workspace_bytes_(t.partial_bytes(shape)),
       dw_elements_(shape.taps() * shape.C),
       kernels_(std::move(kernels)) {}
@@ -118,7 +102,7 @@ void DepthwisePlan::run(CUstream stream, const void* x, const void* dy, void* dw
   const DepthwiseTiling& t = tiling_;
   int images = static_cast<int>(images_), shares = static_cast<int>(t.shares);
   std::array<void*, 4> partial = {&x, &dy, &workspace, &images};
-  JAXGRAD_DRIVER(driver::api().cuLaunchKernel(kernels_->partial(), narrow(t.chunks), narrow(t.shares), 1,
+  JAXGRAD_DRIVER(driver::api().cuLaunchKernel(kernels_->partial(), narrow(t.chunks * taps_axis_), narrow(t.shares), 1,
                                               narrow(t.threads), 1, 1, narrow(t.shared_bytes), stream, partial.data(),
                                               nullptr));
   std::array<void*, 3> sum = {&workspace, &dw, &shares};

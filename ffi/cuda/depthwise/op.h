@@ -38,7 +38,7 @@ class DepthwisePlan {
 
  private:
   DepthwiseTiling tiling_;
-  int64_t images_, workspace_bytes_, dw_elements_;
+  int64_t images_, taps_axis_, workspace_bytes_, dw_elements_;
   std::shared_ptr<const DepthwiseKernels> kernels_;
 };
 

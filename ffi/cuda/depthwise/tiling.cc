@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/depthwise/layout.h"
+
 namespace jaxgrad {
 namespace {
 
@@ -85,9 +87,9 @@ bool complete(const DepthwiseShape& s, const Gpu& gpu, const Work& work, Depthwi
                             subs * t.GROUPS * t.KG * s.KW * t.CC * static_cast<int64_t>(sizeof(float)));
   if (t.shared_bytes > gpu.shared_bytes) return false;
   if ((t.shared_bytes + kReservedShared) * t.BLOCKS > gpu.shared_bytes_in_all) return false;
-  t.tiles = ceil_div(s.N, t.TN) * ceil_div(s.HO, t.TH) * ceil_div(s.WO, t.TW);
+  t.tiles = ceil_div(s.planes(), t.TN) * ceil_div(s.HO, t.TH) * ceil_div(s.WO, t.TW);
   t.chunks = ceil_div(s.C, t.CC);
-  const int64_t most = std::clamp<int64_t>(gpu.multiprocessors * t.BLOCKS / t.chunks, 1, t.tiles);
+  const int64_t most = std::clamp<int64_t>(gpu.multiprocessors * t.BLOCKS / (t.chunks * s.KZ), 1, t.tiles);
   t.shares = ceil_div(t.tiles, ceil_div(t.tiles, most));  // the fewest blocks that need the same number of rounds
   return true;
 }
@@ -107,11 +109,11 @@ double estimate(const DepthwiseShape& s, const Gpu& gpu, const DepthwiseTiling& 
   const double copied = real(copies(t, x_rows(s, t), x_columns(s, t)) + copies(t, t.TH, t.TW));
   const double instructions = real(work.products) + load * real(work.loads) + kCopyInstructions * copied + 35;
   const int64_t rounds = ceil_div(t.tiles, t.shares);
-  const int64_t resident = std::min(t.BLOCKS, ceil_div(t.shares * t.chunks, gpu.multiprocessors));  // blocks
+  const int64_t resident = std::min(t.BLOCKS, ceil_div(t.shares * t.chunks * s.KZ, gpu.multiprocessors));  // blocks
   const double issued = std::min(0.98, 0.3 + 0.04 * warps * real(resident));  // share of the issue slots
   const double compute = real(rounds * resident) * warps * instructions / 4 / issued / 1750;
-  const double cache = real(t.tiles * t.chunks) * bytes / 6.9e6;
-  const double size = real(s.N * (s.H * s.W + s.HO * s.WO) * s.C * s.element_bytes());
+  const double cache = real(t.tiles * t.chunks * s.KZ) * bytes / 6.9e6;
+  const double size = real(s.N * (s.Z * s.H * s.W + s.ZO * s.HO * s.WO) * s.C * s.element_bytes());
   const double piece = real(t.CC * s.element_bytes());  // contiguous bytes
   const double pieces = 1 + 0.04 * std::max(0.0, 128 / piece - 1);
   const double memory = size / 5.3e6 * pieces * std::max(1.0, 64e3 / (real((t.STAGES - 1) * resident) * bytes));
@@ -130,34 +132,35 @@ std::optional<DepthwiseShape> depthwise_shape(const ConvProblem& problem, FloatT
   if (type == FloatType::kFloat64) return fail("it does not support float64");
   if (problem.groups != problem.x.sizes[1] || problem.w.sizes[0] != problem.groups)
     return fail("the convolution is not depthwise");
-  if (n > 2) return fail("it supports one or two spatial dimensions");
   DepthwiseShape s{};
   s.type = type;
   s.N = problem.x.sizes[0];
   s.C = problem.x.sizes[1];
   const int w = n + 1;  // the last spatial axis of an operand
   const auto of = [&](const ConvOperand& operand, int axis) { return axis < 2 ? 1 : operand.sizes[axis]; };
+  s.Z = n == 3 ? problem.x.sizes[2] : 1, s.ZO = n == 3 ? problem.y.sizes[2] : 1, s.KZ = n == 3 ? problem.w.sizes[2] : 1;
   s.H = of(problem.x, w - 1), s.W = of(problem.x, w);
   s.HO = of(problem.y, w - 1), s.WO = of(problem.y, w);
   s.KH = of(problem.w, w - 1), s.KW = of(problem.w, w);
-  s.SH = n == 2 ? problem.window_strides[0] : 1, s.SW = problem.window_strides[n - 1];
-  s.PH = n == 2 ? problem.padding_low[0] : 0, s.PW = problem.padding_low[n - 1];
-  s.DH = n == 2 ? problem.rhs_dilation[0] : 1, s.DW = problem.rhs_dilation[n - 1];
-  const auto channels_last = [&](const ConvOperand& operand, int64_t height, int64_t width) {
-    return operand.strides[1] == 1 && operand.strides[w] == s.C && (n == 1 || operand.strides[2] == width * s.C) &&
-           operand.strides[0] == height * width * s.C;
+  const auto parameter = [&](const auto& values, int from_last, int64_t otherwise) {
+    return n > from_last ? values[n - 1 - from_last] : otherwise;
   };
-  if (!channels_last(problem.x, s.H, s.W) || !channels_last(problem.y, s.HO, s.WO))
+  s.SZ = parameter(problem.window_strides, 2, 1), s.SH = parameter(problem.window_strides, 1, 1);
+  s.PZ = parameter(problem.padding_low, 2, 0), s.PH = parameter(problem.padding_low, 1, 0);
+  s.DZ = parameter(problem.rhs_dilation, 2, 1), s.DH = parameter(problem.rhs_dilation, 1, 1);
+  s.SW = problem.window_strides[n - 1], s.PW = problem.padding_low[n - 1], s.DW = problem.rhs_dilation[n - 1];
+  if (!is_channels_last(problem.x, n) || !is_channels_last(problem.y, n))
     return fail("the operands must be channels last");
-  s.taps_last = problem.w.strides[w] == 1;  // also true for a single channel
-  const int64_t column = s.taps_last ? 1 : s.C, channel = s.taps_last ? s.taps() : 1;
-  if (problem.w.strides[w] != column || (n == 2 && problem.w.strides[2] != s.KW * column) ||
-      (s.C > 1 && problem.w.strides[0] != channel))
+  s.taps_last = !has_tap_order(problem.w, n, false);
+  if (s.taps_last && !has_tap_order(problem.w, n, true))
     return fail("the channels of the weights must come first or last");
   if (s.C * s.element_bytes() % 4 != 0) return fail("the channels of a pixel must be a multiple of 4 bytes");
   constexpr int64_t max = std::numeric_limits<int32_t>::max();
-  if (s.H * s.W * s.C > max / 64 || s.N > max || s.HO * s.WO * s.N > max || s.taps() * s.C > max / 4096)
+  if (s.H * s.W * s.C > max / 64 || s.N > max || s.HO * s.WO * s.planes() > max || s.N * s.Z > max ||
+      s.taps() * s.C > max / 4096)
     return fail("the arrays are too large for 32-bit indices");
+  for (const int64_t value : {s.SZ, s.SH, s.SW, s.DZ, s.DH, s.DW, s.PZ, s.PH, s.PW})
+    if (value > max / 4096 || value < -max / 4096) return fail("the strides, dilation or padding are too large");
   return s;
 }
 
@@ -175,7 +178,7 @@ std::optional<DepthwiseTiling> depthwise_tiling(const DepthwiseShape& shape, con
       for (const int64_t columns : part_counts(shape.WO, t.SUB_W))
         for (const int64_t images : {1, 2, 4}) {
           t.TH = rows * t.SUB_H, t.TW = columns * t.SUB_W, t.TN = images;
-          if (images > 1 && (images > shape.N || t.TH < shape.HO || t.TW < shape.WO)) continue;
+          if (images > 1 && (images > shape.planes() || t.TH < shape.HO || t.TW < shape.WO)) continue;
           for (const int64_t channels : block_channels(shape)) {
             t.CC = channels, t.VECTOR = vector_of(shape, channels);
             for (const int64_t stages : {2, 3})
@@ -206,14 +209,20 @@ std::string depthwise_definitions(const DepthwiseShape& s, const DepthwiseTiling
       {"ELEMENT_IS_BFLOAT16", s.type == FloatType::kBFloat16},
       {"TAPS_LAST", s.taps_last},
       {"SLICES", kDepthwiseSumSlices},
-      {"WHOLE_TILES", s.N % t.TN == 0},
+      {"WHOLE_TILES", s.planes() % t.TN == 0},
+      {"Z", s.Z},
       {"H", s.H},
       {"W", s.W},
       {"C", s.C},
+      {"ZO", s.ZO},
       {"HO", s.HO},
       {"WO", s.WO},
+      {"KZ", s.KZ},
       {"KH", s.KH},
       {"KW", s.KW},
+      {"SZ", s.SZ},
+      {"PZ", s.PZ},
+      {"DZ", s.DZ},
       {"SH", s.SH},
       {"SW", s.SW},
       {"PH", s.PH},

@@ -6,34 +6,29 @@
 #include <string>
 
 #include "common/conv_problem.h"
+#include "cuda/depthwise/gpu.h"
 #include "cuda/runtime/float_type.h"
 
 namespace jaxgrad {
 
-// The properties of a GPU that the tiling depends on.
-struct Gpu {
-  int architecture = 0;  // 10 * major + minor compute capability
-  int multiprocessors = 0;
-  int64_t shared_bytes = 0;         // of shared memory, largest per block
-  int64_t shared_bytes_in_all = 0;  // of shared memory per multiprocessor
-};
-
-// A depthwise convolution of [N, H, W, C] with weights [KH, KW, C]. H is 1 if there is one spatial dimension.
+// A depthwise convolution of [N, Z, H, W, C] with weights [KZ, KH, KW, C]. Z is 1 if there are fewer than three spatial
+// dimensions, and H is 1 if there is one.
 struct DepthwiseShape {
   FloatType type{};
-  int64_t N, H, W, C, HO, WO, KH, KW;
-  int64_t SH, SW, PH, PW, DH, DW;  // strides, padding before the first element, dilation of the window
-  bool taps_last;                  // the layout of the weights is [C, KH, KW], otherwise [KH, KW, C]
+  int64_t N, C, Z, H, W, ZO, HO, WO, KZ, KH, KW;
+  int64_t SZ, SH, SW, PZ, PH, PW, DZ, DH, DW;  // strides, padding before the first element, dilation of the window
+  bool taps_last;  // the layout of the weights is [C, KZ, KH, KW], otherwise [KZ, KH, KW, C]
 
   int64_t element_bytes() const { return bytes_of(type); }
-  int64_t taps() const { return KH * KW; }
+  int64_t taps() const { return KZ * KH * KW; }
+  int64_t planes() const { return N * ZO; }  // of dy
 };
 
 // The constants in capitals are explained in weight_gradient.cu.
 struct DepthwiseTiling {
   int64_t SUB_H, SUB_W, TN, TH, TW, CC, GROUPS, KG, STAGES, BLOCKS, VECTOR;
   int64_t threads, shared_bytes, tiles, chunks;
-  int64_t shares;  // blocks that share the tiles; the grid is (chunks, shares)
+  int64_t shares;  // blocks that share the tiles; the grid is (chunks KZ, shares)
 
   int64_t partial_bytes(const DepthwiseShape& shape) const { return shares * shape.taps() * shape.C * 4; }
 };

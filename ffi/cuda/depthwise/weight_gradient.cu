@@ -1,7 +1,9 @@
 // The weight gradient of a depthwise convolution:
 //   dw[kh, kw, c] = sum over n, i, j of dy[n, i, j, c] * x[n, i SH - PH + kh DH, j SW - PW + kw DW, c].
-// The host defines the names in capitals, and WHOLE_TILES if no tile has fewer than TN images. A block computes CC
-// channels for its share of the tiles of dy, which have TN images, TH rows and TW columns, while the copies of the next
+// With three spatial dimensions, n counts the planes of dy, and the blocks of tap kz of the first dimension read plane
+// z SZ - PZ + kz DZ of x for plane z of dy.
+// The host defines the names in capitals, and WHOLE_TILES if no tile has fewer than TN planes. A block computes CC
+// channels for its share of the tiles of dy, which have TN planes, TH rows and TW columns, while the copies of the next
 // STAGES - 1 tiles are in flight. A thread has one channel and SUB_H x SUB_W elements of a tile; neighboring threads
 // have neighboring channels. It keeps KG x KW sums in registers, one per tap of the window. GROUPS threads share the
 // rows of the window. Elements of a tile outside of dy are zeros, so an infinity or NaN in x may reach more taps of its
@@ -15,20 +17,29 @@ constexpr int THREADS = SUBS * GROUPS * CC;
 constexpr int TAPS = KH * KW, OWN_TAPS = GROUPS * KG * KW;
 constexpr int STAGE = (X_PIXELS + DY_PIXELS) * CC;  // elements
 
+constexpr bool PLANES_ALIKE = Z == 1 && ZO == 1 && KZ == 1;  // two spatial dimensions
+
 struct Tile {
-  int n, i, j;  // first image, row and column in dy
+  int n, i, j;  // first plane, row and column in dy
 };
+
+// The plane of x that is multiplied with a plane of dy; -1 if that is padding.
+__device__ inline int plane_of_x(int plane, int kz) {
+  if (PLANES_ALIKE) return plane;
+  const int z = plane % ZO * SZ - PZ + kz * DZ;
+  return static_cast<unsigned>(z) < Z ? plane / ZO * Z + z : -1;
+}
 
 __device__ inline Tile tile_at(int index) {
   const int w = index % TILES_W, rest = index / TILES_W;
   return {rest / TILES_H * TN, rest % TILES_H * TH, w * TW};
 }
 
-// Copies a box of `array`, [images, HEIGHT, WIDTH, C], that starts at (n, h, w, c), to `box`, [TN, ROWS, COLUMNS, CC].
-// Elements outside of the array are zeros. A thread stays in its column, so that a copy costs little more than a
-// comparison.
+// Copies a box of `array`, [planes, HEIGHT, WIDTH, C], that starts at row h, column w and channel c, to `box`,
+// [TN, ROWS, COLUMNS, CC]. Its planes are planes[], of which -1 stands for zeros. Elements outside of the array are
+// zeros. A thread stays in its column, so that a copy costs little more than a comparison.
 template <int HEIGHT, int WIDTH, int ROWS, int COLUMNS>
-__device__ inline void copy_box(T* box, const T* array, int images, int n, int h, int w, int c) {
+__device__ inline void copy_box(T* box, const T* array, const int (&planes)[TN], int h, int w, int c) {
   constexpr int LANES = COLUMNS * CC / VECTOR, PASSES = (LANES + THREADS - 1) / THREADS;
   constexpr int STEP = PASSES > 1 ? 1 : THREADS / LANES;  // rows that the threads copy at once
   const int first = PASSES > 1 ? 0 : threadIdx.x / LANES;
@@ -39,25 +50,32 @@ __device__ inline void copy_box(T* box, const T* array, int images, int n, int h
     if (PASSES > 1 && LANES % THREADS != 0 && lane >= LANES) break;
     const int column = w + lane / (CC / VECTOR), channel = c + lane % (CC / VECTOR) * VECTOR;
     const bool inside = static_cast<unsigned>(column) < WIDTH && (C % CC == 0 || channel < C);
-    const T* const from = array + ((static_cast<long long>(n) * HEIGHT + h + first) * WIDTH + column) * C + channel;
     T* const to = box + first * COLUMNS * CC + lane * VECTOR;
 #pragma unroll
-    for (int image = 0; image < TN; ++image)
+    for (int n = 0; n < TN; ++n) {
+      const T* const from =
+          array + ((static_cast<long long>(planes[n]) * HEIGHT + h + first) * WIDTH + column) * C + channel;
 #pragma unroll
       for (int row = 0; row < ROWS; row += STEP) {
         if (ROWS % STEP != 0 && row + first >= ROWS) break;
-        const bool valid =
-            inside && static_cast<unsigned>(h + first + row) < HEIGHT && (WHOLE_TILES || n + image < images);
-        copy_async<VECTOR * sizeof(T)>(to + (image * ROWS + row) * COLUMNS * CC,
-                                       from + (image * HEIGHT + row) * WIDTH * C, valid);
+        const bool valid = inside && static_cast<unsigned>(h + first + row) < HEIGHT &&
+                           ((WHOLE_TILES && PLANES_ALIKE) || planes[n] >= 0);
+        copy_async<VECTOR * sizeof(T)>(to + (n * ROWS + row) * COLUMNS * CC, from + row * WIDTH * C, valid);
       }
+    }
   }
 }
 
-__device__ inline void copy_tile(T* stage, const T* x, const T* dy, int images, int index, int c) {
+__device__ inline void copy_tile(T* stage, const T* x, const T* dy, int planes, int index, int c, int kz) {
   const Tile tile = tile_at(index);
-  copy_box<H, W, XH, XW>(stage, x, images, tile.n, tile.i * SH - PH, tile.j * SW - PW, c);
-  copy_box<HO, WO, TH, TW>(stage + X_PIXELS * CC, dy, images, tile.n, tile.i, tile.j, c);
+  int of_x[TN], of_dy[TN];
+#pragma unroll
+  for (int n = 0; n < TN; ++n) {
+    of_dy[n] = WHOLE_TILES || tile.n + n < planes ? tile.n + n : -1;
+    of_x[n] = of_dy[n] < 0 ? -1 : plane_of_x(of_dy[n], kz);
+  }
+  copy_box<H, W, XH, XW>(stage, x, of_x, tile.i * SH - PH, tile.j * SW - PW, c);
+  copy_box<HO, WO, TH, TW>(stage + X_PIXELS * CC, dy, of_dy, tile.i, tile.j, c);
 }
 
 // Adds the products of a thread's part of a tile to its taps. All register indices are compile-time constants.
@@ -85,13 +103,13 @@ __device__ inline void add_products(float (&sums)[KG][KW], const T* x, const T* 
   }
 }
 
-// partial [gridDim.y, KH, KW, C]: the sums over the tiles of each block. The grid is (channels / CC, shares).
+// partial [gridDim.y, KZ, KH, KW, C]: the sums over the tiles of each block. The grid is (KZ channels / CC, shares).
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     depthwise_weight_gradient_partial(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial,
                                       int images) {
-  const int tiles = TILES_H * TILES_W * ((images + TN - 1) / TN);
+  const int planes = images * ZO, tiles = TILES_H * TILES_W * ((planes + TN - 1) / TN);
   T* const stages = reinterpret_cast<T*>(shared_memory());
-  const int first = blockIdx.x * CC, c = threadIdx.x % CC, part = threadIdx.x / CC;
+  const int kz = blockIdx.x % KZ, first = blockIdx.x / KZ * CC, c = threadIdx.x % CC, part = threadIdx.x / CC;
   const int group = part % GROUPS, sub = part / GROUPS;
   const int j = sub % SUBS_W * SUB_W, i = sub / SUBS_W % SUBS_H * SUB_H, n = sub / (SUBS_W * SUBS_H);
   const int own_x = ((n * XH + i * SH + group * KG * DH) * XW + j * SW) * CC + c;
@@ -106,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
   for (int ahead = 0; ahead < STAGES - 1; ++ahead) {
     const int tile = blockIdx.y + ahead * gridDim.y;
-    if (tile < tiles) copy_tile(stages + ahead * STAGE, x, dy, images, tile, first);
+    if (tile < tiles) copy_tile(stages + ahead * STAGE, x, dy, planes, tile, first, kz);
     commit_copies();
   }
   int stage = 0;
@@ -115,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     wait_for_copies<STAGES - 2>();
     __syncthreads();  // all threads see the tile, and no thread uses the previous stage
     const int next = tile + (STAGES - 1) * gridDim.y;
-    if (next < tiles) copy_tile(stages + (stage + STAGES - 1) % STAGES * STAGE, x, dy, images, next, first);
+    if (next < tiles) copy_tile(stages + (stage + STAGES - 1) % STAGES * STAGE, x, dy, planes, next, first, kz);
     commit_copies();
     add_products(sums, stages + stage * STAGE + own_x, stages + stage * STAGE + own_dy);
     stage = (stage + 1) % STAGES;
@@ -132,22 +150,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     float sum = 0;
     for (int other = 0; other < SUBS; ++other) sum += gathered[other * OWN_TAPS * CC + index];
     const int channel = first + index % CC;
-    if (C % CC == 0 || channel < C) partial[(blockIdx.y * TAPS + index / CC) * C + channel] = sum;
+    if (C % CC == 0 || channel < C) partial[((blockIdx.y * KZ + kz) * TAPS + index / CC) * C + channel] = sum;
   }
 }
 
-// dw [KH, KW, C], or [C, KH, KW] with TAPS_LAST: the sum of `shares` partial sums, in a fixed order.
+// dw [KZ, KH, KW, C], or [C, KZ, KH, KW] with TAPS_LAST: the sum of `shares` partial sums, in a fixed order.
 extern "C" __global__ void __launch_bounds__(32 * SLICES)
     depthwise_weight_gradient_sum(const float* __restrict__ partial, T* __restrict__ dw, int shares) {
   __shared__ float slices[SLICES][32];
   const int lane = threadIdx.x % 32, slice = threadIdx.x / 32, index = blockIdx.x * 32 + lane;
   float sum = 0;
-  if (index < TAPS * C)
+  if (index < KZ * TAPS * C)
     for (int share = slice; share < shares; share += SLICES)
-      sum += partial[static_cast<long long>(share) * TAPS * C + index];
+      sum += partial[static_cast<long long>(share) * KZ * TAPS * C + index];
   slices[slice][lane] = sum;
   __syncthreads();
-  if (slice > 0 || index >= TAPS * C) return;
+  if (slice > 0 || index >= KZ * TAPS * C) return;
   for (int other = 1; other < SLICES; ++other) sum += slices[other][lane];
-  narrow(sum, &dw[TAPS_LAST ? index % C * TAPS + index / C : index]);
+  narrow(sum, &dw[TAPS_LAST ? index % C * KZ * TAPS + index / C : index]);
 }

@@ -48,3 +48,27 @@ template <int LEFT>
 __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
+
+// Writes to global memory if `valid`, by a predicate instead of a branch.
+__device__ inline void store_if(bool valid, void* to, unsigned short value) {
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.u16 [%1], %2;}" ::"r"(static_cast<unsigned>(valid)),
+               "l"(to), "h"(value)
+               : "memory");
+}
+template <int WORDS>
+__device__ inline void store_if(bool valid, void* to, const unsigned (&value)[WORDS]) {
+  const unsigned given = valid;
+  if constexpr (WORDS == 1) {
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.u32 [%1], %2;}" ::"r"(given), "l"(to), "r"(value[0])
+                 : "memory");
+  } else if constexpr (WORDS == 2) {
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.v2.u32 [%1], {%2, %3};}" ::"r"(given), "l"(to),
+                 "r"(value[0]), "r"(value[1])
+                 : "memory");
+  } else {
+    static_assert(WORDS == 4);
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.v4.u32 [%1], {%2, %3, %4, %5};}" ::"r"(given),
+                 "l"(to), "r"(value[0]), "r"(value[1]), "r"(value[2]), "r"(value[3])
+                 : "memory");
+  }
+}

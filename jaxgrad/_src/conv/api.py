@@ -14,19 +14,22 @@ import jax
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxgrad._src.conv.activations import ACTIVATIONS, activate, check_activation
 from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.conv.backends import BACKENDS
 from jaxgrad._src.conv.canonicalize import LaxArguments, Reading, read
 from jaxgrad._src.conv.params import ConvCall, ConvParams
+from jaxgrad._src.conv.patches import remark_on_xla
 from jaxgrad._src.conv.xla import add_bias_and_relu
 from jaxgrad._src.core import checks, marks
 from jaxgrad._src.core.mesh_axes import explicit_mesh, pvary_to_match
 from jaxgrad._src.core.op import Op, Rejection
+from jaxgrad._src.core.precision import precision_of_call
 from jaxgrad._src.core.selection import XLA, Selection, select
 from jaxgrad._src.core.settings import of_kernels
 from jaxgrad._src.native import cuda
 
-OP = Op("conv_general_dilated", PASSES, BACKENDS)
+OP = Op("conv_general_dilated", PASSES, BACKENDS, remark_on_xla)
 
 
 @OP.public
@@ -69,16 +72,19 @@ def conv_general_dilated(
         `jax.lax.conv_general_dilated`: a `jax.sharding.PartitionSpec` for the mesh of `jax.set_mesh`, or a
         `jax.sharding.NamedSharding`. A gradient has the sharding of its operand.
       bias: None, or an array of shape [output features] with the dtype of the result, added to the result.
-      activation: "relu", applied after the bias, or None. The gradient of relu at zero is zero, as in `jax.nn.relu`.
+      activation: "relu", "silu" or "gelu", applied after the bias, or None. "gelu" is the approximation by tanh, the
+        default of `jax.nn.gelu`. The gradient of relu at zero is zero, as in `jax.nn.relu`. XLA applies silu and gelu.
       implementation: None selects the fastest implementation known for each pass: the value, the input gradient and the
-        weight gradient. "xla", "cpu" (oneDNN), "cudnn" or "cuda" (jaxgrad's CUDA kernel for depthwise weight gradients,
-        with XLA for the other passes) forces one. `jaxgrad.explain` reports what None selects, and why.
+        weight gradient. "xla", "cpu" (oneDNN, or jaxgrad's CPU kernels for depthwise convolutions), "cudnn" or "cuda"
+        (jaxgrad's CUDA kernels for depthwise convolutions) forces one. `jaxgrad.explain` reports what None selects, and
+        why.
 
     Returns:
       An array with the shape and dtype of the result of `jax.lax.conv_general_dilated`.
 
     Raises:
-      TypeError: an error of `jax.lax.conv_general_dilated`, or bias has another dtype than the result.
+      TypeError: an error of `jax.lax.conv_general_dilated`; bias has another dtype than the result; or the result, of
+        which activation is "silu" or "gelu", is not of a floating-point type.
       ValueError: an error of `jax.lax.conv_general_dilated`; bias has another shape than [output features]; activation
         or implementation is unknown; the forced implementation does not support the call, or the program is lowered for
         another platform than that of the forced implementation.
@@ -90,7 +96,7 @@ def conv_general_dilated(
     chosen.
 
     Reverse-mode differentiation works to any order on the same kernels, and so does forward mode inside
-    `jaxgrad.forward_mode`. With an activation, the residual is the result and not the argument of the activation.
+    `jaxgrad.forward_mode`. The residual of relu is the result and not the argument; that of silu and gelu the argument.
     cuDNN fuses convolution, bias and relu where it has a kernel for it.
 
     Under `jit` over a mesh, each device computes its shard of the batch and, without groups, of the input or output
@@ -112,7 +118,7 @@ def conv_general_dilated(
         dimension_numbers=dimension_numbers,
         feature_group_count=feature_group_count,
         batch_group_count=batch_group_count,
-        precision=precision,
+        precision=precision_of_call(precision),
         preferred_element_type=preferred_element_type,
     )
     return convolve(OP, arguments, lhs, rhs, bias, activation, implementation, out_sharding)
@@ -131,12 +137,13 @@ def convolve(
 ) -> jax.Array:
     """The common path of both convolution ops; `op` is the public op that was called."""
     name = f"jaxgrad.{op.name}"
-    checks.check_choice(name, "activation", activation, (None, "relu"))
+    checks.check_choice(name, "activation", activation, ACTIVATIONS)
     op.check_implementation(implementation)
     lhs, rhs = checks.as_array(name, "lhs", lhs), checks.as_array(name, "rhs", rhs)
     has_bias, relu = bias is not None, activation == "relu"
     reading = read(arguments, lhs, rhs, has_bias)
     bias = _check_bias(name, bias, reading)
+    check_activation(name, activation, reading.result.dtype)
     pass_call = reading.pass_call
     if pass_call is None:
         selection = select(op, implementation, rejection=Rejection(reading.reason))
@@ -157,12 +164,12 @@ def convolve(
         rhs = lax.rev(rhs, reading.dimension_numbers.rhs_spec[2:]) if arguments.window_reversed else rhs
         call_lax = arguments.call_lax_on_padded if reading.lax_is_miscompiled else arguments.call_lax
         y = call_lax(lhs, rhs, out_sharding)
-        return add_bias_and_relu(y, bias, relu, reading.dimension_numbers.out_spec)
+        return activate(add_bias_and_relu(y, bias, relu, reading.dimension_numbers.out_spec), activation)
     sharding = arguments.explicit_sharding(lhs, rhs, out_sharding)
     params = ConvParams(pass_call.geometry, arguments.precision, tuple(selection.candidates.items()), of_kernels())
     lhs, rhs, bias = pvary_to_match(lhs, rhs, bias)
     y = pass_call.run(params, lhs, rhs, bias, relu)
-    return y if sharding is None else jax.sharding.reshard(y, sharding)
+    return activate(y if sharding is None else jax.sharding.reshard(y, sharding), activation)
 
 
 def _can_bypass_custom_vjp(selection: Selection, reading: Reading) -> bool:
@@ -180,7 +187,7 @@ def _can_bypass_custom_vjp(selection: Selection, reading: Reading) -> bool:
         and not may_run_on_gpu_kernels
         and all(candidates == XLA for candidates in selection.candidates.values())
         and geometry.feature_group_count == 1
-        and not geometry.is_matrix_product
+        and not (geometry.is_matrix_product or geometry.has_disjoint_windows)
     )
 
 

@@ -36,6 +36,7 @@ from jaxgrad._src.core.tuning import RecordedCall, Recorder
 from jaxgrad._src.selection.conv_readings import (
     prefers_input_gradient,
     prefers_matrix_product,
+    prefers_product_of_patches,
     prefers_weight_gradient,
 )
 
@@ -213,9 +214,16 @@ def _readings(a: ConvArguments) -> Iterator[_Reading]:
     """The readings of an equation, in the order in which they are tried.
 
     A convolution is read either by its window, as a forward pass or an input gradient, or as a weight gradient. The
-    slower one of the two is used only if the other does not exist.
+    slower one of the two is used only if the other does not exist. Readings whose windows do not overlap come first:
+    they are matrix products.
     """
     by_window, gradient = list(_by_window(a)), list(_as_weight_gradient(a))
+    lhs_spatial = [a.lhs_shape[axis] for axis in a.dimension_numbers.lhs_spec[2:]]
+    products = by_window + (gradient if prefers_product_of_patches(a.window, a.out_spatial, lhs_spatial) else [])
+    disjoint = [reading for reading in products if reading.call.geometry.has_disjoint_windows]
+    if disjoint:
+        yield from disjoint
+        return
     if not prefers_weight_gradient(a.window, a.out_spatial):
         yield from by_window or gradient
         return

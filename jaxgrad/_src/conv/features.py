@@ -29,6 +29,8 @@ class ConvFeatures:
       strided, dilated: whether a window stride or the dilation of the window is above 1.
       asymmetric: whether the padding differs between the two sides of an axis.
       disjoint: whether windows do not overlap.
+      patches: whether windows have several elements and do not overlap, dilation included, so that XLA may run a matrix
+        product.
       covers_x: whether the window covers all of x, so that the result is a matrix product.
       aligned: whether both feature counts of a group are multiples of 8.
       reversed: whether the window is reversed, as in `jax.lax.conv_transpose`. XLA does not recognize the convolution.
@@ -51,6 +53,7 @@ class ConvFeatures:
         self.strided, self.dilated = max(g.window_strides) > 1, max(g.rhs_dilation) > 1
         self.asymmetric = any(low != high for low, high in g.padding)
         self.disjoint = all(k <= stride for k, stride in zip(g.w_spatial, g.window_strides, strict=True))
+        self.patches = g.has_disjoint_windows
         self.covers_x = g.is_matrix_product
         inner = problem.features // g.feature_group_count
         self.aligned = inner % _TENSOR_CORE == 0 and problem.out_features % _TENSOR_CORE == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jax import lax
 from jaxgrad._src.native.ffi import short_dtype
 
 Pairs = tuple[tuple[int, int], ...]
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +61,13 @@ class ConvGeometry:
         covers = self.x_spatial == self.w_spatial and not any(map(any, self.padding))
         return covers and math.prod(self.w_spatial) > 1 and self.feature_group_count == 1
 
+    @property
+    def has_disjoint_windows(self) -> bool:
+        """Whether windows have several elements and do not overlap, so that each pass is a matrix product."""
+        axes = zip(self.w_spatial, self.rhs_dilation, self.window_strides, strict=True)
+        disjoint = all(dilated_size(window, dilation) <= stride for window, dilation, stride in axes)
+        return disjoint and math.prod(self.w_spatial) > 1
+
     def attributes(self) -> dict[str, Any]:
         """The attributes of every convolution handler, which the compiled planners take too: ints and lists of ints."""
         return {
@@ -95,12 +103,15 @@ def output_size(size: int, window: int, stride: int, padding: tuple[int, int], w
     return max(0, (size + sum(padding) - dilated_size(window, window_dilation)) // stride + 1)
 
 
+def laid_out(spec: Sequence[int], first: _T, second: _T, spatial: Sequence[_T]) -> tuple[_T, ...]:
+    """What belongs to the axes of an operand, in the order of its layout `spec`."""
+    by_axis = dict(zip(spec, (first, second, *spatial), strict=True))
+    return tuple(by_axis[axis] for axis in range(len(spec)))
+
+
 def shape_of(spec: Sequence[int], first: int, second: int, spatial: Sequence[int]) -> tuple[int, ...]:
     """The shape of an operand with the layout `spec`."""
-    shape = [0] * len(spec)
-    for axis, size in zip(spec, (first, second, *spatial), strict=True):
-        shape[axis] = size
-    return tuple(shape)
+    return laid_out(spec, first, second, spatial)
 
 
 def pad_spatial(array: jax.Array, spec: Sequence[int], pairs: Pairs, dilation: Sequence[int] = ()) -> jax.Array:

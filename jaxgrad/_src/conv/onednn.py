@@ -1,9 +1,4 @@
-"""The convolution passes on oneDNN: plans, and the calls of ffi/cpu/conv/handler.cc.
-
-The handlers take an axis of independent problems before the axes of the geometry. If the batch is the first axis of an
-array, its problems are passed as rows of one batch: the calls around it whose problems share their weights do the same,
-and XLA then computes the common operand once.
-"""
+"""The convolution passes on oneDNN: plans, and the calls of ffi/cpu/conv/handler.cc."""
 
 from __future__ import annotations
 
@@ -13,7 +8,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxgrad._src.conv.backend import PASSES, ConvBackend, named_arrays
+from jaxgrad._src.conv.backend import PASSES, ConvBackend
+from jaxgrad._src.conv.cpu_handlers import call_handler
 from jaxgrad._src.conv.geometry import ConvGeometry, dilated_size, maybe_reverse_window
 from jaxgrad._src.conv.params import ConvCall, ConvParams
 from jaxgrad._src.conv.problem import (
@@ -26,7 +22,7 @@ from jaxgrad._src.conv.xla import add_bias_and_relu
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.op import Rejection
 from jaxgrad._src.native import cpu
-from jaxgrad._src.native.ffi import empty_if_none, ffi_call
+from jaxgrad._src.native.ffi import empty_if_none
 
 _MAX_SIZE = 2**31
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -185,41 +181,13 @@ def onednn_has_bfloat16() -> bool:
 def _call(
     pass_name: str, problem: ConvProblem, operands: tuple[jax.Array, ...], has_bias: bool
 ) -> tuple[jax.Array, ...]:
-    g, num_problems = problem.geometry, problem.num_problems
     compute = computed_problem(pass_name, problem)
     plan = onednn_plan(pass_name, compute, has_bias)
     if plan is None:  # only a forced call that vmap has changed: the selection asked for the call itself
         raise NotImplementedError(
-            f"oneDNN has no kernel for the pass {pass_name} of {g} under vmap; implementation='xla' runs it"
+            f"oneDNN has no kernel for the pass {pass_name} of {compute.geometry} under vmap; "
+            "implementation='xla' runs it"
         )
-    x, w, y = ((*num_problems, *shape) for shape in problem.shapes)
-    # The layouts of operands and results with a batch, and the shapes of the results.
-    layouts, results = {
-        "forward": ((g.lhs_spec, None, None), ((y, g.out_spec),)),
-        "input_gradient": ((g.out_spec, None), ((x, g.lhs_spec),)),
-        "weight_gradient": (
-            (g.lhs_spec, g.out_spec),
-            ((w, None), ((*num_problems, problem.out_features) if has_bias else (0,), None)),
-        ),
-    }[pass_name]
-    taken = [
-        array.astype(compute.dtype).reshape(_as_one_batch(array.shape, layout))
-        for array, layout in zip(operands, layouts, strict=True)
-    ]
-    returned = [jax.ShapeDtypeStruct(_as_one_batch(*result), compute.dtype) for result in results]
-    found = ffi_call(
-        f"jaxgrad_onednn_conv_{pass_name}",
-        returned,
-        taken,
-        plan.workspace,
-        named=named_arrays(pass_name, *taken[:2], returned[0]),
-        **g.attributes(),
-    )
-    return tuple(array.astype(problem.dtype).reshape(shape) for array, (shape, _) in zip(found, results, strict=True))
-
-
-def _as_one_batch(shape: tuple[int, ...], layout: tuple[int, ...] | None) -> tuple[int, ...]:
-    """The shape with independent problems, if there are any, as rows of one batch, if the batch is the first axis."""
-    if layout is None or len(shape) == len(layout) or layout[0] != 0:
-        return shape
-    return (shape[0] * shape[1], *shape[2:])
+    target = f"jaxgrad_onednn_conv_{pass_name}"
+    found = call_handler(target, pass_name, compute, operands, has_bias, plan.workspace)
+    return tuple(array.astype(problem.dtype) for array in found)

@@ -13,11 +13,13 @@ from jaxgrad._src.conv.api import convolve
 from jaxgrad._src.conv.backends import BACKENDS
 from jaxgrad._src.conv.canonicalize import LaxArguments
 from jaxgrad._src.conv.geometry import dilated_size, swap_features, transpose_padding
+from jaxgrad._src.conv.patches import remark_on_xla
 from jaxgrad._src.core import checks
 from jaxgrad._src.core.op import Op
+from jaxgrad._src.core.precision import precision_of_call
 
 _NAME = "jaxgrad.conv_transpose"
-OP = Op("conv_transpose", ("input_gradient", "forward", "weight_gradient"), BACKENDS)
+OP = Op("conv_transpose", ("input_gradient", "forward", "weight_gradient"), BACKENDS, remark_on_xla)
 _DEFAULT_LAYOUTS = {2: "NC IO", 3: "NHC HIO", 4: "NHWC HWIO", 5: "NHWDC HWDIO"}
 
 
@@ -60,7 +62,8 @@ def conv_transpose(
       preferred_element_type: as in `jax.lax.conv_general_dilated`.
       use_consistent_padding: whether pairs are the padding of the convolution that is transposed, as strings are.
       bias: None, or an array of shape [output features] with the dtype of the result, added to the result.
-      activation: "relu", applied after the bias, or None. XLA applies it.
+      activation: "relu", "silu" or "gelu", applied after the bias, or None, as in `jaxgrad.conv_general_dilated`. XLA
+        applies it.
       feature_group_count: the number of groups of input features.
       output_padding: an int or a sequence of n ints, the positions added at the high end of each spatial dimension of
         the result, each less than the larger of the stride and the dilation. It selects among the input sizes for which
@@ -72,8 +75,8 @@ def conv_transpose(
 
     Raises:
       TypeError: an error of `jax.lax.conv_general_dilated`; transpose_kernel or use_consistent_padding is not a bool;
-        strides, rhs_dilation, padding, output_padding or feature_group_count is not made of ints; or bias has another
-        dtype than the result.
+        strides, rhs_dilation, padding, output_padding or feature_group_count is not made of ints; bias has another
+        dtype than the result; or activation as in `jaxgrad.conv_general_dilated`.
       ValueError: an error of `jax.lax.conv_general_dilated`; the ranks of lhs and rhs differ; strides, rhs_dilation,
         padding, output_padding, feature_group_count, bias, activation or implementation is not one of the values above;
         dimension_numbers is None for more than three spatial dimensions; or an error of a forced implementation as in
@@ -118,7 +121,7 @@ def conv_transpose(
         rhs_dilation=dilation,
         dimension_numbers=dn,
         feature_group_count=feature_group_count,
-        precision=precision,
+        precision=precision_of_call(precision),
         preferred_element_type=preferred_element_type,
         window_reversed=transpose_kernel,
     )

@@ -1,9 +1,9 @@
 """The convolution passes on XLA, written as matrix products where XLA is slow at convolutions.
 
-A window that covers all of x is one matrix product. The weight gradient of a grouped convolution is a convolution with
-`batch_group_count`, for which XLA has no fast code on a CPU; there it is one matrix product for each tap of the window:
-the elements of x under the tap times dy, group by group. The weight gradients of independent problems, which JAX turns
-into groups, are such products on every platform.
+A window that covers all of x is one matrix product, and so are windows that do not overlap (conv/patches.py). The
+weight gradient of a grouped convolution is a convolution with `batch_group_count`, for which XLA has no fast code on a
+CPU; there it is one matrix product for each tap of the window: the elements of x under the tap times dy, by groups. The
+weight gradients of independent problems, which JAX turns into groups, are such products on every platform.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxgrad._src.conv.batching import as_groups
 from jaxgrad._src.conv.geometry import ConvGeometry, maybe_reverse_window, pad_spatial, shape_of
 from jaxgrad._src.conv.params import ConvParams
-from jaxgrad._src.conv.problem import ConvProblem, weight_gradient_problem
+from jaxgrad._src.conv.patches import PATCHES, prefers_patches, product_of_patches
+from jaxgrad._src.conv.problem import (
+    ConvProblem,
+    forward_problem,
+    input_gradient_problem,
+    weight_gradient_problem,
+)
 from jaxgrad._src.conv.xla_faults import padding_of_x
 from jaxgrad._src.core.mesh_axes import explicit_mesh, pvary_to_match
 
@@ -31,11 +37,15 @@ MATRIX_PRODUCT = "XLA lowers a window that covers all of x to a matrix product"
 _MOST_TAPS_UNROLLED = 64
 _TAPS_BYTES = 1 << 29  # of the elements of x that a GPU gathers for one matrix product
 
+_Convolve = Callable[[ConvGeometry, Any, jax.Array, jax.Array], jax.Array]  # y of (geometry, precision, x, w)
+
 
 def replaces_convolution(pass_name: str, problem: ConvProblem, platform: str) -> str:
     """Returns how a pass on XLA is written if it is not a convolution; empty if it is one."""
     if problem.geometry.is_matrix_product:
         return MATRIX_PRODUCT
+    if prefers_patches(pass_name, problem, platform):
+        return PATCHES
     if pass_name != "weight_gradient" or problem.is_depthwise:
         return ""
     if problem.num_problems:
@@ -48,20 +58,26 @@ def forward(params: ConvParams, relu: bool, x: jax.Array, w: jax.Array, bias: ja
     """y = conv(x, w) + bias, or the relu of it."""
     g = params.geometry
 
-    def call_of(params):
-        return partial(_forward, params.geometry, params.precision, relu)
+    def in_form(convolve):
+        def call_of(params):
+            return partial(_forward, params.geometry, params.precision, convolve, relu)
 
-    return _per_problem(params, call_of, (g.lhs_spec[1], g.rhs_spec[0], 0), g.out_spec[1])(x, w, bias)
+        return _per_problem(params, convolve, call_of, (g.lhs_spec[1], g.rhs_spec[0], 0), g.out_spec[1])
+
+    return _fastest_form("forward", forward_problem(g, x, w), in_form)(x, w, bias)
 
 
 def input_gradient(params: ConvParams, dy: jax.Array, w: jax.Array) -> jax.Array:
     """dx, the transpose of the convolution in x."""
     g = params.geometry
 
-    def call_of(params):
-        return partial(_input_gradient, params.geometry, params.precision)
+    def in_form(convolve):
+        def call_of(params):
+            return partial(_input_gradient, params.geometry, params.precision, convolve)
 
-    return _per_problem(params, call_of, (g.out_spec[1], g.rhs_spec[0]), g.lhs_spec[1])(dy, w)
+        return _per_problem(params, convolve, call_of, (g.out_spec[1], g.rhs_spec[0]), g.lhs_spec[1])
+
+    return _fastest_form("input_gradient", input_gradient_problem(g, dy, w), in_form)(dy, w)
 
 
 def weight_gradient(
@@ -69,38 +85,62 @@ def weight_gradient(
 ) -> tuple[jax.Array, jax.Array | None]:
     """dw, the transpose of the convolution in w, and the bias gradient if needed."""
     g = params.geometry
+    problem = weight_gradient_problem(g, x, dy)
 
-    def call_of(params):
-        return partial(_weight_gradient, params.geometry, params.precision, needs_bias_gradient)
+    def in_form(convolve):
+        def call_of(params):
+            return partial(_weight_gradient, params.geometry, params.precision, convolve, needs_bias_gradient)
 
-    if params.batched and not weight_gradient_problem(g, x, dy).is_depthwise and not g.is_matrix_product:
-        return _weight_gradients_of_problems(g, params.precision, needs_bias_gradient, x, dy)
-    results = (g.rhs_spec[0], 0 if needs_bias_gradient else None)
-    return _per_problem(params, call_of, (g.lhs_spec[1], g.out_spec[1]), results)(x, dy)
+        if params.batched and convolve is _convolution and not problem.is_depthwise:
+            return partial(_weight_gradients_of_problems, g, params.precision, needs_bias_gradient)
+        results = (g.rhs_spec[0], 0 if needs_bias_gradient else None)
+        return _per_problem(params, convolve, call_of, (g.lhs_spec[1], g.out_spec[1]), results)
+
+    return _fastest_form("weight_gradient", problem, in_form)(x, dy)
+
+
+def _fastest_form(
+    pass_name: str, problem: ConvProblem, in_form: Callable[[_Convolve], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """The pass in its fastest form, which may depend on the platform of the program."""
+    if problem.geometry.is_matrix_product:
+        return in_form(_matrix_product)
+    on_gpu, elsewhere = (
+        product_of_patches if prefers_patches(pass_name, problem, platform) else _convolution
+        for platform in ("cuda", "cpu")
+    )
+    if on_gpu is elsewhere:
+        return in_form(on_gpu)
+    return partial(lax.platform_dependent, cuda=in_form(on_gpu), default=in_form(elsewhere))
 
 
 def _per_problem(
     params: ConvParams,
+    convolve: _Convolve,
     call_of: Callable[[ConvParams], Callable[..., Any]],
     operand_axes: Sequence[int],
     result_axes: Any,
 ) -> Callable[..., Any]:
     """A call for independent problems: a batched matrix product, or groups of one convolution."""
-    if params.batched and params.geometry.is_matrix_product:
+    if params.batched and convolve is not _convolution:
         return jax.vmap(call_of(params))
     return as_groups(params, call_of, operand_axes, result_axes)
 
 
 def _forward(
-    geometry: ConvGeometry, precision: Any, relu: bool, x: jax.Array, w: jax.Array, bias: jax.Array | None
+    geometry: ConvGeometry,
+    precision: Any,
+    convolve: _Convolve,
+    relu: bool,
+    x: jax.Array,
+    w: jax.Array,
+    bias: jax.Array | None,
 ) -> jax.Array:
-    return add_bias_and_relu(_convolve(geometry, precision, x, w), bias, relu, geometry.out_spec)
+    y = convolve(geometry, precision, x, maybe_reverse_window(geometry, w))
+    return add_bias_and_relu(y, bias, relu, geometry.out_spec)
 
 
-def _convolve(geometry: ConvGeometry, precision: Any, x: jax.Array, w: jax.Array) -> jax.Array:
-    w = maybe_reverse_window(geometry, w)
-    if geometry.is_matrix_product:
-        return _matrix_product(geometry, precision, x, w)
+def _convolution(geometry: ConvGeometry, precision: Any, x: jax.Array, w: jax.Array) -> jax.Array:
     return conv_general_dilated(
         x,
         w,
@@ -162,25 +202,31 @@ def add_bias(y: jax.Array, bias: jax.Array, spec: Sequence[int]) -> jax.Array:
     return (y.astype(wide) + expanded).astype(y.dtype)
 
 
-def _input_gradient(geometry: ConvGeometry, precision: Any, dy: jax.Array, w: jax.Array) -> jax.Array:
+def _input_gradient(
+    geometry: ConvGeometry, precision: Any, convolve: _Convolve, dy: jax.Array, w: jax.Array
+) -> jax.Array:
     features = w.shape[geometry.rhs_spec[1]] * geometry.feature_group_count
     shape = shape_of(geometry.lhs_spec, dy.shape[geometry.out_spec[0]], features, geometry.x_spatial)
     x, _ = pvary_to_match(jnp.zeros(shape, dy.dtype), dy)
+    w = maybe_reverse_window(geometry, w)
     first = padding_of_x(geometry)
     geometry = geometry.with_padded_x(first)
-
-    def convolve(x):
-        return _convolve(geometry, precision, pad_spatial(x, geometry.lhs_spec, first), w)
-
-    (dx,) = jax.linear_transpose(convolve, x)(dy)
+    (dx,) = jax.linear_transpose(
+        lambda x: convolve(geometry, precision, pad_spatial(x, geometry.lhs_spec, first), w), x
+    )(dy)
     return dx
 
 
 def _weight_gradient(
-    geometry: ConvGeometry, precision: Any, needs_bias_gradient: bool, x: jax.Array, dy: jax.Array
+    geometry: ConvGeometry,
+    precision: Any,
+    convolve: _Convolve,
+    needs_bias_gradient: bool,
+    x: jax.Array,
+    dy: jax.Array,
 ) -> tuple[jax.Array, jax.Array | None]:
-    transposed = partial(_transpose_in_w, geometry, precision)
-    if geometry.feature_group_count > 1:
+    transposed = partial(_transpose_in_w, geometry, precision, convolve)
+    if geometry.feature_group_count > 1 and convolve is _convolution:
         by_taps = partial(_grouped_weight_gradient, geometry, precision)
         dw = lax.platform_dependent(x, dy, cuda=transposed, default=by_taps)  # on a GPU, XLA has kernels for groups
     else:
@@ -201,12 +247,14 @@ def _weight_gradients_of_problems(
     return dw, jax.vmap(partial(bias_gradient, geometry))(dy) if needs_bias_gradient else None
 
 
-def _transpose_in_w(geometry: ConvGeometry, precision: Any, x: jax.Array, dy: jax.Array) -> jax.Array:
+def _transpose_in_w(
+    geometry: ConvGeometry, precision: Any, convolve: _Convolve, x: jax.Array, dy: jax.Array
+) -> jax.Array:
     features = (dy.shape[geometry.out_spec[1]], x.shape[geometry.lhs_spec[1]] // geometry.feature_group_count)
     # A w that is the same on all devices would make the transpose sum over them; the rule that needs dw does so later.
     w, _ = pvary_to_match(jnp.zeros(shape_of(geometry.rhs_spec, *features, geometry.w_spatial), x.dtype), x)
-    (dw,) = jax.linear_transpose(lambda w: _convolve(geometry, precision, x, w), w)(dy)
-    return dw
+    (dw,) = jax.linear_transpose(lambda w: convolve(geometry, precision, x, w), w)(dy)
+    return maybe_reverse_window(geometry, dw)
 
 
 def bias_gradient(geometry: ConvGeometry, dy: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from jaxgrad._src.core.checks import check_choice
-from jaxgrad._src.core.op import OPS, Backend, op_of, public_platform
+from jaxgrad._src.core.op import OPS, Backend, lowering_platform, op_of, public_platform
 from jaxgrad._src.core.selection import Forced, Selection, recording, select_typical
 
 
@@ -133,12 +133,13 @@ def _decided(selection: Selection, pass_name: str, platform: str) -> tuple[str, 
     """The implementation, the reason, and the backend whose table of preferences decided, if one did."""
     op, forced = selection.op, selection.implementation
     if forced == "xla":
-        return forced, "forced by implementation='xla'", None
+        return forced, _on_xla("forced by implementation='xla'", selection, pass_name, platform), None
     if forced is not None:
         Forced(op.name, forced).lowered_for(platform)
         backend = op.backend(forced)
         if backend is None or not backend.has(pass_name):
-            return "xla", f"implementation={forced!r} has no kernel for this pass", None
+            reason = f"implementation={forced!r} has no kernel for this pass"
+            return "xla", _on_xla(reason, selection, pass_name, platform), None
         return forced, _with_remark(f"forced by implementation={forced!r}", selection, backend, pass_name), None
     reason, missing = f"jaxgrad has no {op.name} kernel for the platform {platform!r}", ""
     decided_by = None
@@ -153,9 +154,15 @@ def _decided(selection: Selection, pass_name: str, platform: str) -> tuple[str, 
         reason = rejection.reason + missing
         missing += f"; {rejection.reason}" if rejection.missing else ""
         decided_by = backend if rejection.slower and by_table else None
-    return "xla", reason, decided_by
+    return "xla", _on_xla(reason, selection, pass_name, platform), decided_by
 
 
 def _with_remark(reason: str, selection: Selection, backend: Backend, pass_name: str) -> str:
     remark = "" if selection.call is None else backend.remark(pass_name, selection.call)
+    return f"{reason}; {remark}" if remark else reason
+
+
+def _on_xla(reason: str, selection: Selection, pass_name: str, platform: str) -> str:
+    call, op = selection.call, selection.op
+    remark = "" if call is None else op.remark_on_xla(pass_name, call, lowering_platform(platform))
     return f"{reason}; {remark}" if remark else reason

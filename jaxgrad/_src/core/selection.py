@@ -143,7 +143,7 @@ class Selection:
     def reason(self, backend: Backend, pass_name: str) -> str:
         """Why a backend that is not rejected runs a pass."""
         choice = self.choice(backend, pass_name)
-        return choice.reason if choice else backend.description
+        return choice.reason if choice else backend.describe(pass_name, self.call)
 
     def _candidates(self, pass_name: str) -> Candidates:
         if self.implementation == "xla":

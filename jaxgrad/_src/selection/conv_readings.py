@@ -19,6 +19,15 @@ def prefers_weight_gradient(window: Sequence[int], out_spatial: Sequence[int]) -
     return math.prod(out_spatial) < math.prod(window)
 
 
+def prefers_product_of_patches(window: Sequence[int], out_spatial: Sequence[int], lhs_spatial: Sequence[int]) -> bool:
+    """Whether a weight gradient of windows that do not overlap is read as such.
+
+    Its matrix product reads an element of lhs for each position of the window and of the result. With a dilation larger
+    than the result, most of them are padding.
+    """
+    return math.prod(window) * math.prod(out_spatial) <= 2 * math.prod(lhs_spatial)
+
+
 def prefers_matrix_product(lhs_spec: Sequence[int], rhs_spec: Sequence[int]) -> bool:
     """Whether a convolution whose window covers all of lhs is computed as a matrix product.
 

@@ -1,0 +1,88 @@
+// The innermost loops: products of several positions and several taps, in registers. Lanes are channels.
+//
+// Element i of a row of inputs, counted in steps, meets tap k at output t where i = t kStride + k. So each input is
+// loaded once for all taps of a chunk.
+#pragma once
+
+#include "cpu/runtime/simd.h"
+
+namespace jaxgrad::JAXGRAD_ISA {
+
+constexpr int kMaxChunk = 4;              // taps at a time
+constexpr int kSumTile = kRegisters / 2;  // outputs of which the sums are in registers
+constexpr int kProductTile = 8;           // outputs of which dy is in registers, at most
+
+// The inputs that `kOutputs` outputs and a chunk of taps read.
+template <int kOutputs, int kChunk, int kStride>
+constexpr int kInputs = (kOutputs - 1) * kStride + kChunk;
+
+// Inputs [begin, end) as a set of bits. Inputs outside of the set are padding, or belong to outputs that do not exist.
+struct InputSet {
+  uint64_t bits;
+
+  InputSet(int64_t begin, int64_t end) : bits(below(end) & ~below(begin)) {}
+  bool has(int i) const { return (bits >> i & 1) != 0; }
+  bool has_all(int n) const { return bits == below(n); }
+
+ private:
+  static uint64_t below(int64_t n) { return n <= 0 ? 0 : n >= 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
+};
+
+// sums[t] += x[t kStride + k] w[k], for all taps k of a chunk.
+template <int kChunk, int kStride, bool kChecks, class S, class Lanes>
+JAXGRAD_INLINE void add_taps(Vector<float> (&sums)[kSumTile], const S* x, int64_t x_step, InputSet inside,
+                             const float* w, int64_t w_step, Lanes lanes) {
+  Vector<float> weights[kChunk];
+#pragma GCC unroll 4
+  for (int k = 0; k < kChunk; ++k) weights[k] = load(w + k * w_step);
+#pragma GCC unroll 64
+  for (int i = 0; i < kInputs<kSumTile, kChunk, kStride>; ++i) {
+    if (kChecks && __builtin_expect(!inside.has(i), 0)) continue;
+    const Vector<float> input = load(x + i * x_step, lanes);
+#pragma GCC unroll 4
+    for (int k = 0; k < kChunk; ++k) {
+      const int from = i - k;
+      if (from >= 0 && from % kStride == 0 && from / kStride < kSumTile) sums[from / kStride] += input * weights[k];
+    }
+  }
+}
+
+// sums[k] += x[t kStride + k] dy[t], for all outputs t.
+template <int kOutputs, int kChunk, int kStride, bool kChecks, class S, class Lanes>
+JAXGRAD_INLINE void add_outputs(float* sums, int64_t sums_step, const S* x, int64_t x_step, InputSet inside,
+                                const Vector<float> (&dy)[kOutputs], Lanes lanes) {
+  Vector<float> totals[kChunk] = {};
+#pragma GCC unroll 32
+  for (int i = 0; i < kInputs<kOutputs, kChunk, kStride>; ++i) {
+    if (kChecks && __builtin_expect(!inside.has(i), 0)) continue;
+    const Vector<float> input = load(x + i * x_step, lanes);
+#pragma GCC unroll 4
+    for (int k = 0; k < kChunk; ++k) {
+      const int from = i - k;
+      if (from >= 0 && from % kStride == 0 && from / kStride < kOutputs) totals[k] += input * dy[from / kStride];
+    }
+  }
+#pragma GCC unroll 4
+  for (int k = 0; k < kChunk; ++k) store(sums + k * sums_step, load(sums + k * sums_step) + totals[k]);
+}
+
+// Calls body(k, Constant<n>) for chunks of n taps that cover [0, taps), n at most `chunk`.
+template <int kValue>
+struct Constant {
+  static constexpr int value = kValue;
+};
+template <class Body>
+JAXGRAD_INLINE void for_chunks(int64_t taps, int chunk, Body body) {
+  for (int64_t k = 0; k < taps;) {
+    const int64_t left = taps - k;
+    int64_t n = left < chunk ? left : chunk;
+    if (left == kMaxChunk + 1 && chunk == kMaxChunk) n = 3;  // 3 and 2 load fewer inputs than 4 and 1
+    if (n == 4) body(k, Constant<4>{});
+    if (n == 3) body(k, Constant<3>{});
+    if (n == 2) body(k, Constant<2>{});
+    if (n == 1) body(k, Constant<1>{});
+    k += n;
+  }
+}
+
+}  // namespace jaxgrad::JAXGRAD_ISA

@@ -1,0 +1,121 @@
+#include "cuda/depthwise/convolution_plan.h"
+
+#include <array>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "cuda/depthwise/convolution_source.h"
+#include "cuda/depthwise/gpu.h"
+#include "cuda/runtime/device_source.h"
+#include "cuda/runtime/module.h"
+#include "cuda/runtime/nvrtc.h"
+
+namespace jaxgrad {
+
+// A kernel, loaded on one device. Sizes of the arrays share it.
+class DepthwiseConvolutionKernel {
+ public:
+  DepthwiseConvolutionKernel(const std::string& definitions, const DepthwiseTile& tile, int architecture)
+      : module_(nvrtc::compile(definitions + kDeviceSource + kDepthwiseConvolutionSource, architecture)),
+        function_(module_.function("depthwise_convolution")) {
+    const int bytes = static_cast<int>(tile.shared_bytes);
+    JAXGRAD_DRIVER(driver::api().cuFuncSetAttribute(function_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes));
+    JAXGRAD_DRIVER(driver::api().cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        &resident_, function_, static_cast<int>(tile.threads), static_cast<size_t>(bytes)));
+  }
+
+  CUfunction function() const { return function_; }
+  int resident() const { return resident_; }  // blocks per multiprocessor
+
+ private:
+  driver::Module module_;
+  CUfunction function_;
+  int resident_ = 0;
+};
+
+namespace {
+
+constexpr size_t kCapacity = 1024;       // plans, which keep kernels loaded
+constexpr size_t kKernelCapacity = 128;  // kernels
+
+struct KeyHash {
+  size_t operator()(const DepthwiseConvolutionKey& key) const {
+    Hash hash;
+    hash.mix(static_cast<const ConvProblem&>(key));
+    hash.mix(static_cast<int64_t>(key.type));
+    hash.mix(key.relu);
+    hash.mix(key.device);
+    return hash.value();
+  }
+};
+
+// The caches are never destroyed: at exit, the driver may be unloaded before the plans.
+LruCache<DepthwiseConvolutionKey, DepthwiseConvolutionPlan, KeyHash>& cache() {
+  static auto& plans = *new LruCache<DepthwiseConvolutionKey, DepthwiseConvolutionPlan, KeyHash>(kCapacity);
+  return plans;
+}
+
+std::shared_ptr<const DepthwiseConvolutionKernel> kernel_of(const std::string& definitions, const DepthwiseTile& tile,
+                                                            const Gpu& gpu, int device) {
+  static auto& loaded = *new LruCache<std::string, DepthwiseConvolutionKernel, std::hash<std::string>>(kKernelCapacity);
+  return loaded.get(std::to_string(device) + "\n" + definitions, [&] {
+    return std::make_shared<const DepthwiseConvolutionKernel>(definitions, tile, gpu.architecture);
+  });
+}
+
+DepthwiseConvolution convolution_of(const DepthwiseConvolutionKey& key) {
+  std::string reason;
+  const auto convolution = depthwise_convolution(key, key.type, reason);
+  if (!convolution) throw NoPlan("the depthwise kernel does not support this convolution: " + reason);
+  return *convolution;
+}
+
+DepthwiseTile tile_of(const DepthwiseConvolution& convolution, const Gpu& gpu) {
+  check_depthwise_gpu(gpu);
+  const auto tile = depthwise_tile(convolution, gpu);
+  if (!tile) throw NoPlan("the tiles of the depthwise kernel would be too large for the GPU");
+  return *tile;
+}
+
+std::shared_ptr<const DepthwiseConvolutionPlan> build(const DepthwiseConvolutionKey& key) {
+  const DepthwiseConvolution convolution = convolution_of(key);
+  const Gpu gpu = gpu_of(key.device);
+  const DepthwiseTile tile = tile_of(convolution, gpu);
+  const driver::RelaxedCapture relaxed;
+  const auto kernel = kernel_of(depthwise_definitions(convolution, tile, key.relu), tile, gpu, key.device);
+  if (kernel->resident() == 0) throw NoPlan("the tiles of the depthwise kernel would be too large for the GPU");
+  return std::make_shared<const DepthwiseConvolutionPlan>(convolution, tile, gpu.multiprocessors, kernel);
+}
+
+unsigned narrow(int64_t value) { return static_cast<unsigned>(value); }
+
+}  // namespace
+
+DepthwiseConvolutionPlan::DepthwiseConvolutionPlan(const DepthwiseConvolution& convolution, const DepthwiseTile& tile,
+                                                   int64_t multiprocessors,
+                                                   std::shared_ptr<const DepthwiseConvolutionKernel> kernel)
+    : tile_(tile),
+      grid_(depthwise_grid(convolution, tile, multiprocessors, kernel->resident())),
+      kernel_(std::move(kernel)) {}
+
+void DepthwiseConvolutionPlan::run(CUstream stream, const void* in, const void* w, const void* bias, void* out) const {
+  DepthwiseArguments arguments = grid_.arguments;
+  if (arguments.items == 0) return;
+  std::array<void*, 5> parameters = {&in, &w, &bias, &out, &arguments};
+  JAXGRAD_DRIVER(driver::api().cuLaunchKernel(kernel_->function(), narrow(grid_.chunks), narrow(grid_.shares), 1,
+                                              narrow(tile_.threads), 1, 1, narrow(tile_.shared_bytes), stream,
+                                              parameters.data(), nullptr));
+}
+
+void check_depthwise_convolution(const DepthwiseConvolutionKey& key) {
+  tile_of(convolution_of(key), gpu_of(key.device));
+}
+
+std::shared_ptr<const DepthwiseConvolutionPlan> depthwise_convolution_plan(const DepthwiseConvolutionKey& key) {
+  return cache().get(key, [&] { return build(key); });
+}
+
+CacheInfo depthwise_convolution_plan_cache_info() { return cache().info(); }
+
+}  // namespace jaxgrad

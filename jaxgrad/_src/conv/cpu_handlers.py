@@ -1,0 +1,67 @@
+"""Calls of the convolution handlers for CPUs, those of oneDNN and those of jaxgrad's own kernels.
+
+The handlers take an axis of independent problems before the axes of the geometry. If the batch is the first axis of an
+array, its problems are passed as rows of one batch: the calls around it whose problems share their weights do the same,
+and XLA then computes the common operand once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from jaxgrad._src.conv.backend import named_arrays
+from jaxgrad._src.conv.problem import ConvProblem
+from jaxgrad._src.native.ffi import ffi_call
+
+
+def call_handler(
+    target: str,
+    pass_name: str,
+    problem: ConvProblem,
+    operands: tuple[jax.Array, ...],
+    has_bias: bool,
+    workspace: int,
+    **attributes: Any,
+) -> tuple[jax.Array, ...]:
+    """Calls a handler in the dtype of the problem.
+
+    Args:
+      target: the name of the handler.
+      pass_name: its pass.
+      problem: the problem. Operands of another dtype are converted.
+      operands: x, w and the bias or an empty array; dy and w; or x and dy.
+      has_bias: whether the pass adds a bias, or returns its gradient.
+      workspace: bytes of workspace.
+      **attributes: attributes of the handler besides those of the geometry.
+
+    Returns:
+      y; dx; or dw and the bias gradient, which is empty without `has_bias`.
+    """
+    g, num_problems = problem.geometry, problem.num_problems
+    x, w, y = ((*num_problems, *shape) for shape in problem.shapes)
+    # The layouts of operands and results with a batch, and the shapes of the results.
+    layouts, results = {
+        "forward": ((g.lhs_spec, None, None), ((y, g.out_spec),)),
+        "input_gradient": ((g.out_spec, None), ((x, g.lhs_spec),)),
+        "weight_gradient": (
+            (g.lhs_spec, g.out_spec),
+            ((w, None), ((*num_problems, problem.out_features) if has_bias else (0,), None)),
+        ),
+    }[pass_name]
+    taken = [
+        array.astype(problem.dtype).reshape(_as_one_batch(array.shape, layout))
+        for array, layout in zip(operands, layouts, strict=True)
+    ]
+    returned = [jax.ShapeDtypeStruct(_as_one_batch(*result), problem.dtype) for result in results]
+    named = named_arrays(pass_name, *taken[:2], returned[0])
+    found = ffi_call(target, returned, taken, workspace, named=named, **g.attributes(), **attributes)
+    return tuple(array.reshape(shape) for array, (shape, _) in zip(found, results, strict=True))
+
+
+def _as_one_batch(shape: tuple[int, ...], layout: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The shape with independent problems, if there are any, as rows of one batch, if the batch is the first axis."""
+    if layout is None or len(shape) == len(layout) or layout[0] != 0:
+        return shape
+    return (shape[0] * shape[1], *shape[2:])

@@ -1,0 +1,77 @@
+"""Convolutions whose windows do not overlap, such as patch embeddings, as a matrix product of patches and weights.
+
+No element of x is in two windows, so x can be rearranged into patches: each spatial axis is divided into the positions
+of y and the elements of the window. Each of the passes y = patches w, dpatches = dy w' and dw = patches' dy is then one
+matrix product. JAX writes both gradients as convolutions with a dilation, for which XLA has slow kernels or none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import string
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxgrad._src.conv.geometry import ConvGeometry, dilated_size, laid_out, pad_spatial, shape_of
+from jaxgrad._src.conv.params import ConvCall
+from jaxgrad._src.conv.problem import ConvProblem
+
+PATCHES = "XLA runs one matrix product, because windows do not overlap"
+_TENSOR_CORE = 8  # the features that cuDNN's kernels take at a time; they pad fewer
+
+
+def prefers_patches(pass_name: str, problem: ConvProblem, platform: str) -> bool:
+    """Whether XLA runs a pass faster as a matrix product of patches than as a convolution.
+
+    On a CPU it does, as measured with jaxlib 0.10.2 and 0.12.0.1. On a GPU, a convolution with large windows takes
+    milliseconds for the input gradient. The other passes rearrange x first, which pays where cuDNN would pad features.
+    """
+    g = problem.geometry
+    if g.is_matrix_product or not g.has_disjoint_windows or problem.is_depthwise:
+        return False
+    pads_features = problem.features // g.feature_group_count < _TENSOR_CORE
+    return platform != "cuda" or pass_name == "input_gradient" or pads_features
+
+
+def remark_on_xla(pass_name: str, call: ConvCall, platform: str) -> str:
+    """What `jaxgrad.explain` adds where XLA runs a pass."""
+    return PATCHES if prefers_patches(pass_name, call.problem, platform) else ""
+
+
+def product_of_patches(geometry: ConvGeometry, precision: Any, x: jax.Array, w: jax.Array) -> jax.Array:
+    """y, where windows do not overlap. The transposes in x and in w, dx and dw, are matrix products too."""
+    g, groups = geometry, geometry.feature_group_count
+    batch, features, *spatial = g.lhs_spec
+    out_features = w.shape[g.rhs_spec[0]]
+    # Letters in the order of the axes of x. `jnp.einsum` sums in their order, to rearrange x as little as possible.
+    letters = iter(string.ascii_lowercase)
+    of_x = [next(letters) if axis == batch else next(letters) + next(letters) for axis in range(x.ndim)]
+    group, feature = of_x[features][0], of_x[features][1]
+    of_w = laid_out(g.rhs_spec, group + "z", feature, [of_x[axis][1] for axis in spatial])
+    of_y = laid_out(g.out_spec, of_x[batch], group + "z", [of_x[axis][0] for axis in spatial])
+    subscripts = f"{''.join(of_x)},{''.join(of_w)}->{''.join(of_y)}"
+    y = jnp.einsum(subscripts, _patches(g, x), _split(w, {g.rhs_spec[0]: groups}), precision=precision)
+    return y.reshape(shape_of(g.out_spec, x.shape[batch], out_features, g.y_spatial))
+
+
+def _patches(geometry: ConvGeometry, x: jax.Array) -> jax.Array:
+    """x with its features divided into (group, feature) and each spatial axis into (position of y, window element)."""
+    g = geometry
+    axes = zip(g.x_spatial, g.y_spatial, g.window_strides, g.padding, strict=True)
+    # The high padding is negative where no window reads the last elements.
+    padding = tuple((low, y * stride - size - low) for size, y, stride, (low, _) in axes)
+    positions = dict(zip(g.lhs_spec[2:], g.y_spatial, strict=True))
+    x = _split(pad_spatial(x, g.lhs_spec, padding), {g.lhs_spec[1]: g.feature_group_count, **positions})
+    read = [slice(0, dilated_size(k, d), d) for k, d in zip(g.w_spatial, g.rhs_dilation, strict=True)]
+    whole = slice(None)
+    index = laid_out(g.lhs_spec, [whole], [whole, whole], [[whole, elements] for elements in read])
+    return x[tuple(itertools.chain.from_iterable(index))]
+
+
+def _split(array: jax.Array, parts: Mapping[int, int]) -> jax.Array:
+    """The array with some axes divided into two: by axis, the size of the first one."""
+    shape = [(parts[axis], size // parts[axis]) if axis in parts else (size,) for axis, size in enumerate(array.shape)]
+    return array.reshape(tuple(itertools.chain.from_iterable(shape)))

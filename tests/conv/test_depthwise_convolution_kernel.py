@@ -1,0 +1,272 @@
+"""The CUDA kernel of depthwise forward passes and input gradients, emulated on the CPU. No GPU is needed."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import subprocess
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from aligned_arrays import aligned_empty, aligned_random
+from jax import lax
+
+from jaxgrad._src.conv.backend import PASSES
+from jaxgrad._src.conv.geometry import ConvGeometry
+from jaxgrad._src.conv.problem import ConvProblem
+from jaxgrad._src.native import cuda
+
+pytestmark = pytest.mark.skipif(
+    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
+)
+
+# Compute capability, multiprocessors, bytes of shared memory per block and per multiprocessor.
+H200 = (90, 132, 232448, 233472)
+SMALL = (86, 5, 101376, 102400)
+_ALIGNED = ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")  # a misaligned access ends the process
+
+_MAIN = """
+static T *in, *w, *bias, *out;
+static DepthwiseArguments arguments;
+
+extern "C" void run(T* in_, T* w_, T* bias_, T* out_, const void* arguments_, long long in_bytes, long long out_bytes,
+                    int chunks, int shares, int threads, int bytes) {
+  in = in_, w = w_, bias = bias_, out = out_;
+  memcpy(&arguments, arguments_, sizeof(arguments));
+  arrays = {{reinterpret_cast<char*>(in), reinterpret_cast<char*>(in) + in_bytes}};
+  results = {{reinterpret_cast<char*>(out), reinterpret_cast<char*>(out) + out_bytes}};
+  launch(chunks, shares, threads, bytes, [] { depthwise_convolution(in, w, bias, out, arguments); });
+}
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A depthwise convolution of [batch, *spatial, channels]."""
+
+    batch: int
+    spatial: tuple[int, ...]
+    channels: int
+    window: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dtype: str = "float32"
+    taps_last: bool = False
+    relu: bool = False
+    gpu: tuple[int, ...] = H200
+
+    @property
+    def out_spatial(self) -> tuple[int, ...]:
+        axes = zip(self.spatial, self.window, self.strides, self.dilation, self.padding, strict=True)
+        return tuple((n + sum(pads) - (k - 1) * d - 1) // s + 1 for n, k, s, d, pads in axes)
+
+    def program(self, pass_name):
+        n = len(self.spatial)
+        last = (0, n + 1, *range(1, n + 1))
+        weights = tuple(range(n + 2)) if self.taps_last else (n + 1, n, *range(n))
+        g = ConvGeometry(
+            last, weights, last, self.strides, self.padding, self.dilation, self.channels, self.spatial, self.window
+        )
+        return _program(
+            self.gpu,
+            pass_name,
+            self.dtype,
+            self.relu and pass_name == "forward",
+            ConvProblem(g, self.batch, self.channels, self.channels, self.dtype),
+        )
+
+
+def _program(gpu, pass_name, dtype, relu, problem):
+    from jaxgrad import _cuda
+
+    return _cuda.depthwise_convolution_program(
+        *gpu,
+        PASSES.index(pass_name),
+        cuda.float_type(jnp.dtype(dtype)),
+        relu,
+        problem.shapes,
+        problem.geometry.attributes(),
+    )
+
+
+def _call(batch, spatial, channels, window, strides=1, dilation=1, padding=0, **kwargs):
+    def per_axis(value):
+        return value if isinstance(value, tuple) else (value,) * len(spatial)
+
+    pairs = padding if isinstance(padding, tuple) else ((padding, padding),) * len(spatial)
+    return Call(batch, spatial, channels, window, per_axis(strides), per_axis(dilation), pairs, **kwargs)
+
+
+CALLS = {
+    "ConvNeXt's window": _call(2, (14, 15), 40, (7, 7), padding=3),
+    "one spatial axis": _call(3, (190,), 36, (31,), padding=((10, 20),), relu=True),
+    "causal, bfloat16": _call(2, (67,), 64, (4,), dilation=2, padding=((6, 0),), dtype="bfloat16", relu=True),
+    "stride and lopsided padding": _call(3, (14, 9), 18, (3, 4), (2, 3), padding=((0, 2), (3, 1))),
+    "stride, bfloat16": _call(2, (15, 30), 24, (5, 5), 2, padding=((1, 2), (2, 2)), dtype="bfloat16"),
+    "stride larger than the window": _call(2, (11, 9), 8, (2, 1), (3, 2), padding=((0, 1), (1, 0))),
+    "dilation": _call(2, (17, 19), 20, (3, 2), 1, (2, 3), ((1, 2), (3, 1)), taps_last=True),
+    "two channels, bfloat16": _call(2, (9, 8), 2, (3, 3), padding=1, dtype="bfloat16"),
+    "one channel": _call(2, (9, 8), 1, (2, 3), padding=((1, 0), (2, 2))),
+    "weights in shared memory": _call(1, (15, 14), 24, (11, 11), padding=5, relu=True),
+    "weights in shared memory, small GPU": _call(1, (20, 9), 12, (13, 9), padding=4, gpu=SMALL, taps_last=True),
+    "channels that no block divides": _call(3, (7, 7), 76, (3, 3), padding=1, taps_last=True),
+    "images sharing a tile": _call(9, (3, 5), 8, (3, 3), padding=1, gpu=SMALL),
+    "three axes": _call(2, (5, 9, 8), 24, (3, 3, 3), padding=1, dtype="bfloat16"),
+    "three axes, strides": _call(2, (6, 9, 7), 12, (3, 5, 3), (1, 2, 2), padding=((2, 0), (1, 2), (1, 1))),
+    "three axes, dilation": _call(1, (7, 8, 9), 8, (3, 2, 3), 1, (2, 1, 3), ((2, 2), (0, 1), (3, 3))),
+    "weights behind an odd number": _call(1, (5, 11, 5), 9, (5, 5, 5), padding=2),
+    "weights behind an odd number of elements, bfloat16": _call(
+        1, (9, 7, 9), 20, (5, 5, 5), padding=2, dtype="bfloat16"
+    ),
+    "the window larger than the picture": _call(2, (3, 2), 12, (5, 7), padding=((2, 2), (3, 4))),
+}
+
+
+def _random_call(seed: int) -> Call:
+    """A convolution with unequal sizes."""
+    rng = np.random.default_rng(seed)
+    while True:
+        n = int(rng.choice([1, 2, 2, 3]))
+        strides = rng.integers(1, 4, n) if rng.random() < 0.5 else np.ones(n, int)
+        dilation = np.where(strides > 1, 1, rng.integers(1, 4, n)) if rng.random() < 0.5 else np.ones(n, int)
+        call = Call(
+            batch=int(rng.integers(1, 6)),
+            spatial=tuple(map(int, rng.integers(1, {1: 60, 2: 16, 3: 9}[n], n))),
+            channels=2 * int(rng.integers(1, 40)),
+            window=tuple(map(int, rng.integers(1, {1: 20, 2: 7, 3: 4}[n], n))),
+            strides=tuple(map(int, strides)),
+            dilation=tuple(map(int, dilation)),
+            padding=tuple((int(a), int(b)) for a, b in rng.integers(0, 5, (n, 2))),
+            dtype=str(rng.choice(["float32", "bfloat16"])),
+            taps_last=bool(rng.random() < 0.5),
+            relu=bool(rng.random() < 0.5),
+            gpu=SMALL if rng.random() < 0.5 else H200,
+        )
+        if min(call.out_spatial) > 0:
+            return call
+
+
+def _reference(call, x, w):
+    """y in float64, from w: [*window, channels]."""
+    n = len(call.spatial)
+    names = "xyz"[:n]
+    return lax.conv_general_dilated(
+        x,
+        jnp.expand_dims(w, n),
+        call.strides,
+        call.padding,
+        rhs_dilation=call.dilation,
+        dimension_numbers=(f"N{names}C", f"{names}IO", f"N{names}C"),
+        feature_group_count=call.channels,
+        precision="highest",
+    )
+
+
+def _check(call, pass_name, tmp_path, kernel_emulation):
+    program = call.program(pass_name)
+    source, library = tmp_path / "kernel.cc", tmp_path / "kernel.so"
+    source.write_text(f'#include "{kernel_emulation}"\n{program["definitions"]}{program["source"]}{_MAIN}')
+    subprocess.run(["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *_ALIGNED, source, "-o", library], check=True)
+    x_shape = (call.batch, *call.spatial, call.channels)
+    y_shape = (call.batch, *call.out_spatial, call.channels)
+    shape, out_shape = (x_shape, y_shape) if pass_name == "forward" else (y_shape, x_shape)
+    array, w = aligned_random(shape, call.dtype, 1), aligned_random((*call.window, call.channels), call.dtype, 2)
+    bias = aligned_random((call.channels,), call.dtype, 3) if call.relu and pass_name == "forward" else None
+    taken = np.ascontiguousarray(np.moveaxis(w, -1, 0)) if call.taps_last else w
+    out = aligned_empty(out_shape, call.dtype)
+    out[...] = np.nan
+    pointers = [None if a is None else ctypes.c_void_p(a.ctypes.data) for a in (array, taken, bias, out)]
+    grid = (ctypes.c_int(program[key]) for key in ("chunks", "shares", "threads", "shared_bytes"))
+    sizes = ctypes.c_longlong(array.nbytes), ctypes.c_longlong(out.nbytes)
+    ctypes.CDLL(str(library)).run(*pointers, program["arguments"], *sizes, *grid)
+
+    with jax.enable_x64(True):
+        wide = jnp.asarray(array, jnp.float64), jnp.asarray(w, jnp.float64)
+        if pass_name == "forward":
+            expected = _reference(call, *wide)
+            expected = expected if bias is None else expected + jnp.asarray(bias, jnp.float64)
+            expected = jnp.maximum(expected, 0) if call.relu else expected
+        else:
+            zeros = jnp.zeros(x_shape, jnp.float64)
+            (expected,) = jax.vjp(lambda x: _reference(call, x, wide[1]), zeros)[1](wide[0])
+        expected = np.asarray(expected)
+    rounding = 2.0**-8 if call.dtype == "bfloat16" else 2.0**-21
+    scale = max(np.abs(expected).max(), 1)
+    np.testing.assert_allclose(out.astype(np.float64), expected, rtol=rounding, atol=rounding * scale)
+
+
+@pytest.mark.parametrize("pass_name", ["forward", "input_gradient"])
+@pytest.mark.parametrize("name", CALLS)
+def test_emulated_kernel_matches_the_reference(name, pass_name, tmp_path, kernel_emulation):
+    _check(CALLS[name], pass_name, tmp_path, kernel_emulation)
+
+
+@pytest.mark.parametrize("pass_name", ["forward", "input_gradient"])
+@pytest.mark.parametrize("seed", range(6))
+def test_emulated_kernel_matches_the_reference_of_random_calls(seed, pass_name, tmp_path, kernel_emulation):
+    _check(_random_call(seed), pass_name, tmp_path, kernel_emulation)
+
+
+def _macros(program):
+    words = (line.split() for line in program["definitions"].splitlines())
+    return {name: int(value) for _, name, value in words if value.isdigit()}
+
+
+def test_calls_differ_in_all_sizes_of_a_tile():
+    found = [_macros(call.program(name)) for call in CALLS.values() for name in ("forward", "input_gradient")]
+    for name in ("V", "R", "COLUMNS", "TN", "PATCHES", "STRIPS", "CC", "ROWS", "VECTOR", "WEIGHTS_SHARED"):
+        assert len({macros[name] for macros in found}) > 1, name
+    for macros in found:
+        if macros["GRADIENT"]:
+            assert macros["COLUMNS"] % macros["S2"] == 0
+            assert macros["R"] % macros["S1"] == 0
+
+
+@pytest.mark.parametrize("pass_name", ["forward", "input_gradient"])
+def test_one_kernel_for_all_batch_sizes_and_lengths(pass_name):
+    """Few programs serve a range of sizes: the sizes of the arrays are arguments."""
+    images = {
+        _call(batch, (56, 56), 96, (3, 3), padding=1, dtype="bfloat16").program(pass_name)["definitions"]
+        for batch in range(1, 129, 3)
+    }
+    lengths = {
+        _call(8, (length,), 512, (31,), padding=15, dtype="bfloat16").program(pass_name)["definitions"]
+        for length in range(200, 4000, 37)
+    }
+    channels = {
+        _call(32, (28, 28), 8 * count, (5, 5), padding=2).program(pass_name)["definitions"] for count in range(4, 99)
+    }
+    assert len(images) <= 12
+    assert len(lengths) <= 8
+    assert len(channels) <= 24
+
+
+REJECTED = {
+    "the convolution is not depthwise": {"groups": 4},
+    "it does not support float64": {"dtype": "float64"},
+    "the operands must be channels last": {"spec": (0, 1, 2, 3)},
+    "the channels of a pixel must be a multiple of 4 bytes": {"dtype": "bfloat16", "channels": 7, "groups": 7},
+    "it does not support input gradients with a stride and dilation": {"strides": (2, 2), "dilation": (2, 2)},
+    "the window is too large": {"window": (40, 40)},
+}
+
+
+@pytest.mark.parametrize("reason", REJECTED)
+def test_rejection_names_the_reason(reason):
+    typical = {
+        "groups": 8,
+        "dtype": "float32",
+        "channels": 8,
+        "dilation": (1, 1),
+        "spec": (0, 3, 1, 2),
+        "strides": (1, 1),
+        "window": (3, 3),
+    }
+    groups, dtype, channels, dilation, spec, strides, window = {**typical, **REJECTED[reason]}.values()
+    none = ((0, 0), (0, 0))
+    g = ConvGeometry(spec, (3, 2, 0, 1), spec, strides, none, dilation, groups, (50, 50), window)
+    with pytest.raises(ValueError, match=reason):
+        _program(H200, "input_gradient", dtype, False, ConvProblem(g, 2, channels, channels, dtype))

@@ -1,0 +1,249 @@
+"""The CPU kernels of depthwise convolutions: random problems against float64, padding, threads, and what runs them."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from backends import CPU_KERNEL
+from conv_cases import ConvCase, cotangent, make_conv_inputs
+from conv_references import in_float64, lax_conv
+from conv_running import assert_same, conv, run, terms
+from thorough import thorough_after
+
+import jaxgrad
+from jaxgrad._src.conv import cpu as conv_cpu
+from jaxgrad._src.native import cpu
+from jaxgrad._src.selection.depthwise_kernels import prefers_own_kernel
+
+LAYOUTS = {
+    1: (("NWC", "WIO", "NWC"), ("NCW", "OIW", "NCW"), ("NWC", "OIW", "NCW"), ("WNC", "IWO", "NCW")),
+    2: (("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("NCHW", "HWIO", "NHWC"), ("HWNC", "OHWI", "CNHW")),
+    3: (
+        ("NDHWC", "DHWIO", "NDHWC"),
+        ("NCDHW", "OIDHW", "NCDHW"),
+        ("NDHWC", "OIDHW", "NCDHW"),
+        ("DNHWC", "OIDHW", "NDHWC"),
+    ),
+}
+SIZES, WINDOWS = {1: 70, 2: 21, 3: 9}, {1: 14, 2: 6, 3: 4}
+PASSES = {"forward", "input_gradient", "weight_gradient"}
+
+
+@pytest.fixture(autouse=True)
+def only_own_kernels(monkeypatch):
+    """Runs the kernels also where oneDNN is preferred."""
+    jax.clear_caches()
+    monkeypatch.setattr(conv_cpu, "prefers_own_kernel", lambda *_: True)
+    yield
+    jax.clear_caches()
+
+
+def depthwise_case(seed: int) -> ConvCase:
+    """A random depthwise problem. The channels are often not a multiple of a vector, and windows larger than x."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 4))
+
+    def sizes(low, high):
+        return tuple(int(size) for size in rng.integers(low, high + 1, n))
+
+    while True:
+        spatial, window = sizes(1, SIZES[n]), sizes(1, WINDOWS[n])
+        strides = sizes(1, 3) if rng.random() < 0.6 else (1,) * n
+        dilation = sizes(1, 4) if rng.random() < 0.4 else (1,) * n
+        padding = tuple(tuple(int(p) for p in rng.integers(-1, 7, 2)) for _ in range(n))
+        extents = [(k - 1) * d + 1 for k, d in zip(window, dilation, strict=True)]
+        padded = [size + sum(pads) for size, pads in zip(spatial, padding, strict=True)]
+        cropped = [size + sum(min(p, 0) for p in pads) for size, pads in zip(spatial, padding, strict=True)]
+        if min(cropped) > 0 and all(k <= size for k, size in zip(extents, padded, strict=True)):
+            break
+    channels = int(rng.choice([2, 3, 7, 16, 17, 32, 40]))
+    layout = LAYOUTS[n][int(rng.integers(4))]
+    return ConvCase(
+        spatial, window, int(rng.integers(1, 5)), 1, 1, channels, strides, padding, None, dilation, layout, seed=seed
+    )
+
+
+def assert_runs_kernel(case: ConvCase, dtype: str) -> None:
+    """All passes run on the kernel, and nothing on oneDNN."""
+    arrays = [None if a is None else jnp.asarray(a) for a in make_conv_inputs(case, dtype)]
+    call = conv(CPU_KERNEL, **case.settings)
+    text = jax.jit(lambda *a: jax.vjp(call, *a)[1](call(*a))).lower(*arrays).as_text()
+    assert "onednn" not in text
+    assert {name for name in PASSES if f"jaxgrad_cpu_depthwise_{name}" in text} == PASSES
+
+
+@pytest.mark.parametrize("seed", thorough_after(24, range(300)))
+def test_values_and_gradients(seed):
+    case, dtype = depthwise_case(seed), ("float32", "bfloat16", "float16")[seed % 3]
+    inputs, plain = make_conv_inputs(case, dtype), lax_conv(case)
+    y = jax.eval_shape(plain, *inputs)
+    dy = cotangent(y.shape, dtype, seed)
+    assert_runs_kernel(case, dtype)
+    actual = run(conv(CPU_KERNEL, **case.settings), inputs, dy)
+    assert_same(actual, in_float64(plain, inputs, dy), dtype=dtype, terms=terms(inputs, y), message=f"{dtype} {case}")
+
+
+# Sizes at which the kernels divide a call: rows of several tiles, boxes that are copied in parts, parts of sums.
+LARGE = {
+    "1D": ConvCase((3001,), (31,), 2, 1, 1, 18, padding="SAME", layout=("NWC", "WIO", "NWC")),
+    "1D, features first": ConvCase((9001,), (4,), 1, 1, 1, 18, padding=((3, 0),)),
+    "1D, dilated": ConvCase(
+        (700,), (3,), 3, 1, 1, 20, padding="SAME", rhs_dilation=(64,), layout=("NWC", "WIO", "NWC")
+    ),
+    "2D": ConvCase((61, 53), (7, 5), 9, 1, 1, 17, padding="SAME", layout=("NHWC", "HWIO", "NHWC")),
+    "2D, features first": ConvCase((103, 111), (3, 3), 3, 1, 1, 17, (2, 2), "SAME"),
+    "2D, large window": ConvCase((37, 41), (31, 29), 1, 1, 1, 16, padding="SAME", layout=("NHWC", "HWIO", "NHWC")),
+    "3D": ConvCase((9, 31, 29), (3, 3, 3), 2, 1, 1, 19, padding="SAME"),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_problems(name):
+    case = LARGE[name]
+    inputs, plain = make_conv_inputs(case), lax_conv(case)
+    y = jax.eval_shape(plain, *inputs)
+    dy = cotangent(y.shape, "float32")
+    actual = run(conv(CPU_KERNEL, **case.settings), inputs, dy)
+    with jax.enable_x64(True):  # a matrix product for each tap: the weight gradient of jax.lax takes minutes
+        wide = type(inputs)(*(np.asarray(a, np.float64) for a in inputs))
+        exact = run(
+            lambda x, w, b: jaxgrad.conv_general_dilated(x, w, **case.settings, bias=b, implementation="xla"),
+            wide,
+            dy.astype(np.float64),
+        )
+    assert_same(actual, exact, dtype="float32", terms=terms(inputs, y), message=name)
+
+
+NON_FINITE = [*itertools.product(("NWC", "NCW"), (1, 2), ("float32", "bfloat16"))]
+
+
+@pytest.mark.parametrize(("layout", "stride", "dtype"), NON_FINITE)
+def test_non_finite_values_stay_where_the_window_reads_them(layout, stride, dtype):
+    """Padding is skipped: an infinite weight or cotangent times the zero of padding would be NaN."""
+    case = ConvCase(
+        (21,), (5,), 2, 1, 1, 18, (stride,), ((4, 3),), layout=(layout, "WIO" if layout == "NWC" else "OIW", layout)
+    )
+    inputs = make_conv_inputs(case, dtype)
+    dy = np.array(cotangent(jax.eval_shape(lax_conv(case), *inputs).shape, dtype))
+    x, w = np.array(inputs.lhs), np.array(inputs.rhs)
+    feature, position = case.numbers.lhs_spec[1], case.numbers.lhs_spec[2]
+    for array, channel, index, value in (
+        (x, 3, 20, np.nan),
+        (x, 17, 0, np.inf),
+        (dy, 5, 0, np.inf),
+        (dy, 16, -1, np.nan),
+    ):
+        at = [0, 0, 0]
+        at[feature], at[position] = channel, index
+        array[tuple(at)] = value
+    out, window = case.numbers.rhs_spec[0], case.numbers.rhs_spec[2]
+    for channel, tap, value in ((9, 0, np.inf), (10, 4, np.nan)):
+        at = [0, 0, 0]
+        at[out], at[window] = channel, tap
+        w[tuple(at)] = value
+    actual = run(conv(CPU_KERNEL, **case.settings), inputs._replace(lhs=x, rhs=w), dy)
+    expected = _direct_sums(case, *(np.asarray(a, np.float64) for a in (x, w, dy)))
+    for name, exact in zip(("y", "dx", "dw"), expected, strict=True):
+        found = np.asarray({"y": actual.y, "dx": actual.lhs, "dw": actual.rhs}[name], np.float64)
+        assert not np.isfinite(exact).all(), name
+        np.testing.assert_array_equal(np.isnan(found), np.isnan(exact), err_msg=name)
+        np.testing.assert_array_equal(np.isinf(found), np.isinf(exact), err_msg=name)
+
+
+def _direct_sums(case, x, w, dy):
+    """y, dx and dw without the bias, as sums over the elements that a window reads."""
+    n = case.numbers
+    x_, dy_ = (np.moveaxis(a, spec, (0, 1, 2)) for a, spec in ((x, n.lhs_spec), (dy, n.out_spec)))
+    w_ = np.moveaxis(w, n.rhs_spec, (0, 1, 2))[:, 0]
+    y, dx, dw = np.zeros(dy_.shape), np.zeros(x_.shape), np.zeros(w_.shape)
+    for o, k in itertools.product(range(dy_.shape[2]), range(w_.shape[1])):
+        i = o * case.strides[0] + k - case.padding[0][0]
+        if 0 <= i < x_.shape[2]:
+            y[..., o] += x_[..., i] * w_[:, k]
+            dx[..., i] += dy_[..., o] * w_[:, k]
+            dw[:, k] += (x_[..., i] * dy_[..., o]).sum(0)
+    return (
+        np.moveaxis(y, (0, 1, 2), n.out_spec),
+        np.moveaxis(dx, (0, 1, 2), n.lhs_spec),
+        np.moveaxis(dw[:, None], (0, 1, 2), n.rhs_spec),
+    )
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_relu_is_fused(layout):
+    case = ConvCase(
+        (9, 8), (3, 3), 2, 1, 1, 5, padding="SAME", layout=(layout, "HWIO" if layout == "NHWC" else "OIHW", layout)
+    )
+    inputs = make_conv_inputs(case)
+    inputs.lhs[0] = np.nan
+    call = jax.jit(conv(CPU_KERNEL, **case.settings, activation="relu"))
+    text = call.lower(*inputs).as_text()
+    assert "relu = true" in text
+    assert "maximum" not in text
+    linear = conv(CPU_KERNEL, **case.settings)(*inputs)
+    np.testing.assert_array_equal(call(*inputs), np.maximum(linear, 0))
+
+
+_SCRIPT = """
+import hashlib, os
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
+import jax, jax.numpy as jnp, numpy as np
+import jaxgrad
+from jaxgrad._src.conv import cpu
+cpu.prefers_own_kernel = lambda *_: True
+for layout, weights in (("NHWC", "HWIO"), ("NCHW", "OIHW")):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((5, 31, 29, 35) if layout == "NHWC" else (5, 35, 31, 29)).astype(np.float32)
+    w = rng.standard_normal((5, 3, 1, 35) if layout == "NHWC" else (35, 1, 5, 3)).astype(np.float32)
+    b = rng.standard_normal(35).astype(np.float32)
+    def op(x, w, b):
+        return jaxgrad.conv_general_dilated(x, w, (1, 2), "SAME", dimension_numbers=(layout, weights, layout),
+                                            feature_group_count=35, bias=b, implementation="cpu")
+    y, vjp = jax.vjp(op, x, w, b)
+    for array in (y, *vjp(jnp.cos(y))):
+        print(hashlib.sha256(np.asarray(array).tobytes()).hexdigest())
+"""
+
+
+def test_results_do_not_depend_on_threads(run_python):
+    """XLA's thread pool has as many threads as the process may use processors when JAX starts."""
+    one, several = (run_python(_SCRIPT.replace("THREADS", n), JAX_PLATFORMS="cpu").stdout for n in ("1", "3"))
+    assert one == several
+    assert len(one.split()) == 8
+
+
+def test_runs_without_onednn(monkeypatch):
+    """Depthwise convolutions run on the kernels; others need oneDNN."""
+    monkeypatch.setattr(conv_cpu, "prefers_own_kernel", lambda *_: False)
+    monkeypatch.setattr(cpu, "onednn_unavailable", lambda: "oneDNN is not installed")
+    jax.clear_caches()
+    depthwise = ConvCase((9, 8), (3, 3), 2, 1, 1, 5, padding="SAME")
+    assert_runs_kernel(depthwise, "float32")
+    with pytest.raises(RuntimeError, match="the kernels of oneDNN are missing"):
+        conv(CPU_KERNEL, **depthwise.replace(features=2).settings)(*make_conv_inputs(depthwise.replace(features=2)))
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize(
+    ("case", "own"),
+    [
+        (ConvCase((9, 8), (3, 3), 2, 1, 1, 5, padding="SAME"), set()),
+        (ConvCase((9, 8), (5, 5), 2, 1, 1, 5, padding="SAME"), {"weight_gradient"}),
+        (ConvCase((9, 8), (3, 3), 2, 1, 1, 5, (2, 2), "SAME", layout=LAYOUTS[2][0]), {"input_gradient"}),
+        (ConvCase((9, 8), (3, 3), 2, 1, 1, 5, (2, 2), "SAME"), PASSES),
+        (ConvCase((9,), (3,), 2, 1, 1, 5, padding="SAME"), PASSES),
+    ],
+)
+def test_the_faster_kernel_runs(monkeypatch, case, own):
+    monkeypatch.setattr(conv_cpu, "prefers_own_kernel", prefers_own_kernel)
+    inputs = make_conv_inputs(case)
+    found = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **case.settings, platform="cpu")
+    reasons = dict.fromkeys(PASSES, found.reason) | {p.name: p.reason for p in found.passes}
+    assert {name for name, reason in reasons.items() if reason == "jaxgrad's own kernel"} == own
+    call = conv(CPU_KERNEL, **case.settings)
+    text = jax.jit(lambda *a: jax.vjp(call, *a)[1](call(*a))).lower(*inputs).as_text()
+    assert {name for name in PASSES if f"jaxgrad_cpu_depthwise_{name}" in text} == own
