@@ -214,8 +214,7 @@ def _about_pytorch(rows: Sequence[Row]) -> list[str]:
 
 def _subtitle(topic: Topic, reports: Sequence[Report], rows: Sequence[Row]) -> list[str]:
     versions = "; ".join(dict.fromkeys(wording.versions(each) for each in reports))
-    dates = sorted({date for each in reports for date in wording.dates(each).split(" to ")})
-    found = [*topic.about, *_about_pytorch(rows), f"{versions}; {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."]
+    found = [*topic.about, *_about_pytorch(rows), f"{versions}; {wording.dates(*reports)}."]
     if lacking := {row["label"] for row in rows if report.lacks_padded_peer(row)}:
         found.append(f"Over JAX, {len(lacking)} causal cases are left out: jnp.pad before jax.lax is not measured yet.")
     return found

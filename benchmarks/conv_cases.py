@@ -105,7 +105,18 @@ def _both_layouts(*cases: Case) -> tuple[Case, ...]:
     return tuple(dataclasses.replace(case, channels_last=last) for case in cases for last in (True, False))
 
 
+# Depthwise convolutions of MobileNetV2, EfficientNet, a Conformer, state-space models and X3D.
+_CPU_DEPTHWISE = (
+    Case((56, 56), 8, 144, 144, 3, groups=144, padding=1),
+    Case((112, 112), 8, 96, 96, 3, stride=2, groups=96, padding=1),
+    Case((14, 14), 8, 384, 384, 3, groups=384, padding=1),
+    Case((28, 28), 8, 240, 240, 5, groups=240, padding=2),
+    Case((512,), 8, 256, 256, 31, groups=256, padding=15),
+    Case((2048,), 4, 768, 768, 4, groups=768, causal=True),
+    Case((8, 56, 56), 2, 54, 54, 3, groups=54, padding=1),
+)
 _CPU_CASES = _both_layouts(
+    *_CPU_DEPTHWISE,
     Case((56, 56), 8, 128, 128, 3, groups=32, padding=1),
     Case((56, 56), 8, 96, 96, 7, groups=96, padding=3),
     Case((56, 56), 8, 64, 64, 3, padding=1),
@@ -118,6 +129,11 @@ _CPU_CASES = _both_layouts(
     Case((16, 16, 16), 2, 32, 64, 3, padding=1),
     Case((28, 28), 8, 64, 32, 2, stride=2, transposed=True),
     Case((16, 16), 8, 64, 32, 4, stride=2, padding=1, transposed=True),
+    Case((224, 224), 8, 3, 768, 16, stride=16),
+    Case((224, 224), 8, 3, 768, 32, stride=32),
+    Case((224, 224), 8, 3, 96, 4, stride=4),
+    Case((56, 56), 8, 96, 192, 2, stride=2),
+    Case((14, 14), 8, 384, 768, 2, stride=2),
     Case((8, 8), 1, 1, 1, 3, padding=1),
     Case((8, 8), 1, 8, 8, 3, padding=1),
 )
@@ -167,6 +183,11 @@ _GPU_NETWORKS = {
         Case((56, 56), 64, 96, 192, 2, stride=2),
         Case((14, 14), 64, 384, 384, 7, groups=384, padding=3),
         Case((56, 56), 64, 96, 384, 1),
+    ),
+    "ViT": (
+        Case((224, 224), 64, 3, 1024, 14, stride=14),
+        Case((224, 224), 64, 3, 768, 16, stride=16),
+        Case((224, 224), 64, 3, 768, 32, stride=32),
     ),
     "U-Net": (
         Case((256, 256), 16, 64, 64, 3, padding=1),

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+from benchmarks.clock import host_seconds, torch_gpu_seconds
 
 PASSES = ("forward", "forward+backward")
 # Enumerators of cuDNN's headers.
@@ -372,16 +373,7 @@ def timed(rnn: Rnn, function: Callable[[], None], on_gpu: bool) -> Timed:
 
 
 def seconds_of(run: Callable[[], Any], on_gpu: bool) -> float:
-    if not on_gpu:
-        start = time.perf_counter()
-        run()
-        return time.perf_counter() - start
-    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    before.record()
-    run()
-    after.record()
-    after.synchronize()
-    return before.elapsed_time(after) / 1e3
+    return torch_gpu_seconds(run) if on_gpu else host_seconds(run)
 
 
 def _array(*values: int) -> Any:

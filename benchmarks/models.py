@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import gc
 import math
@@ -16,7 +15,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, subjaxprs
 
 import jaxgrad
-from benchmarks import environment
+from benchmarks import case_text, environment
 from benchmarks.compare import Work, compare
 from benchmarks.contender_names import ACCELERATED, LAX
 from benchmarks.framework_models import CLASSES, MODELS
@@ -74,17 +73,12 @@ QUICK_CASES = (
     Case("linen-unet3d", 1, 8, "bfloat16"),
     Case("equinox-autoencoder", 2, 8),
 )
-_DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
 
 def parse_case(text: str) -> Case:
     """model,batch,size or model,batch,size,bf16; models are those in benchmarks/framework_models/__init__.py"""
-    model, *sizes = text.split(",")
-    dtype = _DTYPES.get(sizes.pop()) if len(sizes) == 3 else "float32"
-    valid = model in MODELS and len(sizes) == 2 and all(s.isdecimal() and int(s) > 0 for s in sizes)
-    if dtype is None or not valid:
-        raise argparse.ArgumentTypeError(f"must be {parse_case.__doc__}, got {text!r}; it has {', '.join(MODELS)}")
-    return Case(model, *map(int, sizes), dtype)
+    model, sizes, dtype = case_text.parse(text, MODELS, 2, parse_case.__doc__)
+    return Case(model, *sizes, dtype)
 
 
 def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:

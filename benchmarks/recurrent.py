@@ -6,7 +6,6 @@ characters with two layers.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import gc
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from typing import Any
 import jax
 
 import jaxgrad
-from benchmarks import environment, torch_peers
+from benchmarks import case_text, environment, torch_peers
 from benchmarks.compare import Work, check_agreement, compare
 from benchmarks.contender_names import OURS, SCAN, SCAN_CELL, TORCH_EAGER
 from benchmarks.options import Options
@@ -64,17 +63,12 @@ CASES = {
     ),
 }
 QUICK_CASES = (Case("ppo", 9, 3, 16), Case("char-lm", 8, 2, 16), Case("ppo", 9, 3, 16, "bfloat16"))
-_DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
 
 def parse_case(text: str) -> Case:
     """model,T,B,H or model,T,B,H,bf16; models are ppo and char-lm"""
-    model, *sizes = text.split(",")
-    dtype = _DTYPES.get(sizes.pop()) if len(sizes) == 4 else "float32"
-    valid = model in MODELS and len(sizes) == 3 and all(s.isdecimal() and int(s) > 0 for s in sizes)
-    if dtype is None or not valid:
-        raise argparse.ArgumentTypeError(f"must be {parse_case.__doc__}, got {text!r}")
-    return Case(model, *map(int, sizes), dtype)
+    model, sizes, dtype = case_text.parse(text, MODELS, 3, parse_case.__doc__)
+    return Case(model, *sizes, dtype)
 
 
 def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:

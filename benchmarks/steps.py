@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import gc
 import time
@@ -14,7 +13,7 @@ import jax
 import numpy as np
 
 import jaxgrad
-from benchmarks import environment, torch_peers
+from benchmarks import case_text, environment, torch_peers
 from benchmarks.compare import Work, compare
 from benchmarks.contender_names import (
     ACCELERATED,
@@ -111,17 +110,12 @@ CASES = {
     "gpu": _GPU_CASES,
 }
 QUICK_CASES = (Case("resnext", 2, 8), Case("unet3d", 1, 8), Case("wavenet-causal", 1, 32, "bfloat16"))
-_DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
 
 def parse_case(text: str) -> Case:
     """network,batch,size or network,batch,size,bf16; networks are those in benchmarks/networks/__init__.py"""
-    network, *sizes = text.split(",")
-    dtype = _DTYPES.get(sizes.pop()) if len(sizes) == 3 else "float32"
-    valid = network in NETWORKS and len(sizes) == 2 and all(s.isdecimal() and int(s) > 0 for s in sizes)
-    if dtype is None or not valid:
-        raise argparse.ArgumentTypeError(f"must be {parse_case.__doc__}, got {text!r}; it has {', '.join(NETWORKS)}")
-    return Case(network, *map(int, sizes), dtype)
+    network, sizes, dtype = case_text.parse(text, NETWORKS, 2, parse_case.__doc__)
+    return Case(network, *sizes, dtype)
 
 
 def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from benchmarks.clock import host_seconds, torch_gpu_seconds
 from benchmarks.options import Effort
 
 _SETTLE_SECONDS = 0.02  # of untimed calls first: the worker threads of the previous contender go to sleep
@@ -27,7 +28,8 @@ _TRACED_CALLS = 12
 _WARM_SECONDS = 0.1  # of calls before the timed ones, while the clocks rise
 _BUSY_ELEMENTS = 1 << 29  # a kernel on this many takes a millisecond, in which calls queue up
 _GRAPH_CALLS = 10  # of PyTorch's calls in one CUDA graph
-_IN_PROGRAM_SECONDS, _FEW_CALLS = 0.02, 3  # of calls in one program, so that its dispatch does not count
+_IN_PROGRAM_SECONDS = 0.02  # of calls in one program, so that its dispatch does not count
+_CALLS_IN_TURN = 16
 _GPU_LOOP_SECONDS = 0.3  # of training steps: their start and end take milliseconds, more on several devices
 
 
@@ -105,7 +107,7 @@ def jax_contender(name: str, function: Callable[..., Any], *args: Any) -> Conten
 
     if jax.default_backend() == "gpu":
         return Contender(name, _one_by_one(lambda: _traced_seconds(run)), outputs, memory)
-    return Contender(name, lambda: _seconds_of(run), outputs, memory)
+    return Contender(name, lambda: host_seconds(run), outputs, memory)
 
 
 def jax_queued_contender(name: str, function: Callable[..., Any], *args: Any) -> Contender:
@@ -171,14 +173,18 @@ def _many_calls(each: InProgram) -> Any:
     tree = jax.tree.structure(each.args)
     results = jax.eval_shape(each.function, *each.args)
 
-    def many(calls: jax.Array, first: jax.Array, *others: jax.Array) -> Any:
+    def many(turns: jax.Array, first: jax.Array, *others: jax.Array) -> Any:
         empty = jax.tree.map(lambda out: jnp.zeros(out.shape, out.dtype), results)
 
         def call(i: jax.Array, _: Any) -> Any:
             varied = first + (i * 1e-30).astype(first.dtype)  # XLA would take equal calls out of the loop
             return each.function(*jax.tree.unflatten(tree, (varied, *others)))
 
-        return lax.fori_loop(0, calls, call, empty)
+        # The host waits for the condition of a loop, 20 to 50 us, unless the number of its iterations is a constant.
+        def turn(i: jax.Array, results: Any) -> Any:
+            return lax.fori_loop(0, _CALLS_IN_TURN, lambda j, results: call(i + j, results), results)
+
+        return lax.fori_loop(0, turns, turn, empty)
 
     return jax.jit(many).lower(jnp.int32(0), first, *others)
 
@@ -186,15 +192,17 @@ def _many_calls(each: InProgram) -> Any:
 def _in_program(each: InProgram, many: Any, one: Any) -> Contender:
     leaves = jax.tree.leaves(each.args)
 
-    def run(calls: int) -> Any:
-        return jax.block_until_ready(many(jnp.int32(calls), *leaves))
+    def run(turns: int) -> Any:
+        return jax.block_until_ready(many(jnp.int32(turns), *leaves))
+
+    def seconds(turns: int) -> float:
+        return host_seconds(lambda: run(turns)) / (turns * _CALLS_IN_TURN)
 
     outputs = [np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(run(1))]
     memory = one.memory_analysis().temp_size_in_bytes if one else None
-    calls = _calls_per_sample(_seconds_of(lambda: run(_FEW_CALLS)) / _FEW_CALLS, _IN_PROGRAM_SECONDS)
-    calls = max(_FEW_CALLS, calls)
+    turns = _calls_per_sample(_CALLS_IN_TURN * seconds(1), _IN_PROGRAM_SECONDS)
     one_call = one and (lambda: jax.block_until_ready(one(*each.args)))
-    return Contender(each.name, lambda: _seconds_of(lambda: run(calls)) / calls, outputs, memory, one_call=one_call)
+    return Contender(each.name, lambda: seconds(turns), outputs, memory, one_call=one_call)
 
 
 def _queued(name: str, compiled: Callable[..., Any], args: Any, outputs: list[np.ndarray], memory: int) -> Contender:
@@ -202,8 +210,8 @@ def _queued(name: str, compiled: Callable[..., Any], args: Any, outputs: list[np
         jax.block_until_ready([compiled(*args) for _ in range(calls)][-1])
 
     run()
-    calls = _calls_per_sample(_seconds_of(run)) if jax.default_backend() == "gpu" else 1
-    return Contender(name, lambda: _seconds_of(lambda: run(calls)) / calls, outputs, memory)
+    calls = _calls_per_sample(host_seconds(run)) if jax.default_backend() == "gpu" else 1
+    return Contender(name, lambda: host_seconds(lambda: run(calls)) / calls, outputs, memory)
 
 
 def _compiled(function: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], Any, list[np.ndarray], int]:
@@ -233,7 +241,7 @@ def jax_loop_contender(name: str, step: Callable[..., tuple[Any, Any]], state: A
 
     run()
     on_gpu = jax.default_backend() == "gpu"
-    calls = _calls_per_sample(_seconds_of(run), _GPU_LOOP_SECONDS) if on_gpu else 1
+    calls = _calls_per_sample(host_seconds(run), _GPU_LOOP_SECONDS) if on_gpu else 1
     memory = compiled.memory_analysis()
     peak = (
         memory.argument_size_in_bytes
@@ -243,7 +251,7 @@ def jax_loop_contender(name: str, step: Callable[..., tuple[Any, Any]], state: A
     )
 
     def sample() -> float:
-        return _seconds_of(lambda: run(calls)) / calls
+        return host_seconds(lambda: run(calls)) / calls
 
     return Contender(name, sample, outputs, memory.temp_size_in_bytes, peak, compiled.as_text())
 
@@ -269,7 +277,7 @@ def torch_contender(name: str, function: Callable[[], Any], outputs: list[np.nda
         graph.replay()
 
     run()
-    return Contender(name, lambda: _torch_seconds(run) / _GRAPH_CALLS, outputs)
+    return Contender(name, lambda: torch_gpu_seconds(run) / _GRAPH_CALLS, outputs)
 
 
 def torch_queued_contender(
@@ -279,38 +287,20 @@ def torch_queued_contender(
     if not on_gpu:
         return _torch_on_cpu(name, function, outputs)
     function()
-    calls = _calls_per_sample(_torch_seconds(function))
+    calls = _calls_per_sample(torch_gpu_seconds(function))
 
     def run() -> None:
         for _ in range(calls):
             function()
 
-    return Contender(name, lambda: _torch_seconds(run) / calls, outputs)
+    return Contender(name, lambda: torch_gpu_seconds(run) / calls, outputs)
 
 
 def _torch_on_cpu(name: str, function: Callable[[], Any], outputs: list[np.ndarray]) -> Contender:
     import torch
 
     torch.set_num_threads(os.cpu_count() or 1)
-    return Contender(name, lambda: _seconds_of(function), outputs)
-
-
-def _torch_seconds(run: Callable[[], Any]) -> float:
-    """Between two events of the GPU."""
-    import torch
-
-    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    before.record()
-    run()
-    after.record()
-    after.synchronize()
-    return before.elapsed_time(after) / 1e3
-
-
-def _seconds_of(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    return Contender(name, lambda: host_seconds(function), outputs)
 
 
 def _calls_per_sample(seconds: float, sample_seconds: float = _GPU_SAMPLE_SECONDS) -> int:

@@ -41,8 +41,8 @@ def versions(report: Report) -> str:
     return ", ".join(f"{package} {' and '.join(sorted(those))}" for package, those in found.items() if those)
 
 
-def dates(report: Report) -> str:
-    found = sorted({environment["date"] for environment in environments(report)})
+def dates(*reports: Report) -> str:
+    found = sorted({environment["date"] for report in reports for environment in environments(report)})
     return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
 
 
