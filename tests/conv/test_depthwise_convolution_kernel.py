@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import subprocess
 
 import jax
@@ -11,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from aligned_arrays import aligned_empty, aligned_random
+from depthwise_calls import H200, SMALL
+from depthwise_calls import DepthwiseCall as Call
 from jax import lax
 
 from jaxgrad._src.conv.backend import PASSES
@@ -22,9 +23,6 @@ pytestmark = pytest.mark.skipif(
     not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
 )
 
-# Compute capability, multiprocessors, bytes of shared memory per block and per multiprocessor.
-H200 = (90, 132, 232448, 233472)
-SMALL = (86, 5, 101376, 102400)
 _ALIGNED = ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")  # a misaligned access ends the process
 
 _MAIN = """
@@ -42,86 +40,40 @@ extern "C" void run(T* in_, T* w_, T* bias_, T* out_, const void* arguments_, lo
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """A depthwise convolution of [batch, *spatial, channels]."""
-
-    batch: int
-    spatial: tuple[int, ...]
-    channels: int
-    window: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilation: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]
-    dtype: str = "float32"
-    taps_last: bool = False
-    relu: bool = False
-    gpu: tuple[int, ...] = H200
-
-    @property
-    def out_spatial(self) -> tuple[int, ...]:
-        axes = zip(self.spatial, self.window, self.strides, self.dilation, self.padding, strict=True)
-        return tuple((n + sum(pads) - (k - 1) * d - 1) // s + 1 for n, k, s, d, pads in axes)
-
-    def program(self, pass_name):
-        n = len(self.spatial)
-        last = (0, n + 1, *range(1, n + 1))
-        weights = tuple(range(n + 2)) if self.taps_last else (n + 1, n, *range(n))
-        g = ConvGeometry(
-            last, weights, last, self.strides, self.padding, self.dilation, self.channels, self.spatial, self.window
-        )
-        return _program(
-            self.gpu,
-            pass_name,
-            self.dtype,
-            self.relu and pass_name == "forward",
-            ConvProblem(g, self.batch, self.channels, self.channels, self.dtype),
-        )
-
-
-def _program(gpu, pass_name, dtype, relu, problem):
+def _program(problem, pass_name, relu=False, gpu=H200):
     from jaxgrad import _cuda
 
-    return _cuda.depthwise_convolution_program(
-        *gpu,
-        PASSES.index(pass_name),
-        cuda.float_type(jnp.dtype(dtype)),
-        relu,
-        problem.shapes,
-        problem.geometry.attributes(),
-    )
+    dtype = cuda.float_type(jnp.dtype(problem.dtype))
+    attributes = problem.geometry.attributes()
+    return _cuda.depthwise_convolution_program(*gpu, PASSES.index(pass_name), dtype, relu, problem.shapes, attributes)
 
 
-def _call(batch, spatial, channels, window, strides=1, dilation=1, padding=0, **kwargs):
-    def per_axis(value):
-        return value if isinstance(value, tuple) else (value,) * len(spatial)
-
-    pairs = padding if isinstance(padding, tuple) else ((padding, padding),) * len(spatial)
-    return Call(batch, spatial, channels, window, per_axis(strides), per_axis(dilation), pairs, **kwargs)
+def _program_of(call, pass_name):
+    return _program(call.problem, pass_name, call.relu and pass_name == "forward", call.gpu)
 
 
 CALLS = {
-    "ConvNeXt's window": _call(2, (14, 15), 40, (7, 7), padding=3),
-    "one spatial axis": _call(3, (190,), 36, (31,), padding=((10, 20),), relu=True),
-    "causal, bfloat16": _call(2, (67,), 64, (4,), dilation=2, padding=((6, 0),), dtype="bfloat16", relu=True),
-    "stride and lopsided padding": _call(3, (14, 9), 18, (3, 4), (2, 3), padding=((0, 2), (3, 1))),
-    "stride, bfloat16": _call(2, (15, 30), 24, (5, 5), 2, padding=((1, 2), (2, 2)), dtype="bfloat16"),
-    "stride larger than the window": _call(2, (11, 9), 8, (2, 1), (3, 2), padding=((0, 1), (1, 0))),
-    "dilation": _call(2, (17, 19), 20, (3, 2), 1, (2, 3), ((1, 2), (3, 1)), taps_last=True),
-    "two channels, bfloat16": _call(2, (9, 8), 2, (3, 3), padding=1, dtype="bfloat16"),
-    "one channel": _call(2, (9, 8), 1, (2, 3), padding=((1, 0), (2, 2))),
-    "weights in shared memory": _call(1, (15, 14), 24, (11, 11), padding=5, relu=True),
-    "weights in shared memory, small GPU": _call(1, (20, 9), 12, (13, 9), padding=4, gpu=SMALL, taps_last=True),
-    "channels that no block divides": _call(3, (7, 7), 76, (3, 3), padding=1, taps_last=True),
-    "images sharing a tile": _call(9, (3, 5), 8, (3, 3), padding=1, gpu=SMALL),
-    "three axes": _call(2, (5, 9, 8), 24, (3, 3, 3), padding=1, dtype="bfloat16"),
-    "three axes, strides": _call(2, (6, 9, 7), 12, (3, 5, 3), (1, 2, 2), padding=((2, 0), (1, 2), (1, 1))),
-    "three axes, dilation": _call(1, (7, 8, 9), 8, (3, 2, 3), 1, (2, 1, 3), ((2, 2), (0, 1), (3, 3))),
-    "weights behind an odd number": _call(1, (5, 11, 5), 9, (5, 5, 5), padding=2),
-    "weights behind an odd number of elements, bfloat16": _call(
+    "ConvNeXt's window": Call(2, (14, 15), 40, (7, 7), padding=3),
+    "one spatial axis": Call(3, (190,), 36, (31,), padding=((10, 20),), relu=True),
+    "causal, bfloat16": Call(2, (67,), 64, (4,), dilation=2, padding=((6, 0),), dtype="bfloat16", relu=True),
+    "stride and lopsided padding": Call(3, (14, 9), 18, (3, 4), (2, 3), padding=((0, 2), (3, 1))),
+    "stride, bfloat16": Call(2, (15, 30), 24, (5, 5), 2, padding=((1, 2), (2, 2)), dtype="bfloat16"),
+    "stride larger than the window": Call(2, (11, 9), 8, (2, 1), (3, 2), padding=((0, 1), (1, 0))),
+    "dilation": Call(2, (17, 19), 20, (3, 2), 1, (2, 3), ((1, 2), (3, 1)), taps_last=True),
+    "two channels, bfloat16": Call(2, (9, 8), 2, (3, 3), padding=1, dtype="bfloat16"),
+    "one channel": Call(2, (9, 8), 1, (2, 3), padding=((1, 0), (2, 2))),
+    "weights in shared memory": Call(1, (15, 14), 24, (11, 11), padding=5, relu=True),
+    "weights in shared memory, small GPU": Call(1, (20, 9), 12, (13, 9), padding=4, gpu=SMALL, taps_last=True),
+    "channels that no block divides": Call(3, (7, 7), 76, (3, 3), padding=1, taps_last=True),
+    "images sharing a tile": Call(9, (3, 5), 8, (3, 3), padding=1, gpu=SMALL),
+    "three axes": Call(2, (5, 9, 8), 24, (3, 3, 3), padding=1, dtype="bfloat16"),
+    "three axes, strides": Call(2, (6, 9, 7), 12, (3, 5, 3), (1, 2, 2), padding=((2, 0), (1, 2), (1, 1))),
+    "three axes, dilation": Call(1, (7, 8, 9), 8, (3, 2, 3), 1, (2, 1, 3), ((2, 2), (0, 1), (3, 3))),
+    "weights behind an odd number": Call(1, (5, 11, 5), 9, (5, 5, 5), padding=2),
+    "weights behind an odd number of elements, bfloat16": Call(
         1, (9, 7, 9), 20, (5, 5, 5), padding=2, dtype="bfloat16"
     ),
-    "the window larger than the picture": _call(2, (3, 2), 12, (5, 7), padding=((2, 2), (3, 4))),
+    "the window larger than the picture": Call(2, (3, 2), 12, (5, 7), padding=((2, 2), (3, 4))),
 }
 
 
@@ -166,7 +118,7 @@ def _reference(call, x, w):
 
 
 def _check(call, pass_name, tmp_path, kernel_emulation):
-    program = call.program(pass_name)
+    program = _program_of(call, pass_name)
     source, library = tmp_path / "kernel.cc", tmp_path / "kernel.so"
     source.write_text(f'#include "{kernel_emulation}"\n{program["definitions"]}{program["source"]}{_MAIN}')
     subprocess.run(["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *_ALIGNED, source, "-o", library], check=True)
@@ -216,7 +168,7 @@ def _macros(program):
 
 
 def test_calls_differ_in_all_sizes_of_a_tile():
-    found = [_macros(call.program(name)) for call in CALLS.values() for name in ("forward", "input_gradient")]
+    found = [_macros(_program_of(call, name)) for call in CALLS.values() for name in ("forward", "input_gradient")]
     for name in ("V", "R", "COLUMNS", "TN", "PATCHES", "STRIPS", "CC", "ROWS", "VECTOR", "WEIGHTS_SHARED"):
         assert len({macros[name] for macros in found}) > 1, name
     for macros in found:
@@ -229,15 +181,16 @@ def test_calls_differ_in_all_sizes_of_a_tile():
 def test_one_kernel_for_all_batch_sizes_and_lengths(pass_name):
     """Few programs serve a range of sizes: the sizes of the arrays are arguments."""
     images = {
-        _call(batch, (56, 56), 96, (3, 3), padding=1, dtype="bfloat16").program(pass_name)["definitions"]
+        _program_of(Call(batch, (56, 56), 96, (3, 3), padding=1, dtype="bfloat16"), pass_name)["definitions"]
         for batch in range(1, 129, 3)
     }
     lengths = {
-        _call(8, (length,), 512, (31,), padding=15, dtype="bfloat16").program(pass_name)["definitions"]
+        _program_of(Call(8, (length,), 512, (31,), padding=15, dtype="bfloat16"), pass_name)["definitions"]
         for length in range(200, 4000, 37)
     }
     channels = {
-        _call(32, (28, 28), 8 * count, (5, 5), padding=2).program(pass_name)["definitions"] for count in range(4, 99)
+        _program_of(Call(32, (28, 28), 8 * count, (5, 5), padding=2), pass_name)["definitions"]
+        for count in range(4, 99)
     }
     assert len(images) <= 12
     assert len(lengths) <= 8
@@ -269,4 +222,4 @@ def test_rejection_names_the_reason(reason):
     none = ((0, 0), (0, 0))
     g = ConvGeometry(spec, (3, 2, 0, 1), spec, strides, none, dilation, groups, (50, 50), window)
     with pytest.raises(ValueError, match=reason):
-        _program(H200, "input_gradient", dtype, False, ConvProblem(g, 2, channels, channels, dtype))
+        _program(ConvProblem(g, 2, channels, channels, dtype), "input_gradient")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import subprocess
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from aligned_arrays import aligned_random
+from depthwise_calls import H200, SMALL
+from depthwise_calls import DepthwiseCall as Call
 
 from jaxgrad._src.conv.geometry import ConvGeometry
 from jaxgrad._src.conv.problem import ConvProblem
@@ -18,10 +19,6 @@ from jaxgrad._src.native import cuda
 pytestmark = pytest.mark.skipif(
     not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
 )
-
-# Compute capability, multiprocessors, bytes of shared memory per block and per multiprocessor.
-H200 = (90, 132, 232448, 233472)
-SMALL = (86, 5, 101376, 102400)
 
 _MAIN = """
 static T *x, *dy, *dw;
@@ -39,55 +36,25 @@ extern "C" void run(T* x_, T* dy_, float* partial_, T* dw_, int images_, int chu
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """A convolution of [batch, *spatial, channels] with unequal strides, dilation and padding."""
-
-    batch: int
-    spatial: tuple[int, ...]
-    channels: int
-    window: tuple[int, ...]
-    strides: tuple[int, ...] = (1, 1)
-    dilation: tuple[int, ...] = (1, 1)
-    padding: tuple[tuple[int, int], ...] = ((0, 0), (0, 0))
-    dtype: str = "float32"
-    taps_last: bool = False
-    gpu: tuple[int, ...] = H200
-
-    @property
-    def out_spatial(self) -> tuple[int, ...]:
-        axes = zip(self.spatial, self.window, self.strides, self.dilation, self.padding, strict=True)
-        return tuple((n + sum(pads) - (k - 1) * d - 1) // s + 1 for n, k, s, d, pads in axes)
-
-    def program(self):
-        n = len(self.spatial)
-        last = (0, n + 1, *range(1, n + 1))
-        weights = tuple(range(n + 2)) if self.taps_last else (n + 1, n, *range(n))
-        g = ConvGeometry(
-            last, weights, last, self.strides, self.padding, self.dilation, self.channels, self.spatial, self.window
-        )
-        return _program(self.gpu, self.dtype, ConvProblem(g, self.batch, self.channels, self.channels, self.dtype))
-
-
-def _program(gpu, dtype, problem):
+def _program(problem, gpu=H200):
     from jaxgrad import _cuda
 
-    attributes = problem.geometry.attributes()
-    return _cuda.depthwise_weight_gradient_program(*gpu, cuda.float_type(jnp.dtype(dtype)), problem.shapes, attributes)
+    dtype = cuda.float_type(jnp.dtype(problem.dtype))
+    return _cuda.depthwise_weight_gradient_program(*gpu, dtype, problem.shapes, problem.geometry.attributes())
 
 
 CALLS = {
-    "ConvNeXt's window": Call(2, (14, 15), 40, (7, 7), padding=((3, 3), (3, 3))),
+    "ConvNeXt's window": Call(2, (14, 15), 40, (7, 7), padding=3),
     "a window over one axis": Call(3, (190,), 36, (31,), (1,), (1,), ((10, 20),)),
     "stride and lopsided padding": Call(3, (14, 9), 18, (3, 4), (2, 3), padding=((0, 2), (3, 1))),
     "dilation": Call(2, (17, 19), 20, (3, 2), (1, 3), (2, 3), ((1, 2), (3, 1)), taps_last=True),
     "bfloat16": Call(3, (13, 11), 24, (5, 3), (2, 1), padding=((2, 2), (0, 1)), dtype="bfloat16"),
-    "bfloat16, two channels": Call(2, (9, 8), 2, (3, 3), padding=((1, 1), (1, 1)), dtype="bfloat16"),
+    "bfloat16, two channels": Call(2, (9, 8), 2, (3, 3), padding=1, dtype="bfloat16"),
     "one channel": Call(2, (9, 8), 1, (2, 3), padding=((1, 0), (2, 2))),
-    "the window's rows shared out": Call(2, (30, 28), 8, (11, 11), padding=((5, 5), (5, 5)), gpu=SMALL),
+    "the window's rows shared out": Call(2, (30, 28), 8, (11, 11), padding=5, gpu=SMALL),
     "a small GPU": Call(2, (28, 30), 72, (7, 5), (1, 2), padding=((3, 3), (2, 1)), gpu=SMALL),
-    "channels that no block divides": Call(3, (7, 7), 76, (3, 3), padding=((1, 1), (1, 1)), taps_last=True),
-    "images sharing a tile": Call(9, (3, 5), 8, (3, 3), padding=((1, 1), (1, 1)), gpu=SMALL),
+    "channels that no block divides": Call(3, (7, 7), 76, (3, 3), padding=1, taps_last=True),
+    "images sharing a tile": Call(9, (3, 5), 8, (3, 3), padding=1, gpu=SMALL),
     "a window without neighbours": Call(2, (9, 7), 16, (1, 1), (2, 2)),
     "three axes": Call(2, (6, 9, 8), 20, (3, 3, 5), (1, 1, 1), (1, 1, 1), ((1, 1), (0, 2), (2, 2))),
     "three axes, strides and dilation": Call(
@@ -124,7 +91,7 @@ def _reference(call, x, dy):
 @pytest.mark.parametrize("name", CALLS)
 def test_emulated_kernel_matches_the_reference(name, tmp_path, kernel_emulation):
     call = CALLS[name]
-    program = call.program()
+    program = _program(call.problem, call.gpu)
     source, library = tmp_path / "kernel.cc", tmp_path / "kernel.so"
     source.write_text(f'#include "{kernel_emulation}"\n{program["definitions"]}{program["source"]}{_MAIN}')
     subprocess.run(["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", source, "-o", library], check=True)
@@ -147,7 +114,7 @@ def test_emulated_kernel_matches_the_reference(name, tmp_path, kernel_emulation)
 def _macros(call):
     return {
         name: int(value)
-        for _, name, value in (line.split() for line in call.program()["definitions"].splitlines())
+        for _, name, value in (line.split() for line in _program(call.problem, call.gpu)["definitions"].splitlines())
         if value.isdigit()
     }
 
@@ -181,4 +148,4 @@ def test_rejection_names_the_reason(reason):
     none = ((0, 0), (0, 0))
     g = ConvGeometry(spec, (3, 2, 0, 1), spec, (1, 1), none, dilation, groups, (size, size), (3, 3))
     with pytest.raises(ValueError, match=reason):
-        _program(H200, dtype, ConvProblem(g, 2, channels, channels, dtype))
+        _program(ConvProblem(g, 2, channels, channels, dtype))

@@ -194,20 +194,25 @@ def _products(z, w_up, w_down):
     return jnp.sum(jnp.sin(y))
 
 
-def check_matrix_products():
-    """Only weight gradients are summed; per-example gradients need no collectives."""
-    keys = jax.random.split(jax.random.key(1), 3)
-    shapes = (16, 1, 1, 8), (4, 6, 8, 5), (4, 6, 5, 3)
-    args = tuple(jax.random.normal(key, shape) / 4 for key, shape in zip(keys, shapes, strict=True))
-    (dz, *dws), found = over(mesh(), jax.grad(_products, BY), args, BATCH)
+def _check_products(loss, shapes):
+    """Matrix products of split images and weights: only weight gradients are summed, and those of examples are not."""
+    keys = jax.random.split(jax.random.key(1), len(shapes))
+    args = tuple(jax.random.normal(key, shape) / 3 for key, shape in zip(keys, shapes, strict=True))
+    (dx, *dws), found = over(mesh(), jax.grad(loss, BY), args, BATCH)
     assert found == {"all-reduce": 1}, found
-    assert dz.sharding.spec[0] == "d"
+    assert dx.sharding.spec[0] == "d"
     assert all(g.sharding.is_fully_replicated for g in dws)
-    of_one = jax.grad(lambda z, *ws: _products(z[None], *ws), BY)
+    _, found = over(mesh(explicit=True), jax.grad(loss, BY), args, BATCH)
+    assert found == {"all-reduce": 1}, found
+    of_one = jax.grad(lambda x, *ws: loss(x[None], *ws), BY)
     gradients, found = over(mesh(), jax.vmap(of_one, (0, None, None)), args, BATCH)
     assert not found, found
     assert all(g.sharding.spec[0] == "d" for g in gradients)
-    check_shard_map(_products, args, BATCH, BY)
+    check_shard_map(loss, args, BATCH, BY)
+
+
+def check_matrix_products():
+    _check_products(_products, ((16, 1, 1, 8), (4, 6, 8, 5), (4, 6, 5, 3)))
 
 
 def _patches(x, w_down, w_up):
@@ -218,21 +223,9 @@ def _patches(x, w_down, w_up):
 
 
 def check_windows_that_do_not_overlap():
-    """Only weight gradients are summed; per-example gradients need no collectives."""
-    keys = jax.random.split(jax.random.key(2), 3)
-    shapes = (16, 6, 8, 3), (3, 4, 1, 6), (2, 3, 6, 5)
-    args = tuple(jax.random.normal(key, shape) / 2 for key, shape in zip(keys, shapes, strict=True))
-    (dx, *dws), found = over(mesh(), jax.grad(_patches, BY), args, BATCH)
-    assert found == {"all-reduce": 1}, found
-    assert dx.sharding.spec[0] == "d"
-    assert all(g.sharding.is_fully_replicated for g in dws)
-    _, found = over(mesh(explicit=True), jax.grad(_patches, BY), args, BATCH)
-    assert found == {"all-reduce": 1}, found
-    of_one = jax.grad(lambda x, *ws: _patches(x[None], *ws), BY)
-    gradients, found = over(mesh(), jax.vmap(of_one, (0, None, None)), args, BATCH)
-    assert not found, found
-    assert all(g.sharding.spec[0] == "d" for g in gradients)
-    check_shard_map(_patches, args, BATCH, BY)
+    """With groups of few features, and with as many as a tensor core takes."""
+    _check_products(_patches, ((16, 6, 8, 3), (3, 4, 1, 6), (2, 3, 6, 5)))
+    _check_products(_patches, ((16, 6, 8, 24), (3, 4, 8, 9), (2, 3, 9, 8)))
 
 
 def check_inside_shard_map():

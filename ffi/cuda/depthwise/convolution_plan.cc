@@ -18,12 +18,8 @@ class DepthwiseConvolutionKernel {
  public:
   DepthwiseConvolutionKernel(const std::string& definitions, const DepthwiseTile& tile, int architecture)
       : module_(nvrtc::compile(definitions + kDeviceSource + kDepthwiseConvolutionSource, architecture)),
-        function_(module_.function("depthwise_convolution")) {
-    const int bytes = static_cast<int>(tile.shared_bytes);
-    JAXGRAD_DRIVER(driver::api().cuFuncSetAttribute(function_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes));
-    JAXGRAD_DRIVER(driver::api().cuOccupancyMaxActiveBlocksPerMultiprocessor(
-        &resident_, function_, static_cast<int>(tile.threads), static_cast<size_t>(bytes)));
-  }
+        function_(module_.function("depthwise_convolution", tile.shared_bytes)),
+        resident_(driver::resident_blocks(function_, tile.threads, tile.shared_bytes)) {}
 
   CUfunction function() const { return function_; }
   int resident() const { return resident_; }  // blocks per multiprocessor
@@ -31,7 +27,7 @@ class DepthwiseConvolutionKernel {
  private:
   driver::Module module_;
   CUfunction function_;
-  int resident_ = 0;
+  int resident_;
 };
 
 namespace {

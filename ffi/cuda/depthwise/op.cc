@@ -17,11 +17,8 @@ class DepthwiseKernels {
  public:
   DepthwiseKernels(const std::string& definitions, int64_t shared_bytes, int architecture)
       : module_(nvrtc::compile(definitions + kDeviceSource + kDepthwiseWeightGradientSource, architecture)),
-        partial_(module_.function("depthwise_weight_gradient_partial")),
-        sum_(module_.function("depthwise_weight_gradient_sum")) {
-    JAXGRAD_DRIVER(driver::api().cuFuncSetAttribute(partial_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                                    static_cast<int>(shared_bytes)));
-  }
+        partial_(module_.function("depthwise_weight_gradient_partial", shared_bytes)),
+        sum_(module_.function("depthwise_weight_gradient_sum")) {}
 
   CUfunction partial() const { return partial_; }
   CUfunction sum() const { return sum_; }

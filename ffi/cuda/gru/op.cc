@@ -67,21 +67,17 @@ struct Launch {
 class GruKernel {
  public:
   GruKernel(const std::string& source, const char* name, const GruVariant& variant, int device)
-      : module_(nvrtc::compile(source, driver::architecture(device))), function_(module_.function(name)) {
-    const auto& api = driver::api();
-    JAXGRAD_DRIVER(
-        api.cuFuncSetAttribute(function_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, variant.shared_bytes));
+      : module_(nvrtc::compile(source, driver::architecture(device))),
+        function_(module_.function(name, variant.shared_bytes)) {
     if (variant.is_cluster || variant.pair > 1) {
       int clusters = 0;
       Launch launch(variant, nullptr);
       launch.config.numAttrs = 1;  // the size of a cluster
-      JAXGRAD_DRIVER(api.cuOccupancyMaxActiveClusters(&clusters, function_, &launch.config));
+      JAXGRAD_DRIVER(driver::api().cuOccupancyMaxActiveClusters(&clusters, function_, &launch.config));
       blocks_at_once_ = int64_t{clusters} * (variant.is_cluster ? blocks_of(variant) : variant.pair);
     } else {
-      int blocks = 0;
-      JAXGRAD_DRIVER(api.cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function_, kGruThreads,
-                                                                     static_cast<size_t>(variant.shared_bytes)));
-      blocks_at_once_ = int64_t{blocks} * attribute_of(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+      const int64_t resident = driver::resident_blocks(function_, kGruThreads, variant.shared_bytes);
+      blocks_at_once_ = resident * attribute_of(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     }
   }
 
