@@ -16,7 +16,7 @@
 
 #include "common/conv_problem.h"
 #include "cuda/depthwise/convolution_plan.h"
-#include "cuda/depthwise/op.h"
+#include "cuda/depthwise/weight_gradient_plan.h"
 #include "cuda/reference/op.h"
 #include "cuda/runtime/driver.h"
 #include "cuda/runtime/nvrtc.h"

@@ -11,6 +11,7 @@
 #include <vector>
 
 #define __global__
+#define __grid_constant__
 #define __device__
 #define __shared__ static
 #define __launch_bounds__(...)

@@ -23,15 +23,18 @@ pytestmark = pytest.mark.skipif(
 _MAIN = """
 static T *x, *dy, *dw;
 static float* partial;
-static int shares, images;
+static int shares;
+static DepthwiseGradientArguments arguments;
 
-extern "C" void run(T* x_, T* dy_, float* partial_, T* dw_, int images_, int chunks, int shares_, int threads,
-                    int bytes) {
-  x = x_, dy = dy_, partial = partial_, dw = dw_, images = images_, shares = shares_;
-  arrays = {{reinterpret_cast<char*>(x), reinterpret_cast<char*>(x + (size_t)images * Z * H * W * C)},
-            {reinterpret_cast<char*>(dy), reinterpret_cast<char*>(dy + (size_t)images * ZO * HO * WO * C)}};
-  launch(chunks, shares, threads, bytes, [] { depthwise_weight_gradient_partial(x, dy, partial, images); });
-  launch((KZ * TAPS * C + 31) / 32, 1, 32 * SLICES, 0, [] { depthwise_weight_gradient_sum(partial, dw, shares); });
+extern "C" void run(T* x_, T* dy_, float* partial_, T* dw_, const void* arguments_, long long x_bytes,
+                    long long dy_bytes, int chunks, int shares_, int threads, int bytes) {
+  x = x_, dy = dy_, partial = partial_, dw = dw_, shares = shares_;
+  memcpy(&arguments, arguments_, sizeof(arguments));
+  arrays = {{reinterpret_cast<char*>(x), reinterpret_cast<char*>(x) + x_bytes},
+            {reinterpret_cast<char*>(dy), reinterpret_cast<char*>(dy) + dy_bytes}};
+  launch(chunks, shares, threads, bytes, [] { depthwise_weight_gradient_partial(x, dy, partial, arguments); });
+  launch((KZ * TAPS * arguments.channels + 31) / 32, 1, 32 * SLICES, 0,
+         [] { depthwise_weight_gradient_sum(partial, dw, shares, arguments.channels); });
 }
 """
 
@@ -100,9 +103,10 @@ def test_emulated_kernel_matches_the_reference(name, tmp_path, kernel_emulation)
     taps = int(np.prod(call.window))
     partial = np.full(program["workspace_bytes"] // 4, np.nan, np.float32)
     dw = np.empty(taps * call.channels, x.dtype)
-    grid = (program[key] for key in ("chunks", "shares", "threads", "shared_bytes"))
+    grid = (ctypes.c_int(program[key]) for key in ("chunks", "shares", "threads", "shared_bytes"))
     pointers = (ctypes.c_void_p(array.ctypes.data) for array in (x, dy, partial, dw))
-    ctypes.CDLL(str(library)).run(*pointers, *map(ctypes.c_int, (call.batch, *grid)))
+    sizes = ctypes.c_longlong(x.nbytes), ctypes.c_longlong(dy.nbytes)
+    ctypes.CDLL(str(library)).run(*pointers, program["arguments"], *sizes, *grid)
     found = dw.reshape((call.channels, taps) if call.taps_last else (taps, call.channels)).astype(np.float64)
     found = found.T if call.taps_last else found
     expected = _reference(call, x, dy).reshape(taps, call.channels)
@@ -127,9 +131,23 @@ def test_calls_cover_every_branch():
     for macros in found:
         assert macros["TH"] % macros["SUB_H"] == 0
         assert macros["TW"] % macros["SUB_W"] == 0
-    assert any(macros["C"] % macros["CC"] for macros in found)
-    assert {macros["WHOLE_TILES"] for macros in found} == {0, 1}
-    assert any(macros["HO"] % macros["TH"] for macros in found)
+    for name in ("WHOLE_TILES", "WHOLE_BLOCKS", "PLANES_ALIKE"):
+        assert {macros[name] for macros in found} == {0, 1}, name
+    assert any((1, *call.out_spatial)[-2] % macros["TH"] for call, macros in zip(CALLS.values(), found, strict=True))
+
+
+def test_one_program_for_all_batch_sizes_and_lengths():
+    """Few programs serve a range of sizes: the sizes of the arrays are arguments."""
+
+    def programs(calls):
+        return {_program(call.problem)["definitions"] for call in calls}
+
+    images = programs(Call(n, (56, 56), 96, (3, 3), padding=1, dtype="bfloat16") for n in range(1, 129, 3))
+    lengths = programs(Call(8, (n,), 512, (31,), padding=15, dtype="bfloat16") for n in range(200, 4000, 37))
+    channels = programs(Call(32, (28, 28), 8 * n, (5, 5), padding=2) for n in range(4, 99))
+    assert len(images) <= 8
+    assert len(lengths) <= 8
+    assert len(channels) <= 12
 
 
 REJECTED = {

@@ -12,8 +12,8 @@
 #include "common/conv_bindings.h"
 #include "cuda/depthwise/convolution_plan.h"
 #include "cuda/depthwise/convolution_source.h"
-#include "cuda/depthwise/kernel_source.h"
-#include "cuda/depthwise/op.h"
+#include "cuda/depthwise/weight_gradient_plan.h"
+#include "cuda/depthwise/weight_gradient_source.h"
 #include "cuda/runtime/nvrtc.h"
 
 namespace nb = nanobind;
@@ -59,6 +59,8 @@ nb::dict program_of(int64_t architecture, int64_t multiprocessors, int64_t share
   nb::dict program;
   program["definitions"] = depthwise_definitions(*shape, *tiling);
   program["source"] = kDepthwiseWeightGradientSource;
+  const DepthwiseGradientArguments arguments = depthwise_arguments(*shape, *tiling);
+  program["arguments"] = nb::bytes(reinterpret_cast<const char*>(&arguments), sizeof(arguments));
   program["chunks"] = tiling->chunks * shape->KZ;
   program["shares"] = tiling->shares;
   program["threads"] = tiling->threads;

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/depthwise/rounding.h"
+
 namespace jaxgrad {
 namespace {
 
@@ -24,7 +26,6 @@ constexpr int64_t kMaxBlocks = 8, kMaxResidentThreads = 2048;  // per multiproce
 constexpr int64_t kReservedShared = 1024;                      // bytes of shared memory per block that the driver uses
 constexpr std::array<int64_t, 3> kSegments = {1, 2, 4};
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 double real(int64_t value) { return static_cast<double>(value); }
 
 // The number of inputs that `count` results of an axis depend on, as inputs() in the kernel.
@@ -168,13 +169,6 @@ double estimate(const DepthwiseConvolution& c, const Gpu& gpu, const DepthwiseTi
   const double moved = real(c.images * c.channels * bytes) * (volume(c.in) + volume(c.out)) / 4.2e6;
   const double memory = std::max(copied, moved * pieces * std::max(1.0, 20e3 / in_flight));
   return std::cbrt(issue * issue * issue + shared * shared * shared + memory * memory * memory) + 2;
-}
-
-// Rounds a size up to one of four sizes per power of two.
-int64_t rounded_up(int64_t size) {
-  int64_t unit = 1;
-  while (unit * 8 < size) unit *= 2;
-  return ceil_div(size, unit) * unit;
 }
 
 DepthwiseConvolution with_rounded_sizes(DepthwiseConvolution c) {

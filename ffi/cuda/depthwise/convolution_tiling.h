@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "cuda/depthwise/arguments.h"
+#include "cuda/depthwise/convolution_arguments.h"
 #include "cuda/depthwise/convolution_shape.h"
 #include "cuda/depthwise/gpu.h"
 

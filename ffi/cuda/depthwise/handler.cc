@@ -6,7 +6,7 @@
 #include "common/conv_attributes.h"
 #include "common/handler.h"
 #include "cuda/depthwise/convolution_plan.h"
-#include "cuda/depthwise/op.h"
+#include "cuda/depthwise/weight_gradient_plan.h"
 #include "cuda/runtime/driver.h"
 #include "cuda/runtime/handler_support.h"
 #include "cuda/runtime/retained.h"

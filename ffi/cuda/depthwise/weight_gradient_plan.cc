@@ -1,18 +1,18 @@
-#include "cuda/depthwise/op.h"
+#include "cuda/depthwise/weight_gradient_plan.h"
 
 #include <array>
 #include <functional>
 #include <utility>
 
 #include "common/lru_cache.h"
-#include "cuda/depthwise/kernel_source.h"
+#include "cuda/depthwise/weight_gradient_source.h"
 #include "cuda/runtime/device_source.h"
 #include "cuda/runtime/module.h"
 #include "cuda/runtime/nvrtc.h"
 
 namespace jaxgrad {
 
-// The kernels for the shapes of one image, loaded on one device.
+// The kernels, loaded on one device. Sizes of the arrays share them.
 class DepthwiseKernels {
  public:
   DepthwiseKernels(const std::string& definitions, int64_t shared_bytes, int architecture)
@@ -30,8 +30,8 @@ class DepthwiseKernels {
 
 namespace {
 
-constexpr size_t kCapacity = 256;       // plans, which keep kernels loaded
-constexpr size_t kKernelCapacity = 64;  // programs; batch sizes may share them
+constexpr size_t kCapacity = 256;        // plans, which keep kernels loaded
+constexpr size_t kKernelCapacity = 128;  // programs
 
 struct KeyHash {
   size_t operator()(const DepthwiseKey& key) const {
@@ -89,7 +89,7 @@ unsigned narrow(int64_t value) { return static_cast<unsigned>(value); }
 DepthwisePlan::DepthwisePlan(const DepthwiseShape& shape, const DepthwiseTiling& t,
                              std::shared_ptr<const DepthwiseKernels> kernels)
     : tiling_(t),
-      images_(shape.N),
+      arguments_(depthwise_arguments(shape, t)),
       taps_axis_(shape.KZ),
       workspace_bytes_(t.partial_bytes(shape)),
       dw_elements_(shape.taps() * shape.C),
@@ -97,12 +97,13 @@ DepthwisePlan::DepthwisePlan(const DepthwiseShape& shape, const DepthwiseTiling&
 
 void DepthwisePlan::run(CUstream stream, const void* x, const void* dy, void* dw, void* workspace) const {
   const DepthwiseTiling& t = tiling_;
-  int images = static_cast<int>(images_), shares = static_cast<int>(t.shares);
-  std::array<void*, 4> partial = {&x, &dy, &workspace, &images};
+  DepthwiseGradientArguments arguments = arguments_;
+  std::array<void*, 4> partial = {&x, &dy, &workspace, &arguments};
   JAXGRAD_DRIVER(driver::api().cuLaunchKernel(kernels_->partial(), narrow(t.chunks * taps_axis_), narrow(t.shares), 1,
                                               narrow(t.threads), 1, 1, narrow(t.shared_bytes), stream, partial.data(),
                                               nullptr));
-  std::array<void*, 3> sum = {&workspace, &dw, &shares};
+  int shares = static_cast<int>(t.shares);
+  std::array<void*, 4> sum = {&workspace, &dw, &shares, &arguments.channels};
   JAXGRAD_DRIVER(driver::api().cuLaunchKernel(kernels_->sum(), narrow((dw_elements_ + 31) / 32), 1, 1,
                                               narrow(32 * kDepthwiseSumSlices), 1, 1, 0, stream, sum.data(), nullptr));
 }

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "common/lru_cache.h"
-#include "cuda/depthwise/tiling.h"
+#include "cuda/depthwise/weight_gradient_tiling.h"
 #include "cuda/runtime/driver.h"
 #include "cuda/runtime/no_plan.h"
 
@@ -38,7 +38,8 @@ class DepthwisePlan {
 
  private:
   DepthwiseTiling tiling_;
-  int64_t images_, taps_axis_, workspace_bytes_, dw_elements_;
+  DepthwiseGradientArguments arguments_;
+  int64_t taps_axis_, workspace_bytes_, dw_elements_;
   std::shared_ptr<const DepthwiseKernels> kernels_;
 };
 

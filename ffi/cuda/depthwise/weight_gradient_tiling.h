@@ -7,6 +7,7 @@
 
 #include "common/conv_problem.h"
 #include "cuda/depthwise/gpu.h"
+#include "cuda/depthwise/weight_gradient_arguments.h"
 #include "cuda/runtime/float_type.h"
 
 namespace jaxgrad {
@@ -36,10 +37,13 @@ struct DepthwiseTiling {
 // The shape of a weight gradient. If the kernel does not support the problem, the result is empty and `reason` is set.
 std::optional<DepthwiseShape> depthwise_shape(const ConvProblem& problem, FloatType type, std::string& reason);
 
-// The tiling with the smallest estimated time; empty if none fits the GPU.
+// The tiling with the smallest estimated time; empty if none fits the GPU. Sizes are rounded up first, so that calls of
+// similar sizes have the same tiling.
 std::optional<DepthwiseTiling> depthwise_tiling(const DepthwiseShape& shape, const Gpu& gpu);
 
-// The macro definitions that precede the source of the kernel. They do not depend on the batch size but for the tiling.
+DepthwiseGradientArguments depthwise_arguments(const DepthwiseShape& shape, const DepthwiseTiling& tiling);
+
+// The macro definitions that precede the source of the kernel. They depend on no size but those of the window.
 std::string depthwise_definitions(const DepthwiseShape& shape, const DepthwiseTiling& tiling);
 
 constexpr int64_t kDepthwiseSumSlices = 8;  // threads that add the partial sums of one element of dw

@@ -1,4 +1,4 @@
-#include "cuda/depthwise/tiling.h"
+#include "cuda/depthwise/weight_gradient_tiling.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cuda/depthwise/layout.h"
+#include "cuda/depthwise/rounding.h"
 
 namespace jaxgrad {
 namespace {
@@ -18,8 +19,6 @@ constexpr int64_t kMaxRegisters = 250;     // per thread
 constexpr double kCopyInstructions = 9;    // per copy
 constexpr int64_t kOtherRegisters = 20;    // besides the sums and the loaded elements
 constexpr int64_t kReservedShared = 1024;  // bytes of shared memory per block that the driver uses
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The number of elements of x that `count` neighboring elements of dy are multiplied with, along one axis.
 int64_t x_elements(int64_t count, int64_t stride, int64_t taps, int64_t dilation) {
@@ -76,6 +75,15 @@ int64_t stage_elements(const DepthwiseShape& s, const DepthwiseTiling& t) {
   return t.TN * (x_rows(s, t) * x_columns(s, t) + t.TH * t.TW) * t.CC;
 }
 
+// Divides the tiles of a shape among blocks.
+void divide(const DepthwiseShape& s, const Gpu& gpu, DepthwiseTiling& t) {
+  t.tiles = ceil_div(s.planes(), t.TN) * ceil_div(s.HO, t.TH) * ceil_div(s.WO, t.TW);
+  t.chunks = ceil_div(s.C, t.CC);
+  const int64_t most = std::max<int64_t>(1, gpu.multiprocessors * t.BLOCKS / (t.chunks * s.KZ));
+  const int64_t rounds = std::max<int64_t>(1, ceil_div(t.tiles, most));
+  t.shares = std::max<int64_t>(1, ceil_div(t.tiles, rounds));  // the fewest blocks that need as many rounds
+}
+
 // Computes the dependent members of the tiling. Returns false if the GPU lacks the resources.
 bool complete(const DepthwiseShape& s, const Gpu& gpu, const Work& work, DepthwiseTiling& t) {
   const int64_t subs = t.TN * (t.TH / t.SUB_H) * (t.TW / t.SUB_W);
@@ -87,10 +95,7 @@ bool complete(const DepthwiseShape& s, const Gpu& gpu, const Work& work, Depthwi
                             subs * t.GROUPS * t.KG * s.KW * t.CC * static_cast<int64_t>(sizeof(float)));
   if (t.shared_bytes > gpu.shared_bytes) return false;
   if ((t.shared_bytes + kReservedShared) * t.BLOCKS > gpu.shared_bytes_in_all) return false;
-  t.tiles = ceil_div(s.planes(), t.TN) * ceil_div(s.HO, t.TH) * ceil_div(s.WO, t.TW);
-  t.chunks = ceil_div(s.C, t.CC);
-  const int64_t most = std::clamp<int64_t>(gpu.multiprocessors * t.BLOCKS / (t.chunks * s.KZ), 1, t.tiles);
-  t.shares = ceil_div(t.tiles, ceil_div(t.tiles, most));  // the fewest blocks that need the same number of rounds
+  divide(s, gpu, t);
   return true;
 }
 
@@ -119,6 +124,16 @@ double estimate(const DepthwiseShape& s, const Gpu& gpu, const DepthwiseTiling& 
   const double memory = size / 5.3e6 * pieces * std::max(1.0, 64e3 / (real((t.STAGES - 1) * resident) * bytes));
   return std::sqrt(compute * compute + cache * cache + memory * memory) + 3;
 }
+
+DepthwiseShape with_rounded_sizes(DepthwiseShape s) {
+  const auto round = [](int64_t size) { return size <= 64 ? size : rounded_up(size); };
+  s.N = rounded_up(std::clamp<int64_t>(s.N, 1, 1024));
+  s.Z = round(s.Z), s.H = round(s.H), s.W = round(s.W);
+  s.ZO = round(s.ZO), s.HO = round(s.HO), s.WO = round(s.WO);
+  return s;
+}
+
+bool has_planes_alike(const DepthwiseShape& s) { return s.Z == 1 && s.ZO == 1 && s.KZ == 1; }
 
 }  // namespace
 
@@ -164,7 +179,8 @@ std::optional<DepthwiseShape> depthwise_shape(const ConvProblem& problem, FloatT
   return s;
 }
 
-std::optional<DepthwiseTiling> depthwise_tiling(const DepthwiseShape& shape, const Gpu& gpu) {
+std::optional<DepthwiseTiling> depthwise_tiling(const DepthwiseShape& exact, const Gpu& gpu) {
+  const DepthwiseShape shape = with_rounded_sizes(exact);
   std::optional<DepthwiseTiling> best;
   double best_time = std::numeric_limits<double>::max();
   DepthwiseTiling t{};
@@ -201,7 +217,20 @@ std::optional<DepthwiseTiling> depthwise_tiling(const DepthwiseShape& shape, con
         if (work.registers <= kMaxRegisters) tiles(work);
       }
   }
+  if (best) divide(exact, gpu, *best);
   return best;
+}
+
+DepthwiseGradientArguments depthwise_arguments(const DepthwiseShape& s, const DepthwiseTiling& t) {
+  const auto narrow = [](int64_t value) { return static_cast<int>(value); };
+  return {narrow(s.planes()),
+          narrow(s.C),
+          {narrow(s.Z), narrow(s.H), narrow(s.W)},
+          {narrow(s.ZO), narrow(s.HO), narrow(s.WO)},
+          {narrow(s.PZ), narrow(s.PH), narrow(s.PW)},
+          narrow(t.tiles),
+          narrow(ceil_div(s.HO, t.TH)),
+          narrow(ceil_div(s.WO, t.TW))};
 }
 
 std::string depthwise_definitions(const DepthwiseShape& s, const DepthwiseTiling& t) {
@@ -209,24 +238,16 @@ std::string depthwise_definitions(const DepthwiseShape& s, const DepthwiseTiling
       {"ELEMENT_IS_BFLOAT16", s.type == FloatType::kBFloat16},
       {"TAPS_LAST", s.taps_last},
       {"SLICES", kDepthwiseSumSlices},
+      {"PLANES_ALIKE", has_planes_alike(s)},
       {"WHOLE_TILES", s.planes() % t.TN == 0},
-      {"Z", s.Z},
-      {"H", s.H},
-      {"W", s.W},
-      {"C", s.C},
-      {"ZO", s.ZO},
-      {"HO", s.HO},
-      {"WO", s.WO},
+      {"WHOLE_BLOCKS", s.C % t.CC == 0},
       {"KZ", s.KZ},
       {"KH", s.KH},
       {"KW", s.KW},
       {"SZ", s.SZ},
-      {"PZ", s.PZ},
       {"DZ", s.DZ},
       {"SH", s.SH},
       {"SW", s.SW},
-      {"PH", s.PH},
-      {"PW", s.PW},
       {"DH", s.DH},
       {"DW", s.DW},
       {"SUB_H", t.SUB_H},
