@@ -93,10 +93,14 @@ _GPU_CASES = tuple(
         ("resnext-blocks", 64, 56),
         ("convnext-blocks96", 64, 56),
         ("convnext-blocks384", 64, 14),
+        ("vit-stem", 64, 224),
+        ("conformer", 16, 1000),
         ("resnet-blocks", 64, 56),
         ("resnet50", 64, 224),
         ("resnext50", 64, 224),
         ("convnext-t", 64, 224),
+        ("mobilenet-v2", 64, 224),
+        ("efficientnet-b0", 64, 224),
     )
     for dtype in ("bfloat16", "float32")
 )

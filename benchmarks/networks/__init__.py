@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from benchmarks.networks import convnext, residual, unet, wavenet
+from benchmarks.networks import convnext, efficientnet, residual, transformers, unet, wavenet
 
 CLASSES = 1000
 
@@ -40,7 +40,7 @@ _RESNEXT = {"branch": residual.grouped_bottleneck, "stages": [(256, 1, 1), (512,
 
 NETWORKS = {
     "resnext": _classifier(residual.residual, stem=residual.small_stem, **_RESNEXT),
-    "mobilenet": _classifier(residual.mobilenet),
+    "mobilenet": _classifier(residual.mobilenet, stages=residual.SMALL_MOBILENET),
     "resnet18": _classifier(residual.residual, stem=residual.imagenet_stem, **_BASIC),
     "resnet18-cifar": _classifier(residual.residual, stem=residual.small_stem, **_BASIC),
     "unet3d": Network(partial(unet.unet, features=(32, 64, 128, 256)), 1, 3),
@@ -56,4 +56,8 @@ NETWORKS = {
         residual.residual, stem=residual.imagenet_stem, branch=residual.grouped_bottleneck, stages=_DEEP
     ),
     "convnext-t": _classifier(convnext.convnext_t),
+    "mobilenet-v2": _classifier(residual.mobilenet, stages=residual.MOBILENET_V2, first=16),
+    "efficientnet-b0": _classifier(efficientnet.efficientnet_b0),
+    "vit-stem": Network(transformers.vit_stem, 3, 2),
+    "conformer": Network(partial(transformers.conformer, features=512, heads=8, count=2), 512, 1),
 }

@@ -60,8 +60,17 @@ class LaxOps(Ops):
     def _scale(self, x: jax.Array, layer: Scale) -> jax.Array:
         return x * layer.scale
 
+    def _attention(self, queries: jax.Array, keys: jax.Array, values: jax.Array, heads: int) -> jax.Array:
+        def by_head(x: jax.Array) -> jax.Array:
+            return x.reshape(*x.shape[:-1], heads, -1)
+
+        return jax.nn.dot_product_attention(by_head(queries), by_head(keys), by_head(values)).reshape(queries.shape)
+
     def relu(self, x: jax.Array) -> jax.Array:
         return jax.nn.relu(x)
+
+    def silu(self, x: jax.Array) -> jax.Array:
+        return jax.nn.silu(x)
 
     def gelu(self, x: jax.Array) -> jax.Array:
         return jax.nn.gelu(x, approximate=False)
@@ -78,6 +87,9 @@ class LaxOps(Ops):
     def halves(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         first, second = jnp.split(x, 2, -1)
         return first, second
+
+    def gated(self, x: jax.Array, gates: jax.Array) -> jax.Array:
+        return x * gates.reshape(x.shape[0], *(1,) * (x.ndim - 2), x.shape[-1])
 
     def max_pool(self, x: jax.Array, size: int, stride: int, padding: int = 0) -> jax.Array:
         """The maximum of slices, in all libraries on JAX: XLA's gradient of lax.reduce_window is slow."""

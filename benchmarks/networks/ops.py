@@ -129,6 +129,14 @@ class Ops(abc.ABC):
 
         return self._dense(x, self._layer(initial))
 
+    def attention(self, x: Any, features: int, heads: int) -> Any:
+        """Self-attention of [N, T, C] with weights for queries, keys, values and the result, without positions.
+
+        The first three have no bias: the gradient of the keys' would be nothing but rounding errors.
+        """
+        queries, keys, values = (self.conv(x, features, 1, gain=1, bias=False) for _ in range(3))
+        return self.conv(self._attention(queries, keys, values, heads), features, 1, gain=1)
+
     def scale(self, x: Any, initial: float) -> Any:
         """Multiplies each feature by its own scale."""
         return self._scale(x, self._layer(lambda rng: Scale(np.full(x.shape[-1], initial, x.dtype))))
@@ -154,7 +162,13 @@ class Ops(abc.ABC):
     def _scale(self, x: Any, layer: Scale) -> Any: ...
 
     @abc.abstractmethod
+    def _attention(self, queries: Any, keys: Any, values: Any, heads: int) -> Any: ...
+
+    @abc.abstractmethod
     def relu(self, x: Any) -> Any: ...
+
+    @abc.abstractmethod
+    def silu(self, x: Any) -> Any: ...
 
     @abc.abstractmethod
     def gelu(self, x: Any) -> Any:
@@ -173,6 +187,10 @@ class Ops(abc.ABC):
     @abc.abstractmethod
     def halves(self, x: Any) -> tuple[Any, Any]:
         """Of the features."""
+
+    @abc.abstractmethod
+    def gated(self, x: Any, gates: Any) -> Any:
+        """x times gates, [N, C], at every position."""
 
     @abc.abstractmethod
     def max_pool(self, x: Any, size: int, stride: int, padding: int = 0) -> Any: ...

@@ -61,12 +61,22 @@ def residual(ops: Ops, x: Any, classes: int, stem: _Stem, branch: _Branch, stage
     return ops.dense(ops.mean(x), classes)
 
 
-def mobilenet(ops: Ops, x: Any, classes: int) -> Any:
-    """The inverted residuals of MobileNetV2 (Sandler et al., 2018), with relu for relu6, on a first window of 3."""
+SMALL_MOBILENET = [(24, 2, 1), (32, 3, 2), (64, 3, 2), (96, 2, 1)]
+MOBILENET_V2 = [(24, 2, 2), (32, 3, 2), (64, 4, 2), (96, 3, 1), (160, 3, 2), (320, 1, 1)]
+
+
+def mobilenet(ops: Ops, x: Any, classes: int, stages: _Stages, first: int | None = None) -> Any:
+    """The inverted residuals of MobileNetV2 (Sandler et al., 2018), with relu for relu6, on a first window of 3.
+
+    `first` is the number of features after a first block that does not expand its input; None for no such block.
+    """
     x, inputs = normalized(ops, x, 32, 3, stride=2), 32
-    for features, count, first in [(24, 2, 1), (32, 3, 2), (64, 3, 2), (96, 2, 1)]:
+    if first is not None:
+        y = normalized(ops, x, inputs, 3, groups=inputs)
+        x, inputs = normalized(ops, y, first, 1, relu=False), first
+    for features, count, first_stride in stages:
         for i in range(count):
-            stride, inner = first if i == 0 else 1, 6 * inputs
+            stride, inner = first_stride if i == 0 else 1, 6 * inputs
             y = normalized(ops, normalized(ops, x, inner, 1), inner, 3, stride=stride, groups=inner)
             shortcut = x if stride == 1 and inputs == features else None
             x = ops.batch_norm(ops.conv(y, features, 1, bias=False), residual=shortcut, relu=False)

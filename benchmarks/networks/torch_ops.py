@@ -73,8 +73,20 @@ class TorchOps(Ops):
     def _scale(self, x: torch.Tensor, layer: Scale) -> torch.Tensor:
         return x * layer.scale.view(-1, *(1,) * (x.ndim - 2))
 
+    def _attention(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, heads: int
+    ) -> torch.Tensor:
+        def by_head(x: torch.Tensor) -> torch.Tensor:
+            return x.squeeze(2).mT.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+        y = functional.scaled_dot_product_attention(by_head(queries), by_head(keys), by_head(values))
+        return y.transpose(1, 2).flatten(2).mT.unsqueeze(2)
+
     def relu(self, x: torch.Tensor) -> torch.Tensor:
         return x.relu_()
+
+    def silu(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.silu(x)
 
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
         return functional.gelu(x)
@@ -91,6 +103,9 @@ class TorchOps(Ops):
     def halves(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         first, second = x.chunk(2, 1)
         return first, second
+
+    def gated(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        return x * gates.reshape(*gates.shape, *(1,) * (x.ndim - 2))
 
     def max_pool(self, x: torch.Tensor, size: int, stride: int, padding: int = 0) -> torch.Tensor:
         pool = {4: functional.max_pool2d, 5: functional.max_pool3d}[x.ndim]
