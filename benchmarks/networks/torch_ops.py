@@ -73,9 +73,7 @@ class TorchOps(Ops):
     def _scale(self, x: torch.Tensor, layer: Scale) -> torch.Tensor:
         return x * layer.scale.view(-1, *(1,) * (x.ndim - 2))
 
-    def _attention(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, heads: int
-    ) -> torch.Tensor:
+    def _attention(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, heads: int) -> torch.Tensor:
         def by_head(x: torch.Tensor) -> torch.Tensor:
             return x.squeeze(2).mT.unflatten(-1, (heads, -1)).transpose(1, 2)
 

@@ -64,7 +64,7 @@ def accelerate(function: Any = None, /, *, implementation: str | None = None) ->
     function requires `disabled_checks=jaxgrad.export_disabled_checks()`. A program for an abstract mesh must be lowered
     without acceleration.
 
-    Example:
+    Examples:
       >>> @jaxgrad.accelerate
       ... def loss(w, x):
       ...   return jnp.sum(jax.lax.conv(x, w, (1, 1), "SAME") ** 2)

@@ -104,7 +104,7 @@ def report(function: Callable[..., Any], *args: Any, platform: str | None = None
       TypeError: function is not callable.
       ValueError: platform is unknown.
 
-    Example:
+    Examples:
       >>> @jaxgrad.accelerate
       ... def loss(w, x):
       ...   return jnp.sum(jax.lax.conv(x, w, (1, 1), "SAME") ** 2)

@@ -44,7 +44,7 @@ def batch_norm_training(
 
     Computes the mean and the variance of each channel over all other axes, and
 
-      y = act(scale * (x - mean) / sqrt(var + epsilon) + bias + residual)
+        y = act(scale * (x - mean) / sqrt(var + epsilon) + bias + residual)
 
     C is the number of channels, `x.shape[feature_axis]`.
 
@@ -101,7 +101,7 @@ def batch_norm_training(
 
       The formulas are those of Ioffe and Szegedy, "Batch Normalization" (2015).
 
-    Example:
+    Examples:
       >>> x = jax.random.normal(jax.random.key(0), (8, 32, 32, 16))
       >>> y, mean, var = jaxgrad.batch_norm_training(x, jnp.ones(16), jnp.zeros(16), activation="relu")
       >>> y.shape, mean.shape, var.shape
@@ -182,7 +182,7 @@ def batch_norm_inference(
       fine-tuning with frozen statistics. Forward mode requires `jaxgrad.forward_mode`. The formulas are those of Ioffe
       and Szegedy, "Batch Normalization" (2015).
 
-    Example:
+    Examples:
       >>> x = jax.random.normal(jax.random.key(0), (8, 32, 32, 16))
       >>> mean, var = jnp.zeros(16), jnp.ones(16)
       >>> y = jaxgrad.batch_norm_inference(x, jnp.ones(16), jnp.zeros(16), mean, var)

@@ -103,7 +103,7 @@ def conv_general_dilated(
     features. The weight gradient is summed over a split batch, the result over split input features. Operands that are
     split in other ways are gathered first. Independent problems of `jax.vmap` are split as a batch is.
 
-    Example:
+    Examples:
       >>> x, w = jnp.ones((8, 32, 32, 3)), jnp.ones((3, 3, 3, 16))
       >>> layout = ("NHWC", "HWIO", "NHWC")
       >>> y = jaxgrad.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=layout)

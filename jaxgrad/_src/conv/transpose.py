@@ -83,7 +83,7 @@ def conv_transpose(
         `jaxgrad.conv_general_dilated`.
       RuntimeError: the library of the forced implementation is not installed.
 
-    Example:
+    Examples:
       >>> x, w = jnp.ones((8, 16, 16, 32)), jnp.ones((4, 4, 32, 16))
       >>> jaxgrad.conv_transpose(x, w, (2, 2), "SAME").shape
       (8, 32, 32, 16)

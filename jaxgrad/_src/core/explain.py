@@ -84,7 +84,7 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
       TypeError: the call itself would raise TypeError.
       RuntimeError: the forced implementation is not available on this machine.
 
-    Example:
+    Examples:
       >>> x, w = jnp.ones((8, 64, 32, 32)), jnp.ones((64, 64, 3, 3))
       >>> explained = jaxgrad.explain(jaxgrad.conv_general_dilated, x, w, (1, 1), "SAME", platform="cpu")
       >>> explained.implementation, explained.reason

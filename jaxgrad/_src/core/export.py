@@ -17,7 +17,7 @@ def export_disabled_checks() -> list[export.DisabledSafetyCheck]:
     Returns:
       One exemption for each CPU and CUDA handler of this build of jaxgrad.
 
-    Example:
+    Examples:
       >>> from jax import export
       >>> step = jax.jit(lambda x, w: jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME"))
       >>> shapes = jax.ShapeDtypeStruct((8, 3, 32, 32), "float32"), jax.ShapeDtypeStruct((16, 3, 3, 3), "float32")

@@ -37,7 +37,7 @@ def forward_mode() -> contextlib.AbstractContextManager[None]:
     Returns:
       A context manager for the thread that enters it.
 
-    Example:
+    Examples:
       >>> x, w = jnp.ones((2, 3, 8, 8)), jnp.ones((4, 3, 3, 3))
       >>> loss = lambda w: (jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME") ** 2).mean()
       >>> with jaxgrad.forward_mode():
@@ -66,7 +66,7 @@ def jvp(
     Raises:
       TypeError, ValueError: the errors of `jax.jvp`.
 
-    Example:
+    Examples:
       >>> x, w = jnp.ones((2, 3, 8, 8)), jnp.ones((4, 3, 3, 3))
       >>> y, slope = jaxgrad.jvp(lambda w: jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME"), (w,), (w,))
       >>> slope.shape

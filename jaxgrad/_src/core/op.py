@@ -195,7 +195,7 @@ def plan_cache_info() -> dict[str, dict[str, int]]:
       compared with a reference and those of them that were wrong; and "unchecked", the plans whose engine could not be
       compared.
 
-    Example:
+    Examples:
       >>> sorted(jaxgrad.plan_cache_info()["cpu"])
       ['capacity', 'hits', 'misses', 'size']
     """

@@ -113,7 +113,7 @@ def update(**changes: Any) -> None:
       TypeError: a setting is unknown, or a value has the wrong type.
       ValueError: a value is out of range.
 
-    Example:
+    Examples:
       >>> jaxgrad.config.update(search="heuristic", workspace_limit=1 << 28)
     """
     global _process
@@ -140,7 +140,7 @@ def override(**changes: Any) -> contextlib.AbstractContextManager[Settings]:
       TypeError: a setting is unknown, or a value has the wrong type.
       ValueError: a value is out of range, or `plan_cache_dir`, which applies to the whole process.
 
-    Example:
+    Examples:
       >>> with jaxgrad.config.override(deterministic=True):
       ...     loss, gradients = step(params, batch)
     """

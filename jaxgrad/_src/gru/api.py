@@ -49,11 +49,11 @@ def gru(
 
     For each step and direction, with s the logistic function:
 
-      z = s(x Wz' + h Rz' + Wbz + Rbz)                           update gate
-      r = s(x Wr' + h Rr' + Wbr + Rbr)                           reset gate
-      n = tanh(x Wn' + (r * h) Rn' + Rbn + Wbn)                  new state, linear_before_reset=False
-      n = tanh(x Wn' + r * (h Rn' + Rbn) + Wbn)                  new state, linear_before_reset=True
-      h = (1 - z) * n + z * h                                    hidden state
+        z = s(x Wz' + h Rz' + Wbz + Rbz)                           update gate
+        r = s(x Wr' + h Rr' + Wbr + Rbr)                           reset gate
+        n = tanh(x Wn' + (r * h) Rn' + Rbn + Wbn)                  new state, linear_before_reset=False
+        n = tanh(x Wn' + r * (h Rn' + Rbn) + Wbn)                  new state, linear_before_reset=True
+        h = (1 - z) * n + z * h                                    hidden state
 
     T is the number of steps, B the batch size, I the input size, H the hidden size, and D the number of directions: 2
     for `direction="bidirectional"`, otherwise 1.
@@ -124,7 +124,7 @@ def gru(
       dimensions are gathered first. The formula and the shapes are those of the GRU operator (version 22) of the ONNX
       specification, which writes h for the gate n.
 
-    Example:
+    Examples:
       >>> T, B, I, H = 10, 4, 3, 5
       >>> keys = jax.random.split(jax.random.key(0), 3)
       >>> x = jax.random.normal(keys[0], (T, B, I))

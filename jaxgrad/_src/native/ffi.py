@@ -58,7 +58,7 @@ def kernel_name(target: str, named: Mapping[str, Any]) -> str:
     XLA replaces characters other than letters, digits, "_" and "-" in the names of instructions, and cuts off a number
     at the end that follows a dot. The name has none of these, so that it is the same everywhere.
 
-    Example:
+    Examples:
       >>> x, w, y = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((8, 3, 32), (16, 3, 5), (8, 16, 32)))
       >>> kernel_name("jaxgrad_onednn_conv_forward", {"x": x, "w": w, "y": y})
       'jaxgrad_onednn_conv_forward-bf16-x_8x3x32-w_16x3x5-y_8x16x32'

@@ -50,7 +50,7 @@ def tune(function: Callable[..., Any], /, *args: Any, progress: bool = True, **k
     Raises:
       TypeError: function is not callable.
 
-    Example:
+    Examples:
       >>> def loss(w, x):
       ...   return jnp.sum(jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME") ** 2)
       >>> w, x = jnp.ones((8, 8, 3, 3)), jnp.ones((2, 8, 16, 16))

@@ -34,7 +34,7 @@ class Tuning(MeasuredChoices):
 
     It prints as a table. `tuning | other` has the choices of both, those of `other` where both have one.
 
-    Example:
+    Examples:
       >>> def loss(w, x):
       ...   return jnp.sum(jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME") ** 2)
       >>> w, x = jnp.ones((8, 8, 3, 3)), jnp.ones((2, 8, 16, 16))
