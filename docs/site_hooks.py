@@ -25,9 +25,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     own = page.file.src_uri
     folder = "" if own == "index.md" else posixpath.join("docs", posixpath.dirname(own))
 
+    def in_repository(target: str) -> str:
+        return posixpath.normpath(posixpath.join(folder, target))
+
     def in_site(target: str) -> str | None:
         """The target from this page, if the site has it."""
-        path = posixpath.normpath(posixpath.join(folder, target))
+        path = in_repository(target)
         inside = path.removeprefix("docs/")
         return posixpath.relpath(inside, posixpath.dirname(own) or ".") if inside != path else None
 
@@ -36,7 +39,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         if found := in_site(target):
             return f"[{text}]({found}{anchor})"
         if config.repo_url:
-            return f"[{text}]({posixpath.join(config.repo_url, 'blob/main', posixpath.normpath(posixpath.join(folder, target)))})"
+            return f"[{text}]({posixpath.join(config.repo_url, 'blob/main', in_repository(target))})"
         return text
 
     parts = _CODE.split(markdown)
