@@ -29,17 +29,24 @@ def random_like(tree: Any, seed: int = 0) -> Any:
     )
 
 
+def _as_numpy(array: Any) -> np.ndarray:
+    is_key = isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(array) if is_key else array)
+
+
 def assert_same_bits(actual: Any, expected: Any) -> None:
     """Trees with the same keys, dtypes, shapes and bits."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        a, e = np.asarray(a), np.asarray(e)
+        a, e = map(_as_numpy, (a, e))
         assert (a.dtype, a.shape) == (e.dtype, e.shape)
         assert a.tobytes() == e.tobytes()
 
 
-def assert_trees_close(actual: Any, expected: Any, tolerance: float = 1e-10) -> None:
+def assert_trees_close(actual: Any, expected: Any, tolerance: float = 1e-11) -> None:
+    """Trees with the same keys and dtypes. The tolerance is relative to the largest element of an array, or to 1."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert a.dtype == e.dtype
-        np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(e, np.float64), rtol=0, atol=tolerance)
+        e = np.asarray(e, np.float64)
+        np.testing.assert_allclose(np.asarray(a, np.float64), e, rtol=0, atol=tolerance * max(1, np.abs(e).max()))

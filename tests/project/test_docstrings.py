@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import pytest
 
 import jaxgrad
-from jaxgrad import convert
+from jaxgrad import convert, nn
 
 WITHOUT_EXAMPLES = ("__version__", "config", "Convolution", "Explanation", "PassExplanation", "Report")
 PUBLIC = {
-    f"{module.__name__}.{name}": getattr(module, name) for module in (jaxgrad, convert) for name in module.__all__
+    f"{module.__name__}.{name}": getattr(module, name) for module in (jaxgrad, convert, nn) for name in module.__all__
 }
 NAMES = [name for name in PUBLIC if name.removeprefix("jaxgrad.") not in WITHOUT_EXAMPLES]
 

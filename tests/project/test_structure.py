@@ -20,6 +20,7 @@ LAYERS = {
     "gru": 4,
     "accelerate": 5,
     "convert": 5,
+    "nn": 6,
     "tuning": 6,
 }
 
