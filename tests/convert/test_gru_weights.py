@@ -90,9 +90,10 @@ def test_training_keeps_the_biases(structure):
 def test_missing_package(run_python):
     script = """
 import sys, importlib
-import jaxgrad, jaxgrad.convert
+import jaxgrad, jaxgrad.convert, jaxgrad.nn
 assert not {"flax", "equinox", "haiku", "onnx", "keras", "torch"} & set(sys.modules)
-for package, module in ("equinox", "jaxgrad.convert.equinox"), ("onnx", "jaxgrad.convert.onnx"):
+for package in "flax", "equinox", "haiku", "onnx":
+    module = f"jaxgrad.{'convert' if package == 'onnx' else 'nn'}.{'linen' if package == 'flax' else package}"
     sys.modules[package] = None
     try:
         importlib.import_module(module)

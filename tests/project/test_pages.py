@@ -11,7 +11,14 @@ import pytest
 from jaxgrad._src.native import cuda
 
 _ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/accelerate.md", "docs/architecture.md", "docs/forward_mode.md", "docs/tuning.md"]
+PAGES = [
+    "README.md",
+    "docs/accelerate.md",
+    "docs/architecture.md",
+    "docs/forward_mode.md",
+    "docs/recurrent.md",
+    "docs/tuning.md",
+]
 # A block of code, whose first line may name its file, and the block of its output, if that follows.
 _CODE = re.compile(
     r"^```python\n(?P<code>(?:# (?P<file>\w+\.py)\n)?.*?)^```$(?:\s*^```text\n(?P<output>.*?)^```$)?", re.M | re.S
