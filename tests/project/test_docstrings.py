@@ -9,17 +9,21 @@ import jax.numpy as jnp
 import pytest
 
 import jaxgrad
+from jaxgrad import convert, nn
 
 WITHOUT_EXAMPLES = ("__version__", "config", "Convolution", "Explanation", "PassExplanation", "Report")
-NAMES = [name for name in jaxgrad.__all__ if name not in WITHOUT_EXAMPLES]
+PUBLIC = {
+    f"{module.__name__}.{name}": getattr(module, name) for module in (jaxgrad, convert, nn) for name in module.__all__
+}
+NAMES = [name for name in PUBLIC if name.removeprefix("jaxgrad.") not in WITHOUT_EXAMPLES]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_example(name):
     """Examples are printed as on a CPU, with the defaults of a user's process."""
     finder = doctest.DocTestFinder(recurse=False)
-    (test,) = finder.find(getattr(jaxgrad, name), f"jaxgrad.{name}", globs={"jax": jax, "jnp": jnp, "jaxgrad": jaxgrad})
-    assert test.examples, f"jaxgrad.{name} has no example"
+    (test,) = finder.find(PUBLIC[name], name, globs={"jax": jax, "jnp": jnp, "jaxgrad": jaxgrad})
+    assert test.examples, f"{name} has no example"
     with jax.enable_x64(False), jax.default_device(jax.devices("cpu")[0]):
         results = doctest.DocTestRunner(verbose=False).run(test)
     assert results.failed == 0

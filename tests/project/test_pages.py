@@ -14,12 +14,13 @@ _ROOT = Path(__file__).parents[2]
 PAGES = [
     "README.md",
     "docs/accelerate.md",
-    "docs/quickstart.md",
-    "docs/several_devices.md",
-    "docs/unet.md",
     "docs/architecture.md",
     "docs/forward_mode.md",
+    "docs/quickstart.md",
+    "docs/recurrent.md",
+    "docs/several_devices.md",
     "docs/tuning.md",
+    "docs/unet.md",
 ]
 # A block of code, whose first line may name its file, and the block of its output, if that follows.
 _CODE = re.compile(

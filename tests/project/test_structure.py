@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "jaxgrad"
-# From the lowest layer to the highest. The op folders are one layer: no op imports another. `accelerate` and `tuning`
-# are above them.
+# From the lowest layer to the highest. The op folders are one layer: no op imports another. The others are above them.
 LAYERS = {
     "version": 0,
     "native": 1,
@@ -20,6 +19,8 @@ LAYERS = {
     "batch_norm": 4,
     "gru": 4,
     "accelerate": 5,
+    "convert": 5,
+    "nn": 6,
     "tuning": 6,
 }
 

@@ -1,0 +1,153 @@
+"""GRUs of flax: the parameters of `linen.GRUCell` and `nnx.GRUCell`.
+
+linen has an array for each gate, one bias for each input product, and one for the recurrent product of the gate n. nnx
+has the gates in the order r, z, n in one array, and no bias in the recurrent product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgrad._src.convert.arrays import as_jax
+from jaxgrad._src.convert.gru_weights import (
+    GRUWeights,
+    as_layers,
+    check_expressible,
+    check_weights,
+    merge_biases,
+    split_directions,
+    stack_directions,
+    swap_gates,
+)
+from jaxgrad._src.core import checks
+
+_READ, _WRITE = "jaxgrad.convert.flax.read_gru", "jaxgrad.convert.flax.write_gru"
+_GATES = "zrn"
+
+
+def read_gru(*layers: Any) -> tuple[GRUWeights, ...]:
+    """Reads the parameters of `GRUCell`, `RNN` and `Bidirectional` of flax, linen or nnx.
+
+    Args:
+      *layers: for each layer the parameters of linen as a nested dictionary, with or without the collection "params";
+        or the state or the module of nnx; or a pair of these, the forward and the backward cell.
+
+    Returns:
+      One `GRUWeights` for each layer. Those of linen have biases in the input products and the gate n of the recurrent
+      product; those of nnx have biases in the input products.
+
+    Raises:
+      TypeError: a parameter is not a floating-point array.
+      ValueError: a layer is not a GRU of flax.
+    """
+    return tuple(stack_directions([read_cell(cell) for cell in _cells(layer)]) for layer in layers)
+
+
+def read_cell(cell: Any) -> GRUWeights:
+    """The weights of one cell: parameters of linen, or the state or the module of nnx."""
+    if _has(cell, "hn"):
+        return _read_linen(cell)
+    if _has(cell, "dense_i"):
+        return _read_nnx(cell)
+    names = list(cell) if isinstance(cell, Mapping) else type(cell).__name__
+    raise ValueError(
+        f"{_READ}: a layer must have the parameters of linen.GRUCell (ir, iz, in, hr, hz, hn) or nnx.GRUCell "
+        f"(dense_i, dense_h), got {names}"
+    )
+
+
+def _has(tree: Any, name: str) -> bool:
+    return name in tree if isinstance(tree, Mapping) else hasattr(tree, name)
+
+
+def _get(tree: Any, name: str) -> Any:
+    return tree[name] if isinstance(tree, Mapping) else getattr(tree, name)
+
+
+def _cells(layer: Any) -> list[Any]:
+    """The cell of each direction."""
+    if isinstance(layer, (tuple, list)):
+        return [cell for direction in layer for cell in _cells(direction)]
+    if isinstance(layer, Mapping) and "params" in layer:
+        return _cells(layer["params"])
+    if _has(layer, "forward_rnn"):
+        return [*_cells(_get(layer, "forward_rnn")), *_cells(_get(layer, "backward_rnn"))]
+    return _cells(_get(layer, "cell")) if _has(layer, "cell") else [layer]
+
+
+def _read_linen(cell: Any) -> GRUWeights:
+    def read(names: Sequence[str], parameter: str) -> jax.Array:
+        arrays = [as_jax(_READ, f"{name}.{parameter}", cell[name][parameter]) for name in names]
+        return jnp.concatenate(arrays, axis=-1)[None]
+
+    inputs, recurrent = ([side + gate for gate in _GATES] for side in "ih")
+    w, r = (jnp.swapaxes(read(names, "kernel"), 1, 2) for names in (inputs, recurrent))
+    check_weights(_READ, "the cell", w[0], r[0])
+    return GRUWeights(w, r, read(inputs, "bias"), read(["hn"], "bias"), linear_before_reset=True)
+
+
+def _read_nnx(cell: Any) -> GRUWeights:
+    def read(dense: str, parameter: str) -> jax.Array:
+        array = as_jax(_READ, f"{dense}.{parameter}", _get(_get(cell, dense), parameter))
+        return swap_gates(array.T if array.ndim == 2 else array, axis=0)[None]
+
+    w, r = read("dense_i", "kernel"), read("dense_h", "kernel")
+    check_weights(_READ, "the cell", w[0], r[0])
+    return GRUWeights(w, r, read("dense_i", "bias"), linear_before_reset=True)
+
+
+def write_gru(weights: GRUWeights | Sequence[GRUWeights], *, api: Literal["linen", "nnx"] = "linen") -> tuple[Any, ...]:
+    """Returns the parameters of `GRUCell` of flax.
+
+    linen has one bias where a record may have two, in the gates z and r: it is their sum. Biases that a record does not
+    have are zeros.
+
+    Args:
+      weights: one record for each layer.
+      api: "linen" or "nnx".
+
+    Returns:
+      For each layer the parameters of the cell as a nested dictionary, or those of the forward and the backward cell as
+      a pair. Those of nnx are loaded by `nnx.update(cell, parameters)`.
+
+    Raises:
+      TypeError: weights are no `GRUWeights`.
+      ValueError: flax's GRU does not compute what a record does: `linear_before_reset=False`, `clip`, a single
+        direction in reverse, or, for nnx, a bias in the recurrent product of the gate n that is not zero.
+    """
+    checks.check_choice(_WRITE, "api", api, ("linen", "nnx"))
+    write = _write_linen if api == "linen" else _write_nnx
+    written = []
+    for layer in as_layers(_WRITE, weights):
+        check_expressible(_WRITE, layer, f"flax.{api}.GRUCell", linear_before_reset=True)
+        cells = tuple(write(direction) for direction in split_directions(layer))
+        written.append(cells if len(cells) == 2 else cells[0])
+    return tuple(written)
+
+
+def _write_linen(direction: GRUWeights) -> dict[str, Any]:
+    bias, bias_n = merge_biases(direction)
+    cell: dict[str, Any] = {}
+    for side, array in (("i", direction.w), ("h", direction.r)):
+        for gate, rows in zip(_GATES, jnp.split(array[0], 3), strict=True):
+            cell[side + gate] = {"kernel": rows.T}
+    for gate, part in zip(_GATES, jnp.split(bias[0], 3), strict=True):
+        cell[f"i{gate}"]["bias"] = part
+    cell["hn"]["bias"] = bias_n[0]
+    return cell
+
+
+def _write_nnx(direction: GRUWeights) -> dict[str, Any]:
+    bias, bias_n = merge_biases(direction)
+    if direction.rb is not None and np.any(np.asarray(bias_n)):
+        raise ValueError(
+            f"{_WRITE}: weights must have zeros as the recurrent bias of the gate n, which flax.nnx.GRUCell does not "
+            f"have, got values up to {np.abs(np.asarray(bias_n)).max()}"
+        )
+    kernels = [swap_gates(array[0], axis=0).T for array in (direction.w, direction.r)]
+    return {"dense_i": {"kernel": kernels[0], "bias": swap_gates(bias[0])}, "dense_h": {"kernel": kernels[1]}}

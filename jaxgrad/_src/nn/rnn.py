@@ -1,0 +1,108 @@
+"""A GRU over sequences with the arguments of `RNN` in flax, linen and nnx, which agree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.linen.recurrent import flip_sequences
+
+from jaxgrad._src.convert.gru_weights import GRUWeights
+from jaxgrad._src.core import checks
+from jaxgrad._src.gru.api import gru
+
+_SIGMOIDS = (jax.nn.sigmoid, jax.lax.logistic)
+_TANHS = (jnp.tanh, jax.lax.tanh)
+
+
+def check_cell(name: str, cell: Any, cell_class: type) -> None:
+    """Raises an error for a cell that does not compute what `cell_class`, flax's GRU cell, does by default."""
+    own = getattr(type(cell), "__call__", None)  # noqa: B004  the function, to see whether a subclass has another
+    if not isinstance(cell, cell_class) or own is not cell_class.__call__:
+        raise TypeError(
+            f"{name}: cell must be a flax GRUCell, got {type(cell).__name__}; use flax's own RNN for other cells"
+        )
+    for argument, expected, text in (
+        ("gate_fn", _SIGMOIDS, "sigmoid"),
+        ("activation_fn", _TANHS, "tanh"),
+    ):
+        function = getattr(cell, argument)
+        if not any(function is f for f in expected):
+            found = getattr(function, "__name__", function)
+            raise ValueError(f"{name}: cell must have {argument}={text}, got {found}; use flax's own RNN for others")
+
+
+def as_reset(name: str, reset: Any, inputs: jax.Array, time_major: bool) -> jax.Array | None:
+    if reset is None:
+        return None
+    reset = checks.as_array(name, "reset", reset)
+    dims = ("time", "*batch") if time_major else ("*batch", "time")
+    checks.check_shape(name, "reset", reset, dims, inputs.shape[:-1])
+    return reset
+
+
+def run_rnn(
+    weights: GRUWeights,
+    inputs: jax.Array,
+    carry: jax.Array,
+    *,
+    reset: jax.Array | None,
+    reset_carry: Callable[[], jax.Array],
+    seq_lengths: Any,
+    time_major: bool,
+    reverse: bool,
+    keep_order: bool,
+    return_carry: bool,
+) -> Any:
+    """What `RNN.__call__` returns: the outputs, or `(carry, outputs)`, with the dtype of `carry`.
+
+    As in flax, the steps past the length of a row are computed too; only the final carry depends on the lengths, and
+    in reverse the order of the steps.
+
+    Args:
+      weights: of one direction, with the dtype of `inputs`.
+      inputs: [*batch, T, I] or, with `time_major`, [T, *batch, I].
+      carry: [*batch, H].
+      reset: [*batch, T] or [T, *batch], bool.
+      reset_carry: returns the carry [*batch, H] after a reset.
+    """
+    time_axis = 0 if time_major else inputs.ndim - 2
+    batch = carry.shape[:-1]
+    flips_rows = reverse and seq_lengths is not None
+
+    def flip(array: jax.Array) -> jax.Array:
+        return flip_sequences(array, seq_lengths, num_batch_dims=len(batch), time_major=time_major)
+
+    def to_rows(array: jax.Array) -> jax.Array:
+        """[T, B, ...] of inputs or resets."""
+        array = jnp.moveaxis(flip(array) if flips_rows else array, time_axis, 0)
+        return array.reshape(array.shape[0], math.prod(batch), *array.shape[1 + len(batch) :])
+
+    def state(carry: jax.Array) -> jax.Array:
+        return carry.astype(inputs.dtype).reshape(1, math.prod(batch), carry.shape[-1])
+
+    y, y_h = gru(
+        to_rows(inputs),
+        weights.w,
+        weights.r,
+        weights.b,
+        initial_h=state(carry),
+        reset=None if reset is None else to_rows(reset),
+        reset_h=None if reset is None else state(reset_carry()),
+        direction="reverse" if reverse and not flips_rows else "forward",
+        linear_before_reset=weights.linear_before_reset,
+    )
+    y = y[:, 0].astype(carry.dtype)
+    if seq_lengths is not None and return_carry:
+        last = y[jnp.reshape(jnp.asarray(seq_lengths), -1) - 1, jnp.arange(y.shape[1])]
+    else:
+        last = y_h[0].astype(carry.dtype)
+    outputs = jnp.moveaxis(y.reshape(y.shape[0], *batch, y.shape[-1]), 0, time_axis)
+    if flips_rows and keep_order:
+        outputs = flip(outputs)
+    elif reverse and not flips_rows and not keep_order:
+        outputs = jnp.flip(outputs, time_axis)
+    return (last.reshape(carry.shape), outputs) if return_carry else outputs

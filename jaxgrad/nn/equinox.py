@@ -1,0 +1,9 @@
+"""Layers of equinox on the ops of jaxgrad."""
+
+from jaxgrad._src.core.optional import require as _require
+
+_require("equinox", extra="equinox", module="jaxgrad.nn.equinox")
+
+from jaxgrad._src.nn.equinox_gru import scan_gru as scan_gru  # noqa: E402
+
+__all__ = ["scan_gru"]

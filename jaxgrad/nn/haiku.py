@@ -1,0 +1,9 @@
+"""Layers of Haiku on the ops of jaxgrad."""
+
+from jaxgrad._src.core.optional import require as _require
+
+_require("haiku", extra="haiku", module="jaxgrad.nn.haiku")
+
+from jaxgrad._src.nn.haiku_gru import dynamic_unroll as dynamic_unroll  # noqa: E402
+
+__all__ = ["dynamic_unroll"]

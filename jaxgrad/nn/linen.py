@@ -1,0 +1,9 @@
+"""Layers of flax.linen on the ops of jaxgrad."""
+
+from jaxgrad._src.core.optional import require as _require
+
+_require("flax", extra="flax", module="jaxgrad.nn.linen")
+
+from jaxgrad._src.nn.linen_rnn import RNN as RNN  # noqa: E402
+
+__all__ = ["RNN"]
