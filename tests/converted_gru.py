@@ -49,4 +49,4 @@ def assert_trees_close(actual: Any, expected: Any, tolerance: float = 1e-11) -> 
     for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert a.dtype == e.dtype
         e = np.asarray(e, np.float64)
-        np.testing.assert_allclose(np.asarray(a, np.float64), e, rtol=0, atol=tolerance * max(1, np.abs(e).max()))
+        np.testing.assert_allclose(np.asarray(a, np.float64), e, rtol=0, atol=tolerance * np.abs(e).max(initial=1))

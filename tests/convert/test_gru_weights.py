@@ -57,7 +57,7 @@ def test_between_formats(name, structure):
 
 def test_bits_of_zeros():
     """A bias of -0.0 is not lost where two biases are added."""
-    weights = _weights("one bias")
+    weights = _weights("one bias and that of n")
     weights = dataclasses.replace(weights, wb=-jax.numpy.zeros_like(weights.wb))
     write, read = FORMATS["equinox"]
     assert_same_bits(read(write(weights))[0].wb, weights.wb)

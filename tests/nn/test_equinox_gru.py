@@ -10,6 +10,7 @@ import pytest
 from converted_gru import B, H, I, T, assert_trees_close, normal
 from rnn_cases import program_of, values_and_gradients
 
+import jaxgrad
 from jaxgrad.nn.equinox import scan_gru
 
 XS, INIT = jnp.asarray(normal(B, T, I)), jnp.asarray(normal(B, H))
@@ -52,11 +53,20 @@ def test_batches():
         last, states = scan_gru(cell, init, xs.swapaxes(0, 1), reset=reset.T)
         return last, states.swapaxes(0, 1)
 
-    args = cell, INIT, XS, reset
-    expected = over_rows(_scan)(*args)
-    assert_trees_close(jax.jit(over_rows(scan_gru))(*args), expected)
-    assert_trees_close(over_arrays(*args), expected)
-    assert f"f64[{T},{B},{I}]" in program_of(over_rows(scan_gru), *args)
+    args = cell, INIT, XS
+    runs = [lambda *args, run=run: run(*args, reset) for run in (over_rows(scan_gru), over_arrays, over_rows(_scan))]
+    *found, expected = (values_and_gradients(run, *args) for run in runs)
+    for results in found:
+        assert_trees_close(results, expected)
+    program = program_of(jax.grad(lambda cell: sum(a.sum() for a in runs[0](cell, INIT, XS))), cell)
+    assert f"f64[{T},{B},{I}]" in program
+    assert f"f64[{B},1,{3 * H},{I}]" not in program  # no weight gradients of single rows
+
+
+@pytest.mark.parametrize("shape", [(0, T), (B, 0)], ids=str)
+def test_empty(shape):
+    last, states = jax.vmap(lambda xs: scan_gru(_cell(), INIT[0], xs))(jnp.zeros((*shape, I)))
+    assert_trees_close((last, states), (jnp.tile(INIT[0], (shape[0], 1)), jnp.zeros((*shape, H))))
 
 
 def test_ensemble():
@@ -66,6 +76,38 @@ def test_ensemble():
         eqx.filter_vmap(lambda cell, run=run: run(cell, INIT[0], XS[0]))(cells) for run in (scan_gru, _scan)
     )
     assert_trees_close(found, expected)
+
+
+def _transformed(run, cell):
+    """Per-example gradients, nested `vmap`, second derivatives, and a call in `scan` and `checkpoint`."""
+
+    def loss(cell, xs):
+        return sum((a**2).sum() for a in run(cell, INIT[0], xs))
+
+    def body(total, xs):
+        return total + jax.checkpoint(loss)(cell, xs), None
+
+    def hessian_product(cell):
+        return jax.tree.reduce(jnp.add, jax.tree.map(lambda g: (g**2).sum(), jax.grad(loss)(cell, XS[0])))
+
+    nested = jnp.stack([XS, -XS])
+    return (
+        jax.vmap(jax.grad(loss), (None, 0))(cell, XS),
+        jax.vmap(jax.vmap(lambda xs: run(cell, INIT[0], xs)[1], 1, 1))(nested.swapaxes(1, 2)),
+        jax.grad(hessian_product)(cell),
+        jax.grad(lambda xs: jax.lax.scan(body, 0.0, xs)[0])(XS),
+    )
+
+
+def test_transformations():
+    cell = _cell()
+    found, expected = (jax.jit(_transformed, static_argnums=0)(run, cell) for run in (scan_gru, _scan))
+    assert_trees_close(found, expected)
+    with jaxgrad.forward_mode():
+        tangents = [
+            jax.jvp(lambda xs, run=run: run(cell, INIT[0], xs), (XS[0],), (XS[1],)) for run in (scan_gru, _scan)
+        ]
+    assert_trees_close(*tangents)
 
 
 def test_steps_of_a_rollout():

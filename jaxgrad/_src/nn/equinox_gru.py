@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxgrad._src.convert.equinox_gru import read_cell
 from jaxgrad._src.core import checks
-from jaxgrad._src.gru.api import gru
+from jaxgrad._src.nn.rows import run_rows
 
 _NAME = "jaxgrad.nn.equinox.scan_gru"
 
@@ -77,14 +77,8 @@ def scan_gru(
     leaves, structure = jax.tree.flatten(weights)
     dtype = jnp.result_type(xs, init, *leaves)
     weights = jax.tree.unflatten(structure, [leaf.astype(dtype) for leaf in leaves])
-    y, y_h = gru(
-        xs.astype(dtype).reshape(T, math.prod(batch), I),
-        weights.w,
-        weights.r,
-        weights.b,
-        initial_h=init.astype(dtype).reshape(1, math.prod(batch), H),
-        reset=reset,
-        direction="reverse" if reverse else "forward",
-        linear_before_reset=True,
+    rows = math.prod(batch)
+    last, states = run_rows(
+        weights, xs.astype(dtype).reshape(T, rows, I), init.astype(dtype).reshape(rows, H), reset, reverse
     )
-    return y_h.reshape(init.shape), y.reshape(T, *batch, H)
+    return last.reshape(init.shape), states.reshape(T, *batch, H)
