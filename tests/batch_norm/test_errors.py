@@ -99,7 +99,7 @@ def test_residual():
 
 
 def test_unknown_options():
-    for activation in ("gelu", "", 0, jax.nn.relu):
+    for activation in ("gelu", "", 0, jax.nn.tanh):
         expected = f"activation must be one of None, 'relu', got {activation!r}"
         _raises("training", ValueError, expected, activation=activation)
     for op in OPS:

@@ -15,6 +15,7 @@ from jaxgrad._src.batch_norm.backend import PASSES, compute_dtype
 from jaxgrad._src.batch_norm.backends import BACKENDS, TWO_STEP_BACKENDS
 from jaxgrad._src.batch_norm.params import BatchNormParams, BatchNormProblem
 from jaxgrad._src.core import checks, forward_mode
+from jaxgrad._src.core.activations import Activation, activation_name
 from jaxgrad._src.core.mesh_axes import MeshAxes, pvary_to_match
 from jaxgrad._src.core.op import Op
 from jaxgrad._src.core.selection import reject_symbolic_shapes, select
@@ -34,7 +35,7 @@ def batch_norm_training(
     feature_axis: int = -1,
     epsilon: float = 1e-5,
     residual: jax.typing.ArrayLike | None = None,
-    activation: str | None = None,
+    activation: Activation = None,
     statistics_dtype: jax.typing.DTypeLike | None = None,
     axis_name: str | Sequence[str] | None = None,
     axis_index_groups: Sequence[Sequence[int]] | None = None,
@@ -56,7 +57,8 @@ def batch_norm_training(
       feature_axis: the axis of the channels. Negative values count from the end.
       epsilon: a non-negative Python number that is added to the variance.
       residual: an array of the shape and dtype of x that is added before the activation; None for no residual.
-      activation: "relu", or None for no activation. The gradient of relu at zero is zero, as in `jax.nn.relu`.
+      activation: "relu" or `jax.nn.relu`, or None for no activation. The gradient of relu at zero is zero, as in
+        `jax.nn.relu`.
       statistics_dtype: the dtype of the returned mean and variance: the dtype of x, or float32 if x is 16-bit. None for
         float32, or float64 if x is float64. The dtype does not affect the computation.
       axis_name: inside `shard_map` or `pmap`, the mesh axis or axes over which the batch is split: the statistics are
@@ -108,7 +110,7 @@ def batch_norm_training(
       ((8, 32, 32, 16), (16,), (16,))
       >>> running_mean = 0.9 * jnp.zeros(16) + 0.1 * mean
     """
-    checks.check_choice(_TRAINING, "activation", activation, (None, "relu"))
+    relu = activation_name(_TRAINING, activation, (None, "relu")) == "relu"
     TRAINING.check_implementation(implementation)
     epsilon = _check_epsilon(_TRAINING, epsilon)
     x, feature_axis, (scale, bias) = _check_arrays(_TRAINING, x, feature_axis, {"scale": scale, "bias": bias})
@@ -118,7 +120,6 @@ def batch_norm_training(
             raise ValueError(f"{_TRAINING}: residual must have the shape of x, {x.shape}, got {residual.shape}")
         checks.check_same_dtype(_TRAINING, "residual", residual, "x", x)
     dtype = _check_statistics_dtype(statistics_dtype, x)
-    relu = activation == "relu"
     problem = BatchNormProblem.of(x, feature_axis, relu=relu, residual=residual is not None)
     candidates = select(TRAINING, implementation, problem, reject_symbolic_shapes(x)).candidates
     mesh_axes = _check_axis_name(axis_name, axis_index_groups)
