@@ -18,6 +18,7 @@ PAGES = [
     "docs/forward_mode.md",
     "docs/recurrent.md",
     "docs/tuning.md",
+    "docs/weights.md",
 ]
 # A block of code, whose first line may name its file, and the block of its output, if that follows.
 _CODE = re.compile(
