@@ -71,8 +71,10 @@ def _linen(layer, variables, x, train):
     return y, new
 
 
-@pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("name", FLAX)
+EVALUATED = [("no scale", False), ("bfloat16 input", False)]
+
+
+@pytest.mark.parametrize(("name", "train"), [*((name, True) for name in FLAX), *EVALUATED])
 def test_linen(name, train):
     settings, dtype, tolerance = FLAX[name]
     x = _of_features(X, settings, dtype)
@@ -123,8 +125,7 @@ def test_linen_in_a_model():
     _compare(run, theirs, ours, variables, X)
 
 
-@pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("name", FLAX)
+@pytest.mark.parametrize(("name", "train"), [("no scale", True), ("bfloat16 computation", True), ("float64", False)])
 def test_nnx(name, train):
     settings, dtype, tolerance = FLAX[name]
     x = _of_features(X, settings, dtype)
@@ -175,8 +176,7 @@ def test_equinox(mode, rank, settings, inference):
     _compare(run, *static, leaves, x)
 
 
-@pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+@pytest.mark.parametrize(("data_format", "train"), [("channels_last", False), ("channels_first", True)])
 def test_haiku(data_format, train):
     x = X if data_format == "channels_last" else jnp.moveaxis(X, -1, 1)
 

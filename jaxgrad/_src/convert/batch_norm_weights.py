@@ -101,7 +101,7 @@ class BatchNormWeights:
             shape = jnp.shape(x)
             count = math.prod(shape) // shape[self.feature_axis]
             if axis_name is not None:
-                count = count * lax.axis_size(axis_name)
+                count = count * lax.axis_size(axis_name if isinstance(axis_name, str) else tuple(axis_name))
             var = var * (count / max(count - 1, 1))
         return y, self._updated(*lax.stop_gradient((mean, var)))
 
