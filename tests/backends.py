@@ -70,6 +70,7 @@ GRU = (*EVERY_OP, CUDA)
 # scan of the GRU, and an XLA convolution is nearly the same program as `jax.lax`.
 THOROUGH_ON_XLA = (
     "batch_norm/test_derivatives",
+    "batch_norm/test_named_vmap",
     "batch_norm/test_runtime",
     "batch_norm/test_transforms",
     "batch_norm/test_vmap",

@@ -1,6 +1,21 @@
 """Reads and writes parameters of Haiku."""
 
+from jaxgrad._src.convert.haiku_batch_norm import read_batch_norm as read_batch_norm
+from jaxgrad._src.convert.haiku_batch_norm import write_batch_norm as write_batch_norm
+from jaxgrad._src.convert.haiku_conv import read_conv as read_conv
+from jaxgrad._src.convert.haiku_conv import read_conv_transpose as read_conv_transpose
+from jaxgrad._src.convert.haiku_conv import write_conv as write_conv
+from jaxgrad._src.convert.haiku_conv import write_conv_transpose as write_conv_transpose
 from jaxgrad._src.convert.haiku_gru import read_gru as read_gru
 from jaxgrad._src.convert.haiku_gru import write_gru as write_gru
 
-__all__ = ["read_gru", "write_gru"]
+__all__ = [
+    "read_batch_norm",
+    "read_conv",
+    "read_conv_transpose",
+    "read_gru",
+    "write_batch_norm",
+    "write_conv",
+    "write_conv_transpose",
+    "write_gru",
+]

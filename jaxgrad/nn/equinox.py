@@ -4,6 +4,7 @@ from jaxgrad._src.core.optional import require as _require
 
 _require("equinox", extra="equinox", module="jaxgrad.nn.equinox")
 
+from jaxgrad._src.nn.equinox_batch_norm import BatchNorm as BatchNorm  # noqa: E402
 from jaxgrad._src.nn.equinox_gru import scan_gru as scan_gru  # noqa: E402
 
-__all__ = ["scan_gru"]
+__all__ = ["BatchNorm", "scan_gru"]

@@ -4,6 +4,7 @@ from jaxgrad._src.core.optional import require as _require
 
 _require("haiku", extra="haiku", module="jaxgrad.nn.haiku")
 
+from jaxgrad._src.nn.haiku_batch_norm import BatchNorm as BatchNorm  # noqa: E402
 from jaxgrad._src.nn.haiku_gru import dynamic_unroll as dynamic_unroll  # noqa: E402
 
-__all__ = ["dynamic_unroll"]
+__all__ = ["BatchNorm", "dynamic_unroll"]

@@ -4,6 +4,7 @@ from jaxgrad._src.core.optional import require as _require
 
 _require("flax", extra="flax", module="jaxgrad.nn.linen")
 
+from jaxgrad._src.nn.linen_batch_norm import BatchNorm as BatchNorm  # noqa: E402
 from jaxgrad._src.nn.linen_rnn import RNN as RNN  # noqa: E402
 
-__all__ = ["RNN"]
+__all__ = ["RNN", "BatchNorm"]

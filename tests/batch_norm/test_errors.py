@@ -99,7 +99,7 @@ def test_residual():
 
 
 def test_unknown_options():
-    for activation in ("gelu", "", 0, jax.nn.relu):
+    for activation in ("gelu", "", 0, jax.nn.tanh):
         expected = f"activation must be one of None, 'relu', got {activation!r}"
         _raises("training", ValueError, expected, activation=activation)
     for op in OPS:
@@ -186,13 +186,19 @@ def test_too_small_workspace():
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ({"axis_name": "d"}, "axis_name must name axes of the enclosing shard_map or pmap"),
+        ({"axis_name": "d"}, "axis_name must name axes of the enclosing shard_map, pmap or vmap, got 'd'"),
+        ({"axis_name": ("batch", "d")}, "axis_name must name axes of the enclosing shard_map, pmap or vmap, got ('b"),
+        (
+            {"axis_name": "batch", "axis_index_groups": [[0, 1], [2, 3]]},
+            "axis_index_groups must be None for axes of vmap, got [[0, 1], [2, 3]]",
+        ),
         ({"axis_index_groups": [[0]]}, "axis_index_groups requires axis_name, got axis_name=None"),
     ],
 )
 def test_axis_names(names, message):
+    c = jnp.ones(3)
     with pytest.raises(ValueError, match=re.escape(message)):
-        jaxgrad.batch_norm_training(jnp.ones((4, 3)), jnp.ones(3), jnp.zeros(3), **names)
+        jax.vmap(lambda x: jaxgrad.batch_norm_training(x, c, c, **names), axis_name="batch")(jnp.ones((4, 2, 3)))
 
 
 @pytest.mark.parametrize("shape", [(4, 5, 0), (4, 0, 5), (0, 4, 5)], ids=str)

@@ -129,6 +129,23 @@ def check_a_named_axis():
         close(jax.jit(penalty)(*args), second, 1e-4)
 
 
+def check_a_named_vmap_inside_shard_map():
+    """Each device maps over its examples; the statistics are those of all examples of all devices."""
+    args, loss = batch_norm_args(), partial(_loss, **RELU)
+    expected = jax.jit(jax.grad(loss, BY))(*args)
+
+    def one(x, scale, bias, residual):
+        return jaxgrad.batch_norm_training(x, scale, bias, residual=residual, axis_name=("batch", "d"), **RELU)
+
+    def part(*args):
+        y, mean, var = jax.vmap(one, (0, None, None, 0), (0, None, None), axis_name="batch")(*args)
+        return jax.lax.psum(jnp.sum(jnp.sin(y)), "d"), jnp.sum(mean**3) + jnp.sum(var**2)
+
+    for check_vma in (True, False):
+        sharded = jax.shard_map(part, mesh=mesh(), in_specs=BATCH_NORM_SPECS, out_specs=(P(), P()), check_vma=check_vma)
+        close(jax.jit(jax.grad(lambda *a, f=sharded: sum(f(*a)), BY))(*args), expected)
+
+
 def check_groups():
     """Groups of every other device; two devices form one group."""
     x, scale, bias, _ = batch_norm_args()
@@ -165,6 +182,7 @@ def check_groups():
         check_vmap_over_explicit_axes,
         check_inside_shard_map,
         check_a_named_axis,
+        check_a_named_vmap_inside_shard_map,
         check_groups,
     ]
 )

@@ -22,6 +22,10 @@ def test_the_defaults():
     assert config.current() == config.Settings(None, None, False, None)
 
 
+def test_the_module_lists_its_public_names_only():
+    assert [name for name in dir(config) if not name.startswith("__")] == sorted(config.__all__)
+
+
 def test_update_reaches_every_thread_and_override_its_own():
     config.update(search="exhaustive")
     with config.override(deterministic=True, search="fallback") as settings, ThreadPoolExecutor(1) as pool:

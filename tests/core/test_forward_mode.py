@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
@@ -358,11 +359,21 @@ def test_the_switch_ends_with_its_block():
 
 
 @every_op
-def test_error_without_the_switch_names_it(name):
-    case, at = CASES[name], _arrays(name, "float32")
+@pytest.mark.parametrize(
+    "differentiate",
+    [
+        lambda op, at: jax.jvp(op, at, at),
+        lambda op, at: jax.jit(lambda at: jax.jvp(op, at, at))(at),
+        lambda op, at: jax.jvp(jax.jit(op), at, at),
+        lambda op, at: jax.linearize(op, *at)[1](*at),
+    ],
+    ids=["jvp", "jvp inside jit", "jvp of jit", "linearize"],
+)
+def test_error_without_the_switch_names_it(name, differentiate):
+    op, at = partial(CASES[name].op, implementation="cpu"), _arrays(name, "float32")
     with pytest.raises(TypeError, match="forward-mode") as caught:
-        jax.jvp(partial(case.op, implementation="cpu"), at, at)
-    assert any("jaxgrad.forward_mode()" in note for note in caught.value.__notes__)
+        differentiate(op, at)
+    assert "jaxgrad.forward_mode()" in "".join(traceback.format_exception(caught.value))
 
 
 def test_a_product_with_the_hessian_of_clipped_gates():

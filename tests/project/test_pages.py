@@ -21,6 +21,7 @@ PAGES = [
     "docs/several_devices.md",
     "docs/tuning.md",
     "docs/unet.md",
+    "docs/weights.md",
 ]
 # A block of code, whose first line may name its file, and the block of its output, if that follows.
 _CODE = re.compile(

@@ -9,12 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from jaxgrad._src.batch_norm import autodiff, jvp
+from jaxgrad._src.batch_norm import autodiff, jvp, named_vmap
 from jaxgrad._src.batch_norm.backend import PASSES, compute_dtype
 from jaxgrad._src.batch_norm.backends import BACKENDS, TWO_STEP_BACKENDS
-from jaxgrad._src.batch_norm.params import BatchNormParams, BatchNormProblem
+from jaxgrad._src.batch_norm.params import BatchNormParams, BatchNormProblem, TrainingOptions
 from jaxgrad._src.core import checks, forward_mode
+from jaxgrad._src.core.activations import Activation, activation_name
 from jaxgrad._src.core.mesh_axes import MeshAxes, pvary_to_match
 from jaxgrad._src.core.op import Op
 from jaxgrad._src.core.selection import reject_symbolic_shapes, select
@@ -34,7 +36,7 @@ def batch_norm_training(
     feature_axis: int = -1,
     epsilon: float = 1e-5,
     residual: jax.typing.ArrayLike | None = None,
-    activation: str | None = None,
+    activation: Activation = None,
     statistics_dtype: jax.typing.DTypeLike | None = None,
     axis_name: str | Sequence[str] | None = None,
     axis_index_groups: Sequence[Sequence[int]] | None = None,
@@ -50,20 +52,21 @@ def batch_norm_training(
 
     Args:
       x: the batch, of rank 2 or more: float32, float64, bfloat16 or float16. For the 16-bit dtypes, statistics and
-        arithmetic are float32.
+        arithmetic are float32. With an axis of `vmap` in `axis_name`, the rank may be 1.
       scale: [C], of the dtype of x, or float32 if x is 16-bit.
       bias: [C], of the dtype of scale.
       feature_axis: the axis of the channels. Negative values count from the end.
       epsilon: a non-negative Python number that is added to the variance.
       residual: an array of the shape and dtype of x that is added before the activation; None for no residual.
-      activation: "relu", or None for no activation. The gradient of relu at zero is zero, as in `jax.nn.relu`.
+      activation: "relu" or `jax.nn.relu`, or None for no activation. The gradient of relu at zero is zero, as in
+        `jax.nn.relu`.
       statistics_dtype: the dtype of the returned mean and variance: the dtype of x, or float32 if x is 16-bit. None for
         float32, or float64 if x is float64. The dtype does not affect the computation.
-      axis_name: inside `shard_map` or `pmap`, the mesh axis or axes over which the batch is split: the statistics are
-        those of the batch on all devices along these axes. None for the statistics of x alone. Not needed under `jit`
-        over a mesh, where x is the whole array.
+      axis_name: inside `vmap`, `shard_map` or `pmap`, the name or names of the axes over which the batch is split: the
+        statistics are those of all examples or devices along these axes. None for the statistics of x alone. Not needed
+        under `jit` over a mesh, where x is the whole array.
       axis_index_groups: groups of devices along `axis_name` that share statistics, all of the same size, as in
-        `jax.lax.psum`. None for one group. `shard_map` accepts groups only with `check_vma=False`.
+        `jax.lax.psum`. None for one group. `shard_map` accepts groups only with `check_vma=False`, and `vmap` none.
       implementation: "cpu" for the C++ kernels, "cudnn" for cuDNN, "xla" for XLA, None for the fastest available. An
         implementation that is given runs or raises. `jaxgrad.explain` reports what None selects.
 
@@ -77,9 +80,9 @@ def batch_norm_training(
     Raises:
       TypeError: an array has an unsupported dtype, or feature_axis or epsilon has the wrong type.
       ValueError: the shape of an array does not fit, feature_axis is out of range, epsilon is negative or not finite,
-        activation or implementation is unknown, axis_name is not an axis of an enclosing `shard_map` or `pmap`, or
-        axis_index_groups differ in size; or a forced implementation does not support the call, or is lowered for
-        another platform.
+        activation or implementation is unknown, axis_name is not an axis of an enclosing `vmap`, `shard_map` or
+        `pmap`, axis_index_groups differ in size or are given for an axis of `vmap`; or a forced implementation does not
+        support the call, or is lowered for another platform.
       RuntimeError: a forced implementation cannot be loaded.
 
     Notes:
@@ -99,6 +102,11 @@ def batch_norm_training(
       Several devices. If the batch is split over devices, their statistics are merged by sums of [C] arrays. cuDNN's
       kernels compute a pass in one step, so XLA runs the passes there in place of cuDNN.
 
+      Named axes of `vmap`. The call under `vmap` is one call for the whole batch, on the same kernels, and the mean and
+      the variance have no mapped axis, as `out_axes=None` requires. Gradients taken outside of the `vmap` run on the
+      kernels. Gradients taken inside, as in `jax.vmap(jax.grad(loss), axis_name="batch")`, run on XLA; they are those
+      of the sum of all losses, as for `jax.lax.pmean`.
+
       The formulas are those of Ioffe and Szegedy, "Batch Normalization" (2015).
 
     Examples:
@@ -108,31 +116,43 @@ def batch_norm_training(
       ((8, 32, 32, 16), (16,), (16,))
       >>> running_mean = 0.9 * jnp.zeros(16) + 0.1 * mean
     """
-    checks.check_choice(_TRAINING, "activation", activation, (None, "relu"))
+    relu = activation_name(_TRAINING, activation, (None, "relu")) == "relu"
     TRAINING.check_implementation(implementation)
     epsilon = _check_epsilon(_TRAINING, epsilon)
-    x, feature_axis, (scale, bias) = _check_arrays(_TRAINING, x, feature_axis, {"scale": scale, "bias": bias})
+    mesh_axes, vmap_axes = _check_axis_name(axis_name, axis_index_groups)
+    channels = {"scale": scale, "bias": bias}
+    x, feature_axis, (scale, bias) = _check_arrays(
+        _TRAINING, x, feature_axis, channels, smallest_rank=1 if vmap_axes else 2
+    )
     if residual is not None:
         residual = checks.as_array(_TRAINING, "residual", residual)
         if residual.shape != x.shape:
             raise ValueError(f"{_TRAINING}: residual must have the shape of x, {x.shape}, got {residual.shape}")
         checks.check_same_dtype(_TRAINING, "residual", residual, "x", x)
     dtype = _check_statistics_dtype(statistics_dtype, x)
-    relu = activation == "relu"
-    problem = BatchNormProblem.of(x, feature_axis, relu=relu, residual=residual is not None)
-    candidates = select(TRAINING, implementation, problem, reject_symbolic_shapes(x)).candidates
-    mesh_axes = _check_axis_name(axis_name, axis_index_groups)
     if mesh_axes is not None:
         x = mesh_axes.pvary(x)
+    options = TrainingOptions(feature_axis, epsilon, relu, dtype, implementation, mesh_axes, vmap_axes)
+    y, mean, var = named_vmap.training(_train, options, x, scale, bias, residual)
+    return y, mean, var
+
+
+def _train(
+    options: TrainingOptions, x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """A call whose statistics are those of x, or of the shards of x along the mesh axes."""
+    feature_axis, relu = options.feature_axis, options.relu
+    problem = BatchNormProblem.of(x, feature_axis, relu=relu, residual=residual is not None)
+    candidates = select(TRAINING, options.implementation, problem, reject_symbolic_shapes(x)).candidates
     params = BatchNormParams(
         feature_axis=feature_axis,
-        epsilon=epsilon,
+        epsilon=options.epsilon,
         relu=relu,
         frozen=False,
         forward_candidates=candidates["forward"],
         backward_candidates=candidates["backward"],
-        statistics_dtype=dtype,
-        mesh_axes=mesh_axes,
+        statistics_dtype=options.statistics_dtype,
+        mesh_axes=options.mesh_axes,
     )
     arrays = pvary_to_match(x, scale, bias, residual)
     y, mean, var = forward_mode.call(autodiff.training, jvp.TRAINING_RULES, params, *arrays)
@@ -206,24 +226,37 @@ def batch_norm_inference(
     return forward_mode.call(autodiff.inference, jvp.INFERENCE_RULES, params, *pvary_to_match(x, *arrays))
 
 
-def _check_axis_name(axis_name: Any, axis_index_groups: Any) -> MeshAxes | None:
+def _check_axis_name(axis_name: Any, axis_index_groups: Any) -> tuple[MeshAxes | None, tuple[str, ...]]:
+    """Returns the axes of a mesh and the axes of `vmap` among the names."""
     if axis_name is None:
         if axis_index_groups is not None:
             raise ValueError(f"{_TRAINING}: axis_index_groups requires axis_name, got axis_name=None")
-        return None
+        return None, ()
     axes = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
-    present = jax.sharding.get_abstract_mesh().manual_axes
-    if not axes or any(axis not in present for axis in axes):
+    if not axes or not all(map(_is_bound, axes)):
         raise ValueError(
-            f"{_TRAINING}: axis_name must name axes of the enclosing shard_map or pmap, one of {present}, "
-            f"got {axis_name!r}"
+            f"{_TRAINING}: axis_name must name axes of the enclosing shard_map, pmap or vmap, got {axis_name!r}"
         )
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    vmap_axes = tuple(axis for axis in axes if axis not in manual)
+    of_mesh = tuple(axis for axis in axes if axis in manual)
     if axis_index_groups is None:
-        return MeshAxes(axes)
+        return MeshAxes(of_mesh) if of_mesh else None, vmap_axes
+    if vmap_axes:
+        raise ValueError(f"{_TRAINING}: axis_index_groups must be None for axes of vmap, got {axis_index_groups}")
     groups = tuple(tuple(map(int, group)) for group in axis_index_groups)
     if len({len(group) for group in groups}) != 1:
         raise ValueError(f"{_TRAINING}: axis_index_groups must be groups of equal size, got {axis_index_groups}")
-    return MeshAxes(axes, groups)
+    return MeshAxes(of_mesh, groups), ()
+
+
+def _is_bound(axis_name: str) -> bool:
+    """Whether an enclosing transformation has an axis of this name."""
+    try:
+        lax.axis_size(axis_name)
+    except NameError:
+        return False
+    return True
 
 
 def _check_epsilon(op: str, epsilon: Any) -> float:
@@ -235,13 +268,13 @@ def _check_epsilon(op: str, epsilon: Any) -> float:
 
 
 def _check_arrays(
-    op: str, x: Any, feature_axis: Any, channels: dict[str, Any]
+    op: str, x: Any, feature_axis: Any, channels: dict[str, Any], smallest_rank: int = 2
 ) -> tuple[jax.Array, int, tuple[jax.Array, ...]]:
     """Returns x, the non-negative feature axis, and the [C] arrays, which are checked in pairs of one dtype."""
     x = checks.as_array(op, "x", x)
     checks.check_floating(op, "x", x)
-    if x.ndim < 2:
-        raise ValueError(f"{op}: x must have rank 2 or more, got rank {x.ndim}, {x.shape}")
+    if x.ndim < smallest_rank:
+        raise ValueError(f"{op}: x must have rank {smallest_rank} or more, got rank {x.ndim}, {x.shape}")
     if isinstance(feature_axis, bool) or not isinstance(feature_axis, (int, np.integer)):
         raise TypeError(f"{op}: feature_axis must be an int, got {type(feature_axis).__name__}")
     if not -x.ndim <= feature_axis < x.ndim:

@@ -93,7 +93,8 @@ def _add_affine(params, x, dscale, dbias, statistics, dy):
     return passes.normalize(params)(x, dscale, dbias, *statistics, dy)[0]
 
 
-def _training_formula(params, x, scale, bias, residual):
+def training_formula(params, x, scale, bias, residual):
+    """Returns `(y, mean, var)` in plain JAX."""
     y, mean, var = xla.formula(params, x, scale, bias)
     y = y if residual is None else y + residual.astype(y.dtype)
     y = jax.nn.relu(y) if params.relu else y
@@ -104,5 +105,5 @@ def _inference_formula(params, x, scale, bias, mean, var):
     return xla.formula(params, x, scale, bias, (mean, var))[0].astype(x.dtype)
 
 
-TRAINING_RULES = JvpRules(_training, _training_formula)
+TRAINING_RULES = JvpRules(_training, training_formula)
 INFERENCE_RULES = JvpRules(_inference, _inference_formula)

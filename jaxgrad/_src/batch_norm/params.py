@@ -15,6 +15,29 @@ from jaxgrad._src.native.ffi import short_dtype
 
 
 @dataclasses.dataclass(frozen=True)
+class TrainingOptions:
+    """The static arguments of `batch_norm_training`, before an implementation is selected.
+
+    Attributes:
+      feature_axis: the axis of the channels, not negative.
+      epsilon: added to the variance.
+      relu: whether relu is applied to the result.
+      statistics_dtype: the dtype of the returned mean and variance.
+      implementation: the forced implementation, or None.
+      mesh_axes: inside `shard_map`, the devices whose shards make up the batch, or None.
+      vmap_axes: the names of axes of `vmap` that are part of the batch.
+    """
+
+    feature_axis: int
+    epsilon: float
+    relu: bool
+    statistics_dtype: np.dtype
+    implementation: str | None
+    mesh_axes: MeshAxes | None
+    vmap_axes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class BatchNormParams:
     """The static arguments of one call.
 

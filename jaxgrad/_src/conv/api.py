@@ -22,6 +22,7 @@ from jaxgrad._src.conv.params import ConvCall, ConvParams
 from jaxgrad._src.conv.patches import remark_on_xla
 from jaxgrad._src.conv.xla import add_bias_and_relu
 from jaxgrad._src.core import checks, marks
+from jaxgrad._src.core.activations import Activation, activation_name
 from jaxgrad._src.core.mesh_axes import explicit_mesh, pvary_to_match
 from jaxgrad._src.core.op import Op, Rejection
 from jaxgrad._src.core.precision import precision_of_call
@@ -48,7 +49,7 @@ def conv_general_dilated(
     out_sharding: NamedSharding | PartitionSpec | None = None,
     *,
     bias: jax.typing.ArrayLike | None = None,
-    activation: str | None = None,
+    activation: Activation = None,
     implementation: str | None = None,
 ) -> jax.Array:
     """General n-dimensional convolution, with the arguments of `jax.lax.conv_general_dilated` and fast gradients.
@@ -72,8 +73,9 @@ def conv_general_dilated(
         `jax.lax.conv_general_dilated`: a `jax.sharding.PartitionSpec` for the mesh of `jax.set_mesh`, or a
         `jax.sharding.NamedSharding`. A gradient has the sharding of its operand.
       bias: None, or an array of shape [output features] with the dtype of the result, added to the result.
-      activation: "relu", "silu" or "gelu", applied after the bias, or None. "gelu" is the approximation by tanh, the
-        default of `jax.nn.gelu`. The gradient of relu at zero is zero, as in `jax.nn.relu`. XLA applies silu and gelu.
+      activation: "relu", "silu" or "gelu", applied after the bias, or None. The functions `jax.nn.relu`, `jax.nn.silu`
+        and `jax.nn.gelu` stand for their names. "gelu" is the approximation by tanh, the default of `jax.nn.gelu`. The
+        gradient of relu at zero is zero, as in `jax.nn.relu`. XLA applies silu and gelu.
       implementation: None selects the fastest implementation known for each pass: the value, the input gradient and the
         weight gradient. "xla", "cpu" (oneDNN, or jaxgrad's CPU kernels for depthwise convolutions), "cudnn" or "cuda"
         (jaxgrad's CUDA kernels for depthwise convolutions) forces one. `jaxgrad.explain` reports what None selects, and
@@ -131,13 +133,13 @@ def convolve(
     lhs: Any,
     rhs: Any,
     bias: Any,
-    activation: str | None,
+    activation: Activation,
     implementation: str | None,
     out_sharding: Any = None,
 ) -> jax.Array:
     """The common path of both convolution ops; `op` is the public op that was called."""
     name = f"jaxgrad.{op.name}"
-    checks.check_choice(name, "activation", activation, ACTIVATIONS)
+    activation = activation_name(name, activation, ACTIVATIONS)
     op.check_implementation(implementation)
     lhs, rhs = checks.as_array(name, "lhs", lhs), checks.as_array(name, "rhs", rhs)
     has_bias, relu = bias is not None, activation == "relu"

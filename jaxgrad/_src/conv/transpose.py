@@ -15,6 +15,7 @@ from jaxgrad._src.conv.canonicalize import LaxArguments
 from jaxgrad._src.conv.geometry import dilated_size, swap_features, transpose_padding
 from jaxgrad._src.conv.patches import remark_on_xla
 from jaxgrad._src.core import checks
+from jaxgrad._src.core.activations import Activation
 from jaxgrad._src.core.op import Op
 from jaxgrad._src.core.precision import precision_of_call
 
@@ -37,7 +38,7 @@ def conv_transpose(
     use_consistent_padding: bool = False,
     *,
     bias: jax.typing.ArrayLike | None = None,
-    activation: str | None = None,
+    activation: Activation = None,
     feature_group_count: int = 1,
     output_padding: int | Sequence[int] = 0,
     implementation: str | None = None,
@@ -62,8 +63,8 @@ def conv_transpose(
       preferred_element_type: as in `jax.lax.conv_general_dilated`.
       use_consistent_padding: whether pairs are the padding of the convolution that is transposed, as strings are.
       bias: None, or an array of shape [output features] with the dtype of the result, added to the result.
-      activation: "relu", "silu" or "gelu", applied after the bias, or None, as in `jaxgrad.conv_general_dilated`. XLA
-        applies it.
+      activation: "relu", "silu" or "gelu", or the function of `jax.nn`, applied after the bias, or None, as in
+        `jaxgrad.conv_general_dilated`. XLA applies it.
       feature_group_count: the number of groups of input features.
       output_padding: an int or a sequence of n ints, the positions added at the high end of each spatial dimension of
         the result, each less than the larger of the stride and the dilation. It selects among the input sizes for which

@@ -80,7 +80,8 @@ def call(op: Callable[..., Any], rules: JvpRules, params: Any, *arrays: Any) -> 
     """Calls `op(params, *arrays)`, with forward mode inside the context; `params` must be hashable."""
     if not _enabled.value:
         try:
-            return op(params, *arrays)
+            # JAX raises some errors when it lowers or runs the program. Their tracebacks show the source of this line.
+            return op(params, *arrays)  # for forward mode: with jaxgrad.forward_mode(), see docs/forward_mode.md
         except TypeError as error:
             if "forward-mode" in str(error):
                 error.add_note(_HINT)

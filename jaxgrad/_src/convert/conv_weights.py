@@ -1,0 +1,243 @@
+"""`jaxgrad.convert.ConvWeights` and `ConvTransposeWeights`, the records of convolutions, and their parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgrad._src.conv.api import conv_general_dilated
+from jaxgrad._src.conv.transpose import conv_transpose
+from jaxgrad._src.core.activations import Activation
+
+Padding = str | tuple[tuple[int, int], ...]
+
+
+def _static(default: Any = dataclasses.MISSING) -> Any:
+    return dataclasses.field(default=default, kw_only=True, metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class ConvWeights:
+    """The weights of one convolution, and how it is applied.
+
+    A record is a pytree whose leaves are its arrays: `jax.grad`, optax and checkpoints take it as it is. Calling the
+    record runs `jaxgrad.conv_general_dilated` with it. With n spatial dimensions, I input features, O output features
+    and G groups:
+
+    Attributes:
+      kernel: [*window, I/G, O].
+      bias: [O], or None for no bias.
+      strides: n ints.
+      padding: "SAME", "SAME_LOWER" or "VALID", or n pairs (low, high).
+      dilation: n ints, the dilation of the window.
+      groups: G.
+      channels_last: whether the features of x and of the result are the last axis, or the axis after the batch.
+
+    Examples:
+      >>> from jaxgrad.convert import ConvWeights
+      >>> settings = {"strides": (2, 2), "padding": "SAME", "dilation": (1, 1), "groups": 1, "channels_last": True}
+      >>> weights = ConvWeights(jnp.ones((3, 3, 4, 6)), jnp.zeros(6), **settings)
+      >>> weights(jnp.ones((8, 32, 32, 4)), activation="relu").shape
+      (8, 16, 16, 6)
+    """
+
+    kernel: jax.Array
+    bias: jax.Array | None
+    strides: tuple[int, ...] = _static()
+    padding: str | tuple[tuple[int, int], ...] = _static()
+    dilation: tuple[int, ...] = _static()
+    groups: int = _static()
+    channels_last: bool = _static()
+
+    def __call__(
+        self,
+        x: jax.typing.ArrayLike,
+        *,
+        activation: Activation = None,
+        precision: Any = None,
+        implementation: str | None = None,
+    ) -> jax.Array:
+        """The convolution of a batch x, or of one example without the axis of the batch.
+
+        The arguments and the errors are those of `jaxgrad.conv_general_dilated`.
+        """
+        batch, is_example = _batch(x, self.kernel)
+        y = conv_general_dilated(
+            batch,
+            self.kernel,
+            self.strides,
+            self.padding,
+            rhs_dilation=self.dilation,
+            dimension_numbers=_layout(len(self.strides), self.channels_last),
+            feature_group_count=self.groups,
+            precision=precision,
+            bias=self.bias,
+            activation=activation,
+            implementation=implementation,
+        )
+        return y[0] if is_example else y
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class ConvTransposeWeights:
+    """The weights of one transposed convolution, and how it is applied.
+
+    The kernel is that of the convolution that is transposed, as in PyTorch, Keras and ONNX. As `ConvWeights`, a record
+    is a pytree, and calling it runs `jaxgrad.conv_transpose` with it. With n spatial dimensions, I input features, O
+    output features and G groups:
+
+    Attributes:
+      kernel: [*window, O/G, I].
+      bias: [O], or None for no bias.
+      strides: n ints, the factors by which the spatial sizes grow.
+      padding: n pairs (low, high), the padding of the convolution that is transposed: they shorten the result.
+      output_padding: n ints, the positions that are added to the result at the high end.
+      dilation: n ints, the dilation of the window.
+      groups: G.
+      channels_last: whether the features of x and of the result are the last axis, or the axis after the batch.
+
+    Examples:
+      >>> from jaxgrad.convert import ConvTransposeWeights
+      >>> settings = {"padding": ((1, 1), (1, 1)), "dilation": (1, 1), "groups": 1, "channels_last": False}
+      >>> weights = ConvTransposeWeights(
+      ...     jnp.ones((4, 4, 6, 8)), None, strides=(2, 2), output_padding=(0, 0), **settings
+      ... )
+      >>> weights(jnp.ones((8, 8, 16, 16))).shape
+      (8, 6, 32, 32)
+    """
+
+    kernel: jax.Array
+    bias: jax.Array | None
+    strides: tuple[int, ...] = _static()
+    padding: tuple[tuple[int, int], ...] = _static()
+    output_padding: tuple[int, ...] = _static()
+    dilation: tuple[int, ...] = _static()
+    groups: int = _static()
+    channels_last: bool = _static()
+
+    def __call__(
+        self,
+        x: jax.typing.ArrayLike,
+        *,
+        activation: Activation = None,
+        precision: Any = None,
+        implementation: str | None = None,
+    ) -> jax.Array:
+        """The transposed convolution of a batch x, or of one example without the axis of the batch.
+
+        The arguments and the errors are those of `jaxgrad.conv_transpose`.
+        """
+        batch, is_example = _batch(x, self.kernel)
+        y = conv_transpose(
+            batch,
+            self.kernel,
+            self.strides,
+            self.padding,
+            rhs_dilation=self.dilation,
+            dimension_numbers=_layout(len(self.strides), self.channels_last),
+            transpose_kernel=True,
+            precision=precision,
+            use_consistent_padding=True,
+            bias=self.bias,
+            activation=activation,
+            feature_group_count=self.groups,
+            output_padding=self.output_padding,
+            implementation=implementation,
+        )
+        return y[0] if is_example else y
+
+
+def _batch(x: Any, kernel: jax.Array) -> tuple[Any, bool]:
+    x = x if isinstance(x, jax.Array) else np.asarray(x)
+    is_example = x.ndim == kernel.ndim - 1
+    return (x[None] if is_example else x), is_example
+
+
+def _layout(n: int, channels_last: bool) -> tuple[str, str, str]:
+    window = "DHW"[-n:]
+    lhs = f"N{window}C" if channels_last else f"NC{window}"
+    return lhs, f"{window}IO", lhs
+
+
+# Kernels of formats that put the features first: [a, b, *window] and [*window, b, a].
+
+
+def features_last(kernel: jax.Array) -> jax.Array:
+    """[*window, b, a] from [a, b, *window]."""
+    return kernel.transpose((*range(2, kernel.ndim), 1, 0))
+
+
+def features_first(kernel: jax.Array) -> jax.Array:
+    """[a, b, *window] from [*window, b, a]: the inverse of `features_last`."""
+    n = kernel.ndim - 2
+    return kernel.transpose((n + 1, n, *range(n)))
+
+
+# Kernels of transposed convolutions that are written as convolutions of the dilated input, as in jax.lax and equinox.
+
+
+def reverse_window(kernel: jax.Array) -> jax.Array:
+    """The kernel [*window, a, b] with the window reversed; its own inverse."""
+    return jnp.flip(kernel, range(kernel.ndim - 2))
+
+
+def swap_groups(kernel: jax.Array, groups: int) -> jax.Array:
+    """[*window, b, G*a] from [*window, a, G*b]: swaps the features of each group; its own inverse."""
+    *window, a, b = kernel.shape
+    return jnp.swapaxes(kernel.reshape(*window, a, groups, b // groups), -3, -1).reshape(
+        *window, b // groups, groups * a
+    )
+
+
+def repeat(function: str, name: str, value: Any, n: int) -> tuple[int, ...]:
+    """n ints from an int, or from a sequence of one or n ints; None stands for ones."""
+    value = 1 if value is None else value
+    values = (value,) * n if isinstance(value, (int, np.integer)) else tuple(value)
+    values = values * n if len(values) == 1 else values
+    if len(values) != n or not all(isinstance(v, (int, np.integer)) for v in values):
+        raise ValueError(f"{function}: {name} must be an int or {n} ints, got {value!r}")
+    return tuple(map(int, values))
+
+
+def padding_pairs(function: str, value: Any, n: int) -> tuple[tuple[int, int], ...]:
+    """n pairs from an int, or from a sequence of n ints or pairs."""
+    values = (value,) * n if isinstance(value, (int, np.integer)) else tuple(value)
+    values = values * n if len(values) == 1 else values
+    pairs = [(v, v) if isinstance(v, (int, np.integer)) else tuple(v) for v in values]
+    if len(pairs) != n or not all(len(pair) == 2 for pair in pairs):
+        raise ValueError(f"{function}: padding must be an int, or {n} ints or pairs (low, high), got {value!r}")
+    return tuple((int(low), int(high)) for low, high in pairs)
+
+
+def dilated_padding(
+    kernel: jax.Array, dilation: Sequence[int], padding: Sequence[tuple[int, int]]
+) -> tuple[tuple[int, int], ...]:
+    """The padding of a transposed convolution from that of its dilated input; its own inverse."""
+    ends = [(size - 1) * d for size, d in zip(kernel.shape[:-2], dilation, strict=True)]
+    return tuple((end - low, end - high) for end, (low, high) in zip(ends, padding, strict=True))
+
+
+def check_record(function: str, weights: Any, record: type) -> None:
+    """Raises TypeError if `weights` are not such a record."""
+    if not isinstance(weights, record):
+        raise TypeError(f"{function}: weights must be {record.__name__}, got {type(weights).__name__}")
+
+
+def check_arrays(function: str, kernel: jax.Array, bias: jax.Array | None, groups: int, *, transposed: bool) -> None:
+    """Checks the arrays of a record that is read."""
+    rank = kernel.ndim - 2
+    if rank not in (1, 2, 3):
+        raise ValueError(f"{function}: the kernel must have 1, 2 or 3 spatial dimensions, got {rank}")
+    if groups < 1 or kernel.shape[-1] % groups:
+        side = "input" if transposed else "output"
+        raise ValueError(f"{function}: groups must divide the {kernel.shape[-1]} {side} features, got {groups}")
+    features = kernel.shape[-2] * groups if transposed else kernel.shape[-1]
+    if bias is not None and bias.shape != (features,):
+        raise ValueError(f"{function}: the bias must have the shape {(features,)}, got {bias.shape}")

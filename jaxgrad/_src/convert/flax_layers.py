@@ -1,0 +1,38 @@
+"""Parameters and arguments of layers of flax, linen and nnx."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jaxgrad._src.convert.arrays import as_jax
+
+
+def layer_of(function: str, parameters: Any, layer: Any, arguments: tuple[str, ...], kind: str) -> Any:
+    """The object with the layer's arguments as attributes: the layer of linen or nnx, or `parameters` of nnx itself."""
+    found = parameters if layer is None else layer
+    if isinstance(found, Mapping) or not all(hasattr(found, name) for name in arguments):
+        raise ValueError(
+            f"{function}: layer must be a {kind} of flax.linen or flax.nnx, whose arguments are no parameters, "
+            f"got {type(found).__name__}"
+        )
+    if getattr(found, "mask", None) is not None:
+        raise ValueError(f"{function}: layer must have mask=None, because a record has no mask")
+    return found
+
+
+def read_parameter(function: str, parameters: Any, name: str, *, optional: bool = False) -> jax.Array | None:
+    """A parameter of linen, from a dictionary with or without collections, or of nnx, from a state or a module."""
+    if isinstance(parameters, Mapping):
+        for collection in ("params", "batch_stats"):
+            if collection in parameters and name in parameters[collection]:
+                parameters = parameters[collection]
+        value = parameters[name] if name in parameters else None  # noqa: SIM401
+    else:
+        value = getattr(parameters, name, None)
+    if value is None and not optional:
+        names = list(parameters) if isinstance(parameters, Mapping) else type(parameters).__name__
+        raise ValueError(f"{function}: the parameters must have {name!r}, got {names}")
+    return None if value is None else as_jax(function, name, value)

@@ -1,0 +1,100 @@
+"""Batch normalization of Haiku: the parameters and the state of `hk.BatchNorm`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxgrad._src.convert.arrays import as_jax
+from jaxgrad._src.convert.batch_norm_weights import (
+    BatchNormWeights,
+    as_steps,
+    check_batch_norm,
+    check_vectors,
+    sums_and_steps,
+)
+from jaxgrad._src.core import checks
+
+_READ, _WRITE = "jaxgrad.convert.haiku.read_batch_norm", "jaxgrad.convert.haiku.write_batch_norm"
+_AVERAGES = ("mean_ema", "var_ema")
+
+
+def read_batch_norm(
+    params: Mapping[str, Any],
+    state: Mapping[str, Any],
+    name: str = "batch_norm",
+    *,
+    decay_rate: float,
+    eps: float = 1e-5,
+    data_format: str = "channels_last",
+) -> BatchNormWeights:
+    """Reads an `hk.BatchNorm` with the default `axis`.
+
+    Args:
+      params, state: the parameters and the state of the transformed function.
+      name: the name of the module in them.
+      decay_rate, eps, data_format: the arguments of the module.
+
+    Raises:
+      TypeError: a parameter is not a floating-point array.
+      ValueError: there is no such module, or data_format is unknown.
+    """
+    checks.check_choice(_READ, "data_format", data_format, ("channels_last", "channels_first", "N...C", "NC..."))
+    averages: list[Any] = [state.get(f"{name}/~/{average}") for average in _AVERAGES]
+    if any(average is None for average in averages):
+        found = [key.removesuffix("/~/mean_ema") for key in state if key.endswith("/~/mean_ema")]
+        raise ValueError(f"{_READ}: state must have the module {name!r}, got batch normalizations named {found}")
+
+    def read(array: str, value: Any) -> Any:
+        return None if value is None else as_jax(_READ, array, value).reshape(-1)
+
+    own = params.get(name, {})
+    scale, bias = (read(array, own.get(array)) for array in ("scale", "offset"))
+    mean, var = (read("average", average["average"]) for average in averages)
+    sums = tuple(read("hidden", average["hidden"]) for average in averages)
+    check_vectors(_READ, scale=scale, offset=bias, mean=mean, var=var)
+    return BatchNormWeights(
+        scale,
+        bias,
+        mean,
+        var,
+        as_steps(_READ, averages[0]["counter"]),
+        sums,
+        epsilon=eps,
+        momentum=decay_rate,
+        feature_axis=-1 if data_format in ("channels_last", "N...C") else 1,
+    )
+
+
+def write_batch_norm(
+    weights: BatchNormWeights, name: str = "batch_norm", *, rank: int = 4
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the parameters and the state of an `hk.BatchNorm`, which needs `epsilon` and `momentum` of the record.
+
+    Args:
+      weights: the record.
+      name: the name of the module.
+      rank: the rank of the module's input, which the arrays of Haiku have.
+
+    Returns:
+      A pair `(params, state)` of dictionaries by module.
+
+    Raises:
+      TypeError: weights are no `BatchNormWeights`.
+    """
+    check_batch_norm(_WRITE, weights)
+    shape = [1] * rank
+    shape[weights.feature_axis] = -1
+    arrays = {"scale": weights.scale, "offset": weights.bias}
+    own = {array: value.reshape(shape) for array, value in arrays.items() if value is not None}
+    sums, steps = sums_and_steps(weights)
+    state = {}
+    for average, value, hidden in zip(_AVERAGES, (weights.mean, weights.var), sums, strict=True):
+        state[f"{name}/~/{average}"] = {
+            "average": value.reshape(shape),
+            "counter": steps.astype(jnp.int32),
+            "hidden": hidden.reshape(shape),
+        }
+    return {name: own} if own else {}, state

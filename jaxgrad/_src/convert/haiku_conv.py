@@ -1,0 +1,155 @@
+"""Convolutions of Haiku: the parameters of `hk.Conv1D` to `Conv3D`, their transposes, and `hk.DepthwiseConv2D`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jaxgrad._src.conv.geometry import transpose_padding
+from jaxgrad._src.convert.arrays import as_jax
+from jaxgrad._src.convert.conv_weights import (
+    ConvTransposeWeights,
+    ConvWeights,
+    Padding,
+    check_arrays,
+    check_record,
+    dilated_padding,
+    padding_pairs,
+    repeat,
+    reverse_window,
+)
+from jaxgrad._src.core import checks
+
+_MODULE = "jaxgrad.convert.haiku"
+_FORMATS = ("channels_last", "channels_first", "N...C", "NC...")
+
+
+def read_conv(
+    parameters: Mapping[str, Any],
+    *,
+    stride: int | Sequence[int] = 1,
+    rate: int | Sequence[int] = 1,
+    padding: str | Sequence[tuple[int, int]] | Callable[[int], tuple[int, int]] = "SAME",
+    feature_group_count: int = 1,
+    data_format: str = "channels_last",
+) -> ConvWeights:
+    """Reads the parameters of an `hk.Conv1D`, `Conv2D`, `Conv3D` or `DepthwiseConv2D`.
+
+    Args:
+      parameters: the parameters of the module, such as `params["conv2_d"]`: "w" and perhaps "b".
+      stride, rate, padding, feature_group_count, data_format: the arguments of the module, with its defaults; padding
+        may be a function such as `hk.pad.causal`. A depthwise convolution has a group for each input feature.
+
+    Raises:
+      TypeError: a parameter is not a floating-point array.
+      ValueError: the parameters are not those of a convolution, or another argument does not fit them.
+    """
+    function = f"{_MODULE}.read_conv"
+    kernel, bias = _read(function, parameters)
+    check_arrays(function, kernel, bias, feature_group_count, transposed=False)
+    n = kernel.ndim - 2
+    dilation = repeat(function, "rate", rate, n)
+    pads: Padding
+    if isinstance(padding, str):
+        checks.check_choice(function, "padding", padding.upper(), ("SAME", "SAME_LOWER", "VALID"))
+        pads = padding.upper()
+    elif callable(padding):
+        extents = [(size - 1) * d + 1 for size, d in zip(kernel.shape[:n], dilation, strict=True)]
+        pads = padding_pairs(function, [padding(extent) for extent in extents], n)
+    else:
+        pads = padding_pairs(function, [padding] * n if isinstance(padding[0], int) else padding, n)
+    return ConvWeights(
+        kernel,
+        bias,
+        strides=repeat(function, "stride", stride, n),
+        padding=pads,
+        dilation=dilation,
+        groups=feature_group_count,
+        channels_last=_channels_last(function, data_format),
+    )
+
+
+def write_conv(weights: ConvWeights) -> dict[str, jax.Array]:
+    """Returns the parameters of a convolution of Haiku, "w" and "b".
+
+    Raises:
+      TypeError: weights are no `ConvWeights`.
+    """
+    check_record(f"{_MODULE}.write_conv", weights, ConvWeights)
+    return _write(weights.kernel, weights)
+
+
+def read_conv_transpose(
+    parameters: Mapping[str, Any],
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: str | Sequence[tuple[int, int]] = "SAME",
+    data_format: str = "channels_last",
+) -> ConvTransposeWeights:
+    """Reads the parameters of an `hk.Conv1DTranspose`, `Conv2DTranspose` or `Conv3DTranspose` without `output_shape`.
+
+    Args:
+      parameters: the parameters of the module, such as `params["conv2_d_transpose"]`: "w" and perhaps "b".
+      stride, padding, data_format: the arguments of the module, with its defaults.
+
+    Raises:
+      TypeError: a parameter is not a floating-point array.
+      ValueError: the parameters are not those of a convolution, or another argument does not fit them.
+    """
+    function = f"{_MODULE}.read_conv_transpose"
+    kernel, bias = _read(function, parameters)
+    kernel = reverse_window(kernel)
+    check_arrays(function, kernel, bias, 1, transposed=True)
+    n = kernel.ndim - 2
+    strides = repeat(function, "stride", stride, n)
+    if isinstance(padding, str):
+        checks.check_choice(function, "padding", padding, ("SAME", "VALID"))
+        padding = [transpose_padding(k, s, padding) for k, s in zip(kernel.shape[:n], strides, strict=True)]
+    return ConvTransposeWeights(
+        kernel,
+        bias,
+        strides=strides,
+        padding=dilated_padding(kernel, (1,) * n, padding_pairs(function, padding, n)),
+        output_padding=(0,) * n,
+        dilation=(1,) * n,
+        groups=1,
+        channels_last=_channels_last(function, data_format),
+    )
+
+
+def write_conv_transpose(weights: ConvTransposeWeights) -> dict[str, jax.Array]:
+    """Returns the parameters of a transposed convolution of Haiku, "w" and "b".
+
+    Raises:
+      TypeError: weights are no `ConvTransposeWeights`.
+      ValueError: weights have groups or dilation, which the module does not have.
+    """
+    function = f"{_MODULE}.write_conv_transpose"
+    check_record(function, weights, ConvTransposeWeights)
+    if weights.groups != 1 or set(weights.dilation) != {1}:
+        raise ValueError(
+            f"{function}: weights must have groups=1 and dilation 1, got {weights.groups} and {weights.dilation}"
+        )
+    return _write(reverse_window(weights.kernel), weights)
+
+
+def _channels_last(function: str, data_format: str) -> bool:
+    checks.check_choice(function, "data_format", data_format, _FORMATS)
+    return data_format in ("channels_last", "N...C")
+
+
+def _read(function: str, parameters: Any) -> tuple[jax.Array, jax.Array | None]:
+    if not isinstance(parameters, Mapping) or not {"w"} <= set(parameters) <= {"w", "b"}:
+        found = list(parameters) if isinstance(parameters, Mapping) else type(parameters).__name__
+        raise ValueError(f"{function}: parameters must have w and perhaps b, as a convolution of haiku, got {found}")
+    bias = as_jax(function, "b", parameters["b"]).reshape(-1) if "b" in parameters else None
+    return as_jax(function, "w", parameters["w"]), bias
+
+
+def _write(kernel: jax.Array, weights: ConvWeights | ConvTransposeWeights) -> dict[str, jax.Array]:
+    if weights.bias is None:
+        return {"w": kernel}
+    shape = (-1,) if weights.channels_last else (-1, *(1 for _ in weights.strides))
+    return {"w": kernel, "b": weights.bias.reshape(shape)}

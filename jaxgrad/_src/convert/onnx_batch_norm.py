@@ -1,0 +1,83 @@
+"""Nodes BatchNormalization of ONNX models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+
+from jaxgrad._src.convert.batch_norm_weights import BatchNormWeights, check_batch_norm, check_vectors
+from jaxgrad._src.convert.onnx_nodes import ModelWriter, attributes_of, find_nodes, read_constants
+
+_READ, _WRITE = "jaxgrad.convert.onnx.read_batch_norm", "jaxgrad.convert.onnx.write_batch_norm"
+_POSITIONS = {"scale": 1, "B": 2, "input_mean": 3, "input_var": 4}
+
+
+def read_batch_norm(model: onnx.ModelProto, *names: str) -> tuple[BatchNormWeights, ...]:
+    """Reads the BatchNormalization nodes of an ONNX model, with their attributes.
+
+    Args:
+      model: the model, as `onnx.load` returns it.
+      *names: the names of the nodes; none for all BatchNormalization nodes of the graph, in its order.
+
+    Returns:
+      One `BatchNormWeights` for each node.
+
+    Raises:
+      TypeError: model is not an `onnx.ModelProto`.
+      ValueError: the model has no such node, or its inputs are not constants of the graph.
+    """
+    records = []
+    for node in find_nodes(_READ, model, "BatchNormalization", names):
+        arrays, attributes = read_constants(_READ, model, node, _POSITIONS), attributes_of(node)
+        check_vectors(_READ, **arrays)
+        scale, bias, mean, var = (arrays[name] for name in _POSITIONS)
+        records.append(
+            BatchNormWeights(
+                scale,
+                bias,
+                mean,
+                var,
+                epsilon=attributes.get("epsilon", 1e-5),
+                momentum=attributes.get("momentum", 0.9),
+                feature_axis=1,
+            )
+        )
+    return tuple(records)
+
+
+def write_batch_norm(
+    weights: BatchNormWeights | Sequence[BatchNormWeights], model: onnx.ModelProto, *names: str
+) -> onnx.ModelProto:
+    """Returns a copy of an ONNX model in which the BatchNormalization nodes have the arrays of the records.
+
+    Args:
+      weights: one record for each node.
+      model: the model, from which the records may have been read.
+      *names: the names of the nodes; none for all BatchNormalization nodes of the graph, in its order.
+
+    Returns:
+      The new model. Only the constants with the weights change.
+
+    Raises:
+      TypeError: weights are no `BatchNormWeights`, or model is not an `onnx.ModelProto`.
+      ValueError: the numbers of records and nodes differ, or a node has another shape, dtype or epsilon than its
+        record.
+    """
+    records = (weights,) if isinstance(weights, BatchNormWeights) else tuple(weights)
+    expected = read_batch_norm(model, *names)
+    if len(expected) != len(records):
+        raise ValueError(
+            f"{_WRITE}: weights must have a record for each of the {len(expected)} nodes, got {len(records)}"
+        )
+    writer = ModelWriter(_WRITE, model)
+    nodes = find_nodes(_WRITE, writer.model, "BatchNormalization", names)
+    for own, other, node in zip(records, expected, nodes, strict=True):
+        check_batch_norm(_WRITE, own)
+        if own.epsilon != other.epsilon:
+            raise ValueError(
+                f"{_WRITE}: the weights for the node {node.name!r} must have epsilon={other.epsilon}, got {own.epsilon}"
+            )
+        arrays = dict(zip(_POSITIONS, (own.scale, own.bias, own.mean, own.var), strict=True))
+        writer.write(node, _POSITIONS, arrays)
+    return writer.model

@@ -1,0 +1,178 @@
+"""Nodes Conv and ConvTranspose of ONNX models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import onnx
+
+from jaxgrad._src.convert.conv_weights import (
+    ConvTransposeWeights,
+    ConvWeights,
+    Padding,
+    check_arrays,
+    check_record,
+    features_first,
+    features_last,
+)
+from jaxgrad._src.convert.onnx_nodes import ModelWriter, attributes_of, find_nodes, read_constants
+
+_MODULE = "jaxgrad.convert.onnx"
+_POSITIONS = {"W": 1, "B": 2}
+_AUTO_PADS = {"SAME_UPPER": "SAME", "SAME_LOWER": "SAME_LOWER", "VALID": "VALID"}
+
+
+def read_conv(model: onnx.ModelProto, *names: str) -> tuple[ConvWeights, ...]:
+    """Reads the Conv nodes of an ONNX model, with their attributes.
+
+    Args:
+      model: the model, as `onnx.load` returns it.
+      *names: the names of the nodes; none for all Conv nodes of the graph, in its order.
+
+    Returns:
+      One `ConvWeights` for each node.
+
+    Raises:
+      TypeError: model is not an `onnx.ModelProto`.
+      ValueError: the model has no such node, or its weights are not constants of the graph.
+    """
+    function = f"{_MODULE}.read_conv"
+    return tuple(_read_conv(function, model, node) for node in find_nodes(function, model, "Conv", names))
+
+
+def _read_conv(function: str, model: onnx.ModelProto, node: onnx.NodeProto) -> ConvWeights:
+    kernel, bias, attributes = _read(function, model, node)
+    n = kernel.ndim - 2
+    auto_pad = attributes.get("auto_pad", b"NOTSET").decode()
+    padding: Padding = _pairs(attributes, n) if auto_pad == "NOTSET" else _AUTO_PADS[auto_pad]
+    groups = attributes.get("group", 1)
+    check_arrays(function, kernel, bias, groups, transposed=False)
+    return ConvWeights(
+        kernel,
+        bias,
+        strides=_ints(attributes, "strides", n, 1),
+        padding=padding,
+        dilation=_ints(attributes, "dilations", n, 1),
+        groups=groups,
+        channels_last=False,
+    )
+
+
+def write_conv(weights: ConvWeights | Sequence[ConvWeights], model: onnx.ModelProto, *names: str) -> onnx.ModelProto:
+    """Returns a copy of an ONNX model in which the Conv nodes have the weights of the records.
+
+    Args:
+      weights: one record for each node.
+      model: the model, from which the records may have been read.
+      *names: the names of the nodes; none for all Conv nodes of the graph, in its order.
+
+    Returns:
+      The new model. Only the constants with the weights change.
+
+    Raises:
+      TypeError: weights are no `ConvWeights`, or model is not an `onnx.ModelProto`.
+      ValueError: the numbers of records and nodes differ, or a node has another shape, dtype or attribute than its
+        record.
+    """
+    return _write(f"{_MODULE}.write_conv", weights, model, names, "Conv", ConvWeights, _read_conv)
+
+
+def read_conv_transpose(model: onnx.ModelProto, *names: str) -> tuple[ConvTransposeWeights, ...]:
+    """Reads the ConvTranspose nodes of an ONNX model, with their attributes. As `read_conv`.
+
+    Raises:
+      TypeError: model is not an `onnx.ModelProto`.
+      ValueError: the model has no such node, its weights are not constants of the graph, or it has the attribute
+        `output_shape`, whose padding depends on the size of x.
+    """
+    function = f"{_MODULE}.read_conv_transpose"
+    nodes = find_nodes(function, model, "ConvTranspose", names)
+    return tuple(_read_conv_transpose(function, model, node) for node in nodes)
+
+
+def _read_conv_transpose(function: str, model: onnx.ModelProto, node: onnx.NodeProto) -> ConvTransposeWeights:
+    kernel, bias, attributes = _read(function, model, node)
+    if "output_shape" in attributes:
+        raise ValueError(
+            f"{function}: the node {node.name!r} must have pads instead of output_shape, "
+            f"got {attributes['output_shape']}"
+        )
+    n = kernel.ndim - 2
+    groups = attributes.get("group", 1)
+    check_arrays(function, kernel, bias, groups, transposed=True)
+    strides, dilation = _ints(attributes, "strides", n, 1), _ints(attributes, "dilations", n, 1)
+    added = _ints(attributes, "output_padding", n, 0)
+    auto_pad = attributes.get("auto_pad", b"NOTSET").decode()
+    padding = _pairs(attributes, n)
+    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):  # the result has size * stride positions
+        totals = [
+            (size - 1) * d + 1 + a - s for size, d, a, s in zip(kernel.shape[:n], dilation, added, strides, strict=True)
+        ]
+        lows = [total // 2 if auto_pad == "SAME_UPPER" else total - total // 2 for total in totals]
+        padding = tuple((low, total - low) for low, total in zip(lows, totals, strict=True))
+    return ConvTransposeWeights(
+        kernel,
+        bias,
+        strides=strides,
+        padding=padding,
+        output_padding=added,
+        dilation=dilation,
+        groups=groups,
+        channels_last=False,
+    )
+
+
+def write_conv_transpose(
+    weights: ConvTransposeWeights | Sequence[ConvTransposeWeights], model: onnx.ModelProto, *names: str
+) -> onnx.ModelProto:
+    """Returns a copy of an ONNX model in which the ConvTranspose nodes have the weights of the records.
+
+    The arguments, the result and the errors are those of `write_conv`.
+    """
+    function = f"{_MODULE}.write_conv_transpose"
+    return _write(function, weights, model, names, "ConvTranspose", ConvTransposeWeights, _read_conv_transpose)
+
+
+def _read(
+    function: str, model: onnx.ModelProto, node: onnx.NodeProto
+) -> tuple[jax.Array, jax.Array | None, dict[str, Any]]:
+    arrays = read_constants(function, model, node, _POSITIONS)
+    return features_last(arrays["W"]), arrays.get("B"), attributes_of(node)
+
+
+def _ints(attributes: dict[str, Any], name: str, n: int, default: int) -> tuple[int, ...]:
+    return tuple(attributes.get(name, (default,) * n))
+
+
+def _pairs(attributes: dict[str, Any], n: int) -> tuple[tuple[int, int], ...]:
+    pads = _ints(attributes, "pads", 2 * n, 0)
+    return tuple(zip(pads[:n], pads[n:], strict=True))
+
+
+def _write(
+    function: str, weights: Any, model: Any, names: Sequence[str], op_type: str, record: type, read: Any
+) -> onnx.ModelProto:
+    records = (weights,) if isinstance(weights, record) else tuple(weights)
+    find_nodes(function, model, op_type, names)
+    writer = ModelWriter(function, model)
+    nodes = find_nodes(function, writer.model, op_type, names)
+    if len(nodes) != len(records):
+        raise ValueError(
+            f"{function}: weights must have a record for each of the {len(nodes)} nodes, got {len(records)}"
+        )
+    for own, node in zip(records, nodes, strict=True):
+        check_record(function, own, record)
+        _check_same(function, own, read(function, model, node), node)
+        writer.write(node, _POSITIONS, {"W": features_first(own.kernel), "B": own.bias})
+    return writer.model
+
+
+def _check_same(function: str, own: Any, other: Any, node: onnx.NodeProto) -> None:
+    for name in ("strides", "padding", "output_padding", "dilation", "groups"):
+        found, expected = getattr(own, name, None), getattr(other, name, None)
+        if found != expected:
+            raise ValueError(
+                f"{function}: the weights for the node {node.name!r} must have {name}={expected}, got {found}"
+            )

@@ -1,0 +1,93 @@
+"""Nodes of ONNX models, their attributes, and the constants that they read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from jaxgrad._src.convert.arrays import as_jax
+
+
+def find_nodes(function: str, model: Any, op_type: str, names: Sequence[str]) -> list[onnx.NodeProto]:
+    """The nodes of a type with these names; without names all of them, in the order of the graph."""
+    if not isinstance(model, onnx.ModelProto):
+        raise TypeError(
+            f"{function}: model must be an onnx.ModelProto, got {type(model).__name__}; of a file, onnx.load"
+        )
+    nodes = [node for node in model.graph.node if node.op_type == op_type]
+    found = {node.name: node for node in nodes}
+    for name in names:
+        if name not in found:
+            raise ValueError(f"{function}: the graph has no {op_type} node {name!r}; it has {list(found)}")
+    if not nodes:
+        raise ValueError(f"{function}: the graph has no {op_type} node")
+    return [found[name] for name in names] if names else nodes
+
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def read_constants(
+    function: str, model: onnx.ModelProto, node: onnx.NodeProto, positions: Mapping[str, int]
+) -> dict[str, jax.Array]:
+    """The constant inputs of a node that are given, by the names of `positions`."""
+    return {
+        name: as_jax(function, f"{name} of {node.name!r}", numpy_helper.to_array(tensor))
+        for name, tensor in _constants(function, model, node, positions).items()
+    }
+
+
+def _constants(
+    function: str, model: onnx.ModelProto, node: onnx.NodeProto, positions: Mapping[str, int]
+) -> dict[str, onnx.TensorProto]:
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    for other in model.graph.node:
+        if other.op_type == "Constant" and other.attribute[0].name == "value":
+            tensors[other.output[0]] = other.attribute[0].t
+    found = {}
+    for name, position in positions.items():
+        value = node.input[position] if position < len(node.input) else ""
+        if not value:
+            continue
+        if value not in tensors:
+            raise ValueError(
+                f"{function}: {name} of the node {node.name!r}, {value!r}, must be a constant of the graph"
+            )
+        found[name] = tensors[value]
+    return found
+
+
+class ModelWriter:
+    """Replaces constants in a copy of a model."""
+
+    def __init__(self, function: str, model: onnx.ModelProto) -> None:
+        self.function = function
+        self.model = onnx.ModelProto()
+        self.model.CopyFrom(model)
+        self._written: dict[int, bytes] = {}
+
+    def write(self, node: onnx.NodeProto, positions: Mapping[str, int], arrays: Mapping[str, jax.Array | None]) -> None:
+        """Replaces the constants that a node of the copy reads."""
+        tensors = _constants(self.function, self.model, node, positions)
+        for name, array in arrays.items():
+            label = f"{name} of the node {node.name!r}"
+            if (array is None) != (name not in tensors):
+                missing = "record" if array is None else "node"
+                raise ValueError(f"{self.function}: the {missing} has no {label}, but the other has one")
+            if array is not None:
+                self._replace(label, np.asarray(array), tensors[name])
+
+    def _replace(self, label: str, array: np.ndarray, tensor: onnx.TensorProto) -> None:
+        new = numpy_helper.from_array(array, tensor.name)
+        if (new.data_type, new.dims) != (tensor.data_type, tensor.dims):
+            old = f"{onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)} {tuple(tensor.dims)}"
+            raise ValueError(f"{self.function}: {label} must be {old}, got {array.dtype} {array.shape}")
+        tensor.CopyFrom(new)
+        if self._written.setdefault(id(tensor), new.raw_data) != new.raw_data:
+            raise ValueError(f"{self.function}: {label} is a constant of another node too, which has other weights")

@@ -1,0 +1,80 @@
+"""What the batch normalization layers of all frameworks share: dtypes, missing scales and biases, single examples."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgrad._src.batch_norm.api import batch_norm_inference, batch_norm_training
+
+
+def by_batch(
+    x: jax.Array,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
+    *,
+    dtype: Any,
+    feature_axis: int,
+    epsilon: float,
+    axis_name: Hashable | Sequence[Hashable] | None = None,
+    axis_index_groups: Any = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`(y, mean, var)` with the statistics of the batch, which are float32, or float64 if x or `dtype` is.
+
+    Args:
+      x: the batch. It is not rounded, also where `dtype` has fewer digits.
+      scale, bias: [C], or None for ones and zeros.
+      dtype: the dtype of y.
+      feature_axis, epsilon, axis_name, axis_index_groups: as in `jaxgrad.batch_norm_training`.
+    """
+    x, scale, bias = _prepared(x, scale, bias, dtype, feature_axis)
+    if axis_name is not None and not isinstance(axis_name, str):
+        axis_name = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    y, mean, var = batch_norm_training(
+        x,
+        scale,
+        bias,
+        feature_axis=feature_axis,
+        epsilon=epsilon,
+        axis_name=axis_name,
+        axis_index_groups=axis_index_groups,
+    )
+    return y.astype(dtype), mean, var
+
+
+def by_statistics(
+    x: jax.Array,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
+    mean: jax.Array,
+    var: jax.Array,
+    *,
+    dtype: Any,
+    feature_axis: int,
+    epsilon: float,
+) -> jax.Array:
+    """y with given statistics, [C]. The other arguments are those of `by_batch`; x may be [C] alone."""
+    x, scale, bias = _prepared(x, scale, bias, dtype, feature_axis)
+    mean, var = (a.astype(scale.dtype) for a in (mean, var))
+    is_vector = x.ndim == 1
+    batch, axis = (x[None], 1) if is_vector else (x, feature_axis)
+    y = batch_norm_inference(batch, scale, bias, mean, var, feature_axis=axis, epsilon=epsilon)
+    return (y[0] if is_vector else y).astype(dtype)
+
+
+def _prepared(
+    x: jax.Array, scale: jax.Array | None, bias: jax.Array | None, dtype: Any, feature_axis: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """x in the wider dtype of x and the result, and [C] arrays in the dtype of the arithmetic."""
+    x = jnp.asarray(x).astype(jnp.promote_types(jnp.result_type(x), dtype))
+    wide = np.float64 if x.dtype == np.float64 else np.float32
+    shape = (x.shape[feature_axis],)
+    return (
+        x,
+        jnp.ones(shape, wide) if scale is None else scale.astype(wide),
+        jnp.zeros(shape, wide) if bias is None else bias.astype(wide),
+    )
