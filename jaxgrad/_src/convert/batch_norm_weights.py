@@ -30,7 +30,8 @@ class BatchNormWeights:
     Attributes:
       scale: [C], or None for ones.
       bias: [C], or None for zeros.
-      mean, var: [C], the running mean and variance.
+      mean: [C], the running mean.
+      var: [C], the running variance.
       steps: the number of updates of the statistics, a scalar of float32, which counts up to 2^24 exactly; None if the
         format does not count them.
       sums: the mean and the variance before the correction that Haiku and equinox make for their initial values, zeros:

@@ -33,9 +33,12 @@ def read_batch_norm(
     """Reads an `hk.BatchNorm` with the default `axis`.
 
     Args:
-      params, state: the parameters and the state of the transformed function.
+      params: the parameters of the transformed function.
+      state: the state of the transformed function.
       name: the name of the module in them.
-      decay_rate, eps, data_format: the arguments of the module.
+      decay_rate: an argument of the module.
+      eps: likewise.
+      data_format: likewise.
 
     Raises:
       TypeError: a parameter is not a floating-point array.

@@ -39,8 +39,11 @@ def read_conv(
 
     Args:
       parameters: the parameters of the module, such as `params["conv2_d"]`: "w" and perhaps "b".
-      stride, rate, padding, feature_group_count, data_format: the arguments of the module, with its defaults; padding
-        may be a function such as `hk.pad.causal`. A depthwise convolution has a group for each input feature.
+      stride: an argument of the module, with its default.
+      rate: likewise.
+      padding: likewise; it may be a function such as `hk.pad.causal`.
+      feature_group_count: likewise. A depthwise convolution has a group for each input feature.
+      data_format: likewise.
 
     Raises:
       TypeError: a parameter is not a floating-point array.
@@ -92,7 +95,9 @@ def read_conv_transpose(
 
     Args:
       parameters: the parameters of the module, such as `params["conv2_d_transpose"]`: "w" and perhaps "b".
-      stride, padding, data_format: the arguments of the module, with its defaults.
+      stride: an argument of the module, with its default.
+      padding: likewise.
+      data_format: likewise.
 
     Raises:
       TypeError: a parameter is not a floating-point array.

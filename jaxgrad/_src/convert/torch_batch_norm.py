@@ -22,7 +22,8 @@ def read_batch_norm(
     Args:
       state_dict: the state dict of the layer or of a module that contains it; tensors or arrays.
       prefix: the path of the layer within the module with a final dot, such as "encoder.bn1.".
-      eps, momentum: the arguments of the module, or its attributes.
+      eps: an argument of the module, or its attribute.
+      momentum: likewise.
 
     Raises:
       TypeError: state_dict is not a mapping, or a value is not a floating-point array.

@@ -39,7 +39,10 @@ def read_conv(
     Args:
       state_dict: the state dict of the convolution or of a module that contains it; tensors or arrays.
       prefix: the path of the convolution within the module with a final dot, such as "encoder.conv1.".
-      stride, padding, dilation, groups: the arguments of the module, or its attributes.
+      stride: an argument of the module, or its attribute.
+      padding: likewise.
+      dilation: likewise.
+      groups: likewise.
 
     Raises:
       TypeError: state_dict is not a mapping, or a value is not a floating-point array.
