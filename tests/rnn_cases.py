@@ -10,15 +10,13 @@ import numpy as np
 from converted_gru import B, H, I, T, normal
 
 LENGTHS = np.array([4, T, 1])
-# Arguments of the call; LENGTHS of the batch are `seq_lengths`.
+# Arguments of the call. `Bidirectional` calls its second layer with `reverse`, `keep_order` and the lengths.
 CALLS = {
     "batch major": {},
     "time major": {"time_major": True, "return_carry": True, "initial_carry": normal(B, H)},
     "lengths": {"seq_lengths": LENGTHS, "return_carry": True},
     "reverse": {"reverse": True, "return_carry": True},
-    "reverse, keep order": {"reverse": True, "keep_order": True},
     "reverse, lengths": {"reverse": True, "seq_lengths": LENGTHS, "return_carry": True, "time_major": True},
-    "reverse, lengths, keep order": {"reverse": True, "keep_order": True, "seq_lengths": LENGTHS, "return_carry": True},
 }
 
 
