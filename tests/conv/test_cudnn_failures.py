@@ -109,7 +109,13 @@ report(error=error, captured=captured, cold_error=cold_error, cold=cold.run(), e
 _CUDNN_STATUSES = (1001, 2000, 3000, 4000, 4001, 4003, 4004, 5000)
 _LASTING = (2000, 3000, 4001)  # bad parameter, not supported, compilation failed
 # Functions with many calls fail at one in so many, at others with each status.
-_EVERY = {"cudnnBackendCreateDescriptor": 16, "cudnnBackendSetAttribute": 4}
+_EVERY = {
+    "cudnnBackendCreateDescriptor": 16,
+    "cudnnBackendSetAttribute": 8,
+    "cudnnBackendFinalize": 4,
+    "cudnnBackendGetAttribute": 4,
+    "cudnnSetStream": 4,
+}
 _EVERY_IN_A_RUN = {"cudnnBackendCreateDescriptor": 16, "cudnnBackendFinalize": 4, "cudnnSetStream": 4}
 _DRIVER_STATUSES = (1, 2, 700)  # invalid value, out of memory, illegal address
 
