@@ -51,7 +51,7 @@ def find(module: Any) -> Search:
         found += [_in_package(module)] if choice != "system" else []
     libraries = sorted((one for one in found if isinstance(one, Library)), reverse=True)
     problems = [one for one in found if isinstance(one, str)]
-    return Search(libraries[0] if libraries else None, (*problems, *(f"{one} is not newer" for one in libraries[1:])))
+    return Search(libraries[0] if libraries else None, (*problems, *(f"{one} (not newer)" for one in libraries[1:])))
 
 
 def _in_package(module: Any) -> Library | str:
