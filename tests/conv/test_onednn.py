@@ -6,6 +6,8 @@ import shutil
 import subprocess
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxgrad
@@ -191,3 +193,26 @@ for depth, window, stride, padding in ((6, 6, 2, (5, 4)), (5, 6, 3, (6, 2)), (6,
 def test_strided_weight_gradients_without_a_window_inside_the_depth(run_python):
     """In three dimensions oneDNN 3.2 computes wrong values there, or writes past the end of the weight gradient."""
     run_python(_STRIDED, JAX_PLATFORMS="cpu", MALLOC_CHECK_="3")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("width", "window", "stride", "dilation", "padding"),
+    [(3, 2, 3, 1, (0, 0)), (4, 3, 2, 1, (0, 0)), (6, 2, 5, 3, (0, 1)), (3, 4, 3, 1, (2, 1)), (2, 2, 2, 2, (0, 2))],
+)
+def test_strides_without_effect(width, window, stride, dilation, padding, dtype):
+    """One output column of one input feature: oneDNN 3.7 and 3.12 need its stride to be one."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((3, 5, width, 8)), dtype)
+    w = jnp.asarray(rng.standard_normal((3, window, 1, 16)), dtype)
+    settings = {
+        "window_strides": (1, stride),
+        "padding": ((0, 0), padding),
+        "rhs_dilation": (1, dilation),
+        "dimension_numbers": ("NHWC", "HWIO", "NHWC"),
+        "feature_group_count": 8,
+    }
+    found = jaxgrad.conv_general_dilated(x, w, implementation="cpu", **settings)
+    expected = jax.lax.conv_general_dilated(x.astype("float32"), w.astype("float32"), **settings)
+    assert found.shape[2] == 1
+    np.testing.assert_allclose(found.astype("float32"), expected, rtol=0, atol=0.05 if dtype == "bfloat16" else 1e-5)
