@@ -58,7 +58,8 @@ def _cpu() -> Iterator[tuple[str, str]]:
         "CPU kernels",
         f"built for FFI API {build['ffi_api']} with {build['compiler']}, using {build['instruction_set']}",
     )
-    yield "oneDNN", build["onednn"] or f"missing: {problem}"
+    library, others = cpu.find_onednn()
+    yield "oneDNN", f"missing: {problem}" if problem else "; not used: ".join((str(library), *others))
     yield "CPU handlers", ", ".join(cpu.targets())
 
 

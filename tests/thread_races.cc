@@ -1,7 +1,9 @@
-// Runs the CPU ops on a thread pool that ThreadSanitizer sees, from several threads at once. .ci/sanitize builds it.
+// Runs the CPU ops on a thread pool that ThreadSanitizer sees, from several threads at once. .ci/sanitize builds it,
+// and .ci/aarch64, which compares the sums at the end of the lines with those of another architecture.
 //
-//   thread_races PATH_OF_ONEDNN   runs every op; exits with 1 if a result is wrong
-//   thread_races --race           a loop with a data race, which ThreadSanitizer must report
+//   thread_races PATH_OF_ONEDNN     runs every op; exits with 1 if a result is wrong
+//   thread_races --without-onednn   runs jaxgrad's own kernels
+//   thread_races --race             a loop with a data race, which ThreadSanitizer must report
 //
 // jaxlib is built without ThreadSanitizer, which therefore does not see that XLA's thread pool hands over its tasks,
 // and reports races that are none. The threads of this pool are std::thread: here every report is a race. oneDNN's
@@ -381,24 +383,32 @@ bool check(const Op& op, Pool& pool) {
   const int64_t on_pool = helped;
   bool right = on_pool > 0 || op.threads == Threads::kTeam;
   const Values expected = op.run(serial);
-  double largest = 0;
-  for (const double value : expected) largest = std::max(largest, std::abs(value));
+  double largest = 0, sum = 0;
+  for (const double value : expected) {
+    largest = std::max(largest, std::abs(value));
+    sum += std::abs(value);
+  }
   for (const Values& values : found) {
     bool same = values.size() == expected.size() && largest > 0;
     for (size_t i = 0; same && i < expected.size(); ++i) same = std::abs(values[i] - expected[i]) <= 1e-2 * largest;
     right = right && same;
   }
-  std::printf("%-7s %s, %lld tasks on the pool\n", right ? "ok" : "WRONG", op.name, static_cast<long long>(on_pool));
+  std::printf("%-7s %s, %lld tasks on the pool, sum of magnitudes: %.9g\n", right ? "ok" : "WRONG", op.name,
+              static_cast<long long>(on_pool), sum);
   return right;
 }
 
 int run(const std::string& argument) {
   Pool pool;
   if (argument == "--race") return check({"a loop with a race", Threads::kPool, values_with_a_race}, pool) ? 0 : 1;
-  onednn::load(argument);
-  std::printf("%s, oneDNN %s with teams of %d threads\n", isa_name(), onednn::version().c_str(), onednn::team_size());
+  const bool has_onednn = argument != "--without-onednn";
+  if (has_onednn) {
+    onednn::load(argument);
+    std::printf("oneDNN %s with teams of %d threads, ", onednn::version().c_str(), onednn::team_size());
+  }
+  std::printf("%s\n", isa_name());
   const BatchNormShape columns{700, 130, 1}, runs{5, 23, 900};
-  const Op ops[] = {
+  std::vector<Op> ops = {
       {"gru, float32", Threads::kPool, gru<float, false>},
       {"gru, float32, linear_before_reset", Threads::kPool, gru<float, true>},
       {"gru, float64", Threads::kPool, gru<double, false>},
@@ -411,11 +421,14 @@ int run(const std::string& argument) {
       {"depthwise, float32, channels last", Threads::kPool, [](Parallel& p) { return depthwise<float>(true, p); }},
       {"depthwise, bfloat16, channels first", Threads::kPool,
        [](Parallel& p) { return depthwise<BFloat16>(false, p); }},
+  };
+  const std::vector<Op> onednn_ops = {
       {"conv, float32, nine problems", Threads::kPool, [](Parallel& p) { return conv<float>(9, 9, p); }},
       {"conv, float32, one large problem", Threads::kTeam, [](Parallel& p) { return conv<float>(1, 20, p); }},
       {"conv, bfloat16, one large problem", Threads::kTeam, [](Parallel& p) { return conv<BFloat16>(1, 20, p); }},
       {"an error in a team", Threads::kTeam, error_in_a_team},
   };
+  if (has_onednn) ops.insert(ops.end(), onednn_ops.begin(), onednn_ops.end());
   bool right = true;
   for (const Op& op : ops) right = check(op, pool) && right;
   return right ? 0 : 1;

@@ -55,6 +55,16 @@ nb::dict build_info() {
   return info;
 }
 
+// The version, thread runtime and path of a library, by its path or name.
+nb::tuple describe_onednn(const std::string& path_or_name) {
+  const onednn::Library found = onednn::open(path_or_name);
+  const char* threads = found.threads == onednn::ThreadRuntime::kOpenMP ? "OpenMP"
+                        : found.threads == onednn::ThreadRuntime::kTbb  ? "TBB"
+                                                                        : "sequential";
+  return nb::make_tuple(nb::make_tuple(found.version[0], found.version[1], found.version[2]), threads,
+                        found.path.c_str());
+}
+
 template <int64_t (*kWorkspace)(const GruShape&, int64_t)>
 int64_t gru_workspace(int64_t groups, int64_t T, int64_t B, int64_t I, int64_t H, int64_t D, bool linear_before_reset,
                       int64_t storage_bytes) {
@@ -119,6 +129,8 @@ NB_MODULE(_cpu, module) {
   module.def("build_info", &build_info,
              "FFI API version, compiler, the instruction set in use and the oneDNN version.");
   module.def("isa_error", &isa_error, "The error in JAXGRAD_CPU_ISA; empty if the variable is valid or not set.");
+  module.def("describe_onednn", &describe_onednn, nb::arg("path_or_name"),
+             "Opens a oneDNN without using it: (version, thread runtime, path); raises RuntimeError as load_onednn.");
   module.def("load_onednn", &onednn::load, nb::arg("path"), "Opens oneDNN; raises RuntimeError if it cannot be used.");
   module.def("conv_plan", &plan_of, nb::arg("conv_pass"), nb::arg("bfloat16"), nb::arg("has_bias"), nb::arg("shapes"),
              nb::arg("layout"), "Builds a convolution plan; returns (bytes of workspace, name of the kernel) or None.");

@@ -6,6 +6,8 @@ import shutil
 import subprocess
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxgrad
@@ -87,9 +89,11 @@ assert jaxgrad.explain(jaxgrad.gru, platform="cpu").implementation == "cpu"
 
 _DIAGNOSIS = "import runpy; runpy.run_module('jaxgrad', run_name='__main__')"
 
-_OLD = """
+_OPENMP = 2  # DNNL_RUNTIME_OMP
+
+_VERSION = """
 typedef struct { int major, minor, patch; const char *hash; unsigned cpu_runtime, gpu_runtime; } version_t;
-static const version_t version = {MAJOR, MINOR, 9, "", 0, 0};
+static const version_t version = {MAJOR, MINOR, 9, "", RUNTIME, 0};
 const version_t *dnnl_version(void) { return &version; }
 """
 
@@ -98,7 +102,7 @@ def _library(kind, folder):
     """A path or a keyword of the patch, and the expected reason."""
     path = folder / "libdnnl.so.3"
     if kind == "missing package":
-        return "no package", "oneDNN is not installed (the package onednn-cpu-gomp)"
+        return "no package", "the package onednn-cpu-gomp is not installed"
     if kind in ("no file", "no list"):
         return kind, "the package onednn-cpu-gomp has no libdnnl.so.3"
     if kind == "no library":
@@ -106,29 +110,32 @@ def _library(kind, folder):
         return str(path), str(path)
     if kind == "deleted":
         return str(path), str(path)
-    major, minor, reason = {
-        "too old": (3, 1, "is oneDNN 3.1; jaxgrad needs 3.2"),
-        "much too old": (2, 7, "is oneDNN 2.7; jaxgrad needs 3.2"),
-        "too new": (4, 0, "is oneDNN 4.0; jaxgrad needs 3.2"),
-        "without functions": (3, 2, "has no function dnnl_"),
+    major, minor, runtime, reason = {
+        "too old": (3, 1, _OPENMP, "is oneDNN 3.1; jaxgrad needs 3.2"),
+        "much too old": (2, 7, _OPENMP, "is oneDNN 2.7; jaxgrad needs 3.2"),
+        "too new": (4, 0, _OPENMP, "is oneDNN 4.0; jaxgrad needs 3.2"),
+        "without functions": (3, 2, _OPENMP, "has no function dnnl_"),
+        "SYCL": (3, 13, 512, "is built for the CPU runtime SYCL; jaxgrad needs OpenMP, TBB or a sequential build"),
+        "thread pool": (3, 13, 8, "is built for the CPU runtime THREADPOOL"),
     }[kind]
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
-    source = folder / "old.c"
-    source.write_text(_OLD.replace("MAJOR", str(major)).replace("MINOR", str(minor)))
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", path, source], check=True)
+    source = folder / "version.c"
+    source.write_text(_VERSION)
+    values = f"-DMAJOR={major}", f"-DMINOR={minor}", f"-DRUNTIME={runtime}"
+    subprocess.run([compiler, "-shared", "-fPIC", *values, "-o", path, source], check=True)
     return str(path), reason
 
 
 KINDS = ["missing package", "no file", "no list", "no library", "deleted", "too old", "much too old", "too new"]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "without functions"])
+@pytest.mark.parametrize("kind", [*KINDS, "without functions", "SYCL", "thread pool"])
 def test_diagnosis_reports_why_onednn_is_missing(kind, run_python, tmp_path):
     """The report of `python -m jaxgrad` has the reason and is complete."""
     library, reason = _library(kind, tmp_path)
-    text = run_python(_PATCH.format(library=library) + _DIAGNOSIS).stdout
+    text = run_python(_PATCH.format(library=library) + _DIAGNOSIS, JAXGRAD_ONEDNN="package").stdout
     for part in (reason, "conv_general_dilated on cpu: 'xla'", "conv_transpose on cpu: 'xla'", "gru on cpu: 'cpu'"):
         assert part in text, f"{part!r} is not in:\n{text}"
 
@@ -136,7 +143,7 @@ def test_diagnosis_reports_why_onednn_is_missing(kind, run_python, tmp_path):
 @pytest.mark.parametrize("kind", ["missing package", "no library", "too old"])
 def test_calls_run_on_xla_without_onednn(kind, run_python, tmp_path):
     library, reason = _library(kind, tmp_path)
-    run_python(_PATCH.format(library=library) + _SCRIPT.format(reason=reason))
+    run_python(_PATCH.format(library=library) + _SCRIPT.format(reason=reason), JAXGRAD_ONEDNN="package")
 
 
 def test_without_the_compiled_module(run_python):
@@ -186,3 +193,26 @@ for depth, window, stride, padding in ((6, 6, 2, (5, 4)), (5, 6, 3, (6, 2)), (6,
 def test_strided_weight_gradients_without_a_window_inside_the_depth(run_python):
     """In three dimensions oneDNN 3.2 computes wrong values there, or writes past the end of the weight gradient."""
     run_python(_STRIDED, JAX_PLATFORMS="cpu", MALLOC_CHECK_="3")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("width", "window", "stride", "dilation", "padding"),
+    [(3, 2, 3, 1, (0, 0)), (4, 3, 2, 1, (0, 0)), (6, 2, 5, 3, (0, 1)), (3, 4, 3, 1, (2, 1)), (2, 2, 2, 2, (0, 2))],
+)
+def test_strides_without_effect(width, window, stride, dilation, padding, dtype):
+    """One output column of one input feature: oneDNN 3.7 and 3.12 need its stride to be one."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((3, 5, width, 8)), dtype)
+    w = jnp.asarray(rng.standard_normal((3, window, 1, 16)), dtype)
+    settings = {
+        "window_strides": (1, stride),
+        "padding": ((0, 0), padding),
+        "rhs_dilation": (1, dilation),
+        "dimension_numbers": ("NHWC", "HWIO", "NHWC"),
+        "feature_group_count": 8,
+    }
+    found = jaxgrad.conv_general_dilated(x, w, implementation="cpu", **settings)
+    expected = jax.lax.conv_general_dilated(x.astype("float32"), w.astype("float32"), **settings)
+    assert found.shape[2] == 1
+    np.testing.assert_allclose(found.astype("float32"), expected, rtol=0, atol=0.05 if dtype == "bfloat16" else 1e-5)

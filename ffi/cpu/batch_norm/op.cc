@@ -16,9 +16,7 @@ namespace jaxgrad {
   template <class S>                                                          \
   void batch_norm_backward(const BatchNormBackward<S>&, Parallel&);           \
   }
-JAXGRAD_DECLARE(avx512)
-JAXGRAD_DECLARE(avx2)
-JAXGRAD_DECLARE(baseline)
+JAXGRAD_FOR_EACH_ISA(JAXGRAD_DECLARE)
 
 namespace {
 
@@ -38,23 +36,14 @@ int64_t batch_norm_workspace(const BatchNormShape& shape, int64_t storage_bytes)
   return baseline::batch_norm_workspace(shape, storage_bytes);
 }
 
-#define JAXGRAD_DISPATCH(function, Call)                              \
-  template <class S>                                                  \
-  void function(const Call<S>& call, Parallel& parallel) {            \
-    with_threads(call.shape, parallel, [&](Parallel& threads) {       \
-      switch (isa()) {                                                \
-        case Isa::kAvx512:                                            \
-          return avx512::function(call, threads);                     \
-        case Isa::kAvx2:                                              \
-          return avx2::function(call, threads);                       \
-        default:                                                      \
-          return baseline::function(call, threads);                   \
-      }                                                               \
-    });                                                               \
-  }                                                                   \
-  template void function<float>(const Call<float>&, Parallel&);       \
-  template void function<double>(const Call<double>&, Parallel&);     \
-  template void function<BFloat16>(const Call<BFloat16>&, Parallel&); \
+#define JAXGRAD_DISPATCH(function, Call)                                                                            \
+  template <class S>                                                                                                \
+  void function(const Call<S>& call, Parallel& parallel) {                                                          \
+    with_threads(call.shape, parallel, [&](Parallel& threads) { JAXGRAD_RETURN_FOR_ISA(function(call, threads)) }); \
+  }                                                                                                                 \
+  template void function<float>(const Call<float>&, Parallel&);                                                     \
+  template void function<double>(const Call<double>&, Parallel&);                                                   \
+  template void function<BFloat16>(const Call<BFloat16>&, Parallel&);                                               \
   template void function<Float16>(const Call<Float16>&, Parallel&);
 
 JAXGRAD_DISPATCH(batch_norm_statistics, BatchNormStatistics)

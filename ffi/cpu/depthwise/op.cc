@@ -17,9 +17,7 @@ namespace jaxgrad {
   void depthwise_weight_gradient(const DepthwiseWeightGradient<S>&, Parallel&); \
   int64_t depthwise_workspace(ConvPass, const DepthwiseShape&, bool, int64_t);  \
   }
-JAXGRAD_DECLARE(avx512)
-JAXGRAD_DECLARE(avx2)
-JAXGRAD_DECLARE(baseline)
+JAXGRAD_FOR_EACH_ISA(JAXGRAD_DECLARE)
 
 namespace {
 
@@ -41,35 +39,26 @@ void run_on_threads(const DepthwiseShape& shape, Parallel& parallel, Run run) {
 
 }  // namespace
 
-#define JAXGRAD_DISPATCH(function, ...)       \
-  switch (isa()) {                            \
-    case Isa::kAvx512:                        \
-      return avx512::function(__VA_ARGS__);   \
-    case Isa::kAvx2:                          \
-      return avx2::function(__VA_ARGS__);     \
-    default:                                  \
-      return baseline::function(__VA_ARGS__); \
-  }
-
 template <class S>
 void depthwise_forward(const DepthwiseForward<S>& call, Parallel& parallel) {
-  run_on_threads(call.shape, parallel, [&](Parallel& threads) { JAXGRAD_DISPATCH(depthwise_forward, call, threads) });
+  run_on_threads(call.shape, parallel,
+                 [&](Parallel& threads) { JAXGRAD_RETURN_FOR_ISA(depthwise_forward(call, threads)) });
 }
 
 template <class S>
 void depthwise_input_gradient(const DepthwiseInputGradient<S>& call, Parallel& parallel) {
   run_on_threads(call.shape, parallel,
-                 [&](Parallel& threads) { JAXGRAD_DISPATCH(depthwise_input_gradient, call, threads) });
+                 [&](Parallel& threads) { JAXGRAD_RETURN_FOR_ISA(depthwise_input_gradient(call, threads)) });
 }
 
 template <class S>
 void depthwise_weight_gradient(const DepthwiseWeightGradient<S>& call, Parallel& parallel) {
   run_on_threads(call.shape, parallel,
-                 [&](Parallel& threads) { JAXGRAD_DISPATCH(depthwise_weight_gradient, call, threads) });
+                 [&](Parallel& threads) { JAXGRAD_RETURN_FOR_ISA(depthwise_weight_gradient(call, threads)) });
 }
 
 int64_t depthwise_workspace(ConvPass pass, const DepthwiseShape& shape, bool copies, int64_t threads) {
-  JAXGRAD_DISPATCH(depthwise_workspace, pass, shape, copies, threads)
+  JAXGRAD_RETURN_FOR_ISA(depthwise_workspace(pass, shape, copies, threads))
 }
 
 bool depthwise_sizes_fit(const DepthwiseShape& s, int64_t threads) {

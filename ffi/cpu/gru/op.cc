@@ -17,9 +17,7 @@ namespace jaxgrad {
   template <class S>                                   \
   void gru_backward(const GruBackward<S>&, Parallel&); \
   }
-JAXGRAD_DECLARE(avx512)
-JAXGRAD_DECLARE(avx2)
-JAXGRAD_DECLARE(baseline)
+JAXGRAD_FOR_EACH_ISA(JAXGRAD_DECLARE)
 
 namespace {
 
@@ -102,26 +100,12 @@ GruBackward<S> group_of(GruBackward<S> call, int64_t group) {
 
 template <class S>
 void run_group(const GruForward<S>& call, Parallel& parallel) {
-  switch (isa()) {
-    case Isa::kAvx512:
-      return avx512::gru_forward(call, parallel);
-    case Isa::kAvx2:
-      return avx2::gru_forward(call, parallel);
-    default:
-      return baseline::gru_forward(call, parallel);
-  }
+  JAXGRAD_RETURN_FOR_ISA(gru_forward(call, parallel))
 }
 
 template <class S>
 void run_group(const GruBackward<S>& call, Parallel& parallel) {
-  switch (isa()) {
-    case Isa::kAvx512:
-      return avx512::gru_backward(call, parallel);
-    case Isa::kAvx2:
-      return avx2::gru_backward(call, parallel);
-    default:
-      return baseline::gru_backward(call, parallel);
-  }
+  JAXGRAD_RETURN_FOR_ISA(gru_backward(call, parallel))
 }
 
 // Some of the groups of a call, one after the other on one thread.

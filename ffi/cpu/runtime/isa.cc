@@ -11,11 +11,15 @@ namespace {
 constexpr const char* kVariable = "JAXGRAD_CPU_ISA";
 
 Isa supported() {
+#if defined(__x86_64__)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
   return avx2 && avx512 ? Isa::kAvx512 : avx2 ? Isa::kAvx2 : Isa::kBaseline;
+#else
+  return Isa::kBaseline;
+#endif
 }
 
 const char* name_of(Isa isa) {

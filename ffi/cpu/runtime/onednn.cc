@@ -1,6 +1,7 @@
 #include "cpu/runtime/onednn.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <atomic>
 #include <mutex>
@@ -10,7 +11,7 @@
 namespace jaxgrad::onednn {
 namespace {
 
-Api functions;
+Library library;
 std::atomic<bool> ready{false};
 std::mutex loading;
 
@@ -31,6 +32,30 @@ const char* describe(dnnl_status_t status) {
   }
 }
 
+ThreadRuntime thread_runtime(const std::string& path, const dnnl_version_t& found) {
+  switch (found.cpu_runtime) {
+    case DNNL_RUNTIME_SEQ:
+      return ThreadRuntime::kSequential;
+    case DNNL_RUNTIME_OMP:
+      return ThreadRuntime::kOpenMP;
+    case DNNL_RUNTIME_TBB:
+      return ThreadRuntime::kTbb;
+    default: {
+      const std::string name = found.cpu_runtime == DNNL_RUNTIME_SYCL         ? "SYCL"
+                               : found.cpu_runtime == DNNL_RUNTIME_THREADPOOL ? "THREADPOOL"
+                                                                              : std::to_string(found.cpu_runtime);
+      throw std::runtime_error(path + " is built for the CPU runtime " + name +
+                               "; jaxgrad needs OpenMP, TBB or a sequential build");
+    }
+  }
+}
+
+// The path of an open library; `name` if the dynamic linker has none.
+std::string path_of(void* handle, const std::string& name) {
+  link_map* map = nullptr;
+  return dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map->l_name[0] != '\0' ? map->l_name : name;
+}
+
 }  // namespace
 
 Error::Error(dnnl_status_t status, const char* expression, const char* file, int line)
@@ -38,43 +63,54 @@ Error::Error(dnnl_status_t status, const char* expression, const char* file, int
                          expression + " at " + file + ":" + std::to_string(line)),
       status(status) {}
 
-void load(const std::string& path) {
-  const std::lock_guard<std::mutex> lock(loading);
-  if (ready) return;
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) throw std::runtime_error(dlerror());
+std::string Library::version_text() const {
+  return std::to_string(version[0]) + "." + std::to_string(version[1]) + "." + std::to_string(version[2]);
+}
+
+Library open(const std::string& path_or_name) {
+  void* handle = dlopen(path_or_name.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) throw std::runtime_error(dlerror());
+  Library found{};
+  found.path = path_of(handle, path_or_name);
   auto find = [&](const char* name) {
-    void* symbol = dlsym(library, name);
-    if (symbol == nullptr) throw std::runtime_error(path + " has no function " + name);
+    void* symbol = dlsym(handle, name);
+    if (symbol == nullptr) throw std::runtime_error(found.path + " has no function " + name);
     return symbol;
   };
-  functions.dnnl_version = reinterpret_cast<decltype(functions.dnnl_version)>(find("dnnl_version"));
-  const dnnl_version_t* found = functions.dnnl_version();
-  if (found->major != kOldestMajor || found->minor < kOldestMinor)
-    throw std::runtime_error(path + " is oneDNN " + std::to_string(found->major) + "." + std::to_string(found->minor) +
-                             "; jaxgrad needs " + std::to_string(kOldestMajor) + "." + std::to_string(kOldestMinor) +
-                             " or a later release of major version " + std::to_string(kOldestMajor));
-#define JAXGRAD_ONEDNN_FIND(name) functions.name = reinterpret_cast<decltype(functions.name)>(find(#name));
+  found.api.dnnl_version = reinterpret_cast<decltype(found.api.dnnl_version)>(find("dnnl_version"));
+  const dnnl_version_t& version = *found.api.dnnl_version();
+  if (version.major != kOldestMajor || version.minor < kOldestMinor)
+    throw std::runtime_error(found.path + " is oneDNN " + std::to_string(version.major) + "." +
+                             std::to_string(version.minor) + "; jaxgrad needs " + std::to_string(kOldestMajor) + "." +
+                             std::to_string(kOldestMinor) + " or a later release of major version " +
+                             std::to_string(kOldestMajor));
+  found.version[0] = version.major, found.version[1] = version.minor, found.version[2] = version.patch;
+  found.threads = thread_runtime(found.path, version);
+#define JAXGRAD_ONEDNN_FIND(name) found.api.name = reinterpret_cast<decltype(found.api.name)>(find(#name));
   JAXGRAD_ONEDNN_FUNCTIONS(JAXGRAD_ONEDNN_FIND)
+  if (found.threads == ThreadRuntime::kOpenMP) {
+    JAXGRAD_ONEDNN_FIND(omp_get_max_threads)
+    JAXGRAD_ONEDNN_FIND(omp_set_num_threads)
+  }
 #undef JAXGRAD_ONEDNN_FIND
-  functions.omp_get_max_threads =
-      reinterpret_cast<decltype(functions.omp_get_max_threads)>(find("omp_get_max_threads"));
-  functions.omp_set_num_threads =
-      reinterpret_cast<decltype(functions.omp_set_num_threads)>(find("omp_set_num_threads"));
+  return found;
+}
+
+void load(const std::string& path_or_name) {
+  const std::lock_guard<std::mutex> lock(loading);
+  if (ready) return;
+  library = open(path_or_name);
   ready = true;
 }
 
-std::string version() {
-  if (!ready) return "";
-  const dnnl_version_t* v = functions.dnnl_version();
-  return std::to_string(v->major) + "." + std::to_string(v->minor) + "." + std::to_string(v->patch);
-}
+std::string version() { return ready ? library.version_text() : ""; }
 
-const Api& api() {
+const Library& loaded() {
   if (!ready)
     throw MissingLibrary(
-        "oneDNN (libdnnl.so.3 of the package onednn-cpu-gomp) is not loaded; `python -m jaxgrad` reports the reason");
-  return functions;
+        "oneDNN (libdnnl.so.3, of the package onednn-cpu-gomp or of the system) is not loaded; `python -m jaxgrad` "
+        "reports the reason");
+  return library;
 }
 
 dnnl_engine_t engine() {

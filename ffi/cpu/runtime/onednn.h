@@ -29,6 +29,7 @@ namespace jaxgrad::onednn {
   X(dnnl_primitive_attr_set_scratchpad_mode)                 \
   X(dnnl_primitive_create)                                   \
   X(dnnl_primitive_desc_destroy)                             \
+  X(dnnl_primitive_desc_next_impl)                           \
   X(dnnl_primitive_desc_query)                               \
   X(dnnl_primitive_desc_query_md)                            \
   X(dnnl_primitive_destroy)                                  \
@@ -43,15 +44,32 @@ struct Api {
 #define JAXGRAD_ONEDNN_MEMBER(name) decltype(&::name) name;
   JAXGRAD_ONEDNN_FUNCTIONS(JAXGRAD_ONEDNN_MEMBER)
 #undef JAXGRAD_ONEDNN_MEMBER
-  // From the OpenMP runtime that oneDNN is linked to.
+  // From the OpenMP runtime that oneDNN is linked to; null with another thread runtime.
   int (*omp_get_max_threads)();
   void (*omp_set_num_threads)(int);
 };
 
-// Opens the library at `path`, once per process. Throws std::runtime_error if it cannot be used.
-void load(const std::string& path);
-std::string version();  // "3.2.0"; empty before load()
-const Api& api();       // throws MissingLibrary before load()
+// What runs the threads of a build of oneDNN.
+enum class ThreadRuntime { kSequential, kOpenMP, kTbb };
+
+struct Library {
+  std::string path;
+  int version[3];
+  ThreadRuntime threads;
+  Api api;
+
+  std::string version_text() const;  // "3.2.0"
+};
+
+// Opens a library by its path, or by a name that the dynamic linker searches for. Throws std::runtime_error if it
+// cannot be used. The library stays open.
+Library open(const std::string& path_or_name);
+
+// Opens the library of all calls, once per process. Throws what open() throws.
+void load(const std::string& path_or_name);
+std::string version();    // "3.2.0"; empty before load()
+const Library& loaded();  // throws MissingLibrary before load()
+inline const Api& api() { return loaded().api; }
 
 class Error : public std::runtime_error {
  public:

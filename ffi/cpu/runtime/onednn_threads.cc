@@ -1,5 +1,6 @@
 #include "cpu/runtime/onednn_threads.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -87,13 +88,28 @@ class DedicatedLeader {
 }  // namespace
 
 int team_size() {
-  static const int size = api().omp_get_max_threads();
+  static const int size = [] {
+    switch (loaded().threads) {
+      case ThreadRuntime::kOpenMP:
+        return api().omp_get_max_threads();
+      case ThreadRuntime::kTbb:
+        return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+      default:
+        return 1;
+    }
+  }();
   return size;
 }
 
-ThreadCount::ThreadCount(int threads) : before_(api().omp_get_max_threads()) { api().omp_set_num_threads(threads); }
+ThreadCount::ThreadCount(int threads) {
+  if (api().omp_get_max_threads == nullptr) return;
+  before_ = api().omp_get_max_threads();
+  api().omp_set_num_threads(threads);
+}
 
-ThreadCount::~ThreadCount() { api().omp_set_num_threads(before_); }
+ThreadCount::~ThreadCount() {
+  if (before_ > 0) api().omp_set_num_threads(before_);
+}
 
 void run_with_team(const std::function<void()>& work) {
   const std::lock_guard<std::mutex> turn(team_mutex);

@@ -5,7 +5,9 @@
 // same function compiled for older processors.
 #pragma once
 
+#if defined(__x86_64__)
 #include <immintrin.h>
+#endif
 
 #include <cstdint>
 

@@ -1,6 +1,8 @@
 #include "cpu/runtime/xla_parallel.h"
 
+#if defined(__x86_64__)
 #include <immintrin.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -36,6 +38,15 @@ struct Loop {
   std::exception_ptr error;  // the first one
 };
 
+// A hint to the processor: this thread waits in a loop.
+void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 }  // namespace
 
 XlaParallel::XlaParallel(xla::ffi::ThreadPool& pool)
@@ -56,7 +67,7 @@ void XlaParallel::run(int64_t tasks, void* context, Body body) {
   loop->work();
   for (int spins = 0; loop->done.load(std::memory_order_acquire) < tasks; ++spins) {
     if (spins < 10000) {
-      _mm_pause();
+      pause();
     } else {
       std::this_thread::yield();
     }

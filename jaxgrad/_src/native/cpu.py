@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from jaxgrad._src.native.libraries import library_paths
+from jaxgrad._src.native import onednn
 
 module: Any  # jaxgrad._cpu, or None
 try:
@@ -25,8 +25,6 @@ else:
     for _name, _capsule in module.registrations().items():
         jax.ffi.register_ffi_target(_name, _capsule, platform="cpu")
 
-_ONEDNN_PACKAGE, _ONEDNN_LIBRARY = "onednn-cpu-gomp", "libdnnl.so.3"
-
 
 def unavailable() -> str:
     """Returns why the CPU kernels cannot be used; empty if they can."""
@@ -38,16 +36,17 @@ def onednn_unavailable() -> str:
     """Returns why oneDNN cannot be used; empty if it can. Loads oneDNN at the first call."""
     if module is None:
         return _error
-    paths = library_paths((_ONEDNN_PACKAGE,), (_ONEDNN_LIBRARY,))
-    if paths is None:
-        return f"oneDNN is not installed (the package {_ONEDNN_PACKAGE})"
-    if not paths:
-        return f"the package {_ONEDNN_PACKAGE} has no {_ONEDNN_LIBRARY}"
-    try:
-        module.load_onednn(paths[0])
-    except RuntimeError as error:
-        return f"oneDNN cannot be loaded ({error})"
+    library, others = find_onednn()
+    if library is None:
+        return f"oneDNN cannot be loaded ({'; '.join(others)})"
+    module.load_onednn(library.path)
     return ""
+
+
+@cache
+def find_onednn() -> onednn.Search:
+    """Returns which oneDNN is used, and why others are not. The compiled module must be there."""
+    return onednn.find(module)
 
 
 def targets() -> tuple[str, ...]:
