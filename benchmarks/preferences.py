@@ -85,7 +85,7 @@ def tables() -> dict[str, dict[str, Any]]:
         for path in sorted(TUNINGS.glob("*.json")):
             for machine, choices in jaxgrad.Tuning.load(path).machines.items():
                 if machine.platform == lowering_platform(platform):
-                    times = {text: choice.times_us for text, choice in choices.items()}
+                    times = {text: _times_of_libraries(choice.times_us) for text, choice in choices.items()}
                     count = sum(text in times for text in calls(platform))
                     of_devices[_file_name(machine)] = {
                         "measured_on": f"{machine}; {count} of {len(calls(platform))} calls",
@@ -95,6 +95,14 @@ def tables() -> dict[str, dict[str, Any]]:
             found |= of_devices
         found[f"generic {platform}"] = _generic(own, list(of_devices.values()))
     return found
+
+
+def _times_of_libraries(us: Mapping[str, float]) -> Mapping[str, float]:
+    """The times with those of both CPU libraries where both were measured: one of them ran under the name "cpu"."""
+    for other, same in (("onednn", "depthwise"), ("depthwise", "onednn")):
+        if other in us and same not in us and "cpu" in us:
+            return {**us, same: us["cpu"]}
+    return us
 
 
 def _functions(platform: str) -> Iterator[tuple[Any, list[Any]]]:
@@ -159,8 +167,10 @@ def _rows(classes: Sequence[_Class], platform: str, times: _Times) -> list[dict[
     """The rows of a table, one for each class. A call belongs to the first class that matches it and whose preferred
     implementation supports it."""
     rows = []
-    left = {text: recorded for text, recorded in calls(platform).items() if text in times}
+    all_calls = {text: recorded for text, recorded in calls(platform).items() if text in times}
+    calls_left = {True: all_calls, False: all_calls}  # for rows that compare with XLA, and for others
     for each in classes:
+        left = calls_left[with_xla := "xla" in each["why"]]
         row = Row(each["name"], each["op"], tuple(each["passes"]), each["when"], "", "", None, "")
         members = {
             text: times[text]
@@ -170,7 +180,9 @@ def _rows(classes: Sequence[_Class], platform: str, times: _Times) -> list[dict[
         measured = _measured(members, list(each["why"]))
         rows.append(_row(each, *(measured or (each["unmeasured"], None))))
         prefer = rows[-1]["prefer"]
-        left = {text: recorded for text, recorded in left.items() if text not in members or prefer not in times[text]}
+        calls_left[with_xla] = {
+            text: recorded for text, recorded in left.items() if text not in members or prefer not in times[text]
+        }
     return rows
 
 
@@ -186,16 +198,16 @@ def _row(each: _Class, prefer: str, measured: dict[str, Any] | None) -> dict[str
 
 def _measured(members: _Times, implementations: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
     """The implementation to prefer for some calls, and the measurement; None if there is none."""
-    kernel = next(name for name in implementations if name != "xla")
-    pairs = {text: (us["xla"], us[kernel]) for text, us in members.items() if kernel in us and "xla" in us}
+    kernel, other = sorted(implementations, key=("xla", "onednn").__contains__)
+    pairs = {text: (us[other], us[kernel]) for text, us in members.items() if kernel in us and other in us}
     if not pairs:
         return None
-    ratios = {text: xla / own for text, (xla, own) in pairs.items()}
-    of_xla, of_kernel = map(sum, zip(*pairs.values(), strict=True))
-    if min(_geometric_mean(ratios.values()), of_xla / of_kernel) < _MIN_GAIN:
-        prefer, over, ratios = "xla", kernel, {text: 1 / ratio for text, ratio in ratios.items()}
+    ratios = {text: theirs / own for text, (theirs, own) in pairs.items()}
+    of_other, of_kernel = map(sum, zip(*pairs.values(), strict=True))
+    if min(_geometric_mean(ratios.values()), of_other / of_kernel) < _MIN_GAIN:
+        prefer, over, ratios = other, kernel, {text: 1 / ratio for text, ratio in ratios.items()}
     else:
-        prefer, over = kernel, "xla"
+        prefer, over = kernel, other
     in_order = sorted(ratios, key=lambda text: ratios[text])
     return prefer, {
         "over": over,
@@ -219,7 +231,8 @@ def _generic(classes: Sequence[_Class], of_devices: Sequence[dict[str, Any]]) ->
         if not found:
             rows.append(_row(each, each["unmeasured"], None))
             continue
-        least = min(found, key=lambda row: row["measured"]["ratio"] * (1 if row["prefer"] != "xla" else -1))
+        others = ("xla", "onednn")
+        least = min(found, key=lambda row: row["measured"]["ratio"] * (1 if row["prefer"] not in others else -1))
         rows.append(_row(each, least["prefer"], least["measured"]))
     return {"measured_on": [table["measured_on"] for table in of_devices], "rows": rows}
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from backends import CPU_KERNEL
+from backends import CPU_KERNEL, Backend
 from conv_cases import ConvCase, cotangent, make_conv_inputs
 from conv_references import in_float64, lax_conv
 from conv_running import assert_same, conv, run, terms
@@ -16,8 +16,9 @@ from thorough import thorough_after
 
 import jaxgrad
 from jaxgrad._src.conv import cpu as conv_cpu
+from jaxgrad._src.conv.tuning import measurable_pass
+from jaxgrad._src.core.tuning import Recorder
 from jaxgrad._src.native import cpu
-from jaxgrad._src.selection.depthwise_kernels import prefers_own_kernel
 
 LAYOUTS = {
     1: (("NWC", "WIO", "NWC"), ("NCW", "OIW", "NCW"), ("NWC", "OIW", "NCW"), ("WNC", "IWO", "NCW")),
@@ -228,22 +229,59 @@ def test_runs_without_onednn(monkeypatch):
     jax.clear_caches()
 
 
-@pytest.mark.parametrize(
-    ("case", "own"),
-    [
-        (ConvCase((9, 8), (3, 3), 2, 1, 1, 5, padding="SAME"), set()),
-        (ConvCase((9, 8), (5, 5), 2, 1, 1, 5, padding="SAME"), {"weight_gradient"}),
-        (ConvCase((9, 8), (3, 3), 2, 1, 1, 5, (2, 2), "SAME", layout=LAYOUTS[2][0]), {"input_gradient"}),
-        (ConvCase((9, 8), (3, 3), 2, 1, 1, 5, (2, 2), "SAME"), PASSES),
-        (ConvCase((9,), (3,), 2, 1, 1, 5, padding="SAME"), PASSES),
-    ],
-)
-def test_the_faster_kernel_runs(monkeypatch, case, own):
-    monkeypatch.setattr(conv_cpu, "prefers_own_kernel", prefers_own_kernel)
+BOTH_LIBRARIES = ConvCase((9, 8), (5, 5), 2, 1, 1, 5, padding="SAME")
+
+
+def targets(case, implementation):
+    """The passes of a call whose program calls oneDNN, and those whose program calls the kernels."""
+    call = conv(Backend(implementation, "cpu"), **case.settings)
+    inputs = make_conv_inputs(case)
+    text = jax.jit(lambda *a: jax.vjp(call, *a)[1](call(*a))).lower(*inputs).as_text()
+    return tuple({n for n in PASSES if f"jaxgrad_{lib}_{n}" in text} for lib in ("onednn_conv", "cpu_depthwise"))
+
+
+@pytest.mark.parametrize("own", [set(), {"weight_gradient"}, PASSES])
+def test_the_faster_kernel_runs(monkeypatch, own):
+    monkeypatch.setattr(conv_cpu, "prefers_own_kernel", lambda pass_name, _: pass_name in own)
+    case = BOTH_LIBRARIES
     inputs = make_conv_inputs(case)
     found = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **case.settings, platform="cpu")
     reasons = dict.fromkeys(PASSES, found.reason) | {p.name: p.reason for p in found.passes}
-    assert {name for name, reason in reasons.items() if reason == "jaxgrad's own kernel"} == own
-    call = conv(CPU_KERNEL, **case.settings)
-    text = jax.jit(lambda *a: jax.vjp(call, *a)[1](call(*a))).lower(*inputs).as_text()
-    assert {name for name in PASSES if f"jaxgrad_cpu_depthwise_{name}" in text} == own
+    assert reasons == {name: "jaxgrad's own kernel" if name in own else "oneDNN" for name in PASSES}
+    assert targets(case, None) == targets(case, "cpu") == (PASSES - own, own)
+    assert targets(case, "onednn") == (PASSES, set())
+    assert targets(case, "depthwise") == (set(), PASSES)
+
+
+def test_a_preference_names_the_library():
+    """The row that chooses between the two follows the row that chooses between them and XLA."""
+    inputs = make_conv_inputs(BOTH_LIBRARIES)
+    settings = {**BOTH_LIBRARIES.settings, "platform": "cpu"}
+    found = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **settings)
+    for each in found.passes or (found,):
+        with_xla, libraries = each.preference.split("; ")
+        assert "'groups'" in with_xla
+        assert "'depthwise" in libraries
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_tune_measures_both_libraries_once(monkeypatch, own):
+    monkeypatch.setattr(conv_cpu, "prefers_own_kernel", lambda *_: own)
+    recorder = Recorder()
+    with jaxgrad.config.override(tuning=recorder):
+        case = BOTH_LIBRARIES
+        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in make_conv_inputs(case)]
+        jax.jit(conv(Backend(None, "cpu"), **case.settings)).lower(*shapes)
+    (recorded,) = recorder.calls.values()
+    found = measurable_pass(recorded.pass_name, recorded.call, "cpu").functions
+    assert set(found) == {"xla", "cpu", "onednn" if own else "depthwise"}
+    texts = {name: jax.jit(found[name]).lower(*shapes).as_text() for name in found}
+    kernel = {name: "jaxgrad_cpu_depthwise" in text for name, text in texts.items()}
+    assert kernel == {"xla": False, "cpu": own, ("onednn" if own else "depthwise"): not own}
+    assert "jaxgrad_onednn_conv" in texts["onednn" if own else "cpu"]
+
+
+def test_forcing_the_kernels_for_other_convolutions_raises():
+    case = BOTH_LIBRARIES.replace(features=2)
+    with pytest.raises(ValueError, match="implementation='depthwise' cannot run: these kernels take depthwise"):
+        conv(Backend("depthwise", "cpu"), **case.settings)(*make_conv_inputs(case))

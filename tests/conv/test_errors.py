@@ -71,7 +71,7 @@ def test_the_same_error_as_lax(name, implementation):
         (
             {"implementation": "metal"},
             ValueError,
-            "implementation must be one of None, 'xla', 'cpu', 'cuda', 'cudnn', got 'metal'",
+            "implementation must be one of None, 'xla', 'cpu', 'cuda', 'cudnn', 'depthwise', 'onednn', got 'metal'",
         ),
         ({"implementation": True}, ValueError, "implementation must be one of"),
         ({"implementation": "onednn"}, ValueError, "implementation must be \"cpu\" for .*got 'onednn'; .* oneDNN and"),

@@ -13,7 +13,8 @@ from gru_cases import Case, make_inputs
 from jax import lax
 
 import jaxgrad
-from jaxgrad._src.conv import cudnn, onednn
+from jaxgrad._src.conv import cpu as conv_cpu
+from jaxgrad._src.conv import cudnn
 from jaxgrad._src.conv import tuning as conv_tuning
 from jaxgrad._src.core.environment import current_environment
 from jaxgrad._src.core.tuning import Measurable, Recorder
@@ -141,7 +142,7 @@ def test_a_wrong_preference_is_found_out(monkeypatch, accelerated):
         pytest.skip("XLA's kernels for groups are fast on a GPU")
     plain = _tune(jax.grad(_loss, (0, 1)), *_ARRAYS)
     assert {choice.implementation for choice in plain.choices.values()} == {"cpu"}
-    monkeypatch.setattr(onednn.OneDnnBackend, "prefers_other", lambda *_: "a wrong preference")
+    monkeypatch.setattr(conv_cpu.CpuBackend, "prefers_other", lambda *_: "a wrong preference")
     function = jax.grad(_loss, (0, 1))
     if accelerated:
 
@@ -161,7 +162,7 @@ def test_a_wrong_preference_is_found_out(monkeypatch, accelerated):
 
 
 def test_progress_and_what_a_tuning_saves(capsys, monkeypatch):
-    monkeypatch.setattr(onednn.OneDnnBackend, "prefers_other", lambda *_: "a wrong preference")
+    monkeypatch.setattr(conv_cpu.CpuBackend, "prefers_other", lambda *_: "a wrong preference")
     monkeypatch.setattr(cudnn.CudnnBackend, "prefers_other", lambda *_: "")
     jaxgrad.tune(jax.grad(_loss), *_ARRAYS)
     first, second, last = capsys.readouterr().err.splitlines()
@@ -232,7 +233,7 @@ def test_arguments_that_are_no_arrays():
 
 def test_a_function_that_cannot_be_timed(capsys, monkeypatch):
     """The measurements are returned all the same."""
-    monkeypatch.setattr(onednn.OneDnnBackend, "prefers_other", lambda *_: "a wrong preference")
+    monkeypatch.setattr(conv_cpu.CpuBackend, "prefers_other", lambda *_: "a wrong preference")
 
     def fails(program):
         if program.run.__qualname__.startswith("with_arrays"):

@@ -4,20 +4,16 @@
 #include <type_traits>
 
 #include "common/checks.h"
-#include "common/conv_attributes.h"
 #include "common/handler.h"
 #include "cpu/depthwise/op.h"
 #include "cpu/depthwise/problem.h"
+#include "cpu/runtime/conv_handlers.h"
 #include "cpu/runtime/storage_dispatch.h"
 #include "cpu/runtime/xla_parallel.h"
 
 namespace jaxgrad {
 namespace ffi = xla::ffi;
 namespace {
-
-using Arg = ffi::AnyBuffer;
-using Ret = ffi::Result<ffi::AnyBuffer>;
-using Bytes = ffi::Result<ffi::Buffer<ffi::U8>>;
 
 template <class S>
 DepthwiseActivations<S> array(const DepthwiseActivations<void>& steps, const Arg& buffer) {
@@ -58,9 +54,6 @@ ffi::Error check_and_run(const char* target, ConvPass pass, const Arg& first, co
     return ffi::Error::Success();
   });
 }
-
-std::byte* data_of(Bytes& workspace) { return reinterpret_cast<std::byte*>(workspace->typed_data()); }
-int64_t bytes_of(Bytes& workspace) { return static_cast<int64_t>(workspace->element_count()); }
 
 ffi::Error forward(ffi::ThreadPool pool, Arg x, Arg w, Arg bias, Ret y, Bytes workspace, Axes lhs_spec, Axes rhs_spec,
                    Axes out_spec, Axes strides, Axes padding, Axes dilation, int64_t groups, bool relu) {
@@ -107,34 +100,8 @@ ffi::Error weight_gradient(ffi::ThreadPool pool, Arg x, Arg dy, Ret dw, Ret db, 
 
 }  // namespace
 
-// The specs give the layout of each array, as in jax.lax.ConvDimensionNumbers.
-JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_depthwise_forward, forward,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()        // x     laid out by lhs_spec
-                           .Arg<ffi::AnyBuffer>()        // w     laid out by rhs_spec
-                           .Arg<ffi::AnyBuffer>()        // bias  [features] or empty
-                           .Ret<ffi::AnyBuffer>()        // y     laid out by out_spec
-                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                       JAXGRAD_CONV_ATTRIBUTES.Attr<bool>("relu"));
-
-JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_depthwise_input_gradient, input_gradient,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()        // dy    laid out by out_spec
-                           .Arg<ffi::AnyBuffer>()        // w     laid out by rhs_spec
-                           .Ret<ffi::AnyBuffer>()        // dx    laid out by lhs_spec
-                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                       JAXGRAD_CONV_ATTRIBUTES);
-
-JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_depthwise_weight_gradient, weight_gradient,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()        // x     laid out by lhs_spec
-                           .Arg<ffi::AnyBuffer>()        // dy    laid out by out_spec
-                           .Ret<ffi::AnyBuffer>()        // dw    laid out by rhs_spec
-                           .Ret<ffi::AnyBuffer>()        // db    [features] or empty
-                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                       JAXGRAD_CONV_ATTRIBUTES);
+JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_depthwise_forward, forward, bind_conv_forward().Attr<bool>("relu"));
+JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_depthwise_input_gradient, input_gradient, bind_conv_input_gradient());
+JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_depthwise_weight_gradient, weight_gradient, bind_conv_weight_gradient());
 
 }  // namespace jaxgrad

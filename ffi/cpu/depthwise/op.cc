@@ -39,23 +39,18 @@ void run_on_threads(const DepthwiseShape& shape, Parallel& parallel, Run run) {
 
 }  // namespace
 
-template <class S>
-void depthwise_forward(const DepthwiseForward<S>& call, Parallel& parallel) {
-  run_on_threads(call.shape, parallel,
-                 [&](Parallel& threads) { JAXGRAD_RETURN_FOR_ISA(depthwise_forward(call, threads)) });
-}
+#define JAXGRAD_DEFINE(function, Call)                                                                                \
+  template <class S>                                                                                                  \
+  void function(const Call<S>& call, Parallel& parallel) {                                                            \
+    run_on_threads(call.shape, parallel, [&](Parallel& threads) { JAXGRAD_RETURN_FOR_ISA(function(call, threads)) }); \
+  }                                                                                                                   \
+  template void function<float>(const Call<float>&, Parallel&);                                                       \
+  template void function<BFloat16>(const Call<BFloat16>&, Parallel&);                                                 \
+  template void function<Float16>(const Call<Float16>&, Parallel&);
 
-template <class S>
-void depthwise_input_gradient(const DepthwiseInputGradient<S>& call, Parallel& parallel) {
-  run_on_threads(call.shape, parallel,
-                 [&](Parallel& threads) { JAXGRAD_RETURN_FOR_ISA(depthwise_input_gradient(call, threads)) });
-}
-
-template <class S>
-void depthwise_weight_gradient(const DepthwiseWeightGradient<S>& call, Parallel& parallel) {
-  run_on_threads(call.shape, parallel,
-                 [&](Parallel& threads) { JAXGRAD_RETURN_FOR_ISA(depthwise_weight_gradient(call, threads)) });
-}
+JAXGRAD_DEFINE(depthwise_forward, DepthwiseForward)
+JAXGRAD_DEFINE(depthwise_input_gradient, DepthwiseInputGradient)
+JAXGRAD_DEFINE(depthwise_weight_gradient, DepthwiseWeightGradient)
 
 int64_t depthwise_workspace(ConvPass pass, const DepthwiseShape& shape, bool copies, int64_t threads) {
   JAXGRAD_RETURN_FOR_ISA(depthwise_workspace(pass, shape, copies, threads))
@@ -74,13 +69,5 @@ bool depthwise_sizes_fit(const DepthwiseShape& s, int64_t threads) {
   const CheckedInt activations = positions * channels * s.batch * s.problems * 8;
   return !(weights + activations + positions * kMargin * 4 * threads).overflowed();
 }
-
-#define JAXGRAD_INSTANTIATE(S)                                                            \
-  template void depthwise_forward<S>(const DepthwiseForward<S>&, Parallel&);              \
-  template void depthwise_input_gradient<S>(const DepthwiseInputGradient<S>&, Parallel&); \
-  template void depthwise_weight_gradient<S>(const DepthwiseWeightGradient<S>&, Parallel&);
-JAXGRAD_INSTANTIATE(float)
-JAXGRAD_INSTANTIATE(BFloat16)
-JAXGRAD_INSTANTIATE(Float16)
 
 }  // namespace jaxgrad

@@ -18,28 +18,16 @@ struct ProductSum {
   int64_t channels;
 
   void run(const Axis (&axes)[kDepthwiseAxes]) const {
-    const Tiling tiling(axes[2]);
-    if (tiling.has_stride_2) {
-      run<2>(axes, tiling);
-    } else {
-      run<1>(axes, tiling);
-    }
+    for_output_tiles<false>(axes, [&](auto stride, const Tiling& tiling, const OutputRow& row, Tile tile) {
+      for_parts(tile, tiling.apart, [&](Tile part, auto outputs) {
+        for_vectors<float>(channels, [&](int64_t c, auto lanes) {
+          run<decltype(stride)::value, decltype(outputs)::value>(axes, tiling, row, part, c, lanes);
+        });
+      });
+    });
   }
 
  private:
-  template <int kStride>
-  void run(const Axis (&axes)[kDepthwiseAxes], const Tiling& tiling) const {
-    for (int64_t i = 0; i < axes[0].count; ++i)
-      for (int64_t j = 0; j < axes[1].count; ++j)
-        tiling.for_tiles<kProductTile>([&](Tile tile) {
-          for_parts(tile, tiling.apart, [&](Tile part, auto outputs) {
-            for_vectors<float>(channels, [&](int64_t c, auto lanes) {
-              run<kStride, decltype(outputs)::value>(axes, i, j, tiling, part, c, lanes);
-            });
-          });
-        });
-  }
-
   // Calls body(part, Constant<n>) for parts of n outputs each: dy of outputs that do not exist cannot be multiplied.
   template <class Body>
   static void for_parts(Tile tile, int64_t apart, Body body) {
@@ -50,38 +38,37 @@ struct ProductSum {
       tile.first += n * apart;
       tile.count -= n;
     };
-    take(Constant<8>{});
-    take(Constant<7>{});
+    take(Constant<kTile>{});
+    if constexpr (kTile > 8) take(Constant<8>{});
     take(Constant<4>{});
     take(Constant<2>{});
     take(Constant<1>{});
   }
 
   template <int kStride, int kOutputs, class Lanes>
-  void run(const Axis (&axes)[kDepthwiseAxes], int64_t i, int64_t j, const Tiling& tiling, Tile tile, int64_t c,
+  void run(const Axis (&axes)[kDepthwiseAxes], const Tiling& tiling, const OutputRow& row, Tile tile, int64_t c,
            Lanes lanes) const {
-    const S* const from = dy + c + (axes[0].out + i) * dy_steps[0] + (axes[1].out + j) * dy_steps[1] +
-                          (axes[2].out + tile.first) * dy_steps[2];
+    const S* const first_output = dy + c + (axes[0].out + row.i) * dy_steps[0] + (axes[1].out + row.j) * dy_steps[1] +
+                                  (axes[2].out + tile.first) * dy_steps[2];
     Vector<float> outputs[kOutputs];
-#pragma GCC unroll 8
-    for (int t = 0; t < kOutputs; ++t) outputs[t] = load(from + t * tiling.apart * dy_steps[2], lanes);
+#pragma GCC unroll 16
+    for (int t = 0; t < kOutputs; ++t) outputs[t] = load(first_output + t * tiling.apart * dy_steps[2], lanes);
     if (bias_sums != nullptr) {
       Vector<float> total = outputs[0];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int t = 1; t < kOutputs; ++t) total += outputs[t];
       store(bias_sums + c, load(bias_sums + c) + total);
     }
     const int64_t step = tiling.unit() * x_steps[2];
-    prefetch_next_row(axes, i, j, x + c + tiling.first_input(tile, 0) * x_steps[2], x_steps, tile.count * kStride,
-                      step);
-    for_rows(axes, i, j, x + c, x_steps, [&](const S* row, int64_t taps_before) __attribute__((always_inline)) {
+    prefetch_next_row(axes, row, x + c + tiling.first_input(tile, 0) * x_steps[2], x_steps, tile.count * kStride, step);
+    for_rows(axes, row, x + c, x_steps, [&](const S* from, int64_t taps_before) __attribute__((always_inline)) {
       float* const to = sums + taps_before * sums_step + c;
       for_chunks(axes[2].taps, tiling.chunk, [&](int64_t k, auto chunk) __attribute__((always_inline)) {
         constexpr int n = decltype(chunk)::value;
         const int64_t first = tiling.first_input(tile, k);
         constexpr int kAll = kInputs<kOutputs, n, kStride>;
         const InputSet inside = tiling.inside(first, kAll);
-        const S* const inputs = row + first * x_steps[2];
+        const S* const inputs = from + first * x_steps[2];
         if (inside.has_all(kAll)) {
           add_outputs<kOutputs, n, kStride, false>(to + k * sums_step, sums_step, inputs, step, inside, outputs, lanes);
         } else {

@@ -8,9 +8,9 @@
 
 namespace jaxgrad::JAXGRAD_ISA {
 
-constexpr int kMaxChunk = 4;              // taps at a time
-constexpr int kSumTile = kRegisters / 2;  // outputs of which the sums are in registers
-constexpr int kProductTile = 8;           // outputs of which dy is in registers, at most
+constexpr int kMaxChunk = 4;  // taps at a time
+// Outputs whose sums, or whose dy, are in registers: 7 or 14, which divide the sizes of many networks.
+constexpr int kTile = kRegisters * 7 / 16;
 
 // The inputs that `kOutputs` outputs and a chunk of taps read.
 template <int kOutputs, int kChunk, int kStride>
@@ -28,23 +28,35 @@ struct InputSet {
   static uint64_t below(int64_t n) { return n <= 0 ? 0 : n >= 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
 };
 
+// Keeps the compiler from loading a value again for each product.
+JAXGRAD_INLINE Vector<float> in_register(Vector<float> value) {
+  asm("" : "+v"(value));
+  return value;
+}
+
+// Calls body(input t kStride + k, t, k) for all outputs t and taps k of a chunk, input by input.
+template <int kOutputs, int kChunk, int kStride, bool kChecks, class S, class Lanes, class Body>
+JAXGRAD_INLINE void for_products(const S* x, int64_t x_step, InputSet inside, Lanes lanes, Body body) {
+#pragma GCC unroll 32
+  for (int i = 0; i < kInputs<kOutputs, kChunk, kStride>; ++i) {
+    if (kChecks && __builtin_expect(!inside.has(i), 0)) continue;
+    const Vector<float> input = in_register(load(x + i * x_step, lanes));
+#pragma GCC unroll 4
+    for (int k = 0; k < kChunk; ++k)
+      if (i >= k && (i - k) % kStride == 0 && (i - k) / kStride < kOutputs) body(input, (i - k) / kStride, k);
+  }
+}
+
 // sums[t] += x[t kStride + k] w[k], for all taps k of a chunk.
 template <int kChunk, int kStride, bool kChecks, class S, class Lanes>
-JAXGRAD_INLINE void add_taps(Vector<float> (&sums)[kSumTile], const S* x, int64_t x_step, InputSet inside,
-                             const float* w, int64_t w_step, Lanes lanes) {
+JAXGRAD_INLINE void add_taps(Vector<float> (&sums)[kTile], const S* x, int64_t x_step, InputSet inside, const float* w,
+                             int64_t w_step, Lanes lanes) {
   Vector<float> weights[kChunk];
 #pragma GCC unroll 4
   for (int k = 0; k < kChunk; ++k) weights[k] = load(w + k * w_step);
-#pragma GCC unroll 64
-  for (int i = 0; i < kInputs<kSumTile, kChunk, kStride>; ++i) {
-    if (kChecks && __builtin_expect(!inside.has(i), 0)) continue;
-    const Vector<float> input = load(x + i * x_step, lanes);
-#pragma GCC unroll 4
-    for (int k = 0; k < kChunk; ++k) {
-      const int from = i - k;
-      if (from >= 0 && from % kStride == 0 && from / kStride < kSumTile) sums[from / kStride] += input * weights[k];
-    }
-  }
+  for_products<kTile, kChunk, kStride, kChecks>(x, x_step, inside, lanes,
+                                                [&](const Vector<float>& input, int t, int k)
+                                                    __attribute__((always_inline)) { sums[t] += input * weights[k]; });
 }
 
 // sums[k] += x[t kStride + k] dy[t], for all outputs t.
@@ -52,16 +64,9 @@ template <int kOutputs, int kChunk, int kStride, bool kChecks, class S, class La
 JAXGRAD_INLINE void add_outputs(float* sums, int64_t sums_step, const S* x, int64_t x_step, InputSet inside,
                                 const Vector<float> (&dy)[kOutputs], Lanes lanes) {
   Vector<float> totals[kChunk] = {};
-#pragma GCC unroll 32
-  for (int i = 0; i < kInputs<kOutputs, kChunk, kStride>; ++i) {
-    if (kChecks && __builtin_expect(!inside.has(i), 0)) continue;
-    const Vector<float> input = load(x + i * x_step, lanes);
-#pragma GCC unroll 4
-    for (int k = 0; k < kChunk; ++k) {
-      const int from = i - k;
-      if (from >= 0 && from % kStride == 0 && from / kStride < kOutputs) totals[k] += input * dy[from / kStride];
-    }
-  }
+  for_products<kOutputs, kChunk, kStride, kChecks>(x, x_step, inside, lanes,
+                                                   [&](const Vector<float>& input, int t, int k)
+                                                       __attribute__((always_inline)) { totals[k] += input * dy[t]; });
 #pragma GCC unroll 4
   for (int k = 0; k < kChunk; ++k) store(sums + k * sums_step, load(sums + k * sums_step) + totals[k]);
 }

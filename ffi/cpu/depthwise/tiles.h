@@ -26,14 +26,20 @@ class Tiling {
     }
   }
 
-  // Calls body(Tile) for tiles of at most kMax outputs.
-  template <int kMax, class Body>
+  // Calls body(Tile) for tiles of kMax outputs and one of the rest. With kMayOverlap, the last one may have kMax
+  // outputs too, of which some are in the tile before: few, because they are computed twice.
+  template <int kMax, bool kMayOverlap, class Body>
   JAXGRAD_INLINE void for_tiles(Body body) const {
+    constexpr int64_t kMinRest = kMax * 2 / 3;
     for (int64_t phase = 0; phase < min_of(apart, axis_.count); ++phase) {
-      const int64_t outputs = (axis_.count - 1 - phase) / apart + 1, tiles = (outputs + kMax - 1) / kMax;
-      for (int64_t i = 0; i < tiles; ++i) {
-        const int64_t from = i * outputs / tiles, to = (i + 1) * outputs / tiles;
-        body(Tile{phase + from * apart, to - from});
+      const int64_t outputs = (axis_.count - 1 - phase) / apart + 1;
+      for (int64_t from = 0; from < outputs; from += kMax) {
+        int64_t left = outputs - from;
+        if (kMayOverlap && from > 0 && left >= kMinRest && left < kMax) {
+          from = outputs - kMax;
+          left = kMax;
+        }
+        body(Tile{phase + from * apart, min_of(left, kMax)});
       }
     }
   }
@@ -57,22 +63,49 @@ class Tiling {
   int64_t unit_ = 1;  // positions between two inputs of a chunk
 };
 
-// Calls body(row of inputs, taps before it) for the rows of the window at an output that have inputs.
+// A row of outputs, and the rows of the window at it that have inputs.
+struct OutputRow {
+  OutputRow(const Axis (&axes)[kDepthwiseAxes], int64_t i, int64_t j)
+      : i(i), j(j), outer(axes[0].taps_inside(i)), inner(axes[1].taps_inside(j)) {}
+
+  int64_t i, j;
+  Range outer, inner;
+};
+
+// Calls body(Constant<kStride of the register tile>, tiling, OutputRow, Tile) for the outputs of the axes.
+template <bool kMayOverlap, class Body>
+JAXGRAD_INLINE void for_output_tiles(const Axis (&axes)[kDepthwiseAxes], Body body) {
+  const Tiling tiling(axes[2]);
+  for (int64_t i = 0; i < axes[0].count; ++i)
+    for (int64_t j = 0; j < axes[1].count; ++j) {
+      const OutputRow row(axes, i, j);
+      tiling.for_tiles<kTile, kMayOverlap>([&](Tile tile) {
+        if (tiling.has_stride_2) {
+          body(Constant<2>{}, tiling, row, tile);
+        } else {
+          body(Constant<1>{}, tiling, row, tile);
+        }
+      });
+    }
+}
+
+// Calls body(row of inputs, taps before it) for the rows of the window.
 template <class X, class Body>
-JAXGRAD_INLINE void for_rows(const Axis (&axes)[kDepthwiseAxes], int64_t i, int64_t j, const X* x,
+JAXGRAD_INLINE void for_rows(const Axis (&axes)[kDepthwiseAxes], const OutputRow& at, const X* x,
                              const int64_t (&steps)[kDepthwiseAxes], Body body) {
-  const Range outer = axes[0].taps_inside(i), inner = axes[1].taps_inside(j);
-  for (int64_t a = outer.begin; a < outer.end; ++a)
-    for (int64_t b = inner.begin; b < inner.end; ++b)
-      body(x + axes[0].input(i, a) * steps[0] + axes[1].input(j, b) * steps[1], (a * axes[1].taps + b) * axes[2].taps);
+  for (int64_t a = at.outer.begin; a < at.outer.end; ++a)
+    for (int64_t b = at.inner.begin; b < at.inner.end; ++b)
+      body(x + axes[0].input(at.i, a) * steps[0] + axes[1].input(at.j, b) * steps[1],
+           (a * axes[1].taps + b) * axes[2].taps);
 }
 
 // Fetches the inputs that the next row of outputs adds to those of this one: rows are too short for the processor to
 // recognize that one follows another. `x` is the first of `inputs` elements that are `step` apart, in row 0 of the
 // array.
 template <class X>
-JAXGRAD_INLINE void prefetch_next_row(const Axis (&axes)[kDepthwiseAxes], int64_t i, int64_t j, const X* x,
+JAXGRAD_INLINE void prefetch_next_row(const Axis (&axes)[kDepthwiseAxes], const OutputRow& at, const X* x,
                                       const int64_t (&steps)[kDepthwiseAxes], int64_t inputs, int64_t step) {
+  const auto [i, j, outer, inner] = at;
   if (j + 1 >= axes[1].count) return;
   const int64_t end = min_of(axes[1].input(j + 1, axes[1].taps), axes[1].inputs.end);
   const int64_t plane = axes[0].input(i, axes[0].taps - 1);

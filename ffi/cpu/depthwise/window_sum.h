@@ -21,58 +21,45 @@ struct WindowSum {
 
   // Computes the outputs of the axes. Padding is skipped and not multiplied: infinite weights do not make it NaN.
   void run(const Axis (&axes)[kDepthwiseAxes]) const {
-    const Tiling tiling(axes[2]);
-    if (tiling.has_stride_2) {
-      run<2>(axes, tiling);
-    } else {
-      run<1>(axes, tiling);
-    }
+    for_output_tiles<true>(axes, [&](auto stride, const Tiling& tiling, const OutputRow& row, Tile tile) {
+      for_vectors<float>(
+          channels, [&](int64_t c, auto lanes) { run<decltype(stride)::value>(axes, tiling, row, tile, c, lanes); });
+    });
   }
 
  private:
-  template <int kStride>
-  void run(const Axis (&axes)[kDepthwiseAxes], const Tiling& tiling) const {
-    for (int64_t i = 0; i < axes[0].count; ++i)
-      for (int64_t j = 0; j < axes[1].count; ++j)
-        tiling.for_tiles<kSumTile>([&](Tile tile) {
-          for_vectors<float>(channels,
-                             [&](int64_t c, auto lanes) { run<kStride>(axes, i, j, tiling, tile, c, lanes); });
-        });
-  }
-
   template <int kStride, class Lanes>
-  void run(const Axis (&axes)[kDepthwiseAxes], int64_t i, int64_t j, const Tiling& tiling, Tile tile, int64_t c,
+  void run(const Axis (&axes)[kDepthwiseAxes], const Tiling& tiling, const OutputRow& row, Tile tile, int64_t c,
            Lanes lanes) const {
-    Vector<float> sums[kSumTile];
+    Vector<float> sums[kTile];
     const Vector<float> initial = bias == nullptr ? Vector<float>{} : load(bias + c);
 #pragma GCC unroll 16
-    for (int t = 0; t < kSumTile; ++t) sums[t] = initial;
+    for (int t = 0; t < kTile; ++t) sums[t] = initial;
     const int64_t step = tiling.unit() * x_steps[2];
-    prefetch_next_row(axes, i, j, x + c + tiling.first_input(tile, 0) * x_steps[2], x_steps, tile.count * kStride,
-                      step);
-    for_rows(axes, i, j, x + c, x_steps, [&](const S* row, int64_t taps_before) __attribute__((always_inline)) {
+    prefetch_next_row(axes, row, x + c + tiling.first_input(tile, 0) * x_steps[2], x_steps, tile.count * kStride, step);
+    for_rows(axes, row, x + c, x_steps, [&](const S* from, int64_t taps_before) __attribute__((always_inline)) {
       const float* const weights = w + taps_before * w_step + c;
       for_chunks(axes[2].taps, tiling.chunk, [&](int64_t k, auto chunk) __attribute__((always_inline)) {
         constexpr int n = decltype(chunk)::value;
         const int64_t first = tiling.first_input(tile, k);
         const InputSet inside = tiling.inside(first, (tile.count - 1) * kStride + n);
-        const S* const inputs = row + first * x_steps[2];
-        if (inside.has_all(kInputs<kSumTile, n, kStride>)) {
+        const S* const inputs = from + first * x_steps[2];
+        if (inside.has_all(kInputs<kTile, n, kStride>)) {
           add_taps<n, kStride, false>(sums, inputs, step, inside, weights + k * w_step, w_step, lanes);
         } else {
           add_taps<n, kStride, true>(sums, inputs, step, inside, weights + k * w_step, w_step, lanes);
         }
       });
     });
-    S* const to = y + c + (axes[0].out + i * axes[0].out_step) * y_steps[0] +
-                  (axes[1].out + j * axes[1].out_step) * y_steps[1] +
+    S* const to = y + c + (axes[0].out + row.i * axes[0].out_step) * y_steps[0] +
+                  (axes[1].out + row.j * axes[1].out_step) * y_steps[1] +
                   (axes[2].out + tile.first * axes[2].out_step) * y_steps[2];
     const int64_t to_step = tiling.apart * axes[2].out_step * y_steps[2];
     // Fetches the next row of outputs too: the stores would wait for each other.
-    if (j + 1 < axes[1].count)
+    if (row.j + 1 < axes[1].count)
       for (int64_t t = 0; t < tile.count; ++t) __builtin_prefetch(to + t * to_step + axes[1].out_step * y_steps[1], 1);
 #pragma GCC unroll 16
-    for (int t = 0; t < kSumTile; ++t) {
+    for (int t = 0; t < kTile; ++t) {
       if (t >= tile.count) break;
       const Vector<float> sum = sums[t];
       store(to + t * to_step, relu ? (sum < 0 ? Vector<float>{} : sum) : sum, lanes);  // keeps NaN

@@ -115,7 +115,12 @@ JAXGRAD_INLINE Halves narrow_float16(Vector<float> v) {
 #endif
 
 JAXGRAD_INLINE Vector<float> widen_bfloat16(Halves h) {
-  return (Vector<float>)(__builtin_convertvector(h, Words) << 16);
+#if defined(__AVX512F__)
+  const Words words = (Words)_mm512_cvtepu16_epi32((__m256i)h);  // GCC 12 converts the halves of a vector one by one
+#else
+  const Words words = __builtin_convertvector(h, Words);
+#endif
+  return (Vector<float>)(words << 16);
 }
 JAXGRAD_INLINE Halves narrow_bfloat16(Vector<float> v) {
   const Words word = (Words)v;

@@ -65,6 +65,10 @@ class ConvBackend(Backend):
         relu = call.fused_relu and pass_name == "forward"
         return _row_of(table_name(self.platform), pass_name, self.platform, call.problem, relu, among, resized)
 
+    def repeats_another(self, pass_name: str, call: ConvCall) -> bool:
+        """Whether another backend of the platform runs a pass on the same kernel. One measurement is then enough."""
+        return False
+
     def supports_resized(self, pass_name: str, call: ConvCall) -> bool:
         """Whether the backend, a candidate already, still runs a pass whose sizes `vmap` or a mesh has changed."""
         return self.find_plan(pass_name, call) is None

@@ -11,9 +11,51 @@ from typing import Any
 
 import jax
 
-from jaxgrad._src.conv.backend import named_arrays
-from jaxgrad._src.conv.problem import ConvProblem
-from jaxgrad._src.native.ffi import ffi_call
+from jaxgrad._src.conv.backend import ConvBackend, named_arrays
+from jaxgrad._src.conv.geometry import maybe_reverse_window
+from jaxgrad._src.conv.params import ConvParams
+from jaxgrad._src.conv.problem import ConvProblem, forward_problem, input_gradient_problem, weight_gradient_problem
+from jaxgrad._src.native import cpu
+from jaxgrad._src.native.ffi import empty_if_none, ffi_call
+
+
+class HandlerBackend(ConvBackend):
+    """The passes on the handlers of one library."""
+
+    platform = "cpu"
+    takes_independent_problems = True
+
+    def unavailable(self) -> str:
+        return cpu.unavailable()
+
+    def call(
+        self,
+        pass_name: str,
+        problem: ConvProblem,
+        operands: tuple[jax.Array, ...],
+        has_bias: bool,
+        relu: bool = False,
+    ) -> tuple[jax.Array, ...]:
+        """Calls the handler of a pass; arguments and results as of `call_handler`, in the dtype of the problem."""
+        raise NotImplementedError
+
+    def forward(self, params: ConvParams, relu: bool, x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
+        g = params.geometry
+        operands = (x, maybe_reverse_window(g, w), empty_if_none(bias, x.dtype))
+        (y,) = self.call("forward", forward_problem(g, x, w), operands, bias is not None, relu)
+        return y
+
+    def input_gradient(self, params: ConvParams, dy: jax.Array, w: jax.Array) -> jax.Array:
+        g = params.geometry
+        (dx,) = self.call("input_gradient", input_gradient_problem(g, dy, w), (dy, maybe_reverse_window(g, w)), False)
+        return dx
+
+    def weight_gradient(
+        self, params: ConvParams, needs_bias_gradient: bool, x: jax.Array, dy: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None]:
+        g = params.geometry
+        dw, db = self.call("weight_gradient", weight_gradient_problem(g, x, dy), (x, dy), needs_bias_gradient)
+        return maybe_reverse_window(g, dw), db if needs_bias_gradient else None
 
 
 def call_handler(

@@ -160,9 +160,11 @@ class Equation:
         found: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {}
         if not is_miscompiled_by_xla(self.arguments, self.lhs.shape, self.rhs.shape, self.result.shape):
             found["xla"] = self.arguments.call_lax
-        own = [backend.implementation for backend in BACKENDS if backend.platform == platform]
+        backends = [backend for backend in BACKENDS if backend.platform == platform]
         for reading in _readings(self.normalized):
             if min(reading.call.geometry.x_spatial) > 0:
+                pass_name, call = reading.call.pass_name, self._conv_call(reading)
+                own = [each.implementation for each in backends if not each.repeats_another(pass_name, call)]
                 plans = (self.plan_reading(reading, platform, implementation) for implementation in (*own, "xla"))
                 found |= {plan.name: plan.compute for plan in plans if plan.compute is not None}
         return found
@@ -176,14 +178,20 @@ class Equation:
                 return dataclasses.replace(plan, reason=reason) if plan.compute is not None else plan
         return EquationPlan(None, pass_name, "xla", reason, is_slower=True)
 
+    def _conv_call(self, reading: _Reading) -> ConvCall:
+        """The call that a reading makes."""
+        lhs: Any
+        rhs: Any
+        lhs, rhs = (jax.ShapeDtypeStruct(array.shape, self.result.dtype) for array in (self.lhs, self.rhs))
+        problem = reading.call.problem(jax.eval_shape(reading.regrouped, lhs), rhs)
+        transposed = reading.arguments.is_input_dilated
+        return ConvCall(problem, self.arguments.precision, of_kernels(), transposed=transposed)
+
     def plan_reading(self, reading: _Reading, platform: str, implementation: str | None) -> EquationPlan:
         """The plan of one reading; its `compute` is None where the implementation, or the fastest one, has none."""
         call, precision, dtype = reading.call, self.arguments.precision, self.result.dtype
-        lhs: Any
-        rhs: Any
-        lhs, rhs = (jax.ShapeDtypeStruct(array.shape, dtype) for array in (self.lhs, self.rhs))
-        problem = call.problem(jax.eval_shape(reading.regrouped, lhs), rhs)
-        conv_call = ConvCall(problem, precision, of_kernels(), transposed=reading.arguments.is_input_dilated)
+        conv_call = self._conv_call(reading)
+        problem = conv_call.problem
         selection = select_pass(OP, call.pass_name, conv_call, platform, implementation)
         candidates = selection.candidates[call.pass_name]
         if problem.num_problems:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from jaxgrad._src.conv.geometry import dilated_size
 from jaxgrad._src.conv.kernel_layouts import kernel_layouts
 from jaxgrad._src.conv.problem import ConvProblem
 from jaxgrad._src.conv.weight_transpose import kernel_transposes
@@ -18,6 +19,7 @@ class ConvFeatures:
       dtype, bits: the dtype of the operands, and its size.
       axes: the number of spatial axes.
       window: the elements of the window.
+      span: the positions from the first element of the window to the last, dilation included.
       weights: the elements of w.
       features, out_features: their numbers.
       multiplications: of one pass of one problem.
@@ -43,6 +45,7 @@ class ConvFeatures:
         self.dtype, self.bits = problem.dtype.name, 8 * problem.dtype.itemsize
         self.axes = len(g.w_spatial)
         self.window, self.weights = math.prod(g.w_spatial), math.prod(problem.w_shape)
+        self.span = math.prod(dilated_size(*sizes) for sizes in zip(g.w_spatial, g.rhs_dilation, strict=True))
         self.features, self.out_features = problem.features, problem.out_features
         self.multiplications = problem.multiplications
         self.positions = problem.batch * math.prod(g.y_spatial)

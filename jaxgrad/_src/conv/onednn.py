@@ -8,40 +8,31 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxgrad._src.conv.backend import PASSES, ConvBackend
-from jaxgrad._src.conv.cpu_handlers import call_handler
-from jaxgrad._src.conv.geometry import ConvGeometry, dilated_size, maybe_reverse_window
-from jaxgrad._src.conv.params import ConvCall, ConvParams
-from jaxgrad._src.conv.problem import (
-    ConvProblem,
-    forward_problem,
-    input_gradient_problem,
-    weight_gradient_problem,
-)
+from jaxgrad._src.conv.backend import PASSES
+from jaxgrad._src.conv.cpu_handlers import HandlerBackend, call_handler
+from jaxgrad._src.conv.geometry import ConvGeometry, dilated_size
+from jaxgrad._src.conv.params import ConvCall
+from jaxgrad._src.conv.problem import ConvProblem
 from jaxgrad._src.conv.xla import add_bias_and_relu
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.op import Rejection
 from jaxgrad._src.native import cpu
-from jaxgrad._src.native.ffi import empty_if_none
 
 _MAX_SIZE = 2**31
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
-class OneDnnBackend(ConvBackend):
+class OneDnnBackend(HandlerBackend):
     """oneDNN on the CPU."""
 
-    implementation = "cpu"
-    platform = "cpu"
-    title = "CPU kernels"
+    implementation = "onednn"
+    title = "kernels of oneDNN"
     description = "oneDNN"
-    takes_independent_problems = True
-    depends_on_problem_only = True
-
-    def unavailable(self) -> str:
-        return cpu.onednn_unavailable()
 
     def supports(self, pass_name: str, call: ConvCall) -> Rejection | None:
+        # Reported here and not by `unavailable`, like a dtype: the call may have no use for oneDNN.
+        if missing := missing_onednn():
+            return missing
         dtype, g = call.problem.dtype.name, call.problem.geometry
         if dtype not in _DTYPES:
             return Rejection(f"oneDNN has no {dtype}")
@@ -63,27 +54,37 @@ class OneDnnBackend(ConvBackend):
         value = "input_gradient" if call.transposed else "forward"
         return "XLA applies relu" if call.relu and pass_name == value else ""
 
-    def plan_cache_info(self) -> dict[str, int]:
-        return dict(cpu.module.conv_plan_cache_info()) if cpu.module is not None else {}
-
-    def forward(self, params: ConvParams, relu: bool, x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
+    def call(
+        self,
+        pass_name: str,
+        problem: ConvProblem,
+        operands: tuple[jax.Array, ...],
+        has_bias: bool,
+        relu: bool = False,
+    ) -> tuple[jax.Array, ...]:
+        compute = computed_problem(pass_name, problem)
+        plan = onednn_plan(pass_name, compute, has_bias)
+        if plan is None:  # only a forced call that vmap has changed: the selection asked for the call itself
+            raise NotImplementedError(
+                f"oneDNN has no kernel for the pass {pass_name} of {compute.geometry} under vmap; "
+                "implementation='xla' runs it"
+            )
+        target = f"jaxgrad_onednn_conv_{pass_name}"
+        found = call_handler(target, pass_name, compute, operands, has_bias, plan.workspace)
+        first, *bias = (array.astype(problem.dtype) for array in found)
         # The relu of oneDNN returns zero for NaN.
-        g = params.geometry
-        operands = (x, maybe_reverse_window(g, w), empty_if_none(bias, x.dtype))
-        (y,) = _call("forward", forward_problem(g, x, w), operands, bias is not None)
-        return add_bias_and_relu(y, None, relu, g.out_spec)
+        return add_bias_and_relu(first, None, relu, problem.geometry.out_spec), *bias
 
-    def input_gradient(self, params: ConvParams, dy: jax.Array, w: jax.Array) -> jax.Array:
-        g = params.geometry
-        (dx,) = _call("input_gradient", input_gradient_problem(g, dy, w), (dy, maybe_reverse_window(g, w)), False)
-        return dx
 
-    def weight_gradient(
-        self, params: ConvParams, needs_bias_gradient: bool, x: jax.Array, dy: jax.Array
-    ) -> tuple[jax.Array, jax.Array | None]:
-        g = params.geometry
-        dw, db = _call("weight_gradient", weight_gradient_problem(g, x, dy), (x, dy), needs_bias_gradient)
-        return maybe_reverse_window(g, dw), db if needs_bias_gradient else None
+def missing_onednn() -> Rejection | None:
+    """Rejects calls for oneDNN where it is missing."""
+    problem = cpu.onednn_unavailable()
+    return Rejection(f"the kernels of oneDNN are missing: {problem}", missing=problem) if problem else None
+
+
+def plan_cache_info() -> dict[str, int]:
+    """The counters of the cache of oneDNN's plans; empty without the compiled module."""
+    return dict(cpu.module.conv_plan_cache_info()) if cpu.module is not None else {}
 
 
 class OneDnnPlan(NamedTuple):
@@ -176,18 +177,3 @@ def onednn_has_bfloat16() -> bool:
     g = ConvGeometry((0, 1, 2), (0, 1, 2), (0, 1, 2), (1,), ((0, 0),), (1,), 1, (32,), (3,))
     plan = onednn_plan("forward", ConvProblem(g, 1, 64, 64, jnp.dtype("bfloat16")), False)
     return plan is not None and "ref" not in plan.kernel
-
-
-def _call(
-    pass_name: str, problem: ConvProblem, operands: tuple[jax.Array, ...], has_bias: bool
-) -> tuple[jax.Array, ...]:
-    compute = computed_problem(pass_name, problem)
-    plan = onednn_plan(pass_name, compute, has_bias)
-    if plan is None:  # only a forced call that vmap has changed: the selection asked for the call itself
-        raise NotImplementedError(
-            f"oneDNN has no kernel for the pass {pass_name} of {compute.geometry} under vmap; "
-            "implementation='xla' runs it"
-        )
-    target = f"jaxgrad_onednn_conv_{pass_name}"
-    found = call_handler(target, pass_name, compute, operands, has_bias, plan.workspace)
-    return tuple(array.astype(problem.dtype) for array in found)

@@ -22,7 +22,7 @@ def measurable_pass(pass_name: str, call: ConvCall, platform: str) -> Measurable
     for backend in BACKENDS:
         if backend.platform == platform and backend.has(pass_name) and not backend.unavailable():
             own = Candidates((backend.implementation,), even_if_slower=True)
-            if backend.supports(pass_name, call) is None:
+            if backend.supports(pass_name, call) is None and not backend.repeats_another(pass_name, call):
                 own = supporting(own, (backend,), pass_name, call)
                 candidates |= dict.fromkeys(own.implementations, own)
     return Measurable(

@@ -41,8 +41,9 @@ class Explanation:
     Attributes:
       op: the name of the op.
       platform: the JAX platform, `"cpu"` or `"gpu"`.
-      implementation: what computes the op's value: `"cpu"` (oneDNN or jaxgrad's C++ kernels), `"cudnn"`, `"cuda"`
-        (jaxgrad's CUDA kernels) or `"xla"`.
+      implementation: what computes the op's value: `"cpu"` (oneDNN or jaxgrad's C++ kernels), `"onednn"` or
+        `"depthwise"` (one of these, forced or chosen by a tuning), `"cudnn"`, `"cuda"` (jaxgrad's CUDA kernels) or
+        `"xla"`.
       reason: why, in one sentence.
       passes: one explanation for each pass, where the passes differ; otherwise empty.
       preference: as in `PassExplanation`.
