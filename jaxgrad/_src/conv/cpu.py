@@ -75,6 +75,14 @@ CPU = CpuBackend()
 class _OneOfBoth(ConvBackend):
     """One of the two alone: for calls that force it, and for tunings."""
 
+    def unavailable(self) -> str:
+        return ""  # `supports` reports it, so that the warning names the kernels once, under "cpu"
+
+    def supports(self, pass_name: str, call: ConvCall) -> Rejection | None:
+        if problem := CPU.unavailable():
+            return Rejection(f"the {self.title} are missing: {problem}", missing=problem)
+        return super().supports(pass_name, call)
+
     def reject(self, pass_name: str, call: ConvCall, *, forced: bool) -> Rejection | None:
         return super().reject(pass_name, call, forced=True) if forced else _RUNS_AS_CPU
 

@@ -152,11 +152,6 @@ class Op:
 
 def check_implementation(caller: str, implementation: Any) -> None:
     """Raises ValueError where an argument `implementation=` is not one that some op has."""
-    if isinstance(implementation, str) and implementation.lower() in ("onednn", "mkldnn"):
-        raise ValueError(
-            f'{caller}: implementation must be "cpu" for the kernels of a CPU, got {implementation!r}; the kernels of '
-            "convolutions are those of oneDNN and, for depthwise convolutions, jaxgrad's own"
-        )
     checks.check_choice(caller, "implementation", implementation, (None, "xla", *sorted(_PLATFORMS)))
 
 
