@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import training
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
 from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -77,7 +79,7 @@ def fit(
     if mesh is not None:
         state = jax.jit(lambda: state, out_shardings=everywhere)()
 
-    def batch_of(rows: np.ndarray) -> tuple[jax.typing.ArrayLike, ...]:
+    def batch_of(rows: np.ndarray) -> tuple[ArrayLike, ...]:
         arrays = images[rows], labels[rows]
         if mesh is None:
             return arrays
@@ -119,6 +121,14 @@ def print_step_time(history: Sequence[Epoch]) -> None:
     print(f"time per step: {milliseconds:.2f} ms (median over the epochs, compilation excluded)")
 
 
+def frechet_distance(a: ArrayLike, b: ArrayLike) -> float:
+    """Between the normal distributions with the means and covariances of the pixels of images a and b [N, 8, 8]."""
+    a, b = (np.asarray(images, np.float64).reshape(len(images), -1) for images in (a, b))
+    cov_a, cov_b = np.cov(a.T), np.cov(b.T)
+    roots = np.sqrt(np.linalg.eigvals(cov_a @ cov_b).real.clip(0))
+    return np.sum((a.mean(0) - b.mean(0)) ** 2) + np.trace(cov_a) + np.trace(cov_b) - 2 * roots.sum()
+
+
 def save_curves(history: Sequence[Epoch], path: Path) -> None:
     """Plots the losses of both splits and the test accuracy; the tests must have returned "loss" and "accuracy"."""
     figure = Figure(figsize=(9, 3.5), layout="constrained")
@@ -147,16 +157,18 @@ def argument_parser(
     )
     if ops:
         parser.add_argument("--implementation", choices=("auto", "cpu", "xla"), default="auto", help="of jaxgrad's ops")
-    parser.add_argument("--epochs", type=positive_int, default=epochs, help="passes over the training split")
-    parser.add_argument("--batch-size", type=positive_int, default=batch_size, help="digits in a step")
+    parser.add_argument("--epochs", type=training.positive_int, default=epochs, help="passes over the training split")
+    parser.add_argument("--batch-size", type=training.positive_int, default=batch_size, help="digits in a step")
     parser.add_argument(
         "--learning-rate",
-        type=_positive_float,
+        type=training.positive_float,
         default=learning_rate,
         help="AdamW's highest, from where a cosine falls",
     )
-    parser.add_argument("--seed", type=_seed, default=0, help="of the split, the weights and the order of the digits")
-    parser.add_argument("--plot", type=_png, default=Path(plot), help="the picture that is saved")
+    parser.add_argument(
+        "--seed", type=training.seed, default=0, help="of the split, the weights and the order of the digits"
+    )
+    parser.add_argument("--plot", type=training.png, default=Path(plot), help="the picture that is saved")
     return parser
 
 
@@ -169,31 +181,3 @@ def implementation(args: argparse.Namespace, *ops: Callable[..., Any]) -> str | 
     except (RuntimeError, ValueError) as error:  # the forced implementation cannot run here
         raise SystemExit(f"argument --implementation: {error}") from None
     return found
-
-
-def positive_int(text: str) -> int:
-    return _checked(int, text, lambda value: value > 0, "a positive integer")
-
-
-def _positive_float(text: str) -> float:
-    return _checked(float, text, lambda value: 0 < value < float("inf"), "a positive number")
-
-
-def _seed(text: str) -> int:
-    return _checked(int, text, lambda value: 0 <= value < 2**32, "an integer in [0, 2**32)")
-
-
-def _png(text: str) -> Path:
-    return _checked(
-        Path, text, lambda path: path.suffix == ".png" and path.parent.is_dir(), "a .png file in a folder that exists"
-    )
-
-
-def _checked(kind: Callable[[str], Any], text: str, fits: Callable[[Any], bool], expected: str) -> Any:
-    try:
-        value = kind(text)
-    except ValueError:
-        value = None
-    if value is None or not fits(value):
-        raise argparse.ArgumentTypeError(f"must be {expected}, got {text}")
-    return value

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 import digits
 import jax
 import train_digits_cnn as cnn
+import training
 from jax.sharding import AxisType
 
 import jaxgrad
@@ -33,7 +34,7 @@ import jaxgrad
 def main(arguments: Sequence[str] | None = None) -> None:
     description = "Trains a convolutional network to read handwritten digits, over all devices that there are."
     parser = cnn.argument_parser(description, "train_data_parallel.png")
-    parser.add_argument("--processes", type=digits.positive_int, default=1, help="how many train together")
+    parser.add_argument("--processes", type=training.positive_int, default=1, help="how many train together")
     parser.add_argument("--process", type=int, default=0, help="which of them this one is, from 0")
     parser.add_argument("--coordinator", default="localhost:9876", help="the address of the one with number 0")
     args = parser.parse_args(arguments)

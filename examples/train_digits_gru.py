@@ -17,6 +17,7 @@ import digits
 import jax
 import jax.numpy as jnp
 import optax
+import training
 from jax.typing import ArrayLike
 
 import jaxgrad
@@ -91,7 +92,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--direction", choices=("forward", "reverse", "bidirectional"), default="forward")
     parser.add_argument("--linear-before-reset", action="store_true", help="the reset gate as in cuDNN and PyTorch")
-    parser.add_argument("--hidden", type=digits.positive_int, default=128, help="units in each direction")
+    parser.add_argument("--hidden", type=training.positive_int, default=128, help="units in each direction")
     return parser.parse_args(arguments)
 
 

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import training
 from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 from matplotlib.figure import Figure
@@ -179,7 +180,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--latents",
-        type=digits.positive_int,
+        type=training.positive_int,
         default=4,
         help="latent variables; more raise the ELBO, fewer make what is generated clearer",
     )
