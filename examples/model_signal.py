@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     step = training.gradient_step(loss_of, optimizer)
     accelerated = jaxgrad.accelerate(step)
-    params = jax.jit(model.init)(jax.random.key(args.seed), levels[None, :CROP])
+    params = model.init(jax.random.key(args.seed), levels[None, :CROP])
     state, history = training.fit(accelerated, training.State(params, optimizer.init(params)), batch, args)
     mixture = jax.jit(model.apply)(state.params, levels[None, :-1])
     test_bits = bits(mixture, levels[None, 1:])[0, start - 1 :].mean()

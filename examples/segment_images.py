@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     step = training.gradient_step(loss_of, optimizer)
     accelerated = jaxgrad.accelerate(step)
-    params = jax.jit(model.init)(jax.random.key(args.seed), train.image[None])
+    params = model.init(jax.random.key(args.seed), train.image[None])
     state, history = training.fit(accelerated, training.State(params, optimizer.init(params)), batch, args)
     found = np.asarray(jax.jit(model.apply)(state.params, test.image[None])[0] > 0)
     otsu = test.image > filters.threshold_otsu(test.image)

@@ -19,6 +19,8 @@ from jax.typing import ArrayLike
 from matplotlib.axes import Axes
 from tqdm import tqdm
 
+SECONDS = 3.0  # that `step_times` measures for
+
 Step = Callable[..., tuple[Any, Mapping[str, jax.Array]]]
 
 
@@ -91,11 +93,11 @@ def show_image(axes: Axes, pixels: ArrayLike, title: str, cmap: str = "gray") ->
 # --- the time of a step -------------------------------------------------------------------------------------------
 
 
-def step_times(steps: Mapping[str, Step], state: Any, *batch: ArrayLike, seconds: float = 3) -> dict[str, float]:
+def step_times(steps: Mapping[str, Step], state: Any, *batch: ArrayLike) -> dict[str, float]:
     """Measures training steps that do the same work.
 
     The first call of each compiles it, and is not counted. Then the steps are called in turns, always with the same
-    arguments, for about `seconds`, and at least three times each.
+    arguments, for about `SECONDS`, and at least three times each.
 
     Returns:
       The median time of a call in seconds, for each name.
@@ -104,7 +106,7 @@ def step_times(steps: Mapping[str, Step], state: Any, *batch: ArrayLike, seconds
     measured: dict[str, list[float]] = {name: [] for name in steps}
     for call in calls.values():
         jax.block_until_ready(call())
-    end = time.perf_counter() + seconds
+    end = time.perf_counter() + SECONDS
     while time.perf_counter() < end or min(map(len, measured.values())) < 3:
         for name, call in calls.items():
             start = time.perf_counter()
