@@ -104,11 +104,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--save", type=Path, help="where the new state dict is saved")
     args = parser.parse_args(arguments)
     data, rng = digits.load(args.seed), np.random.default_rng(args.seed)
+    noisy = data.images_test + NOISE * rng.standard_normal(data.images_test.shape, np.float32)
 
     def draw(rng: np.random.Generator, noise: float) -> tuple[np.ndarray, np.ndarray]:
         rows = rng.integers(len(data.images_train), size=args.batch_size)
-        noise = noise * rng.standard_normal((args.batch_size, digits.SIZE, digits.SIZE), np.float32)
-        return data.images_train[rows] + noise, data.labels_train[rows]
+        pixels = rng.standard_normal((args.batch_size, digits.SIZE, digits.SIZE), np.float32)
+        return data.images_train[rows] + noise * pixels, data.labels_train[rows]
 
     def print_accuracy(name: str, scores: Any) -> None:
         print(f"{name}: {np.mean(np.argmax(scores, 1) == data.labels_test):.2%} of {len(scores)} test digits")
@@ -122,7 +123,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             model.load_state_dict(torch.load(args.weights, weights_only=True))
         except (OSError, RuntimeError, pickle.UnpicklingError) as error:
             parser.error(f"argument --weights: {error}")
-    noisy = data.images_test + NOISE * rng.standard_normal(data.images_test.shape, np.float32)
     print_accuracy("PyTorch, with noise", predict_in_torch(model, noisy))
     optimizer = optax.adam(optax.cosine_decay_schedule(args.learning_rate, args.steps))
     run, curves = jaxgrad.nn.GRU.__call__, {}

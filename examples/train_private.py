@@ -1,7 +1,7 @@
 """Trains a convolutional network on handwritten digits with differential privacy (DP-SGD, Abadi et al., 2016).
 
 A step takes each training digit with the same probability (Poisson sampling). It computes the gradient of each digit by
-`jax.vmap(jax.grad(loss))`, clips it to the norm C, and adds normal noise with the standard deviation `noise` x C to the
+`jax.vmap(jax.grad(...))`, clips it to the norm C, and adds normal noise with the standard deviation `noise` x C to the
 sum. The network is plain JAX; `jaxgrad.accelerate` is the only change.
 
 The printed epsilon holds for the trained weights as long as the seed is secret. Two data sets are neighbours if they
@@ -61,12 +61,14 @@ def loss_fn(params: Params, image: jax.Array, label: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(predict(params, image[None])[0], label)
 
 
-def clipped_sum(params: Params, images: jax.Array, labels: jax.Array, sampled: jax.Array, clip: float) -> Params:
-    """The sum of the gradients of the digits where `sampled` is true, each clipped to the norm `clip`."""
-    gradients = jax.vmap(jax.grad(loss_fn), (None, 0, 0))(params, images, labels)
-    norms = jax.vmap(optax.global_norm)(gradients)
-    factors = jnp.where(sampled, jnp.minimum(1, clip / norms), 0)
-    return jax.tree.map(lambda gradient: jnp.tensordot(factors, gradient, 1), gradients)
+def private_sum(params: Params, batch: tuple[jax.Array, ...], key: jax.Array, clip: float, noise: float) -> Params:
+    """The sum of the clipped gradients of a batch (images, labels, whether a row is in the sample), plus noise."""
+    images, labels, sampled = batch
+    flat, unravel = ravel_pytree(params)
+    gradients = jax.vmap(jax.grad(lambda flat, *example: loss_fn(unravel(flat), *example)), (None, 0, 0))
+    rows = gradients(flat, images, labels)  # [N, P], the gradients of the N digits in all P parameters
+    factors = jnp.where(sampled, jnp.minimum(1, clip / jnp.linalg.norm(rows, axis=1)), 0)
+    return unravel(factors @ rows + noise * clip * jax.random.normal(key, flat.shape))
 
 
 def epsilon(rate: float, noise: float, steps: int, delta: float) -> float:
@@ -102,11 +104,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     capacity = int(binom.isf(OVERFLOW, count, rate))
     optimizer = optax.adam(args.learning_rate)
 
-    def step(state: State, images: jax.Array, labels: jax.Array, sampled: jax.Array) -> tuple[State, Any]:
+    def step(state: State, *batch: jax.Array) -> tuple[State, dict[str, jax.Array]]:
         key, noise_key = jax.random.split(state.key)
-        total, unravel = ravel_pytree(clipped_sum(state.params, images, labels, sampled, args.clip))
-        noise = args.noise * args.clip * jax.random.normal(noise_key, total.shape)
-        gradient = unravel((total + noise) / args.batch_size)
+        total = private_sum(state.params, batch, noise_key, args.clip, args.noise)
+        gradient = jax.tree.map(lambda array: array / args.batch_size, total)
         updates, optimizer_state = optimizer.update(gradient, state.optimizer)
         params = optax.apply_updates(state.params, updates)
         correct = predict(params, data.images_test).argmax(1) == data.labels_test
