@@ -82,17 +82,8 @@ def predict(run: Callable[..., Any], params: Params, images: jax.Array) -> jax.A
     return h[-1] @ params["head_w"].T + params["head_b"]
 
 
-def training_step(run: Callable[..., Any], optimizer: optax.GradientTransformation, name: str) -> training.Step:
-    def loss_fn(params: Params, images: jax.Array, labels: jax.Array) -> jax.Array:
-        return optax.softmax_cross_entropy_with_integer_labels(predict(run, params, images), labels).mean()
-
-    def step(state: tuple[Params, Any], images: jax.Array, labels: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
-        params, optimizer_state = state
-        loss, gradients = jax.value_and_grad(loss_fn)(params, images, labels)
-        updates, optimizer_state = optimizer.update(gradients, optimizer_state)
-        return (optax.apply_updates(params, updates), optimizer_state), {name: loss}
-
-    return step
+def mean_loss(run: Callable[..., Any], params: Params, images: jax.Array, labels: jax.Array) -> jax.Array:
+    return optax.softmax_cross_entropy_with_integer_labels(predict(run, params, images), labels).mean()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -124,17 +115,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except (OSError, RuntimeError, pickle.UnpicklingError) as error:
             parser.error(f"argument --weights: {error}")
     print_accuracy("PyTorch, with noise", predict_in_torch(model, noisy))
+
     optimizer = optax.adam(optax.cosine_decay_schedule(args.learning_rate, args.steps))
     run, curves = jaxgrad.nn.GRU.__call__, {}
+    step, plain = (training.gradient_step(partial(mean_loss, f), optimizer) for f in (run, plain_gru.run))
     for name, params in {"from random weights": random_weights, "from PyTorch's weights": read(model)}.items():
-        step, plain = (training_step(function, optimizer, name) for function in (run, plain_gru.run))
-        state, history = training.fit(step, (params, optimizer.init(params)), partial(draw, noise=NOISE), args)
-        scores = predict(run, state[0], noisy)
+        start = training.State(params, optimizer.init(params))
+        state, history = training.fit(step, start, partial(draw, noise=NOISE), args)
+        scores = predict(run, state.params, noisy)
         print_accuracy(f"jaxgrad, {name}, with noise", scores)
-        curves.update(history)
+        curves[name] = history["loss"]
     training.print_step_times(plain, step, state, *draw(rng, NOISE))
     print(jaxgrad.explain(jaxgrad.gru))
-    write(state[0], model)
+
+    write(state.params, model)
     print_accuracy("PyTorch with the new weights, with noise", predict_in_torch(model, noisy))
     print(f"the logits differ by at most {np.abs(predict_in_torch(model, noisy) - scores).max():.0e}")
     if args.save is not None:

@@ -1,31 +1,59 @@
-"""Code shared by the training scripts: arguments, the training loop, the time of a step with and without jaxgrad.
+"""Code shared by training scripts: the training loop, the time of a step with and without jaxgrad, the arguments.
 
-A training step is a function `step(state, *batch)` that returns the next state and its metrics, a dict of scalars.
+A training step is a function `step(state, *batch)`. It returns the next state, and its metrics: a dict of scalars.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 from jax.typing import ArrayLike
 from matplotlib.axes import Axes
 from tqdm import tqdm
 
+SECONDS = 3.0  # that `step_times` measures for
+
 Step = Callable[..., tuple[Any, Mapping[str, jax.Array]]]
 
+
+class State(NamedTuple):
+    """Parameters, and the state of their optimizer."""
+
+    params: Any
+    optimizer: Any
+
+
 # --- training -----------------------------------------------------------------------------------------------------
+
+
+def updated(state: State, gradients: Any, optimizer: optax.GradientTransformation) -> State:
+    """The state after one step of the optimizer."""
+    updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
+    return State(optax.apply_updates(state.params, updates), optimizer_state)
+
+
+def gradient_step(loss_of: Callable[..., jax.Array], optimizer: optax.GradientTransformation) -> Step:
+    """The training step that lowers `loss_of(params, *batch)`. Its state is a `State`, its metric the loss."""
+
+    def step(state: State, *batch: ArrayLike) -> tuple[State, dict[str, jax.Array]]:
+        loss, gradients = jax.value_and_grad(loss_of)(state.params, *batch)
+        return updated(state, gradients, optimizer), {"loss": loss}
+
+    return step
 
 
 def fit(
     step: Step, state: Any, draw: Callable[[np.random.Generator], tuple[ArrayLike, ...]], args: argparse.Namespace
 ) -> tuple[Any, dict[str, np.ndarray]]:
-    """Takes `args.steps` training steps, with a progress bar.
+    """Trains for `args.steps` steps, with a progress bar.
 
     Args:
       step: the training step; it is compiled here.
@@ -43,7 +71,7 @@ def fit(
         history.append(metrics)
         if number % 10 == 0 or number == args.steps - 1:  # to read the metrics is to wait for the step
             bar.set_postfix({name: f"{float(value):.4g}" for name, value in metrics.items()})
-    return state, {name: np.array([float(metrics[name]) for metrics in history]) for name in history[0]}
+    return state, jax.tree.map(lambda *values: np.array(values), *jax.device_get(history))
 
 
 def draw_curves(axes: Axes, history: Mapping[str, np.ndarray], ylabel: str) -> None:
@@ -56,27 +84,33 @@ def draw_curves(axes: Axes, history: Mapping[str, np.ndarray], ylabel: str) -> N
     axes.legend()
 
 
+def show_image(axes: Axes, pixels: ArrayLike, title: str, cmap: str = "gray") -> None:
+    axes.imshow(pixels, cmap=cmap)
+    axes.set_title(title)
+    axes.axis("off")
+
+
 # --- the time of a step -------------------------------------------------------------------------------------------
 
 
-def step_times(steps: Mapping[str, Step], state: Any, *batch: ArrayLike, seconds: float = 3) -> dict[str, float]:
+def step_times(steps: Mapping[str, Step], state: Any, *batch: ArrayLike) -> dict[str, float]:
     """Measures training steps that do the same work.
 
-    Each step is compiled first. Then the steps are called in turns, always with the same arguments, for about
-    `seconds`, and at least three times each.
+    The first call of each compiles it, and is not counted. Then the steps are called in turns, always with the same
+    arguments, for about `SECONDS`, and at least three times each.
 
     Returns:
       The median time of a call in seconds, for each name.
     """
-    compiled = {name: jax.jit(step).lower(state, *batch).compile() for name, step in steps.items()}
+    calls = {name: functools.partial(jax.jit(step), state, *batch) for name, step in steps.items()}
     measured: dict[str, list[float]] = {name: [] for name in steps}
-    for call in compiled.values():
-        jax.block_until_ready(call(state, *batch))
-    end = time.perf_counter() + seconds
+    for call in calls.values():
+        jax.block_until_ready(call())
+    end = time.perf_counter() + SECONDS
     while time.perf_counter() < end or min(map(len, measured.values())) < 3:
-        for name, call in compiled.items():
+        for name, call in calls.items():
             start = time.perf_counter()
-            jax.block_until_ready(call(state, *batch))
+            jax.block_until_ready(call())
             measured[name].append(time.perf_counter() - start)
     return {name: float(np.median(times)) for name, times in measured.items()}
 

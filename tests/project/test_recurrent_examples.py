@@ -29,8 +29,7 @@ def example(monkeypatch):
 @pytest.fixture
 def run(run_example, example, monkeypatch):
     """Runs a script, which times only a few steps, and returns its output."""
-    training = example("training")
-    monkeypatch.setattr(training, "step_times", partial(training.step_times, seconds=0))
+    monkeypatch.setattr(example("training"), "SECONDS", 0)
 
     def run(name, *arguments):
         text = run_example(name, *arguments)
