@@ -1,4 +1,4 @@
-"""A T-maze in JAX: an environment that requires memory (Bakker, "Reinforcement Learning with LSTM", NeurIPS 2001).
+"""A T-maze: an environment that requires memory (Bakker, "Reinforcement Learning with Long Short-Term Memory", 2001).
 
 The first observation of an episode is a cue, left or right. The agent walks along a corridor of random length to a
 junction, and turns. The return is 1 if it turns to the side of the cue, and 0 otherwise. All junctions look alike, so

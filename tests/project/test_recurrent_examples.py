@@ -87,17 +87,16 @@ def test_the_agent_remembers(run):
 
 
 def test_the_maze_requires_memory(example):
-    """All policies without memory: an action for each of the two cues, for the corridor and for the junction."""
+    """All policies without memory: an action for each observation."""
     t_maze = example("t_maze")
-    policies = jnp.array(list(itertools.product(range(t_maze.ACTIONS), repeat=4)))
-    keys = jax.random.split(jax.random.key(0), 64)
+    policies = jnp.array(list(itertools.product(range(t_maze.ACTIONS), repeat=6)))
+    keys = jax.random.split(jax.random.key(0), 32)
 
     def episode(policy, cue, key):
         def step(maze_and_end, key):
             maze, ended = maze_and_end
-            sign, junction = t_maze.observe(maze)
-            action = policy[jnp.where(junction == 1, 3, jnp.where(sign == 0, 2, jnp.where(sign < 0, 0, 1)))]
-            maze, reward, done = t_maze.move(maze, action, key)
+            cue, junction = t_maze.observe(maze).astype(int)
+            maze, reward, done = t_maze.move(maze, policy[2 * (cue + 1) + junction], key)
             return (maze, ended | done), jnp.where(ended, 0, reward)
 
         start = t_maze.new(key)._replace(cue=cue), False
