@@ -34,6 +34,14 @@ class Program:
     run: Callable[[], Any]
     calls: int = 1
 
+    def seconds(self, times: int) -> float:
+        """Of so many runs."""
+        start = time.perf_counter()
+        for _ in range(times):
+            results = self.run()  # frees the results of the previous run
+        jax.block_until_ready(results)
+        return time.perf_counter() - start
+
 
 def with_arrays(function: Callable[..., Any], arrays: Sequence[jax.Array]) -> Program:
     """A call of a function."""
@@ -41,13 +49,19 @@ def with_arrays(function: Callable[..., Any], arrays: Sequence[jax.Array]) -> Pr
     return Program(lambda: program(*arrays))
 
 
-def random_operands(operands: Sequence[jax.ShapeDtypeStruct]) -> list[list[jax.Array]]:
-    """Random operands of the given shapes: on a GPU several copies, one for each call in a program."""
+def random_operands(
+    operands: Sequence[jax.ShapeDtypeStruct], deviations: Sequence[float] | None = None
+) -> list[list[jax.Array]]:
+    """Random operands of the given shapes: on a GPU several copies, one for each call in a program.
+
+    `deviations` are the standard deviations, by default 1.
+    """
     calls = 1
     if jax.default_backend() != "cpu":
         size = sum(math.prod(operand.shape) * operand.dtype.itemsize for operand in operands)
         calls = min(_CALLS_IN_A_PROGRAM, max(1, _OPERAND_BYTES // max(1, size)))
-    drawn = [_drawn(operand, seed) for seed, operand in enumerate(operands)]
+    deviations = deviations or [1.0] * len(operands)
+    drawn = [_drawn(*each, seed) for seed, each in enumerate(zip(operands, deviations, strict=True))]
     return [drawn, *([jnp.copy(array) for array in drawn] for _ in range(calls - 1))]
 
 
@@ -57,10 +71,10 @@ def with_sets(function: Callable[..., Any], sets: list[list[jax.Array]]) -> Prog
     return Program(lambda: program(sets), len(sets))
 
 
-def _drawn(operand: jax.ShapeDtypeStruct, seed: int) -> jax.Array:
+def _drawn(operand: jax.ShapeDtypeStruct, deviation: float, seed: int) -> jax.Array:
     # NumPy's, of which nothing is compiled for each shape. Large arrays repeat them.
-    values = np.random.default_rng(seed).standard_normal(_DRAWN_ELEMENTS, np.float32).astype(operand.dtype)
-    return jax.device_put(np.resize(values, operand.shape))
+    values = deviation * np.random.default_rng(seed).standard_normal(_DRAWN_ELEMENTS, np.float32)
+    return jax.device_put(np.resize(values.astype(operand.dtype), operand.shape))
 
 
 def run_once(program: Program) -> Program:
@@ -71,6 +85,11 @@ def run_once(program: Program) -> Program:
 
 def medians(programs: Mapping[str, Program]) -> dict[str, float]:
     """The median seconds of one call of each program's function."""
+    return {name: statistics.median(samples) for name, samples in samples_in_turns(programs).items()}
+
+
+def samples_in_turns(programs: Mapping[str, Program]) -> dict[str, list[float]]:
+    """Seconds of one call of each program's function, of several samples."""
     repeats = {name: _repeats(program) for name, program in programs.items()}
     seconds: dict[str, list[float]] = {name: [] for name in programs}
     start, names, rounds = time.perf_counter(), list(programs), 0
@@ -80,18 +99,18 @@ def medians(programs: Mapping[str, Program]) -> dict[str, float]:
             program = programs[name]
             _settle(program)
             calls = repeats[name] * program.calls
-            seconds[name].append(_seconds(program, repeats[name]) / calls)
+            seconds[name].append(program.seconds(repeats[name]) / calls)
         rounds += 1
         if rounds == _FEW_ROUNDS:
             limit = _HOPELESS * min(statistics.median(samples) for samples in seconds.values())
             names = [name for name in names if min(seconds[name]) < limit]
-    return {name: statistics.median(samples) for name, samples in seconds.items()}
+    return seconds
 
 
 def _repeats(program: Program) -> int:
     """How often the program runs in one sample."""
-    _seconds(program, 1)
-    once = min(_seconds(program, 1) for _ in range(2))
+    program.seconds(1)
+    once = min(program.seconds(1) for _ in range(2))
     return max(1, math.ceil(_SAMPLE_SECONDS.get(jax.default_backend(), 1e-2) / once))
 
 
@@ -100,12 +119,4 @@ def _settle(program: Program) -> None:
         return
     end = time.perf_counter() + _SETTLE_SECONDS
     while time.perf_counter() < end:
-        _seconds(program, 1)
-
-
-def _seconds(program: Program, times: int) -> float:
-    start = time.perf_counter()
-    for _ in range(times):
-        results = program.run()  # frees the results of the previous run
-    jax.block_until_ready(results)
-    return time.perf_counter() - start
+        program.seconds(1)
