@@ -30,7 +30,7 @@ def _few_samples(monkeypatch):
     monkeypatch.setattr(timing, "_ROUNDS", 3)
     monkeypatch.setattr(timing, "_SECONDS", 0)
     monkeypatch.setattr(timing, "_SETTLE_SECONDS", 0)
-    monkeypatch.setattr(timing, "_SAMPLE_SECONDS", {"cpu": 0, "gpu": 0})
+    monkeypatch.setattr(timing, "_SAMPLE_SECONDS", {"cpu": 1e-9, "gpu": 1e-9})
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import numpy as np
 _ROUNDS, _SECONDS = 7, 0.2  # at least so many samples of each function, and so much time for all of them
 _FEW_ROUNDS, _HOPELESS = 3, 3.0  # after so many rounds, functions that take so much longer than the fastest drop out
 _SETTLE_SECONDS = 0.02  # of untimed calls before a sample on a CPU: the threads of the previous function go to sleep
+_LONG_SECONDS = 0.5  # a call that takes longer needs none of these
 _SAMPLE_SECONDS = {"cpu": 1e-3, "gpu": 1e-2}  # of calls, at least
 _CALLS_IN_A_PROGRAM = 8  # on a GPU, where starting a program takes longer than a small kernel
 _OPERAND_BYTES = 1 << 28  # of all these calls
@@ -90,16 +91,16 @@ def medians(programs: Mapping[str, Program]) -> dict[str, float]:
 
 def samples_in_turns(programs: Mapping[str, Program]) -> dict[str, list[float]]:
     """Seconds of one call of each program's function, of several samples."""
-    repeats = {name: _repeats(program) for name, program in programs.items()}
+    once = {name: _seconds_of_a_run(program) for name, program in programs.items()}
     seconds: dict[str, list[float]] = {name: [] for name in programs}
     start, names, rounds = time.perf_counter(), list(programs), 0
     while rounds < _ROUNDS or time.perf_counter() - start < _SECONDS:
         names.append(names.pop(0))  # the first of a round changes from round to round
         for name in names:
-            program = programs[name]
-            _settle(program)
-            calls = repeats[name] * program.calls
-            seconds[name].append(program.seconds(repeats[name]) / calls)
+            program, runs = programs[name], math.ceil(_sample_seconds() / once[name])
+            if once[name] < _LONG_SECONDS:
+                _settle(program)
+            seconds[name].append(program.seconds(runs) / (runs * program.calls))
         rounds += 1
         if rounds == _FEW_ROUNDS:
             limit = _HOPELESS * min(statistics.median(samples) for samples in seconds.values())
@@ -107,11 +108,13 @@ def samples_in_turns(programs: Mapping[str, Program]) -> dict[str, list[float]]:
     return seconds
 
 
-def _repeats(program: Program) -> int:
-    """How often the program runs in one sample."""
-    program.seconds(1)
-    once = min(program.seconds(1) for _ in range(2))
-    return max(1, math.ceil(_SAMPLE_SECONDS.get(jax.default_backend(), 1e-2) / once))
+def _seconds_of_a_run(program: Program) -> float:
+    first = program.seconds(1)
+    return first if first > _sample_seconds() else min(program.seconds(1) for _ in range(2))
+
+
+def _sample_seconds() -> float:
+    return _SAMPLE_SECONDS.get(jax.default_backend(), 1e-2)
 
 
 def _settle(program: Program) -> None:
