@@ -45,9 +45,10 @@ class PassResult:
 
     @property
     def is_faster_on_xla(self) -> bool:
-        """Whether XLA is faster than jaxgrad's kernels. Where jaxgrad runs on XLA too, there is no choice."""
+        """Whether XLA is faster than kernels of jaxgrad, by steady times; False where jaxgrad runs on XLA."""
         speedup = self.speedup(XLA)
-        return speedup is not None and speedup * _MARGIN < 1 and self.implementation != "xla"
+        slower = speedup is not None and speedup * _MARGIN < 1
+        return slower and self.is_steady and self.implementation != "xla"
 
     @property
     def is_steady(self) -> bool:

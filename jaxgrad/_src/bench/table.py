@@ -24,7 +24,6 @@ def lines(results: Results, bars: bool) -> Iterator[str]:
         yield from _bars(results)
         yield ""
     yield from _means(results)
-    yield from _steadiness(results)
     yield from _advice(results)
     yield from _notes(results)
 
@@ -95,23 +94,19 @@ def _means(results: Results) -> Iterator[str]:
         yield f"Geometric mean of the speed-ups: {', '.join(found)}."
 
 
-def _steadiness(results: Results) -> Iterator[str]:
-    passes = [each for call in results.calls for each in call.passes.values()]
-    if unsteady := sum(not each.is_steady for each in passes):
-        yield f"Warning: the times of {unsteady} of {len(passes)} passes vary by more than 25 %."
-        yield "Other work slows down most the kernels that wait for all threads: measure again on an idle machine."
-
-
 def _advice(results: Results) -> Iterator[str]:
-    better = [(call, name) for call in results.calls for name, each in call.passes.items() if each.is_faster_on_xla]
-    if not better:
-        yield "XLA is not more than 5 % faster than jaxgrad's kernels in any pass."
-        return
-    yield "XLA is the better choice for:"
-    for call, name in better:
-        yield f"  {call.text}, {name}: {_versus(call.passes[name])}"
-    yield "jaxgrad.tune finds such passes in a program and runs them on XLA."
-    yield 'implementation="xla" runs all passes of one call on XLA.'
+    passes = [(call.text, name, each) for call in results.calls for name, each in call.passes.items()]
+    unsteady = sum(not each.is_steady for *_, each in passes)
+    if unsteady:
+        yield f"Warning: the times of {unsteady} of {len(passes)} passes vary by more than 25 %, too much for advice."
+        yield "Other work slows down most the kernels that wait for all threads: measure again on an idle machine."
+    if better := [each for each in passes if each[2].is_faster_on_xla]:
+        yield "XLA is the better choice for:"
+        yield from (f"  {text}, {name}: {_versus(each)}" for text, name, each in better)
+        yield "jaxgrad.tune finds such passes in a program and runs them on XLA."
+        yield 'implementation="xla" runs all passes of one call on XLA.'
+    elif unsteady < len(passes):
+        yield f"XLA is not more than 5 % faster than jaxgrad's kernels in any {'other ' * bool(unsteady)}pass."
 
 
 def _versus(result: PassResult) -> str:
