@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from jaxgrad._src.bench.table import environment, ratio
 
 _COLORS = ("#0072B2", "#E69F00")  # blue and orange of Okabe and Ito
 _ROW, _LETTER = 0.2, 0.075  # inches: the height of a bar, the width of a letter
+_LABEL = 0.14  # of the axis: room for a label on each side
 
 
 def save(results: Results, path: Path) -> None:
@@ -40,8 +42,9 @@ def save(results: Results, path: Path) -> None:
                 size=8,
             )
     axes.set_xscale("log")
-    found = [1.0, *(s for peer in peers for s in results.speedups(peer))]
-    axes.set_xlim(min(found) / 1.6, max(max(found), 1.5) * 1.6)
+    logs = [0.0, math.log(1.5), *(math.log(s) for peer in peers for s in results.speedups(peer))]
+    margin = _LABEL * (max(logs) - min(logs))
+    axes.set_xlim(math.exp(min(logs) - margin), math.exp(max(logs) + margin))
     axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda tick, _: f"{tick:g}"))
     axes.minorticks_off()
     axes.axvline(1, color="black", linewidth=1)
