@@ -6,12 +6,12 @@ import datetime
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxgrad import config
+from jaxgrad._src.core.environment import cpu_name
 
 _STARTED = datetime.datetime.now(datetime.UTC)
 _PACKAGES = ("jaxgrad", "jax", "jaxlib", "numpy", "torch", "flax", "equinox")
@@ -26,7 +26,7 @@ def describe() -> dict[str, Any]:
         "platform": jax.default_backend(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         "runtime": " ".join(device.client.platform_version.split()),
-        "cpu": _cpu_model(),
+        "cpu": cpu_name(),
         "cpu_cores": os.cpu_count(),
         "gpu": device.device_kind if jax.default_backend() == "gpu" else None,
         "settings": _settings(),
@@ -45,10 +45,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())

@@ -1,10 +1,14 @@
-"""`python -m jaxgrad` prints what a bug report needs: versions, handlers, devices, and the selection for each op."""
+"""`python -m jaxgrad` prints what a bug report needs: versions, handlers, devices, and the selection for each op.
+
+`python -m jaxgrad bench` measures the ops.
+"""
 
 from __future__ import annotations
 
+import argparse
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 
 import jax
@@ -12,6 +16,7 @@ import numpy as np
 
 import jaxgrad
 from jaxgrad._src.accelerate.lowering import install
+from jaxgrad._src.bench import command
 from jaxgrad._src.core.explain import explanation
 from jaxgrad._src.core.op import OPS
 from jaxgrad._src.core.selection import select_typical
@@ -101,7 +106,15 @@ def report() -> Iterator[tuple[str, str]]:
             yield "op", str(explanation(select_typical(op, None), name))
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m jaxgrad", description="Without a command, prints versions, libraries, devices and selections."
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    command.add_options(commands.add_parser("bench", help="measure jaxgrad's ops against XLA and PyTorch"))
+    args = parser.parse_args(arguments)
+    if args.command == "bench":
+        return command.run(args)
     for label, text in report():
         print(f"{label:<13} {text}")
     return 0

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import gru, recurrent, report, tables, timing
+from benchmarks import environment, gru, recurrent, report, tables, timing
 from benchmarks.contender_names import CUDNN_RNN, CUDNN_RNN_F16, OURS, OURS_ON_XLA, SCAN, TORCH_GRU, TORCH_GRU_GRAPH
 from benchmarks.options import Effort, Options
+from jaxgrad._src.core.environment import current_environment
+from jaxgrad._src.native import cpu
 
 _ENVIRONMENT = {"gpu": "NVIDIA H100", "platform": "gpu", "date": "2026-01-02", "versions": {"jax": "0.11"}}
 
@@ -64,6 +66,12 @@ def test_table_of_the_gru():
         "roofline (ms)": "0.500 / 0.500",
         f"temporary memory (MB): jaxgrad / {SCAN}": "1.00 / 30.0",
     }
+
+
+def test_the_environment_names_the_instruction_set():
+    described = environment.describe()
+    assert described["cpu"].endswith(f", {cpu.build_info()['instruction_set']}")
+    assert current_environment().platform != "cpu" or current_environment().device_kind.startswith(described["cpu"])
 
 
 def test_facts_name_what_is_left_out():

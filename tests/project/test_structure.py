@@ -22,6 +22,7 @@ LAYERS = {
     "convert": 5,
     "nn": 6,
     "tuning": 6,
+    "bench": 7,
 }
 
 

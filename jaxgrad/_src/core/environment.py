@@ -57,10 +57,14 @@ def current_environment() -> Environment:
         return Environment("cuda", device.device_kind, *versions, library, _driver())
     if device.platform != "cpu":
         return Environment(device.platform, device.device_kind, *versions, "")
-    build = cpu.build_info()
     cores = os.cpu_count()  # of the machine, which all processes on it agree about
-    kind = f"{_cpu_model()}, {build.get('instruction_set', 'no kernels')}, {cores} cores"
-    return Environment("cpu", kind, *versions, f"oneDNN {build.get('onednn', '')}")
+    library = f"oneDNN {cpu.build_info().get('onednn', '')}"
+    return Environment("cpu", f"{cpu_name()}, {cores} cores", *versions, library)
+
+
+def cpu_name() -> str:
+    """The model of the CPU, and the instruction set of jaxgrad's kernels on it."""
+    return f"{_cpu_model()}, {cpu.build_info().get('instruction_set', 'no kernels')}"
 
 
 def _driver() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from jaxgrad._src.core.processes import text_of_first_process
 from jaxgrad._src.core.tuning import Choice, Measurable, RecordedCall, Recorder
 from jaxgrad._src.gru import tuning as gru_tuning
 from jaxgrad._src.gru.params import GruProblem
+from jaxgrad._src.tuning.progress import with_progress
 from jaxgrad._src.tuning.timing import medians, random_operands, run_once, with_arrays, with_sets
 from jaxgrad._src.tuning.tuning import Tuning, from_json, to_json
 
@@ -76,9 +77,9 @@ def _tune(call: Callable[..., Any], arrays: list[Any], progress: bool) -> Tuning
 
 def _measured(recorder: Recorder, progress: bool) -> Tuning:
     choices = {}
-    platform = current_environment().platform
+    platform, calls = current_environment().platform, recorder.calls.items()
     with settings.override(tuning=None):
-        for text, recorded in _with_progress(recorder.calls.items()) if progress else recorder.calls.items():
+        for text, recorded in with_progress("jaxgrad.tune", calls) if progress else calls:
             if choice := measured_choice(recorded, platform):
                 choices[text] = choice
     return Tuning({current_environment(): choices})
@@ -121,19 +122,6 @@ def _default(recorded: RecordedCall, platform: str) -> str:
     if isinstance(recorded.call, Equation):
         return recorded.implementations[0]
     return next((name for name in recorded.implementations if platform_of(name) == platform), "xla")
-
-
-def _with_progress(calls: Iterable[tuple[str, RecordedCall]]) -> Iterator[tuple[str, RecordedCall]]:
-    calls = list(calls)
-    is_terminal = sys.stderr.isatty()
-    for index, (text, recorded) in enumerate(calls, 1):
-        line = f"jaxgrad.tune {index}/{len(calls)} {text}"
-        print(
-            f"\r{line:.79}\x1b[K" if is_terminal else line, end="" if is_terminal else "\n", file=sys.stderr, flush=True
-        )
-        yield text, recorded
-    if is_terminal:
-        print("\r\x1b[K", end="", file=sys.stderr)
 
 
 def _summary(call: Callable[..., Any], arrays: list[Any], tuning: Tuning) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 _ROUNDS, _SECONDS = 7, 0.2  # at least so many samples of each function, and so much time for all of them
 _FEW_ROUNDS, _HOPELESS = 3, 3.0  # after so many rounds, functions that take so much longer than the fastest drop out
 _SETTLE_SECONDS = 0.02  # of untimed calls before a sample on a CPU: the threads of the previous function go to sleep
+_LONG_SECONDS = 0.5  # a call that takes longer needs none of these
 _SAMPLE_SECONDS = {"cpu": 1e-3, "gpu": 1e-2}  # of calls, at least
 _CALLS_IN_A_PROGRAM = 8  # on a GPU, where starting a program takes longer than a small kernel
 _OPERAND_BYTES = 1 << 28  # of all these calls
@@ -34,6 +35,14 @@ class Program:
     run: Callable[[], Any]
     calls: int = 1
 
+    def seconds(self, times: int) -> float:
+        """Of so many runs."""
+        start = time.perf_counter()
+        for _ in range(times):
+            results = self.run()  # frees the results of the previous run
+        jax.block_until_ready(results)
+        return time.perf_counter() - start
+
 
 def with_arrays(function: Callable[..., Any], arrays: Sequence[jax.Array]) -> Program:
     """A call of a function."""
@@ -41,13 +50,19 @@ def with_arrays(function: Callable[..., Any], arrays: Sequence[jax.Array]) -> Pr
     return Program(lambda: program(*arrays))
 
 
-def random_operands(operands: Sequence[jax.ShapeDtypeStruct]) -> list[list[jax.Array]]:
-    """Random operands of the given shapes: on a GPU several copies, one for each call in a program."""
+def random_operands(
+    operands: Sequence[jax.ShapeDtypeStruct], deviations: Sequence[float] | None = None
+) -> list[list[jax.Array]]:
+    """Random operands of the given shapes: on a GPU several copies, one for each call in a program.
+
+    `deviations` are the standard deviations, by default 1.
+    """
     calls = 1
     if jax.default_backend() != "cpu":
         size = sum(math.prod(operand.shape) * operand.dtype.itemsize for operand in operands)
         calls = min(_CALLS_IN_A_PROGRAM, max(1, _OPERAND_BYTES // max(1, size)))
-    drawn = [_drawn(operand, seed) for seed, operand in enumerate(operands)]
+    deviations = deviations or [1.0] * len(operands)
+    drawn = [_drawn(*each, seed) for seed, each in enumerate(zip(operands, deviations, strict=True))]
     return [drawn, *([jnp.copy(array) for array in drawn] for _ in range(calls - 1))]
 
 
@@ -57,10 +72,10 @@ def with_sets(function: Callable[..., Any], sets: list[list[jax.Array]]) -> Prog
     return Program(lambda: program(sets), len(sets))
 
 
-def _drawn(operand: jax.ShapeDtypeStruct, seed: int) -> jax.Array:
+def _drawn(operand: jax.ShapeDtypeStruct, deviation: float, seed: int) -> jax.Array:
     # NumPy's, of which nothing is compiled for each shape. Large arrays repeat them.
-    values = np.random.default_rng(seed).standard_normal(_DRAWN_ELEMENTS, np.float32).astype(operand.dtype)
-    return jax.device_put(np.resize(values, operand.shape))
+    values = deviation * np.random.default_rng(seed).standard_normal(_DRAWN_ELEMENTS, np.float32)
+    return jax.device_put(np.resize(values.astype(operand.dtype), operand.shape))
 
 
 def run_once(program: Program) -> Program:
@@ -71,28 +86,35 @@ def run_once(program: Program) -> Program:
 
 def medians(programs: Mapping[str, Program]) -> dict[str, float]:
     """The median seconds of one call of each program's function."""
-    repeats = {name: _repeats(program) for name, program in programs.items()}
+    return {name: statistics.median(samples) for name, samples in samples_in_turns(programs).items()}
+
+
+def samples_in_turns(programs: Mapping[str, Program]) -> dict[str, list[float]]:
+    """Seconds of one call of each program's function, of several samples."""
+    once = {name: _seconds_of_a_run(program) for name, program in programs.items()}
     seconds: dict[str, list[float]] = {name: [] for name in programs}
     start, names, rounds = time.perf_counter(), list(programs), 0
     while rounds < _ROUNDS or time.perf_counter() - start < _SECONDS:
         names.append(names.pop(0))  # the first of a round changes from round to round
         for name in names:
-            program = programs[name]
-            _settle(program)
-            calls = repeats[name] * program.calls
-            seconds[name].append(_seconds(program, repeats[name]) / calls)
+            program, runs = programs[name], math.ceil(_sample_seconds() / once[name])
+            if once[name] < _LONG_SECONDS:
+                _settle(program)
+            seconds[name].append(program.seconds(runs) / (runs * program.calls))
         rounds += 1
         if rounds == _FEW_ROUNDS:
             limit = _HOPELESS * min(statistics.median(samples) for samples in seconds.values())
             names = [name for name in names if min(seconds[name]) < limit]
-    return {name: statistics.median(samples) for name, samples in seconds.items()}
+    return seconds
 
 
-def _repeats(program: Program) -> int:
-    """How often the program runs in one sample."""
-    _seconds(program, 1)
-    once = min(_seconds(program, 1) for _ in range(2))
-    return max(1, math.ceil(_SAMPLE_SECONDS.get(jax.default_backend(), 1e-2) / once))
+def _seconds_of_a_run(program: Program) -> float:
+    first = program.seconds(1)
+    return first if first > _sample_seconds() else min(program.seconds(1) for _ in range(2))
+
+
+def _sample_seconds() -> float:
+    return _SAMPLE_SECONDS.get(jax.default_backend(), 1e-2)
 
 
 def _settle(program: Program) -> None:
@@ -100,12 +122,4 @@ def _settle(program: Program) -> None:
         return
     end = time.perf_counter() + _SETTLE_SECONDS
     while time.perf_counter() < end:
-        _seconds(program, 1)
-
-
-def _seconds(program: Program, times: int) -> float:
-    start = time.perf_counter()
-    for _ in range(times):
-        results = program.run()  # frees the results of the previous run
-    jax.block_until_ready(results)
-    return time.perf_counter() - start
+        program.seconds(1)

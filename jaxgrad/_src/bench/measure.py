@@ -1,0 +1,99 @@
+"""Measures calls: each pass of each, on jaxgrad, XLA and PyTorch in turns."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxgrad._src.bench.call import Call, implementations
+from jaxgrad._src.bench.results import JAXGRAD, PYTORCH, XLA, CallResult, PassResult, Results
+from jaxgrad._src.core.environment import current_environment
+from jaxgrad._src.core.explain import PassExplanation
+from jaxgrad._src.tuning.progress import with_progress
+from jaxgrad._src.tuning.timing import Program, random_operands, run_once, samples_in_turns, with_sets
+
+
+def measure(calls: Sequence[Call], dtype: str, seconds: float, with_torch: bool) -> Results:
+    """Measures calls in their order. After `seconds` it starts no other one."""
+    torch, left_out = _torch() if with_torch else (None, {})
+    start = time.perf_counter()
+    measured: list[CallResult] = []
+    for _, call in with_progress("jaxgrad bench", [(call.text, call) for call in calls]):
+        if measured and time.perf_counter() - start > seconds:
+            break
+        measured.append(_measured(call, torch))
+    left_out |= {call.text: f"the {seconds:g} seconds were over" for call in calls[len(measured) :]}
+    return Results(current_environment(), torch.version() if torch else "", dtype, measured, left_out)
+
+
+def _torch() -> tuple[Any, dict[str, str]]:
+    """The module of PyTorch's contenders, or why there is none."""
+    try:
+        module = importlib.import_module("jaxgrad._src.bench.torch_calls")
+    except ImportError as error:
+        missing = error.name == "torch"
+        return None, {PYTORCH: "it is not installed" if missing else f"it cannot be imported: {_brief(error)}"}
+    problem = module.unavailable()
+    return (None, {PYTORCH: problem}) if problem else (module, {})
+
+
+def _measured(call: Call, torch: Any) -> CallResult:
+    explained = implementations(call)
+    sets = random_operands(call.operands(), call.deviations())
+    theirs: dict[str, Callable[[], Any]] = {}
+    failed: dict[str, str] = {}
+    if torch:
+        theirs = _tried(PYTORCH, failed, torch.functions, call, sets[0]) or {}
+    passes = {}
+    for each in call.passes:
+        makers = {
+            JAXGRAD: partial(with_sets, each.of(call.on_jaxgrad), sets),
+            XLA: partial(with_sets, each.of(call.on_xla), sets),
+        }
+        if theirs:
+            makers[PYTORCH] = partial(torch.program, theirs[each.name])
+        passes[each.name] = _measured_pass(makers, explained[each.name], dict(failed))
+    return CallResult(call.text, call.dtype, passes, call.total)
+
+
+def _measured_pass(
+    makers: Mapping[str, Callable[[], Program]], explained: tuple[PassExplanation, ...], failed: dict[str, str]
+) -> PassResult:
+    programs = {}
+    for name, make in makers.items():
+        if program := _tried(name, failed, lambda make: run_once(make()), make):
+            programs[name] = program
+    seconds = samples_in_turns(programs) if programs else {}
+    samples = {name: [1e3 * value for value in taken] for name, taken in seconds.items()}
+    return PassResult(explained, samples, failed, _difference(programs))
+
+
+def _tried(name: str, failed: dict[str, str], function: Callable[..., Any], *args: Any) -> Any:
+    """The result; or None, with the reason in `failed`, such as too little memory."""
+    try:
+        return function(*args)
+    except (RuntimeError, ValueError) as error:  # of XLA and PyTorch
+        failed[name] = _brief(error)
+        return None
+
+
+def _difference(programs: dict[str, Program]) -> float | None:
+    if not {JAXGRAD, XLA} <= programs.keys():
+        return None
+    ours, theirs = (jax.tree.leaves(programs[name].run()[0]) for name in (JAXGRAD, XLA))
+    return max(map(_relative_difference, ours, theirs))
+
+
+def _relative_difference(a: jax.Array, b: jax.Array) -> float:
+    a_, b_ = (np.asarray(array, np.float32) for array in (a, b))
+    return float(np.linalg.norm(a_ - b_) / np.linalg.norm(b_))
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]:.200}"
