@@ -12,7 +12,6 @@ from jaxgrad._src.convert.conv_weights import (
     ConvWeights,
     Padding,
     check_arrays,
-    check_record,
     dilated_padding,
     padding_pairs,
     repeat,
@@ -20,6 +19,7 @@ from jaxgrad._src.convert.conv_weights import (
     swap_groups,
 )
 from jaxgrad._src.convert.flax_layers import layer_of, read_parameter
+from jaxgrad._src.convert.records import check_record
 
 _MODULE = "jaxgrad.convert.flax"
 _PADDINGS = ("SAME", "SAME_LOWER", "VALID")

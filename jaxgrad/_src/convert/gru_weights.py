@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxgrad._src.convert.records import as_records
 from jaxgrad._src.gru.api import gru
 
 
@@ -147,11 +148,7 @@ def split_directions(weights: GRUWeights) -> tuple[GRUWeights, ...]:
 
 def as_layers(function: str, weights: Any) -> tuple[GRUWeights, ...]:
     """The records of the layers, from one record or a sequence."""
-    layers = (weights,) if isinstance(weights, GRUWeights) else tuple(weights)
-    for layer in layers:
-        if not isinstance(layer, GRUWeights):
-            raise TypeError(f"{function}: weights must be GRUWeights or a sequence of them, got {type(layer).__name__}")
-    return layers
+    return as_records(function, weights, GRUWeights)
 
 
 def check_expressible(

@@ -11,10 +11,10 @@ from jaxgrad._src.convert.arrays import as_jax
 from jaxgrad._src.convert.batch_norm_weights import (
     BatchNormWeights,
     as_steps,
-    check_batch_norm,
     check_vectors,
     sums_and_steps,
 )
+from jaxgrad._src.convert.records import check_record
 from jaxgrad._src.core import checks
 
 _READ, _WRITE = "jaxgrad.convert.haiku.read_batch_norm", "jaxgrad.convert.haiku.write_batch_norm"
@@ -87,7 +87,7 @@ def write_batch_norm(
     Raises:
       TypeError: weights are no `BatchNormWeights`.
     """
-    check_batch_norm(_WRITE, weights)
+    check_record(_WRITE, weights, BatchNormWeights)
     shape = [1] * rank
     shape[weights.feature_axis] = -1
     arrays = {"scale": weights.scale, "offset": weights.bias}

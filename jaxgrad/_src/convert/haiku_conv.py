@@ -14,12 +14,12 @@ from jaxgrad._src.convert.conv_weights import (
     ConvWeights,
     Padding,
     check_arrays,
-    check_record,
     dilated_padding,
     padding_pairs,
     repeat,
     reverse_window,
 )
+from jaxgrad._src.convert.records import check_record
 from jaxgrad._src.core import checks
 
 _MODULE = "jaxgrad.convert.haiku"
