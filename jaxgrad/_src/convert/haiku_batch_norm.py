@@ -14,8 +14,8 @@ from jaxgrad._src.convert.batch_norm_weights import (
     check_vectors,
     sums_and_steps,
 )
+from jaxgrad._src.convert.haiku_layers import is_channels_last
 from jaxgrad._src.convert.records import check_record
-from jaxgrad._src.core import checks
 
 _READ, _WRITE = "jaxgrad.convert.haiku.read_batch_norm", "jaxgrad.convert.haiku.write_batch_norm"
 _AVERAGES = ("mean_ema", "var_ema")
@@ -44,7 +44,7 @@ def read_batch_norm(
       TypeError: a parameter is not a floating-point array.
       ValueError: there is no such module, or data_format is unknown.
     """
-    checks.check_choice(_READ, "data_format", data_format, ("channels_last", "channels_first", "N...C", "NC..."))
+    channels_last = is_channels_last(_READ, data_format)
     averages: list[Any] = [state.get(f"{name}/~/{average}") for average in _AVERAGES]
     if any(average is None for average in averages):
         found = [key.removesuffix("/~/mean_ema") for key in state if key.endswith("/~/mean_ema")]
@@ -67,7 +67,7 @@ def read_batch_norm(
         sums,
         epsilon=eps,
         momentum=decay_rate,
-        feature_axis=-1 if data_format in ("channels_last", "N...C") else 1,
+        feature_axis=-1 if channels_last else 1,
     )
 
 
