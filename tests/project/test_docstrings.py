@@ -11,7 +11,7 @@ import pytest
 import jaxgrad
 from jaxgrad import convert, nn
 
-WITHOUT_EXAMPLES = ("__version__", "config", "Convolution", "Explanation", "PassExplanation", "Report")
+WITHOUT_EXAMPLES = ("__version__", "config", "convert", "nn", "Convolution", "Explanation", "PassExplanation", "Report")
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name) for module in (jaxgrad, convert, nn) for name in module.__all__
 }
