@@ -38,6 +38,7 @@ class RNN(nnx.RNN):
       (10, 50, 64)
     """
 
+    @jax.named_scope(_NAME)
     def __call__(
         self,
         inputs: jax.Array,
