@@ -72,7 +72,7 @@ class GRUWeights:
     def __call__(
         self,
         x: jax.typing.ArrayLike,
-        sequence_lens: jax.typing.ArrayLike | None = None,
+        sequence_lens: jax.typing.ArrayLike | Sequence[int] | None = None,
         initial_h: jax.typing.ArrayLike | None = None,
         *,
         reset: jax.typing.ArrayLike | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -33,7 +34,7 @@ def gru(
     w: jax.typing.ArrayLike,
     r: jax.typing.ArrayLike,
     b: jax.typing.ArrayLike | None = None,
-    sequence_lens: jax.typing.ArrayLike | None = None,
+    sequence_lens: jax.typing.ArrayLike | Sequence[int] | None = None,
     initial_h: jax.typing.ArrayLike | None = None,
     *,
     reset: jax.typing.ArrayLike | None = None,

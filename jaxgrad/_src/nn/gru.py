@@ -130,7 +130,7 @@ class GRU:
         x: jax.typing.ArrayLike,
         hx: jax.typing.ArrayLike | None = None,
         *,
-        sequence_lens: jax.typing.ArrayLike | None = None,
+        sequence_lens: jax.typing.ArrayLike | Sequence[int] | None = None,
         reset: jax.typing.ArrayLike | None = None,
         key: jax.Array | None = None,
         remat_every: int | None = None,
