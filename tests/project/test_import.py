@@ -16,6 +16,7 @@ LAZY = [name for name in jaxgrad.__all__ if name != "config"]
 _LOADED = """
 import sys
 import jax
+import jax.extend.core  # has the public name of a primitive; what it loads depends on the release of JAX
 before = set(sys.modules)
 import jaxgrad
 print(*sorted(set(sys.modules) - before))
@@ -30,9 +31,7 @@ def test_what_the_import_loads(run_python):
     assert "jaxgrad._cpu" in own  # exported programs call the kernels
     assert {name.split(".")[2] for name in own if name.startswith("jaxgrad._src.")} <= {"native", "core", "version"}
     assert len(own) <= 20, own
-    others = {name.split(".")[0] for name in loaded} - set(sys.stdlib_module_names)
-    assert others == {"jax", "jaxgrad"}
-    assert not [name for name in loaded if name.startswith("jax.experimental")]
+    assert {name.split(".")[0] for name in loaded} - set(sys.stdlib_module_names) == {"jaxgrad"}
 
 
 _TRACES = """
