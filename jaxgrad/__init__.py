@@ -1,29 +1,43 @@
-"""jaxgrad: JAX ops with fast gradients, computed by cuDNN, oneDNN and hand-written kernels."""
+"""jaxgrad: JAX ops with fast gradients, computed by cuDNN, oneDNN and hand-written kernels.
+
+The import registers the kernels, which exported programs call, and the settings, which are part of JAX's trace context.
+All else is loaded where it is first used.
+"""
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+from typing import Any as _Any
 
 from jaxgrad._src.native.checkout import require_compiled_kernels as _require_compiled_kernels
 
 _require_compiled_kernels()
 
 from jaxgrad import config as config  # noqa: E402
-from jaxgrad._src.accelerate.api import accelerate as accelerate  # noqa: E402
-from jaxgrad._src.accelerate.report import Convolution as Convolution  # noqa: E402
-from jaxgrad._src.accelerate.report import Report as Report  # noqa: E402
-from jaxgrad._src.accelerate.report import report as report  # noqa: E402
-from jaxgrad._src.batch_norm.api import batch_norm_inference as batch_norm_inference  # noqa: E402
-from jaxgrad._src.batch_norm.api import batch_norm_training as batch_norm_training  # noqa: E402
-from jaxgrad._src.conv.api import conv_general_dilated as conv_general_dilated  # noqa: E402
-from jaxgrad._src.conv.transpose import conv_transpose as conv_transpose  # noqa: E402
-from jaxgrad._src.core.explain import Explanation as Explanation  # noqa: E402
-from jaxgrad._src.core.explain import PassExplanation as PassExplanation  # noqa: E402
-from jaxgrad._src.core.explain import explain as explain  # noqa: E402
-from jaxgrad._src.core.export import export_disabled_checks as export_disabled_checks  # noqa: E402
-from jaxgrad._src.core.forward_mode import forward_mode as forward_mode  # noqa: E402
-from jaxgrad._src.core.forward_mode import jvp as jvp  # noqa: E402
-from jaxgrad._src.core.op import plan_cache_info as plan_cache_info  # noqa: E402
-from jaxgrad._src.gru.api import gru as gru  # noqa: E402
-from jaxgrad._src.tuning.api import tune as tune  # noqa: E402
-from jaxgrad._src.tuning.tuning import Tuning as Tuning  # noqa: E402
-from jaxgrad._src.version import __version__ as __version__  # noqa: E402
+from jaxgrad._src.native import cpu as _cpu_kernels  # noqa: E402, F401
+from jaxgrad._src.native import cuda as _cuda_kernels  # noqa: E402, F401
+
+if TYPE_CHECKING:
+    from jaxgrad import convert as convert
+    from jaxgrad import nn as nn
+    from jaxgrad._src.accelerate.api import accelerate as accelerate
+    from jaxgrad._src.accelerate.report import Convolution as Convolution
+    from jaxgrad._src.accelerate.report import Report as Report
+    from jaxgrad._src.accelerate.report import report as report
+    from jaxgrad._src.batch_norm.api import batch_norm_inference as batch_norm_inference
+    from jaxgrad._src.batch_norm.api import batch_norm_training as batch_norm_training
+    from jaxgrad._src.conv.api import conv_general_dilated as conv_general_dilated
+    from jaxgrad._src.conv.transpose import conv_transpose as conv_transpose
+    from jaxgrad._src.core.explain import Explanation as Explanation
+    from jaxgrad._src.core.explain import PassExplanation as PassExplanation
+    from jaxgrad._src.core.explain import explain as explain
+    from jaxgrad._src.core.export import export_disabled_checks as export_disabled_checks
+    from jaxgrad._src.core.forward_mode import forward_mode as forward_mode
+    from jaxgrad._src.core.forward_mode import jvp as jvp
+    from jaxgrad._src.core.op import plan_cache_info as plan_cache_info
+    from jaxgrad._src.gru.api import gru as gru
+    from jaxgrad._src.tuning.api import tune as tune
+    from jaxgrad._src.tuning.tuning import Tuning as Tuning
+    from jaxgrad._src.version import __version__ as __version__
 
 __all__ = [
     "Convolution",
@@ -38,12 +52,55 @@ __all__ = [
     "config",
     "conv_general_dilated",
     "conv_transpose",
+    "convert",
     "explain",
     "export_disabled_checks",
     "forward_mode",
     "gru",
     "jvp",
+    "nn",
     "plan_cache_info",
     "report",
     "tune",
 ]
+
+_SUBMODULES = "convert", "nn"
+# The modules of the names above, in jaxgrad._src.
+_MODULES = {
+    "Convolution": "accelerate.report",
+    "Explanation": "core.explain",
+    "PassExplanation": "core.explain",
+    "Report": "accelerate.report",
+    "Tuning": "tuning.tuning",
+    "__version__": "version",
+    "accelerate": "accelerate.api",
+    "batch_norm_inference": "batch_norm.api",
+    "batch_norm_training": "batch_norm.api",
+    "conv_general_dilated": "conv.api",
+    "conv_transpose": "conv.transpose",
+    "explain": "core.explain",
+    "export_disabled_checks": "core.export",
+    "forward_mode": "core.forward_mode",
+    "gru": "gru.api",
+    "jvp": "core.forward_mode",
+    "plan_cache_info": "core.op",
+    "report": "accelerate.report",
+    "tune": "tuning.api",
+}
+_OPS = "conv_general_dilated", "conv_transpose", "batch_norm_training", "gru"
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _SUBMODULES:
+        return _import_module(f"jaxgrad.{name}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'jaxgrad' has no attribute {name!r}")
+    if name in ("explain", "plan_cache_info"):  # they know the ops that are loaded
+        for op in _OPS:
+            __getattr__(op)
+    value = globals()[name] = getattr(_import_module(f"jaxgrad._src.{_MODULES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -18,7 +18,7 @@ import jaxgrad
 from jaxgrad._src.accelerate.lowering import install
 from jaxgrad._src.bench import command
 from jaxgrad._src.core.explain import explanation
-from jaxgrad._src.core.op import OPS
+from jaxgrad._src.core.op import op_of
 from jaxgrad._src.core.selection import select_typical
 from jaxgrad._src.native import cpu, cuda
 
@@ -101,7 +101,7 @@ def report() -> Iterator[tuple[str, str]]:
     yield from _cuda()
     problem = install()
     yield "accelerate", problem or f"available on jax {jax.__version__}"
-    for op in OPS.values():
+    for op in filter(None, (op_of(getattr(jaxgrad, name)) for name in jaxgrad.__all__)):
         for name in _platforms():
             yield "op", str(explanation(select_typical(op, None), name))
 

@@ -66,13 +66,13 @@ def test_rows_of_a_network_with_gradients():
 def test_the_printed_table():
     report = jaxgrad.report(jax.grad(jaxgrad.accelerate(_network), (0, 1)), W, X, platform="cpu")
     header, *rows, total = str(report).splitlines()
-    assert header.split() == ["source", "lhs", "rhs", "result", "pass", "runs", "on", "count", "why"]
+    assert header.split() == ["source", "lhs", "rhs", "result", "pass", "runs", "on", "count", "MFLOP", "why"]
     assert len(rows) == len(report.convolutions) == 5
     assert len({row.index("f32") for row in rows}) == 1
-    assert total == "9 convolutions on cpu, 0 of them on XLA"
+    assert total == f"9 convolutions on cpu, 0 of them on XLA; {report.flops / 1e6:.4g} MFLOP"
     assert report.counts == {"cpu": 9}
     left = jaxgrad.report(_network, W, X, platform="cpu")
-    assert str(left).splitlines()[-1] == "4 convolutions on cpu, 4 of them on XLA"
+    assert " 4 of them on XLA; " in str(left).splitlines()[-1]
 
 
 def test_unmarked_and_switched_off_convolutions():

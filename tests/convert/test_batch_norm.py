@@ -191,6 +191,7 @@ def test_onnx():
     assert convert.write_batch_norm(record, model) == model
     _, after = record.train(images)
     assert_same_bits(convert.read_batch_norm(convert.write_batch_norm(after, model))[0], after)
+    assert convert.write_batch_norm(_of(record, epsilon=1e-3), model) == model  # which is no float32
     with pytest.raises(ValueError, match=r"the weights for the node 'norm' must have epsilon=0.001.*, got 0.1"):
         convert.write_batch_norm(_of(record, epsilon=0.1), model)
 

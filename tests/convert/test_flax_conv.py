@@ -86,6 +86,11 @@ def test_errors():
         convert.read_conv(params, nn.Conv(4, (3, 3), input_dilation=2))
     with pytest.raises(ValueError, match="layer must have mask=None"):
         convert.read_conv(params, nn.Conv(4, (3, 3), mask=params["kernel"]))
+    local = nn.ConvLocal(4, (3,), padding="VALID")
+    unshared = jax.eval_shape(local.init, jax.random.key(0), images(9).astype(np.float32))["params"]
+    kernel = jnp.ones(unshared["kernel"].shape)
+    with pytest.raises(ValueError, match=r"the kernel_size of the layer, \(3,\), got a kernel of \(7, 24, 4\)"):
+        convert.read_conv({"kernel": kernel}, local)
     record = convert.read_conv(params, nn.Conv(4, (3, 3)))
     with pytest.raises(TypeError, match="weights must be ConvTransposeWeights, got ConvWeights"):
         convert.write_conv_transpose(record)

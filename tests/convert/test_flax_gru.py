@@ -62,3 +62,28 @@ def test_errors():
     lstm = nn.SimpleCell(H).init(jax.random.key(0), jnp.zeros((B, H)), jnp.zeros((B, I)))
     with pytest.raises(ValueError, match=r"the parameters of linen.GRUCell .*, got \['i', 'h'\]"):
         convert.read_gru(lstm)
+    mgu = nn.MGUCell(H).init(jax.random.key(0), jnp.zeros((B, H)), jnp.zeros((B, I)))
+    with pytest.raises(ValueError, match=r"a layer must have the parameters of linen.GRUCell"):
+        convert.read_gru(mgu)
+    with pytest.raises(ValueError, match="cell must have activation_fn=tanh, got relu"):
+        convert.read_gru(nnx.GRUCell(I, H, activation_fn=jax.nn.relu, rngs=nnx.Rngs(0)))
+    cell = nnx.GRUCell(I, H, rngs=nnx.Rngs(0))
+    cell.dense_h = nnx.LoRALinear(H, 3 * H, lora_rank=1, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"cell\.dense_h must be a flax\.nnx\.Linear, got LoRALinear"):
+        convert.read_gru(cell)
+
+
+def test_nnx_reverse():
+    rnn = nnx.RNN(nnx.GRUCell(I, H, param_dtype=jnp.float64, rngs=nnx.Rngs(0)), reverse=True, keep_order=True)
+    (layer,) = convert.read_gru(rnn)
+    np.testing.assert_allclose(_joined(layer(X, time_major=False)[0]), rnn(X), rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="the forward direction of a layer must not run in reverse"):
+        convert.read_gru(nnx.Bidirectional(rnn, rnn))
+
+
+def test_pairs():
+    cells = [nnx.GRUCell(I, size, rngs=nnx.Rngs(0)) for size in (H, H + 1)]
+    with pytest.raises(ValueError, match="the two directions of a layer must have the same sizes"):
+        convert.read_gru(cells)
+    with pytest.raises(ValueError, match="a pair of the forward and the backward cell, got 3"):
+        convert.read_gru([cells[0]] * 3)

@@ -78,6 +78,13 @@ def test_what_a_format_cannot_hold(name):
             write(dataclasses.replace(weights, reverse=True))
 
 
+def test_two_directions_in_reverse():
+    weights = dataclasses.replace(_weights("two biases", 2), reverse=True)
+    for call in (lambda: weights(X), lambda: FORMATS["keras"][0](weights)):
+        with pytest.raises(ValueError, match="reverse must be False for two directions"):
+            call()
+
+
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_training_keeps_the_biases(structure):
     """The gradient has the biases of the record, so that a format that it was read from can hold the trained record."""

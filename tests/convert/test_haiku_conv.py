@@ -57,8 +57,11 @@ def test_errors():
     w = images(3, 3, features=4, n=3)
     with pytest.raises(ValueError, match="padding must be one of 'SAME', 'SAME_LOWER', 'VALID', got 'FULL'"):
         convert.read_conv({"w": w}, padding="full")
-    with pytest.raises(ValueError, match=r"data_format must be one of 'channels_last', .* got 'NCHW'"):
-        convert.read_conv({"w": w}, data_format="NCHW")
+    with pytest.raises(ValueError, match=r"data_format must be one of Haiku's, .* got 'HWN'"):
+        convert.read_conv({"w": w}, data_format="HWN")
+    for data_format in ("channels_last", "channels_first", "N...C", "NC...", "NCHW", "NHWC", "NCW", "NDHWC"):
+        channels_last = convert.read_conv({"w": w}, data_format=data_format).channels_last
+        assert channels_last == (hk.get_channel_index(data_format) == -1), data_format
     record = convert.read_conv_transpose({"w": images(3, features=4, n=2)})
     grouped = type(record)(record.kernel, None, **{**_settings(record), "groups": 2})
     with pytest.raises(ValueError, match=r"weights must have groups=1 and dilation 1, got 2 and \(1,\)"):

@@ -96,7 +96,7 @@ def test_errors():
         convert.read_conv("model.onnx")
     with pytest.raises(ValueError, match=r"must have strides=\(2, 3\), got \(1, 1\)"):
         convert.write_conv(dataclasses.replace(record, strides=(1, 1)), model)
-    with pytest.raises(ValueError, match="the record has no B of the node 'node', but the other has one"):
+    with pytest.raises(ValueError, match="for the node 'node' must be with B, got weights without B"):
         convert.write_conv(dataclasses.replace(record, bias=None), model)
     with pytest.raises(ValueError, match="weights must have a record for each of the 1 nodes, got 2"):
         convert.write_conv([record, record], model)
@@ -109,3 +109,16 @@ def test_errors():
     model.graph.initializer.pop(0)
     with pytest.raises(ValueError, match="W of the node 'node', 'W', must be a constant of the graph"):
         convert.read_conv(model)
+
+
+def test_several_nodes():
+    """Each node has its own constants, or shares those of another node with the same weights."""
+    names = [f"W{number}" for number in range(8)]
+    nodes = [helper.make_node("Conv", ["x", name], [f"y{name}"], name) for name in (*names, "W0")]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x", "yW0")]
+    tensors = [numpy_helper.from_array(normal(3, 2, 3, seed=i, dtype=np.float32), name) for i, name in enumerate(names)]
+    model = helper.make_model(helper.make_graph(nodes, "g", values[:1], values[1:], tensors))
+    records = jax.tree.map(lambda a: 2 * a, convert.read_conv(model))
+    assert_same_bits(convert.read_conv(convert.write_conv(records, model)), records)
+    with pytest.raises(ValueError, match="W of the node 'W0' is the constant 'W0' of another node"):
+        convert.write_conv([*records[:-1], records[1]], model)

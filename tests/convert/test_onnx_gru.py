@@ -89,7 +89,7 @@ def test_dtypes(dtype):
 def test_errors():
     model = _model()
     layers = convert.read_gru(model)
-    with pytest.raises(ValueError, match=r"no GRU node 'third'; its GRU nodes are \['first', 'second'\]"):
+    with pytest.raises(ValueError, match=r"no GRU node 'third'; it has \['first', 'second'\]"):
         convert.read_gru(model, "third")
     with pytest.raises(ValueError, match=r"activations Sigmoid and Tanh, got sigmoid, relu"):
         convert.read_gru(_model(activations=["Sigmoid", "Relu"]))
@@ -99,10 +99,12 @@ def test_errors():
         ValueError, match=r"W of the node 'first' must be float64 \(1, 12, 5\), got float64 \(1, 12, 4\)"
     ):
         convert.write_gru((layers[1], layers[1]), model)
-    with pytest.raises(ValueError, match="the node 'first' has no bias B, but the weights have biases"):
+    with pytest.raises(ValueError, match="for the node 'first' must be without B, got weights with B"):
         convert.write_gru(layers, _model(bias=False))
     with pytest.raises(ValueError, match="R of the node 'second' is the constant 'R1' of another node"):
         convert.write_gru((layers[0], jax.tree.map(lambda a: a + 1, layers[1])), _model(shared=True))
+    with pytest.raises(ValueError, match="activations Sigmoid and Tanh"):
+        convert.write_gru(layers, _model(activations=["Sigmoid", "Relu"]))
     graph_input = _model()
     del graph_input.graph.initializer[0]
     with pytest.raises(ValueError, match="W of the node 'first', 'W1', must be a constant of the graph"):

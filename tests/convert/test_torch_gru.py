@@ -70,7 +70,7 @@ def test_reading_copies():
 
 def test_errors():
     state_dict = torch.nn.ModuleDict({"encoder": torch.nn.GRU(I, H)}).state_dict()
-    with pytest.raises(ValueError, match=r"has no weight_ih_l0; prefixes of recurrent layers in it: \['encoder.'\]"):
+    with pytest.raises(ValueError, match=r"has no weight_ih_l0; prefixes with .weight_ih_l0. in it: \['encoder.'\]"):
         convert.read_gru(state_dict)
     with pytest.raises(TypeError, match="state_dict must be a mapping, got GRU; of a module, call state_dict"):
         convert.read_gru(torch.nn.GRU(I, H))

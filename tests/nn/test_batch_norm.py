@@ -5,7 +5,6 @@ The same variables go into both: values, gradients and running statistics agree,
 
 from __future__ import annotations
 
-import doctest
 from functools import partial
 
 import equinox as eqx
@@ -212,10 +211,3 @@ def test_haiku_over_vmap_in_bfloat16():
     expected = jax.vmap(lambda x: theirs.apply(*wide, x)[0], axis_name="batch")(x)
     assert y.dtype == jnp.bfloat16
     np.testing.assert_allclose(y.astype("f4"), expected, rtol=0, atol=2.0**-7)
-
-
-@pytest.mark.parametrize("layers", [jaxgrad.nn.linen, jaxgrad.nn.nnx, jaxgrad.nn.equinox, jaxgrad.nn.haiku])
-def test_docstrings(layers):
-    (test,) = doctest.DocTestFinder(recurse=False).find(layers.BatchNorm, "BatchNorm", globs={"jax": jax, "jnp": jnp})
-    with jax.enable_x64(False), jax.default_device(jax.devices("cpu")[0]):
-        assert doctest.DocTestRunner(verbose=False).run(test).failed == 0

@@ -10,11 +10,11 @@ import pytest
 
 import jaxgrad
 from jaxgrad import convert, nn
+from jaxgrad.nn import equinox, haiku, linen, nnx
 
-WITHOUT_EXAMPLES = ("__version__", "config", "Convolution", "Explanation", "PassExplanation", "Report")
-PUBLIC = {
-    f"{module.__name__}.{name}": getattr(module, name) for module in (jaxgrad, convert, nn) for name in module.__all__
-}
+WITHOUT_EXAMPLES = ("__version__", "config", "convert", "nn", "Convolution", "Explanation", "PassExplanation", "Report")
+MODULES = jaxgrad, convert, nn, linen, nnx, equinox, haiku
+PUBLIC = {f"{module.__name__}.{name}": getattr(module, name) for module in MODULES for name in module.__all__}
 NAMES = [name for name in PUBLIC if name.removeprefix("jaxgrad.") not in WITHOUT_EXAMPLES]
 
 

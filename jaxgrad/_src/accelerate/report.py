@@ -8,7 +8,7 @@ import os
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 from jaxgrad._src.accelerate.lowering import allowed_implementation, install
 from jaxgrad._src.conv import api
 from jaxgrad._src.conv.equation import plan_equation
+from jaxgrad._src.conv.flops import count_flops
 from jaxgrad._src.conv.geometry import described
 from jaxgrad._src.conv.params import ConvParams
 from jaxgrad._src.core import checks, jax_internals, marks
@@ -41,6 +42,8 @@ class Convolution:
       implementation: what it runs on, as in `jaxgrad.Explanation`. "xla" for a convolution that stays as it is, and for
         a matrix product that jaxgrad writes in its place.
       reason: why, in one sentence.
+      flops: the floating-point operations of one call, as XLA counts them for a convolution: 2 for each product with an
+        element that is no padding. They do not depend on the implementation. None for symbolic shapes.
       count: the number of equations. The body of a loop counts once.
     """
 
@@ -51,6 +54,7 @@ class Convolution:
     pass_name: str
     implementation: str
     reason: str
+    flops: int | None
     count: int = 1
 
 
@@ -74,17 +78,35 @@ class Report:
             found[convolution.implementation] += convolution.count
         return dict(found)
 
+    @property
+    def flops(self) -> int | None:
+        """The operations of all convolutions. The body of a loop counts once. None for symbolic shapes."""
+        total = 0
+        for convolution in self.convolutions:
+            if convolution.flops is None:
+                return None
+            total += convolution.count * convolution.flops
+        return total
+
     def __str__(self) -> str:
-        header = ("source", "lhs", "rhs", "result", "pass", "runs on", "count", "why")
+        header = ("source", "lhs", "rhs", "result", "pass", "runs on", "count", "MFLOP", "why")
         rows = [
-            (c.source, c.lhs, c.rhs, c.result, c.pass_name or "-", c.implementation, str(c.count), c.reason)
+            (
+                *(c.source, c.lhs, c.rhs, c.result, c.pass_name or "-", c.implementation),
+                *(str(c.count), _in_millions(c.flops), c.reason),
+            )
             for c in self.convolutions
         ]
         widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (header, *rows)]
         total = sum(self.counts.values())
         left = self.counts.get("xla", 0)
-        return "\n".join([*lines, f"{total} convolutions on {self.platform}, {left} of them on XLA"])
+        flops = _in_millions(self.flops)
+        return "\n".join([*lines, f"{total} convolutions on {self.platform}, {left} of them on XLA; {flops} MFLOP"])
+
+
+def _in_millions(flops: int | None) -> str:
+    return "-" if flops is None else f"{flops / 1e6:.4g}"
 
 
 def report(function: Callable[..., Any], *args: Any, platform: str | None = None, **kwargs: Any) -> Report:
@@ -174,7 +196,21 @@ def _of_lax(equation: JaxprEqn, source: str, platform: str, problem: str) -> Con
     dn = equation.params["dimension_numbers"]
     specs = zip(avals, dn, ("NC", "OI", "NC"), strict=True)
     lhs, rhs, result = (described(aval.dtype, aval.shape, *spec) for aval, *spec in specs)
-    return Convolution(source, lhs, rhs, result, pass_name, implementation, reason)
+    names = ("window_strides", "padding", "lhs_dilation", "rhs_dilation")
+    flops = _flops(avals, dn, *(equation.params[name] for name in names))
+    return Convolution(source, lhs, rhs, result, pass_name, implementation, reason, flops)
+
+
+def _flops(avals: Sequence[Any], specs: Sequence[Sequence[int]], *settings: Any) -> int | None:
+    """The flops of a convolution of x and w with the result y, which may all have a first axis of problems."""
+    problems, (x, w, y) = 1, [aval.shape for aval in avals]
+    if len(w) > len(specs[1]):
+        problems, (x, w, y) = w[0], [shape[1:] for shape in (x, w, y)]
+    if not all(isinstance(size, int) for size in (problems, *x, *w, *y)):
+        return None
+    spatial = [[shape[axis] for axis in spec[2:]] for shape, spec in zip((x, w, y), specs, strict=True)]
+    features = w[specs[1][0]] * w[specs[1][1]]
+    return count_flops(problems * y[specs[2][0]], features, *spatial, *settings)
 
 
 def _conv_params(equation: JaxprEqn) -> tuple[str, ConvParams] | None:
@@ -196,7 +232,10 @@ def _of_jaxgrad(equation: JaxprEqn, pass_name: str, params: ConvParams, source: 
     candidates = dict(params.candidates)[pass_name].implementations
     own = (name for name in candidates if platform_of(name) == lowering_platform(platform))
     implementation, reason = next(own, "xla"), "selected by the op of jaxgrad"
-    return Convolution(source, lhs, rhs, result, pass_name, implementation, reason)
+    order = {"forward": (0, 1, 2), "input_gradient": (2, 1, 0), "weight_gradient": (0, 2, 1)}[pass_name]
+    settings = g.window_strides, g.padding, (1,) * len(g.padding), g.rhs_dilation
+    flops = _flops([avals[i] for i in order], g.dimension_numbers, *settings)
+    return Convolution(source, lhs, rhs, result, pass_name, implementation, reason, flops)
 
 
 def _called_by_op(equation: JaxprEqn) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
+import time
 from functools import cache
 from typing import NamedTuple
 
@@ -18,6 +20,8 @@ from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.settings import SEARCHES, Settings
 from jaxgrad._src.core.warn import warn_caller
 from jaxgrad._src.native import cuda
+
+_logger = logging.getLogger("jaxgrad")
 
 _MIN_WORKSPACE = 32 << 20  # bytes, where there is no GPU to ask
 _MAX_WORKSPACE_LIMIT = 1 << 30  # bytes, unless the settings have a limit
@@ -69,6 +73,7 @@ def cudnn_plan(
             return CudnnPlan(geometry, min(limit, max(_MIN_WORKSPACE, 2 * operands)), "")
         with contextlib.suppress(RuntimeError):  # without NVRTC the engine is used unchecked
             cuda.nvrtc_unavailable()
+        start = time.perf_counter()
         found = cuda.module.conv_plan(
             device,
             PASSES.index(pass_name),
@@ -84,7 +89,16 @@ def cudnn_plan(
         if error := cuda.module.plan_directory_error():
             _warn_once_about_directory(settings.plan_cache_dir, error)
         if found is not None:
-            return CudnnPlan(geometry, *found)
+            plan = CudnnPlan(geometry, *found)
+            _logger.debug(
+                "cuDNN's plan of %s for %s, found in %.3f s: engine %s, workspace of %d bytes",
+                pass_name,
+                shapes,
+                time.perf_counter() - start,
+                plan.engine,
+                plan.workspace,
+            )
+            return plan
     return None
 
 

@@ -133,11 +133,6 @@ def sums_and_steps(weights: BatchNormWeights) -> tuple[tuple[jax.Array, jax.Arra
     return (weights.mean, weights.var), jnp.asarray(enough, jnp.float32)
 
 
-def check_batch_norm(function: str, weights: Any) -> None:
-    if not isinstance(weights, BatchNormWeights):
-        raise TypeError(f"{function}: weights must be BatchNormWeights, got {type(weights).__name__}")
-
-
 def check_vectors(function: str, **arrays: jax.Array | None) -> None:
     """Checks that the arrays of a record that is read are [C]."""
     given = {name: a.shape for name, a in arrays.items() if a is not None}

@@ -224,12 +224,6 @@ def dilated_padding(
     return tuple((end - low, end - high) for end, (low, high) in zip(ends, padding, strict=True))
 
 
-def check_record(function: str, weights: Any, record: type) -> None:
-    """Raises TypeError if `weights` are not such a record."""
-    if not isinstance(weights, record):
-        raise TypeError(f"{function}: weights must be {record.__name__}, got {type(weights).__name__}")
-
-
 def check_arrays(function: str, kernel: jax.Array, bias: jax.Array | None, groups: int, *, transposed: bool) -> None:
     """Checks the arrays of a record that is read."""
     rank = kernel.ndim - 2

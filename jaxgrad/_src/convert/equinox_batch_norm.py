@@ -11,10 +11,10 @@ from jaxgrad._src.convert.arrays import as_jax
 from jaxgrad._src.convert.batch_norm_weights import (
     BatchNormWeights,
     as_steps,
-    check_batch_norm,
     check_vectors,
     sums_and_steps,
 )
+from jaxgrad._src.convert.records import check_record
 
 _READ, _WRITE = "jaxgrad.convert.equinox.read_batch_norm", "jaxgrad.convert.equinox.write_batch_norm"
 
@@ -80,7 +80,7 @@ def write_batch_norm(
       TypeError: weights are no `BatchNormWeights`, or layer is not an `eqx.nn.BatchNorm`.
       ValueError: layer has another size, `eps` or `momentum`, or has `channelwise_affine` where the record has not.
     """
-    check_batch_norm(_WRITE, weights)
+    check_record(_WRITE, weights, BatchNormWeights)
     if not isinstance(layer, eqx.nn.BatchNorm):
         raise TypeError(f"{_WRITE}: layer must be an equinox.nn.BatchNorm, got {type(layer).__name__}")
     own = (weights.mean.size, weights.epsilon, weights.momentum, weights.scale is not None or weights.bias is not None)

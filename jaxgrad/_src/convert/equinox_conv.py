@@ -12,12 +12,12 @@ from jaxgrad._src.convert.conv_weights import (
     ConvTransposeWeights,
     ConvWeights,
     check_arrays,
-    check_record,
     features_first,
     features_last,
     reverse_window,
     swap_groups,
 )
+from jaxgrad._src.convert.records import check_record
 
 _MODULE = "jaxgrad.convert.equinox"
 

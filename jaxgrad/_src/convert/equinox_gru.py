@@ -14,13 +14,11 @@ import jax
 from jaxgrad._src.convert.arrays import as_jax
 from jaxgrad._src.convert.gru_weights import (
     GRUWeights,
-    as_layers,
-    check_expressible,
     check_weights,
     merge_biases,
-    split_directions,
-    stack_directions,
+    read_layers,
     swap_gates,
+    write_layers,
 )
 
 _READ, _WRITE = "jaxgrad.convert.equinox.read_gru", "jaxgrad.convert.equinox.write_gru"
@@ -37,9 +35,9 @@ def read_gru(*layers: eqx.nn.GRUCell | Sequence[eqx.nn.GRUCell]) -> tuple[GRUWei
 
     Raises:
       TypeError: a layer is not an `eqx.nn.GRUCell`.
+      ValueError: the cells of a pair do not fit together.
     """
-    cells = [layer if isinstance(layer, (tuple, list)) else (layer,) for layer in layers]
-    return tuple(stack_directions([read_cell(cell) for cell in directions]) for directions in cells)
+    return read_layers(_READ, layers, read_cell)
 
 
 def read_cell(cell: eqx.nn.GRUCell) -> GRUWeights:
@@ -71,12 +69,7 @@ def write_gru(weights: GRUWeights | Sequence[GRUWeights]) -> tuple[Any, ...]:
       ValueError: the cell does not compute what a record does: `linear_before_reset=False`, `clip`, or a single
         direction in reverse.
     """
-    written: list[Any] = []
-    for layer in as_layers(_WRITE, weights):
-        check_expressible(_WRITE, layer, "equinox.nn.GRUCell", linear_before_reset=True)
-        cells = tuple(_write_cell(direction) for direction in split_directions(layer))
-        written.append(cells if len(cells) == 2 else cells[0])
-    return tuple(written)
+    return write_layers(_WRITE, weights, "equinox.nn.GRUCell", _write_cell, linear_before_reset=True)
 
 
 def _write_cell(direction: GRUWeights) -> eqx.nn.GRUCell:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from jaxgrad._src.convert.batch_norm_weights import BatchNormWeights, check_batch_norm, check_vectors
+from jaxgrad._src.convert.batch_norm_weights import BatchNormWeights, check_vectors
 from jaxgrad._src.convert.flax_layers import layer_of, read_parameter
+from jaxgrad._src.convert.records import check_record
 from jaxgrad._src.core import checks
 
 _READ, _WRITE = "jaxgrad.convert.flax.read_batch_norm", "jaxgrad.convert.flax.write_batch_norm"
@@ -48,7 +49,7 @@ def write_batch_norm(weights: BatchNormWeights, *, api: Literal["linen", "nnx"] 
     Raises:
       TypeError: weights are no `BatchNormWeights`.
     """
-    check_batch_norm(_WRITE, weights)
+    check_record(_WRITE, weights, BatchNormWeights)
     checks.check_choice(_WRITE, "api", api, ("linen", "nnx"))
     params = {name: array for name in ("scale", "bias") if (array := getattr(weights, name)) is not None}
     statistics = {"mean": weights.mean, "var": weights.var}

@@ -12,7 +12,6 @@ from jaxgrad._src.convert.conv_weights import (
     ConvWeights,
     Padding,
     check_arrays,
-    check_record,
     dilated_padding,
     padding_pairs,
     repeat,
@@ -20,6 +19,7 @@ from jaxgrad._src.convert.conv_weights import (
     swap_groups,
 )
 from jaxgrad._src.convert.flax_layers import layer_of, read_parameter
+from jaxgrad._src.convert.records import check_record
 
 _MODULE = "jaxgrad.convert.flax"
 _PADDINGS = ("SAME", "SAME_LOWER", "VALID")
@@ -36,17 +36,13 @@ def read_conv(parameters: Any, layer: Any = None) -> ConvWeights:
 
     Raises:
       TypeError: a parameter is not a floating-point array.
-      ValueError: parameters or layer are not those of a `Conv`, or the layer has a mask, input dilation, or padding
-        other than zeros: "CIRCULAR" or "REFLECT".
+      ValueError: parameters or layer are not those of a `Conv`, the layer has another window than the parameters, as
+        `ConvLocal` has, or it has a mask, input dilation, or padding other than zeros: "CIRCULAR" or "REFLECT".
     """
     function = f"{_MODULE}.read_conv"
-    arguments = ("strides", "padding", "input_dilation", "kernel_dilation", "feature_group_count")
+    arguments = ("kernel_size", "strides", "padding", "input_dilation", "kernel_dilation", "feature_group_count")
     layer = layer_of(function, parameters, layer, arguments, "Conv")
-    kernel, bias = (
-        read_parameter(function, parameters, "kernel"),
-        read_parameter(function, parameters, "bias", optional=True),
-    )
-    assert kernel is not None
+    kernel, bias = _read(function, parameters, layer)
     check_arrays(function, kernel, bias, layer.feature_group_count, transposed=False)
     n = kernel.ndim - 2
     dilation = repeat(function, "kernel_dilation", layer.kernel_dilation, n)
@@ -61,6 +57,19 @@ def read_conv(parameters: Any, layer: Any = None) -> ConvWeights:
         groups=layer.feature_group_count,
         channels_last=True,
     )
+
+
+def _read(function: str, parameters: Any, layer: Any) -> tuple[jax.Array, jax.Array | None]:
+    """`(kernel, bias)`, after a check that the window of the kernel is that of the layer."""
+    kernel = read_parameter(function, parameters, "kernel")
+    assert kernel is not None
+    size = (layer.kernel_size,) if isinstance(layer.kernel_size, int) else tuple(layer.kernel_size)
+    if kernel.shape[:-2] != size:
+        raise ValueError(
+            f"{function}: the parameters must have a kernel with the kernel_size of the layer, {size}, "
+            f"got a kernel of {kernel.shape}"
+        )
+    return kernel, read_parameter(function, parameters, "bias", optional=True)
 
 
 def _padding(function: str, padding: Any, kernel: jax.Array, dilation: tuple[int, ...]) -> Padding:
@@ -89,13 +98,9 @@ def write_conv(weights: ConvWeights) -> dict[str, jax.Array]:
 def read_conv_transpose(parameters: Any, layer: Any = None) -> ConvTransposeWeights:
     """Reads a `ConvTranspose` of linen or nnx. The arguments and the errors are those of `read_conv`."""
     function = f"{_MODULE}.read_conv_transpose"
-    arguments = ("strides", "padding", "kernel_dilation", "transpose_kernel")
+    arguments = ("kernel_size", "strides", "padding", "kernel_dilation", "transpose_kernel")
     layer = layer_of(function, parameters, layer, arguments, "ConvTranspose")
-    kernel, bias = (
-        read_parameter(function, parameters, "kernel"),
-        read_parameter(function, parameters, "bias", optional=True),
-    )
-    assert kernel is not None
+    kernel, bias = _read(function, parameters, layer)
     if not layer.transpose_kernel:
         kernel = swap_groups(reverse_window(kernel), 1)
     check_arrays(function, kernel, bias, 1, transposed=True)

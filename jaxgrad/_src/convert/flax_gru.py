@@ -6,6 +6,7 @@ has the gates in the order r, z, n in one array, and no bias in the recurrent pr
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -14,15 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgrad._src.convert.arrays import as_jax
+from jaxgrad._src.convert.flax_layers import check_functions, check_linear
 from jaxgrad._src.convert.gru_weights import (
     GRUWeights,
-    as_layers,
-    check_expressible,
     check_weights,
     merge_biases,
-    split_directions,
     stack_directions,
     swap_gates,
+    write_layers,
 )
 from jaxgrad._src.core import checks
 
@@ -31,7 +31,7 @@ _GATES = "zrn"
 
 
 def read_gru(*layers: Any) -> tuple[GRUWeights, ...]:
-    """Reads the parameters of `GRUCell`, `RNN` and `Bidirectional` of flax, linen or nnx.
+    """Reads the parameters of `GRUCell`, `RNN` and `Bidirectional` of flax, linen or nnx, with sigmoid and tanh.
 
     Args:
       *layers: for each layer the parameters of linen as a nested dictionary, with or without the collection "params";
@@ -39,18 +39,19 @@ def read_gru(*layers: Any) -> tuple[GRUWeights, ...]:
 
     Returns:
       One `GRUWeights` for each layer. Those of linen have biases in the input products and the gate n of the recurrent
-      product; those of nnx have biases in the input products.
+      product; those of nnx have biases in the input products. That of an `nnx.RNN` with `reverse` has `reverse=True`.
 
     Raises:
       TypeError: a parameter is not a floating-point array.
-      ValueError: a layer is not a GRU of flax.
+      ValueError: a layer is not a GRU of flax, a cell of nnx has other functions than sigmoid and tanh or other layers
+        than `nnx.Linear`, or the cells of a pair do not fit together.
     """
-    return tuple(stack_directions([read_cell(cell) for cell in _cells(layer)]) for layer in layers)
+    return tuple(_read_layer(layer) for layer in layers)
 
 
 def read_cell(cell: Any) -> GRUWeights:
     """The weights of one cell: parameters of linen, or the state or the module of nnx."""
-    if _has(cell, "hn"):
+    if all(_has(cell, name) for name in ("ir", "iz", "hn")):
         return _read_linen(cell)
     if _has(cell, "dense_i"):
         return _read_nnx(cell)
@@ -69,15 +70,17 @@ def _get(tree: Any, name: str) -> Any:
     return tree[name] if isinstance(tree, Mapping) else getattr(tree, name)
 
 
-def _cells(layer: Any) -> list[Any]:
-    """The cell of each direction."""
+def _read_layer(layer: Any) -> GRUWeights:
     if isinstance(layer, (tuple, list)):
-        return [cell for direction in layer for cell in _cells(direction)]
+        return stack_directions(_READ, [_read_layer(direction) for direction in layer])
     if isinstance(layer, Mapping) and "params" in layer:
-        return _cells(layer["params"])
+        return _read_layer(layer["params"])
     if _has(layer, "forward_rnn"):
-        return [*_cells(_get(layer, "forward_rnn")), *_cells(_get(layer, "backward_rnn"))]
-    return _cells(_get(layer, "cell")) if _has(layer, "cell") else [layer]
+        return _read_layer((_get(layer, "forward_rnn"), _get(layer, "backward_rnn")))
+    if not _has(layer, "cell"):
+        return read_cell(layer)
+    reverse = not isinstance(layer, Mapping) and bool(getattr(layer, "reverse", False))
+    return dataclasses.replace(read_cell(_get(layer, "cell")), reverse=reverse)
 
 
 def _read_linen(cell: Any) -> GRUWeights:
@@ -96,6 +99,9 @@ def _read_nnx(cell: Any) -> GRUWeights:
         array = as_jax(_READ, f"{dense}.{parameter}", _get(_get(cell, dense), parameter))
         return swap_gates(array.T if array.ndim == 2 else array, axis=0)[None]
 
+    if not isinstance(cell, Mapping):
+        check_functions(_READ, cell)
+        check_linear(_READ, cell)
     w, r = read("dense_i", "kernel"), read("dense_h", "kernel")
     check_weights(_READ, "the cell", w[0], r[0])
     return GRUWeights(w, r, read("dense_i", "bias"), linear_before_reset=True)
@@ -121,13 +127,8 @@ def write_gru(weights: GRUWeights | Sequence[GRUWeights], *, api: Literal["linen
         direction in reverse, or, for nnx, a bias in the recurrent product of the gate n that is not zero.
     """
     checks.check_choice(_WRITE, "api", api, ("linen", "nnx"))
-    write = _write_linen if api == "linen" else _write_nnx
-    written = []
-    for layer in as_layers(_WRITE, weights):
-        check_expressible(_WRITE, layer, f"flax.{api}.GRUCell", linear_before_reset=True)
-        cells = tuple(write(direction) for direction in split_directions(layer))
-        written.append(cells if len(cells) == 2 else cells[0])
-    return tuple(written)
+    write_cell = _write_linen if api == "linen" else _write_nnx
+    return write_layers(_WRITE, weights, f"flax.{api}.GRUCell", write_cell, linear_before_reset=True)
 
 
 def _write_linen(direction: GRUWeights) -> dict[str, Any]:

@@ -6,8 +6,33 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxgrad._src.convert.arrays import as_jax
+
+_FUNCTIONS = {
+    "gate_fn": ("sigmoid", (jax.nn.sigmoid, jax.lax.logistic)),
+    "activation_fn": ("tanh", (jnp.tanh, jax.lax.tanh)),
+}
+
+
+def check_functions(function: str, cell: Any, hint: str = "") -> None:
+    """Raises ValueError for a GRU cell with other functions than sigmoid and tanh."""
+    for argument, (text, expected) in _FUNCTIONS.items():
+        own = getattr(cell, argument)
+        if not any(own is f for f in expected):
+            found = getattr(own, "__name__", own)
+            raise ValueError(f"{function}: cell must have {argument}={text}, got {found}{hint}")
+
+
+def check_linear(function: str, cell: Any, hint: str = "") -> None:
+    """Raises ValueError for an `nnx.GRUCell` with other layers than `nnx.Linear`, such as `nnx.LoRALinear`."""
+    from flax import nnx  # linen alone does not need it
+
+    for dense in ("dense_i", "dense_h"):
+        if type(getattr(cell, dense)) is not nnx.Linear:
+            found = type(getattr(cell, dense)).__name__
+            raise ValueError(f"{function}: cell.{dense} must be a flax.nnx.Linear, got {found}{hint}")
 
 
 def layer_of(function: str, parameters: Any, layer: Any, arguments: tuple[str, ...], kind: str) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jaxgrad._src.convert.records import as_records
 from jaxgrad._src.gru.api import gru
 
 
@@ -29,7 +30,7 @@ class GRUWeights:
       wb: [D, 3H], the biases of the input product; None for zeros.
       rb: [D, 3H], the biases of the recurrent product; [D, H] if only the gate n has one; None for zeros.
       linear_before_reset: whether the reset gate multiplies the recurrent product instead of the hidden state.
-      reverse: whether a single direction takes the steps from the last to the first.
+      reverse: whether a single direction takes the steps from the last to the first; False for two directions.
       clip: as in `jaxgrad.gru`.
 
     Examples:
@@ -63,13 +64,15 @@ class GRUWeights:
     def direction(self) -> str:
         """The argument `direction` of `jaxgrad.gru`."""
         if self.w.shape[0] == 2:
+            if self.reverse:
+                raise ValueError("jaxgrad.convert.GRUWeights: reverse must be False for two directions, got True")
             return "bidirectional"
         return "reverse" if self.reverse else "forward"
 
     def __call__(
         self,
         x: jax.typing.ArrayLike,
-        sequence_lens: jax.typing.ArrayLike | None = None,
+        sequence_lens: jax.typing.ArrayLike | Sequence[int] | None = None,
         initial_h: jax.typing.ArrayLike | None = None,
         *,
         reset: jax.typing.ArrayLike | None = None,
@@ -132,12 +135,48 @@ def swap_gates(array: jax.Array, axis: int = -1) -> jax.Array:
     return jnp.concatenate([second, first, n], axis=axis)
 
 
-def stack_directions(directions: Sequence[GRUWeights]) -> GRUWeights:
+def read_layers(function: str, layers: Sequence[Any], read_cell: Callable[[Any], GRUWeights]) -> tuple[GRUWeights, ...]:
+    """The records of layers, each a cell, or a pair of the forward and the backward cell."""
+    cells = [layer if isinstance(layer, (tuple, list)) else (layer,) for layer in layers]
+    return tuple(stack_directions(function, [read_cell(cell) for cell in directions]) for directions in cells)
+
+
+def write_layers(
+    function: str, weights: Any, form: str, write_cell: Callable[[GRUWeights], Any], *, linear_before_reset: bool
+) -> tuple[Any, ...]:
+    """For each record a cell, or a pair of the forward and the backward cell. `form` is the name of the cell."""
+    written: list[Any] = []
+    for layer in as_layers(function, weights):
+        check_expressible(function, layer, form, linear_before_reset=linear_before_reset)
+        cells = tuple(write_cell(direction) for direction in split_directions(layer))
+        written.append(cells if len(cells) == 2 else cells[0])
+    return tuple(written)
+
+
+def stack_directions(function: str, directions: Sequence[GRUWeights]) -> GRUWeights:
     """One record of two directions from two of one direction; the record itself from one."""
+    if len(directions) not in (1, 2):
+        raise ValueError(
+            f"{function}: a layer must be one cell, or a pair of the forward and the backward cell, "
+            f"got {len(directions)}"
+        )
     if len(directions) == 1:
         return directions[0]
+    if directions[0].reverse:
+        raise ValueError(f"{function}: the forward direction of a layer must not run in reverse")
     forward, backward = (dataclasses.replace(weights, reverse=False) for weights in directions)
+    if _described(forward) != _described(backward):
+        raise ValueError(
+            f"{function}: the two directions of a layer must have the same sizes, biases and linear_before_reset, "
+            f"got {_described(forward)} and {_described(backward)}; each layer is an argument of its own"
+        )
     return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), forward, backward)
+
+
+def _described(weights: GRUWeights) -> dict[str, Any]:
+    arrays = {name: getattr(weights, name) for name in ("w", "r", "wb", "rb")}
+    shapes = {name: array.shape[1:] for name, array in arrays.items() if array is not None}
+    return {**shapes, "linear_before_reset": weights.linear_before_reset}
 
 
 def split_directions(weights: GRUWeights) -> tuple[GRUWeights, ...]:
@@ -147,11 +186,7 @@ def split_directions(weights: GRUWeights) -> tuple[GRUWeights, ...]:
 
 def as_layers(function: str, weights: Any) -> tuple[GRUWeights, ...]:
     """The records of the layers, from one record or a sequence."""
-    layers = (weights,) if isinstance(weights, GRUWeights) else tuple(weights)
-    for layer in layers:
-        if not isinstance(layer, GRUWeights):
-            raise TypeError(f"{function}: weights must be GRUWeights or a sequence of them, got {type(layer).__name__}")
-    return layers
+    return as_records(function, weights, GRUWeights)
 
 
 def check_expressible(

@@ -11,11 +11,11 @@ from jaxgrad._src.convert.arrays import as_jax
 from jaxgrad._src.convert.batch_norm_weights import (
     BatchNormWeights,
     as_steps,
-    check_batch_norm,
     check_vectors,
     sums_and_steps,
 )
-from jaxgrad._src.core import checks
+from jaxgrad._src.convert.haiku_layers import is_channels_last
+from jaxgrad._src.convert.records import check_record
 
 _READ, _WRITE = "jaxgrad.convert.haiku.read_batch_norm", "jaxgrad.convert.haiku.write_batch_norm"
 _AVERAGES = ("mean_ema", "var_ema")
@@ -44,7 +44,7 @@ def read_batch_norm(
       TypeError: a parameter is not a floating-point array.
       ValueError: there is no such module, or data_format is unknown.
     """
-    checks.check_choice(_READ, "data_format", data_format, ("channels_last", "channels_first", "N...C", "NC..."))
+    channels_last = is_channels_last(_READ, data_format)
     averages: list[Any] = [state.get(f"{name}/~/{average}") for average in _AVERAGES]
     if any(average is None for average in averages):
         found = [key.removesuffix("/~/mean_ema") for key in state if key.endswith("/~/mean_ema")]
@@ -67,7 +67,7 @@ def read_batch_norm(
         sums,
         epsilon=eps,
         momentum=decay_rate,
-        feature_axis=-1 if data_format in ("channels_last", "N...C") else 1,
+        feature_axis=-1 if channels_last else 1,
     )
 
 
@@ -87,7 +87,7 @@ def write_batch_norm(
     Raises:
       TypeError: weights are no `BatchNormWeights`.
     """
-    check_batch_norm(_WRITE, weights)
+    check_record(_WRITE, weights, BatchNormWeights)
     shape = [1] * rank
     shape[weights.feature_axis] = -1
     arrays = {"scale": weights.scale, "offset": weights.bias}

@@ -14,16 +14,16 @@ from jaxgrad._src.convert.conv_weights import (
     ConvWeights,
     Padding,
     check_arrays,
-    check_record,
     dilated_padding,
     padding_pairs,
     repeat,
     reverse_window,
 )
+from jaxgrad._src.convert.haiku_layers import is_channels_last
+from jaxgrad._src.convert.records import check_record
 from jaxgrad._src.core import checks
 
 _MODULE = "jaxgrad.convert.haiku"
-_FORMATS = ("channels_last", "channels_first", "N...C", "NC...")
 
 
 def read_conv(
@@ -70,7 +70,7 @@ def read_conv(
         padding=pads,
         dilation=dilation,
         groups=feature_group_count,
-        channels_last=_channels_last(function, data_format),
+        channels_last=is_channels_last(function, data_format),
     )
 
 
@@ -120,7 +120,7 @@ def read_conv_transpose(
         output_padding=(0,) * n,
         dilation=(1,) * n,
         groups=1,
-        channels_last=_channels_last(function, data_format),
+        channels_last=is_channels_last(function, data_format),
     )
 
 
@@ -138,11 +138,6 @@ def write_conv_transpose(weights: ConvTransposeWeights) -> dict[str, jax.Array]:
             f"{function}: weights must have groups=1 and dilation 1, got {weights.groups} and {weights.dilation}"
         )
     return _write(reverse_window(weights.kernel), weights)
-
-
-def _channels_last(function: str, data_format: str) -> bool:
-    checks.check_choice(function, "data_format", data_format, _FORMATS)
-    return data_format in ("channels_last", "N...C")
 
 
 def _read(function: str, parameters: Any) -> tuple[jax.Array, jax.Array | None]:

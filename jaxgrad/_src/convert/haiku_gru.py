@@ -15,12 +15,10 @@ import jax.numpy as jnp
 from jaxgrad._src.convert.arrays import as_jax
 from jaxgrad._src.convert.gru_weights import (
     GRUWeights,
-    as_layers,
-    check_expressible,
     check_weights,
     merge_biases,
-    split_directions,
-    stack_directions,
+    read_layers,
+    write_layers,
 )
 
 _READ, _WRITE = "jaxgrad.convert.haiku.read_gru", "jaxgrad.convert.haiku.write_gru"
@@ -41,8 +39,7 @@ def read_gru(*layers: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> tuple[
       TypeError: a parameter is not a floating-point array.
       ValueError: a layer does not have the parameters of `hk.GRU`.
     """
-    modules = [layer if isinstance(layer, (tuple, list)) else (layer,) for layer in layers]
-    return tuple(stack_directions([_read_module(module) for module in directions]) for directions in modules)
+    return read_layers(_READ, layers, _read_module)
 
 
 def _read_module(module: Any) -> GRUWeights:
@@ -81,12 +78,7 @@ def write_gru(weights: GRUWeights | Sequence[GRUWeights]) -> tuple[Any, ...]:
       ValueError: `hk.GRU` does not compute what a record does: `linear_before_reset=True`, `clip`, or a single
         direction in reverse.
     """
-    written: list[Any] = []
-    for layer in as_layers(_WRITE, weights):
-        check_expressible(_WRITE, layer, "haiku.GRU", linear_before_reset=False)
-        modules = tuple(_write_module(direction) for direction in split_directions(layer))
-        written.append(modules if len(modules) == 2 else modules[0])
-    return tuple(written)
+    return write_layers(_WRITE, weights, "haiku.GRU", _write_module, linear_before_reset=False)
 
 
 def _write_module(direction: GRUWeights) -> dict[str, jax.Array]:

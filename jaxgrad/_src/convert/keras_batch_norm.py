@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from jaxgrad._src.convert.arrays import as_jax
-from jaxgrad._src.convert.batch_norm_weights import BatchNormWeights, check_batch_norm, check_vectors
+from jaxgrad._src.convert.batch_norm_weights import BatchNormWeights, check_vectors
+from jaxgrad._src.convert.records import check_record
 
 _READ, _WRITE = "jaxgrad.convert.keras.read_batch_norm", "jaxgrad.convert.keras.write_batch_norm"
 
@@ -42,6 +43,6 @@ def write_batch_norm(weights: BatchNormWeights) -> list[np.ndarray]:
     Raises:
       TypeError: weights are no `BatchNormWeights`.
     """
-    check_batch_norm(_WRITE, weights)
+    check_record(_WRITE, weights, BatchNormWeights)
     arrays = (weights.scale, weights.bias, weights.mean, weights.var)
     return [np.asarray(array) for array in arrays if array is not None]

@@ -13,10 +13,10 @@ from jaxgrad._src.convert.conv_weights import (
     ConvWeights,
     Padding,
     check_arrays,
-    check_record,
     dilated_padding,
     repeat,
 )
+from jaxgrad._src.convert.records import check_record
 
 _MODULE = "jaxgrad.convert.keras"
 

@@ -37,8 +37,8 @@ def read_gru(*layers: Any, reset_after: bool | None = None) -> tuple[GRUWeights,
 
     Raises:
       TypeError: a weight is not a floating-point array.
-      ValueError: the layer has other activations than tanh and the logistic function, the list is not that of a GRU, or
-        reset_after is missing or differs from the layer's.
+      ValueError: the layer has other activations than tanh and the logistic function, the list is not that of a GRU,
+        reset_after is missing or differs from the layer's, or the directions of a layer do not fit together.
     """
     return tuple(_read_layer(layer, reset_after) for layer in layers)
 
@@ -48,7 +48,7 @@ def _read_layer(layer: Any, reset_after: bool | None) -> GRUWeights:
         return _read_arrays(layer, reset_after)
     if hasattr(layer, "forward_layer"):
         directions = [_read_layer(part, reset_after) for part in (layer.forward_layer, layer.backward_layer)]
-        return stack_directions(directions)
+        return stack_directions(_READ, directions)
     cell = getattr(layer, "cell", layer)
     if not all(hasattr(cell, name) for name in ("reset_after", "recurrent_kernel")):
         raise ValueError(f"{_READ}: a layer must be a built keras.layers.GRU, got {type(layer).__name__}")
@@ -64,7 +64,9 @@ def _read_layer(layer: Any, reset_after: bool | None) -> GRUWeights:
 def _read_arrays(weights: Sequence[Any], reset_after: bool | None, reverse: bool = False) -> GRUWeights:
     if len(weights) in (4, 6):
         half = len(weights) // 2
-        return stack_directions([_read_arrays(weights[:half], reset_after), _read_arrays(weights[half:], reset_after)])
+        return stack_directions(
+            _READ, [_read_arrays(weights[:half], reset_after), _read_arrays(weights[half:], reset_after)]
+        )
     if len(weights) not in (2, 3):
         raise ValueError(
             f"{_READ}: a list must have a kernel, a recurrent kernel and perhaps a bias for each of one or two "

@@ -6,8 +6,15 @@ from collections.abc import Sequence
 
 import onnx
 
-from jaxgrad._src.convert.batch_norm_weights import BatchNormWeights, check_batch_norm, check_vectors
-from jaxgrad._src.convert.onnx_nodes import ModelWriter, attributes_of, find_nodes, read_constants
+from jaxgrad._src.convert.batch_norm_weights import BatchNormWeights, check_vectors
+from jaxgrad._src.convert.onnx_nodes import (
+    ModelWriter,
+    attributes_of,
+    check_attributes,
+    find_nodes,
+    pair_nodes,
+    read_constants,
+)
 
 _READ, _WRITE = "jaxgrad.convert.onnx.read_batch_norm", "jaxgrad.convert.onnx.write_batch_norm"
 _POSITIONS = {"scale": 1, "B": 2, "input_mean": 3, "input_var": 4}
@@ -27,23 +34,23 @@ def read_batch_norm(model: onnx.ModelProto, *names: str) -> tuple[BatchNormWeigh
       TypeError: model is not an `onnx.ModelProto`.
       ValueError: the model has no such node, or its inputs are not constants of the graph.
     """
-    records = []
-    for node in find_nodes(_READ, model, "BatchNormalization", names):
-        arrays, attributes = read_constants(_READ, model, node, _POSITIONS), attributes_of(node)
-        check_vectors(_READ, **arrays)
-        scale, bias, mean, var = (arrays[name] for name in _POSITIONS)
-        records.append(
-            BatchNormWeights(
-                scale,
-                bias,
-                mean,
-                var,
-                epsilon=attributes.get("epsilon", 1e-5),
-                momentum=attributes.get("momentum", 0.9),
-                feature_axis=1,
-            )
-        )
-    return tuple(records)
+    nodes = find_nodes(_READ, model, "BatchNormalization", names)
+    return tuple(_read_node(_READ, model, node) for node in nodes)
+
+
+def _read_node(function: str, model: onnx.ModelProto, node: onnx.NodeProto) -> BatchNormWeights:
+    arrays, attributes = read_constants(function, model, node, _POSITIONS), attributes_of(node)
+    check_vectors(function, **arrays)
+    scale, bias, mean, var = (arrays[name] for name in _POSITIONS)
+    return BatchNormWeights(
+        scale,
+        bias,
+        mean,
+        var,
+        epsilon=attributes.get("epsilon", 1e-5),
+        momentum=attributes.get("momentum", 0.9),
+        feature_axis=1,
+    )
 
 
 def write_batch_norm(
@@ -64,20 +71,8 @@ def write_batch_norm(
       ValueError: the numbers of records and nodes differ, or a node has another shape, dtype or epsilon than its
         record.
     """
-    records = (weights,) if isinstance(weights, BatchNormWeights) else tuple(weights)
-    expected = read_batch_norm(model, *names)
-    if len(expected) != len(records):
-        raise ValueError(
-            f"{_WRITE}: weights must have a record for each of the {len(expected)} nodes, got {len(records)}"
-        )
     writer = ModelWriter(_WRITE, model)
-    nodes = find_nodes(_WRITE, writer.model, "BatchNormalization", names)
-    for own, other, node in zip(records, expected, nodes, strict=True):
-        check_batch_norm(_WRITE, own)
-        if own.epsilon != other.epsilon:
-            raise ValueError(
-                f"{_WRITE}: the weights for the node {node.name!r} must have epsilon={other.epsilon}, got {own.epsilon}"
-            )
-        arrays = dict(zip(_POSITIONS, (own.scale, own.bias, own.mean, own.var), strict=True))
-        writer.write(node, _POSITIONS, arrays)
+    for own, node in pair_nodes(writer, weights, BatchNormWeights, "BatchNormalization", names):
+        check_attributes(_WRITE, node, own, _read_node(_WRITE, model, node), ("epsilon",))
+        writer.write(node, _POSITIONS, dict(zip(_POSITIONS, (own.scale, own.bias, own.mean, own.var), strict=True)))
     return writer.model

@@ -13,14 +13,21 @@ from jaxgrad._src.convert.conv_weights import (
     ConvWeights,
     Padding,
     check_arrays,
-    check_record,
     features_first,
     features_last,
 )
-from jaxgrad._src.convert.onnx_nodes import ModelWriter, attributes_of, find_nodes, read_constants
+from jaxgrad._src.convert.onnx_nodes import (
+    ModelWriter,
+    attributes_of,
+    check_attributes,
+    find_nodes,
+    pair_nodes,
+    read_constants,
+)
 
 _MODULE = "jaxgrad.convert.onnx"
 _POSITIONS = {"W": 1, "B": 2}
+_ATTRIBUTES = ("strides", "padding", "output_padding", "dilation", "groups")
 _AUTO_PADS = {"SAME_UPPER": "SAME", "SAME_LOWER": "SAME_LOWER", "VALID": "VALID"}
 
 
@@ -154,25 +161,8 @@ def _pairs(attributes: dict[str, Any], n: int) -> tuple[tuple[int, int], ...]:
 def _write(
     function: str, weights: Any, model: Any, names: Sequence[str], op_type: str, record: type, read: Any
 ) -> onnx.ModelProto:
-    records = (weights,) if isinstance(weights, record) else tuple(weights)
-    find_nodes(function, model, op_type, names)
     writer = ModelWriter(function, model)
-    nodes = find_nodes(function, writer.model, op_type, names)
-    if len(nodes) != len(records):
-        raise ValueError(
-            f"{function}: weights must have a record for each of the {len(nodes)} nodes, got {len(records)}"
-        )
-    for own, node in zip(records, nodes, strict=True):
-        check_record(function, own, record)
-        _check_same(function, own, read(function, model, node), node)
+    for own, node in pair_nodes(writer, weights, record, op_type, names):
+        check_attributes(function, node, own, read(function, model, node), _ATTRIBUTES)
         writer.write(node, _POSITIONS, {"W": features_first(own.kernel), "B": own.bias})
     return writer.model
-
-
-def _check_same(function: str, own: Any, other: Any, node: onnx.NodeProto) -> None:
-    for name in ("strides", "padding", "output_padding", "dilation", "groups"):
-        found, expected = getattr(own, name, None), getattr(other, name, None)
-        if found != expected:
-            raise ValueError(
-                f"{function}: the weights for the node {node.name!r} must have {name}={expected}, got {found}"
-            )

@@ -11,14 +11,19 @@ import onnx
 from onnx import numpy_helper
 
 from jaxgrad._src.convert.arrays import as_jax
+from jaxgrad._src.convert.records import as_records
 
 
-def find_nodes(function: str, model: Any, op_type: str, names: Sequence[str]) -> list[onnx.NodeProto]:
-    """The nodes of a type with these names; without names all of them, in the order of the graph."""
+def check_model(function: str, model: Any) -> None:
     if not isinstance(model, onnx.ModelProto):
         raise TypeError(
             f"{function}: model must be an onnx.ModelProto, got {type(model).__name__}; of a file, onnx.load"
         )
+
+
+def find_nodes(function: str, model: Any, op_type: str, names: Sequence[str]) -> list[onnx.NodeProto]:
+    """The nodes of a type with these names; without names all of them, in the order of the graph."""
+    check_model(function, model)
     nodes = [node for node in model.graph.node if node.op_type == op_type]
     found = {node.name: node for node in nodes}
     for name in names:
@@ -39,13 +44,14 @@ def read_constants(
     """The constant inputs of a node that are given, by the names of `positions`."""
     return {
         name: as_jax(function, f"{name} of {node.name!r}", numpy_helper.to_array(tensor))
-        for name, tensor in _constants(function, model, node, positions).items()
+        for name, (_, tensor) in _constants(function, model, node, positions).items()
     }
 
 
 def _constants(
     function: str, model: onnx.ModelProto, node: onnx.NodeProto, positions: Mapping[str, int]
-) -> dict[str, onnx.TensorProto]:
+) -> dict[str, tuple[str, onnx.TensorProto]]:
+    """The constants by the names of `positions`, each with the name of its value in the graph."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     for other in model.graph.node:
         if other.op_type == "Constant" and other.attribute[0].name == "value":
@@ -59,35 +65,65 @@ def _constants(
             raise ValueError(
                 f"{function}: {name} of the node {node.name!r}, {value!r}, must be a constant of the graph"
             )
-        found[name] = tensors[value]
+        found[name] = value, tensors[value]
     return found
+
+
+def check_attributes(function: str, node: onnx.NodeProto, own: Any, other: Any, names: Sequence[str]) -> None:
+    """Checks that a record has the attributes of `other`, the record of the node. ONNX's floats are float32."""
+    for name in names:
+        found, expected = getattr(own, name, None), getattr(other, name, None)
+        if isinstance(found, float) and isinstance(expected, float) and np.float32(found) == np.float32(expected):
+            continue
+        if found != expected:
+            raise ValueError(
+                f"{function}: the weights for the node {node.name!r} must have {name}={expected!r}, got {found!r}"
+            )
 
 
 class ModelWriter:
     """Replaces constants in a copy of a model."""
 
     def __init__(self, function: str, model: onnx.ModelProto) -> None:
+        check_model(function, model)
         self.function = function
         self.model = onnx.ModelProto()
         self.model.CopyFrom(model)
-        self._written: dict[int, bytes] = {}
+        self._written: dict[str, bytes] = {}  # the data of each constant, by its name in the graph
 
     def write(self, node: onnx.NodeProto, positions: Mapping[str, int], arrays: Mapping[str, jax.Array | None]) -> None:
         """Replaces the constants that a node of the copy reads."""
-        tensors = _constants(self.function, self.model, node, positions)
+        constants = _constants(self.function, self.model, node, positions)
         for name, array in arrays.items():
-            label = f"{name} of the node {node.name!r}"
-            if (array is None) != (name not in tensors):
-                missing = "record" if array is None else "node"
-                raise ValueError(f"{self.function}: the {missing} has no {label}, but the other has one")
+            if (array is None) != (name not in constants):
+                texts = (f"with {name}", f"without {name}")
+                expected, found = texts if array is None else texts[::-1]
+                raise ValueError(
+                    f"{self.function}: the weights for the node {node.name!r} must be {expected}, got weights {found}"
+                )
             if array is not None:
-                self._replace(label, np.asarray(array), tensors[name])
+                self._replace(f"{name} of the node {node.name!r}", np.asarray(array), *constants[name])
 
-    def _replace(self, label: str, array: np.ndarray, tensor: onnx.TensorProto) -> None:
+    def _replace(self, label: str, array: np.ndarray, value: str, tensor: onnx.TensorProto) -> None:
         new = numpy_helper.from_array(array, tensor.name)
         if (new.data_type, new.dims) != (tensor.data_type, tensor.dims):
             old = f"{onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)} {tuple(tensor.dims)}"
             raise ValueError(f"{self.function}: {label} must be {old}, got {array.dtype} {array.shape}")
         tensor.CopyFrom(new)
-        if self._written.setdefault(id(tensor), new.raw_data) != new.raw_data:
-            raise ValueError(f"{self.function}: {label} is a constant of another node too, which has other weights")
+        if self._written.setdefault(value, new.raw_data) != new.raw_data:
+            raise ValueError(
+                f"{self.function}: {label} is the constant {value!r} of another node, which has other weights"
+            )
+
+
+def pair_nodes(
+    writer: ModelWriter, weights: Any, record: type, op_type: str, names: Sequence[str]
+) -> list[tuple[Any, onnx.NodeProto]]:
+    """The records, each with its node in the copy."""
+    records = as_records(writer.function, weights, record)
+    nodes = find_nodes(writer.function, writer.model, op_type, names)
+    if len(nodes) != len(records):
+        raise ValueError(
+            f"{writer.function}: weights must have a record for each of the {len(nodes)} nodes, got {len(records)}"
+        )
+    return list(zip(records, nodes, strict=True))

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxgrad._src.convert.batch_norm_weights import BatchNormWeights, as_steps, check_batch_norm, check_vectors
+from jaxgrad._src.convert.batch_norm_weights import BatchNormWeights, as_steps, check_vectors
+from jaxgrad._src.convert.records import check_record
 from jaxgrad._src.convert.torch_parameters import read_parameter
 
 _READ, _WRITE = "jaxgrad.convert.torch.read_batch_norm", "jaxgrad.convert.torch.write_batch_norm"
@@ -67,7 +68,7 @@ def write_batch_norm(weights: BatchNormWeights, prefix: str = "") -> dict[str, j
     Raises:
       TypeError: weights are no `BatchNormWeights`.
     """
-    check_batch_norm(_WRITE, weights)
+    check_record(_WRITE, weights, BatchNormWeights)
     arrays = {
         "weight": weights.scale,
         "bias": weights.bias,

@@ -11,12 +11,12 @@ from jaxgrad._src.convert.conv_weights import (
     ConvTransposeWeights,
     ConvWeights,
     check_arrays,
-    check_record,
     features_first,
     features_last,
     padding_pairs,
     repeat,
 )
+from jaxgrad._src.convert.records import check_record
 from jaxgrad._src.convert.torch_parameters import read_parameter
 
 _MODULE = "jaxgrad.convert.torch"

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 
-from jaxgrad._src.convert.arrays import as_jax
 from jaxgrad._src.convert.gru_weights import (
     GRUWeights,
     as_layers,
@@ -18,6 +17,7 @@ from jaxgrad._src.convert.gru_weights import (
     stack_directions,
     swap_gates,
 )
+from jaxgrad._src.convert.torch_parameters import read_parameter
 
 _READ, _WRITE = "jaxgrad.convert.torch.read_gru", "jaxgrad.convert.torch.write_gru"
 
@@ -36,29 +36,18 @@ def read_gru(state_dict: Mapping[str, Any], prefix: str = "") -> tuple[GRUWeight
       TypeError: state_dict is not a mapping, or a value is not a floating-point array.
       ValueError: there is no GRU with this prefix, or JAX has no dtype for it without `jax_enable_x64`.
     """
-    if not isinstance(state_dict, Mapping):
-        raise TypeError(
-            f"{_READ}: state_dict must be a mapping, got {type(state_dict).__name__}; of a module, call state_dict()"
-        )
+    read_parameter(_READ, state_dict, prefix, "weight_ih_l0")  # raises an error if there is no layer
     layers: list[GRUWeights] = []
     while f"{prefix}weight_ih_l{len(layers)}" in state_dict:
         stem = f"l{len(layers)}"
         suffixes = [stem] + [f"{stem}_reverse"] * (f"{prefix}weight_ih_{stem}_reverse" in state_dict)
-        layers.append(stack_directions([_read_direction(state_dict, prefix, suffix) for suffix in suffixes]))
-    if not layers:
-        found = [key.removesuffix("weight_ih_l0") for key in state_dict if key.endswith("weight_ih_l0")]
-        raise ValueError(
-            f"{_READ}: state_dict has no {prefix}weight_ih_l0; prefixes of recurrent layers in it: {found}"
-        )
+        layers.append(stack_directions(_READ, [_read_direction(state_dict, prefix, suffix) for suffix in suffixes]))
     return tuple(layers)
 
 
 def _read_direction(state_dict: Mapping[str, Any], prefix: str, suffix: str) -> GRUWeights:
     def read(kind: str) -> jax.Array:
-        key = f"{prefix}{kind}_{suffix}"
-        if key not in state_dict:
-            raise ValueError(f"{_READ}: state_dict has no {key}")
-        return as_jax(_READ, key, state_dict[key])
+        return read_parameter(_READ, state_dict, prefix, f"{kind}_{suffix}")
 
     w, r = read("weight_ih"), read("weight_hh")
     check_weights(_READ, f"{prefix}weight_ih_{suffix}", w, r)

@@ -16,9 +16,7 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from jaxgrad._src.core.derivative_maps import Batched, JvpRules, Map, Primal
-
-# Part of the cache keys of jax.jit: a function that was traced outside the context is traced again inside it.
-_enabled = jax.make_user_context(False)
+from jaxgrad._src.core.settings import forward_mode_enabled
 
 _HINT = "jaxgrad's ops support forward mode inside `with jaxgrad.forward_mode():`; see docs/forward_mode.md."
 
@@ -46,7 +44,7 @@ def forward_mode() -> contextlib.AbstractContextManager[None]:
       >>> hessian_times_w.shape
       (4, 3, 3, 3)
     """
-    return _enabled(True)
+    return forward_mode_enabled(True)
 
 
 def jvp(
@@ -78,7 +76,7 @@ def jvp(
 
 def call(op: Callable[..., Any], rules: JvpRules, params: Any, *arrays: Any) -> Any:
     """Calls `op(params, *arrays)`, with forward mode inside the context; `params` must be hashable."""
-    if not _enabled.value:
+    if not forward_mode_enabled.value:
         try:
             # JAX raises some errors when it lowers or runs the program. Their tracebacks show the source of this line.
             return op(params, *arrays)  # for forward mode: with jaxgrad.forward_mode(), see docs/forward_mode.md

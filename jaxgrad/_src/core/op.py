@@ -157,7 +157,8 @@ def check_implementation(caller: str, implementation: Any) -> None:
 
 OPS: dict[str, Op] = {}
 _PUBLIC: dict[Callable[..., Any], Op] = {}
-_PLATFORMS: dict[str, str] = {}  # by implementation
+# By implementation, also of ops that are not loaded yet: an invalid `implementation=` gets the same message everywhere.
+_PLATFORMS = {"cpu": "cpu", "cuda": "cuda", "cudnn": "cuda", "depthwise": "cpu", "onednn": "cpu"}
 
 
 def op_of(function: Any) -> Op | None:

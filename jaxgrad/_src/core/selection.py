@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -15,6 +16,8 @@ from jaxgrad._src.core.op import Backend, Op, Rejection, platform_of, public_pla
 from jaxgrad._src.core.settings import current
 from jaxgrad._src.core.tuning import Call, Choice, MeasuredChoices, RecordedCall, Recorder
 from jaxgrad._src.core.warn import warn_caller
+
+_logger = logging.getLogger("jaxgrad")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,12 +319,32 @@ def recording() -> Iterator[list[Selection]]:
 def _record(selection: Selection) -> None:
     if (recorded := getattr(_recorder, "selections", None)) is not None:
         recorded.append(selection)
-    elif selection.implementation is None:
+        return
+    if _logger.isEnabledFor(logging.DEBUG):
+        _log(selection)
+    if selection.implementation is None:
         for backend in selection.op.backends:
             rejections = (selection.rejections.get((backend.implementation, name)) for name in selection.op.passes)
             missing = next((r.missing for r in rejections if r is not None and r.missing), "")
             if missing and jax.default_backend() == public_platform(backend.platform):
                 _warn_once(backend.instead, backend.title, missing)
+
+
+def _log(selection: Selection) -> None:
+    """Logs a line for each pass: the implementation on each platform, and why the platform's others do not run it."""
+    for pass_name, candidates in selection.candidates.items():
+        platforms: dict[str, list[Backend]] = {}
+        for backend in filter(lambda backend: backend.has(pass_name), selection.op.backends):
+            platforms.setdefault(backend.platform, []).append(backend)
+        parts = []
+        for platform, backends in platforms.items():
+            names = [backend.implementation for backend in backends]
+            chosen = next((name for name in candidates.implementations if name in names), "xla")
+            rejections = {name: selection.rejections.get((name, pass_name)) for name in names}
+            reasons = [f"{name}: {rejection.reason}" for name, rejection in rejections.items() if rejection]
+            parts.append(f"{chosen} on {public_platform(platform)}" + (f" ({'; '.join(reasons)})" if reasons else ""))
+        call = f" [{selection.call.text(pass_name)}]" if isinstance(selection.call, Call) else ""
+        _logger.debug("%s, %s%s: %s", selection.op.name, pass_name, call, ", ".join(parts))
 
 
 @cache

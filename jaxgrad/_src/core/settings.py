@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.extend.core
 
 from jaxgrad._src.core.tuning import MeasuredChoices
 from jaxgrad._src.core.warn import warn_caller
@@ -87,7 +88,10 @@ def _traced(settings: Settings) -> Settings:
     return dataclasses.replace(settings, plan_cache_dir=None)
 
 
+# Parts of the cache keys of jax.jit: a function is traced again where they change. They are made when jaxgrad is
+# imported, because each new one changes the keys of all programs.
 _context = jax.make_user_context(_traced(_process))
+forward_mode_enabled = jax.make_user_context(False)  # set by `jaxgrad.forward_mode`
 _plan_cache_dir_listeners: list[Callable[[str | None], None]] = []
 
 

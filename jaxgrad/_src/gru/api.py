@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -33,7 +34,7 @@ def gru(
     w: jax.typing.ArrayLike,
     r: jax.typing.ArrayLike,
     b: jax.typing.ArrayLike | None = None,
-    sequence_lens: jax.typing.ArrayLike | None = None,
+    sequence_lens: jax.typing.ArrayLike | Sequence[int] | None = None,
     initial_h: jax.typing.ArrayLike | None = None,
     *,
     reset: jax.typing.ArrayLike | None = None,
@@ -62,9 +63,9 @@ def gru(
       Weights of other libraries do not fit as they are. flax, equinox, PyTorch, Keras (by default) and cuDNN compute
       `linear_before_reset=True`, which is not the default here. equinox, PyTorch and cuDNN also order the gates r, z, n
       where z, r, n is expected here; flax has one array for each gate, and Keras transposes the weights. Haiku's gate z
-      weighs n. `jaxgrad.convert` reads and writes the weights of all but cuDNN. `jaxgrad.nn` has layers with the
-      parameters of the frameworks: `linen.RNN`, `nnx.RNN`, `equinox.scan_gru`, `haiku.dynamic_unroll`, and `GRU` with
-      those of PyTorch.
+      weighs n. `jaxgrad.convert` reads and writes the weights of all but cuDNN. These have the parameters of the
+      frameworks: `jaxgrad.nn.linen.RNN`, `jaxgrad.nn.nnx.RNN`, `jaxgrad.nn.equinox.scan_gru` and
+      `jaxgrad.nn.haiku.dynamic_unroll`; `jaxgrad.nn.GRU` has those of PyTorch.
 
     Args:
       x: [T, B, I], the inputs: float32, float64, bfloat16 or float16. All other floating-point arrays must have the

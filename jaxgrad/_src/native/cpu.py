@@ -6,12 +6,15 @@ A missing library does not make the import fail: `unavailable` and `onednn_unava
 from __future__ import annotations
 
 import importlib
+import logging
 from functools import cache
 from typing import Any
 
 import jax
 
 from jaxgrad._src.native import onednn
+
+_logger = logging.getLogger("jaxgrad")
 
 module: Any  # jaxgrad._cpu, or None
 try:
@@ -40,6 +43,7 @@ def onednn_unavailable() -> str:
     if library is None:
         return f"oneDNN cannot be loaded ({'; '.join(others)})"
     module.load_onednn(library.path)
+    _logger.info("oneDNN %s", "; not used: ".join((str(library), *others)))
     return ""
 
 
@@ -60,4 +64,5 @@ def build_info() -> dict[str, str]:
 
 
 # A program that was exported or compiled elsewhere may call a oneDNN handler without any call of an op before.
-onednn_unavailable()
+if _problem := onednn_unavailable():
+    _logger.info("CPU kernels: %s", _problem)

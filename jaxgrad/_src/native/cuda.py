@@ -7,12 +7,15 @@ first use.
 from __future__ import annotations
 
 import importlib
+import logging
 from functools import cache
 from typing import Any
 
 import jax
 
 from jaxgrad._src.native.libraries import library_paths
+
+_logger = logging.getLogger("jaxgrad")
 
 module: Any  # jaxgrad._cuda, or None
 try:
@@ -86,6 +89,7 @@ def cudnn_unavailable() -> str:
         module.load_cudnn(library_paths(_CUDNN_PACKAGES, ("libcudnn.so.9",)) or [])
     except RuntimeError as error:
         return str(error)
+    _logger.info("cuDNN %s", module.build_info()["cudnn"])
     return ""
 
 

@@ -15,6 +15,7 @@ from jaxgrad._src.nn.rows import run_rows
 _NAME = "jaxgrad.nn.equinox.scan_gru"
 
 
+@jax.named_scope(_NAME)
 def scan_gru(
     cell: eqx.nn.GRUCell,
     init: jax.typing.ArrayLike,

@@ -124,12 +124,13 @@ class GRU:
         (gru.layers,), (gru.batch_first, gru.dropout) = children, static
         return gru
 
+    @jax.named_scope(_NAME)
     def __call__(
         self,
         x: jax.typing.ArrayLike,
         hx: jax.typing.ArrayLike | None = None,
         *,
-        sequence_lens: jax.typing.ArrayLike | None = None,
+        sequence_lens: jax.typing.ArrayLike | Sequence[int] | None = None,
         reset: jax.typing.ArrayLike | None = None,
         key: jax.Array | None = None,
         remat_every: int | None = None,
@@ -176,7 +177,8 @@ class GRU:
         for number, (layer, initial_h) in enumerate(zip(self.layers, states, strict=True)):
             if number and key is not None and self.dropout:
                 x = _drop(x, self.dropout, jax.random.fold_in(key, number))
-            y, y_h = layer(x, sequence_lens, initial_h, **options)
+            with jax.named_scope(f"layer_{number}"):
+                y, y_h = layer(x, sequence_lens, initial_h, **options)
             x = jnp.swapaxes(y, 1, 2).reshape(T, B, -1)
             last.append(y_h)
         h_n = jnp.concatenate(last)

@@ -30,6 +30,7 @@ class BatchNorm(nnx.BatchNorm):
       Array([0.1, 0.1, 0.1, 0.1], dtype=float32)
     """
 
+    @jax.named_scope("jaxgrad.nn.nnx.BatchNorm")
     def __call__(self, x: Any, use_running_average: bool | None = None, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes x, as `flax.nnx.BatchNorm`, which describes the arguments."""
         axes = (self.axis,) if isinstance(self.axis, int) else tuple(self.axis)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxgrad._src.convert.flax_gru import read_cell
+from jaxgrad._src.convert.flax_layers import check_linear
 from jaxgrad._src.nn.rnn import as_reset, check_cell, run_rnn
 
 _NAME = "jaxgrad.nn.nnx.RNN"
@@ -37,6 +38,7 @@ class RNN(nnx.RNN):
       (10, 50, 64)
     """
 
+    @jax.named_scope(_NAME)
     def __call__(
         self,
         inputs: jax.Array,
@@ -89,10 +91,7 @@ class RNN(nnx.RNN):
 
     def _check(self) -> None:
         check_cell(_NAME, self.cell, nnx.GRUCell)
-        for dense in ("dense_i", "dense_h"):
-            if type(getattr(self.cell, dense)) is not nnx.Linear:
-                found = type(getattr(self.cell, dense)).__name__
-                raise ValueError(f"{_NAME}: cell.{dense} must be a flax.nnx.Linear, got {found}; use flax's own RNN")
+        check_linear(_NAME, self.cell, "; use flax's own RNN")
         if any(isinstance(axis, int) for axis in self.state_axes.values()):
             raise ValueError(
                 f"{_NAME}: state_axes must not split the state over the steps, got {dict(self.state_axes)}; "

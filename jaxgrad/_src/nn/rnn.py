@@ -10,12 +10,10 @@ import jax
 import jax.numpy as jnp
 from flax.linen.recurrent import flip_sequences
 
+from jaxgrad._src.convert.flax_layers import check_functions
 from jaxgrad._src.convert.gru_weights import GRUWeights
 from jaxgrad._src.core import checks
 from jaxgrad._src.gru.api import gru
-
-_SIGMOIDS = (jax.nn.sigmoid, jax.lax.logistic)
-_TANHS = (jnp.tanh, jax.lax.tanh)
 
 
 def check_cell(name: str, cell: Any, cell_class: type) -> None:
@@ -25,14 +23,7 @@ def check_cell(name: str, cell: Any, cell_class: type) -> None:
         raise TypeError(
             f"{name}: cell must be a flax GRUCell, got {type(cell).__name__}; use flax's own RNN for other cells"
         )
-    for argument, expected, text in (
-        ("gate_fn", _SIGMOIDS, "sigmoid"),
-        ("activation_fn", _TANHS, "tanh"),
-    ):
-        function = getattr(cell, argument)
-        if not any(function is f for f in expected):
-            found = getattr(function, "__name__", function)
-            raise ValueError(f"{name}: cell must have {argument}={text}, got {found}; use flax's own RNN for others")
+    check_functions(name, cell, "; use flax's own RNN for others")
 
 
 def as_reset(name: str, reset: Any, inputs: jax.Array, time_major: bool) -> jax.Array | None:

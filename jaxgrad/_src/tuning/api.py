@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,8 @@ from jaxgrad._src.gru.params import GruProblem
 from jaxgrad._src.tuning.progress import with_progress
 from jaxgrad._src.tuning.timing import medians, random_operands, run_once, with_arrays, with_sets
 from jaxgrad._src.tuning.tuning import Tuning, from_json, to_json
+
+_logger = logging.getLogger("jaxgrad")
 
 _MIN_GAIN = 1.03  # a default that is slower by less stays: times differ as much from run to run
 
@@ -82,6 +85,7 @@ def _measured(recorder: Recorder, progress: bool) -> Tuning:
         for text, recorded in with_progress("jaxgrad.tune", calls) if progress else calls:
             if choice := measured_choice(recorded, platform):
                 choices[text] = choice
+                _logger.info("measured %s: %s, in microseconds: %s", text, choice.implementation, choice.times)
     return Tuning({current_environment(): choices})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,8 @@ from jaxgrad._src.core import settings
 from jaxgrad._src.core.environment import Environment, current_environment
 from jaxgrad._src.core.processes import text_of_first_process
 from jaxgrad._src.core.tuning import Choice, MeasuredChoices
+
+_logger = logging.getLogger("jaxgrad")
 
 _FORMAT = 1
 
@@ -72,9 +75,12 @@ class Tuning(MeasuredChoices):
         """
         text = text_of_first_process(lambda: Path(path).read_text(encoding="utf-8"))
         try:
-            return from_json(text)
+            tuning = from_json(text)
         except ValueError as error:
             raise ValueError(f"jaxgrad.Tuning.load: {os.fspath(path)!r} is no tuning: {error}") from error
+        for machine, choices in tuning.machines.items():
+            _logger.info("%d choices for %s in the tuning %s", len(choices), machine, os.fspath(path))
+        return tuning
 
     def __or__(self, other: Tuning) -> Tuning:
         if not isinstance(other, Tuning):

@@ -1,0 +1,23 @@
+"""Checks of the records that are written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+
+def check_record(function: str, weights: Any, record: type) -> None:
+    """Raises TypeError if `weights` are not such a record."""
+    if not isinstance(weights, record):
+        raise TypeError(f"{function}: weights must be {record.__name__}, got {type(weights).__name__}")
+
+
+def as_records(function: str, weights: Any, record: type) -> tuple[Any, ...]:
+    """A tuple of records from one record or a sequence."""
+    records = tuple(weights) if isinstance(weights, Iterable) else (weights,)
+    for own in records:
+        if not isinstance(own, record):
+            raise TypeError(
+                f"{function}: weights must be {record.__name__} or a sequence of them, got {type(own).__name__}"
+            )
+    return records
