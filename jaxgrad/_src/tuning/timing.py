@@ -89,12 +89,12 @@ def medians(programs: Mapping[str, Program]) -> dict[str, float]:
     return {name: statistics.median(samples) for name, samples in samples_in_turns(programs).items()}
 
 
-def samples_in_turns(programs: Mapping[str, Program]) -> dict[str, list[float]]:
-    """Seconds of one call of each program's function, of several samples."""
+def samples_in_turns(programs: Mapping[str, Program], seconds_of_all: float = 0) -> dict[str, list[float]]:
+    """Seconds of one call of each program's function, of several samples: for at least `seconds_of_all`."""
     once = {name: _seconds_of_a_run(program) for name, program in programs.items()}
     seconds: dict[str, list[float]] = {name: [] for name in programs}
     start, names, rounds = time.perf_counter(), list(programs), 0
-    while rounds < _ROUNDS or time.perf_counter() - start < _SECONDS:
+    while rounds < _ROUNDS or time.perf_counter() - start < max(_SECONDS, seconds_of_all):
         names.append(names.pop(0))  # the first of a round changes from round to round
         for name in names:
             program, runs = programs[name], math.ceil(_sample_seconds() / once[name])
