@@ -180,6 +180,11 @@ _GPU_NETWORKS = {
         Case((112, 112), 64, 16, 96, 1),
         Case((7, 7), 64, 320, 1280, 1),
     ),
+    "EfficientNet": (
+        Case((28, 28), 64, 240, 240, 5, groups=240, padding=2),
+        Case((56, 56), 64, 144, 144, 5, stride=2, groups=144, padding=2),
+        Case((14, 14), 64, 672, 672, 5, groups=672, padding=2),
+    ),
     "ConvNeXt-T": (
         Case((224, 224), 64, 3, 96, 4, stride=4),
         Case((56, 56), 64, 96, 192, 2, stride=2),
@@ -191,6 +196,13 @@ _GPU_NETWORKS = {
         Case((224, 224), 64, 3, 768, 16, stride=16),
         Case((224, 224), 64, 3, 768, 32, stride=32),
     ),
+    "RepLKNet": (
+        Case((28, 28), 32, 512, 512, 13, groups=512, padding=6),
+        Case((56, 56), 32, 128, 128, 31, groups=128, padding=15),
+    ),
+    "Conformer": (Case((1024,), 16, 512, 512, 31, groups=512, padding=15),),
+    "Mamba": (Case((2048,), 8, 1536, 1536, 4, groups=1536, causal=True),),
+    "X3D": (Case((16, 40, 40), 16, 108, 108, 3, groups=108, padding=1),),
     "U-Net": (
         Case((256, 256), 16, 64, 64, 3, padding=1),
         Case((256, 256), 16, 128, 64, 3, padding=1),

@@ -83,14 +83,19 @@ def tables() -> dict[str, dict[str, Any]]:
         own = [each for each in classes if each["platform"] == platform]
         of_devices = {}
         for path in sorted(TUNINGS.glob("*.json")):
+            times, measured_on = {}, []
+            # A file may have measurements of several versions of jaxgrad, each of other calls.
             for machine, choices in jaxgrad.Tuning.load(path).machines.items():
                 if machine.platform == lowering_platform(platform):
-                    times = {text: _times_of_libraries(choice.times_us) for text, choice in choices.items()}
-                    count = sum(text in times for text in calls(platform))
-                    of_devices[_file_name(machine)] = {
-                        "measured_on": f"{machine}; {count} of {len(calls(platform))} calls",
-                        "rows": _rows(own, platform, times),
-                    }
+                    own_times = {text: _times_of_libraries(choice.times_us) for text, choice in choices.items()}
+                    count = sum(text in own_times for text in calls(platform))
+                    measured_on.append(f"{machine}; {count} of {len(calls(platform))} calls")
+                    times |= own_times
+            if times:
+                of_devices[path.stem] = {
+                    "measured_on": "; ".join(measured_on),
+                    "rows": _rows(own, platform, times),
+                }
         if platform == "gpu":  # CPUs differ in their models: they share one table
             found |= of_devices
         found[f"generic {platform}"] = _generic(own, list(of_devices.values()))

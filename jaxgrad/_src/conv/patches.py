@@ -8,6 +8,7 @@ matrix product. JAX writes both gradients as convolutions with a dilation, for w
 from __future__ import annotations
 
 import itertools
+import math
 import string
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +21,7 @@ from jaxgrad._src.conv.params import ConvCall
 from jaxgrad._src.conv.problem import ConvProblem
 
 PATCHES = "XLA runs one matrix product, because windows do not overlap"
+_LARGE_WINDOW = 9  # elements
 _TENSOR_CORE = 8  # the features that cuDNN's kernels take at a time; they pad fewer
 
 
@@ -27,13 +29,15 @@ def prefers_patches(pass_name: str, problem: ConvProblem, platform: str) -> bool
     """Whether XLA runs a pass faster as a matrix product of patches than as a convolution.
 
     On a CPU it does, as measured with jaxlib 0.10.2 and 0.12.0.1. On a GPU, a convolution with large windows takes
-    milliseconds for the input gradient. The other passes rearrange x first, which pays where cuDNN would pad features.
+    milliseconds for the input gradient; windows of 2 x 2 are as fast or faster. The other passes rearrange x first,
+    which pays where cuDNN would pad features.
     """
     g = problem.geometry
     if g.is_matrix_product or not g.has_disjoint_windows or problem.is_depthwise:
         return False
     pads_features = problem.features // g.feature_group_count < _TENSOR_CORE
-    return platform != "cuda" or pass_name == "input_gradient" or pads_features
+    has_large_windows = math.prod(g.w_spatial) >= _LARGE_WINDOW
+    return platform != "cuda" or pads_features or (pass_name == "input_gradient" and has_large_windows)
 
 
 def remark_on_xla(pass_name: str, call: ConvCall, platform: str) -> str:
