@@ -78,7 +78,12 @@ RULES = {
         "float32",
         ("forward", "weight_gradient"),
     ),
-    "transposed, windows do not overlap": (UP, "float32", ("weight_gradient",)),
+    "transposed, small windows do not overlap": (UP, "float32", ("input_gradient", "weight_gradient")),
+    "transposed, windows do not overlap": (
+        UP.replace(window=(3, 3), strides=(3, 3)),
+        "float32",
+        ("weight_gradient",),
+    ),
     "transposed, windows overlap": (UP.replace(window=(4, 4)), "float32", ("input_gradient", "weight_gradient")),
     "transposed, no stride": (UP.replace(strides=(1, 1), window=(3, 3)), "float32", ()),
     "groups and stride, evenly padded": (
