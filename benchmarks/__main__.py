@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 import time
 import traceback
@@ -67,6 +68,8 @@ def _parser(op: ModuleType | None) -> argparse.ArgumentParser:
     command.add_argument("--files", nargs="+", type=Path, default=[_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")])
     command = commands.add_parser("preferences", help="write the tables by which jaxgrad selects implementations")
     command.add_argument("--measure", action="store_true", help="measure all implementations on this device first")
+    command.add_argument("--again", metavar="REGEX", help="of calls to measure first, also where an older jaxgrad did")
+    command.add_argument("--seconds", type=_positive, metavar="N", help="measure no other call after N seconds")
     command.add_argument("--check", action="store_true", help="write nothing; fail if a table is not up to date")
     return parser
 
@@ -165,7 +168,10 @@ def _prefer(args: argparse.Namespace) -> None:
     from benchmarks import preferences
 
     if args.measure:
-        print(preferences.measure(jax.default_backend()))
+        limit = args.seconds or math.inf
+        print(preferences.measure(jax.default_backend(), again=args.again, seconds=limit))
+    elif args.again or args.seconds:
+        raise SystemExit("--again and --seconds are for --measure")
     changed = ", ".join(preferences.write(preferences.TABLES, check=args.check)) or "nothing"
     if args.check and changed != "nothing":
         raise SystemExit(f"not up to date: {changed}")

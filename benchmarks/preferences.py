@@ -1,16 +1,19 @@
 """The tables of preferences in jaxgrad/_src/selection/tables, from measurements of the benchmark cases.
 
 `--measure` measures every implementation of the cases' calls on the device at hand, as `jaxgrad.tune` does, and adds a
-file to benchmarks/results/tunings. The tables are then written from these files and from shape_classes.json, which has
-the classes of calls in their order, with the implementation to prefer where no case of a class was measured. `--check`
-only compares.
+file to benchmarks/results/tunings. `--again` measures some calls anew, such as those of a changed kernel. The tables are
+then written from these files and from shape_classes.json, which has the classes of calls in their order, with the
+implementation to prefer where no case of a class was measured. `--check` only compares.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
+import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -25,7 +28,7 @@ from jaxgrad._src.conv.features import ConvFeatures
 from jaxgrad._src.conv.params import ConvCall
 from jaxgrad._src.core.environment import Environment, current_environment
 from jaxgrad._src.core.op import lowering_platform
-from jaxgrad._src.core.tuning import RecordedCall, Recorder
+from jaxgrad._src.core.tuning import Choice, RecordedCall, Recorder
 from jaxgrad._src.gru.cuda import GruFeatures
 from jaxgrad._src.gru.params import GruProblem
 from jaxgrad._src.selection.table import Row, file_name
@@ -38,29 +41,58 @@ _CLASSES = _HERE / "shape_classes.json"
 # Of a kernel over XLA, which can fuse neighboring operations and on a GPU calls cuDNN too: in the geometric mean of a
 # class, in which its small calls count as much as the large ones, and in the sum of its times.
 _MIN_GAIN = 1.03
+_LIBRARIES = ("xla", "onednn")  # the others are compared with them
 
 _Class = Mapping[str, Any]
 _Times = Mapping[str, Mapping[str, float]]  # by call and implementation
+_Measured = Mapping[Environment, Mapping[str, Choice]]  # by machine and call
 
 
-def measure(platform: str) -> Path:
+def measure(platform: str, *, again: str | None = None, seconds: float = math.inf) -> Path:
     """Measures the calls of the cases of a platform on this device, without those that its file has already.
 
     The file is written after every call: a run that was stopped can be continued. Returns its path. Calls that were
-    measured with other versions are measured again.
+    measured with another jax, library or driver are measured again. Those of another jaxgrad are kept.
+
+    Args:
+      platform: "cpu" or "gpu".
+      again: a regular expression. The calls whose text it matches come first, and are measured again where another
+        jaxgrad measured them.
+      seconds: no other call is started after them.
     """
-    machine = current_environment()
+    machine, start = current_environment(), time.monotonic()
     path = TUNINGS / f"{_file_name(machine)}.json"
-    known = jaxgrad.Tuning.load(path).machines.get(machine, {}) if path.exists() else {}
-    tuning = jaxgrad.Tuning({machine: known})  # without measurements of other versions
-    left = {text: recorded for text, recorded in calls(platform).items() if text not in known}
+    old = jaxgrad.Tuning.load(path).machines if path.exists() else {}
+    kept = {each: dict(choices) for each, choices in old.items() if _jaxgrad_apart(each) == _jaxgrad_apart(machine)}
+    new = kept.setdefault(machine, {})
+    left = _left(calls(platform), kept, machine, again)
     for index, (text, recorded) in enumerate(left.items(), 1):
+        if time.monotonic() - start > seconds:
+            print(f"not measured in {seconds:g} s: {len(left) - index + 1} calls")
+            break
         print(f"{index}/{len(left)} {text}", flush=True)
         if choice := measured_choice(recorded, machine.platform):
-            tuning |= jaxgrad.Tuning({machine: {text: choice}})
-            tuning.save(path)
+            for choices in kept.values():
+                choices.pop(text, None)
+            new[text] = choice
+            jaxgrad.Tuning(kept).save(path)
         jax.clear_caches()  # the memory of compiled programs
     return path
+
+
+def _left(
+    recorded: Mapping[str, RecordedCall], kept: _Measured, machine: Environment, again: str | None
+) -> dict[str, RecordedCall]:
+    """The calls to measure, those of `again` first."""
+    anew = {text for text in recorded if again is not None and re.search(again, text)}
+    known = set(kept[machine]).union(*(set(choices) - anew for choices in kept.values()))
+    in_order = sorted(recorded, key=lambda text: text not in anew)
+    return {text: recorded[text] for text in in_order if text not in known}
+
+
+def _jaxgrad_apart(machine: Environment) -> Environment:
+    """To compare all but the version of jaxgrad, which changes with every commit."""
+    return dataclasses.replace(machine, jaxgrad="")
 
 
 def write(folder: Path, *, check: bool) -> list[str]:
@@ -203,7 +235,7 @@ def _row(each: _Class, prefer: str, measured: dict[str, Any] | None) -> dict[str
 
 def _measured(members: _Times, implementations: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
     """The implementation to prefer for some calls, and the measurement; None if there is none."""
-    kernel, other = sorted(implementations, key=("xla", "onednn").__contains__)
+    kernel, other = sorted(implementations, key=_LIBRARIES.__contains__)
     pairs = {text: (us[other], us[kernel]) for text, us in members.items() if kernel in us and other in us}
     if not pairs:
         return None
@@ -236,8 +268,7 @@ def _generic(classes: Sequence[_Class], of_devices: Sequence[dict[str, Any]]) ->
         if not found:
             rows.append(_row(each, each["unmeasured"], None))
             continue
-        others = ("xla", "onednn")
-        least = min(found, key=lambda row: row["measured"]["ratio"] * (1 if row["prefer"] not in others else -1))
+        least = min(found, key=lambda row: row["measured"]["ratio"] * (1 if row["prefer"] not in _LIBRARIES else -1))
         rows.append(_row(each, least["prefer"], least["measured"]))
     return {"measured_on": [table["measured_on"] for table in of_devices], "rows": rows}
 

@@ -167,19 +167,58 @@ def test_rows_for_relu_are_for_calls_with_relu_alone(dtype, window):
     assert "relu" not in found[None].when
 
 
-def test_a_measurement_goes_on_where_it_ended(tmp_path, monkeypatch):
-    """Calls that were measured with the same versions are not measured again, and others are dropped."""
-    machine, other = _machine("A100"), dataclasses.replace(_machine("A100"), driver="another")
+def _older(machine):
+    return dataclasses.replace(machine, jaxgrad="0.0.9")
+
+
+@pytest.mark.parametrize(
+    ("again", "expected"),
+    [
+        (None, {"new": {"first", "third", "fourth"}, "older": {"second"}}),
+        ("second|first", {"new": {"first", "second", "third", "fourth"}}),
+    ],
+)
+def test_a_measurement_goes_on_where_it_ended(tmp_path, monkeypatch, again, expected):
+    """What another jaxgrad measured is kept, unless it is measured again. Another driver's times are dropped."""
+    machine = _machine("A100")
+    names = {machine: "new", _older(machine): "older"}
     monkeypatch.setattr(preferences, "TUNINGS", tmp_path)
     monkeypatch.setattr(preferences, "current_environment", lambda: machine)
-    monkeypatch.setattr(preferences, "calls", lambda platform: dict.fromkeys(("first", "second", "third")))
+    recorded = {text: text for text in ("first", "second", "third", "fourth")}
+    monkeypatch.setattr(preferences, "calls", lambda platform: recorded)
     choice = Choice("xla", "xla", {"xla": 1.0})
-    jaxgrad.Tuning({other: {"third": choice}, machine: {"first": choice}}).save(tmp_path / "A100.json")
+    old = {
+        dataclasses.replace(machine, driver="another"): {"third": choice},
+        _older(machine): {"second": choice},
+        machine: {"first": choice},
+    }
+    jaxgrad.Tuning(old).save(tmp_path / "A100.json")
     asked = []
-    monkeypatch.setattr(preferences, "measured_choice", lambda *call: asked.append(call) or choice)
-    path = preferences.measure("gpu")
-    assert len(asked) == 2
-    assert {m: set(c) for m, c in jaxgrad.Tuning.load(path).machines.items()} == {machine: {"first", "second", "third"}}
+    monkeypatch.setattr(preferences, "measured_choice", lambda text, platform: asked.append(text) or choice)
+    found = jaxgrad.Tuning.load(preferences.measure("gpu", again=again)).machines
+    assert asked == (["second", "third", "fourth"] if again else ["third", "fourth"])
+    assert {names[each]: set(choices) for each, choices in found.items() if choices} == expected
+
+
+def test_a_measurement_has_a_time_limit(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(preferences, "TUNINGS", tmp_path)
+    monkeypatch.setattr(preferences, "calls", lambda platform: {"first": "first", "second": "second"})
+    monkeypatch.setattr(preferences, "measured_choice", lambda *call: pytest.fail("was measured"))
+    preferences.measure("cpu", seconds=-1)
+    assert capsys.readouterr().out == "not measured in -1 s: 2 calls\n"
+
+
+def test_a_table_joins_the_measurements_of_several_versions(measured, tmp_path):
+    """Each version of jaxgrad has measured other calls."""
+    rows = measured(A100=(2.0, 0.5))["A100"]["rows"]
+    path = tmp_path / "A100.json"
+    (choices,) = jaxgrad.Tuning.load(path).machines.values()
+    half = dict(list(choices.items())[::2])
+    rest = {text: choice for text, choice in choices.items() if text not in half}
+    jaxgrad.Tuning({_machine("A100"): half, _older(_machine("A100")): rest}).save(path)
+    found = preferences.tables()["A100"]
+    assert found["rows"] == rows
+    assert found["measured_on"].count(" calls") == 2
 
 
 def test_a_row_says_where_the_other_one_is_faster_but_not_clearly():
