@@ -260,24 +260,11 @@ def torch_contender(name: str, function: Callable[[], Any], outputs: list[np.nda
     """`function()` of PyTorch: the wall time of a call on a CPU, the device time of calls in a CUDA graph on a GPU."""
     if not on_gpu:
         return _torch_on_cpu(name, function, outputs)
-    import torch
+    from jaxgrad._src.bench.torch_calls import cuda_graph
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # calls must run on a side stream before a graph records them
-        for _ in range(3):
-            function()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(_GRAPH_CALLS):
-            function()
-
-    def run() -> None:
-        graph.replay()
-
-    run()
-    return Contender(name, lambda: torch_gpu_seconds(run) / _GRAPH_CALLS, outputs)
+    replay = cuda_graph(function, _GRAPH_CALLS).replay
+    replay()
+    return Contender(name, lambda: torch_gpu_seconds(replay) / _GRAPH_CALLS, outputs)
 
 
 def torch_queued_contender(

@@ -58,6 +58,11 @@ def program(function: Callable[[], Any]) -> Program:
     """On a CPU a call, on a GPU a CUDA graph of several, which the GPU times."""
     if jax.default_backend() != "gpu":
         return Program(function)
+    return _OnGpu(cuda_graph(function, _GRAPH_CALLS).replay, _GRAPH_CALLS)
+
+
+def cuda_graph(function: Callable[[], Any], calls: int) -> Any:
+    """A graph of so many calls of a function."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # a graph records only what ran on another stream before
@@ -66,9 +71,9 @@ def program(function: Callable[[], Any]) -> Program:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(_GRAPH_CALLS):
+        for _ in range(calls):
             function()
-    return _OnGpu(graph.replay, _GRAPH_CALLS)
+    return graph
 
 
 @dataclasses.dataclass(frozen=True)
