@@ -134,10 +134,14 @@ def test_other_windows_are_convolutions(name):
     _check(XLA, OVERLAPPING[name], "float32")
 
 
-def test_many_features_on_a_gpu_are_convolutions_but_for_the_input_gradient():
+def test_many_features_on_a_gpu_are_convolutions_but_for_the_input_gradient_of_large_windows():
     text = _lowered(PLAIN.replace(features=16), "gpu")
     assert (text.count("stablehlo.convolution"), text.count("stablehlo.dot_general")) == (2, 1)
-    assert "stablehlo.convolution" not in _lowered(PLAIN.replace(features=16), "cpu")
+    small = PLAIN.replace(features=16, window=(2, 3), strides=(2, 3))
+    text = _lowered(small, "gpu")
+    assert (text.count("stablehlo.convolution"), text.count("stablehlo.dot_general")) == (3, 0)
+    for case in (PLAIN.replace(features=16), small):
+        assert "stablehlo.convolution" not in _lowered(case, "cpu")
 
 
 def test_the_precision_is_kept():
