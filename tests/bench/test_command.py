@@ -97,7 +97,7 @@ def test_every_op(bench, tmp_path):
 
 
 def test_where_xla_is_the_better_choice(bench, canned, tmp_path):
-    """Not where it is faster by less than 5 %, nor where jaxgrad runs on XLA."""
+    """Not where it is faster by less than 5 %. Where jaxgrad runs on XLA and is slower, that is said too."""
     on_kernels = jax.default_backend() == "cpu"
     chart = tmp_path / "chart.svg"
     canned(_steady(1, 9.5), _steady(1, 0.96), _steady(2, 0.5), *[_steady(2, 1)] * 3)
@@ -114,6 +114,11 @@ def test_where_xla_is_the_better_choice(bench, canned, tmp_path):
             f"  conv {_CONV}, weight gradient: 0.500 ms on XLA, 2.00 ms on cpu",
             "jaxgrad.tune finds such passes in a program and runs them on XLA.",
             'implementation="xla" runs all passes of one call on XLA.',
+            "jaxgrad left these passes to XLA, which took longer than in a program without jaxgrad:",
+            *(
+                f"  conv 1x4x4x1,3x3,1, {name}: 1.00 ms on XLA, 2.00 ms in jaxgrad"
+                for name in ("forward", "input gradient", "weight gradient")
+            ),
         ]
     drawn = chart.read_text()
     assert all(text in drawn for text in (f"conv {_CONV}", ">2.7x<", ">0.50x<", "over XLA"))

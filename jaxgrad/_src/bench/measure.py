@@ -77,7 +77,7 @@ def _measured_pass(
         seconds = samples_in_turns(programs, _SECONDS) if programs else {}
         for name, taken in seconds.items():
             samples[name] += [1e3 * value for value in taken]
-        if not result.is_faster_on_xla:  # else once more, so that chance does not decide
+        if not result.is_slower_than_xla:  # else once more, so that chance does not decide
             break
     return result
 

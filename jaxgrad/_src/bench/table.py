@@ -107,13 +107,17 @@ def _advice(results: Results) -> Iterator[str]:
         yield 'implementation="xla" runs all passes of one call on XLA.'
     elif unsteady < len(passes):
         yield f"XLA is not more than 5 % faster than jaxgrad's kernels in any {'other ' * bool(unsteady)}pass."
+    if alike := [each for each in passes if each[2].is_slower_than_xla and not each[2].is_faster_on_xla]:
+        yield "jaxgrad left these passes to XLA, which took longer than in a program without jaxgrad:"
+        yield from (f"  {text}, {name}: {_versus(each)}" for text, name, each in alike)
 
 
 def _versus(result: PassResult) -> str:
     ours, xla = result.median(JAXGRAD), result.median(XLA)
     assert ours is not None
     assert xla is not None
-    return f"{_digits(xla)} ms on XLA, {_digits(ours)} ms on {result.implementation}"
+    where = "in jaxgrad" if result.implementation == "xla" else f"on {result.implementation}"
+    return f"{_digits(xla)} ms on XLA, {_digits(ours)} ms {where}"
 
 
 def _notes(results: Results) -> Iterator[str]:
