@@ -1,8 +1,8 @@
 """The tables of preferences in jaxgrad/_src/selection/tables, from measurements of the benchmark cases.
 
 `--measure` measures every implementation of the cases' calls on the device at hand, as `jaxgrad.tune` does, and adds a
-file to benchmarks/results/tunings. `--again` measures some calls anew, such as those of a changed kernel. The tables are
-then written from these files and from shape_classes.json, which has the classes of calls in their order, with the
+file to benchmarks/results/tunings. `--again` measures some calls anew, such as those of a changed kernel. The tables
+are then written from these files and from shape_classes.json, which has the classes of calls in their order, with the
 implementation to prefer where no case of a class was measured. `--check` only compares.
 """
 
