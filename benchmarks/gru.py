@@ -116,15 +116,25 @@ CASES = {
     ),
 }
 # What the tables of preferences are measured with: few steps too, and no case whose call another case has.
-PREFERENCE_CASES = (
-    *(case for case in CASES["gpu"] if not (case.resets or case.lengths or case.highest)),
-    *(Case(T, 64, 128, 128) for T in (1, 2, 4)),
-    Case(128, 2048, 128, 128),
-    Case(32, 512, 512, 512),
-    Case(32, 512, 1024, 1024),
-    Case(32, 512, 1024, 1024, dtype="bfloat16"),
-    Case(32, 512, 2048, 2048, dtype="bfloat16"),
-)
+PREFERENCE_CASES = {
+    "cpu": (
+        *CASES["cpu"],
+        *(
+            Case(1, B, min(H, 256), H, dtype)
+            for dtype in ("float32", "bfloat16")
+            for B, H in ((1, 64), (4, 128), (16, 128), (64, 128), (8, 256), (64, 256), (8, 512), (64, 512))
+        ),
+    ),
+    "gpu": (
+        *(case for case in CASES["gpu"] if not (case.resets or case.lengths or case.highest)),
+        *(Case(T, 64, 128, 128) for T in (1, 2, 4)),
+        Case(128, 2048, 128, 128),
+        Case(32, 512, 512, 512),
+        Case(32, 512, 1024, 1024),
+        Case(32, 512, 1024, 1024, dtype="bfloat16"),
+        Case(32, 512, 2048, 2048, dtype="bfloat16"),
+    ),
+}
 QUICK_CASES = (Case(20, 8, 16, 32), Case(20, 1, 16, 32, bidirectional=True))
 
 

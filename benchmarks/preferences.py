@@ -29,7 +29,7 @@ from jaxgrad._src.conv.params import ConvCall
 from jaxgrad._src.core.environment import Environment, current_environment
 from jaxgrad._src.core.op import lowering_platform
 from jaxgrad._src.core.tuning import Choice, RecordedCall, Recorder
-from jaxgrad._src.gru.cuda import GruFeatures
+from jaxgrad._src.gru.features import GruFeatures
 from jaxgrad._src.gru.params import GruProblem
 from jaxgrad._src.selection.table import Row, file_name
 from jaxgrad._src.tuning.api import measured_choice
@@ -158,11 +158,10 @@ def _functions(platform: str) -> Iterator[tuple[Any, list[Any]]]:
         op = partial(jaxgrad.batch_norm_training, feature_axis=case.feature_axis, activation=case.activation)
         yield partial(_gradients, lambda *arrays, op=op: op(*arrays)[0]), [x, x, channels, channels]
 
-    if platform == "gpu":  # the CPU kernels run every call
-        for case, linear_before_reset in itertools.product(gru.PREFERENCE_CASES, (False, True)):
-            inputs, (dy, dy_h) = jax.eval_shape(partial(gru.arrays, case))
-            op = partial(jaxgrad.gru, direction=gru.direction(case), linear_before_reset=linear_before_reset)
-            yield partial(_gradients, lambda x, w, r, b, h, op=op: op(x, w, r, b, None, h)), [(dy, dy_h), *inputs]
+    for case, linear_before_reset in itertools.product(gru.PREFERENCE_CASES[platform], (False, True)):
+        inputs, (dy, dy_h) = jax.eval_shape(partial(gru.arrays, case))
+        op = partial(jaxgrad.gru, direction=gru.direction(case), linear_before_reset=linear_before_reset)
+        yield partial(_gradients, lambda x, w, r, b, h, op=op: op(x, w, r, b, None, h)), [(dy, dy_h), *inputs]
 
 
 def _with_relu(x: jax.Array, w: jax.Array, bias: jax.Array, **settings: Any) -> jax.Array:

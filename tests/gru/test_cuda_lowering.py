@@ -230,10 +230,10 @@ def test_rows_that_vmap_makes_may_run_on_xla(run):
     """A table that prefers XLA for many rows holds for rows of the call and for those that are folded into it."""
     found = run("""
 import dataclasses
-from jaxgrad._src.gru import cuda as backend
-row = backend._row
-preferred = lambda call: "xla" if call.B >= 512 else "cuda"
-backend._row = lambda pass_name, call: dataclasses.replace(row(pass_name, call), prefer=preferred(call))
+from jaxgrad._src.gru import backend
+preference = backend.preference
+preferred = lambda features: "xla" if features.rows >= 512 else "cuda"
+backend.preference = lambda *args: dataclasses.replace(preference(*args), prefer=preferred(args[3]))
 count = lambda **sizes: len(calls(lowered(**sizes)))
 report(plain=[count(B=B) for B in (511, 512)], mapped=[count(B=B, mapped=("x", "initial_h")) for B in (170, 171)],
        forced=count(B=171, mapped=("x", "initial_h"), implementation="cuda"))

@@ -19,7 +19,7 @@ from jaxgrad._src.conv.cudnn import CudnnBackend
 from jaxgrad._src.conv.features import ConvFeatures
 from jaxgrad._src.core.environment import Environment
 from jaxgrad._src.core.tuning import Choice
-from jaxgrad._src.gru.cuda import GruFeatures
+from jaxgrad._src.gru.features import GruFeatures
 from jaxgrad._src.native import cuda
 from jaxgrad._src.selection import table
 

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxgrad._src.core.op import Backend
-from jaxgrad._src.gru.params import GruParams
+from jaxgrad._src.core.op import Backend, Rejection
+from jaxgrad._src.gru.features import GruFeatures
+from jaxgrad._src.gru.params import GruParams, GruProblem
+from jaxgrad._src.selection.table import Row, preference
 
 PASSES = ("forward", "backward")
 
@@ -52,6 +54,26 @@ class GruBackend(Backend):
     backward pass, the first axis of w and r has the size 1 where the groups share them: groups are then the examples of
     per-example gradients.
     """
+
+    def reject(self, pass_name: str, call: GruProblem, *, forced: bool) -> Rejection | None:
+        # Without steps or rows there is no kernel call.
+        return super().reject(pass_name, call, forced=forced) if min(call.T, call.B) else None
+
+    def prefers_other(self, pass_name: str, call: GruProblem) -> str:
+        row = self._row(pass_name, call)
+        return "" if row.prefer == self.implementation else row.why
+
+    def prefers_resized(self, pass_name: str, call: GruProblem) -> bool:
+        return not self.prefers_other(pass_name, call)
+
+    def table_row(self, pass_name: str, call: GruProblem) -> str:
+        return str(self._row(pass_name, call)) if min(call.T, call.B) else ""
+
+    def _row(self, pass_name: str, call: GruProblem) -> Row:
+        among = self.implementation, "xla"
+        row = preference("gru", pass_name, self.platform, GruFeatures.of(call), among)
+        assert row is not None
+        return row
 
     def forward(
         self,

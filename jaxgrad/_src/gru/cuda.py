@@ -8,7 +8,7 @@ lowered.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,25 +24,11 @@ from jaxgrad._src.gru.backend import PASSES, Gradients, GruBackend
 from jaxgrad._src.gru.params import GruParams, GruProblem
 from jaxgrad._src.native import cuda
 from jaxgrad._src.native.ffi import empty_if_none, ffi_call, without_groups
-from jaxgrad._src.selection.table import Row, preference
 
 # With linear_before_reset, the kernel writes the gradients that the recurrent weights need from this many hidden units
 # of all rows on. Below, that takes longer than the multiplication on XLA.
 _MANY_UNITS = 1 << 13
 _REVERSED = {"forward": 0b00, "reverse": 0b01, "bidirectional": 0b10}  # bit d: direction d runs from the last step
-
-
-class GruFeatures(NamedTuple):
-    """The features that the tables of preferences know."""
-
-    steps: int
-    rows: int
-    hidden: int
-    bits: int
-
-    @classmethod
-    def of(cls, call: GruProblem) -> GruFeatures:
-        return cls(call.T, call.B, call.H, 8 * call.dtype.itemsize)
 
 
 class CudaBackend(GruBackend):
@@ -53,17 +39,6 @@ class CudaBackend(GruBackend):
 
     def unavailable(self) -> str:
         return cuda.module_unavailable()
-
-    def reject(self, pass_name: str, call: GruProblem, *, forced: bool) -> Rejection | None:
-        # Without steps or rows there is no kernel call.
-        return super().reject(pass_name, call, forced=forced) if min(call.T, call.B) else None
-
-    def prefers_other(self, pass_name: str, call: GruProblem) -> str:
-        row = _row(pass_name, call)
-        return "" if row.prefer == self.implementation else row.why
-
-    def table_row(self, pass_name: str, call: GruProblem) -> str:
-        return str(_row(pass_name, call)) if min(call.T, call.B) else ""
 
     def find_plan(self, pass_name: str, call: GruProblem) -> Rejection | None:
         """Both passes run on the kernels, or neither does.
@@ -84,9 +59,6 @@ class CudaBackend(GruBackend):
     def supports_resized(self, pass_name: str, call: GruProblem) -> bool:
         # Other sizes may need another kernel, which is compiled here and not when the program runs first.
         return not min(call.T, call.B) or self.find_plan(pass_name, call) is None
-
-    def prefers_resized(self, pass_name: str, call: GruProblem) -> bool:
-        return not self.prefers_other(pass_name, call)
 
     def typical_rejection(self, op_name: str, pass_name: str) -> Rejection | None:
         typical = GruProblem(100, 32, 128, 128, 1, jnp.dtype("float32"), False, None, default_precision())
@@ -195,13 +167,6 @@ class CudaBackend(GruBackend):
             groups(dh0, 1).astype(x.dtype) if needs_grad[4] else None,
             groups(dreset_h, 1).astype(x.dtype) if needs_grad[5] else None,
         )
-
-
-def _row(pass_name: str, call: GruProblem) -> Row:
-    among = CudaBackend.implementation, "xla"
-    row = preference("gru", pass_name, CudaBackend.platform, GruFeatures.of(call), among)
-    assert row is not None
-    return row
 
 
 def _attributes(params: GruParams) -> dict[str, Any]:
