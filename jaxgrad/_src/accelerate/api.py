@@ -46,9 +46,9 @@ def accelerate(function: Any = None, /, *, implementation: str | None = None) ->
       function: the function, which may be one of `jax.jit`. Without it, the result is a context manager, which is a
         decorator too.
       implementation: None for the fastest implementation. "cpu" (oneDNN, or jaxgrad's CPU kernels for depthwise
-        convolutions), "cudnn" or "cuda" allows only this one, and uses it wherever it supports a convolution, whether
-        or not it is the fastest. "xla" switches acceleration off. The innermost `accelerate` around a convolution
-        applies to it.
+        convolutions), "onednn" or "depthwise" (one of these alone), "cudnn" or "cuda" allows only this one, and uses it
+        wherever it supports a convolution, whether or not it is the fastest. "xla" switches acceleration off. The
+        innermost `accelerate` around a convolution applies to it.
 
     Returns:
       The accelerated function, or the context manager.
