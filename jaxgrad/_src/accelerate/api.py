@@ -33,10 +33,10 @@ def accelerate(function: None = None, /, *, implementation: str | None = None) -
 def accelerate(function: Any = None, /, *, implementation: str | None = None) -> Any:
     """Runs the convolutions of a JAX function on jaxgrad's kernels; the function stays as it is.
 
-    A decorator and a context manager. Every convolution that is traced inside, by `jax.lax`, flax, equinox, haiku or
-    any other library, is computed by the fastest implementation known, and so are the convolutions that differentiation
-    and `vmap` make of it, wherever they are applied. Convolutions without a faster implementation, and all other
-    operations, are compiled as without `accelerate`.
+    A decorator and a context manager. Every convolution that is traced inside, by `jax.lax`, flax, equinox, haiku,
+    Keras or any other library, is computed by the fastest implementation known, and so are the convolutions that
+    differentiation and `vmap` make of it, wherever they are applied. Convolutions without a faster implementation, and
+    all other operations, are compiled as without `accelerate`.
 
     The derivatives are those of JAX, so forward mode, Hessians and the policies of `jax.checkpoint` work as they do
     without `accelerate`. `accelerate` may be applied before or after `jax.jit` and `jax.grad`. Functions under
