@@ -1,6 +1,8 @@
 """Layers. This module has those that need no framework; those for a framework are in a module of its name, such as
-`jaxgrad.nn.linen`, which is imported by itself."""
+`jaxgrad.nn.linen`, which is imported where it is first used."""
 
+from jaxgrad._src.core.optional import lazy_submodules as _lazy_submodules
 from jaxgrad._src.nn.gru import GRU as GRU
 
 __all__ = ["GRU"]
+__getattr__ = _lazy_submodules(__name__, ("equinox", "haiku", "linen", "nnx"))

@@ -103,6 +103,11 @@ def test_reasons():
     x, w = X.shape, W.shape
     assert reason(convolve, x, w) == ("cpu", "oneDNN")
     assert reason(convolve, x, w, implementation="cpu") == ("cpu", "oneDNN")
+    assert reason(convolve, x, w, implementation="onednn") == ("onednn", "oneDNN")
+    depthwise = functools.partial(
+        lax.conv_general_dilated, window_strides=(1, 1), padding="SAME", feature_group_count=3
+    )
+    assert reason(depthwise, x, (3, 1, 3, 3), implementation="depthwise")[0] == "depthwise"
     assert reason(convolve, x, w, dtype="int32") == ("xla", "the dtype int32 runs on XLA")
     assert "oneDNN has no float64" in reason(convolve, x, w, dtype="float64")[1]
     assert "multiplications" in reason(convolve, (1, 1, 3, 3), (1, 1, 3, 3))[1]

@@ -113,6 +113,24 @@ def test_explain_takes_a_jitted_op():
         assert jaxgrad.explain(call, *arrays, platform="cpu").implementation == "cpu"
 
 
+@pytest.mark.parametrize(
+    ("name", "on_a_gpu"),
+    [
+        ("conv_general_dilated", "'cuda', 'cudnn', 'xla'"),
+        ("batch_norm_training", "'cudnn', 'xla'"),
+        ("batch_norm_inference", "'xla'"),
+        ("gru", "'cuda', 'xla'"),
+    ],
+)
+def test_a_platform_is_no_implementation(name, on_a_gpu):
+    with pytest.raises(
+        ValueError, match=rf"jaxgrad.{name}: implementation must be .*, got 'gpu'; on a GPU: {on_a_gpu}$"
+    ):
+        jaxgrad.explain(getattr(jaxgrad, name), implementation="gpu")
+    with pytest.raises(ValueError, match=r"got 'GPU'; on a GPU: 'cuda', 'cudnn', 'xla'$"):
+        jaxgrad.accelerate(implementation="GPU")
+
+
 def test_explain_raises_for_an_unknown_implementation_without_arrays():
     with pytest.raises(ValueError, match="implementation must be one of"):
         jaxgrad.explain(jaxgrad.gru, implementation="metal")

@@ -62,6 +62,18 @@ def test_type_checkers_see_the_modules_that_are_loaded():
         assert typing.cast("str", getattr(value, "__module__", module)) == module or module == "jaxgrad"
 
 
+@pytest.mark.parametrize("package", [jaxgrad.nn, jaxgrad.convert], ids=lambda package: package.__name__)
+def test_modules_of_frameworks_need_no_import_of_their_own(package):
+    for library in ("haiku", "onnx"):
+        pytest.importorskip(library)
+    names = [path.stem for path in Path(package.__file__).parent.glob("[!_]*.py")]
+    assert len(names) >= 4
+    for name in names:
+        assert package.__getattr__(name) is sys.modules[f"{package.__name__}.{name}"]
+    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'mxnet'"):
+        package.mxnet  # noqa: B018
+
+
 def test_names():
     assert set(dir(jaxgrad)) == set(jaxgrad.__all__)
     with pytest.raises(AttributeError, match="module 'jaxgrad' has no attribute 'gro'"):

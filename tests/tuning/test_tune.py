@@ -70,8 +70,15 @@ def test_calls_that_are_alike_are_measured_once():
     assert _passes(_tune(twice, *_ARRAYS)) == ["conv forward"]
 
 
-def test_forced_calls_are_left_alone():
-    assert not _tune(lambda w, x: _conv(x, w, implementation="xla"), *_ARRAYS).choices
+def test_calls_that_are_forced_or_not_accelerated_are_left_alone():
+    for function, arrays in ((_forced, _ARRAYS), (convolve, convolve_arrays())):
+        with pytest.warns(UserWarning, match=r"jaxgrad.tune: the function has no call to measure") as warnings:
+            assert not _tune(function, *arrays).choices
+        assert {warning.filename for warning in warnings} == {__file__}
+
+
+def _forced(w, x):
+    return _conv(x, w, implementation="xla")
 
 
 def test_shapes_in_place_of_arrays():
@@ -102,7 +109,6 @@ def test_accelerated_convolutions():
     ((call, choice),) = tuning.choices.items()
     assert call.startswith("jax.lax f32[2,3,9,7] NCHW f32[4,3,3,3] OIHW f32[2,4,9,7] NCHW padding=((1,1),(1,1))")
     assert set(choice.times_us) == {"xla", f"forward on {OWN}", f"input_gradient on {OWN}"}
-    assert not _tune(convolve, *convolve_arrays()).choices
 
 
 def test_the_sizes_that_vmap_makes():

@@ -33,10 +33,10 @@ def accelerate(function: None = None, /, *, implementation: str | None = None) -
 def accelerate(function: Any = None, /, *, implementation: str | None = None) -> Any:
     """Runs the convolutions of a JAX function on jaxgrad's kernels; the function stays as it is.
 
-    A decorator and a context manager. Every convolution that is traced inside, by `jax.lax`, flax, equinox, haiku or
-    any other library, is computed by the fastest implementation known, and so are the convolutions that differentiation
-    and `vmap` make of it, wherever they are applied. Convolutions without a faster implementation, and all other
-    operations, are compiled as without `accelerate`.
+    A decorator and a context manager. Every convolution that is traced inside, by `jax.lax`, flax, equinox, haiku,
+    Keras or any other library, is computed by the fastest implementation known, and so are the convolutions that
+    differentiation and `vmap` make of it, wherever they are applied. Convolutions without a faster implementation, and
+    all other operations, are compiled as without `accelerate`.
 
     The derivatives are those of JAX, so forward mode, Hessians and the policies of `jax.checkpoint` work as they do
     without `accelerate`. `accelerate` may be applied before or after `jax.jit` and `jax.grad`. Functions under
@@ -46,9 +46,9 @@ def accelerate(function: Any = None, /, *, implementation: str | None = None) ->
       function: the function, which may be one of `jax.jit`. Without it, the result is a context manager, which is a
         decorator too.
       implementation: None for the fastest implementation. "cpu" (oneDNN, or jaxgrad's CPU kernels for depthwise
-        convolutions), "cudnn" or "cuda" allows only this one, and uses it wherever it supports a convolution, whether
-        or not it is the fastest. "xla" switches acceleration off. The innermost `accelerate` around a convolution
-        applies to it.
+        convolutions), "onednn" or "depthwise" (one of these alone), "cudnn" or "cuda" allows only this one, and uses it
+        wherever it supports a convolution, whether or not it is the fastest. "xla" switches acceleration off. The
+        innermost `accelerate` around a convolution applies to it.
 
     Returns:
       The accelerated function, or the context manager.

@@ -92,6 +92,9 @@ class _OneOfBoth(ConvBackend):
     def prefers_resized(self, pass_name: str, call: ConvCall) -> bool:
         return CPU.prefers_resized(pass_name, call)
 
+    def table_row(self, pass_name: str, call: ConvCall) -> str:
+        return ""  # no table prefers it: a call or a tuning names it
+
     def repeats_another(self, pass_name: str, call: ConvCall) -> bool:
         return _faster(pass_name, call.problem) is self
 

@@ -59,9 +59,9 @@ def check_rank(op: str, name: str, array: jax.Array, dims: Sequence[str]) -> Non
         )
 
 
-def check_choice(op: str, name: str, value: Any, choices: Sequence[Any]) -> None:
+def check_choice(op: str, name: str, value: Any, choices: Sequence[Any], hint: str = "") -> None:
     if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
-        raise ValueError(f"{op}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+        raise ValueError(f"{op}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}{hint}")
 
 
 def as_int(op: str, name: str, value: Any) -> int:

@@ -9,7 +9,7 @@ XLA runs what no backend takes. To add a backend to an op, subclass the op's own
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from jaxgrad._src.core import checks
@@ -147,12 +147,20 @@ class Op:
 
     def check_implementation(self, implementation: Any) -> None:
         """Raises ValueError where the argument `implementation=` is not one that some op has."""
-        check_implementation(f"jaxgrad.{self.name}", implementation)
+        own = [backend.implementation for backend in self.backends]
+        check_implementation(f"jaxgrad.{self.name}", implementation, own)
 
 
-def check_implementation(caller: str, implementation: Any) -> None:
-    """Raises ValueError where an argument `implementation=` is not one that some op has."""
-    checks.check_choice(caller, "implementation", implementation, (None, "xla", *sorted(_PLATFORMS)))
+def check_implementation(caller: str, implementation: Any, own: Sequence[str] = ("cuda", "cudnn")) -> None:
+    """Raises ValueError where an argument `implementation=` is not one that some op has.
+
+    The error for the name of a platform, "gpu", lists the implementations there. `own` are those of the caller.
+    """
+    hint = ""
+    if isinstance(implementation, str) and implementation.lower() == "gpu":
+        on_gpu = [name for name in own if platform_of(name) == "cuda"]
+        hint = f"; on a GPU: {', '.join(map(repr, [*on_gpu, 'xla']))}"
+    checks.check_choice(caller, "implementation", implementation, (None, "xla", *sorted(_PLATFORMS)), hint)
 
 
 OPS: dict[str, Op] = {}

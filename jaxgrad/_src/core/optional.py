@@ -1,8 +1,10 @@
-"""Packages that only some modules of jaxgrad need."""
+"""Packages that only some modules of jaxgrad need, and the modules that need them."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Collection
+from types import ModuleType
 
 
 def require(package: str, extra: str, module: str) -> None:
@@ -13,3 +15,14 @@ def require(package: str, extra: str, module: str) -> None:
         if error.name != package:
             raise
         raise ImportError(f"{module} requires {package}: pip install 'jaxgrad[{extra}]'", name=package) from error
+
+
+def lazy_submodules(package: str, names: Collection[str]) -> Callable[[str], ModuleType]:
+    """Returns a `__getattr__` for a package: it imports a submodule of these names where it is first used."""
+
+    def load(name: str) -> ModuleType:
+        if name in names:
+            return importlib.import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return load

@@ -20,6 +20,7 @@ from jaxgrad._src.core.function_of_arrays import function_of_arrays
 from jaxgrad._src.core.op import platform_of
 from jaxgrad._src.core.processes import text_of_first_process
 from jaxgrad._src.core.tuning import Choice, Measurable, RecordedCall, Recorder
+from jaxgrad._src.core.warn import warn_caller
 from jaxgrad._src.gru import tuning as gru_tuning
 from jaxgrad._src.gru.params import GruProblem
 from jaxgrad._src.tuning.progress import with_progress
@@ -54,6 +55,9 @@ def tune(function: Callable[..., Any], /, *args: Any, progress: bool = True, **k
     Raises:
       TypeError: function is not callable.
 
+    Warns:
+      UserWarning: the function has no call to measure.
+
     Examples:
       >>> def loss(w, x):
       ...   return jnp.sum(jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME") ** 2)
@@ -72,6 +76,12 @@ def _tune(call: Callable[..., Any], arrays: list[Any], progress: bool) -> Tuning
     recorder = Recorder()
     with settings.override(tuning=recorder):
         jax.jit(call).lower(*arrays).compile()  # over a mesh, shards are lowered while XLA compiles
+    if not recorder.calls:
+        warn_caller(
+            "jaxgrad.tune: the function has no call to measure. jaxgrad.tune measures jaxgrad's ops without "
+            "implementation=, and convolutions inside jaxgrad.accelerate.",
+            UserWarning,
+        )
     tuning = from_json(text_of_first_process(lambda: to_json(_measured(recorder, progress))))
     if progress and jax.process_count() == 1:
         print(_summary(call, arrays, tuning), file=sys.stderr)
