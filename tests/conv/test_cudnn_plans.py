@@ -7,12 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from cuda_module import NEEDS_CUDA_MODULE
 
-from jaxgrad._src.native import cuda
-
-pytestmark = pytest.mark.skipif(
-    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
-)
+pytestmark = NEEDS_CUDA_MODULE
 
 # The first engine of the heuristic is not the fastest; neither needs the most workspace.
 ENGINES = "11:100:30,12:200:10,13:300:20"

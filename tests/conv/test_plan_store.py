@@ -12,12 +12,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from cuda_module import NEEDS_CUDA_MODULE
 
-from jaxgrad._src.native import cuda
-
-pytestmark = pytest.mark.skipif(
-    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
-)
+pytestmark = NEEDS_CUDA_MODULE
 
 _PRELUDE = """
 import os, warnings
