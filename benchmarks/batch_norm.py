@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from jax import lax
 
 import jaxgrad
-from benchmarks import environment, torch_peers
+from benchmarks import torch_peers
 from benchmarks.compare import Work, compare
 from benchmarks.contender_names import NUMPY_FUSED, NUMPY_VAR, OURS, OURS_ON_XLA, TORCH_EAGER
+from benchmarks.measuring import measured
 from benchmarks.options import Options
 from benchmarks.timing import Contender, jax_contender, torch_contender
 
@@ -155,20 +156,9 @@ def _followed(y: jax.Array, residual: tuple[jax.Array, ...], case: Case) -> jax.
 def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
     """The report (report.py)."""
     left_out = torch_peers.left_out((TORCH_EAGER,), options)
-    rows = []
-    for case in cases:
-        print(case.label, flush=True)
-        rows += _rows(case, set(left_out), options)
     explanations = sorted({str(_explanation(case)) for case in cases})
-    return {
-        "op": "batch_norm",
-        "environment": environment.describe(),
-        "implementation": "; ".join(explanations),
-        "left_out": left_out,
-        "notes": NOTES,
-        "one_line_a_case": True,
-        "rows": rows,
-    }
+    rows_of = partial(_rows, left_out=set(left_out), options=options)
+    return measured("batch_norm", cases, rows_of, explanations, NOTES, left_out, one_line_a_case=True)
 
 
 def _explanation(case: Case) -> Any:

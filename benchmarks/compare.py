@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from benchmarks.options import Effort
@@ -40,6 +41,11 @@ class Work:
     array_bytes: dict[str, int]
     extra: bool = False
     bytes_moved: int = 0
+
+
+def precision_in_use(dtype: str) -> str:
+    """ "TF32" for float32 on a GPU, whose products round to it by default; the dtype otherwise."""
+    return "TF32" if dtype == "float32" and jax.default_backend() == "gpu" else dtype
 
 
 def compare(

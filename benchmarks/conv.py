@@ -14,10 +14,11 @@ import jax.numpy as jnp
 from jax import lax
 
 import jaxgrad
-from benchmarks import environment, torch_peers
+from benchmarks import torch_peers
 from benchmarks.compare import Work, compare
 from benchmarks.contender_names import LAX, LAX_PADDED, OURS, OURS_ON_CUDNN, TORCH_COMPILED, TORCH_EAGER
 from benchmarks.conv_cases import CASES, QUICK_CASES, Case, parse_case
+from benchmarks.measuring import measured
 from benchmarks.options import Options
 from benchmarks.timing import Contender, jax_contender, torch_contender
 
@@ -41,19 +42,9 @@ NOTES = (
 def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
     """The report (report.py)."""
     left_out = torch_peers.left_out(_TORCH, options)
-    rows = []
-    for case in cases:
-        print(case.label, flush=True)
-        rows += _rows(case, left_out, options)
-    return {
-        "op": "conv",
-        "environment": environment.describe(),
-        "implementation": str(jaxgrad.explain(jaxgrad.conv_general_dilated)),
-        "left_out": left_out,
-        "notes": NOTES,
-        "one_line_a_case": True,
-        "rows": rows,
-    }
+    explanation = jaxgrad.explain(jaxgrad.conv_general_dilated)
+    rows_of = partial(_rows, left_out=left_out, options=options)
+    return measured("conv", cases, rows_of, [explanation], NOTES, left_out, one_line_a_case=True)
 
 
 def _rows(case: Case, left_out: dict[str, str], options: Options) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxgrad
-from benchmarks import cudnn_worker, environment, torch_peers
+from benchmarks import cudnn_worker, torch_peers
 from benchmarks.compare import TOLERANCE, Work, check_agreement, compare
 from benchmarks.contender_names import (
     CUDNN_RNN,
@@ -27,6 +26,7 @@ from benchmarks.contender_names import (
     TORCH_GRU,
     TORCH_GRU_GRAPH,
 )
+from benchmarks.measuring import measured
 from benchmarks.options import Options
 from benchmarks.scan_gru import scan_gru
 from benchmarks.timing import (
@@ -158,22 +158,14 @@ def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
         left_out[CUDNN_RNN] = reason
     if explanation.implementation == "xla":
         left_out[OURS_ON_XLA] = "jaxgrad runs on XLA here"
-    rows = []
-    for case in cases:
-        print(case.label, flush=True)
+
+    def rows_of(case: Case) -> list[dict[str, Any]]:
         start = time.perf_counter()
-        rows += _rows(case, left_out, options)
+        rows = _rows(case, left_out, options)
         print(f"  measured in {time.perf_counter() - start:.1f} s", flush=True)
-        gc.collect()  # frees the case's device memory before the next case
-    return {
-        "op": "gru",
-        "environment": environment.describe(),
-        "implementation": str(explanation),
-        "left_out": left_out,
-        "notes": NOTES,
-        "layout": "gru",
-        "rows": rows,
-    }
+        return rows
+
+    return measured("gru", cases, rows_of, [explanation], NOTES, left_out, layout="gru")
 
 
 def _rows(case: Case, left_out: dict[str, str], options: Options) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -15,10 +14,11 @@ import numpy as np
 from jax.extend.core import Jaxpr, subjaxprs
 
 import jaxgrad
-from benchmarks import case_text, environment
-from benchmarks.compare import Work, compare
+from benchmarks import case_text
+from benchmarks.compare import Work, compare, precision_in_use
 from benchmarks.contender_names import ACCELERATED, LAX
 from benchmarks.framework_models import CLASSES, MODELS
+from benchmarks.measuring import measured
 from benchmarks.options import Options
 from benchmarks.steps import timed
 from benchmarks.timing import jax_loop_contender
@@ -83,23 +83,16 @@ def parse_case(text: str) -> Case:
 
 def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
     """The report (report.py). A case without its framework is left out."""
-    left_out, rows = {}, []
-    for case in cases:
-        print(case.label, flush=True)
+    left_out: dict[str, str] = {}
+
+    def rows_of(case: Case) -> list[dict[str, Any]]:
         if MODELS[case.model].is_installed:
-            rows.append(_row(case, options))
-        else:
-            left_out[case.label] = f"{MODELS[case.model].package} is not installed"
-            print(f"  left out: {left_out[case.label]}", flush=True)
-        gc.collect()  # frees the case's device memory before the next case
-    return {
-        "op": "models",
-        "environment": environment.describe(),
-        "implementation": str(jaxgrad.explain(jaxgrad.conv_general_dilated)),
-        "left_out": left_out,
-        "notes": NOTES,
-        "rows": rows,
-    }
+            return [_row(case, options)]
+        left_out[case.label] = f"{MODELS[case.model].package} is not installed"
+        print(f"  left out: {left_out[case.label]}", flush=True)
+        return []
+
+    return measured("models", cases, rows_of, [jaxgrad.explain(jaxgrad.conv_general_dilated)], NOTES, left_out)
 
 
 def _row(case: Case, options: Options) -> dict[str, Any]:
@@ -123,8 +116,7 @@ def _row(case: Case, options: Options) -> dict[str, Any]:
         array_bytes={"state": sum(leaf.nbytes for leaf in jax.tree.leaves(training.state))},
         extra=case.extra,
     )
-    precision = "TF32" if case.dtype == "float32" and jax.default_backend() == "gpu" else case.dtype
-    loss, array = _TOLERANCES[precision]
+    loss, array = _TOLERANCES[precision_in_use(case.dtype)]
     tolerances = [*[array] * (len(contenders[0].outputs) - 1), loss]
     return timed("measured", partial(compare, work, contenders, options.effort, tolerances))
 

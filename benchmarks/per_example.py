@@ -13,9 +13,9 @@ import numpy as np
 from jax import lax
 
 import jaxgrad
-from benchmarks import environment
 from benchmarks.compare import Work, compare
 from benchmarks.contender_names import LAX, LAX_LOOPED, OURS, OURS_LOOPED
+from benchmarks.measuring import measured
 from benchmarks.options import Options
 from benchmarks.timing import jax_queued_contender
 
@@ -84,18 +84,8 @@ def parse_case(text: str) -> Case:
 
 def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
     """The report (report.py)."""
-    rows = []
-    for case in cases:
-        print(case.label, flush=True)
-        rows.append(_row(case, options))
-    return {
-        "op": "per_example",
-        "environment": environment.describe(),
-        "implementation": str(jaxgrad.explain(jaxgrad.conv_general_dilated)),
-        "left_out": {},
-        "notes": NOTES,
-        "rows": rows,
-    }
+    explanation = jaxgrad.explain(jaxgrad.conv_general_dilated)
+    return measured("per_example", cases, lambda case: [_row(case, options)], [explanation], NOTES)
 
 
 def _row(case: Case, options: Options) -> dict[str, Any]:

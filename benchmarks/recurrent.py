@@ -7,7 +7,6 @@ characters with two layers.
 from __future__ import annotations
 
 import dataclasses
-import gc
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -15,9 +14,10 @@ from typing import Any
 import jax
 
 import jaxgrad
-from benchmarks import case_text, environment, torch_peers
-from benchmarks.compare import Work, check_agreement, compare
+from benchmarks import case_text, torch_peers
+from benchmarks.compare import Work, check_agreement, compare, precision_in_use
 from benchmarks.contender_names import OURS, SCAN, SCAN_CELL, TORCH_EAGER
+from benchmarks.measuring import measured
 from benchmarks.options import Options
 from benchmarks.recurrent_models import LAYERS, MODELS, arguments, training_step
 from benchmarks.timing import Contender, jax_loop_contender, torch_queued_contender
@@ -74,19 +74,8 @@ def parse_case(text: str) -> Case:
 def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
     """The report (report.py)."""
     left_out = torch_peers.left_out((TORCH_EAGER,), options)
-    rows = []
-    for case in cases:
-        print(case.label, flush=True)
-        rows.append(_row(case, left_out, options))
-        gc.collect()  # frees the case's device memory before the next case
-    return {
-        "op": "recurrent",
-        "environment": environment.describe(),
-        "implementation": str(jaxgrad.explain(jaxgrad.gru)),
-        "left_out": left_out,
-        "notes": NOTES,
-        "rows": rows,
-    }
+    explanation = jaxgrad.explain(jaxgrad.gru)
+    return measured("recurrent", cases, lambda case: [_row(case, left_out, options)], [explanation], NOTES, left_out)
 
 
 def _row(case: Case, left_out: dict[str, str], options: Options) -> dict[str, Any]:
@@ -101,7 +90,7 @@ def _row(case: Case, left_out: dict[str, str], options: Options) -> dict[str, An
         array_bytes={"parameters": sum(leaf.nbytes for leaf in jax.tree.leaves(args[0].params))},
         extra=case.extra,
     )
-    loss, array = _TOLERANCES["TF32" if (case.dtype, jax.default_backend()) == ("float32", "gpu") else case.dtype]
+    loss, array = _TOLERANCES[precision_in_use(case.dtype)]
     tolerances = [*[array] * len(jax.tree.leaves(args[0])), loss]
     makers = {name: partial(_jax_contender, name, model, *args) for name in _LAYERS}
     if case.model == "char-lm" and TORCH_EAGER not in left_out:

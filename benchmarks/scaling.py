@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -18,9 +17,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxgrad
-from benchmarks import environment, steps
+from benchmarks import steps
 from benchmarks.compare import Work, compare
 from benchmarks.contender_names import LAX, ONE_DEVICE, OURS
+from benchmarks.measuring import measured
 from benchmarks.networks import NETWORKS
 from benchmarks.networks.initial import describe
 from benchmarks.networks.jax_ops import JaxgradOps, LaxOps
@@ -78,21 +78,8 @@ def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
             "scaling needs several devices, JAX sees one. XLA_FLAGS=--xla_force_host_platform_device_count=2 makes two "
             "devices of a CPU"
         )
-    ops = (jaxgrad.conv_general_dilated, jaxgrad.conv_transpose, jaxgrad.batch_norm_training)
-    losses, rows = _checked_losses(), []
-    for case in cases:
-        print(case.label, flush=True)
-        rows.append(_row(case, options))
-        gc.collect()  # frees the case's device memory
-    return {
-        "op": "scaling",
-        "environment": environment.describe(),
-        "implementation": "; ".join(str(jaxgrad.explain(op)) for op in ops),
-        "left_out": {},
-        "notes": NOTES,
-        "losses": losses,
-        "rows": rows,
-    }
+    losses, explanations = _checked_losses(), map(jaxgrad.explain, steps.OPS)
+    return measured("scaling", cases, lambda case: [_row(case, options)], explanations, NOTES, losses=losses)
 
 
 def _row(case: Case, options: Options) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -13,8 +12,8 @@ import jax
 import numpy as np
 
 import jaxgrad
-from benchmarks import case_text, environment, torch_peers
-from benchmarks.compare import Work, compare
+from benchmarks import case_text, torch_peers
+from benchmarks.compare import Work, compare, precision_in_use
 from benchmarks.contender_names import (
     ACCELERATED,
     LAX,
@@ -24,6 +23,7 @@ from benchmarks.contender_names import (
     TORCH_COMPILED,
     TORCH_EAGER,
 )
+from benchmarks.measuring import measured
 from benchmarks.networks import NETWORKS
 from benchmarks.networks.initial import describe
 from benchmarks.networks.jax_ops import JaxgradConvolutionOps, JaxgradOps, LaxOps, PaddedLaxOps
@@ -40,6 +40,7 @@ _JAX_LIBRARIES = {
     LAX_PADDED: PaddedLaxOps,
 }
 _TORCH = (TORCH_EAGER, TORCH_COMPILED)
+OPS = (jaxgrad.conv_general_dilated, jaxgrad.conv_transpose, jaxgrad.batch_norm_training)
 CONTENDERS = (*_JAX_LIBRARIES, *_TORCH)
 NOTES = (
     "Cases are a network of benchmarks/networks, its batch and the sizes of its input.",
@@ -124,21 +125,9 @@ def parse_case(text: str) -> Case:
 
 def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
     """The report (report.py)."""
-    ops = (jaxgrad.conv_general_dilated, jaxgrad.conv_transpose, jaxgrad.batch_norm_training)
     left_out = torch_peers.left_out(_TORCH, options)
-    rows = []
-    for case in cases:
-        print(case.label, flush=True)
-        rows.append(_row(case, left_out, options))
-        gc.collect()  # frees the case's device memory before the next case
-    return {
-        "op": "steps",
-        "environment": environment.describe(),
-        "implementation": "; ".join(str(jaxgrad.explain(op)) for op in ops),
-        "left_out": left_out,
-        "notes": NOTES,
-        "rows": rows,
-    }
+    explanations = map(jaxgrad.explain, OPS)
+    return measured("steps", cases, lambda case: [_row(case, left_out, options)], explanations, NOTES, left_out)
 
 
 def _row(case: Case, left_out: dict[str, str], options: Options) -> dict[str, Any]:
@@ -178,8 +167,8 @@ def compared(case: Case, flops: int, state: State, found: Sequence[Contender], o
 
 def tolerances(dtype: str, state: State) -> list[float]:
     """One limit for each piece of a step's results."""
-    precision = "TF32" if dtype == "float32" and jax.default_backend() == "gpu" else dtype
-    return [_TOLERANCES[precision][kind] for kind, _ in _pieces(state, 0.0)]
+    limits = _TOLERANCES[precision_in_use(dtype)]
+    return [limits[kind] for kind, _ in _pieces(state, 0.0)]
 
 
 def timed(what: str, function: Callable[[], Any]) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -14,8 +13,8 @@ from unittest import mock
 import jax
 
 import jaxgrad
-from benchmarks import environment
 from benchmarks.contender_names import OURS, OURS_TUNED, OURS_WRONG, OURS_WRONG_TUNED
+from benchmarks.measuring import measured
 from benchmarks.networks import NETWORKS
 from benchmarks.networks.initial import describe
 from benchmarks.networks.jax_ops import JaxgradOps
@@ -38,19 +37,8 @@ _KERNEL = {"cpu": "cpu", "cuda": "cudnn"}  # that a wrong row prefers to XLA
 
 def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
     """The report (report.py)."""
-    rows = []
-    for case in cases:
-        print(case.label, flush=True)
-        rows.append(_row(case, options))
-        gc.collect()  # frees the case's device memory before the next case
-    return {
-        "op": "tuned",
-        "environment": environment.describe(),
-        "implementation": str(jaxgrad.explain(jaxgrad.conv_general_dilated)),
-        "left_out": {},
-        "notes": NOTES,
-        "rows": rows,
-    }
+    explanation = jaxgrad.explain(jaxgrad.conv_general_dilated)
+    return measured("tuned", cases, lambda case: [_row(case, options)], [explanation], NOTES)
 
 
 def _row(case: Case, options: Options) -> dict[str, Any]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
 from backends import EVERY_OP, THOROUGH_ON_XLA, XLA, Backend
+from cuda_module import ENGINES
 
 from jaxgrad._src.conv.geometry import ConvGeometry
 from jaxgrad._src.native import cuda
@@ -158,6 +161,17 @@ def fake_cuda(tmp_path_factory: pytest.TempPathFactory, reference_kernels: Path)
     for name in ("libcudnn.so.9", "libnvrtc.so.13"):
         (folder / name).symlink_to("libcuda.so.1")
     return folder
+
+
+@pytest.fixture
+def on_fake_cuda(run_python, fake_cuda: Path) -> Callable[..., Any]:
+    """Runs a script in a fresh interpreter with the fake CUDA libraries. Returns its last line, which is JSON."""
+
+    def run(script: str, **environment: str) -> Any:
+        libraries = {"LD_LIBRARY_PATH": str(fake_cuda), "JAX_PLATFORMS": "cpu", "FAKE_ENGINES": ENGINES}
+        return json.loads(run_python(script, **(libraries | environment)).stdout.splitlines()[-1])
+
+    return run
 
 
 @pytest.fixture(scope="session")

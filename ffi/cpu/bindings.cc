@@ -9,6 +9,7 @@
 
 #include "common/checked_int.h"
 #include "common/conv_bindings.h"
+#include "common/module_bindings.h"
 #include "cpu/batch_norm/handler.h"
 #include "cpu/batch_norm/op.h"
 #include "cpu/conv/handler.h"
@@ -25,30 +26,25 @@ namespace nb = nanobind;
 namespace jaxgrad {
 namespace {
 
-nb::capsule handler(XLA_FFI_Error* (*symbol)(XLA_FFI_CallFrame*)) {
-  return nb::capsule(reinterpret_cast<void*>(symbol));
-}
-
 nb::dict registrations() {
   nb::dict targets;
-  targets["jaxgrad_cpu_gru_forward"] = handler(jaxgrad_cpu_gru_forward);
-  targets["jaxgrad_cpu_gru_backward"] = handler(jaxgrad_cpu_gru_backward);
-  targets["jaxgrad_cpu_batch_norm_statistics"] = handler(jaxgrad_cpu_batch_norm_statistics);
-  targets["jaxgrad_cpu_batch_norm_normalize"] = handler(jaxgrad_cpu_batch_norm_normalize);
-  targets["jaxgrad_cpu_batch_norm_backward"] = handler(jaxgrad_cpu_batch_norm_backward);
-  targets["jaxgrad_cpu_depthwise_forward"] = handler(jaxgrad_cpu_depthwise_forward);
-  targets["jaxgrad_cpu_depthwise_input_gradient"] = handler(jaxgrad_cpu_depthwise_input_gradient);
-  targets["jaxgrad_cpu_depthwise_weight_gradient"] = handler(jaxgrad_cpu_depthwise_weight_gradient);
-  targets["jaxgrad_onednn_conv_forward"] = handler(jaxgrad_onednn_conv_forward);
-  targets["jaxgrad_onednn_conv_input_gradient"] = handler(jaxgrad_onednn_conv_input_gradient);
-  targets["jaxgrad_onednn_conv_weight_gradient"] = handler(jaxgrad_onednn_conv_weight_gradient);
+  targets["jaxgrad_cpu_gru_forward"] = handler_capsule(jaxgrad_cpu_gru_forward);
+  targets["jaxgrad_cpu_gru_backward"] = handler_capsule(jaxgrad_cpu_gru_backward);
+  targets["jaxgrad_cpu_batch_norm_statistics"] = handler_capsule(jaxgrad_cpu_batch_norm_statistics);
+  targets["jaxgrad_cpu_batch_norm_normalize"] = handler_capsule(jaxgrad_cpu_batch_norm_normalize);
+  targets["jaxgrad_cpu_batch_norm_backward"] = handler_capsule(jaxgrad_cpu_batch_norm_backward);
+  targets["jaxgrad_cpu_depthwise_forward"] = handler_capsule(jaxgrad_cpu_depthwise_forward);
+  targets["jaxgrad_cpu_depthwise_input_gradient"] = handler_capsule(jaxgrad_cpu_depthwise_input_gradient);
+  targets["jaxgrad_cpu_depthwise_weight_gradient"] = handler_capsule(jaxgrad_cpu_depthwise_weight_gradient);
+  targets["jaxgrad_onednn_conv_forward"] = handler_capsule(jaxgrad_onednn_conv_forward);
+  targets["jaxgrad_onednn_conv_input_gradient"] = handler_capsule(jaxgrad_onednn_conv_input_gradient);
+  targets["jaxgrad_onednn_conv_weight_gradient"] = handler_capsule(jaxgrad_onednn_conv_weight_gradient);
   return targets;
 }
 
 nb::dict build_info() {
   nb::dict info;
-  const std::string ffi_api = std::to_string(XLA_FFI_API_MAJOR) + "." + std::to_string(XLA_FFI_API_MINOR);
-  info["ffi_api"] = ffi_api.c_str();
+  info["ffi_api"] = ffi_api_version().c_str();
   info["compiler"] = __VERSION__;
   info["instruction_set"] = isa_name();
   info["onednn"] = onednn::version().c_str();
@@ -111,15 +107,7 @@ int64_t depthwise_workspace_bytes(int64_t conv_pass, const ConvShapes& shapes, c
   return depthwise_workspace(pass, problem.shape, problem.copies(), threads);
 }
 
-nb::dict plan_cache_info() {
-  const CacheInfo found = conv_plan_cache_info();
-  nb::dict info;
-  info["hits"] = found.hits;
-  info["misses"] = found.misses;
-  info["size"] = found.size;
-  info["capacity"] = found.capacity;
-  return info;
-}
+nb::dict plan_cache_info() { return as_dict(conv_plan_cache_info()); }
 
 }  // namespace
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/conv_bindings.h"
+#include "common/module_bindings.h"
 #include "cuda/batch_norm/handler.h"
 #include "cuda/batch_norm/op.h"
 #include "cuda/conv/engine_check.h"
@@ -35,29 +36,24 @@ namespace nb = nanobind;
 namespace jaxgrad {
 namespace {
 
-nb::capsule handler(XLA_FFI_Error* (*symbol)(XLA_FFI_CallFrame*)) {
-  return nb::capsule(reinterpret_cast<void*>(symbol));
-}
-
 nb::dict registrations() {
   nb::dict targets;
-  targets["jaxgrad_cudnn_batch_norm_forward"] = handler(jaxgrad_cudnn_batch_norm_forward);
-  targets["jaxgrad_cudnn_batch_norm_backward"] = handler(jaxgrad_cudnn_batch_norm_backward);
-  targets["jaxgrad_cudnn_conv_forward"] = handler(jaxgrad_cudnn_conv_forward);
-  targets["jaxgrad_cudnn_conv_input_gradient"] = handler(jaxgrad_cudnn_conv_input_gradient);
-  targets["jaxgrad_cudnn_conv_weight_gradient"] = handler(jaxgrad_cudnn_conv_weight_gradient);
-  targets["jaxgrad_cuda_depthwise_forward"] = handler(jaxgrad_cuda_depthwise_forward);
-  targets["jaxgrad_cuda_depthwise_input_gradient"] = handler(jaxgrad_cuda_depthwise_input_gradient);
-  targets["jaxgrad_cuda_depthwise_weight_gradient"] = handler(jaxgrad_cuda_depthwise_weight_gradient);
-  targets["jaxgrad_cuda_gru_forward"] = handler(jaxgrad_cuda_gru_forward);
-  targets["jaxgrad_cuda_gru_backward"] = handler(jaxgrad_cuda_gru_backward);
+  targets["jaxgrad_cudnn_batch_norm_forward"] = handler_capsule(jaxgrad_cudnn_batch_norm_forward);
+  targets["jaxgrad_cudnn_batch_norm_backward"] = handler_capsule(jaxgrad_cudnn_batch_norm_backward);
+  targets["jaxgrad_cudnn_conv_forward"] = handler_capsule(jaxgrad_cudnn_conv_forward);
+  targets["jaxgrad_cudnn_conv_input_gradient"] = handler_capsule(jaxgrad_cudnn_conv_input_gradient);
+  targets["jaxgrad_cudnn_conv_weight_gradient"] = handler_capsule(jaxgrad_cudnn_conv_weight_gradient);
+  targets["jaxgrad_cuda_depthwise_forward"] = handler_capsule(jaxgrad_cuda_depthwise_forward);
+  targets["jaxgrad_cuda_depthwise_input_gradient"] = handler_capsule(jaxgrad_cuda_depthwise_input_gradient);
+  targets["jaxgrad_cuda_depthwise_weight_gradient"] = handler_capsule(jaxgrad_cuda_depthwise_weight_gradient);
+  targets["jaxgrad_cuda_gru_forward"] = handler_capsule(jaxgrad_cuda_gru_forward);
+  targets["jaxgrad_cuda_gru_backward"] = handler_capsule(jaxgrad_cuda_gru_backward);
   return targets;
 }
 
 nb::dict build_info() {
   nb::dict info;
-  const std::string ffi_api = std::to_string(XLA_FFI_API_MAJOR) + "." + std::to_string(XLA_FFI_API_MINOR);
-  info["ffi_api"] = ffi_api.c_str();
+  info["ffi_api"] = ffi_api_version().c_str();
   info["compiler"] = __VERSION__;
   const std::string headers =
       std::to_string(CUDNN_MAJOR) + "." + std::to_string(CUDNN_MINOR) + "." + std::to_string(CUDNN_PATCHLEVEL);
@@ -201,12 +197,7 @@ std::optional<int64_t> batch_norm_workspace(int64_t device, bool is_backward, in
 }
 
 nb::dict plan_cache_info() {
-  const CacheInfo found = conv_plan_cache_info();
-  nb::dict info;
-  info["hits"] = found.hits;
-  info["misses"] = found.misses;
-  info["size"] = found.size;
-  info["capacity"] = found.capacity;
+  nb::dict info = as_dict(conv_plan_cache_info());
   info["recorded"] = num_retained_for_cuda_graphs();
   const PlanStore::Info stored = plan_store().info();
   info["disk_hits"] = stored.hits;

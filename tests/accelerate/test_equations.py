@@ -17,7 +17,7 @@ from jaxgrad._src.conv import equation
 from jaxgrad._src.conv.canonicalize import LaxArguments, normalize
 from jaxgrad._src.conv.params import ConvParams
 from jaxgrad._src.conv.pass_calls import WeightGradientCall
-from jaxgrad._src.core.selection import XLA
+from jaxgrad._src.core.candidates import XLA
 
 BACKENDS = (CPU_KERNEL, CUDNN, CUDA)
 SEEDS, DEFAULT_SEEDS, COUNT = 120, 5, 12

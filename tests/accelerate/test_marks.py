@@ -12,15 +12,12 @@ import numpy as np
 import pytest
 from accelerated import PASSES, close, convolve, convolve_arrays, passes
 from backends import CPU_KERNEL, CUDNN
+from cuda_module import NEEDS_CUDA_MODULE
 from op_cases import loss
 
 import jaxgrad
-from jaxgrad._src.native import cuda
 
 BACKENDS = (CPU_KERNEL, CUDNN)
-WITH_CUDA_MODULE = pytest.mark.skipif(
-    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
-)
 ACCELERATED, PLAIN = {"cpu": 3}, {"xla": 3}
 
 
@@ -201,7 +198,7 @@ def test_calls_return_before_completion():
     pytest.fail("none of twenty calls returned before completion")
 
 
-@WITH_CUDA_MODULE
+@NEEDS_CUDA_MODULE
 def test_settings_are_part_of_the_program():
     """For cuDNN; a function that was traced before is traced again."""
     run, arrays = jax.jit(jaxgrad.accelerate(_by_all(_loss), implementation="cudnn")), convolve_arrays()
@@ -234,7 +231,7 @@ def test_direct_calls_keep_their_selection(backend, accelerated):
     assert "xla" not in lowered(backend.implementation)
 
 
-@pytest.mark.parametrize("implementation", ["cpu", pytest.param("cudnn", marks=WITH_CUDA_MODULE)])
+@pytest.mark.parametrize("implementation", ["cpu", pytest.param("cudnn", marks=NEEDS_CUDA_MODULE)])
 def test_a_forced_implementation_keeps_direct_calls(implementation):
     """Over implementation="xla", and for a platform that the direct call forces."""
     x, w = convolve_arrays()

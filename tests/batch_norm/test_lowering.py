@@ -6,13 +6,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 from backends import CUDNN, Backend
+from cuda_module import NEEDS_CUDA_MODULE
 
 import jaxgrad
-from jaxgrad._src.native import cuda
 
-pytestmark = pytest.mark.skipif(
-    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
-)
+pytestmark = NEEDS_CUDA_MODULE
 
 DEFAULT = Backend(None, "gpu")
 

@@ -9,15 +9,14 @@ from backends import CUDNN, Backend
 from conv_cases import ConvCase, make_conv_inputs
 from conv_running import PASSES, calls, conv, conv_transpose
 from conv_transpose_cases import TransposeCase
+from cuda_module import NEEDS_CUDA_MODULE
 
 import jaxgrad
 from jaxgrad import config
 from jaxgrad._src.core.precision import allows_tf32
 from jaxgrad._src.native import cuda
 
-pytestmark = pytest.mark.skipif(
-    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
-)
+pytestmark = NEEDS_CUDA_MODULE
 
 LAST = ("NHWC", "HWIO", "NHWC")
 DEFAULT = Backend(None, "gpu")

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from aligned_arrays import aligned_random
+from cuda_module import NEEDS_CUDA_MODULE
 from depthwise_calls import H200, SMALL
 from depthwise_calls import DepthwiseCall as Call
 
@@ -16,9 +17,7 @@ from jaxgrad._src.conv.geometry import ConvGeometry
 from jaxgrad._src.conv.problem import ConvProblem
 from jaxgrad._src.native import cuda
 
-pytestmark = pytest.mark.skipif(
-    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
-)
+pytestmark = NEEDS_CUDA_MODULE
 
 _MAIN = """
 static T *x, *dy, *dw;

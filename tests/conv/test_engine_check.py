@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from cuda_module import ENGINES, NEEDS_CUDA_MODULE
 
-from jaxgrad._src.native import cuda
-
-pytestmark = pytest.mark.skipif(
-    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
-)
+pytestmark = NEEDS_CUDA_MODULE
 
 KINDS = ("corner", "border", "channel", "nan", "factor", "unwritten")
-ENGINES = "11:100:30,12:200:10,13:300:20"
-
 _PRELUDE = """
 import os
 from fake_gpu import *
@@ -26,14 +19,9 @@ def counts():
 
 
 @pytest.fixture
-def run(run_python, fake_cuda):
+def run(on_fake_cuda):
     """Runs a script in a fresh process and returns the values that it passes to `report`."""
-
-    def run(script, **environment):
-        settings = {"LD_LIBRARY_PATH": str(fake_cuda), "JAX_PLATFORMS": "cpu", "FAKE_ENGINES": ENGINES, **environment}
-        return json.loads(run_python(_PRELUDE + script, **settings).stdout.splitlines()[-1])
-
-    return run
+    return lambda script, **environment: on_fake_cuda(_PRELUDE + script, **environment)
 
 
 @pytest.mark.parametrize("kind", KINDS)

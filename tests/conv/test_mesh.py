@@ -14,8 +14,8 @@ import jaxgrad
 from jaxgrad._src.conv import autodiff
 from jaxgrad._src.conv.geometry import ConvGeometry
 from jaxgrad._src.conv.params import ConvParams
+from jaxgrad._src.core.candidates import XLA
 from jaxgrad._src.core.mesh_axes import pvary_to_match
-from jaxgrad._src.core.selection import XLA
 
 BATCH = (P("d"), P(), P())
 BY = (0, 1, 2)

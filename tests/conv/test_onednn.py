@@ -15,9 +15,11 @@ from jaxgrad import _cpu
 from jaxgrad._src.native import cpu
 
 _PATCH = """
-import importlib.metadata, pathlib
+import importlib.metadata, pathlib, platform
 real = importlib.metadata.files
 library = {library!r}
+if library == "AArch64":
+    platform.machine = lambda: "aarch64"
 
 class File:
     name = "libdnnl.so.3"
@@ -27,7 +29,7 @@ class File:
 def files(package):
     if package != "onednn-cpu-gomp":
         return real(package)
-    if library == "no package":
+    if library in ("no package", "AArch64"):
         raise importlib.metadata.PackageNotFoundError(package)
     return None if library == "no list" else [] if library == "no file" else [File()]
 
@@ -103,6 +105,8 @@ def _library(kind, folder):
     path = folder / "libdnnl.so.3"
     if kind == "missing package":
         return "no package", "the package onednn-cpu-gomp is not installed"
+    if kind == "AArch64":
+        return kind, "the package onednn-cpu-gomp is not installed (it does not exist for aarch64)"
     if kind in ("no file", "no list"):
         return kind, "the package onednn-cpu-gomp has no libdnnl.so.3"
     if kind == "no library":
@@ -140,7 +144,7 @@ def test_diagnosis_reports_why_onednn_is_missing(kind, run_python, tmp_path):
         assert part in text, f"{part!r} is not in:\n{text}"
 
 
-@pytest.mark.parametrize("kind", ["missing package", "no library", "too old"])
+@pytest.mark.parametrize("kind", ["AArch64", "no library", "too old"])
 def test_calls_run_on_xla_without_onednn(kind, run_python, tmp_path):
     library, reason = _library(kind, tmp_path)
     run_python(_PATCH.format(library=library) + _SCRIPT.format(reason=reason), JAXGRAD_ONEDNN="package")

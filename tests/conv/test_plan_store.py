@@ -5,19 +5,15 @@ With the fakes of fake_cuda.c; no GPU is needed. A search runs again where its c
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from cuda_module import NEEDS_CUDA_MODULE
 
-from jaxgrad._src.native import cuda
-
-pytestmark = pytest.mark.skipif(
-    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
-)
+pytestmark = NEEDS_CUDA_MODULE
 
 _PRELUDE = """
 import os, warnings
@@ -36,18 +32,11 @@ _CHOICE = [["engine 12", 300]]
 
 
 @pytest.fixture
-def run(run_python, fake_cuda, tmp_path):
+def run(on_fake_cuda, tmp_path):
     """Runs a script in a fresh process with a directory of plans and returns the values that it passes to `report`."""
 
     def run(script, directory=tmp_path / "plans", **environment):
-        settings = {
-            "LD_LIBRARY_PATH": str(fake_cuda),
-            "JAX_PLATFORMS": "cpu",
-            "FAKE_ENGINES": "11:100:30,12:200:10,13:300:20",
-            "JAXGRAD_PLAN_CACHE_DIR": str(directory),
-            **environment,
-        }
-        return json.loads(run_python(_PRELUDE + script, **settings).stdout.splitlines()[-1])
+        return on_fake_cuda(_PRELUDE + script, JAXGRAD_PLAN_CACHE_DIR=str(directory), **environment)
 
     return run
 

@@ -7,15 +7,14 @@ import itertools
 
 import numpy as np
 import pytest
+from cuda_module import NEEDS_CUDA_MODULE
 from tolerances import DTYPES
 
 from jaxgrad._src.conv.geometry import ConvGeometry
 from jaxgrad._src.conv.problem import ConvProblem
 from jaxgrad._src.native import cuda
 
-pytestmark = pytest.mark.skipif(
-    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
-)
+pytestmark = NEEDS_CUDA_MODULE
 
 THREADS, PARTS = 32, 8
 SUFFIXES = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16"}

@@ -9,11 +9,12 @@ import subprocess
 
 import numpy as np
 import pytest
+from cuda_module import NO_CUDA_MODULE
 
 from jaxgrad._src.native import cuda
 
 if not cuda.targets():  # the cases below are drawn with the compiled module
-    pytest.skip("this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has", allow_module_level=True)
+    pytest.skip(NO_CUDA_MODULE, allow_module_level=True)
 
 KERNELS = [
     *(f"transpose_{few}{size}" for few in ("", "few_") for size in (2, 4, 8)),

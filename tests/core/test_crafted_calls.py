@@ -7,8 +7,7 @@ attribute is an error. A bad array is an error too, unless it stands for an abse
 from __future__ import annotations
 
 import pytest
-
-from jaxgrad._src.native import cuda
+from cuda_module import NEEDS_CUDA_MODULE
 
 _SCRIPT = """
 import jax, jax.numpy as jnp, numpy as np
@@ -172,7 +171,7 @@ def test_bad_calls_are_errors(target, run_python):
     run_python(f"TARGET = {target!r}\n{_SCRIPT}", JAX_PLATFORMS="cpu")
 
 
-@pytest.mark.skipif(not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has")
+@NEEDS_CUDA_MODULE
 @pytest.mark.parametrize(
     "name",
     [

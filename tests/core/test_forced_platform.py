@@ -8,19 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cuda_module import NEEDS_CUDA_MODULE
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from mesh_running import mesh, run_checks
 from op_cases import OPS, op_case, values_and_gradients
 
 import jaxgrad
-from jaxgrad._src.native import cuda
 
-needs_cuda_module = pytest.mark.skipif(
-    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
-)
 ON_CUDNN = [
-    pytest.param(name, "cudnn", marks=needs_cuda_module)
+    pytest.param(name, "cudnn", marks=NEEDS_CUDA_MODULE)
     for name in ("conv_general_dilated", "conv_transpose", "batch_norm_training")
 ]
 FORCED = [*((name, "cpu") for name in OPS), *ON_CUDNN]
@@ -83,7 +80,7 @@ def test_numpy_arrays_without_jit(name, what):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
 
 
-@needs_cuda_module
+@NEEDS_CUDA_MODULE
 def test_empty_arrays_keep_the_forced_platform():
     x, c = np.ones((0, 5), np.float32), np.ones(5, np.float32)
     traced = jax.jit(lambda x: jaxgrad.batch_norm_training(x, c, c, implementation="cudnn")).trace(x)
@@ -92,7 +89,7 @@ def test_empty_arrays_keep_the_forced_platform():
         traced.lower(lowering_platforms=("cpu",))
 
 
-@needs_cuda_module
+@NEEDS_CUDA_MODULE
 def test_platform_dependent_branches():
     case = op_case("conv_general_dilated")
 
@@ -129,7 +126,7 @@ def check_shard_map_and_statistics_alone():
         sharded(x)
 
 
-@needs_cuda_module
+@NEEDS_CUDA_MODULE
 @pytest.mark.parametrize("check", [check_a_mesh, check_shard_map_and_statistics_alone])
 def test_over_devices(run_python, check):
     run_checks(run_python, "cpu", __file__, [check.__name__])

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cuda_module import NEEDS_CUDA_MODULE
 from jax import export, lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -24,10 +25,6 @@ from op_cases import OPS, op_case, values_and_gradients
 import jaxgrad
 from jaxgrad._src.native import cuda, ffi
 from jaxgrad._src.native.ffi import ffi_call, kernel_name
-
-needs_cuda_module = pytest.mark.skipif(
-    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
-)
 
 # The calls of `values_and_gradients` of each `op_case` on a CPU.
 NAMES = {
@@ -281,7 +278,7 @@ def test_over_a_mesh(run_python):
     run_checks(run_python, "cpu", __file__, [check.__name__ for check in checks])
 
 
-@needs_cuda_module
+@NEEDS_CUDA_MODULE
 @pytest.mark.usefixtures("without_gpu")
 def test_cudnn_convolution():
     def loss(x, w):
@@ -295,7 +292,7 @@ def test_cudnn_convolution():
     }
 
 
-@needs_cuda_module
+@NEEDS_CUDA_MODULE
 @pytest.mark.usefixtures("without_gpu")
 def test_cudnn_batch_norm():
     def loss(x, scale):
@@ -328,7 +325,7 @@ assert found == {
 """
 
 
-@needs_cuda_module
+@NEEDS_CUDA_MODULE
 def test_depthwise_cuda_kernel(run_python, fake_cuda):
     """The kernel takes channels-last operands. The libraries of CUDA are fakes."""
     script = import_test_module(__file__, "test_names") + _DEPTHWISE

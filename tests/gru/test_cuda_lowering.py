@@ -5,15 +5,10 @@ No GPU is needed.
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from cuda_module import NEEDS_CUDA_MODULE
 
-from jaxgrad._src.native import cuda
-
-pytestmark = pytest.mark.skipif(
-    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
-)
+pytestmark = NEEDS_CUDA_MODULE
 
 _PRELUDE = """
 import ctypes, json, re
@@ -66,14 +61,9 @@ def report(**found):
 
 
 @pytest.fixture
-def run(run_python, fake_cuda):
+def run(on_fake_cuda):
     """Runs a script in a fresh process and returns the values that it passes to `report`."""
-
-    def run(script, **environment):
-        settings = {"LD_LIBRARY_PATH": str(fake_cuda), "JAX_PLATFORMS": "cpu", **environment}
-        return json.loads(run_python(_PRELUDE + script, **settings).stdout.splitlines()[-1])
-
-    return run
+    return lambda script, **environment: on_fake_cuda(_PRELUDE + script, **environment)
 
 
 def test_program_and_explanation(run):

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from cuda_module import NEEDS_CUDA_MODULE
 
-from jaxgrad._src.native import cuda
-
-pytestmark = pytest.mark.skipif(
-    not cuda.targets(), reason="this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
-)
+pytestmark = NEEDS_CUDA_MODULE
 
 _VARIANTS = """
 import json, sys
@@ -40,12 +35,8 @@ def split(*args, **kwargs):
 
 
 @pytest.fixture
-def run(run_python, fake_cuda):
-    def run(script, **environment):
-        settings = {"LD_LIBRARY_PATH": str(fake_cuda), "JAX_PLATFORMS": "cpu", **environment}
-        return json.loads(run_python(_VARIANTS + script, **settings).stdout.splitlines()[-1])
-
-    return run
+def run(on_fake_cuda):
+    return lambda script, **environment: on_fake_cuda(_VARIANTS + script, **environment)
 
 
 def test_workspace(run):

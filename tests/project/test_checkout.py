@@ -1,4 +1,4 @@
-"""A source checkout without compiled modules refuses to be imported, and says how to build it."""
+"""A checkout without compiled modules, or with those of another version, refuses to run and names the remedy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxgrad import _cpu
+from jaxgrad._src.native.ffi import ffi_call
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,3 +35,29 @@ def test_importing_a_checkout_that_was_not_built(tmp_path):
     error = done.stderr.splitlines()[-1]
     assert error.startswith(f"ImportError: jaxgrad is imported from the source checkout {tmp_path}, which has no")
     assert "pip install -e ." in error
+
+
+_STALE = """
+import sys, types
+stale = types.ModuleType("jaxgrad._cpu")
+stale.__file__, stale.isa_error, stale.registrations = "/old/_cpu.so", str, dict
+sys.modules["jaxgrad._cpu"] = stale
+try:
+    import jaxgrad
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_importing_a_compiled_module_of_another_version(run_python):
+    assert run_python(_STALE, JAXGRAD_ONEDNN="").stdout.strip() == (
+        "jaxgrad: /old/_cpu.so was compiled from another version of jaxgrad than its Python files: it lacks "
+        "'describe_onednn'. Delete this file and install jaxgrad again, in a checkout with `pip install -e .`."
+    )
+    assert not hasattr(_cpu, "__path__")  # Python looks for this one
+
+
+def test_a_handler_that_the_compiled_modules_lack():
+    y = jax.ShapeDtypeStruct((3,), np.float32)
+    with pytest.raises(ImportError, match="lack the handler 'jaxgrad_cpu_newer'"):
+        jax.eval_shape(lambda x: ffi_call("jaxgrad_cpu_newer", [y], [x], 0, named={"x": x}), y)

@@ -261,7 +261,7 @@ def test_a_tuning_without_choices_changes_nothing(machines):
 def test_an_op_whose_calls_have_no_text_is_not_tuned():
     """As the op in docs/contributing.md, which passes its operand as the description of a call."""
     with _tuning(_conv, _X, _W, implementation="xla", other=OWN):
-        call = SimpleNamespace(T=1, B=2, H=3, dtype=np.dtype(np.float32))  # no text
+        call = SimpleNamespace(T=1, B=2, H=3, dtype=np.dtype(np.float32), linear_before_reset=False)  # no text
         candidates = select(api.OP, None, call).candidates
     assert {one.tuning for one in candidates.values()} == {None}
 

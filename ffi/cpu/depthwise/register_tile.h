@@ -30,7 +30,11 @@ struct InputSet {
 
 // Keeps the compiler from loading a value again for each product.
 JAXGRAD_INLINE Vector<float> in_register(Vector<float> value) {
+#if defined(__aarch64__)
+  asm("" : "+w"(value));
+#else
   asm("" : "+v"(value));
+#endif
   return value;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/conv_bindings.h"
+#include "common/module_bindings.h"
 #include "cuda/depthwise/convolution_plan.h"
 #include "cuda/depthwise/convolution_source.h"
 #include "cuda/depthwise/weight_gradient_plan.h"
@@ -131,15 +132,6 @@ nb::dict convolution_program(int64_t architecture, int64_t multiprocessors, int6
   program["threads"] = tile->threads;
   program["shared_bytes"] = tile->shared_bytes;
   return program;
-}
-
-nb::dict as_dict(const CacheInfo& found) {
-  nb::dict info;
-  info["hits"] = found.hits;
-  info["misses"] = found.misses;
-  info["size"] = found.size;
-  info["capacity"] = found.capacity;
-  return info;
 }
 
 nb::dict cache_info() { return as_dict(depthwise_plan_cache_info()); }

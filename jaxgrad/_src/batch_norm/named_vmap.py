@@ -24,7 +24,7 @@ from jax.interpreters import ad, batching
 from jaxgrad._src.batch_norm import jvp
 from jaxgrad._src.batch_norm.params import BatchNormParams, TrainingOptions
 from jaxgrad._src.core.batching import broadcast, fold, unfold
-from jaxgrad._src.core.selection import XLA
+from jaxgrad._src.core.candidates import XLA
 
 Train = Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxgrad._src.core.candidates import Candidates
 from jaxgrad._src.core.mesh_axes import MeshAxes
-from jaxgrad._src.core.selection import Candidates
 from jaxgrad._src.native.ffi import short_dtype
 
 

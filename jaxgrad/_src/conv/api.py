@@ -23,10 +23,11 @@ from jaxgrad._src.conv.patches import remark_on_xla
 from jaxgrad._src.conv.xla import add_bias_and_relu
 from jaxgrad._src.core import checks, marks
 from jaxgrad._src.core.activations import Activation, activation_name
+from jaxgrad._src.core.candidates import XLA
 from jaxgrad._src.core.mesh_axes import explicit_mesh, pvary_to_match
 from jaxgrad._src.core.op import Op, Rejection
 from jaxgrad._src.core.precision import precision_of_call
-from jaxgrad._src.core.selection import XLA, Selection, select
+from jaxgrad._src.core.selection import Selection, select
 from jaxgrad._src.core.settings import of_kernels
 from jaxgrad._src.native import cuda
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from jaxgrad._src.conv.geometry import ConvGeometry
 from jaxgrad._src.conv.problem import ConvProblem
+from jaxgrad._src.core.candidates import Candidates
 from jaxgrad._src.core.precision import precision_flags
-from jaxgrad._src.core.selection import Candidates
 from jaxgrad._src.core.settings import Settings
 
 

@@ -24,11 +24,12 @@ from jaxgrad._src.conv.problem import (
     weight_gradient_problem,
 )
 from jaxgrad._src.core.batching import broadcast, empty_vmap, fold, unfold
+from jaxgrad._src.core.candidates import Candidates
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.mesh_axes import MeshAxes
 from jaxgrad._src.core.named_jit import named_jit
 from jaxgrad._src.core.partitioning import CrossDevice, Dims, PartitioningRule, call_on_shard, dims, partitioned
-from jaxgrad._src.core.selection import Candidates, supporting
+from jaxgrad._src.core.selection import supporting
 
 _Kernels = Mapping[str, Callable[..., Any]]  # by implementation
 _MAX_PASSES = 1024  # jitted passes of each kind that are kept, for different geometries and settings

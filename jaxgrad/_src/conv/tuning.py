@@ -12,7 +12,8 @@ from jaxgrad._src.conv.backends import BACKENDS
 from jaxgrad._src.conv.equation import Equation
 from jaxgrad._src.conv.params import ConvCall, ConvParams
 from jaxgrad._src.conv.passes import forward_pass, input_gradient_pass, weight_gradient_pass
-from jaxgrad._src.core.selection import XLA, Candidates, supporting
+from jaxgrad._src.core.candidates import XLA, Candidates
+from jaxgrad._src.core.selection import supporting
 from jaxgrad._src.core.tuning import Measurable
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgrad._src.conv.api import conv_general_dilated
+from jaxgrad._src.conv.geometry import dilated_size
 from jaxgrad._src.conv.transpose import conv_transpose
 from jaxgrad._src.core.activations import Activation
 
@@ -67,21 +68,8 @@ class ConvWeights:
 
         The arguments and the errors are those of `jaxgrad.conv_general_dilated`.
         """
-        batch, is_example = _batch(x, self.kernel)
-        y = conv_general_dilated(
-            batch,
-            self.kernel,
-            self.strides,
-            self.padding,
-            rhs_dilation=self.dilation,
-            dimension_numbers=_layout(len(self.strides), self.channels_last),
-            feature_group_count=self.groups,
-            precision=precision,
-            bias=self.bias,
-            activation=activation,
-            implementation=implementation,
-        )
-        return y[0] if is_example else y
+        settings = {"activation": activation, "precision": precision, "implementation": implementation}
+        return _apply(conv_general_dilated, self, x, **settings)
 
 
 @jax.tree_util.register_dataclass
@@ -134,30 +122,29 @@ class ConvTransposeWeights:
 
         The arguments and the errors are those of `jaxgrad.conv_transpose`.
         """
-        batch, is_example = _batch(x, self.kernel)
-        y = conv_transpose(
-            batch,
-            self.kernel,
-            self.strides,
-            self.padding,
-            rhs_dilation=self.dilation,
-            dimension_numbers=_layout(len(self.strides), self.channels_last),
-            transpose_kernel=True,
-            precision=precision,
-            use_consistent_padding=True,
-            bias=self.bias,
-            activation=activation,
-            feature_group_count=self.groups,
-            output_padding=self.output_padding,
-            implementation=implementation,
-        )
-        return y[0] if is_example else y
+        own = {"transpose_kernel": True, "use_consistent_padding": True, "output_padding": self.output_padding}
+        settings = {"activation": activation, "precision": precision, "implementation": implementation}
+        return _apply(conv_transpose, self, x, **own, **settings)
 
 
-def _batch(x: Any, kernel: jax.Array) -> tuple[Any, bool]:
+def _apply(
+    op: Callable[..., jax.Array], weights: ConvWeights | ConvTransposeWeights, x: Any, **settings: Any
+) -> jax.Array:
+    """The op with the arrays and the attributes that both records have, of a batch or of one example."""
     x = x if isinstance(x, jax.Array) else np.asarray(x)
-    is_example = x.ndim == kernel.ndim - 1
-    return (x[None] if is_example else x), is_example
+    is_example = x.ndim == weights.kernel.ndim - 1
+    y = op(
+        x[None] if is_example else x,
+        weights.kernel,
+        weights.strides,
+        weights.padding,
+        rhs_dilation=weights.dilation,
+        dimension_numbers=_layout(len(weights.strides), weights.channels_last),
+        feature_group_count=weights.groups,
+        bias=weights.bias,
+        **settings,
+    )
+    return y[0] if is_example else y
 
 
 def _layout(n: int, channels_last: bool) -> tuple[str, str, str]:
@@ -216,12 +203,23 @@ def padding_pairs(function: str, value: Any, n: int) -> tuple[tuple[int, int], .
     return tuple((int(low), int(high)) for low, high in pairs)
 
 
+def window_extents(kernel: jax.Array, dilation: Sequence[int]) -> list[int]:
+    """The sizes of the dilated window of a kernel [*window, a, b]."""
+    return [dilated_size(size, d) for size, d in zip(kernel.shape[:-2], dilation, strict=True)]
+
+
+def causal_padding(kernel: jax.Array, dilation: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """The padding of a convolution over time whose result at a step depends on no later step."""
+    (extent,) = window_extents(kernel, dilation)
+    return ((extent - 1, 0),)
+
+
 def dilated_padding(
     kernel: jax.Array, dilation: Sequence[int], padding: Sequence[tuple[int, int]]
 ) -> tuple[tuple[int, int], ...]:
     """The padding of a transposed convolution from that of its dilated input; its own inverse."""
-    ends = [(size - 1) * d for size, d in zip(kernel.shape[:-2], dilation, strict=True)]
-    return tuple((end - low, end - high) for end, (low, high) in zip(ends, padding, strict=True))
+    extents = window_extents(kernel, dilation)
+    return tuple((extent - 1 - low, extent - 1 - high) for extent, (low, high) in zip(extents, padding, strict=True))
 
 
 def check_arrays(function: str, kernel: jax.Array, bias: jax.Array | None, groups: int, *, transposed: bool) -> None:

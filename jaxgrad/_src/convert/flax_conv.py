@@ -11,12 +11,14 @@ from jaxgrad._src.convert.conv_weights import (
     ConvTransposeWeights,
     ConvWeights,
     Padding,
+    causal_padding,
     check_arrays,
     dilated_padding,
     padding_pairs,
     repeat,
     reverse_window,
     swap_groups,
+    window_extents,
 )
 from jaxgrad._src.convert.flax_layers import layer_of, read_parameter
 from jaxgrad._src.convert.records import check_record
@@ -75,7 +77,7 @@ def _read(function: str, parameters: Any, layer: Any) -> tuple[jax.Array, jax.Ar
 def _padding(function: str, padding: Any, kernel: jax.Array, dilation: tuple[int, ...]) -> Padding:
     n = kernel.ndim - 2
     if padding == "CAUSAL" and n == 1:
-        return (((kernel.shape[0] - 1) * dilation[0], 0),)
+        return causal_padding(kernel, dilation)
     if isinstance(padding, str):
         if padding not in _PADDINGS:
             raise ValueError(f"{function}: layer must have padding with zeros, got {padding!r}")
@@ -111,7 +113,7 @@ def read_conv_transpose(parameters: Any, layer: Any = None) -> ConvTransposeWeig
     if isinstance(padding, str):
         if padding not in ("SAME", "VALID"):
             raise ValueError(f"{function}: layer must have padding with zeros, got {padding!r}")
-        extents = [(size - 1) * d + 1 for size, d in zip(kernel.shape[:n], dilation, strict=True)]
+        extents = window_extents(kernel, dilation)
         padding = [transpose_padding(k, s, padding) for k, s in zip(extents, strides, strict=True)]
     return ConvTransposeWeights(
         kernel,

@@ -18,6 +18,7 @@ from jaxgrad._src.convert.conv_weights import (
     padding_pairs,
     repeat,
     reverse_window,
+    window_extents,
 )
 from jaxgrad._src.convert.haiku_layers import is_channels_last
 from jaxgrad._src.convert.records import check_record
@@ -59,8 +60,7 @@ def read_conv(
         checks.check_choice(function, "padding", padding.upper(), ("SAME", "SAME_LOWER", "VALID"))
         pads = padding.upper()
     elif callable(padding):
-        extents = [(size - 1) * d + 1 for size, d in zip(kernel.shape[:n], dilation, strict=True)]
-        pads = padding_pairs(function, [padding(extent) for extent in extents], n)
+        pads = padding_pairs(function, list(map(padding, window_extents(kernel, dilation))), n)
     else:
         pads = padding_pairs(function, [padding] * n if isinstance(padding[0], int) else padding, n)
     return ConvWeights(

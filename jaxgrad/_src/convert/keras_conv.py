@@ -12,9 +12,11 @@ from jaxgrad._src.convert.conv_weights import (
     ConvTransposeWeights,
     ConvWeights,
     Padding,
+    causal_padding,
     check_arrays,
     dilated_padding,
     repeat,
+    window_extents,
 )
 from jaxgrad._src.convert.records import check_record
 
@@ -40,7 +42,7 @@ def read_conv(layer: Any) -> ConvWeights:
     dilation = repeat(function, "dilation_rate", layer.dilation_rate, n)
     padding: Padding = layer.padding.upper()
     if padding == "CAUSAL":
-        padding = (((kernel.shape[0] - 1) * dilation[0], 0),)
+        padding = causal_padding(kernel, dilation)
     return ConvWeights(
         kernel,
         bias,
@@ -92,10 +94,9 @@ def read_conv_transpose(layer: Any) -> ConvTransposeWeights:
     dilation = repeat(function, "dilation_rate", layer.dilation_rate, n)
     strides = repeat(function, "strides", layer.strides, n)
     added = None if layer.output_padding is None else repeat(function, "output_padding", layer.output_padding, n)
-    extents = [(size - 1) * d + 1 for size, d in zip(kernel.shape[:n], dilation, strict=True)]
     pads = [
         _dilated_padding(extent, stride, layer.padding, None if added is None else added[i])
-        for i, (extent, stride) in enumerate(zip(extents, strides, strict=True))
+        for i, (extent, stride) in enumerate(zip(window_extents(kernel, dilation), strides, strict=True))
     ]
     return ConvTransposeWeights(
         kernel,

@@ -15,6 +15,7 @@ from jaxgrad._src.convert.conv_weights import (
     check_arrays,
     features_first,
     features_last,
+    window_extents,
 )
 from jaxgrad._src.convert.onnx_nodes import (
     ModelWriter,
@@ -114,9 +115,8 @@ def _read_conv_transpose(function: str, model: onnx.ModelProto, node: onnx.NodeP
     auto_pad = attributes.get("auto_pad", b"NOTSET").decode()
     padding = _pairs(attributes, n)
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):  # the result has size * stride positions
-        totals = [
-            (size - 1) * d + 1 + a - s for size, d, a, s in zip(kernel.shape[:n], dilation, added, strides, strict=True)
-        ]
+        extents = window_extents(kernel, dilation)
+        totals = [extent + a - s for extent, a, s in zip(extents, added, strides, strict=True)]
         lows = [total // 2 if auto_pad == "SAME_UPPER" else total - total // 2 for total in totals]
         padding = tuple((low, total - low) for low, total in zip(lows, totals, strict=True))
     return ConvTransposeWeights(

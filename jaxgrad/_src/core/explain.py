@@ -9,9 +9,10 @@ from typing import Any
 
 import jax
 
+from jaxgrad._src.core.candidates import Forced
 from jaxgrad._src.core.checks import check_choice
 from jaxgrad._src.core.op import OPS, Backend, lowering_platform, op_of, public_platform
-from jaxgrad._src.core.selection import Forced, Selection, recording, select_typical
+from jaxgrad._src.core.selection import Selection, recording, select_typical
 
 
 @dataclasses.dataclass(frozen=True)

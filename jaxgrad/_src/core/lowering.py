@@ -10,8 +10,8 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from jaxgrad._src.core.candidates import Candidates
 from jaxgrad._src.core.op import platform_of
-from jaxgrad._src.core.selection import Candidates
 
 
 def platform_call(

@@ -23,10 +23,10 @@ from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from jaxgrad._src.core.candidates import Candidates
 from jaxgrad._src.core.jax_internals import axes_of_vmap
 from jaxgrad._src.core.lowering import platform_call, with_lowering_hook
 from jaxgrad._src.core.mesh_axes import MeshAxes, explicit_mesh, in_shard_map, results_vary_as_operands
-from jaxgrad._src.core.selection import Candidates
 
 Dims = tuple[str | None, ...]
 CrossDevice = Callable[[MeshAxes], Callable[..., Any]]

@@ -22,6 +22,7 @@ from jaxgrad._src.core.precision import allows_tf32, default_precision
 from jaxgrad._src.gru import xla
 from jaxgrad._src.gru.backend import PASSES, Gradients, GruBackend
 from jaxgrad._src.gru.params import GruParams, GruProblem
+from jaxgrad._src.gru.products import products_after_the_scan, states_before
 from jaxgrad._src.native import cuda
 from jaxgrad._src.native.ffi import empty_if_none, ffi_call, without_groups
 
@@ -152,9 +153,9 @@ class CudaBackend(GruBackend):
                 return [array[:, :, d].reshape(*x.shape[:2], 3 * H) for d in range(D)]
 
             recurrent = None if recurrent_dgates is None else of_directions(recurrent_dgates)
-            previous = xla.states_before(params, y, sequence_lens, initial_h, reset, reset_h)
+            previous = states_before(params, y, sequence_lens, initial_h, reset, reset_h)
             arrays = of_directions(dgates), recurrent, gates, previous, x, w, sequence_lens
-            return xla.products_after_the_scan(params, *arrays, needs_grad)
+            return products_after_the_scan(params, *arrays, needs_grad)
 
         of_both = groups(dgates, 1), groups(recurrent_dgates, 1) if needs_recurrent else None
         of_groups = *of_both, x, w, sequence_lens, initial_h, reset, reset_h, y, gates

@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
+from jaxgrad._src.core.candidates import Candidates
 from jaxgrad._src.core.precision import precision_flags
-from jaxgrad._src.core.selection import Candidates
 from jaxgrad._src.native.ffi import short_dtype
 
 

@@ -16,10 +16,11 @@ import jax
 from jax import lax
 
 from jaxgrad._src.core.batching import fold_or_group
+from jaxgrad._src.core.candidates import Candidates
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.named_jit import named_jit
 from jaxgrad._src.core.partitioning import Dims, PartitioningRule, dims, partitioned
-from jaxgrad._src.core.selection import Candidates, supporting
+from jaxgrad._src.core.selection import supporting
 from jaxgrad._src.gru import xla
 from jaxgrad._src.gru.backends import BACKENDS
 from jaxgrad._src.gru.params import GruParams

@@ -5,28 +5,25 @@ A missing library does not make the import fail: `unavailable` and `onednn_unava
 
 from __future__ import annotations
 
-import importlib
 import logging
 from functools import cache
 from typing import Any
 
-import jax
-
 from jaxgrad._src.native import onednn
+from jaxgrad._src.native.compiled import load, register_handlers
 
 _logger = logging.getLogger("jaxgrad")
 
 module: Any  # jaxgrad._cpu, or None
 try:
-    module = importlib.import_module("jaxgrad._cpu")
+    module = load("jaxgrad._cpu")
 except ImportError as error:
     module, _error = None, f"the compiled module cannot be loaded ({error})"
 else:
     _error = ""
     if problem := module.isa_error():
         raise ValueError(f"jaxgrad: {problem}")
-    for _name, _capsule in module.registrations().items():
-        jax.ffi.register_ffi_target(_name, _capsule, platform="cpu")
+    register_handlers(module, "cpu")
 
 
 def unavailable() -> str:

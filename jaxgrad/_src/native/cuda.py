@@ -6,27 +6,26 @@ first use.
 
 from __future__ import annotations
 
-import importlib
 import logging
 from functools import cache
 from typing import Any
 
 import jax
 
+from jaxgrad._src.native.compiled import load, register_handlers
 from jaxgrad._src.native.libraries import library_paths
 
 _logger = logging.getLogger("jaxgrad")
 
 module: Any  # jaxgrad._cuda, or None
 try:
-    module = importlib.import_module("jaxgrad._cuda")
+    module = load("jaxgrad._cuda")
 except ImportError as error:
     module = None
     _error = f"this build of jaxgrad has no CUDA module, or it cannot be loaded ({error})"
 else:
     _error = ""
-    for _name, _capsule in module.registrations().items():
-        jax.ffi.register_ffi_target(_name, _capsule, platform="CUDA")
+    register_handlers(module, "CUDA")
 
 # Searched where JAX has not loaded these libraries yet.
 _CUDNN_PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")

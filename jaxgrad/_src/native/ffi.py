@@ -19,6 +19,8 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from jaxgrad._src.native.compiled import require_handler
+
 
 def ffi_call(
     target: str,
@@ -42,6 +44,7 @@ def ffi_call(
     Returns:
       The results without the workspace.
     """
+    require_handler(target)
     results = (*results, jax.ShapeDtypeStruct((workspace,), np.uint8))
     *found, _ = _primitive(kernel_name(target, named)).bind(
         *operands,

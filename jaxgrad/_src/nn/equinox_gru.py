@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -74,12 +72,4 @@ def scan_gru(
     if reset is not None:
         reset = checks.as_array(_NAME, "reset", reset)
         checks.check_shape(_NAME, "reset", reset, ("T", "*batch"), (T, *batch))
-        reset = reset.reshape(T, math.prod(batch))
-    leaves, structure = jax.tree.flatten(weights)
-    dtype = jnp.result_type(xs, init, *leaves)
-    weights = jax.tree.unflatten(structure, [leaf.astype(dtype) for leaf in leaves])
-    rows = math.prod(batch)
-    last, states = run_rows(
-        weights, xs.astype(dtype).reshape(T, rows, I), init.astype(dtype).reshape(rows, H), reset, reverse
-    )
-    return last.reshape(init.shape), states.reshape(T, *batch, H)
+    return run_rows(weights, xs, init, reset, reverse, jnp.result_type(xs, init, *jax.tree.leaves(weights)))

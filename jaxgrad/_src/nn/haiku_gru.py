@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxgrad._src.convert.haiku_gru import from_parameters
 from jaxgrad._src.core import checks
-from jaxgrad._src.gru.api import gru
+from jaxgrad._src.nn.rows import run_rows
 
 _NAME = "jaxgrad.nn.haiku.dynamic_unroll"
 
@@ -103,21 +103,10 @@ def dynamic_unroll(
 
 def _all_steps(cell: Any, inputs: jax.Array, state: jax.Array, reset: Any, reverse: bool) -> Any:
     """`(outputs [T, *batch, H], last state [*batch, H])`. The parameters are made as `hk.GRU.__call__` makes them."""
-    T, I = inputs.shape[0], inputs.shape[-1]  # noqa: E741
-    H, dtype = cell.hidden_size, inputs.dtype
+    I, H, dtype = inputs.shape[-1], cell.hidden_size, inputs.dtype  # noqa: E741
     w_i = hk.get_parameter("w_i", [I, 3 * H], dtype, init=cell.w_i_init)
     w_h = hk.get_parameter("w_h", [H, 3 * H], dtype, init=cell.w_h_init)
     b = hk.get_parameter("b", [3 * H], dtype, init=cell.b_init)
     common = jnp.result_type(inputs, w_i, w_h, b)
-    weights = from_parameters(*(a.astype(common) for a in (w_i, w_h, b)))
-    y, y_h = gru(
-        inputs.astype(common).reshape(T, -1, I),
-        weights.w,
-        weights.r,
-        weights.b,
-        initial_h=state.astype(common).reshape(1, -1, H),
-        reset=None if reset is None else reset.reshape(T, -1),
-        direction="reverse" if reverse else "forward",
-        linear_before_reset=False,
-    )
-    return y.astype(state.dtype).reshape(T, *state.shape), y_h.astype(state.dtype).reshape(state.shape)
+    last, states = run_rows(from_parameters(w_i, w_h, b), inputs, state, reset, reverse, common)
+    return states.astype(state.dtype), last.astype(state.dtype)

@@ -10,7 +10,7 @@ from flax import nnx
 
 from jaxgrad._src.convert.flax_gru import read_cell
 from jaxgrad._src.convert.flax_layers import check_linear
-from jaxgrad._src.nn.rnn import as_reset, check_cell, run_rnn
+from jaxgrad._src.nn.rnn import as_reset, check_cell, given_or_own, run_rnn, shape_of_step
 
 _NAME = "jaxgrad.nn.nnx.RNN"
 
@@ -60,11 +60,12 @@ class RNN(nnx.RNN):
         """
         self._check()
         cell: Any = self.cell
-        time_major = self.time_major if time_major is None else time_major
+        settings = given_or_own(
+            self, time_major=time_major, reverse=reverse, keep_order=keep_order, return_carry=return_carry
+        )
         inputs = jnp.asarray(inputs)
-        reset = as_reset(_NAME, reset, inputs, time_major)
-        time_axis = 0 if time_major else inputs.ndim - 2
-        step_shape = inputs.shape[:time_axis] + inputs.shape[time_axis + 1 :]
+        reset = as_reset(_NAME, reset, inputs, settings["time_major"])
+        step_shape = shape_of_step(inputs, settings["time_major"])
         if rngs is None:
             rngs = self.rngs
         if isinstance(rngs, nnx.Rngs):
@@ -83,10 +84,7 @@ class RNN(nnx.RNN):
             reset=reset,
             reset_carry=initialize_carry,
             seq_lengths=seq_lengths,
-            time_major=time_major,
-            reverse=self.reverse if reverse is None else reverse,
-            keep_order=self.keep_order if keep_order is None else keep_order,
-            return_carry=self.return_carry if return_carry is None else return_carry,
+            **settings,
         )
 
     def _check(self) -> None:

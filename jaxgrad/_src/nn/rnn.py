@@ -26,6 +26,17 @@ def check_cell(name: str, cell: Any, cell_class: type) -> None:
     check_functions(name, cell, "; use flax's own RNN for others")
 
 
+def given_or_own(rnn: Any, **given: bool | None) -> dict[str, bool]:
+    """The arguments of a call, and the attributes of `rnn` in place of those that are None."""
+    return {name: getattr(rnn, name) if value is None else value for name, value in given.items()}
+
+
+def shape_of_step(inputs: jax.Array, time_major: bool) -> tuple[int, ...]:
+    """`(*batch, I)` of inputs [T, *batch, I] or [*batch, T, I]."""
+    time_axis = 0 if time_major else inputs.ndim - 2
+    return inputs.shape[:time_axis] + inputs.shape[time_axis + 1 :]
+
+
 def as_reset(name: str, reset: Any, inputs: jax.Array, time_major: bool) -> jax.Array | None:
     if reset is None:
         return None

@@ -8,6 +8,7 @@ where it is differentiated or lowered.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -47,12 +48,20 @@ class _Call:
 
 
 def run_rows(
-    weights: GRUWeights, xs: jax.Array, init: jax.Array, reset: jax.Array | None, reverse: bool
+    weights: GRUWeights, xs: jax.Array, init: jax.Array, reset: jax.Array | None, reverse: bool, dtype: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """`(last [B, H], states [T, B, H])` of xs [T, B, I], init [B, H] and reset [T, B], in one direction."""
+    """`(last [*batch, H], states [T, *batch, H])` of xs [T, *batch, I], init [*batch, H] and reset [T, *batch].
+
+    One direction, computed in `dtype`.
+    """
+    (T, *batch, I), H = xs.shape, init.shape[-1]  # noqa: E741
     leaves, structure = jax.tree.flatten(weights)
-    last, states = _bind(_Call(structure, reverse), *leaves, xs, init, *([] if reset is None else [reset]))
-    return last, states
+    B = math.prod(batch)
+    rows = [xs.astype(dtype).reshape(T, B, I), init.astype(dtype).reshape(B, H)]
+    if reset is not None:
+        rows.append(reset.reshape(T, B))
+    last, states = _bind(_Call(structure, reverse), *(leaf.astype(dtype) for leaf in leaves), *rows)
+    return last.reshape(*batch, H), states.reshape(T, *batch, H)
 
 
 _rows_p = Primitive("jaxgrad_gru_rows")

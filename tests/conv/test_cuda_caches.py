@@ -1,0 +1,122 @@
+"""Caches of plans and kernels: they are bounded, and calls run while another thread fills them.
+
+With the fakes of fake_cuda.c; no GPU is needed.
+"""
+
+from __future__ import annotations
+
+import pytest
+from cuda_module import NEEDS_CUDA_MODULE
+
+pytestmark = NEEDS_CUDA_MODULE
+
+
+@pytest.fixture
+def run(on_fake_cuda):
+    """Runs a script in a fresh process and returns the values that it passes to `report`."""
+    return lambda script, **environment: on_fake_cuda("import os\nfrom fake_gpu import *\n" + script, **environment)
+
+
+def test_calls_run_while_another_thread_times_candidates(run):
+    """Every measurement takes 0.3 s here. The device is free for other calls meanwhile."""
+    found = run("""
+import threading, time
+step = Step(gradients=False)
+step.run()
+fake.fake_waiting(0.3)
+start = time.perf_counter()
+search = threading.Thread(target=engine, args=(new_size(),))
+search.start()
+time.sleep(0.1)
+before = time.perf_counter()
+ran, seconds, busy = step.run(), time.perf_counter() - before, search.is_alive()
+search.join()
+report(ran=ran, seconds=seconds, busy=busy, all=time.perf_counter() - start)
+""")
+    assert found["ran"] == "right"
+    assert found["busy"]
+    assert found["all"] > 1
+    assert found["seconds"] < 0.2
+
+
+def test_plans_are_bounded(run):
+    """One plan for each size, of which the caches keep those used last."""
+    found = run(
+        """
+capacity = jaxgrad.plan_cache_info()["cudnn"]["capacity"]
+counts = []
+for size in range(9, 9 + 2 * capacity + 100):
+    engine(size, "heuristic")
+    if size in (9 + capacity, 9 + 2 * capacity):
+        counts.append(fake.fake_descriptors())
+report(counts=counts, capacity=capacity, info=jaxgrad.plan_cache_info()["cudnn"]["size"])
+""",
+        FAKE_NVRTC="6",
+    )  # no engine is checked, which would take minutes here
+    assert found["info"] == found["capacity"]
+    first, second = found["counts"]
+    assert abs(second - first) < 0.1 * first
+
+
+def test_depthwise_modules_are_bounded(run):
+    """One module for each length and for all batch sizes of one tiling. The caches keep those used last."""
+    found = run("""
+def plan(length, batch=2):
+    spec = (0, 2, 1)
+    geometry = ConvGeometry(spec, (0, 2, 1), spec, (1,), ((1, 1),), (1,), 16, (length,), (3,))
+    problem = ConvProblem(geometry, batch, 16, 16, jnp.dtype("float32"))
+    return cuda.module.depthwise_weight_gradient_plan(0, 0, problem.shapes, geometry.attributes())
+
+for batch in range(64, 128):
+    plan(64, batch)
+of_batches = fake.fake_modules()
+capacity = cuda.module.depthwise_plan_cache_info()["capacity"]
+for length in range(9, 9 + capacity + 50):
+    plan(length)
+size = cuda.module.depthwise_plan_cache_info()["size"]
+report(of_batches=of_batches, modules=fake.fake_modules(), capacity=capacity, size=size)
+""")
+    assert found["size"] == found["capacity"]
+    assert found["modules"] <= found["capacity"] + 64
+    assert found["of_batches"] < 10
+
+
+def test_depthwise_convolutions_of_many_sizes_share_modules(run):
+    """2,000 sizes in one process: few compilations, and as many plans and modules as the caches hold."""
+    found = run("""
+import random
+random.seed(0)
+for _ in range(2000):
+    pass_index = random.randrange(2)
+    height, width, batch = (random.randint(3, 120) for _ in range(3))
+    spec = (0, 3, 1, 2)
+    geometry = ConvGeometry(spec, (3, 2, 0, 1), spec, (1, 1), ((1, 1), (1, 1)), (1, 1), 32, (height, width), (3, 3))
+    problem = ConvProblem(geometry, batch, 32, 32, jnp.dtype("bfloat16"))
+    cuda.module.prepare_depthwise_convolution(0, pass_index, 2, False, problem.shapes, geometry.attributes())
+info = cuda.module.depthwise_convolution_plan_cache_info()
+report(modules=fake.fake_modules(), compilations=fake.fake_compilations(), **info)
+""")
+    assert found["size"] <= found["capacity"]
+    assert found["misses"] > 1000
+    assert found["compilations"] < 150
+    assert found["modules"] <= 128
+
+
+def test_depthwise_modules_of_cuda_graphs_are_kept(run):
+    """A graph that was captured runs the code of its module later."""
+    found = run("""
+x, w = jnp.ones((2, 9, 8, 16)), jnp.ones((3, 3, 1, 16))
+settings = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+
+def loss(x, w):
+    return jnp.sum(jaxgrad.conv_general_dilated(x, w, **settings, feature_group_count=16, implementation="cuda"))
+
+gradient = jax.jit(jax.grad(loss, 1)).lower(x, w).compile()
+jax.block_until_ready(gradient(x, w))
+before = jaxgrad.plan_cache_info()["cudnn"]["recorded"]
+fake.fake_capture(1)
+for _ in range(2):
+    jax.block_until_ready(gradient(x, w))
+report(found=[before, jaxgrad.plan_cache_info()["cudnn"]["recorded"]])
+""")["found"]
+    assert found == [0, 1]
