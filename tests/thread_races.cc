@@ -243,10 +243,11 @@ Values batch_norm(const BatchNormShape& s, Parallel& parallel) {
   return arrays.results;
 }
 
-// All three passes of num_problems convolutions: a team of threads for one large problem, workers for small problems.
+// All three passes of num_problems convolutions: workers for small problems and for the parts of a large batch, a team
+// of threads for one large problem of few images.
 template <class S>
-Values conv(int64_t num_problems, int64_t size, Parallel& parallel) {
-  const int64_t N = 3, in = 24, out = 40, n = num_problems;
+Values conv(int64_t num_problems, int64_t batch, int64_t size, Parallel& parallel) {
+  const int64_t N = batch, in = 24, out = 40, n = num_problems;
   const ConvArguments arguments{{n, N, size, size + 1, in},
                                 {n, 3, 2, in, out},
                                 {n, N, size - 2, size, out},
@@ -423,9 +424,10 @@ int run(const std::string& argument) {
        [](Parallel& p) { return depthwise<BFloat16>(false, p); }},
   };
   const std::vector<Op> onednn_ops = {
-      {"conv, float32, nine problems", Threads::kPool, [](Parallel& p) { return conv<float>(9, 9, p); }},
-      {"conv, float32, one large problem", Threads::kTeam, [](Parallel& p) { return conv<float>(1, 20, p); }},
-      {"conv, bfloat16, one large problem", Threads::kTeam, [](Parallel& p) { return conv<BFloat16>(1, 20, p); }},
+      {"conv, float32, nine problems", Threads::kPool, [](Parallel& p) { return conv<float>(9, 3, 9, p); }},
+      {"conv, float32, one large problem", Threads::kTeam, [](Parallel& p) { return conv<float>(1, 3, 20, p); }},
+      {"conv, float32, parts of a batch", Threads::kPool, [](Parallel& p) { return conv<float>(1, 14, 13, p); }},
+      {"conv, bfloat16, one large problem", Threads::kTeam, [](Parallel& p) { return conv<BFloat16>(1, 3, 20, p); }},
       {"an error in a team", Threads::kTeam, error_in_a_team},
   };
   if (has_onednn) ops.insert(ops.end(), onednn_ops.begin(), onednn_ops.end());

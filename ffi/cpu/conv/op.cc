@@ -5,6 +5,7 @@
 
 #include "cpu/conv/onednn_plan.h"
 #include "cpu/conv/summed_plan.h"
+#include "cpu/runtime/arena.h"
 
 namespace jaxgrad {
 namespace {
@@ -58,20 +59,75 @@ std::shared_ptr<const ConvPlan> conv_plan(const ConvKey& key) {
 
 CacheInfo conv_plan_cache_info() { return cache().info(); }
 
+namespace {
+
+// The workspace of a call.
+struct Scratch {
+  Scratch(const ConvPlan& plan, const ConvSchedule& schedule, std::byte* base) : arena(base) {
+    const ConvKey& key = schedule.key;
+    worker_bytes = round_up(plan.workspace_bytes(), 64);
+    workers = arena.take<std::byte>(schedule.num_workers * worker_bytes);
+    if (key.pass != ConvPass::kWeightGradient) return;
+    weights = conv_weights(key);
+    features = key.has_bias ? key.w.sizes[0] : 0;
+    gradients = arena.take<float>(schedule.num_problems * (schedule.num_parts - 1) * (weights + features));
+  }
+
+  // The weight gradient of a part other than the first of its problem, followed by the bias gradient.
+  float* gradient(int64_t problem, int64_t part, int64_t num_parts) const {
+    return gradients + (problem * (num_parts - 1) + part - 1) * (weights + features);
+  }
+
+  Arena arena;
+  int64_t worker_bytes, weights = 0, features = 0;
+  std::byte* workers;
+  float* gradients = nullptr;
+};
+
+}  // namespace
+
 int64_t conv_workspace(const ConvPlan& plan, const ConvSchedule& schedule) {
-  return schedule.num_workers * plan.workspace_bytes();
+  return Scratch(plan, schedule, nullptr).arena.bytes();
 }
 
 void run_conv(const ConvPlan& plan, const ConvSchedule& schedule, const ConvArrays& arrays, std::byte* workspace,
               Parallel& parallel) {
+  const Scratch scratch(plan, schedule, workspace);
+  const int64_t num_parts = schedule.num_parts;
+  const bool is_weight_gradient = schedule.key.pass == ConvPass::kWeightGradient;
+  auto run_part = [&](int64_t problem, int64_t part, std::byte* own_workspace) {
+    const std::byte* const first = arrays.first.of(problem) + part * (arrays.first.bytes / num_parts);
+    const std::byte* second = arrays.second.of(problem);
+    std::byte *bias = arrays.bias.of(problem), *result = arrays.result.of(problem);
+    if (!is_weight_gradient) {
+      result += part * (arrays.result.bytes / num_parts);
+    } else {
+      second += part * (arrays.second.bytes / num_parts);
+      if (part > 0) {
+        float* const gradient = scratch.gradient(problem, part, num_parts);
+        result = reinterpret_cast<std::byte*>(gradient);
+        if (bias != nullptr) bias = reinterpret_cast<std::byte*>(gradient + scratch.weights);
+      }
+    }
+    plan.run(first, second, bias, result, own_workspace);
+  };
   std::atomic<int64_t> next{0};
   auto worker = [&](int64_t index) {
-    std::byte* const own_workspace = workspace + index * plan.workspace_bytes();
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < schedule.num_problems;)
-      plan.run(arrays.first.of(i), arrays.second.of(i), arrays.bias.of(i), arrays.result.of(i), own_workspace);
+    std::byte* const own_workspace = scratch.workers + index * scratch.worker_bytes;
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < schedule.num_problems * num_parts;)
+      run_part(i / num_parts, i % num_parts, own_workspace);
   };
   parallel.run(schedule.num_workers, &worker,
                [](void* context, int64_t index) { (*static_cast<decltype(worker)*>(context))(index); });
+  if (!is_weight_gradient) return;
+  for (int64_t problem = 0; problem < schedule.num_problems; ++problem) {
+    for (int64_t part = 1; part < num_parts; ++part) {
+      const float* const gradient = scratch.gradient(problem, part, num_parts);
+      add(reinterpret_cast<float*>(arrays.result.of(problem)), gradient, scratch.weights);
+      if (scratch.features > 0)
+        add(reinterpret_cast<float*>(arrays.bias.of(problem)), gradient + scratch.weights, scratch.features);
+    }
+  }
 }
 
 }  // namespace jaxgrad

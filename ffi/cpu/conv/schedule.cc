@@ -8,23 +8,64 @@ namespace jaxgrad {
 namespace {
 
 // With fewer multiplications, waking other threads costs more than it saves.
-constexpr double kMinTeamWork = 1 << 22;
+constexpr double kMinParallelWork = 1 << 22;
+// Parts of a call for each thread: a thread whose core is taken then computes fewer of them.
+constexpr int64_t kPartsPerThread = 2;
+// Each part reorders or writes all weights. All parts together may do so for this many weights per element of x and y.
+constexpr double kMaxWeights = 2;
 
-double multiplications(const ConvKey& key) {
-  double found = static_cast<double>(key.y.sizes[0]);
-  for (int axis = 1; axis < key.spatial + 2; ++axis)
-    found *= static_cast<double>(key.w.sizes[axis]) * static_cast<double>(key.y.sizes[axis]);
+double elements(const ConvOperand& operand, int spatial) {
+  double found = 1;
+  for (int axis = 0; axis < spatial + 2; ++axis) found *= static_cast<double>(operand.sizes[axis]);
   return found;
 }
 
-// Each problem runs on a team of threads if the problems are few and large. Otherwise workers of one thread each share
-// the problems.
+double multiplications(const ConvKey& key) {
+  return elements(key.y, key.spatial) * elements(key.w, key.spatial) / static_cast<double>(key.w.sizes[0]);
+}
+
+// Whether the images of an operand follow each other.
+bool is_batch_first(const ConvOperand& operand, int spatial) {
+  int64_t image = 1;
+  for (int axis = 1; axis < spatial + 2; ++axis) image *= operand.sizes[axis];
+  return operand.strides[0] == image;
+}
+
+// The number of equal parts of the batch, about as many as are wanted and at least `least`; 1 if there is none.
+int64_t parts_of_batch(const ConvKey& key, int64_t wanted, int64_t least) {
+  // The sum of bfloat16 parts would be rounded twice.
+  if (key.pass == ConvPass::kWeightGradient && key.type != ConvType::kFloat32) return 1;
+  if (!is_batch_first(key.x, key.spatial) || !is_batch_first(key.y, key.spatial)) return 1;
+  const double activations = elements(key.x, key.spatial) + elements(key.y, key.spatial);
+  const double most = kMaxWeights * activations / elements(key.w, key.spatial);
+  const int64_t images = key.y.sizes[0];
+  int64_t found = 1;
+  for (int64_t parts = least; parts <= images && static_cast<double>(parts) <= most; ++parts) {
+    if (images % parts != 0) continue;
+    found = parts;
+    if (parts >= wanted) break;
+  }
+  return found;
+}
+
+// Workers of one thread each share the problems or, if these are few, equal parts of their batches. The workers are
+// threads of XLA. A team of OpenMP threads runs what cannot be divided so: its threads wait for each other several
+// times in a call, and keep their cores busy for some milliseconds after it. If a core is taken, both delay the
+// program.
 void assign_threads(ConvSchedule& schedule) {
-  const double work = multiplications(schedule.key);
+  ConvKey& key = schedule.key;
+  const double work = multiplications(key);
   const int team = onednn::team_size();
-  schedule.key.threads = schedule.num_problems < team && work >= kMinTeamWork ? team : 1;
-  const bool shared = schedule.key.threads == 1 && work * static_cast<double>(schedule.num_problems) >= kMinTeamWork;
-  schedule.num_workers = shared ? std::min<int64_t>(schedule.num_problems, team) : 1;
+  key.threads = 1;
+  if (schedule.num_problems < team && work >= kMinParallelWork) {
+    schedule.num_parts = parts_of_batch(key, kPartsPerThread * team, team);
+    if (schedule.num_parts == 1) key.threads = team;
+    key.x.sizes[0] /= schedule.num_parts;
+    key.y.sizes[0] /= schedule.num_parts;
+  }
+  const int64_t tasks = schedule.num_problems * schedule.num_parts;
+  const bool shared = key.threads == 1 && work * static_cast<double>(schedule.num_problems) >= kMinParallelWork;
+  schedule.num_workers = shared ? std::min<int64_t>(tasks, team) : 1;
 }
 
 }  // namespace

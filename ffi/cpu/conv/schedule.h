@@ -1,5 +1,5 @@
-// A call may compute several independent problems of the same geometry, for example under vmap. The schedule assigns
-// threads to them.
+// A call may compute several independent problems of the same geometry, for example under vmap. The schedule divides
+// them and assigns threads.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,10 @@
 namespace jaxgrad {
 
 struct ConvSchedule {
-  ConvKey key;  // of one problem
+  ConvKey key;  // of one part
   int64_t num_problems = 1;
-  int64_t num_workers = 1;  // tasks that share the problems, each with a workspace of its own
+  int64_t num_parts = 1;    // of each problem: equal parts of its batch
+  int64_t num_workers = 1;  // tasks that share the parts of all problems, each with a workspace of its own
 };
 
 // Checks the arguments and assigns threads. With independent problems, the arrays are as remove_problem_axis() takes
