@@ -235,7 +235,8 @@ def test_copies(copied):
 def test_pickled_pytree():
     layer = jaxgrad.accelerate(jax.tree_util.Partial(jax.lax.conv, X))
     copied = pickle.loads(pickle.dumps(layer))
-    assert jax.tree.structure(copied) == jax.tree.structure(layer) and _on_kernels(copied, W, (1, 1), "SAME")
+    assert jax.tree.structure(copied) == jax.tree.structure(layer)
+    assert _on_kernels(copied, W, (1, 1), "SAME")
 
 
 def test_haiku():

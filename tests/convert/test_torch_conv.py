@@ -86,7 +86,7 @@ def test_errors():
         convert.read_conv(state_dict, "up.", groups=5)
     with pytest.raises(ValueError, match="stride must be an int or 2 ints, got"):
         convert.read_conv(state_dict, "up.", stride=(1, 2, 3))
-    with pytest.raises(ValueError, match="stride must be an int or 2 ints, got 1.5"):
+    with pytest.raises(ValueError, match=r"stride must be an int or 2 ints, got 1\.5"):
         convert.read_conv(state_dict, "up.", stride=1.5)
     with pytest.raises(ValueError, match="stride must be at least 1, got 0"):
         convert.read_conv(state_dict, "up.", stride=0)

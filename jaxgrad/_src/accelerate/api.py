@@ -53,8 +53,8 @@ def accelerate(function: Any = None, /, *, implementation: str | None = None) ->
         applies to it.
 
     Returns:
-      The accelerated function, or the context manager. A function that is a pytree, such as a module of equinox, stays a
-      pytree with the same leaves.
+      The accelerated function, or the context manager. A function that is a pytree, such as a module of equinox, stays
+      a pytree with the same leaves.
 
     Raises:
       TypeError: function is not callable, or it is a class, a generator function or a coroutine function.

@@ -115,7 +115,9 @@ def conv_general_dilated(
       (8, 16, 16, 16)
     """
     if isinstance(padding, str) and padding.upper() not in _PADDINGS:
-        raise ValueError(f"{_NAME}: padding must be {', '.join(map(repr, _PADDINGS))} or pairs of ints, got {padding!r}")
+        raise ValueError(
+            f"{_NAME}: padding must be {', '.join(map(repr, _PADDINGS))} or pairs of ints, got {padding!r}"
+        )
     arguments = LaxArguments(
         window_strides=_as_tuple("window_strides", window_strides),
         padding=padding,

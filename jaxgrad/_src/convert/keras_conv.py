@@ -91,7 +91,9 @@ def read_conv_transpose(layer: Any) -> ConvTransposeWeights:
     n = kernel.ndim - 2
     dilation = repeat(function, "dilation_rate", layer.dilation_rate, n)
     strides = repeat(function, "strides", layer.strides, n)
-    added = None if layer.output_padding is None else repeat(function, "output_padding", layer.output_padding, n, least=0)
+    added = (
+        None if layer.output_padding is None else repeat(function, "output_padding", layer.output_padding, n, least=0)
+    )
     extents = [(size - 1) * d + 1 for size, d in zip(kernel.shape[:n], dilation, strict=True)]
     pads = [
         _dilated_padding(extent, stride, layer.padding, None if added is None else added[i])

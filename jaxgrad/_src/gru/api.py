@@ -164,7 +164,7 @@ def gru(
         chosen: dict[str, Any] = {f"{name}_candidates": candidates[name] for name in PASSES}
         return GruParams(direction, **options, **chosen)
 
-    if remat_every is None or x.shape[0] == 0:
+    if remat_every is None or arrays[0].shape[0] == 0:
         y, y_h = call(params_of(direction, x, r), *arrays)
     else:
         y, y_h = gru_in_chunks(params_of, int(remat_every), direction, arrays)

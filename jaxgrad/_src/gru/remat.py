@@ -46,7 +46,7 @@ def gru_in_chunks(
         return jnp.concatenate([y for y, _ in found], 1), jnp.concatenate([last for _, last in found])
     x, _, r, *_ = operands
     T = x.shape[0]
-    sizes = every if T >= every else 0, T % every
+    sizes = every if every <= T else 0, T % every
     of_chunk, of_rest = (
         params_of(direction, jax.ShapeDtypeStruct((steps, *x.shape[1:]), x.dtype), r) if steps else None
         for steps in sizes
@@ -89,7 +89,9 @@ def _gru_in_chunks(
         ys.append(y)
     if chunks:
         steps = jnp.arange(chunks) * every, in_chunks(x), in_chunks(reset)
-        in_scan = jax.checkpoint(partial(chunk, of_chunk), prevent_cse=False)  # forward and backward pass are different loops anyway
+        in_scan = jax.checkpoint(
+            partial(chunk, of_chunk), prevent_cse=False
+        )  # forward and backward pass are different loops anyway
         h, y = lax.scan(lambda h, steps: in_scan(h, shared, sequence_lens, steps), h, steps, reverse=is_reversed)
         ys.insert(0, y.reshape(chunks * every, *y.shape[2:]))
     if rest and not is_reversed:
