@@ -16,9 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgrad._src.core import forward_mode
-from jaxgrad._src.core.mesh_axes import pvary_to_match
+from jaxgrad._src.core.mesh_axes import explicit_mesh, pvary_to_match
 from jaxgrad._src.gru import autodiff, jvp
 from jaxgrad._src.gru.params import GruParams
 
@@ -63,6 +64,8 @@ def _gru_in_chunks(
     chunks, rest = divmod(T, every)
     h = jnp.zeros((1, B, r.shape[2]), x.dtype) if initial_h is None else initial_h
     h, _ = pvary_to_match(h, x)
+    if mesh := explicit_mesh(x):  # rows are split as those of x, like the state after a chunk
+        h = jax.sharding.reshard(h, NamedSharding(mesh, PartitionSpec(None, jax.typeof(x).sharding.spec[1], None)))
     # The gradients of these are sums over the chunks, which a 16-bit type would round after each of them.
     shared = jax.tree.map(_widened, (w, r, b, reset_h))
 
