@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+import pickle
 import warnings
 
 import equinox as eqx
@@ -168,7 +170,14 @@ def test_linen():
         def __call__(self, x):
             return nn.Conv(6, (3, 3))(x)
 
+    class Outside(nn.Module):
+        @jaxgrad.accelerate
+        @nn.compact
+        def __call__(self, x):
+            return nn.Conv(6, (3, 3))(x)
+
     plain, marked = nn.Conv(6, (3, 3)), Model()
+    assert _on_kernels(Outside().apply, Outside().init(jax.random.key(0), IMAGES), IMAGES)
     params = plain.init(jax.random.key(0), IMAGES)
     assert _on_kernels(jaxgrad.accelerate(plain.apply), params, IMAGES)
     close(jaxgrad.accelerate(plain.apply)(params, IMAGES), plain.apply(params, IMAGES))
@@ -191,6 +200,43 @@ def test_equinox():
     ):
         close(jax.tree.leaves(run(layer, images)), jax.tree.leaves(expected), terms=1000)
         assert _on_kernels(run, layer, images)
+
+
+def test_a_module_of_equinox_keeps_its_leaves():
+    """As a function alone it would have no gradients, and equinox warns of that."""
+    layer = eqx.nn.Conv2d(8, 6, 3, key=jax.random.key(0), dtype=jnp.float32)
+    images = np.moveaxis(IMAGES, 3, 1)
+
+    @eqx.filter_jit
+    def gradient(layer, images):
+        return eqx.filter_grad(lambda layer: jnp.sum(jax.vmap(layer)(images) ** 2))(layer)
+
+    accelerated = jaxgrad.accelerate(layer)
+    assert _on_kernels(gradient, accelerated, images)
+    found, expected = gradient(accelerated, images), gradient(layer, images)
+    close(jax.tree.leaves(found), jax.tree.leaves(expected), terms=1000)
+    updated = eqx.apply_updates(accelerated, found)
+    assert jax.tree.structure(updated) == jax.tree.structure(jaxgrad.accelerate(layer))
+    close(updated.weight, layer.weight + expected.weight, terms=1000)
+    assert repr(accelerated) == f"jaxgrad.accelerate({layer!r})"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        eqx.filter_jit(jaxgrad.accelerate(eqx.filter_grad(lambda layer: jnp.sum(layer(images[0])))))(layer)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_copies(copied):
+    accelerated = copied(jaxgrad.accelerate(jax.jit(convolve), implementation="cpu"))
+    assert _on_kernels(lambda x, w: accelerated(x, w), X, W)
+    with copied(jaxgrad.accelerate()):
+        assert _on_kernels(lambda x, w: convolve(x, w), X, W)
+
+
+def test_pickled_pytree():
+    layer = jaxgrad.accelerate(jax.tree_util.Partial(jax.lax.conv, X))
+    copied = pickle.loads(pickle.dumps(layer))
+    assert jax.tree.structure(copied) == jax.tree.structure(layer)
+    assert _on_kernels(copied, W, (1, 1), "SAME")
 
 
 def test_haiku():

@@ -201,6 +201,11 @@ def test_axis_names(names, message):
         jax.vmap(lambda x: jaxgrad.batch_norm_training(x, c, c, **names), axis_name="batch")(jnp.ones((4, 2, 3)))
 
 
+def test_an_axis_name_is_a_name():
+    with pytest.raises(TypeError, match="axis_name must be a name, names or None, got int"):
+        jaxgrad.batch_norm_training(jnp.ones((2, 3)), jnp.ones(3), jnp.ones(3), axis_name=3)
+
+
 @pytest.mark.parametrize("shape", [(4, 5, 0), (4, 0, 5), (0, 4, 5)], ids=str)
 @pytest.mark.parametrize("implementation", [None, "cpu", "xla"])
 def test_arrays_without_elements(shape, implementation):

@@ -91,6 +91,31 @@ def test_errors_of_jaxgrad_arguments(op, settings, error, message):
         getattr(jaxgrad, op)(LAST, WINDOW, (1, 1), "SAME", **TO_NHWC, **settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"window_strides": 1}, TypeError, "window_strides must be a sequence of ints, got int"),
+        ({"window_strides": None}, TypeError, "window_strides must be a sequence of ints, got NoneType"),
+        ({"lhs_dilation": 2}, TypeError, "lhs_dilation must be a sequence of ints, got int"),
+        ({"rhs_dilation": 2}, TypeError, "rhs_dilation must be a sequence of ints, got int"),
+        ({"padding": "FULL"}, ValueError, "padding must be 'SAME', 'SAME_LOWER', 'VALID' or pairs of ints, got 'FULL'"),
+        ({"lhs": X[0, 0, 0], "rhs": W[0, 0, 0]}, ValueError, r"rank of at least 2, got \(4,\) and \(2,\)"),
+    ],
+    ids=str,
+)
+def test_errors_that_jax_lax_does_not_explain(settings, error, message):
+    arguments = {"lhs": X, "rhs": W, "window_strides": (1, 1), "padding": "SAME", **settings}
+    with pytest.raises(error, match=rf"jaxgrad.conv_general_dilated: .*{message}"):
+        jaxgrad.conv_general_dilated(**arguments)
+
+
+@pytest.mark.parametrize("as_array", [np.array, jnp.array])
+def test_arrays_of_ints_are_sequences(as_array):
+    y = jaxgrad.conv_general_dilated(X, W, as_array([1, 2]), as_array([[1, 0], [0, 2]]), rhs_dilation=as_array([2, 1]))
+    expected = jaxgrad.conv_general_dilated(X, W, (1, 2), ((1, 0), (0, 2)), rhs_dilation=(2, 1))
+    np.testing.assert_array_equal(y, expected)
+
+
 @pytest.mark.parametrize("op", ["conv_general_dilated", "conv_transpose"])
 @pytest.mark.parametrize("name", ["lhs", "rhs"])
 @pytest.mark.parametrize("value", ["text", None, object()], ids=["text", "none", "object"])

@@ -35,6 +35,7 @@ CASES = {
     "cropped": PLAIN.replace(spatial=(9, 13), padding=((-2, 0), (-1, -2))),
     "cropped and padded": PLAIN.replace(spatial=(8, 11), padding=((-2, 3), (4, -5)), layout=FIRST),
     "padded by windows": PLAIN.replace(padding=((7, 0), (0, 11))),
+    "one window": PLAIN.replace(spatial=(7, 6), strides=(2**20, 2**40)),
     "gaps": PLAIN.replace(spatial=(11, 19), strides=(4, 7)),
     "dilated": PLAIN.replace(
         spatial=(17, 23), window=(3, 2), strides=(6, 7), rhs_dilation=(2, 5), padding=((1, 2), (0, 3))

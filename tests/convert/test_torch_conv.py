@@ -86,5 +86,15 @@ def test_errors():
         convert.read_conv(state_dict, "up.", groups=5)
     with pytest.raises(ValueError, match="stride must be an int or 2 ints, got"):
         convert.read_conv(state_dict, "up.", stride=(1, 2, 3))
+    with pytest.raises(ValueError, match=r"stride must be an int or 2 ints, got 1\.5"):
+        convert.read_conv(state_dict, "up.", stride=1.5)
+    with pytest.raises(ValueError, match="stride must be at least 1, got 0"):
+        convert.read_conv(state_dict, "up.", stride=0)
+    with pytest.raises(ValueError, match=r"dilation must be at least 1, got \(1, -1\)"):
+        convert.read_conv(state_dict, "up.", dilation=(1, -1))
+    with pytest.raises(TypeError, match="groups must be an int, got float"):
+        convert.read_conv(state_dict, "up.", groups=1.0)
+    with pytest.raises(ValueError, match=r"padding must be an int, or 2 ints or pairs .* got \(0.5, 1\)"):
+        convert.read_conv(state_dict, "up.", padding=(0.5, 1))
     with pytest.raises(ValueError, match="padding must be 'same', 'valid', an int or 2 ints, got 'circular'"):
         convert.read_conv(state_dict, "up.", padding="circular")

@@ -48,6 +48,32 @@ def test_weight_gradients_are_not_rounded_after_every_chunk(dtype):
         assert error < 2 * jnp.finfo(dtype).eps, (name, error)
 
 
+def test_calls_outside_jit_are_compiled_once():
+    case = Case(T=7, B=2, I=3, H=5, direction="bidirectional")
+    inputs = make_inputs(case, "float32")[0]
+
+    def gradient():
+        return jax.grad(lambda x: jnp.sum(CPU_KERNEL.gru(*inputs._replace(x=x), **case.settings, remat_every=2)[0]))(
+            CPU_KERNEL.put(inputs.x)
+        )
+
+    compiled = []
+
+    def listen(event, seconds, **_):
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    gradient()
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        gradient()
+        assert not compiled
+        jax.jit(lambda x: x + 1)(1)
+        assert compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
 def test_memory():
     """The temporaries of a long sequence shrink to about the states and one chunk."""
     case = Case(T=2048, B=4, I=8, H=32, sequence_lens=False, reset=False)

@@ -88,5 +88,7 @@ def test_errors():
         _gru()(X, normal(2, B, H))
     with pytest.raises(ValueError, match=r"must be that of the output of the layer below, 4, got 5"):
         nn.GRU.from_weights(_gru().layers * 2)
+    with pytest.raises(ValueError, match=r"jaxgrad.nn.GRU: weights must have at least one GRUWeights, got \[\]"):
+        nn.GRU.from_weights([])
     with pytest.warns(UserWarning, match="dropout=0.5 has no effect with a single layer"):
         _gru(dropout=0.5)

@@ -196,9 +196,11 @@ def test_an_implementation_that_does_not_compile_is_left_out(monkeypatch, name):
     assert set(choice.times_us) == set(alternatives) - {name}
 
 
-def test_the_function_must_be_callable():
+def test_wrong_arguments():
     with pytest.raises(TypeError, match=r"jaxgrad.tune: function must be callable, got int"):
         jaxgrad.tune(3)
+    with pytest.raises(TypeError, match=r"jaxgrad.tune: progress must be a bool, got str"):
+        jaxgrad.tune(abs, 3, progress="no")
 
 
 def test_the_environment_names_this_machine():

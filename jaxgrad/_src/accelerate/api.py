@@ -6,9 +6,11 @@ import functools
 import inspect
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar, overload
+
+import jax
 
 from jaxgrad._src.accelerate.lowering import installed_or_warn
 from jaxgrad._src.core import marks
@@ -51,7 +53,8 @@ def accelerate(function: Any = None, /, *, implementation: str | None = None) ->
         innermost `accelerate` around a convolution applies to it.
 
     Returns:
-      The accelerated function, or the context manager.
+      The accelerated function, or the context manager. A function that is a pytree, such as a module of equinox, stays
+      a pytree with the same leaves.
 
     Raises:
       TypeError: function is not callable, or it is a class, a generator function or a coroutine function.
@@ -85,8 +88,18 @@ class Acceleration(AbstractContextManager["Acceleration"]):
     """
 
     def __init__(self, implementation: str | None) -> None:
+        self._implementation = implementation
         self._mark = marks.AUTOMATIC if implementation is None else implementation
         self._entered = threading.local()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Acceleration, (self._implementation,)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Acceleration) and self._mark == other._mark
+
+    def __hash__(self) -> int:
+        return hash(self._mark)
 
     def __enter__(self) -> Acceleration:
         marked = self._marked()
@@ -108,10 +121,13 @@ class Acceleration(AbstractContextManager["Acceleration"]):
                     f"jaxgrad.accelerate: function must not be {kind}, got {function.__name__}; "
                     "accelerate the functions that it calls"
                 )
+        if not jax.tree_util.all_leaves([function]):
+            return _AcceleratedTree(self, function)  # type: ignore[return-value]
         if any(callable(getattr(function, name, None)) for name in _STAGES):
             return _AcceleratedStages(self, function)  # type: ignore[return-value]
 
-        @functools.wraps(function, updated=())
+        # flax marks methods by attributes. The attributes of an object belong to the object alone.
+        @functools.wraps(function, updated=("__dict__",) if inspect.isfunction(function) else ())
         def accelerated(*args: Any, **kwargs: Any) -> Any:
             with self._marked():
                 return function(*args, **kwargs)
@@ -136,9 +152,26 @@ class _AcceleratedStages:
         with self._acceleration._marked():
             return self.__wrapped__(*args, **kwargs)
 
+    def __repr__(self) -> str:
+        return f"jaxgrad.accelerate({self.__wrapped__!r})"
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # such as the methods by which copies are made
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         attribute = getattr(self.__wrapped__, name)
         return self._acceleration(attribute) if name in _STAGES else attribute
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class _AcceleratedTree(_AcceleratedStages):
+    """An accelerated function that is a pytree, such as a module of equinox. It is a pytree with the same leaves."""
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Acceleration]:
+        return [(jax.tree_util.GetAttrKey("__wrapped__"), self.__wrapped__)], self._acceleration
+
+    @classmethod
+    def tree_unflatten(cls, acceleration: Acceleration, children: Sequence[Any]) -> _AcceleratedTree:
+        return cls(acceleration, *children)

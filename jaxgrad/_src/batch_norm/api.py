@@ -78,7 +78,7 @@ def batch_norm_training(
       var: [C], the biased variance of each channel: the mean of (x - mean)^2.
 
     Raises:
-      TypeError: an array has an unsupported dtype, or feature_axis or epsilon has the wrong type.
+      TypeError: an array has an unsupported dtype, or feature_axis, epsilon or axis_name has the wrong type.
       ValueError: the shape of an array does not fit, feature_axis is out of range, epsilon is negative or not finite,
         activation or implementation is unknown, axis_name is not an axis of an enclosing `vmap`, `shard_map` or
         `pmap`, axis_index_groups differ in size or are given for an axis of `vmap`; or a forced implementation does not
@@ -232,6 +232,8 @@ def _check_axis_name(axis_name: Any, axis_index_groups: Any) -> tuple[MeshAxes |
         if axis_index_groups is not None:
             raise ValueError(f"{_TRAINING}: axis_index_groups requires axis_name, got axis_name=None")
         return None, ()
+    if not isinstance(axis_name, (str, Sequence)):
+        raise TypeError(f"{_TRAINING}: axis_name must be a name, names or None, got {type(axis_name).__name__}")
     axes = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
     if not axes or not all(map(_is_bound, axes)):
         raise ValueError(

@@ -32,6 +32,8 @@ from jaxgrad._src.core.settings import of_kernels
 from jaxgrad._src.native import cuda
 
 OP = Op("conv_general_dilated", PASSES, BACKENDS, remark_on_xla)
+_NAME = "jaxgrad.conv_general_dilated"
+_PADDINGS = "SAME", "SAME_LOWER", "VALID"
 
 
 @OP.public
@@ -113,11 +115,15 @@ def conv_general_dilated(
       >>> y.shape
       (8, 16, 16, 16)
     """
+    if isinstance(padding, str) and padding.upper() not in _PADDINGS:
+        raise ValueError(
+            f"{_NAME}: padding must be {', '.join(map(repr, _PADDINGS))} or pairs of ints, got {padding!r}"
+        )
     arguments = LaxArguments(
-        window_strides=tuple(window_strides),
+        window_strides=_as_tuple("window_strides", window_strides),
         padding=padding,
-        lhs_dilation=None if lhs_dilation is None else tuple(lhs_dilation),
-        rhs_dilation=None if rhs_dilation is None else tuple(rhs_dilation),
+        lhs_dilation=None if lhs_dilation is None else _as_tuple("lhs_dilation", lhs_dilation),
+        rhs_dilation=None if rhs_dilation is None else _as_tuple("rhs_dilation", rhs_dilation),
         dimension_numbers=dimension_numbers,
         feature_group_count=feature_group_count,
         batch_group_count=batch_group_count,
@@ -125,6 +131,13 @@ def conv_general_dilated(
         preferred_element_type=preferred_element_type,
     )
     return convolve(OP, arguments, lhs, rhs, bias, activation, implementation, out_sharding)
+
+
+def _as_tuple(name: str, values: Any) -> tuple[Any, ...]:
+    try:
+        return tuple(values)
+    except TypeError as error:
+        raise TypeError(f"{_NAME}: {name} must be a sequence of ints, got {type(values).__name__}") from error
 
 
 @marks.exempt()  # inside `jaxgrad.accelerate`, the selection of this call stands
@@ -143,6 +156,8 @@ def convolve(
     activation = activation_name(name, activation, ACTIVATIONS)
     op.check_implementation(implementation)
     lhs, rhs = checks.as_array(name, "lhs", lhs), checks.as_array(name, "rhs", rhs)
+    if lhs.ndim < 2 or rhs.ndim < 2:
+        raise ValueError(f"{name}: lhs and rhs must have a rank of at least 2, got {lhs.shape} and {rhs.shape}")
     has_bias, relu = bias is not None, activation == "relu"
     reading = read(arguments, lhs, rhs, has_bias)
     bias = _check_bias(name, bias, reading)

@@ -92,7 +92,9 @@ class LaxArguments:
 
 
 def _as_tuples(value: Any) -> Any:
-    """The value with lists as tuples, so that it is hashable, and with ints of NumPy as ints of Python."""
+    """The value with lists and arrays as tuples, so that it is hashable, and with ints of NumPy as ints of Python."""
+    if isinstance(value, (np.ndarray, jax.Array)):
+        value = value.tolist()
     if type(value) in (list, tuple):
         return tuple(map(_as_tuples, value))
     return int(value) if isinstance(value, np.integer) else value

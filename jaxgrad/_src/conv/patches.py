@@ -64,9 +64,12 @@ def product_of_patches(geometry: ConvGeometry, precision: Any, x: jax.Array, w: 
 def _patches(geometry: ConvGeometry, x: jax.Array) -> jax.Array:
     """x with its features divided into (group, feature) and each spatial axis into (position of y, window element)."""
     g = geometry
-    axes = zip(g.x_spatial, g.y_spatial, g.window_strides, g.padding, strict=True)
+    extents = map(dilated_size, g.w_spatial, g.rhs_dilation)
+    # The stride of a single window does not matter, and may be much larger than x.
+    steps = (extent if y == 1 else s for extent, y, s in zip(extents, g.y_spatial, g.window_strides, strict=True))
+    axes = zip(g.x_spatial, g.y_spatial, steps, g.padding, strict=True)
     # The high padding is negative where no window reads the last elements.
-    padding = tuple((low, y * stride - size - low) for size, y, stride, (low, _) in axes)
+    padding = tuple((low, y * step - size - low) for size, y, step, (low, _) in axes)
     positions = dict(zip(g.lhs_spec[2:], g.y_spatial, strict=True))
     x = _split(pad_spatial(x, g.lhs_spec, padding), {g.lhs_spec[1]: g.feature_group_count, **positions})
     read = [slice(0, dilated_size(k, d), d) for k, d in zip(g.w_spatial, g.rhs_dilation, strict=True)]

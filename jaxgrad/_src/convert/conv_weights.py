@@ -183,24 +183,33 @@ def swap_groups(kernel: jax.Array, groups: int) -> jax.Array:
     )
 
 
-def repeat(function: str, name: str, value: Any, n: int) -> tuple[int, ...]:
-    """n ints from an int, or from a sequence of one or n ints; None stands for ones."""
+def repeat(function: str, name: str, value: Any, n: int, least: int = 1) -> tuple[int, ...]:
+    """n ints of at least `least` from an int, or from a sequence of one or n ints; None stands for ones."""
     value = 1 if value is None else value
-    values = (value,) * n if isinstance(value, (int, np.integer)) else tuple(value)
-    values = values * n if len(values) == 1 else values
+    values = _as_sequence(value, n)
     if len(values) != n or not all(isinstance(v, (int, np.integer)) for v in values):
         raise ValueError(f"{function}: {name} must be an int or {n} ints, got {value!r}")
+    if min(values) < least:
+        raise ValueError(f"{function}: {name} must be at least {least}, got {value!r}")
     return tuple(map(int, values))
 
 
 def padding_pairs(function: str, value: Any, n: int) -> tuple[tuple[int, int], ...]:
     """n pairs from an int, or from a sequence of n ints or pairs."""
-    values = (value,) * n if isinstance(value, (int, np.integer)) else tuple(value)
-    values = values * n if len(values) == 1 else values
-    pairs = [(v, v) if isinstance(v, (int, np.integer)) else tuple(v) for v in values]
-    if len(pairs) != n or not all(len(pair) == 2 for pair in pairs):
+    pairs = [_as_sequence(v, 2, repeat=False) for v in _as_sequence(value, n)]
+    if len(pairs) != n or not all(
+        len(pair) == 2 and all(isinstance(size, (int, np.integer)) for size in pair) for pair in pairs
+    ):
         raise ValueError(f"{function}: padding must be an int, or {n} ints or pairs (low, high), got {value!r}")
     return tuple((int(low), int(high)) for low, high in pairs)
+
+
+def _as_sequence(value: Any, n: int, *, repeat: bool = True) -> tuple[Any, ...]:
+    """n times an int, or the elements of a sequence, of which a single one is repeated; empty for other values."""
+    if isinstance(value, (int, np.integer)):
+        return (value,) * n
+    values = tuple(value) if isinstance(value, (Sequence, np.ndarray)) else ()
+    return values * n if repeat and len(values) == 1 else values
 
 
 def window_extents(kernel: jax.Array, dilation: Sequence[int]) -> list[int]:
@@ -227,6 +236,8 @@ def check_arrays(function: str, kernel: jax.Array, bias: jax.Array | None, group
     rank = kernel.ndim - 2
     if rank not in (1, 2, 3):
         raise ValueError(f"{function}: the kernel must have 1, 2 or 3 spatial dimensions, got {rank}")
+    if not isinstance(groups, (int, np.integer)):
+        raise TypeError(f"{function}: groups must be an int, got {type(groups).__name__}")
     if groups < 1 or kernel.shape[-1] % groups:
         side = "input" if transposed else "output"
         raise ValueError(f"{function}: groups must divide the {kernel.shape[-1]} {side} features, got {groups}")

@@ -93,7 +93,9 @@ def read_conv_transpose(layer: Any) -> ConvTransposeWeights:
     n = kernel.ndim - 2
     dilation = repeat(function, "dilation_rate", layer.dilation_rate, n)
     strides = repeat(function, "strides", layer.strides, n)
-    added = None if layer.output_padding is None else repeat(function, "output_padding", layer.output_padding, n)
+    added = (
+        None if layer.output_padding is None else repeat(function, "output_padding", layer.output_padding, n, least=0)
+    )
     pads = [
         _dilated_padding(extent, stride, layer.padding, None if added is None else added[i])
         for i, (extent, stride) in enumerate(zip(window_extents(kernel, dilation), strides, strict=True))

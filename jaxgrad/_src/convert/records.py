@@ -15,6 +15,8 @@ def check_record(function: str, weights: Any, record: type) -> None:
 def as_records(function: str, weights: Any, record: type) -> tuple[Any, ...]:
     """A tuple of records from one record or a sequence."""
     records = tuple(weights) if isinstance(weights, Iterable) else (weights,)
+    if not records:
+        raise ValueError(f"{function}: weights must have at least one {record.__name__}, got {weights!r}")
     for own in records:
         if not isinstance(own, record):
             raise TypeError(

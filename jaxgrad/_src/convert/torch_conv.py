@@ -105,7 +105,7 @@ def read_conv_transpose(
         bias,
         strides=repeat(function, "stride", stride, n),
         padding=padding_pairs(function, padding, n),
-        output_padding=repeat(function, "output_padding", output_padding, n),
+        output_padding=repeat(function, "output_padding", output_padding, n, least=0),
         dilation=repeat(function, "dilation", dilation, n),
         groups=groups,
         channels_last=False,

@@ -132,7 +132,8 @@ def update(**changes: Any) -> None:
 def override(**changes: Any) -> contextlib.AbstractContextManager[Settings]:
     """Changes settings inside a `with` block, for the thread that enters it.
 
-    Functions under `jax.jit` that were traced outside the block are traced again inside it.
+    Functions under `jax.jit` that were traced outside the block are traced again inside it. All settings of the block
+    are fixed when `override` is called: an `update` inside the block takes effect after it.
 
     Args:
       **changes: attributes of `Settings` except `plan_cache_dir`.

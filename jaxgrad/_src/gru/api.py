@@ -11,16 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrad._src.core import checks, forward_mode
-from jaxgrad._src.core.mesh_axes import pvary_to_match
+from jaxgrad._src.core import checks
 from jaxgrad._src.core.op import Op
 from jaxgrad._src.core.precision import default_precision
 from jaxgrad._src.core.selection import reject_symbolic_shapes, select
-from jaxgrad._src.gru import autodiff, jvp
 from jaxgrad._src.gru.backend import PASSES
 from jaxgrad._src.gru.backends import BACKENDS
 from jaxgrad._src.gru.params import GruParams, GruProblem
-from jaxgrad._src.gru.remat import gru_in_chunks
+from jaxgrad._src.gru.remat import call, gru_in_chunks
 
 OP = Op("gru", PASSES, BACKENDS)
 
@@ -151,26 +149,25 @@ def gru(
     precision = default_precision()
     _check_remat_every(remat_every, arrays[0].shape[0])
 
-    def call(direction: str, *arrays: Any) -> tuple[jax.Array, jax.Array]:
-        x, _, r, _, sequence_lens, _, reset, _ = arrays
-        options: dict[str, Any] = {
-            "linear_before_reset": linear_before_reset,
-            "clip": clip,
-            "precision": precision,
-            "has_lengths": sequence_lens is not None,
-            "has_resets": reset is not None,
-        }
-        problem = GruProblem.of(x, r, **options)
-        candidates = select(OP, implementation, problem, reject_symbolic_shapes(*arrays)).candidates
+    x, _, r, _, sequence_lens, _, reset, _ = arrays
+    options: dict[str, Any] = {
+        "linear_before_reset": linear_before_reset,
+        "clip": clip,
+        "precision": precision,
+        "has_lengths": sequence_lens is not None,
+        "has_resets": reset is not None,
+    }
+    symbolic = reject_symbolic_shapes(*arrays)
+
+    def params_of(direction: str, x: Any, r: Any) -> GruParams:
+        candidates = select(OP, implementation, GruProblem.of(x, r, **options), symbolic).candidates
         chosen: dict[str, Any] = {f"{name}_candidates": candidates[name] for name in PASSES}
-        params = GruParams(direction, **options, **chosen)
-        y, y_h = forward_mode.call(autodiff.gru, jvp.RULES, params, *pvary_to_match(*arrays))
-        return y, y_h
+        return GruParams(direction, **options, **chosen)
 
     if remat_every is None or arrays[0].shape[0] == 0:
-        y, y_h = call(direction, *arrays)
+        y, y_h = call(params_of(direction, x, r), *arrays)
     else:
-        y, y_h = gru_in_chunks(call, int(remat_every), direction, arrays)
+        y, y_h = gru_in_chunks(params_of, int(remat_every), direction, arrays)
     return (y, y_h) if time_major else (jnp.moveaxis(y, 2, 0), jnp.swapaxes(y_h, 0, 1))
 
 

@@ -10,43 +10,72 @@ starts with padding.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxgrad._src.core.mesh_axes import pvary_to_match
+from jaxgrad._src.core import forward_mode
+from jaxgrad._src.core.mesh_axes import explicit_mesh, pvary_to_match
+from jaxgrad._src.gru import autodiff, jvp
+from jaxgrad._src.gru.params import GruParams
 
-_Call = Callable[..., tuple[jax.Array, jax.Array]]
+
+def call(params: GruParams, *operands: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns `(y, y_h)` of x, w, r, b, sequence_lens, initial_h, reset and reset_h."""
+    y, y_h = forward_mode.call(autodiff.gru, jvp.RULES, params, *pvary_to_match(*operands))
+    return y, y_h
 
 
-def gru_in_chunks(call: _Call, every: int, direction: str, operands: Sequence[Any]) -> tuple[jax.Array, jax.Array]:
+def gru_in_chunks(
+    params_of: Callable[[str, Any, Any], GruParams], every: int, direction: str, operands: Sequence[Any]
+) -> tuple[jax.Array, jax.Array]:
     """Returns `(y, y_h)`.
 
     Args:
-      call: the op, as a function of the direction and the operands.
+      params_of: the parameters of a call, of its direction and the shapes of x and r.
       every: the number of steps of a chunk.
       direction: as in `jaxgrad.gru`.
-      operands: x, w, r, b, sequence_lens, initial_h, reset and reset_h.
+      operands: as in `call`.
     """
     if direction == "bidirectional":
         directions = ("forward", "reverse")
-        found = [gru_in_chunks(call, every, name, _of_direction(operands, d)) for d, name in enumerate(directions)]
+        found = [gru_in_chunks(params_of, every, name, _of_direction(operands, d)) for d, name in enumerate(directions)]
         return jnp.concatenate([y for y, _ in found], 1), jnp.concatenate([last for _, last in found])
+    x, _, r, *_ = operands
+    T = x.shape[0]
+    sizes = every if every <= T else 0, T % every
+    of_chunk, of_rest = (
+        params_of(direction, jax.ShapeDtypeStruct((steps, *x.shape[1:]), x.dtype), r) if steps else None
+        for steps in sizes
+    )
+    return _gru_in_chunks(every, direction == "reverse", of_chunk, of_rest, *operands)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))  # outside `jax.jit`, every call would compile its loops
+def _gru_in_chunks(
+    every: int, is_reversed: bool, of_chunk: GruParams | None, of_rest: GruParams | None, *operands: Any
+) -> tuple[jax.Array, jax.Array]:
     x, w, r, b, sequence_lens, initial_h, reset, reset_h = operands
     T, B, _ = x.shape
     chunks, rest = divmod(T, every)
     h = jnp.zeros((1, B, r.shape[2]), x.dtype) if initial_h is None else initial_h
     h, _ = pvary_to_match(h, x)
+    if mesh := explicit_mesh(x):  # rows are split as those of x, like the state after a chunk
+        h = jax.sharding.reshard(h, NamedSharding(mesh, PartitionSpec(None, jax.typeof(x).sharding.spec[1], None)))
     # The gradients of these are sums over the chunks, which a 16-bit type would round after each of them.
     shared = jax.tree.map(_widened, (w, r, b, reset_h))
 
-    def chunk(h: jax.Array, shared: Any, lens: jax.Array | None, steps: Any) -> tuple[jax.Array, jax.Array]:
+    def chunk(
+        params: Any, h: jax.Array, shared: Any, lens: jax.Array | None, steps: Any
+    ) -> tuple[jax.Array, jax.Array]:
         first, x_chunk, reset_chunk = steps
         w, r, b, reset_h = jax.tree.map(lambda array: array.astype(x.dtype), shared)
         lens = None if lens is None else _lengths_in_chunk(lens, first, x_chunk.shape[0], T)
-        y, h = call(direction, x_chunk, w, r, b, lens, h, reset_chunk, reset_h)
+        y, h = call(params, x_chunk, w, r, b, lens, h, reset_chunk, reset_h)
         return h, y
 
     def in_chunks(array: jax.Array | None) -> jax.Array | None:
@@ -55,16 +84,17 @@ def gru_in_chunks(call: _Call, every: int, direction: str, operands: Sequence[An
     def after_chunks(h: jax.Array) -> tuple[jax.Array, jax.Array]:
         rest_of_reset = None if reset is None else reset[chunks * every :]
         steps = chunks * every, x[chunks * every :], rest_of_reset
-        return jax.checkpoint(chunk)(h, shared, sequence_lens, steps)
+        return jax.checkpoint(partial(chunk, of_rest))(h, shared, sequence_lens, steps)
 
-    is_reversed = direction == "reverse"
     ys = []
     if rest and is_reversed:
         h, y = after_chunks(h)
         ys.append(y)
     if chunks:
         steps = jnp.arange(chunks) * every, in_chunks(x), in_chunks(reset)
-        in_scan = jax.checkpoint(chunk, prevent_cse=False)  # forward and backward pass are different loops anyway
+        in_scan = jax.checkpoint(
+            partial(chunk, of_chunk), prevent_cse=False
+        )  # forward and backward pass are different loops anyway
         h, y = lax.scan(lambda h, steps: in_scan(h, shared, sequence_lens, steps), h, steps, reverse=is_reversed)
         ys.insert(0, y.reshape(chunks * every, *y.shape[2:]))
     if rest and not is_reversed:

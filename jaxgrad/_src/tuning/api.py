@@ -14,7 +14,7 @@ from jaxgrad._src.batch_norm.params import BatchNormProblem
 from jaxgrad._src.conv import tuning as conv_tuning
 from jaxgrad._src.conv.equation import Equation
 from jaxgrad._src.conv.params import ConvCall
-from jaxgrad._src.core import settings
+from jaxgrad._src.core import checks, settings
 from jaxgrad._src.core.environment import current_environment
 from jaxgrad._src.core.function_of_arrays import function_of_arrays
 from jaxgrad._src.core.op import platform_of
@@ -53,7 +53,7 @@ def tune(function: Callable[..., Any], /, *args: Any, progress: bool = True, **k
       the first process measures and all return its choices. Over a mesh, the shards are measured.
 
     Raises:
-      TypeError: function is not callable.
+      TypeError: function is not callable, or progress is not a bool.
 
     Warns:
       UserWarning: the function has no call to measure.
@@ -68,6 +68,7 @@ def tune(function: Callable[..., Any], /, *args: Any, progress: bool = True, **k
     """
     if not callable(function):
         raise TypeError(f"jaxgrad.tune: function must be callable, got {type(function).__name__}")
+    progress = checks.check_flag("jaxgrad.tune", "progress", progress)
     with jax.disable_jit(False):
         return _tune(*function_of_arrays(function, args, kwargs), progress)
 
