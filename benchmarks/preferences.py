@@ -75,7 +75,7 @@ def measure(platform: str, *, again: str | None = None, seconds: float = math.in
             for choices in kept.values():
                 choices.pop(text, None)
             new[text] = choice
-            jaxgrad.Tuning(kept).save(path)
+            jaxgrad.Tuning({each: choices for each, choices in kept.items() if choices}).save(path)
         jax.clear_caches()  # the memory of compiled programs
     return path
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import UserList
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -181,12 +183,10 @@ def test_xla_is_selected_where_it_is_faster():
     )
     assert _passes(*tiny, (1, 1), "SAME", implementation="cpu") == "cpu"
     assert _passes(*shapes((1, 8, 8, 8), (8, 1, 3, 3)), (1, 1), "SAME", feature_group_count=8) == "cpu"
-    dilated = shapes((2, 16, 64), (16, 16, 3))
-    expected = {"forward": "cpu", "input_gradient": "cpu", "weight_gradient": "xla"}
-    assert _passes(*dilated, (1,), "SAME", rhs_dilation=(2,)) == expected
-    last = shapes((2, 64, 16), (3, 16, 16))
-    settings = {"dimension_numbers": ("NWC", "WIO", "NWC"), "rhs_dilation": (2,)}
-    assert _passes(*last, (1,), "SAME", **settings) == "cpu"
+    patches = shapes((2, 3, 64, 64), (8, 3, 32, 32))
+    expected = {"forward": "cpu", "input_gradient": "xla", "weight_gradient": "xla"}
+    assert _passes(*patches, (32, 32), "VALID") == expected
+    assert _passes(*patches, (31, 32), "VALID") == "cpu"  # the windows overlap
 
 
 @pytest.mark.parametrize("implementation", [None, "cpu"])
@@ -265,7 +265,7 @@ def test_unhashable_settings_run_without_the_cache(read):
     lhs, rhs = _random((2, 3, 5, 4)), _random((6, 3, 2, 2))
     expected = lax.conv_general_dilated(lhs, rhs, (1, 1), ((1, 0), (2, 1)))
     for _ in range(2):
-        y = jaxgrad.conv_general_dilated(lhs, rhs, (1, 1), np.array([[1, 0], [2, 1]]))
+        y = jaxgrad.conv_general_dilated(lhs, rhs, (1, 1), UserList([(1, 0), (2, 1)]))
         np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
     assert read() == (0, 0)
 
