@@ -76,12 +76,11 @@ class GRU(keras.layers.GRU):
                 self._logged |= {reason}
                 _logger.info("%s %r runs Keras' own implementation: %s", _NAME, self.name, reason)
             return super().inner_loop(sequences, initial_state, mask, training=training)
-        (state,) = keras.tree.flatten(initial_state)  # a variable of a stateful layer, in old releases of Keras
+        (state,) = keras.tree.flatten(initial_state)
         with jax.named_scope(_NAME):
             if training and self.dropout:
                 sequences = sequences * self.cell.get_dropout_mask(sequences[:, 0])[:, None]
-            mask = None if mask is None else jnp.asarray(mask, bool)
-            return self._all_steps(jnp.asarray(sequences), keras.ops.convert_to_tensor(state), mask)
+            return self._all_steps(sequences, state, None if mask is None else jnp.asarray(mask, bool))
 
     def _unsupported(self, mask: Any, training: Any) -> str | None:
         """Why the call runs Keras' own implementation; None if it runs `jaxgrad.gru`."""
