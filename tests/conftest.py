@@ -20,6 +20,7 @@ from jaxgrad._src.conv.geometry import ConvGeometry
 from jaxgrad._src.native import cuda
 
 _TESTS = Path(__file__).parent
+os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras reads it where it is first imported
 
 
 def _gpus() -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import equinox as eqx
 import flax.linen as nn
 import haiku as hk
@@ -21,8 +19,6 @@ import jaxgrad.convert.haiku
 import jaxgrad.convert.keras
 import jaxgrad.convert.torch
 from jaxgrad.convert import BatchNormWeights
-
-os.environ.setdefault("KERAS_BACKEND", "jax")
 
 C = 8
 VECTORS = {"scale": 1 + normal(C, seed=1), "bias": normal(C, seed=2)}

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 from converted_gru import normal
 from converted_layers import check_record, images
 
-os.environ.setdefault("KERAS_BACKEND", "jax")
 keras = pytest.importorskip("keras")
 
 from jaxgrad.convert import keras as convert  # noqa: E402

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 
 import numpy as np
 import pytest
 
 import jaxgrad
 
-os.environ.setdefault("KERAS_BACKEND", "jax")
 keras = pytest.importorskip("keras")
 
 _IMAGES = np.random.default_rng(0).normal(size=(6, 10, 8, 8)).astype(np.float32)

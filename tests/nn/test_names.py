@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxgrad import nn
-from jaxgrad.nn import equinox, haiku, linen, nnx
+from jaxgrad.nn import equinox, haiku, keras, linen, nnx
 
 X = jnp.ones((4, 5, 3), "float32")
 KEY = jax.random.key(0)
@@ -36,6 +36,12 @@ def _of_haiku(function):
     module = hk.transform_with_state(function)
     params, state = module.init(KEY, X)
     return lambda params, x: module.apply(params, state, None, x), params
+
+
+def _of_keras(layer):
+    layer.build(X.shape)
+    rest = [variable.value for variable in layer.non_trainable_variables]
+    return lambda params, x: layer.stateless_call(params, rest, x)[0], [v.value for v in layer.trainable_variables]
 
 
 def _unroll(x):
@@ -61,6 +67,7 @@ LAYERS = {
         "gru",
     ),
     "gru": (lambda: _of_haiku(_unroll), "gru"),
+    "jaxgrad.nn.keras.GRU": (lambda: _of_keras(keras.GRU(6)), "gru"),
     "BatchNorm": (lambda: _of_linen(linen.BatchNorm(), use_running_average=False), "batch_norm"),
     "jaxgrad.nn.nnx.BatchNorm": (lambda: _of_nnx(nnx.BatchNorm(3, rngs=flax.nnx.Rngs(0))), "batch_norm"),
     "jaxgrad.nn.equinox.BatchNorm": (_norm_of_equinox, "batch_norm"),

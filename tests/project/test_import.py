@@ -64,7 +64,7 @@ def test_type_checkers_see_the_modules_that_are_loaded():
 
 @pytest.mark.parametrize("package", [jaxgrad.nn, jaxgrad.convert], ids=lambda package: package.__name__)
 def test_modules_of_frameworks_need_no_import_of_their_own(package):
-    for library in ("haiku", "onnx"):
+    for library in ("haiku", "keras", "onnx"):
         pytest.importorskip(library)
     names = [path.stem for path in Path(package.__file__).parent.glob("[!_]*.py")]
     assert len(names) >= 4

@@ -45,7 +45,7 @@ def read_gru(*layers: Any, reset_after: bool | None = None) -> tuple[GRUWeights,
 
 def _read_layer(layer: Any, reset_after: bool | None) -> GRUWeights:
     if isinstance(layer, (list, tuple)):
-        return _read_arrays(layer, reset_after)
+        return from_arrays(layer, reset_after)
     if hasattr(layer, "forward_layer"):
         directions = [_read_layer(part, reset_after) for part in (layer.forward_layer, layer.backward_layer)]
         return stack_directions(_READ, directions)
@@ -58,14 +58,15 @@ def _read_layer(layer: Any, reset_after: bool | None) -> GRUWeights:
             raise ValueError(f"{_READ}: a layer must have {name}={expected!r}, got {found!r}")
     if reset_after is not None and reset_after != cell.reset_after:
         raise ValueError(f"{_READ}: reset_after={reset_after}, but the layer has reset_after={cell.reset_after}")
-    return _read_arrays(cell.get_weights(), cell.reset_after, bool(getattr(layer, "go_backwards", False)))
+    return from_arrays(cell.get_weights(), cell.reset_after, bool(getattr(layer, "go_backwards", False)))
 
 
-def _read_arrays(weights: Sequence[Any], reset_after: bool | None, reverse: bool = False) -> GRUWeights:
+def from_arrays(weights: Sequence[Any], reset_after: bool | None, reverse: bool = False) -> GRUWeights:
+    """The record of a layer from its arrays: kernel, recurrent kernel and perhaps bias, for each direction."""
     if len(weights) in (4, 6):
         half = len(weights) // 2
         return stack_directions(
-            _READ, [_read_arrays(weights[:half], reset_after), _read_arrays(weights[half:], reset_after)]
+            _READ, [from_arrays(weights[:half], reset_after), from_arrays(weights[half:], reset_after)]
         )
     if len(weights) not in (2, 3):
         raise ValueError(

@@ -62,8 +62,8 @@ def gru(
       `linear_before_reset=True`, which is not the default here. equinox, PyTorch and cuDNN also order the gates r, z, n
       where z, r, n is expected here; flax has one array for each gate, and Keras transposes the weights. Haiku's gate z
       weighs n. `jaxgrad.convert` reads and writes the weights of all but cuDNN. These have the parameters of the
-      frameworks: `jaxgrad.nn.linen.RNN`, `jaxgrad.nn.nnx.RNN`, `jaxgrad.nn.equinox.scan_gru` and
-      `jaxgrad.nn.haiku.dynamic_unroll`; `jaxgrad.nn.GRU` has those of PyTorch.
+      frameworks: `jaxgrad.nn.linen.RNN`, `jaxgrad.nn.nnx.RNN`, `jaxgrad.nn.equinox.scan_gru`,
+      `jaxgrad.nn.haiku.dynamic_unroll` and `jaxgrad.nn.keras.GRU`; `jaxgrad.nn.GRU` has those of PyTorch.
 
     Args:
       x: [T, B, I], the inputs: float32, float64, bfloat16 or float16. All other floating-point arrays must have the
