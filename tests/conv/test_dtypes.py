@@ -227,6 +227,14 @@ for depth, window, stride in ((2, 3, 1), (1, 2, 1), (5, 3, 2)):  # windows that 
     expected = gradient("xla", "float32", (window, 3, 3, 16, 32))
     actual = gradient("cpu", "bfloat16", (window, 3, 3, 16, 32))
     np.testing.assert_allclose(actual, expected, rtol=0, atol=0.02 * np.abs(expected).max())
+
+for features, groups in ((24, 1), (4, 8), (16, 1)):  # dilated, with parts of a vector, and with a whole one
+    x = np.random.default_rng(features).standard_normal((2, 56, 56, features * groups))
+    settings = dict(window_strides=(1, 1), padding="SAME", rhs_dilation=(2, 2), feature_group_count=groups,
+                    dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    expected = gradient("xla", "float32", (3, 3, features, 40))
+    actual = gradient("cpu", "bfloat16", (3, 3, features, 40))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=0.02 * np.abs(expected).max())
 """
 
 

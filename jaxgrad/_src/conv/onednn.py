@@ -20,6 +20,7 @@ from jaxgrad._src.native import cpu
 
 _MAX_SIZE = 2**31
 _DTYPES = ("float32", "bfloat16", "float16")
+_VECTOR = 16  # features that a kernel of oneDNN takes at a time
 
 
 class OneDnnBackend(HandlerBackend):
@@ -110,21 +111,27 @@ def onednn_plan(pass_name: str, problem: ConvProblem, has_bias: bool) -> OneDnnP
 def computed_problem(pass_name: str, problem: ConvProblem) -> ConvProblem:
     """The problem in the dtype that oneDNN computes in: float32 for float16, and for bfloat16 without good kernels."""
     use_bfloat16 = problem.dtype == jnp.bfloat16 and onednn_has_bfloat16()
-    use_bfloat16 = use_bfloat16 and not _reads_uninitialized_memory(pass_name, problem.geometry)
+    use_bfloat16 = use_bfloat16 and not _reads_uninitialized_memory(pass_name, problem)
     use_bfloat16 = use_bfloat16 and not _covers_only_padding(problem.geometry)
     return problem.in_dtype(jnp.dtype("bfloat16" if use_bfloat16 else "float32"))
 
 
-def _reads_uninitialized_memory(pass_name: str, geometry: ConvGeometry) -> bool:
-    """Whether the bfloat16 kernel reads memory that it never wrote.
+def _reads_uninitialized_memory(pass_name: str, problem: ConvProblem) -> bool:
+    """Whether the bfloat16 kernel reads memory that it never wrote, or that is not its own.
 
     The weight gradient of oneDNN 3.2 does if the last spatial axis is shorter than its stride and, with three spatial
-    axes, if no window lies within the first one: no position then covers all elements of the window at once.
+    axes, if no window lies within the first one: no position then covers all elements of the window at once. With
+    dilation of another axis than the last, it does for features that are no multiple of a vector.
     """
     if pass_name != "weight_gradient":
         return False
-    g = geometry
-    return g.x_spatial[-1] < g.window_strides[-1] or (len(g.w_spatial) == 3 and not _window_fits_inside(g))
+    g = problem.geometry
+    has_part_of_vector = problem.features // g.feature_group_count % _VECTOR != 0
+    return (
+        g.x_spatial[-1] < g.window_strides[-1]
+        or (len(g.w_spatial) == 3 and not _window_fits_inside(g))
+        or (has_part_of_vector and any(dilation > 1 for dilation in g.rhs_dilation[:-1]))
+    )
 
 
 def _covers_only_padding(geometry: ConvGeometry) -> bool:
