@@ -119,15 +119,22 @@ void run_conv(const ConvPlan& plan, const ConvSchedule& schedule, const ConvArra
   };
   parallel.run(schedule.num_workers, &worker,
                [](void* context, int64_t index) { (*static_cast<decltype(worker)*>(context))(index); });
-  if (!is_weight_gradient) return;
-  for (int64_t problem = 0; problem < schedule.num_problems; ++problem) {
-    for (int64_t part = 1; part < num_parts; ++part) {
-      const float* const gradient = scratch.gradient(problem, part, num_parts);
-      add(reinterpret_cast<float*>(arrays.result.of(problem)), gradient, scratch.weights);
-      if (scratch.features > 0)
-        add(reinterpret_cast<float*>(arrays.bias.of(problem)), gradient + scratch.weights, scratch.features);
+  if (!is_weight_gradient || num_parts == 1) return;
+  // Each worker adds the gradients of all parts, in their order, for some of the weights.
+  auto adder = [&](int64_t index) {
+    for (int64_t problem = 0; problem < schedule.num_problems; ++problem) {
+      auto add_share = [&](std::byte* to, int64_t offset, int64_t count) {
+        const int64_t first = count * index / schedule.num_workers, last = count * (index + 1) / schedule.num_workers;
+        for (int64_t part = 1; part < num_parts; ++part)
+          add(reinterpret_cast<float*>(to) + first, scratch.gradient(problem, part, num_parts) + offset + first,
+              last - first);
+      };
+      add_share(arrays.result.of(problem), 0, scratch.weights);
+      if (scratch.features > 0) add_share(arrays.bias.of(problem), scratch.weights, scratch.features);
     }
-  }
+  };
+  parallel.run(schedule.num_workers, &adder,
+               [](void* context, int64_t index) { (*static_cast<decltype(adder)*>(context))(index); });
 }
 
 }  // namespace jaxgrad

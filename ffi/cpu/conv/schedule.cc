@@ -9,10 +9,11 @@ namespace {
 
 // With fewer multiplications, waking other threads costs more than it saves.
 constexpr double kMinParallelWork = 1 << 22;
-// Parts of a call for each thread: a thread whose core is taken then computes fewer of them.
+// Parts for each thread: a thread whose core is taken then computes fewer of them.
 constexpr int64_t kPartsPerThread = 2;
-// Each part reorders or writes all weights. All parts together may do so for this many weights per element of x and y.
-constexpr double kMaxWeights = 2;
+// Each part reorders all weights, or writes their gradients, which are added. All parts together may do so for this
+// many weights per element of x and y.
+constexpr double kMaxWeights = 2, kMaxWeightGradients = 0.5;
 
 double elements(const ConvOperand& operand, int spatial) {
   double found = 1;
@@ -31,16 +32,17 @@ bool is_batch_first(const ConvOperand& operand, int spatial) {
   return operand.strides[0] == image;
 }
 
-// The number of equal parts of the batch, about as many as are wanted and at least `least`; 1 if there is none.
+// The number of equal parts of the batch: at least `least`, and the first from `wanted` on that divides it, but not far
+// more; 1 if there is none.
 int64_t parts_of_batch(const ConvKey& key, int64_t wanted, int64_t least) {
-  // The sum of bfloat16 parts would be rounded twice.
-  if (key.pass == ConvPass::kWeightGradient && key.type != ConvType::kFloat32) return 1;
+  const bool is_sum = key.pass == ConvPass::kWeightGradient;
+  if (is_sum && key.type != ConvType::kFloat32) return 1;  // the sum of bfloat16 parts would be rounded twice
   if (!is_batch_first(key.x, key.spatial) || !is_batch_first(key.y, key.spatial)) return 1;
   const double activations = elements(key.x, key.spatial) + elements(key.y, key.spatial);
-  const double most = kMaxWeights * activations / elements(key.w, key.spatial);
-  const int64_t images = key.y.sizes[0];
+  const double weights = (is_sum ? kMaxWeightGradients : kMaxWeights) * activations / elements(key.w, key.spatial);
+  const int64_t images = key.y.sizes[0], most = std::min(images, 2 * wanted);
   int64_t found = 1;
-  for (int64_t parts = least; parts <= images && static_cast<double>(parts) <= most; ++parts) {
+  for (int64_t parts = least; parts <= most && static_cast<double>(parts) <= weights; ++parts) {
     if (images % parts != 0) continue;
     found = parts;
     if (parts >= wanted) break;
@@ -55,16 +57,17 @@ int64_t parts_of_batch(const ConvKey& key, int64_t wanted, int64_t least) {
 void assign_threads(ConvSchedule& schedule) {
   ConvKey& key = schedule.key;
   const double work = multiplications(key);
-  const int team = onednn::team_size();
+  const int64_t team = onednn::team_size(), problems = schedule.num_problems;
   key.threads = 1;
-  if (schedule.num_problems < team && work >= kMinParallelWork) {
-    schedule.num_parts = parts_of_batch(key, kPartsPerThread * team, team);
-    if (schedule.num_parts == 1) key.threads = team;
+  if (problems < team && work >= kMinParallelWork) {
+    auto for_each = [problems](int64_t tasks) { return (tasks + problems - 1) / problems; };
+    schedule.num_parts = parts_of_batch(key, for_each(kPartsPerThread * team), for_each(team));
+    if (schedule.num_parts == 1) key.threads = static_cast<int>(team);
     key.x.sizes[0] /= schedule.num_parts;
     key.y.sizes[0] /= schedule.num_parts;
   }
-  const int64_t tasks = schedule.num_problems * schedule.num_parts;
-  const bool shared = key.threads == 1 && work * static_cast<double>(schedule.num_problems) >= kMinParallelWork;
+  const int64_t tasks = problems * schedule.num_parts;
+  const bool shared = key.threads == 1 && work * static_cast<double>(problems) >= kMinParallelWork;
   schedule.num_workers = shared ? std::min<int64_t>(tasks, team) : 1;
 }
 
