@@ -8,4 +8,4 @@ from jaxgrad._src.convert.gru_weights import GRUWeights as GRUWeights
 from jaxgrad._src.core.optional import lazy_submodules as _lazy_submodules
 
 __all__ = ["BatchNormWeights", "ConvTransposeWeights", "ConvWeights", "GRUWeights"]
-__getattr__ = _lazy_submodules(__name__, ("equinox", "flax", "haiku", "keras", "onnx", "torch"))
+__getattr__, __dir__ = _lazy_submodules(__name__, __all__, ("equinox", "flax", "haiku", "keras", "onnx", "torch"))

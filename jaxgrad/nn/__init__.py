@@ -5,4 +5,4 @@ from jaxgrad._src.core.optional import lazy_submodules as _lazy_submodules
 from jaxgrad._src.nn.gru import GRU as GRU
 
 __all__ = ["GRU"]
-__getattr__ = _lazy_submodules(__name__, ("equinox", "haiku", "keras", "linen", "nnx"))
+__getattr__, __dir__ = _lazy_submodules(__name__, __all__, ("equinox", "haiku", "keras", "linen", "nnx"))

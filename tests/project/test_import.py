@@ -68,6 +68,7 @@ def test_modules_of_frameworks_need_no_import_of_their_own(package):
         pytest.importorskip(library)
     names = [path.stem for path in Path(package.__file__).parent.glob("[!_]*.py")]
     assert len(names) >= 4
+    assert set(dir(package)) == {*package.__all__, *names}
     for name in names:
         assert package.__getattr__(name) is sys.modules[f"{package.__name__}.{name}"]
     with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'mxnet'"):

@@ -17,12 +17,17 @@ def require(package: str, extra: str, module: str) -> None:
         raise ImportError(f"{module} requires {package}: pip install 'jaxgrad[{extra}]'", name=package) from error
 
 
-def lazy_submodules(package: str, names: Collection[str]) -> Callable[[str], ModuleType]:
-    """Returns a `__getattr__` for a package: it imports a submodule of these names where it is first used."""
+def lazy_submodules(
+    package: str, public: Collection[str], names: Collection[str]
+) -> tuple[Callable[[str], ModuleType], Callable[[], list[str]]]:
+    """Returns `__getattr__` and `__dir__` for a package with the names `public`.
+
+    `__getattr__` imports a submodule of `names` where it is first used.
+    """
 
     def load(name: str) -> ModuleType:
         if name in names:
             return importlib.import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return load
+    return load, lambda: sorted([*public, *names])

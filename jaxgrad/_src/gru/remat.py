@@ -92,9 +92,8 @@ def _gru_in_chunks(
         ys.append(y)
     if chunks:
         steps = jnp.arange(chunks) * every, in_chunks(x), in_chunks(reset)
-        in_scan = jax.checkpoint(
-            partial(chunk, of_chunk), prevent_cse=False
-        )  # forward and backward pass are different loops anyway
+        # Forward and backward pass are different loops, in which XLA finds no common subexpressions.
+        in_scan = jax.checkpoint(partial(chunk, of_chunk), prevent_cse=False)
         h, y = lax.scan(lambda h, steps: in_scan(h, shared, sequence_lens, steps), h, steps, reverse=is_reversed)
         ys.insert(0, y.reshape(chunks * every, *y.shape[2:]))
     if rest and not is_reversed:
