@@ -138,3 +138,27 @@ def test_parts_of_the_batch_run_on_threads_of_xla(run_python):
     *divided, team = (int(line.split(",")[1]) for line in lines)
     assert divided == [0, 0, 0], lines
     assert team >= 4, lines
+
+
+_TEMPORARY = """
+import jax
+import jaxgrad
+
+def temporary(images):
+    shapes = (images, 40, 24), (5, 24, 16), (images, 36, 16)
+    def gradient(x, w, dy):
+        numbers = "NHC", "HIO", "NHC"
+        conv = lambda w: jaxgrad.conv_general_dilated(x, w, (1,), "VALID", dimension_numbers=numbers,
+                                                      implementation="onednn")
+        return jax.vjp(conv, w)[1](dy)
+    arrays = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    return jax.jit(gradient).lower(*arrays).compile().memory_analysis().temp_size_in_bytes
+
+print(*map(temporary, (252, 254, 251)))
+"""
+
+
+def test_batches_without_small_divisors_take_no_more_memory(run_python):
+    """Each part has a weight gradient of its own. Parts that divide 254 = 2 * 127 or 251 images could be 127 or 251."""
+    near, *others = map(int, run_python(_TEMPORARY, OMP_NUM_THREADS="2", JAX_PLATFORMS="cpu").stdout.split())
+    assert max(others) <= near
