@@ -170,6 +170,8 @@ def _prefer(args: argparse.Namespace) -> None:
     if args.measure:
         limit = args.seconds or math.inf
         print(preferences.measure(jax.default_backend(), again=args.again, seconds=limit))
+        if not preferences.TABLES.is_dir():  # in a copy of benchmarks/, beside an installed jaxgrad
+            return
     elif args.again or args.seconds:
         raise SystemExit("--again and --seconds are for --measure")
     changed = ", ".join(preferences.write(preferences.TABLES, check=args.check)) or "nothing"
