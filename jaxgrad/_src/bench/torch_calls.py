@@ -70,7 +70,8 @@ def cuda_graph(function: Callable[[], Any], calls: int) -> Any:
             function()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # By default calls of other threads that a recording forbids, such as JAX's, fail, and break JAX's stream for good.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for _ in range(calls):
             function()
     return graph
