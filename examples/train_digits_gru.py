@@ -3,7 +3,7 @@
 The data are scikit-learn's 1797 digits of 8 x 8 pixels, which come with that package: a digit is a sequence of T = 8
 steps of I = 8 inputs. The GRU's last state goes through a linear layer to the ten classes.
 
-  pip install "jaxgrad[examples]"
+  pip install ".[examples]"
   python examples/train_digits_gru.py --direction bidirectional
 """
 

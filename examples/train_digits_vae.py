@@ -7,7 +7,7 @@ twice. Both take the digit's class as input, so that the latent variables are le
 negative evidence lower bound (ELBO) of Kingma and Welling, "Auto-Encoding Variational Bayes" (2013), of
 log p(image | class).
 
-  pip install "jaxgrad[examples]"
+  pip install ".[examples]"
   python examples/train_digits_vae.py
 """
 
