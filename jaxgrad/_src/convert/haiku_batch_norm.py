@@ -85,7 +85,7 @@ def write_batch_norm(
       A pair `(params, state)` of dictionaries by module.
 
     Raises:
-      TypeError: weights are no `BatchNormWeights`.
+      TypeError: weights are not `BatchNormWeights`.
     """
     check_record(_WRITE, weights, BatchNormWeights)
     shape = [1] * rank

@@ -78,7 +78,7 @@ def write_conv(weights: ConvWeights) -> dict[str, jax.Array]:
     """Returns the parameters of a convolution of Haiku, "w" and "b".
 
     Raises:
-      TypeError: weights are no `ConvWeights`.
+      TypeError: weights are not `ConvWeights`.
     """
     check_record(f"{_MODULE}.write_conv", weights, ConvWeights)
     return _write(weights.kernel, weights)
@@ -128,7 +128,7 @@ def write_conv_transpose(weights: ConvTransposeWeights) -> dict[str, jax.Array]:
     """Returns the parameters of a transposed convolution of Haiku, "w" and "b".
 
     Raises:
-      TypeError: weights are no `ConvTransposeWeights`.
+      TypeError: weights are not `ConvTransposeWeights`.
       ValueError: weights have groups or dilation, which the module does not have.
     """
     function = f"{_MODULE}.write_conv_transpose"

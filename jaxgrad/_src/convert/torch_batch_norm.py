@@ -66,7 +66,7 @@ def write_batch_norm(weights: BatchNormWeights, prefix: str = "") -> dict[str, j
       A dictionary of arrays of JAX; the count "num_batches_tracked" is one of NumPy, of int64.
 
     Raises:
-      TypeError: weights are no `BatchNormWeights`.
+      TypeError: weights are not `BatchNormWeights`.
     """
     check_record(_WRITE, weights, BatchNormWeights)
     arrays = {

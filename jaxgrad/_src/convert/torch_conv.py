@@ -76,7 +76,7 @@ def write_conv(weights: ConvWeights, prefix: str = "") -> dict[str, jax.Array]:
       prefix: put before each key, such as "encoder.conv1.".
 
     Raises:
-      TypeError: weights are no `ConvWeights`.
+      TypeError: weights are not `ConvWeights`.
     """
     check_record(f"{_MODULE}.write_conv", weights, ConvWeights)
     return _write(weights, prefix)
@@ -118,7 +118,7 @@ def write_conv_transpose(weights: ConvTransposeWeights, prefix: str = "") -> dic
     The arguments are those of `write_conv`.
 
     Raises:
-      TypeError: weights are no `ConvTransposeWeights`.
+      TypeError: weights are not `ConvTransposeWeights`.
     """
     check_record(f"{_MODULE}.write_conv_transpose", weights, ConvTransposeWeights)
     return _write(weights, prefix)
