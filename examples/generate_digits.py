@@ -40,7 +40,7 @@ class Params(NamedTuple):
 
 
 class Ops(NamedTuple):
-    """What the networks are made of."""
+    """The operations of the networks."""
 
     conv: Callable[..., jax.Array]
     conv_transpose: Callable[..., jax.Array]

@@ -26,7 +26,7 @@ import jaxgrad
 class Params(NamedTuple):
     """With H hidden units in each of D directions."""
 
-    w: jax.Array  # [D, 3H, 8], the GRU's input weights, gates in the order z, r, h
+    w: jax.Array  # [D, 3H, 8], the GRU's input weights, gates in the order z, r, n
     r: jax.Array  # [D, 3H, H], its recurrent weights
     b: jax.Array  # [D, 6H], its biases
     head_w: jax.Array  # [D * H, 10]

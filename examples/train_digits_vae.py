@@ -148,7 +148,7 @@ def train(
 
 
 def save_picture(params: Params, data: digits.Digits, args: argparse.Namespace, implementation: str | None) -> None:
-    """A column for each class: a test digit, what the decoder makes of it, and digits from latents of N(0, 1)."""
+    """A column for each class: a test digit, its reconstruction, and digits from latents of N(0, 1)."""
     classes = np.arange(digits.CLASSES)
     originals = data.images_test[[np.argmax(data.labels_test == c) for c in classes]]
     rebuilt = decode(params, encode(params, originals, classes, implementation)[0], classes, implementation)
