@@ -3,7 +3,7 @@
 The model and the training step are plain equinox: layers `Conv2d` and `ConvTranspose2d` for one image, `jax.vmap` over
 the batch, `filter_value_and_grad` and `filter_jit`. The only change is `jaxgrad.accelerate(train_step)`.
 
-  pip install "jaxgrad[examples]"
+  pip install ".[examples]"
   python examples/accelerate_equinox.py
 """
 

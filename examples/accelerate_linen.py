@@ -4,7 +4,7 @@ The model and the training step are plain flax: a U-Net (Ronneberger et al., "U-
 Biomedical Image Segmentation", 2015) with transposed convolutions in its decoder, `TrainState` and `jax.jit`. The only
 change is `jaxgrad.accelerate(train_step)`.
 
-  pip install "jaxgrad[examples]"
+  pip install ".[examples]"
   python examples/accelerate_linen.py
 """
 

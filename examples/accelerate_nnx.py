@@ -4,7 +4,7 @@ The model and the training step are plain flax: a ResNeXt (Xie et al., "Aggregat
 Neural Networks", 2017) with batch normalization, `nnx.Optimizer`, `nnx.value_and_grad` and `nnx.jit`. The only change
 is `jaxgrad.accelerate(train_step)`.
 
-  pip install "jaxgrad[examples]"
+  pip install ".[examples]"
   python examples/accelerate_nnx.py
 """
 

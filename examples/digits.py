@@ -64,7 +64,7 @@ def fit(
     Args:
       step: `step(state, images, labels)` of a batch, which returns the next state and the loss.
       state: the first state, any tree of arrays.
-      data: its training split is what the batches are taken from.
+      data: the batches come from its training split.
       test: `test(state)`, which returns the numbers that belong to the test split.
       args: with `epochs`, `batch_size` and `seed`, the seed of the order.
       mesh: the devices that each batch is spread over, along its only axis; None for JAX's default device. Each
@@ -74,7 +74,7 @@ def fit(
       The last state, and one record for each epoch.
     """
     images, labels, shuffle = data.images_train, data.labels_train, np.random.default_rng(args.seed)
-    used = steps_per_epoch(data, args) * args.batch_size  # digits in an epoch; the others sit it out
+    used = steps_per_epoch(data, args) * args.batch_size  # digits in an epoch; the others are left out
     everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
     if mesh is not None:
         state = jax.jit(lambda: state, out_shardings=everywhere)()
@@ -173,7 +173,7 @@ def argument_parser(
 
 
 def implementation(args: argparse.Namespace, *ops: Callable[..., Any]) -> str | None:
-    """`--implementation` as jaxgrad takes it; prints what that comes to for each of `ops`."""
+    """`--implementation` as jaxgrad takes it; prints the implementation that it selects for each of `ops`."""
     found = None if args.implementation == "auto" else args.implementation
     try:
         for op in ops:

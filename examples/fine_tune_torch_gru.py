@@ -4,7 +4,7 @@ The model reads scikit-learn's handwritten digits, one row of pixels at a time. 
 are, or `--weights` has its state dict. jaxgrad reads the weights, and fine-tunes them on digits with noise. A training
 from random weights shows the difference. At the end, PyTorch computes the same logits with the new weights.
 
-  pip install "jaxgrad[examples]" torch
+  pip install ".[examples]" torch
   python examples/fine_tune_torch_gru.py --save fine_tuned.pt
 """
 

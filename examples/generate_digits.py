@@ -5,7 +5,7 @@ et al., "Unsupervised Representation Learning with Deep Convolutional Generative
 layers each. The printed Frechet distance falls as the means and covariances of the generated pixels approach those of
 the test digits.
 
-  pip install "jaxgrad[examples]"
+  pip install ".[examples]"
   python examples/generate_digits.py
 """
 
@@ -40,7 +40,7 @@ class Params(NamedTuple):
 
 
 class Ops(NamedTuple):
-    """What the networks are made of."""
+    """The operations of the networks."""
 
     conv: Callable[..., jax.Array]
     conv_transpose: Callable[..., jax.Array]

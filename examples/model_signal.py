@@ -6,7 +6,7 @@ Model for Raw Audio" (2016). It predicts the distribution of the next sample, a 
 trained on the first three quarters. The test on the rest counts the bits in which a sample can be coded. The baseline
 is a linear prediction from the last 32 samples, with the histogram of its errors.
 
-  pip install "jaxgrad[examples]"
+  pip install ".[examples]"
   python examples/model_signal.py
 """
 

@@ -6,7 +6,7 @@ Convolutional Networks for Biomedical Image Segmentation", 2015) is trained on r
 tested on the left half by the intersection over union. There the background is as bright as some coins: the baseline,
 the threshold of Otsu, takes it for one.
 
-  pip install "jaxgrad[examples]"
+  pip install ".[examples]"
   python examples/segment_images.py
 """
 

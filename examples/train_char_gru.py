@@ -4,7 +4,7 @@ The text is that of `help("topics")`: about 400 000 characters, of which the las
 rest is cut into B streams. A training step takes the next T characters of each stream, and the hidden states go on from
 one step to the next (truncated backpropagation through time).
 
-  pip install "jaxgrad[examples]"
+  pip install ".[examples]"
   python examples/train_char_gru.py
 """
 

@@ -4,7 +4,7 @@ The training step is the same function: `jit` over a mesh splits it. Each device
 of the weights are summed over the devices, and batch normalization takes the statistics of the whole batch, so that the
 losses are those of one device.
 
-  pip install "jaxgrad[examples]"
+  pip install ".[examples]"
   python examples/train_data_parallel.py
   XLA_FLAGS=--xla_force_host_platform_device_count=4 python examples/train_data_parallel.py
 

@@ -3,7 +3,7 @@
 The data are scikit-learn's 1797 digits of 8 x 8 pixels, which come with that package. Every convolution and
 batch normalization runs on jaxgrad, and the whole training step is one jitted function.
 
-  pip install "jaxgrad[examples]"
+  pip install ".[examples]"
   python examples/train_digits_cnn.py --model resnext
 """
 

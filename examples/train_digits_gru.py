@@ -3,7 +3,7 @@
 The data are scikit-learn's 1797 digits of 8 x 8 pixels, which come with that package: a digit is a sequence of T = 8
 steps of I = 8 inputs. The GRU's last state goes through a linear layer to the ten classes.
 
-  pip install "jaxgrad[examples]"
+  pip install ".[examples]"
   python examples/train_digits_gru.py --direction bidirectional
 """
 
@@ -26,7 +26,7 @@ import jaxgrad
 class Params(NamedTuple):
     """With H hidden units in each of D directions."""
 
-    w: jax.Array  # [D, 3H, 8], the GRU's input weights, gates in the order z, r, h
+    w: jax.Array  # [D, 3H, 8], the GRU's input weights, gates in the order z, r, n
     r: jax.Array  # [D, 3H, H], its recurrent weights
     b: jax.Array  # [D, 6H], its biases
     head_w: jax.Array  # [D * H, 10]

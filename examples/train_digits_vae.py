@@ -7,7 +7,7 @@ twice. Both take the digit's class as input, so that the latent variables are le
 negative evidence lower bound (ELBO) of Kingma and Welling, "Auto-Encoding Variational Bayes" (2013), of
 log p(image | class).
 
-  pip install "jaxgrad[examples]"
+  pip install ".[examples]"
   python examples/train_digits_vae.py
 """
 
@@ -148,7 +148,7 @@ def train(
 
 
 def save_picture(params: Params, data: digits.Digits, args: argparse.Namespace, implementation: str | None) -> None:
-    """A column for each class: a test digit, what the decoder makes of it, and digits from latents of N(0, 1)."""
+    """A column for each class: a test digit, its reconstruction, and digits from latents of N(0, 1)."""
     classes = np.arange(digits.CLASSES)
     originals = data.images_test[[np.argmax(data.labels_test == c) for c in classes]]
     rebuilt = decode(params, encode(params, originals, classes, implementation)[0], classes, implementation)

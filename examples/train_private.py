@@ -7,7 +7,7 @@ sum. The network is plain JAX; `jaxgrad.accelerate` is the only change.
 The printed epsilon holds for the trained weights as long as the seed is secret. Two data sets are neighbours if they
 differ in one digit, added or removed. The curves show test digits: losses of training digits would not be private.
 
-  pip install "jaxgrad[examples]"
+  pip install ".[examples]"
   python examples/train_private.py
 """
 

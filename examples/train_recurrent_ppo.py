@@ -5,7 +5,7 @@ jitted function: a rollout, where the GRU takes single steps in E environments, 
 GRU takes all steps. `reset` clears the hidden state at the first step of each episode. The script also trains a policy
 without memory, by a reset at every step. The mean return of any such policy is at most 1/2.
 
-  pip install "jaxgrad[examples]"
+  pip install ".[examples]"
   python examples/train_recurrent_ppo.py
 """
 

@@ -69,7 +69,7 @@ def fit(
     for number in (bar := tqdm(range(args.steps), unit="step")):
         state, metrics = compiled(state, *draw(rng))
         history.append(metrics)
-        if number % 10 == 0 or number == args.steps - 1:  # to read the metrics is to wait for the step
+        if number % 10 == 0 or number == args.steps - 1:  # reading the metrics waits for the step
             bar.set_postfix({name: f"{float(value):.4g}" for name, value in metrics.items()})
     return state, jax.tree.map(lambda *values: np.array(values), *jax.device_get(history))
 

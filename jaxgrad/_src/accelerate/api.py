@@ -35,7 +35,7 @@ def accelerate(function: None = None, /, *, implementation: str | None = None) -
 def accelerate(function: Any = None, /, *, implementation: str | None = None) -> Any:
     """Runs the convolutions of a JAX function on jaxgrad's kernels; the function stays as it is.
 
-    A decorator and a context manager. Every convolution that is traced inside, by `jax.lax`, flax, equinox, haiku,
+    A decorator and a context manager. Every convolution that is traced inside, by `jax.lax`, flax, equinox, Haiku,
     Keras or any other library, is computed by the fastest implementation known, and so are the convolutions that
     differentiation and `vmap` make of it, wherever they are applied. Convolutions without a faster implementation, and
     all other operations, are compiled as without `accelerate`.
@@ -64,8 +64,8 @@ def accelerate(function: Any = None, /, *, implementation: str | None = None) ->
       RuntimeWarning: this release of JAX is not supported. Functions then run as without `accelerate`.
 
     `jaxgrad.report` lists the convolutions of a function, what each runs on, and why. `jax.export` of an accelerated
-    function requires `disabled_checks=jaxgrad.export_disabled_checks()`. A program for an abstract mesh must be lowered
-    without acceleration.
+    function requires `disabled_checks=jaxgrad.export_disabled_checks()`. A program for an abstract mesh with
+    automatic axes must be lowered without acceleration.
 
     Examples:
       >>> @jaxgrad.accelerate

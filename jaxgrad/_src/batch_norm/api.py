@@ -78,11 +78,12 @@ def batch_norm_training(
       var: [C], the biased variance of each channel: the mean of (x - mean)^2.
 
     Raises:
-      TypeError: an array has an unsupported dtype, or feature_axis, epsilon or axis_name has the wrong type.
+      TypeError: an array has an unsupported dtype, statistics_dtype is not one of the dtypes above, or feature_axis,
+        epsilon or axis_name has the wrong type.
       ValueError: the shape of an array does not fit, feature_axis is out of range, epsilon is negative or not finite,
-        activation or implementation is unknown, axis_name is not an axis of an enclosing `vmap`, `shard_map` or
-        `pmap`, axis_index_groups differ in size or are given for an axis of `vmap`; or a forced implementation does not
-        support the call, or is lowered for another platform.
+        activation or implementation is unknown, axis_name is not an axis of an enclosing `vmap`, `shard_map` or `pmap`,
+        axis_index_groups differ in size or are given for an axis of `vmap` or without axis_name; or a forced
+        implementation does not support the call, or is lowered for another platform.
       RuntimeError: a forced implementation cannot be loaded.
 
     Notes:

@@ -68,7 +68,7 @@ class BatchNormParams:
 
 @dataclasses.dataclass(frozen=True)
 class BatchNormProblem:
-    """What the selection of an implementation depends on: the description of one call that backends are asked about.
+    """The description of one call that backends are asked about: all that the selection depends on.
 
     Attributes:
       outer, channels, inner: x, reshaped to [outer, channels, inner].

@@ -1,6 +1,6 @@
 """The XLA implementation of batch normalization: accurate statistics, and a hand-written backward pass.
 
-`backend.py` describes the residuals and the dtypes. `formula` is what higher derivatives differentiate.
+`backend.py` describes the residuals and the dtypes. Higher derivatives differentiate `formula`.
 """
 
 from __future__ import annotations

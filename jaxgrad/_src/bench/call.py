@@ -65,7 +65,7 @@ class Call(Protocol):
 
 
 def implementations(call: Call) -> dict[str, tuple[PassExplanation, ...]]:
-    """What each timed pass runs on, by its name."""
+    """The implementations of each timed pass, by its name."""
     explanation = call.explanation()
     alike = PassExplanation("all", explanation.implementation, explanation.reason, explanation.preference)
     passes = explanation.passes or [alike] * (1 + max(index for each in call.passes for index in each.explained))

@@ -1,4 +1,4 @@
-"""What was measured."""
+"""The results of measurements."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PassResult:
 
     @property
     def implementation(self) -> str:
-        """What it runs on, as "cpu" or "cudnn + xla"."""
+        """The implementations of the pass, such as "cpu" or "cudnn + xla"."""
         return " + ".join(dict.fromkeys(each.implementation for each in self.explained))
 
     def median(self, contender: str) -> float | None:

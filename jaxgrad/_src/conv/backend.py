@@ -1,4 +1,4 @@
-"""What a backend of the convolutions implements."""
+"""The interface of the backends of the convolutions."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _WORKSPACE_LIMIT_DIVISOR = 16  # of the GPU's memory, for small GPUs
 
 
 class Epilogue(NamedTuple):
-    """What the kernel of the forward pass does to the convolution's result, in this order."""
+    """The operations of the forward kernel on the convolution's result, in this order."""
 
     has_bias: bool = False
     relu: bool = False

@@ -104,7 +104,7 @@ def output_size(size: int, window: int, stride: int, padding: tuple[int, int], w
 
 
 def laid_out(spec: Sequence[int], first: _T, second: _T, spatial: Sequence[_T]) -> tuple[_T, ...]:
-    """What belongs to the axes of an operand, in the order of its layout `spec`."""
+    """The entries of the axes of an operand, in the order of its layout `spec`."""
     by_axis = dict(zip(spec, (first, second, *spatial), strict=True))
     return tuple(by_axis[axis] for axis in range(len(spec)))
 

@@ -41,7 +41,7 @@ def prefers_patches(pass_name: str, problem: ConvProblem, platform: str) -> bool
 
 
 def remark_on_xla(pass_name: str, call: ConvCall, platform: str) -> str:
-    """What `jaxgrad.explain` adds where XLA runs a pass."""
+    """Returns the remark that `jaxgrad.explain` adds where XLA runs a pass."""
     return PATCHES if prefers_patches(pass_name, call.problem, platform) else ""
 
 

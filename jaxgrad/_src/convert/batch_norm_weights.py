@@ -37,8 +37,8 @@ class BatchNormWeights:
       sums: the mean and the variance before the correction that Haiku and equinox make for their initial values, zeros:
         they are mean (1 - momentum^steps) and var (1 - momentum^steps); None for a format without this correction.
       epsilon: added to the variance.
-      momentum: the running statistics are `momentum * old + (1 - momentum) * new`. PyTorch and ONNX files name
-        1 - momentum or momentum.
+      momentum: the running statistics are `momentum * old + (1 - momentum) * new`. The argument `momentum` of PyTorch
+        is 1 - momentum.
       unbiased: whether the running variance takes the unbiased variance of the batch, as in PyTorch.
       feature_axis: the axis of the channels in a batch x.
 

@@ -77,7 +77,7 @@ def write_batch_norm(
         a state in equinox, the old one can no longer be used.
 
     Raises:
-      TypeError: weights are no `BatchNormWeights`, or layer is not an `eqx.nn.BatchNorm`.
+      TypeError: weights are not `BatchNormWeights`, or layer is not an `eqx.nn.BatchNorm`.
       ValueError: layer has another size, `eps` or `momentum`, or has `channelwise_affine` where the record has not.
     """
     check_record(_WRITE, weights, BatchNormWeights)

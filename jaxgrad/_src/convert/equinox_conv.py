@@ -52,7 +52,7 @@ def write_conv(weights: ConvWeights, layer: eqx.nn.Conv) -> eqx.nn.Conv:
       layer: a layer with the same arguments; only its arrays are replaced.
 
     Raises:
-      TypeError: weights are no `ConvWeights`, or layer is not an `eqx.nn.Conv`.
+      TypeError: weights are not `ConvWeights`, or layer is not an `eqx.nn.Conv`.
       ValueError: the layer computes something else than the record.
     """
     function = f"{_MODULE}.write_conv"
@@ -110,7 +110,7 @@ def write_conv_transpose(weights: ConvTransposeWeights, layer: eqx.nn.ConvTransp
       layer: a layer with the same arguments; only its arrays are replaced.
 
     Raises:
-      TypeError: weights are no `ConvTransposeWeights`, or layer is not an `eqx.nn.ConvTranspose`.
+      TypeError: weights are not `ConvTransposeWeights`, or layer is not an `eqx.nn.ConvTranspose`.
       ValueError: the layer computes something else than the record.
     """
     function = f"{_MODULE}.write_conv_transpose"

@@ -65,7 +65,7 @@ def write_gru(weights: GRUWeights | Sequence[GRUWeights]) -> tuple[Any, ...]:
       For each layer an `eqx.nn.GRUCell`, or the forward and the backward cell as a pair.
 
     Raises:
-      TypeError: weights are no `GRUWeights`.
+      TypeError: weights are not `GRUWeights`.
       ValueError: the cell does not compute what a record does: `linear_before_reset=False`, `clip`, or a single
         direction in reverse.
     """

@@ -47,7 +47,7 @@ def write_batch_norm(weights: BatchNormWeights, *, api: Literal["linen", "nnx"] 
         `nnx.update(layer, variables)`.
 
     Raises:
-      TypeError: weights are no `BatchNormWeights`.
+      TypeError: weights are not `BatchNormWeights`.
     """
     check_record(_WRITE, weights, BatchNormWeights)
     checks.check_choice(_WRITE, "api", api, ("linen", "nnx"))

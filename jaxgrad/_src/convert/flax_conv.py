@@ -91,7 +91,7 @@ def write_conv(weights: ConvWeights) -> dict[str, jax.Array]:
     A layer of nnx loads them by `nnx.update(layer, parameters)`.
 
     Raises:
-      TypeError: weights are no `ConvWeights`.
+      TypeError: weights are not `ConvWeights`.
     """
     check_record(f"{_MODULE}.write_conv", weights, ConvWeights)
     return _parameters(weights.kernel, weights.bias)
@@ -135,7 +135,7 @@ def write_conv_transpose(weights: ConvTransposeWeights, *, transpose_kernel: boo
       transpose_kernel: the argument of the layer.
 
     Raises:
-      TypeError: weights are no `ConvTransposeWeights`.
+      TypeError: weights are not `ConvTransposeWeights`.
       ValueError: weights have groups, which the layer does not have.
     """
     function = f"{_MODULE}.write_conv_transpose"

@@ -122,7 +122,7 @@ def write_gru(weights: GRUWeights | Sequence[GRUWeights], *, api: Literal["linen
       a pair. Those of nnx are loaded by `nnx.update(cell, parameters)`.
 
     Raises:
-      TypeError: weights are no `GRUWeights`.
+      TypeError: weights are not `GRUWeights`.
       ValueError: flax's GRU does not compute what a record does: `linear_before_reset=False`, `clip`, a single
         direction in reverse, or, for nnx, a bias in the recurrent product of the gate n that is not zero.
     """

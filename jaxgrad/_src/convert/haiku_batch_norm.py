@@ -36,9 +36,9 @@ def read_batch_norm(
       params: the parameters of the transformed function.
       state: the state of the transformed function.
       name: the name of the module in them.
-      decay_rate: an argument of the module.
-      eps: likewise.
-      data_format: likewise.
+      decay_rate: the argument of the module.
+      eps: the argument of the module.
+      data_format: the argument of the module.
 
     Raises:
       TypeError: a parameter is not a floating-point array.
@@ -85,7 +85,7 @@ def write_batch_norm(
       A pair `(params, state)` of dictionaries by module.
 
     Raises:
-      TypeError: weights are no `BatchNormWeights`.
+      TypeError: weights are not `BatchNormWeights`.
     """
     check_record(_WRITE, weights, BatchNormWeights)
     shape = [1] * rank

@@ -40,11 +40,11 @@ def read_conv(
 
     Args:
       parameters: the parameters of the module, such as `params["conv2_d"]`: "w" and perhaps "b".
-      stride: an argument of the module, with its default.
-      rate: likewise.
-      padding: likewise; it may be a function such as `hk.pad.causal`.
-      feature_group_count: likewise. A depthwise convolution has a group for each input feature.
-      data_format: likewise.
+      stride: the argument of the module.
+      rate: the argument of the module, the dilation of the window.
+      padding: the argument of the module, which may be a function such as `hk.pad.causal`.
+      feature_group_count: the argument of the module. A depthwise convolution has a group for each input feature.
+      data_format: the argument of the module.
 
     Raises:
       TypeError: a parameter is not a floating-point array.
@@ -78,7 +78,7 @@ def write_conv(weights: ConvWeights) -> dict[str, jax.Array]:
     """Returns the parameters of a convolution of Haiku, "w" and "b".
 
     Raises:
-      TypeError: weights are no `ConvWeights`.
+      TypeError: weights are not `ConvWeights`.
     """
     check_record(f"{_MODULE}.write_conv", weights, ConvWeights)
     return _write(weights.kernel, weights)
@@ -95,9 +95,9 @@ def read_conv_transpose(
 
     Args:
       parameters: the parameters of the module, such as `params["conv2_d_transpose"]`: "w" and perhaps "b".
-      stride: an argument of the module, with its default.
-      padding: likewise.
-      data_format: likewise.
+      stride: the argument of the module.
+      padding: the argument of the module.
+      data_format: the argument of the module.
 
     Raises:
       TypeError: a parameter is not a floating-point array.
@@ -128,7 +128,7 @@ def write_conv_transpose(weights: ConvTransposeWeights) -> dict[str, jax.Array]:
     """Returns the parameters of a transposed convolution of Haiku, "w" and "b".
 
     Raises:
-      TypeError: weights are no `ConvTransposeWeights`.
+      TypeError: weights are not `ConvTransposeWeights`.
       ValueError: weights have groups or dilation, which the module does not have.
     """
     function = f"{_MODULE}.write_conv_transpose"

@@ -74,7 +74,7 @@ def write_gru(weights: GRUWeights | Sequence[GRUWeights]) -> tuple[Any, ...]:
       For each layer a dictionary with "w_i", "w_h" and "b", or a pair of them for two directions.
 
     Raises:
-      TypeError: weights are no `GRUWeights`.
+      TypeError: weights are not `GRUWeights`.
       ValueError: `hk.GRU` does not compute what a record does: `linear_before_reset=True`, `clip`, or a single
         direction in reverse.
     """

@@ -41,7 +41,7 @@ def write_batch_norm(weights: BatchNormWeights) -> list[np.ndarray]:
     The layer needs `epsilon` and `momentum` of the record, and `scale` or `center` where it has a scale or a bias.
 
     Raises:
-      TypeError: weights are no `BatchNormWeights`.
+      TypeError: weights are not `BatchNormWeights`.
     """
     check_record(_WRITE, weights, BatchNormWeights)
     arrays = (weights.scale, weights.bias, weights.mean, weights.var)

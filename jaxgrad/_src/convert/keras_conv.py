@@ -62,7 +62,7 @@ def write_conv(weights: ConvWeights, *, depthwise: bool = False) -> list[np.ndar
       depthwise: whether the layer is a `DepthwiseConv1D` or `DepthwiseConv2D`, whose kernel has another shape.
 
     Raises:
-      TypeError: weights are no `ConvWeights`.
+      TypeError: weights are not `ConvWeights`.
       ValueError: depthwise is given, but the groups have more than one input feature.
     """
     function = f"{_MODULE}.write_conv"
@@ -130,7 +130,7 @@ def write_conv_transpose(weights: ConvTransposeWeights) -> list[np.ndarray]:
     """Returns the weights of a transposed convolution of Keras, for `layer.set_weights`.
 
     Raises:
-      TypeError: weights are no `ConvTransposeWeights`.
+      TypeError: weights are not `ConvTransposeWeights`.
       ValueError: weights have groups, which the layer does not have.
     """
     function = f"{_MODULE}.write_conv_transpose"

@@ -106,7 +106,7 @@ def write_gru(weights: GRUWeights | Sequence[GRUWeights]) -> tuple[list[np.ndarr
       For each layer a list of NumPy arrays for `layer.set_weights`.
 
     Raises:
-      TypeError: weights are no `GRUWeights`.
+      TypeError: weights are not `GRUWeights`.
       ValueError: a record has `clip`, which Keras does not have.
     """
     written = []

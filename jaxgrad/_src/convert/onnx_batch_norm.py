@@ -67,7 +67,7 @@ def write_batch_norm(
       The new model. Only the constants with the weights change.
 
     Raises:
-      TypeError: weights are no `BatchNormWeights`, or model is not an `onnx.ModelProto`.
+      TypeError: weights are not `BatchNormWeights`, or model is not an `onnx.ModelProto`.
       ValueError: the numbers of records and nodes differ, or a node has another shape, dtype or epsilon than its
         record.
     """

@@ -80,7 +80,7 @@ def write_conv(weights: ConvWeights | Sequence[ConvWeights], model: onnx.ModelPr
       The new model. Only the constants with the weights change.
 
     Raises:
-      TypeError: weights are no `ConvWeights`, or model is not an `onnx.ModelProto`.
+      TypeError: weights are not `ConvWeights`, or model is not an `onnx.ModelProto`.
       ValueError: the numbers of records and nodes differ, or a node has another shape, dtype or attribute than its
         record.
     """

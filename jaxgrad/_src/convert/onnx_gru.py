@@ -76,7 +76,7 @@ def write_gru(weights: GRUWeights | Sequence[GRUWeights], model: onnx.ModelProto
       The new model. Only the constants with the weights change.
 
     Raises:
-      TypeError: weights are no `GRUWeights`, or model is not an `onnx.ModelProto`.
+      TypeError: weights are not `GRUWeights`, or model is not an `onnx.ModelProto`.
       ValueError: the numbers of records and nodes differ, or a node computes something else than its record: another
         direction, `linear_before_reset`, `clip`, shape or dtype, no bias, or two nodes share a constant and would need
         different values.

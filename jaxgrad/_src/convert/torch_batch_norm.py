@@ -23,8 +23,8 @@ def read_batch_norm(
     Args:
       state_dict: the state dict of the layer or of a module that contains it; tensors or arrays.
       prefix: the path of the layer within the module with a final dot, such as "encoder.bn1.".
-      eps: an argument of the module, or its attribute.
-      momentum: likewise.
+      eps: the argument of the module.
+      momentum: the argument of the module.
 
     Raises:
       TypeError: state_dict is not a mapping, or a value is not a floating-point array.
@@ -66,7 +66,7 @@ def write_batch_norm(weights: BatchNormWeights, prefix: str = "") -> dict[str, j
       A dictionary of arrays of JAX; the count "num_batches_tracked" is one of NumPy, of int64.
 
     Raises:
-      TypeError: weights are no `BatchNormWeights`.
+      TypeError: weights are not `BatchNormWeights`.
     """
     check_record(_WRITE, weights, BatchNormWeights)
     arrays = {

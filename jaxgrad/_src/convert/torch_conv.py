@@ -39,10 +39,10 @@ def read_conv(
     Args:
       state_dict: the state dict of the convolution or of a module that contains it; tensors or arrays.
       prefix: the path of the convolution within the module with a final dot, such as "encoder.conv1.".
-      stride: an argument of the module, or its attribute.
-      padding: likewise.
-      dilation: likewise.
-      groups: likewise.
+      stride: the argument of the module, an int or one for each spatial dimension.
+      padding: the argument of the module, an int, one for each spatial dimension, "same" or "valid".
+      dilation: the argument of the module, as stride.
+      groups: the argument of the module.
 
     Raises:
       TypeError: state_dict is not a mapping, or a value is not a floating-point array.
@@ -76,7 +76,7 @@ def write_conv(weights: ConvWeights, prefix: str = "") -> dict[str, jax.Array]:
       prefix: put before each key, such as "encoder.conv1.".
 
     Raises:
-      TypeError: weights are no `ConvWeights`.
+      TypeError: weights are not `ConvWeights`.
     """
     check_record(f"{_MODULE}.write_conv", weights, ConvWeights)
     return _write(weights, prefix)
@@ -118,7 +118,7 @@ def write_conv_transpose(weights: ConvTransposeWeights, prefix: str = "") -> dic
     The arguments are those of `write_conv`.
 
     Raises:
-      TypeError: weights are no `ConvTransposeWeights`.
+      TypeError: weights are not `ConvTransposeWeights`.
     """
     check_record(f"{_MODULE}.write_conv_transpose", weights, ConvTransposeWeights)
     return _write(weights, prefix)

@@ -70,7 +70,7 @@ def write_gru(weights: GRUWeights | Sequence[GRUWeights], prefix: str = "") -> d
       A dictionary with the keys of `torch.nn.GRU`, such as "weight_ih_l0", and arrays of JAX.
 
     Raises:
-      TypeError: weights are no `GRUWeights`.
+      TypeError: weights are not `GRUWeights`.
       ValueError: PyTorch's GRU does not compute what a record does: `linear_before_reset=False`, `clip`, or a single
         direction in reverse.
     """

@@ -41,7 +41,7 @@ class Explanation:
 
     Attributes:
       op: the name of the op.
-      platform: the JAX platform, `"cpu"` or `"gpu"`.
+      platform: the JAX platform, such as `"cpu"` or `"gpu"`.
       implementation: what computes the op's value: `"cpu"` (oneDNN or jaxgrad's C++ kernels), `"onednn"` or
         `"depthwise"` (one of these, forced or chosen by a tuning), `"cudnn"`, `"cuda"` (jaxgrad's CUDA kernels) or
         `"xla"`.
@@ -74,7 +74,7 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
       op: an op of jaxgrad, such as `jaxgrad.conv_general_dilated`.
       *args: the arguments of the call. Arrays may be `jax.ShapeDtypeStruct`. Without arguments, a typical call is
         explained.
-      platform: "cpu" or "gpu"; by default the platform of JAX's default device.
+      platform: "cpu", "gpu" (or "cuda"), "rocm" or "tpu"; by default the platform of JAX's default device.
       **kwargs: the keyword arguments of the call, including `implementation`.
 
     Returns:

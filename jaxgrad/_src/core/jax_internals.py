@@ -64,7 +64,7 @@ def install(rule: Function, lower_marked_convolution: Function, is_marked: Calla
       is_marked: whether metadata have the mark.
 
     Returns:
-      What this release of JAX lacks, in which case nothing is changed; empty if nothing.
+      Why this release of JAX is not supported, in which case nothing is changed; empty if it is.
     """
     found: list[bool] = []
     problems: list[str] = []

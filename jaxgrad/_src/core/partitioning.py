@@ -215,7 +215,7 @@ def _on_shards(
     cross_device: CrossDevice | None,
     split: dict[str, tuple[str, ...]],
 ) -> Callable[..., Any]:
-    """What each device computes of its shards where the mesh splits the pass as `split` says."""
+    """The computation of each device on its shards, where the mesh splits the pass as in `split`."""
 
     def summed(result: jax.Array, names: Dims) -> jax.Array:
         axes = tuple(axis for name in rule.summed if name not in names for axis in split.get(name, ()))

@@ -26,8 +26,8 @@ class Settings:
       search: how cuDNN's engine is chosen for a convolution.
         "heuristic": the first engine that works, in the order of cuDNN's own performance model.
         "exhaustive": the fastest of the first eight engines of that order. They are timed once per process and problem
-        while the call is traced, which takes up to a second. Engines that need more workspace than the first one, and
-        more than the operands and the result together, are not timed.
+        while the call is traced, which takes up to a second. Engines are not timed if their workspace is larger than 64
+        MiB, larger than that of the first engine, and larger than the operands and the result together.
         "fallback": the first engine that works of cuDNN's list of engines that support most problems.
         None: "exhaustive" in a single process, "heuristic" in a multi-process program. Each process would time for
         itself, and two processes that compute the same value could round differently.

@@ -59,11 +59,11 @@ def gru(
 
     Warning:
       Weights of other libraries do not fit as they are. flax, equinox, PyTorch, Keras (by default) and cuDNN compute
-      `linear_before_reset=True`, which is not the default here. equinox, PyTorch and cuDNN also order the gates r, z, n
-      where z, r, n is expected here; flax has one array for each gate, and Keras transposes the weights. Haiku's gate z
-      weighs n. `jaxgrad.convert` reads and writes the weights of all but cuDNN. These have the parameters of the
-      frameworks: `jaxgrad.nn.linen.RNN`, `jaxgrad.nn.nnx.RNN`, `jaxgrad.nn.equinox.scan_gru`,
-      `jaxgrad.nn.haiku.dynamic_unroll` and `jaxgrad.nn.keras.GRU`; `jaxgrad.nn.GRU` has those of PyTorch.
+      `linear_before_reset=True`, which is not the default here. nnx, equinox, PyTorch and cuDNN also order the gates
+      r, z, n where z, r, n is expected here; linen has one array for each gate, and Keras transposes the weights. The
+      gate z of Haiku weighs n. `jaxgrad.convert` reads and writes the weights of all but cuDNN. The layers
+      `jaxgrad.nn.linen.RNN`, `jaxgrad.nn.nnx.RNN`, `jaxgrad.nn.equinox.scan_gru`, `jaxgrad.nn.haiku.dynamic_unroll` and
+      `jaxgrad.nn.keras.GRU` have the parameters of the frameworks, and `jaxgrad.nn.GRU` those of PyTorch.
 
     Args:
       x: [T, B, I], the inputs: float32, float64, bfloat16 or float16. All other floating-point arrays must have the
@@ -104,10 +104,10 @@ def gru(
         array, reset is not a bool array, linear_before_reset or time_major is not a bool, clip is not a number, or
         remat_every is not an integer.
       ValueError: the shape of an array does not fit, direction or implementation is unknown, clip or remat_every is not
-        positive, sequence_lens has a value outside [0, T], or reset_h is given without reset; or `implementation="cpu"`
-        or "cuda" is lowered for another platform, has symbolic shapes, or is not supported: the CUDA kernels require a
-        GPU of compute capability 8.0 or later where the program is lowered, with room for the recurrent weights, at
-        most 2048 hidden units, and no float64.
+        positive, sequence_lens has a value outside [0, T], reset_h is given without reset, or remat_every is given
+        for a symbolic number of steps; or `implementation="cpu"` or "cuda" is lowered for another platform, has
+        symbolic shapes, or is not supported: the CUDA kernels require a GPU of compute capability 8.0 or later where
+        the program is lowered, with room for the recurrent weights, at most 2048 hidden units, and no float64.
       RuntimeError: `implementation="cpu"` or "cuda" is given and the compiled module or NVRTC cannot be loaded.
       jax.errors.JaxRuntimeError: sequence_lens has a value outside [0, T] that is not known while tracing, and the CPU
         kernels run. The XLA implementation and the CUDA kernels clamp such a value to [0, T].

@@ -1,4 +1,4 @@
-"""What XLA computes outside of the recurrence of the GRU, for its own scan and for the CUDA kernels."""
+"""The matrix products outside of the recurrence of the GRU, on XLA, for its own scan and for the CUDA kernels."""
 
 from __future__ import annotations
 

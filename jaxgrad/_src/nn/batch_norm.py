@@ -1,4 +1,4 @@
-"""What the batch normalization layers of all frameworks share: dtypes, missing scales and biases, single examples."""
+"""Shared by the batch normalization layers of all frameworks: dtypes, missing scales and biases, single examples."""
 
 from __future__ import annotations
 

@@ -21,6 +21,8 @@ class BatchNorm(eqx.nn.BatchNorm):
 
     Without an enclosing `vmap` with this `axis_name`, training raises ValueError, where equinox raises NameError.
 
+    A call with complex numbers runs equinox's own code.
+
     Examples:
       >>> import equinox as eqx
       >>> from jaxgrad.nn import equinox

@@ -15,7 +15,8 @@ class BatchNorm(hk.BatchNorm):
     Constructor, parameters, state and results are those of `haiku.BatchNorm`: checkpoints fit both ways.
     `cross_replica_axis` may also name an axis of `jax.vmap`. The variance is computed from deviations.
 
-    A call with `axis`, or with a `scale` or `offset`, runs Haiku's own code.
+    A call with `axis`, a `scale` or `offset`, complex numbers, or inputs of rank 1 without `cross_replica_axis` runs
+    Haiku's own code.
 
     Examples:
       >>> import haiku as hk

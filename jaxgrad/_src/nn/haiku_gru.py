@@ -45,7 +45,7 @@ def dynamic_unroll(
       `return_all_states` the states after each step.
 
     Raises:
-      TypeError: core is not an `hk.GRU` or an `hk.ResetCore` of one, or the resets are no bool array.
+      TypeError: core is not an `hk.GRU` or an `hk.ResetCore` of one, or the resets are not a bool array.
       ValueError: a shape does not fit.
 
     Examples:

@@ -99,7 +99,7 @@ class GRU(keras.layers.GRU):
         return None
 
     def _all_steps(self, x: jax.Array, state: jax.Array, mask: jax.Array | None) -> Any:
-        """What `inner_loop` returns, of x [B, T, I], state [B, H] and mask [B, T]."""
+        """Returns the results of `inner_loop`, from x [B, T, I], state [B, H] and mask [B, T]."""
         cell = self.cell
         arrays = [cell.kernel, cell.recurrent_kernel, *([cell.bias] if cell.use_bias else [])]
         arrays = [keras.ops.convert_to_tensor(variable) for variable in arrays]  # in the compute dtype

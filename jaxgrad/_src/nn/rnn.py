@@ -59,7 +59,7 @@ def run_rnn(
     keep_order: bool,
     return_carry: bool,
 ) -> Any:
-    """What `RNN.__call__` returns: the outputs, or `(carry, outputs)`, with the dtype of `carry`.
+    """Returns the results of `RNN.__call__`: the outputs, or `(carry, outputs)`, with the dtype of `carry`.
 
     As in flax, the steps past the length of a row are computed too; only the final carry depends on the lengths, and
     in reverse the order of the steps.

@@ -71,7 +71,7 @@ class Tuning(MeasuredChoices):
 
         Raises:
           OSError: the file cannot be read.
-          ValueError: the file is no tuning.
+          ValueError: the file is not a tuning.
         """
         text = text_of_first_process(lambda: Path(path).read_text(encoding="utf-8"))
         try:
