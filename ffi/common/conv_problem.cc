@@ -69,6 +69,24 @@ std::string check_sizes(const ConvProblem& p) {
 
 }  // namespace
 
+ConvAxes dense_strides(const ConvOperand& operand, int spatial, bool channels_last) {
+  ConvAxes strides{};
+  int64_t stride = 1;
+  auto next = [&](int axis) {
+    strides[axis] = stride;
+    stride *= operand.sizes[axis];
+  };
+  if (channels_last) next(1);
+  for (int axis = spatial + 1; axis >= 2; --axis) next(axis);
+  if (!channels_last) next(1);
+  next(0);
+  return strides;
+}
+
+bool is_channels_last(const ConvOperand& operand, int spatial) {
+  return operand.strides == dense_strides(operand, spatial, true);
+}
+
 bool ConvProblem::operator==(const ConvProblem& o) const {
   return pass == o.pass && spatial == o.spatial && groups == o.groups && x == o.x && w == o.w && y == o.y &&
          window_strides == o.window_strides && rhs_dilation == o.rhs_dilation && padding_low == o.padding_low &&

@@ -24,6 +24,12 @@ struct ConvOperand {
   bool operator==(const ConvOperand& other) const { return sizes == other.sizes && strides == other.strides; }
 };
 
+// The strides of a dense operand with the axes in the order batch, spatial axes, features (channels last) or batch,
+// features, spatial axes.
+ConvAxes dense_strides(const ConvOperand& operand, int spatial, bool channels_last);
+
+bool is_channels_last(const ConvOperand& operand, int spatial);
+
 struct ConvProblem {
   ConvPass pass{};
   int spatial = 0;  // number of spatial dimensions, 1 to kMaxSpatial

@@ -4,7 +4,7 @@
 
 #include "common/checks.h"
 #include "common/handler.h"
-#include "cpu/conv/foreign.h"
+#include "cpu/conv/call.h"
 #include "cpu/runtime/conv_handlers.h"
 #include "cpu/runtime/xla_parallel.h"
 

@@ -16,34 +16,24 @@ using namespace onednn;
 
 constexpr int64_t kAlignment = 64;
 
-// oneDNN computes with sizes, strides, dilations and padding as int.
+// oneDNN computes with sizes, strides, dilations and padding, and with sums of them, as int.
 bool fits_int(const ConvKey& key) {
+  constexpr int64_t kMax = std::numeric_limits<int>::max();
   const auto all_fit = [](const auto& values) {
-    return std::all_of(values.begin(), values.end(),
-                       [](int64_t value) { return value <= std::numeric_limits<int>::max(); });
+    return std::all_of(values.begin(), values.end(), [](int64_t value) { return value <= kMax; });
   };
-  return all_fit(key.x.sizes) && all_fit(key.w.sizes) && all_fit(key.y.sizes) && all_fit(key.window_strides) &&
-         all_fit(key.rhs_dilation) && all_fit(key.padding_low) && all_fit(key.padding_high);
+  if (!all_fit(key.x.sizes) || !all_fit(key.w.sizes) || !all_fit(key.y.sizes) || !all_fit(key.rhs_dilation))
+    return false;
+  for (int i = 0; i < key.spatial; ++i) {
+    const int64_t padded = key.x.sizes[i + 2] + key.padding_low[i] + key.padding_high[i];
+    if (padded > kMax || key.window_strides[i] > kMax - padded) return false;
+  }
+  return true;
 }
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 dnnl_data_type_t data_type(ConvType type) { return type == ConvType::kBFloat16 ? dnnl_bf16 : dnnl_f32; }
-
-// The strides of a dense operand whose features are the last axis (channels last) or the second axis.
-ConvAxes dense_strides(const ConvOperand& operand, int axes, bool channels_last) {
-  ConvAxes strides{};
-  int64_t stride = 1;
-  auto next = [&](int axis) {
-    strides[axis] = stride;
-    stride *= operand.sizes[axis];
-  };
-  if (channels_last) next(1);
-  for (int axis = axes - 1; axis >= 2; --axis) next(axis);
-  if (!channels_last) next(1);
-  next(0);
-  return strides;
-}
 
 MemoryDesc with_strides(int axes, const dnnl_dims_t sizes, ConvType type, const dnnl_dims_t strides) {
   dnnl_memory_desc_t created = nullptr;
@@ -62,7 +52,7 @@ MemoryDesc describe(const ConvOperand& operand, int axes, ConvType type, ConvLay
   if (layout == ConvLayout::kAny) return of_any_layout(axes, operand.sizes.data(), type);
   const ConvAxes strides = layout == ConvLayout::kCaller
                                ? operand.strides
-                               : dense_strides(operand, axes, layout == ConvLayout::kChannelsLast);
+                               : dense_strides(operand, axes - 2, layout == ConvLayout::kChannelsLast);
   return with_strides(axes, operand.sizes.data(), type, strides.data());
 }
 
@@ -187,7 +177,7 @@ class OneDnnPlan final : public ConvPlan {
   OneDnnPlan(const ConvKey& caller_key, ConvLayout layout) : threads_(caller_key.threads) {
     const ConvKey key = without_idle_strides(caller_key);
     if (!(key.x == caller_key.x)) layout = ConvLayout::kAny;  // a part of x is not dense, as the kernels need it
-    JAXGRAD_ONEDNN(fits_int(key) ? dnnl_success : dnnl_unimplemented);
+    if (!fits_int(key)) throw Error(dnnl_unimplemented, "fits_int(key)", __FILE__, __LINE__);
     const ThreadCount thread_count(threads_);
     const int axes = key.spatial + 2;
     const MemoryDesc bias = key.has_bias ? describe_bias(key) : nullptr;

@@ -12,11 +12,18 @@ namespace {
 
 constexpr size_t kCapacity = 512;
 
-bool is_channels_last(const ConvOperand& operand) { return operand.strides[1] == 1; }
+bool is_channels_last(const ConvKey& key) {
+  return is_channels_last(key.x, key.spatial) && is_channels_last(key.y, key.spatial);
+}
+
+bool is_features_first(const ConvOperand& operand, int spatial) {
+  return operand.strides == dense_strides(operand, spatial, false);
+}
 
 // Whether the convolution is one matrix product per image, which reads features-first activations without a copy.
 bool is_pointwise(const ConvKey& key) {
-  bool pointwise = key.groups == 1;
+  bool pointwise =
+      key.groups == 1 && is_features_first(key.x, key.spatial) && is_features_first(key.y, key.spatial);
   for (int i = 0; i < key.spatial; ++i)
     pointwise = pointwise && key.w.sizes[i + 2] == 1 && key.window_strides[i] == 1 && key.padding_low[i] == 0 &&
                 key.padding_high[i] == 0;
@@ -28,18 +35,16 @@ bool is_gemm(const ConvPlan& plan) { return plan.implementation().find("gemm") !
 // Selects the layout of the activations, by measurements:
 //   - Input gradients of few features: features first. oneDNN computes a matrix product and gathers the result from all
 //     windows; its direct kernels would pad the features to blocks of 16.
-//   - Channels-last activations and 1x1 windows: the layout of the caller.
-//   - Other activations: the layout that oneDNN prefers, at the cost of a reorder. If the weight gradient would then be
-//   a
-//     matrix product on a copy of all windows (depthwise convolutions: 6 times slower), channels last, if oneDNN has a
-//     direct kernel for it.
+//   - Channels-last activations, and features-first ones with a 1x1 window: the layout of the caller.
+//   - Other activations: the layout that oneDNN prefers, at the cost of a reorder. If the weight gradient would then
+//     be a matrix product on a copy of all windows (depthwise convolutions: 6 times slower), channels last, if oneDNN
+//     has a direct kernel for it.
 std::shared_ptr<const ConvPlan> build_plan(const ConvKey& key) {
   constexpr int64_t kFewFeatures = 4;
   if (const auto parts = conv_parts(key); parts.size() > 1) return make_summed_plan(key, parts);
   if (key.pass == ConvPass::kInputGradient && key.groups == 1 && key.x.sizes[1] <= kFewFeatures)
     return make_onednn_plan(key, ConvLayout::kFeaturesFirst);
-  if ((is_channels_last(key.x) && is_channels_last(key.y)) || is_pointwise(key))
-    return make_onednn_plan(key, ConvLayout::kCaller);
+  if (is_channels_last(key) || is_pointwise(key)) return make_onednn_plan(key, ConvLayout::kCaller);
   auto plan = make_onednn_plan(key, ConvLayout::kAny);
   if (key.pass != ConvPass::kWeightGradient || !is_gemm(*plan)) return plan;
   auto channels_last = make_onednn_plan(key, ConvLayout::kChannelsLast);

@@ -44,7 +44,7 @@ ConvPart band(ConvPart part, int64_t begin, int64_t end) {
 // Bands are not dense where the features come before the rows. A 1x1 window would then have no fast kernel. With three
 // spatial axes, oneDNN has wrong results for some geometries, which a band could have.
 bool allows_bands(const ConvKey& key) {
-  const bool channels_last = key.x.strides[1] == 1 && key.y.strides[1] == 1;
+  const bool channels_last = is_channels_last(key.x, key.spatial) && is_channels_last(key.y, key.spatial);
   const bool is_1x1 = std::all_of(key.w.sizes.begin() + 2, key.w.sizes.begin() + 2 + key.spatial,
                                   [](int64_t size) { return size == 1; });
   return key.spatial < 3 && (channels_last || !is_1x1);
@@ -67,7 +67,12 @@ class SummedPlan final : public ConvPlan {
     return arena.bytes();
   }
 
-  std::string implementation() const override { return parts_.front().plan->implementation(); }
+  // The slowest kernel of a part: that of the reference, if any part has it.
+  std::string implementation() const override {
+    for (const Part& part : parts_)
+      if (std::string name = part.plan->implementation(); name.rfind("ref", 0) == 0) return name;
+    return parts_.front().plan->implementation();
+  }
 
   void run(const void* x, const void* dy, void* db, void* dw, std::byte* workspace) const override {
     Arena arena(workspace);

@@ -1,12 +1,9 @@
-// The layouts of arrays that the depthwise kernels take.
+// The layouts of weights that the depthwise kernels take.
 #pragma once
 
 #include "common/conv_problem.h"
 
 namespace jaxgrad {
-
-// Whether the axes are in the order batch, spatial axes, features.
-bool is_channels_last(const ConvOperand& operand, int spatial);
 
 // Whether the axes of the weights are in the order spatial axes, channels; with taps_last, channels, spatial axes.
 bool has_tap_order(const ConvOperand& w, int spatial, bool taps_last);

@@ -1,4 +1,4 @@
-// Runs calls of programs that may have been lowered on another machine: with fewer threads, or for a processor with
+// Runs a call of a program, which may have been lowered on another machine: with fewer threads, or for a processor with
 // other instruction sets. The workspace and the type that such a program asks for need not suit this machine.
 #pragma once
 
