@@ -81,6 +81,29 @@ report(of_batches=of_batches, modules=fake.fake_modules(), capacity=capacity, si
     assert found["of_batches"] < 10
 
 
+def test_kernels_of_one_device_do_not_evict_those_of_another(run):
+    """To unload a kernel waits for its GPU, which may wait for the thread that unloads it."""
+    found = run("""
+def plan(device, length):
+    spec = (0, 2, 1)
+    geometry = ConvGeometry(spec, (0, 2, 1), spec, (1,), ((1, 1),), (1,), 16, (length,), (3,))
+    problem = ConvProblem(geometry, 2, 16, 16, jnp.dtype("float32"))
+    return cuda.module.depthwise_weight_gradient_plan(device, 0, problem.shapes, geometry.attributes())
+
+plan(1, 9)
+one = cuda.module.depthwise_plan_cache_info()["capacity"]
+for length in range(9, 9 + one + 50):
+    plan(0, length)
+full = cuda.module.depthwise_plan_cache_info()
+plan(1, 9)
+again = cuda.module.depthwise_plan_cache_info()
+report(one=one, size=full["size"], capacity=full["capacity"], hits=again["hits"] - full["hits"])
+""")
+    assert found["hits"] == 1
+    assert found["size"] == found["one"] + 1
+    assert found["capacity"] == 2 * found["one"]
+
+
 def test_depthwise_convolutions_of_many_sizes_share_modules(run):
     """2,000 sizes in one process: few compilations, and as many plans and modules as the caches hold."""
     found = run("""

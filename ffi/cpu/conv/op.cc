@@ -22,8 +22,7 @@ bool is_features_first(const ConvOperand& operand, int spatial) {
 
 // Whether the convolution is one matrix product per image, which reads features-first activations without a copy.
 bool is_pointwise(const ConvKey& key) {
-  bool pointwise =
-      key.groups == 1 && is_features_first(key.x, key.spatial) && is_features_first(key.y, key.spatial);
+  bool pointwise = key.groups == 1 && is_features_first(key.x, key.spatial) && is_features_first(key.y, key.spatial);
   for (int i = 0; i < key.spatial; ++i)
     pointwise = pointwise && key.w.sizes[i + 2] == 1 && key.window_strides[i] == 1 && key.padding_low[i] == 0 &&
                 key.padding_high[i] == 0;

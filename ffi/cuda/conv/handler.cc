@@ -136,6 +136,7 @@ ffi::Error transpose_weights(CUstream stream, const ConvArguments& from, const A
   const ConvProblem source = make_conv_problem(ConvPass::kWeightGradient, from, error);
   ConvProblem result = make_conv_problem(ConvPass::kWeightGradient, to, error);
   if (error.empty() && source.w.sizes != result.w.sizes) error = "dw must have the same sizes in both layouts";
+  if (error.empty() && in.element_type() != out.element_type()) error = "all arrays must have the same element type";
   if (!error.empty()) return ffi::Error::InvalidArgument(std::string(target) + ": " + error);
   if (reverse_window)
     for (int axis = 2; axis < result.spatial + 2; ++axis) result.w.strides[axis] *= -1;

@@ -12,11 +12,12 @@
 #include "cuda/conv/graph.h"
 #include "cuda/conv/search.h"
 #include "cuda/conv/trial.h"
+#include "cuda/runtime/device_caches.h"
 
 namespace jaxgrad {
 namespace {
 
-constexpr size_t kCapacity = 1024;
+constexpr size_t kCapacity = 1024;  // plans of a device
 
 ConvPointers pointers_of(ConvPass pass, const void* first, const void* second, const void* bias, void* result) {
   void *a = const_cast<void*>(first), *b = const_cast<void*>(second);
@@ -84,7 +85,10 @@ std::shared_ptr<const ConvPlan> build_plan(const ConvKey& key, bool capturing, c
       const auto built = order.built.find(place);
       ExecutionPlan plan = built == order.built.end() ? build_execution_plan(candidate, key.device, capturing)
                                                       : std::move(built->second);
-      if (plan.workspace_bytes > key.workspace_limit) continue;
+      if (plan.workspace_bytes > key.workspace_limit) {
+        order.rejections += "; " + candidate.name + " needs " + std::to_string(plan.workspace_bytes) + " bytes";
+        continue;
+      }
       if (!std::exchange(reserved, true)) reserve_workspace(key, candidates, i, plan.workspace_bytes, order);
       const Verdict verdict = checks.verdict(candidate, plan, /*trial=*/nullptr);
       if (verdict == Verdict::kWrong) {
@@ -119,9 +123,8 @@ std::shared_ptr<const ConvPlan> build_plan(const ConvKey& key, bool capturing, c
   throw NoPlan("cuDNN has no plan" + within);
 }
 
-LruCache<ConvKey, ConvPlan, ConvKeyHash>& cache() {
-  // Never destroyed: at exit, the driver may be unloaded before the plans.
-  static auto& plans = *new LruCache<ConvKey, ConvPlan, ConvKeyHash>(kCapacity);
+auto& caches() {
+  static auto& plans = *new DeviceCaches<ConvKey, ConvPlan, ConvKeyHash>(kCapacity);
   return plans;
 }
 
@@ -149,14 +152,15 @@ void ConvPlan::run(const cudnn::Handle& handle, const void* first, const void* s
 }
 
 std::shared_ptr<const ConvPlan> conv_plan(const ConvKey& key, bool capturing) {
-  if (auto found = cache().find(key)) return found;
+  auto& cache = caches().of(key.device);
+  if (auto found = cache.find(key)) return found;
   const std::lock_guard<std::mutex> lock(building_on(key.device));
-  return cache().get(key, [&] {
+  return cache.get(key, [&] {
     auto plan = build_plan(key, capturing, {});
     // The call will run with exactly the reserved workspace as its limit. It has the same candidates and the same plan.
     ConvKey key_of_call = key;
     key_of_call.workspace_limit = plan->reserved_bytes;
-    if (!(key_of_call == key)) cache().add(key_of_call, plan);
+    if (!(key_of_call == key)) cache.add(key_of_call, plan);
     return plan;
   });
 }
@@ -166,7 +170,7 @@ std::shared_ptr<const ConvPlan> conv_plan_after(const ConvKey& key, const ConvPl
   std::set<int> failed_places = failed.failed_places;
   failed_places.insert(failed.place);
   auto plan = build_plan(key, /*capturing=*/false, failed_places);
-  if (replace) cache().put(key, plan);
+  if (replace) caches().of(key.device).put(key, plan);
   return plan;
 }
 
@@ -196,6 +200,6 @@ std::vector<EngineResult> run_every_engine(const ConvKey& key, const EngineFilte
   return results;
 }
 
-CacheInfo conv_plan_cache_info() { return cache().info(); }
+CacheInfo conv_plan_cache_info() { return caches().info(); }
 
 }  // namespace jaxgrad

@@ -7,6 +7,7 @@
 
 #include "cuda/depthwise/convolution_source.h"
 #include "cuda/depthwise/gpu.h"
+#include "cuda/runtime/device_caches.h"
 #include "cuda/runtime/device_source.h"
 #include "cuda/runtime/module.h"
 #include "cuda/runtime/nvrtc.h"
@@ -32,6 +33,7 @@ class DepthwiseConvolutionKernel {
 
 namespace {
 
+// Of a device.
 constexpr size_t kCapacity = 1024;       // plans, which keep kernels loaded
 constexpr size_t kKernelCapacity = 128;  // kernels
 
@@ -46,16 +48,16 @@ struct KeyHash {
   }
 };
 
-// The caches are never destroyed: at exit, the driver may be unloaded before the plans.
-LruCache<DepthwiseConvolutionKey, DepthwiseConvolutionPlan, KeyHash>& cache() {
-  static auto& plans = *new LruCache<DepthwiseConvolutionKey, DepthwiseConvolutionPlan, KeyHash>(kCapacity);
+auto& caches() {
+  static auto& plans = *new DeviceCaches<DepthwiseConvolutionKey, DepthwiseConvolutionPlan, KeyHash>(kCapacity);
   return plans;
 }
 
 std::shared_ptr<const DepthwiseConvolutionKernel> kernel_of(const std::string& definitions, const DepthwiseTile& tile,
                                                             const Gpu& gpu, int device) {
-  static auto& loaded = *new LruCache<std::string, DepthwiseConvolutionKernel, std::hash<std::string>>(kKernelCapacity);
-  return loaded.get(std::to_string(device) + "\n" + definitions, [&] {
+  static auto& loaded =
+      *new DeviceCaches<std::string, DepthwiseConvolutionKernel, std::hash<std::string>>(kKernelCapacity);
+  return loaded.of(device).get(definitions, [&] {
     return std::make_shared<const DepthwiseConvolutionKernel>(definitions, tile, gpu.architecture);
   });
 }
@@ -109,9 +111,9 @@ void check_depthwise_convolution(const DepthwiseConvolutionKey& key) {
 }
 
 std::shared_ptr<const DepthwiseConvolutionPlan> depthwise_convolution_plan(const DepthwiseConvolutionKey& key) {
-  return cache().get(key, [&] { return build(key); });
+  return caches().of(key.device).get(key, [&] { return build(key); });
 }
 
-CacheInfo depthwise_convolution_plan_cache_info() { return cache().info(); }
+CacheInfo depthwise_convolution_plan_cache_info() { return caches().info(); }
 
 }  // namespace jaxgrad

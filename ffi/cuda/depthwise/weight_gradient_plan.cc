@@ -4,8 +4,8 @@
 #include <functional>
 #include <utility>
 
-#include "common/lru_cache.h"
 #include "cuda/depthwise/weight_gradient_source.h"
+#include "cuda/runtime/device_caches.h"
 #include "cuda/runtime/device_source.h"
 #include "cuda/runtime/module.h"
 #include "cuda/runtime/nvrtc.h"
@@ -30,6 +30,7 @@ class DepthwiseKernels {
 
 namespace {
 
+// Of a device.
 constexpr size_t kCapacity = 256;        // plans, which keep kernels loaded
 constexpr size_t kKernelCapacity = 128;  // programs
 
@@ -43,17 +44,16 @@ struct KeyHash {
   }
 };
 
-// The caches are never destroyed: at exit, the driver may be unloaded before the plans.
-LruCache<DepthwiseKey, DepthwisePlan, KeyHash>& cache() {
-  static auto& plans = *new LruCache<DepthwiseKey, DepthwisePlan, KeyHash>(kCapacity);
+auto& caches() {
+  static auto& plans = *new DeviceCaches<DepthwiseKey, DepthwisePlan, KeyHash>(kCapacity);
   return plans;
 }
 
 std::shared_ptr<const DepthwiseKernels> kernels_of(const DepthwiseShape& shape, const DepthwiseTiling& tiling,
                                                    const Gpu& gpu, int device) {
-  static auto& loaded = *new LruCache<std::string, DepthwiseKernels, std::hash<std::string>>(kKernelCapacity);
+  static auto& loaded = *new DeviceCaches<std::string, DepthwiseKernels, std::hash<std::string>>(kKernelCapacity);
   const std::string definitions = depthwise_definitions(shape, tiling);
-  return loaded.get(std::to_string(device) + "\n" + definitions, [&] {
+  return loaded.of(device).get(definitions, [&] {
     return std::make_shared<const DepthwiseKernels>(definitions, tiling.shared_bytes, gpu.architecture);
   });
 }
@@ -115,9 +115,9 @@ void check_compiler(int device) {
 }
 
 std::shared_ptr<const DepthwisePlan> depthwise_plan(const DepthwiseKey& key) {
-  return cache().get(key, [&] { return build(key); });
+  return caches().of(key.device).get(key, [&] { return build(key); });
 }
 
-CacheInfo depthwise_plan_cache_info() { return cache().info(); }
+CacheInfo depthwise_plan_cache_info() { return caches().info(); }
 
 }  // namespace jaxgrad

@@ -7,11 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include "common/lru_cache.h"
 #include "cuda/gru/cluster_backward_source.h"
 #include "cuda/gru/cluster_forward_source.h"
 #include "cuda/gru/team_backward_source.h"
 #include "cuda/gru/team_forward_source.h"
+#include "cuda/runtime/device_caches.h"
 #include "cuda/runtime/device_source.h"
 #include "cuda/runtime/module.h"
 #include "cuda/runtime/nvrtc.h"
@@ -92,7 +92,7 @@ class GruKernel {
 
 namespace {
 
-constexpr size_t kCapacity = 64;             // loaded kernels
+constexpr size_t kCapacity = 64;             // loaded kernels of a device
 constexpr int kMinArchitecture = 80;         // products of tensor cores of bfloat16 and TF32
 constexpr int kMinClusterArchitecture = 90;  // clusters of blocks
 constexpr std::array<int, 7> kPadded = {128, 256, 512, 768, 1024, 1536, 2048};
@@ -161,19 +161,24 @@ bool choose_tiling(GruVariant& variant, const GruKey& key, const Tilings& tiling
   return fits;
 }
 
-std::string source_of(const GruKey& key, const GruVariant& variant) {
+// The definitions with which the source of a kernel begins. They determine all of it.
+std::string definitions_of(const GruKey& key, const GruVariant& variant) {
   const auto define = [](const char* name, const std::string& value) {
     return std::string("#define ") + name + " " + value + "\n";
   };
   const auto number = [&](const char* name, int value) { return define(name, std::to_string(value)); };
-  const char* source = variant.is_cluster ? (key.is_backward ? kGruClusterBackwardSource : kGruClusterForwardSource)
-                                          : (key.is_backward ? kGruTeamBackwardSource : kGruTeamForwardSource);
   return number("ELEMENT_IS_BFLOAT16", key.type == FloatType::kBFloat16) +
          define("T", key.type == FloatType::kFloat32 ? "float" : "unsigned short") + number("MODE", mode_of(key)) +
          number("HIDDEN", variant.padded) + number("UNITS", variant.units) + number("ROW_TILES", variant.row_tiles) +
          number("BATCHES", variant.batches) + number("PAIR", variant.pair) + number("LINEAR", key.linear_before_reset) +
          number("LENGTHS", key.has_lengths) + number("RESETS", key.has_resets) + number("BACKWARD", key.is_backward) +
-         kDeviceSource + source;
+         number("CLUSTER", variant.is_cluster);
+}
+
+std::string source_of(const GruKey& key, const GruVariant& variant) {
+  const char* source = variant.is_cluster ? (key.is_backward ? kGruClusterBackwardSource : kGruClusterForwardSource)
+                                          : (key.is_backward ? kGruTeamBackwardSource : kGruTeamForwardSource);
+  return definitions_of(key, variant) + kDeviceSource + source;
 }
 
 }  // namespace
@@ -236,13 +241,12 @@ GruVariant gru_variant(const GruKey& key) {
 }
 
 GruPlan gru_plan(const GruKey& key) {
-  static auto& loaded = *new LruCache<std::string, GruKernel, std::hash<std::string>>(kCapacity);
+  static auto& loaded = *new DeviceCaches<std::string, GruKernel, std::hash<std::string>>(kCapacity);
   const GruVariant variant = gru_variant(key);
   const driver::RelaxedCapture relaxed;
-  const std::string source = source_of(key, variant);
-  auto kernel = loaded.get(std::to_string(key.device) + "\n" + source, [&] {
-    return std::make_shared<const GruKernel>(source, key.is_backward ? "gru_backward" : "gru_forward", variant,
-                                             key.device);
+  auto kernel = loaded.of(key.device).get(definitions_of(key, variant), [&] {
+    const char* const name = key.is_backward ? "gru_backward" : "gru_forward";
+    return std::make_shared<const GruKernel>(source_of(key, variant), name, variant, key.device);
   });
   // Clusters do not wait for each other.
   const int64_t needed = (variant.is_cluster ? 1 : variant.teams) * blocks_of(variant);

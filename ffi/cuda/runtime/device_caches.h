@@ -1,0 +1,48 @@
+// A bounded cache for each device.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+#include "common/lru_cache.h"
+
+namespace jaxgrad {
+
+// Entries of one device do not evict those of another: to unload a kernel waits until its GPU is idle, and that GPU may
+// wait for this thread's. Like what it keeps loaded, a cache is never destroyed: at exit, the driver may be unloaded
+// before.
+template <class Key, class Value, class KeyHash>
+class DeviceCaches {
+ public:
+  using Cache = LruCache<Key, Value, KeyHash>;
+
+  explicit DeviceCaches(size_t capacity) : capacity_(capacity) {}  // of each device
+
+  Cache& of(int device) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return caches_.try_emplace(device, capacity_).first->second;
+  }
+
+  // The sums over all devices that have a cache.
+  CacheInfo info() {
+    CacheInfo sum{0, 0, 0, static_cast<int64_t>(capacity_)};
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& [device, cache] : caches_) {
+      const CacheInfo own = cache.info();
+      sum.hits += own.hits;
+      sum.misses += own.misses;
+      sum.size += own.size;
+    }
+    sum.capacity *= std::max<int64_t>(1, static_cast<int64_t>(caches_.size()));
+    return sum;
+  }
+
+ private:
+  const size_t capacity_;
+  std::mutex mutex_;
+  std::map<int, Cache> caches_;
+};
+
+}  // namespace jaxgrad
