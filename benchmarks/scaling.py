@@ -105,7 +105,8 @@ def _row(case: Case, options: Options) -> dict[str, Any]:
         flops=described.flops,
         array_bytes={"parameters": sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))},
     )
-    row = steps.timed("measured", partial(compare, work, found, options.effort, steps.tolerances(case.dtype, state)))
+    limits = steps.tolerances(case.network, case.dtype, state)
+    row = steps.timed("measured", partial(compare, work, found, options.effort, limits))
     times = {name: row["times_ms"][name]["median"] for name in row["times_ms"]}
     throughput = {name: round(devices * times[name + ONE_DEVICE] / times[name], 3) for name in libraries}
     print(f"  throughput over one device's: {throughput}; between devices: {collectives}", flush=True)
