@@ -166,6 +166,28 @@ def test_a_contender_that_fails(bench, monkeypatch):
     assert "Geometric" not in out
 
 
+_TOO_LARGE = "1000000x4096x4096x64,3x3,64"
+
+
+def test_calls_that_fail_are_left_out(bench, monkeypatch):
+    """Such as those that are too large for the memory. The others are measured, and printed."""
+
+    def fails(self, *_):
+        raise MemoryError("too large")
+
+    monkeypatch.setattr(shapes.GruCall, "operands", fails)
+    out, _ = bench("--gru", _GRU, "--conv", _CONV, "--no-torch")
+    assert re.search(rf"^conv {_CONV}  +[\d.]+", out, re.M)
+    assert f"gru {_GRU} was not measured: MemoryError: too large." in out
+
+
+def test_no_call_is_measured(capsys, tmp_path):
+    file = tmp_path / "results.json"
+    assert program.main(["bench", "--conv", _TOO_LARGE, "--no-torch", "--json", str(file)]) == 1
+    assert re.fullmatch(rf"conv {_TOO_LARGE} was not measured: \w*Error: .*\.\n", capsys.readouterr().out)
+    assert not file.exists()
+
+
 def test_results_that_differ(bench, monkeypatch):
     right = ConvCall.on_xla
     monkeypatch.setattr(ConvCall, "on_xla", lambda self, x, w: 2 * right(self, x, w))

@@ -18,7 +18,7 @@ from jaxgrad._src.bench import chart, shapes
 from jaxgrad._src.bench.default_calls import default_calls
 from jaxgrad._src.bench.measure import measure
 from jaxgrad._src.bench.results import as_json
-from jaxgrad._src.bench.table import lines
+from jaxgrad._src.bench.table import lines, notes
 
 _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "conv": (shapes.conv, shapes.CONV),
@@ -64,6 +64,9 @@ def run(args: argparse.Namespace) -> int:
     calls = args.calls or [_PARSERS[name][0](text) for name, text in default_calls(platform)]
     calls = [dataclasses.replace(call, dtype=call.dtype or dtype) for call in calls]
     results = measure(calls, dtype, args.seconds, not args.no_torch)
+    if not results.calls:
+        print("\n".join(notes(results)))
+        return 1
     print("\n".join(lines(results, bars=args.chart is None)))
     if args.json:
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -22,15 +22,17 @@ _SECONDS = 1.0  # of samples of one pass, at least
 
 
 def measure(calls: Sequence[Call], dtype: str, seconds: float, with_torch: bool) -> Results:
-    """Measures calls in their order. After `seconds` it starts no other one."""
+    """Measures calls in their order. After `seconds` it starts no other one. A call that fails is left out."""
     torch, left_out = _torch() if with_torch else (None, {})
-    start = time.perf_counter()
+    start, left = time.perf_counter(), list(calls)
     measured: list[CallResult] = []
     for _, call in with_progress("jaxgrad bench", [(call.text, call) for call in calls]):
         if measured and time.perf_counter() - start > seconds:
             break
-        measured.append(_measured(call, torch))
-    left_out |= {call.text: f"the {seconds:g} seconds were over" for call in calls[len(measured) :]}
+        left.remove(call)
+        if result := _tried(call.text, left_out, _measured, call, torch):
+            measured.append(result)
+    left_out |= {call.text: f"the {seconds:g} seconds were over" for call in left}
     return Results(current_environment(), torch.version() if torch else "", dtype, measured, left_out)
 
 
@@ -86,7 +88,7 @@ def _tried(name: str, failed: dict[str, str], function: Callable[..., Any], *arg
     """The result; or None, with the reason in `failed`, such as too little memory."""
     try:
         return function(*args)
-    except (RuntimeError, ValueError) as error:  # of XLA and PyTorch
+    except (RuntimeError, ValueError, MemoryError) as error:  # of XLA, PyTorch and NumPy
         failed[name] = _brief(error)
         return None
 

@@ -25,7 +25,7 @@ def lines(results: Results, bars: bool) -> Iterator[str]:
         yield ""
     yield from _means(results)
     yield from _advice(results)
-    yield from _notes(results)
+    yield from notes(results)
 
 
 def environment(results: Results) -> str:
@@ -120,7 +120,7 @@ def _versus(result: PassResult) -> str:
     return f"{_digits(xla)} ms on XLA, {_digits(ours)} ms {where}"
 
 
-def _notes(results: Results) -> Iterator[str]:
+def notes(results: Results) -> Iterator[str]:
     for what, reason in results.left_out.items():
         yield f"{what} was not measured: {reason}."
     for call in results.calls:
