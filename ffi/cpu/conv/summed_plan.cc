@@ -11,6 +11,7 @@ namespace jaxgrad {
 namespace {
 
 constexpr int64_t kMaxPositions = 1 << 16;  // of a part, for each thread
+constexpr int64_t kMaxParts = 1 << 16;      // more are of calls that fit no memory, and their list would fill it
 
 int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
@@ -127,6 +128,7 @@ std::vector<ConvPart> conv_parts(const ConvKey& key) {
     return {whole};
   const int64_t num_parts = divide_up(num_images, std::max<int64_t>(1, limit / image));
   const int64_t num_bands = allows_bands(key) ? divide_up(rows, std::max<int64_t>(1, limit / (image / rows))) : 1;
+  if (num_parts > kMaxParts / num_bands) return {whole};
   std::vector<ConvPart> parts;
   for (int64_t i = 0; i < num_parts; ++i) {
     const ConvPart part = images(key, i * num_images / num_parts, (i + 1) * num_images / num_parts);

@@ -75,7 +75,11 @@ def with_sets(function: Callable[..., Any], sets: list[list[jax.Array]]) -> Prog
 def _drawn(operand: jax.ShapeDtypeStruct, deviation: float, seed: int) -> jax.Array:
     # NumPy's, of which nothing is compiled for each shape. Large arrays repeat them.
     values = deviation * np.random.default_rng(seed).standard_normal(_DRAWN_ELEMENTS, np.float32)
-    return jax.device_put(np.resize(values.astype(operand.dtype), operand.shape))
+    array = np.empty(operand.size, operand.dtype)  # np.resize takes long to find that there is too little memory
+    for start in range(0, array.size, values.size):
+        part = array[start : start + values.size]
+        part[:] = values[: part.size]
+    return jax.device_put(array.reshape(operand.shape))
 
 
 def run_once(program: Program) -> Program:
