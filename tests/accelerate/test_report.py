@@ -123,6 +123,15 @@ def test_reasons():
     assert reason(convolve, x, w, implementation="cpu", platform="gpu")[0] == "xla"
 
 
+def test_an_op_that_forces_a_kernel_of_another_platform():
+    def forced(x, w):
+        return jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME", implementation="onednn")
+
+    (here,), (there,) = _rows(forced, X, W, platform="cpu"), _rows(forced, X, W, platform="gpu")
+    assert (here.implementation, here.reason) == ("onednn", "selected by the op of jaxgrad")
+    assert there.reason == "implementation='onednn' of the op raises ValueError on this platform"
+
+
 def test_another_platform():
     """The platform need not be that of this machine. By default it is that of JAX's default device."""
     gradient = jax.grad(jaxgrad.accelerate(_network), (0, 1))

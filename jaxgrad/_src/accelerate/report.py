@@ -229,9 +229,11 @@ def _of_jaxgrad(equation: JaxprEqn, pass_name: str, params: ConvParams, source: 
     }[pass_name]
     avals: list[Any] = [variable.aval for variable in (*equation.invars[:2], equation.outvars[0])]
     lhs, rhs, result = (described(aval.dtype, aval.shape, *spec) for aval, spec in zip(avals, specs, strict=True))
-    candidates = dict(params.candidates)[pass_name].implementations
-    own = (name for name in candidates if platform_of(name) == lowering_platform(platform))
-    implementation, reason = next(own, "xla"), "selected by the op of jaxgrad"
+    candidates, reason = dict(params.candidates)[pass_name], "selected by the op of jaxgrad"
+    own = (name for name in candidates.implementations if platform_of(name) == lowering_platform(platform))
+    implementation = next(own, "xla")
+    if (forced := candidates.forced) and platform_of(forced.implementation) != lowering_platform(platform):
+        reason = f"implementation={forced.implementation!r} of the op raises ValueError on this platform"
     order = {"forward": (0, 1, 2), "input_gradient": (2, 1, 0), "weight_gradient": (0, 2, 1)}[pass_name]
     settings = g.window_strides, g.padding, (1,) * len(g.padding), g.rhs_dilation
     flops = _flops([avals[i] for i in order], g.dimension_numbers, *settings)
