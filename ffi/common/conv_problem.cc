@@ -87,6 +87,12 @@ bool is_channels_last(const ConvOperand& operand, int spatial) {
   return operand.strides == dense_strides(operand, spatial, true);
 }
 
+int64_t elements(const ConvOperand& operand, int spatial) {
+  int64_t count = 1;
+  for (int axis = 0; axis < spatial + 2; ++axis) count *= operand.sizes[axis];
+  return count;
+}
+
 bool ConvProblem::operator==(const ConvProblem& o) const {
   return pass == o.pass && spatial == o.spatial && groups == o.groups && x == o.x && w == o.w && y == o.y &&
          window_strides == o.window_strides && rhs_dilation == o.rhs_dilation && padding_low == o.padding_low &&

@@ -30,6 +30,8 @@ ConvAxes dense_strides(const ConvOperand& operand, int spatial, bool channels_la
 
 bool is_channels_last(const ConvOperand& operand, int spatial);
 
+int64_t elements(const ConvOperand& operand, int spatial);
+
 struct ConvProblem {
   ConvPass pass{};
   int spatial = 0;  // number of spatial dimensions, 1 to kMaxSpatial

@@ -72,7 +72,7 @@ struct Scratch {
     worker_bytes = round_up(plan.workspace_bytes(), 64);
     workers = arena.take<std::byte>(schedule.num_workers * worker_bytes);
     if (key.pass != ConvPass::kWeightGradient) return;
-    weights = conv_weights(key);
+    weights = elements(key.w, key.spatial);
     features = key.has_bias ? key.w.sizes[0] : 0;
     gradients = arena.take<float>(schedule.num_problems * (schedule.num_parts - 1) * (weights + features));
   }

@@ -15,14 +15,9 @@ constexpr int64_t kPartsPerThread = 2;
 // many weights per element of x and y.
 constexpr double kMaxWeights = 2, kMaxWeightGradients = 0.5;
 
-double elements(const ConvOperand& operand, int spatial) {
-  double found = 1;
-  for (int axis = 0; axis < spatial + 2; ++axis) found *= static_cast<double>(operand.sizes[axis]);
-  return found;
-}
-
 double multiplications(const ConvKey& key) {
-  return elements(key.y, key.spatial) * elements(key.w, key.spatial) / static_cast<double>(key.w.sizes[0]);
+  return static_cast<double>(elements(key.y, key.spatial)) * static_cast<double>(elements(key.w, key.spatial)) /
+         static_cast<double>(key.w.sizes[0]);
 }
 
 // Whether the images of an operand follow each other.
@@ -38,8 +33,9 @@ int64_t parts_of_batch(const ConvKey& key, int64_t wanted, int64_t least) {
   const bool is_sum = key.pass == ConvPass::kWeightGradient;
   if (is_sum && key.type != ConvType::kFloat32) return 1;  // the sum of bfloat16 parts would be rounded twice
   if (!is_batch_first(key.x, key.spatial) || !is_batch_first(key.y, key.spatial)) return 1;
-  const double activations = elements(key.x, key.spatial) + elements(key.y, key.spatial);
-  const double weights = (is_sum ? kMaxWeightGradients : kMaxWeights) * activations / elements(key.w, key.spatial);
+  const auto activations = static_cast<double>(elements(key.x, key.spatial) + elements(key.y, key.spatial));
+  const double weights =
+      (is_sum ? kMaxWeightGradients : kMaxWeights) * activations / static_cast<double>(elements(key.w, key.spatial));
   const int64_t images = key.y.sizes[0], most = std::min(images, 2 * wanted);
   int64_t found = 1;
   for (int64_t parts = least; parts <= most && static_cast<double>(parts) <= weights; ++parts) {

@@ -54,7 +54,7 @@ bool allows_bands(const ConvKey& key) {
 class SummedPlan final : public ConvPlan {
  public:
   SummedPlan(const ConvKey& key, const std::vector<ConvPart>& parts)
-      : weights_(conv_weights(key)), features_(key.has_bias ? key.w.sizes[0] : 0) {
+      : weights_(elements(key.w, key.spatial)), features_(key.has_bias ? key.w.sizes[0] : 0) {
     for (const ConvPart& part : parts) {
       parts_.push_back(
           {conv_plan(part.key), part.x_offset * int64_t{sizeof(float)}, part.y_offset * int64_t{sizeof(float)}});
@@ -108,12 +108,6 @@ class SummedPlan final : public ConvPlan {
 };
 
 }  // namespace
-
-int64_t conv_weights(const ConvKey& key) {
-  int64_t elements = 1;
-  for (int axis = 0; axis < key.spatial + 2; ++axis) elements *= key.w.sizes[axis];
-  return elements;
-}
 
 void add(float* to, const float* from, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i] += from[i];

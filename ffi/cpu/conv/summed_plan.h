@@ -13,9 +13,6 @@
 
 namespace jaxgrad {
 
-// The number of elements of w.
-int64_t conv_weights(const ConvKey& key);
-
 // Adds n elements of `from` to those of `to`.
 void add(float* to, const float* from, int64_t n);
 

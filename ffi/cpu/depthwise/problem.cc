@@ -3,12 +3,6 @@
 namespace jaxgrad {
 namespace {
 
-int64_t elements(const ConvOperand& operand, int spatial) {
-  int64_t found = 1;
-  for (int i = 0; i < spatial + 2; ++i) found *= operand.sizes[i];
-  return found;
-}
-
 DepthwiseActivations<void> activations(const ConvOperand& operand, int spatial) {
   DepthwiseActivations<void> found{nullptr, elements(operand, spatial), operand.strides[0], operand.strides[1], {}};
   for (int i = 0; i < spatial; ++i) found.spatial[kDepthwiseAxes - spatial + i] = operand.strides[i + 2];

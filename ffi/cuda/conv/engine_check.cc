@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "cuda/conv/plan_store.h"
+#include "cuda/runtime/text.h"
 
 namespace jaxgrad {
 namespace {
@@ -12,10 +13,6 @@ namespace {
 std::atomic<int64_t> checked{0}, rejected{0}, unchecked{0};
 
 constexpr const char *kRightMark = ":right", *kWrongMark = ":wrong";  // after a tag in the stored text
-
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
 
 std::map<std::string, Verdict> parse(const std::string& text) {
   std::map<std::string, Verdict> verdicts;

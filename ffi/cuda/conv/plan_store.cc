@@ -163,7 +163,7 @@ void PlanStore::put(const std::string& key, const std::string& value) {
 
 std::optional<std::string> PlanStore::read_file(const std::string& directory, const std::string& key) {
   const std::string text = File(path_of(directory, key, suffix_), O_RDONLY).read_all();
-  const std::string header = kMagic + digest("") + "\n" + key + "\n";
+  const std::string header = kMagic + digest("") + "\n" + key + "\n";  // as long as with the digest of the value
   std::optional<std::string> value;
   if (text.size() > header.size()) {
     const std::string found = text.substr(header.size(), text.size() - header.size() - 1);

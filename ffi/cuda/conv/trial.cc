@@ -54,9 +54,7 @@ int64_t bias_bytes(const ConvKey& key) { return key.has_bias ? bytes_of(key, bia
 }  // namespace
 
 int64_t bytes_of(const ConvKey& key, const ConvOperand& operand) {
-  int64_t bytes = bytes_of(key.type);
-  for (int axis = 0; axis < key.spatial + 2; ++axis) bytes *= operand.sizes[axis];
-  return bytes;
+  return bytes_of(key.type) * elements(operand, key.spatial);
 }
 
 ConvTrial::ConvTrial(const ConvKey& key, int64_t workspace_bytes)

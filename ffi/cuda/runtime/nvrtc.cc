@@ -10,6 +10,7 @@
 
 #include "common/lru_cache.h"
 #include "cuda/runtime/driver.h"
+#include "cuda/runtime/text.h"
 
 namespace jaxgrad::nvrtc {
 namespace {
@@ -52,10 +53,6 @@ bool driver_supports(int major) {
   int driver = 0;
   JAXGRAD_DRIVER(driver::api().cuDriverGetVersion(&driver));
   return major <= driver / 1000;
-}
-
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
 void* open(const std::vector<std::string>& paths) {
