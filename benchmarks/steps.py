@@ -63,8 +63,8 @@ _TOLERANCES = {
     "TF32": {"loss": 3e-3, "params": 1e-2, "statistics": 1e-2, "gradients": 0.25},
     "bfloat16": {"loss": 2e-2, "params": 5e-2, "statistics": 5e-2, "gradients": 0.6},
 }
-# Networks whose gradients in bfloat16 are rounding errors at the initial parameters: those of jax.lax are as far from
-# those in float32 as their norm, which the cases in float32 compare. Their losses and statistics are compared.
+# Networks whose bfloat16 gradients at the initial parameters are rounding errors: those of jax.lax differ from its
+# float32 gradients by about their norm. In bfloat16 only losses and statistics are compared, in float32 gradients too.
 _ROUNDED = ("mobilenet-v2",)
 
 

@@ -82,7 +82,7 @@ report(of_batches=of_batches, modules=fake.fake_modules(), capacity=capacity, si
 
 
 def test_kernels_of_one_device_do_not_evict_those_of_another(run):
-    """To unload a kernel waits for its GPU, which may wait for the thread that unloads it."""
+    """Unloading a kernel waits until its GPU is idle, and that GPU may be waiting for the other one."""
     found = run("""
 def plan(device, length):
     spec = (0, 2, 1)

@@ -19,7 +19,7 @@ _LAYOUTS = ("HWNC", "NWHC", "HNWC", "CNHW", "CHWN", "NCWH", "NHCW")
 @pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize("layout", _LAYOUTS)
 def test_every_layout_runs_on_optimized_kernels(layout, window):
-    """They read such activations slowly or not at all: copies in another layout are made."""
+    """These kernels do not read such activations: the plans copy them to another layout."""
     sizes = {"N": 3, "H": 14, "W": 11, "C": 32}
     ours = partial(jaxgrad.conv_general_dilated, implementation="onednn")
     rng = np.random.default_rng(0)

@@ -10,9 +10,9 @@
 
 namespace jaxgrad {
 
-// Entries of one device do not evict those of another: to unload a kernel waits until its GPU is idle, and that GPU may
-// wait for this thread's. Like what it keeps loaded, a cache is never destroyed: at exit, the driver may be unloaded
-// before.
+// Entries of one device do not evict those of another. Unloading a kernel waits until its GPU is idle, and that GPU may
+// be waiting for a GPU on which this thread has yet to launch. Create it with `new` and never destroy it: at exit, the
+// driver may be unloaded first.
 template <class Key, class Value, class KeyHash>
 class DeviceCaches {
  public:

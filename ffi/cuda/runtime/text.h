@@ -1,3 +1,4 @@
+// Functions of text that C++17 lacks.
 #pragma once
 
 #include <string>
