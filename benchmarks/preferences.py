@@ -14,10 +14,11 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 
@@ -31,6 +32,7 @@ from jaxgrad._src.core.op import lowering_platform
 from jaxgrad._src.core.tuning import Choice, RecordedCall, Recorder
 from jaxgrad._src.gru.features import GruFeatures
 from jaxgrad._src.gru.params import GruProblem
+from jaxgrad._src.native import cuda
 from jaxgrad._src.selection.table import Row, file_name
 from jaxgrad._src.tuning.api import measured_choice
 
@@ -66,12 +68,12 @@ def measure(platform: str, *, again: str | None = None, seconds: float = math.in
     kept = {each: dict(choices) for each, choices in old.items() if _jaxgrad_apart(each) == _jaxgrad_apart(machine)}
     new = kept.setdefault(machine, {})
     left = _left(calls(platform), kept, machine, again)
-    for index, (text, recorded) in enumerate(left.items(), 1):
+    for index, text in enumerate(left, 1):
         if time.monotonic() - start > seconds:
             print(f"not measured in {seconds:g} s: {len(left) - index + 1} calls")
             break
         print(f"{index}/{len(left)} {text}", flush=True)
-        if choice := measured_choice(recorded, machine.platform):
+        if choice := measured_choice(_with_plan(text, platform), machine.platform):
             for choices in kept.values():
                 choices.pop(text, None)
             new[text] = choice
@@ -80,14 +82,11 @@ def measure(platform: str, *, again: str | None = None, seconds: float = math.in
     return path
 
 
-def _left(
-    recorded: Mapping[str, RecordedCall], kept: _Measured, machine: Environment, again: str | None
-) -> dict[str, RecordedCall]:
+def _left(texts: Collection[str], kept: _Measured, machine: Environment, again: str | None) -> list[str]:
     """The calls to measure, those of `again` first."""
-    anew = {text for text in recorded if again is not None and re.search(again, text)}
+    anew = {text for text in texts if again is not None and re.search(again, text)}
     known = set(kept[machine]).union(*(set(choices) - anew for choices in kept.values()))
-    in_order = sorted(recorded, key=lambda text: text not in anew)
-    return {text: recorded[text] for text in in_order if text not in known}
+    return [text for text in sorted(texts, key=lambda text: text not in anew) if text not in known]
 
 
 def _jaxgrad_apart(machine: Environment) -> Environment:
@@ -175,12 +174,34 @@ def _gradients(function: Any, dy: Any, *arrays: jax.Array) -> Any:
 
 @cache
 def calls(platform: str) -> dict[str, RecordedCall]:
-    """The calls of the benchmark cases. They are lowered, which needs no such device, and not run."""
+    """The calls of the benchmark cases, recorded without a plan: that takes seconds, where the plans take minutes."""
+    return {text: recorded for text, (recorded, _) in _calls_with_functions(platform).items()}
+
+
+@cache
+def _calls_with_functions(platform: str) -> dict[str, tuple[RecordedCall, tuple[Any, list[Any]]]]:
+    """The calls with the functions of `_functions` that make them."""
+    found: dict[str, tuple[RecordedCall, tuple[Any, list[Any]]]] = {}
+    with mock.patch.object(cuda, "gpu_ordinal", lambda: None):
+        for each in _functions(platform):
+            for text, recorded in _record(platform, *each).items():
+                found.setdefault(text, (recorded, each))
+    jax.clear_caches()  # they hold answers for a machine without a GPU
+    return found
+
+
+def _with_plan(text: str, platform: str) -> RecordedCall:
+    """The call as it is on this machine, with the implementation that runs it."""
+    _, each = _calls_with_functions(platform)[text]
+    return _record(platform, *each)[text]
+
+
+def _record(platform: str, function: Any, arguments: list[Any]) -> dict[str, RecordedCall]:
+    """The calls of a function. It is lowered, which needs no such device, and not run."""
     recorder = Recorder()
     # The settings of a user's process, on which the texts of calls depend.
     with jaxgrad.config.override(tuning=recorder), jax.default_matmul_precision("default"), jax.enable_x64(False):
-        for function, arguments in _functions(platform):
-            jax.jit(function).trace(*arguments).lower(lowering_platforms=(lowering_platform(platform),))
+        jax.jit(function).trace(*arguments).lower(lowering_platforms=(lowering_platform(platform),))
     return recorder.calls
 
 
@@ -190,10 +211,12 @@ class _Features(ConvFeatures):
     transposes_weights = True
 
 
-def _features(recorded: RecordedCall) -> Any:
+def _features(recorded: RecordedCall, platform: str) -> Any:
     call: Any = recorded.call
     if isinstance(call, ConvCall):
-        return _Features(call.problem, relu=call.fused_relu and recorded.pass_name == "forward")
+        return _Features(
+            call.problem, lowering_platform(platform), relu=call.fused_relu and recorded.pass_name == "forward"
+        )
     if isinstance(call, GruProblem):
         return GruFeatures.of(call)
     return BatchNormFeatures(call.outer * call.inner, call.channels, has_fast_kernels(call))
@@ -211,7 +234,9 @@ def _rows(classes: Sequence[_Class], platform: str, times: _Times) -> list[dict[
         members = {
             text: times[text]
             for text, recorded in left.items()
-            if _op(recorded) == row.op and recorded.pass_name in row.passes and row.matches(_features(recorded))
+            if _op(recorded) == row.op
+            and recorded.pass_name in row.passes
+            and row.matches(_features(recorded, platform))
         }
         measured = _measured(members, list(each["why"]))
         rows.append(_row(each, *(measured or (each["unmeasured"], None))))
@@ -284,7 +309,7 @@ def regrets(platform: str, table: Sequence[Row], times: _Times) -> dict[str, flo
                 if row.op == _op(recorded)
                 and recorded.pass_name in row.passes
                 and row.prefer in us
-                and row.matches(_features(recorded))
+                and row.matches(_features(recorded, platform))
             )
             found[text] = us[prefer] / min(us.values())
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -151,6 +153,30 @@ def test_forced_cudnn_runs_every_pass(case):
     text = _lowered(CUDNN, case)
     assert calls(text) == dict.fromkeys(PASSES, 1)
     assert "stablehlo.convolution" not in text
+
+
+@pytest.mark.parametrize(
+    ("capability", "features_last"),
+    [
+        (None, {"float32 1D", "float32 2D", "bfloat16 1D", "bfloat16 2D"}),
+        ((9, 0), {"float32 1D", "float32 2D", "bfloat16 1D", "bfloat16 2D"}),
+        ((8, 0), {"bfloat16 2D"}),
+    ],
+)
+def test_features_first(capability, features_last, monkeypatch):
+    """cuDNN takes the layout that XLA gives to a convolution of this GPU: the arrays around it have it too."""
+    monkeypatch.setattr(cuda, "compute_capability", lambda: capability)
+    found = set()
+    with jax.enable_x64(True):
+        for dtype, layout in itertools.product(("float64", "float32", "bfloat16"), ("NCW", "NCHW")):
+            spatial = (9,) * (len(layout) - 2)
+            case = ConvCase(spatial, (3,) * len(spatial), layout=(layout, layout.replace("NC", "OI"), layout))
+            jax.clear_caches()
+            text = _lowered(CUDNN, case, dtype)
+            last, first = (text.count(f"lhs_spec = dense<[0, {axes},") for axes in (len(layout) - 1, 1))
+            assert (last, first) in ((3, 0), (0, 3))
+            found |= {f"{dtype} {len(spatial)}D"} if last else set()
+    assert found == features_last
 
 
 def test_cpu_program_has_no_cudnn_call():

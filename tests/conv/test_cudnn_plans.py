@@ -273,6 +273,25 @@ report(found=found, warned=[str(w.message) for w in caught if w.category is Runt
     assert "Not a directory" in warned
 
 
+def test_the_directory_holds_in_a_process_that_lowers_no_call(on_fake_cuda, tmp_path):
+    """An exported program requests its plans when it runs."""
+    script = f"""
+import json, os, sys
+import jaxgrad
+from jaxgrad._src.native import cuda
+sizes = dict(window_strides=[1, 1], padding=[2, 0, 2, 0], rhs_dilation=[1, 1], feature_group_count=1)
+layouts = dict(lhs_spec=[0, 3, 1, 2], rhs_spec=[3, 2, 0, 1], out_spec=[0, 3, 1, 2])
+shapes = (2, 8, 8, 4), (3, 3, 4, 4), (2, 8, 8, 4)
+math = dict(has_bias=False, relu=False, allow_tf32=True, deterministic=False, search=1, workspace_limit=1000)
+cuda.cudnn_unavailable()
+cuda.module.conv_plan(0, 0, 0, shapes, sizes | layouts, **math)
+print(json.dumps([os.listdir({str(tmp_path)!r}), "jaxgrad._src.conv.cudnn_plan" in sys.modules]))
+"""
+    files, lowers = on_fake_cuda(script, JAXGRAD_PLAN_CACHE_DIR=str(tmp_path))
+    assert any(name.endswith(".plan") for name in files)
+    assert not lowers
+
+
 def test_update_sets_the_directory(run, tmp_path):
     script = f"""
 config.update(plan_cache_dir={str(tmp_path / "one")!r})

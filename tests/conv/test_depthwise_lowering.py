@@ -154,15 +154,19 @@ report(unit=unit(groups=4), dense=error(other, groups=4), wide=error(other, grou
     assert found["compilations"] == 0
 
 
-def test_channels_first(run):
-    """x is transposed, which pays only for windows that are slow on XLA; a forced call always runs on the kernel."""
-    found = run("""
-report(wide=unit(layout=FIRST), narrow=unit(layout=FIRST, dtype="bfloat16"), text=lowered(layout=FIRST),
-     forced=lowered("cuda", layout=FIRST, dtype="bfloat16"))
+@pytest.mark.parametrize(("capability", "forward"), [((9, 0), "cuda"), ((8, 0), "xla")])
+def test_channels_first(run, capability, forward):
+    """The kernel takes channels last, as XLA does on new GPUs. On others the transposes pay where XLA is slow."""
+    found = run(f"""
+cuda.compute_capability = lambda: {capability}
+def forward():
+    choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *arrays(layout=FIRST), **settings(layout=FIRST), platform="gpu")
+    return {{p.name: p.implementation for p in choice.passes}}.get("forward", choice.implementation)
+report(wide=unit(layout=FIRST)[0], narrow=unit(layout=FIRST, dtype="bfloat16")[0], forward=forward(),
+       texts=[lowered(layout=FIRST), lowered("cuda", layout=FIRST, dtype="bfloat16")])
 """)
-    assert found["wide"][0] == "cuda"
-    assert found["narrow"][0] != "cuda"
-    for text in (found["text"], found["forced"]):
+    assert (found["wide"], found["narrow"], found["forward"]) == ("cuda", "cuda", forward)
+    for text in found["texts"]:
         assert len(_calls(text)) == 1
         assert text.count("stablehlo.transpose") >= 2
 

@@ -110,17 +110,25 @@ report(
     window_last=weight_gradient("IOHW"),
     unit_strides=weight_gradient(strides=(1, 1), transpose_kernel=True),
     of_cudnns_layout=weight_gradient("IHWO"),
-    rows_of_the_window=weight_gradient("OIHW", layout="NCHW"),
+    features_first=weight_gradient("OIHW", layout="NCHW"),
     transposed_kernel=weight_gradient(transpose_kernel=True),
 )
 """
     found = on_fake_cuda(_TRANSPOSED + _REVERSED + script)
     in_the_call = {"call_reverses": True, "reversed": 0, "transposed": 0}
-    for name in ("typical", "wide", "by_rows", "window_last", "unit_strides"):
+    for name in ("typical", "wide", "by_rows", "window_last", "unit_strides", "features_first"):
         assert {key: found[name][key] for key in in_the_call} == in_the_call, name
-    for name in ("of_cudnns_layout", "rows_of_the_window"):
-        assert not found[name]["call_reverses"], name
-        assert found[name]["reversed"] == 1, name
+    older_gpu = """
+cuda.compute_capability = lambda: (8, 0)
+report(rows_of_the_window=weight_gradient("OIHW", layout="NCHW", dtype="float32"))
+"""
+    of_cudnns_layout = {
+        "of_cudnns_layout": found["of_cudnns_layout"],
+        **on_fake_cuda(_TRANSPOSED + _REVERSED + older_gpu),
+    }
+    for name, program in of_cudnns_layout.items():
+        assert not program["call_reverses"], name
+        assert program["reversed"] == 1, name
     assert found["transposed_kernel"] == {"call_reverses": False, "reversed": 0, "transposed": 0}
     lost = on_fake_cuda(_TRANSPOSED + _REVERSED + "report(lost=weight_gradient())", FAKE_NVRTC="6")["lost"]
     assert lost == {**found["typical"], "call_reverses": False, "reversed": 1, "transposed": 1}

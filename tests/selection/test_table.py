@@ -34,7 +34,7 @@ def _features(op):
     if op != "conv":
         return set({"batch_norm": BatchNormFeatures, "gru": GruFeatures}[op]._fields)
     (recorded,) = _recorded((2, 8, 7, 3), (3, 2, 3, 4)).values()
-    return {name for name in dir(ConvFeatures(recorded.call.problem)) if not name.startswith("_")}
+    return {name for name in dir(ConvFeatures(recorded.call.problem, "cuda")) if not name.startswith("_")}
 
 
 def _recorded(x, w):
@@ -130,7 +130,7 @@ def test_a_device_takes_its_own_table(tmp_path, monkeypatch, measured):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     monkeypatch.setattr(table, "_TABLES", tmp_path)
     table.read_table.cache_clear()
-    features = ConvFeatures(next(iter(_recorded((64, 56, 56, 64), (3, 3, 64, 64)).values())).call.problem)
+    features = ConvFeatures(next(iter(_recorded((64, 56, 56, 64), (3, 3, 64, 64)).values())).call.problem, "cuda")
     try:
         for kind, name, prefer in (
             ("A100", "A100", "cudnn"),
@@ -144,6 +144,7 @@ def test_a_device_takes_its_own_table(tmp_path, monkeypatch, measured):
             assert re.fullmatch(expected, str(row))
     finally:
         table.read_table.cache_clear()
+        jax.clear_caches()  # rows of these tables
 
 
 @pytest.mark.parametrize(("dtype", "window"), [("bfloat16", 3), ("float32", 3), ("bfloat16", 1)])
@@ -158,7 +159,7 @@ def test_rows_for_relu_are_for_calls_with_relu_alone(dtype, window):
             op = partial(jaxgrad.conv_general_dilated, window_strides=(1, 1), padding="SAME", dimension_numbers=_NHWC)
             jax.jit(partial(op, activation=activation)).trace(x, w, bias=bias).lower(lowering_platforms=("cuda",))
         (recorded,) = recorder.calls.values()
-        features = preferences._features(recorded)
+        features = preferences._features(recorded, "gpu")
         row = table.preference("conv", "forward", "cuda", features, ("cudnn", "xla"))
         own = CudnnBackend().table_row("forward", recorded.call)
         assert own == str(row)
@@ -184,8 +185,9 @@ def test_a_measurement_goes_on_where_it_ended(tmp_path, monkeypatch, again, expe
     names = {machine: "new", _older(machine): "older"}
     monkeypatch.setattr(preferences, "TUNINGS", tmp_path)
     monkeypatch.setattr(preferences, "current_environment", lambda: machine)
-    recorded = {text: text for text in ("first", "second", "third", "fourth")}
-    monkeypatch.setattr(preferences, "calls", lambda platform: recorded)
+    texts = ("first", "second", "third", "fourth")
+    monkeypatch.setattr(preferences, "calls", lambda platform: texts)
+    monkeypatch.setattr(preferences, "_with_plan", lambda text, platform: text)
     choice = Choice("xla", "xla", {"xla": 1.0})
     old = {
         dataclasses.replace(machine, driver="another"): {"third": choice},
@@ -202,7 +204,7 @@ def test_a_measurement_goes_on_where_it_ended(tmp_path, monkeypatch, again, expe
 
 def test_a_measurement_has_a_time_limit(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(preferences, "TUNINGS", tmp_path)
-    monkeypatch.setattr(preferences, "calls", lambda platform: {"first": "first", "second": "second"})
+    monkeypatch.setattr(preferences, "calls", lambda platform: ("first", "second"))
     monkeypatch.setattr(preferences, "measured_choice", lambda *call: pytest.fail("was measured"))
     preferences.measure("cpu", seconds=-1)
     assert capsys.readouterr().out == "not measured in -1 s: 2 calls\n"
@@ -241,7 +243,7 @@ def test_an_implementation_that_is_not_there_is_passed_over():
         for row in table.read_table("generic gpu")
         if row.when == {"depthwise": True, "channels_last": True} and row.passes == ("weight_gradient",)
     ]
-    features = _Changed(ConvFeatures(recorded.call.problem), depthwise=True, grouped=True)
+    features = _Changed(ConvFeatures(recorded.call.problem, "cuda"), depthwise=True, grouped=True)
     first = table.preference("conv", "weight_gradient", "cuda", features, ("cuda", "cudnn", "xla"))
     assert first == depthwise
     assert first.prefer == "cuda"
@@ -276,3 +278,16 @@ def test_explain_names_the_row():
     assert str(explained).endswith(f"; {explained.preference})")
     forced = jaxgrad.explain(*call, dimension_numbers=_NHWC, platform="cpu", implementation="cpu")
     assert forced.preference == ""
+
+
+def test_calls_are_recorded_without_plans(monkeypatch):
+    """Plans of all calls would take minutes on a GPU. The call to measure has one, and the caches are clean then."""
+    asked = []
+    monkeypatch.setattr(cuda, "gpu_ordinal", lambda: asked.append("GPU"))
+    preferences.calls.cache_clear()
+    preferences._calls_with_functions.cache_clear()
+    text = next(text for text in preferences.calls("gpu") if "feature_group_count=144" in text)
+    assert not asked
+    recorded = preferences._with_plan(text, "gpu")
+    assert asked
+    assert recorded.call.text(recorded.pass_name) == text

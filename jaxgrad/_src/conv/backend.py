@@ -29,7 +29,7 @@ def _row_of(
     _: str, pass_name: str, platform: str, problem: ConvProblem, relu: bool, among: tuple[str, ...], resized: bool
 ) -> Row | None:
     """The row of a problem. Kept, also by the name of the table: outside `jax.jit`, a call asks each time."""
-    return preference("conv", pass_name, platform, ConvFeatures(problem, relu=relu), among, resized=resized)
+    return preference("conv", pass_name, platform, ConvFeatures(problem, platform, relu=relu), among, resized=resized)
 
 
 class ConvBackend(Backend):

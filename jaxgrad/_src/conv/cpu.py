@@ -127,7 +127,7 @@ def prefers_own_kernel(pass_name: str, problem: ConvProblem) -> bool:
 def _row_of_libraries(_: str, pass_name: str, problem: ConvProblem) -> Row:
     """The row that chooses between the two. Kept, also by the name of the table."""
     names = OWN_KERNELS.implementation, ONEDNN.implementation
-    row = preference("conv", pass_name, "cpu", ConvFeatures(problem), names)
+    row = preference("conv", pass_name, "cpu", ConvFeatures(problem, "cpu"), names)
     assert row is not None
     return row
 

@@ -15,7 +15,6 @@ from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.conv.geometry import ConvGeometry
 from jaxgrad._src.conv.kernel_layouts import kernel_layouts
 from jaxgrad._src.conv.problem import ConvProblem
-from jaxgrad._src.core import settings as settings_module
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.settings import SEARCHES, Settings
 from jaxgrad._src.core.warn import warn_caller
@@ -117,14 +116,6 @@ def _default_workspace_limit(device: int | None) -> int:
         return _MAX_WORKSPACE_LIMIT
     share = cuda.module.total_memory(device) // _WORKSPACE_LIMIT_DIVISOR
     return min(_MAX_WORKSPACE_LIMIT, 1 << share.bit_length() - 1)
-
-
-def _use_plan_cache_dir(path: str | None) -> None:
-    if cuda.module is not None:
-        cuda.module.use_plan_directory(path or "")
-
-
-settings_module.on_plan_cache_dir(_use_plan_cache_dir)
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from jaxgrad._src.conv.geometry import dilated_size
-from jaxgrad._src.conv.kernel_layouts import kernel_layouts
+from jaxgrad._src.conv.kernel_layouts import kernel_layouts, xla_moves_features_last
 from jaxgrad._src.conv.problem import ConvProblem
 from jaxgrad._src.conv.weight_transpose import kernel_transposes
 
@@ -25,7 +25,8 @@ class ConvFeatures:
       multiplications: of one pass of one problem.
       positions: the positions of the result, with those of the batch.
       problems: the number of independent problems that `vmap` makes; 0 for a call without it.
-      channels_last: whether the features are the last axis of x and y, and the batch is the first.
+      channels_last: whether the features are the last axis of x and y, and the batch is the first; on a GPU also where
+        XLA lays them out so (`xla_moves_features_last`).
       grouped, depthwise: whether there are groups, and each has one input and one output feature.
       several: whether a group has several input features.
       strided, dilated: whether a window stride or the dilation of the window is above 1.
@@ -39,7 +40,7 @@ class ConvFeatures:
       relu: whether a kernel of the forward pass may apply relu.
     """
 
-    def __init__(self, problem: ConvProblem, *, relu: bool = False) -> None:
+    def __init__(self, problem: ConvProblem, platform: str, *, relu: bool = False) -> None:
         g = problem.geometry
         last = len(g.lhs_spec) - 1
         self.dtype, self.bits = problem.dtype.name, 8 * problem.dtype.itemsize
@@ -50,7 +51,8 @@ class ConvFeatures:
         self.multiplications = problem.multiplications
         self.positions = problem.batch * math.prod(g.y_spatial)
         self.problems = math.prod(problem.num_problems) if problem.num_problems else 0
-        self.channels_last = g.lhs_spec[1] == g.out_spec[1] == last and g.lhs_spec[0] == g.out_spec[0] == 0
+        as_given = g.lhs_spec[1] == g.out_spec[1] == last and g.lhs_spec[0] == g.out_spec[0] == 0
+        self.channels_last = as_given or (platform == "cuda" and xla_moves_features_last(problem))
         self.grouped, self.depthwise = g.feature_group_count > 1, problem.is_depthwise
         self.several = problem.features != g.feature_group_count
         self.strided, self.dilated = max(g.window_strides) > 1, max(g.rhs_dilation) > 1

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ import jax.extend.core
 
 from jaxgrad._src.core.tuning import MeasuredChoices
 from jaxgrad._src.core.warn import warn_caller
+from jaxgrad._src.native import cuda
 
 SEARCHES = ("heuristic", "exhaustive", "fallback")
 
@@ -92,7 +93,8 @@ def _traced(settings: Settings) -> Settings:
 # imported, because each new one changes the keys of all programs.
 _context = jax.make_user_context(_traced(_process))
 forward_mode_enabled = jax.make_user_context(False)  # set by `jaxgrad.forward_mode`
-_plan_cache_dir_listeners: list[Callable[[str | None], None]] = []
+# Here and not where calls are lowered: an exported program may run in a process that lowers none.
+cuda.use_plan_directory(_process.plan_cache_dir)
 
 
 def current() -> Settings:
@@ -125,8 +127,7 @@ def update(**changes: Any) -> None:
         _process = _changed(_process, changes)
         _context.set_global(_traced(_process))
         if "plan_cache_dir" in changes:
-            for listener in _plan_cache_dir_listeners:
-                listener(_process.plan_cache_dir)
+            cuda.use_plan_directory(_process.plan_cache_dir)
 
 
 def override(**changes: Any) -> contextlib.AbstractContextManager[Settings]:
@@ -160,12 +161,6 @@ def override(**changes: Any) -> contextlib.AbstractContextManager[Settings]:
 def _entered(settings: Settings) -> Iterator[Settings]:
     with _context(_traced(settings)):
         yield settings
-
-
-def on_plan_cache_dir(listener: Callable[[str | None], None]) -> None:
-    """Calls `listener` with the plan_cache_dir in force, now and after each update of it."""
-    _plan_cache_dir_listeners.append(listener)
-    listener(_process.plan_cache_dir)
 
 
 def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:

@@ -66,6 +66,22 @@ def device_kind() -> str | None:
         return None
 
 
+@cache
+def compute_capability() -> tuple[int, int] | None:
+    """Returns the compute capability of the first GPU that JAX uses, or None."""
+    try:
+        major, minor = map(int, jax.local_devices(backend="cuda")[0].compute_capability.split("."))
+    except (RuntimeError, IndexError):
+        return None
+    return major, minor
+
+
+def use_plan_directory(path: str | None) -> None:
+    """Sets the directory in which cuDNN's plans are kept; None for none."""
+    if module is not None:
+        module.use_plan_directory(path or "")
+
+
 def unavailable() -> str:
     """Returns why a call cannot be lowered to cuDNN; empty if it can.
 
