@@ -182,7 +182,7 @@ def calls(platform: str) -> dict[str, RecordedCall]:
 def _calls_with_functions(platform: str) -> dict[str, tuple[RecordedCall, tuple[Any, list[Any]]]]:
     """The calls with the functions of `_functions` that make them."""
     found: dict[str, tuple[RecordedCall, tuple[Any, list[Any]]]] = {}
-    with mock.patch.object(cuda, "gpu_ordinal", lambda: None):
+    with mock.patch.object(cuda, "gpu_ordinal", return_value=None):
         for each in _functions(platform):
             for text, recorded in _record(platform, *each).items():
                 found.setdefault(text, (recorded, each))

@@ -160,7 +160,8 @@ def test_channels_first(run, capability, forward):
     found = run(f"""
 cuda.compute_capability = lambda: {capability}
 def forward():
-    choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *arrays(layout=FIRST), **settings(layout=FIRST), platform="gpu")
+    inputs, parameters = arrays(layout=FIRST), settings(layout=FIRST)
+    choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs, **parameters, platform="gpu")
     return {{p.name: p.implementation for p in choice.passes}}.get("forward", choice.implementation)
 report(wide=unit(layout=FIRST)[0], narrow=unit(layout=FIRST, dtype="bfloat16")[0], forward=forward(),
        texts=[lowered(layout=FIRST), lowered("cuda", layout=FIRST, dtype="bfloat16")])

@@ -1,8 +1,9 @@
 """The convolution passes on cuDNN, and the calls of ffi/cuda/conv/handler.cc.
 
-cuDNN takes channels-last layouts, and channels-first ones where XLA keeps them (`kernel_layouts`). XLA transposes operands
-of other layouts, and filters, before the call, and results after it; it can fuse these transposes with surrounding
-operations, or give those the kernel's layout. The handler itself transposes a weight gradient where jaxgrad's kernel is faster, and then also reverses its window if needed.
+cuDNN takes channels-last layouts, and channels-first ones where XLA keeps them (`kernel_layouts`). XLA transposes
+operands of other layouts, and filters, before the call, and results after it; it can fuse these transposes with
+surrounding operations, or give those the kernel's layout. The handler itself transposes a weight gradient where
+jaxgrad's kernel is faster, and then also reverses its window if needed.
 """
 
 from __future__ import annotations

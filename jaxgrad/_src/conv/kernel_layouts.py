@@ -12,7 +12,7 @@ _HOPPER = (9, 0)
 
 
 def kernel_layouts(problem: ConvProblem) -> list[ConvGeometry]:
-    """The geometry in the layouts to try with cuDNN, the better one first: features last, or first as the caller has it."""
+    """The geometry in the layouts to try with cuDNN, the better one first: features last, or first as they are."""
     geometry, n = problem.geometry, len(problem.geometry.w_spatial)
     first, last = tuple(range(n + 2)), (0, n + 1, *range(1, n + 1))
     as_given = geometry.lhs_spec == first and geometry.out_spec == first
