@@ -69,6 +69,10 @@ _NETWORKS = {
     "convnext-t": "ConvNeXt-T",
     "resnext": "ResNeXt, small",
     "mobilenet": "MobileNetV2, small",
+    "mobilenet-v2": "MobileNetV2",
+    "efficientnet-b0": "EfficientNet-B0",
+    "vit-stem": "ViT-B/16 stem",
+    "conformer": "Conformer blocks",
     "resnet18-cifar": "ResNet-18, 64x64",
     "resnet18": "ResNet-18, 224x224",
 }

@@ -113,7 +113,7 @@ def joined(report: Report, later: Report) -> Report:
     rows = _by_case(_in_run(row, 0) for row in report["rows"])
     for key, row in _by_case(_in_run(row, all_runs.index(this_run)) for row in later["rows"]).items():
         rows[key] = _with_missing(row, rows.get(key))
-    left_out = {**_still_left_out(report, later), **later["left_out"]}
+    left_out = {**_still_left_out(report, later), **_left_out_later(report, later)}
     return _without_unused_runs({**later, "left_out": left_out, "rows": list(rows.values())}, all_runs)
 
 
@@ -134,6 +134,15 @@ def _without_unused_runs(report: Report, runs: list[dict[str, Any]]) -> Report:
         return {**report, "rows": [{k: v for k, v in row.items() if k != "runs"} for row in report["rows"]]}
     rows = [{**row, "runs": {name: used.index(run) for name, run in row["runs"].items()}} for row in report["rows"]]
     return {**report, "environments": [runs[run] for run in used], "rows": rows}
+
+
+def _left_out_later(report: Report, later: Report) -> dict[str, str]:
+    """What the later report leaves out: of its own cases, where the earlier one has measured the contender in others."""
+    known = contenders(report)
+    cases = {f", of {row['label']}": None for row in later["rows"]}
+    return {
+        name + case: reason for name, reason in later["left_out"].items() for case in (cases if name in known else [""])
+    }
 
 
 def _still_left_out(report: Report, later: Report) -> dict[str, str]:

@@ -95,6 +95,7 @@ def ratio(value: float | None) -> str:
 
 
 def brief(error: Exception) -> str:
-    """The kind and the first line of an error."""
+    """The kind and the first line of an error, with the second one where the first one announces it."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import benchmarks_package  # noqa: F401
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import environment, gru, recurrent, report, tables, timing
+from benchmarks import charts, environment, gru, recurrent, report, steps, tables, timing, wording
 from benchmarks.contender_names import CUDNN_RNN, CUDNN_RNN_F16, OURS, OURS_ON_XLA, SCAN, TORCH_GRU, TORCH_GRU_GRAPH
 from benchmarks.options import Effort, Options
 from jaxgrad._src.core.environment import current_environment
@@ -81,6 +82,26 @@ def test_facts_name_what_is_left_out():
     assert first == f"Left out: {CUDNN_RNN}, of 2 rows (no memory)."
     assert second == f"Left out: {TORCH_GRU} (torch is not installed)."
     assert third == f"Left out: {CUDNN_RNN}, of c, forward (no algorithm)."
+
+
+def test_a_contender_that_only_a_later_run_lacks_is_left_out_of_its_cases():
+    earlier = _report([_gru_row("forward", {SCAN: 6.0, TORCH_GRU: 8.0})])
+    later = _report(
+        [_gru_row(measure, {SCAN: 6.0}, label="another") for measure in ("forward", "forward+backward")],
+        left_out={TORCH_GRU: "broken", CUDNN_RNN: "missing"},
+    )
+    assert report.joined(earlier, later)["left_out"] == {f"{TORCH_GRU}, of another": "broken", CUDNN_RNN: "missing"}
+
+
+def test_an_error_in_brief():
+    assert wording.brief(ValueError("one\ntwo")) == "ValueError: one"
+    assert wording.brief(ValueError("it raised:\nNo compiler\nmore")) == "ValueError: it raised: No compiler"
+    assert wording.brief(ValueError()) == "ValueError"
+
+
+def test_every_step_has_a_name_in_charts():
+    cases = itertools.chain(*steps.CASES.values())
+    assert {case.network for case in cases} <= set(charts._NETWORKS)
 
 
 @pytest.mark.parametrize("has_chart", [False, True])
