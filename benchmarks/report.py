@@ -137,7 +137,7 @@ def _without_unused_runs(report: Report, runs: list[dict[str, Any]]) -> Report:
 
 
 def _left_out_later(report: Report, later: Report) -> dict[str, str]:
-    """What the later report leaves out: of its own cases, where the earlier one has measured the contender in others."""
+    """What the later report leaves out: of its own cases, where the earlier one measured the contender in others."""
     known = contenders(report)
     cases = {f", of {row['label']}": None for row in later["rows"]}
     return {
