@@ -172,11 +172,13 @@ nb::dict transpose_program(int64_t element_bytes, const std::vector<int64_t>& si
 void use_plan_directory(const std::string& directory) {
   plan_store().use_directory(directory);
   check_store().use_directory(directory);
+  nvrtc::stored_programs().use_directory(directory);
 }
 
 std::string plan_directory_error() {
-  const std::string error = plan_store().info().error;
-  return error.empty() ? check_store().info().error : error;
+  for (const FileStore::Info& info : {plan_store().info(), check_store().info(), nvrtc::stored_programs().info()})
+    if (!info.error.empty()) return info.error;
+  return "";
 }
 
 // Returns the bytes, or nothing if cuDNN does not support the problem. Throws std::runtime_error for an error that may
@@ -199,7 +201,7 @@ std::optional<int64_t> batch_norm_workspace(int64_t device, bool is_backward, in
 nb::dict plan_cache_info() {
   nb::dict info = as_dict(conv_plan_cache_info());
   info["recorded"] = num_retained_for_cuda_graphs();
-  const PlanStore::Info stored = plan_store().info();
+  const FileStore::Info stored = plan_store().info();
   info["disk_hits"] = stored.hits;
   info["disk_misses"] = stored.misses;
   const EngineCheckInfo checks = engine_check_info();

@@ -110,9 +110,7 @@ void DepthwisePlan::run(CUstream stream, const void* x, const void* dy, void* dw
 
 void check_depthwise(const DepthwiseKey& key) { find_variant(key); }
 
-void check_compiler(int device) {
-  nvrtc::compile("extern \"C\" __global__ void nothing() {}", gpu_of(device).architecture);
-}
+void check_compiler(int device) { nvrtc::compile_nothing(gpu_of(device).architecture); }
 
 std::shared_ptr<const DepthwisePlan> depthwise_plan(const DepthwiseKey& key) {
   return caches().of(key.device).get(key, [&] { return build(key); });

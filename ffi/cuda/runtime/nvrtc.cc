@@ -147,8 +147,23 @@ std::string version() {
 std::shared_ptr<const std::string> compile(const std::string& source, int architecture) {
   if (!ready) load({});
   static auto& compiled = *new LruCache<std::string, std::string, std::hash<std::string>>(kCapacity);
-  return compiled.get(std::to_string(architecture) + " " + source,
-                      [&] { return std::make_shared<const std::string>(compile_uncached(source, architecture)); });
+  const std::string key = "sm_" + std::to_string(architecture) + " by NVRTC " + version() + "\n" + source;
+  return compiled.get(key, [&] {
+    if (auto stored = stored_programs().read(key)) return std::make_shared<const std::string>(*std::move(stored));
+    auto code = std::make_shared<const std::string>(compile_uncached(source, architecture));
+    stored_programs().write(key, *code);
+    return code;
+  });
+}
+
+void compile_nothing(int architecture) {
+  if (!ready) load({});
+  compile_uncached("extern \"C\" __global__ void nothing() {}", architecture);
+}
+
+FileStore& stored_programs() {
+  static auto& store = *new FileStore(".cubin");
+  return store;
 }
 
 }  // namespace jaxgrad::nvrtc

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda/runtime/file_store.h"
+
 namespace jaxgrad::nvrtc {
 
 // NVRTC is missing, or a program does not compile, at any time; what() has the messages of the compiler.
@@ -20,7 +22,13 @@ void load(const std::vector<std::string>& paths);
 std::string version();  // "13.0"; empty before load()
 
 // Compiles CUDA C++ to machine code for an architecture, 10 * major + minor compute capability. The programs used last
-// are kept. Thread-safe. Throws Error, and std::runtime_error for an error that may pass.
+// are kept, and all of them in the directory of stored_programs(). Thread-safe. Throws Error, and std::runtime_error
+// for an error that may pass.
 std::shared_ptr<const std::string> compile(const std::string& source, int architecture);
+
+// Compiles an empty program. Throws as compile().
+void compile_nothing(int architecture);
+
+FileStore& stored_programs();
 
 }  // namespace jaxgrad::nvrtc

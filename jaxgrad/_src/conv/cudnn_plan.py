@@ -16,8 +16,8 @@ from jaxgrad._src.conv.geometry import ConvGeometry
 from jaxgrad._src.conv.kernel_layouts import kernel_layouts
 from jaxgrad._src.conv.problem import ConvProblem
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
+from jaxgrad._src.core.plan_directory import warn_if_not_writable
 from jaxgrad._src.core.settings import SEARCHES, Settings
-from jaxgrad._src.core.warn import warn_caller
 from jaxgrad._src.native import cuda
 
 _logger = logging.getLogger("jaxgrad")
@@ -85,8 +85,7 @@ def cudnn_plan(
             search=search_mode(settings),
             workspace_limit=limit,
         )
-        if error := cuda.module.plan_directory_error():
-            _warn_once_about_directory(settings.plan_cache_dir, error)
+        warn_if_not_writable()
         if found is not None:
             plan = CudnnPlan(geometry, *found)
             _logger.debug(
@@ -116,11 +115,3 @@ def _default_workspace_limit(device: int | None) -> int:
         return _MAX_WORKSPACE_LIMIT
     share = cuda.module.total_memory(device) // _WORKSPACE_LIMIT_DIVISOR
     return min(_MAX_WORKSPACE_LIMIT, 1 << share.bit_length() - 1)
-
-
-@cache
-def _warn_once_about_directory(path: str | None, error: str) -> None:
-    warn_caller(
-        f"jaxgrad cannot write to plan_cache_dir={path!r} and will time plans again in the next process: {error}",
-        RuntimeWarning,
-    )

@@ -36,10 +36,12 @@ class Settings:
         (rounded down to a power of two) where that is less.
       deterministic: use only engines that return the same bits in every run. Times differ from run to run, so
         "exhaustive" then behaves as "heuristic".
-      plan_cache_dir: a directory in which the exhaustive search keeps its choices, so that a machine times a call once
-        and not once per process. None: no directory. It applies to the whole process and may be shared by processes.
-        The initial value comes from the environment variable JAXGRAD_PLAN_CACHE_DIR. Programs do not depend on it,
-        only the choice of engines does. `jaxgrad.plan_cache_info` counts its use.
+      plan_cache_dir: a directory in which the exhaustive search keeps its choices, and jaxgrad its compiled CUDA
+        kernels, so that a machine times a call and compiles a kernel once and not once per process. None: no directory.
+        It applies to the whole process and may be shared by processes. The GPU runs the kernels in it: nobody else
+        should be able to write there. The initial value comes from the environment variable JAXGRAD_PLAN_CACHE_DIR.
+        Programs do not depend on it, only the choice of engines does. `jaxgrad.plan_cache_info` counts the choices
+        that it had.
       tuning: a `jaxgrad.Tuning`, whose measured choices come before those of jaxgrad. None: no tuning.
     """
 

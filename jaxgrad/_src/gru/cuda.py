@@ -18,6 +18,7 @@ from jax import lax
 from jaxgrad._src.core.batching import fold, unfold
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.op import Rejection
+from jaxgrad._src.core.plan_directory import warn_if_not_writable
 from jaxgrad._src.core.precision import allows_tf32, default_precision
 from jaxgrad._src.gru import xla
 from jaxgrad._src.gru.backend import PASSES, Gradients, GruBackend
@@ -194,6 +195,7 @@ def _load(call: GruProblem) -> str:
         features = call.has_lengths, call.has_resets
         if reason := cuda.module.load_gru_kernel(pass_name == "backward", *_key(call), *features):
             return str(reason)
+    warn_if_not_writable()
     return ""
 
 
