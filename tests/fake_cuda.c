@@ -28,6 +28,8 @@
 
    FAKE_NVRTC: the status of compiling a program; default 0
 
+   FAKE_CUBIN: the bytes of a compiled program, which are checked when it is loaded; default 1
+
    FAKE_DRIVER: the version of the driver; default 13000
 
    FAKE_MAJOR, FAKE_MINOR: the compute capability; default 9 and 0
@@ -553,13 +555,16 @@ int nvrtcCompileProgram(void) {
 }
 int nvrtcGetProgramLogSize(void* program, size_t* size) { return (void)program, *size = 19, 0; }
 int nvrtcGetProgramLog(void* program, char* log) { return (void)program, strcpy(log, "the fake has a log"), 0; }
+static char code_at(long i) { return (char)(i * 7); } /* all bytes, among them ends of lines and of strings */
 int nvrtcGetCUBINSize(void* program, size_t* size) {
   MAY_FAIL;
-  return (void)program, *size = 1, 0;
+  return (void)program, *size = (size_t)number_of("FAKE_CUBIN", 1), 0;
 }
 int nvrtcGetCUBIN(void* program, char* code) {
   MAY_FAIL;
-  return (void)program, *code = 0, 0;
+  const long bytes = number_of("FAKE_CUBIN", 1);
+  for (long i = 0; i < bytes; ++i) code[i] = code_at(i);
+  return (void)program, 0;
 }
 
 /* --- the driver ----------------------------------------------------------------------------------------------------
@@ -677,8 +682,11 @@ int cuMemGetInfo_v2(size_t* available, size_t* total) {
   *available = number_of("FAKE_FREE", 1ull << 30);
   return *total = number_of("FAKE_TOTAL", 12ull << 30), 0;
 }
-int cuModuleLoadData(void** module) {
+int cuModuleLoadData(void** module, const char* code) {
   USES_CONTEXT;
+  const long bytes = number_of("FAKE_CUBIN", 1);
+  for (long i = 0; i < bytes; ++i)
+    if (code[i] != code_at(i)) return 200; /* CUDA_ERROR_INVALID_IMAGE */
   __sync_add_and_fetch(&modules, 1);
   return *module = (void*)1, 0;
 }
