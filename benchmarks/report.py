@@ -113,8 +113,9 @@ def joined(report: Report, later: Report) -> Report:
     rows = _by_case(_in_run(row, 0) for row in report["rows"])
     for key, row in _by_case(_in_run(row, all_runs.index(this_run)) for row in later["rows"]).items():
         rows[key] = _with_missing(row, rows.get(key))
-    left_out = {**_still_left_out(report, later), **_left_out_later(report, later)}
-    return _without_unused_runs({**later, "left_out": left_out, "rows": list(rows.values())}, all_runs)
+    joined_rows = list(rows.values())
+    left_out = {**_still_left_out(report, later), **_left_out_later(report, later, joined_rows)}
+    return _without_unused_runs({**later, "left_out": left_out, "rows": joined_rows}, all_runs)
 
 
 def _in_run(row: Row, run: int) -> Row:
@@ -136,13 +137,14 @@ def _without_unused_runs(report: Report, runs: list[dict[str, Any]]) -> Report:
     return {**report, "environments": [runs[run] for run in used], "rows": rows}
 
 
-def _left_out_later(report: Report, later: Report) -> dict[str, str]:
-    """What the later report leaves out: of its own cases, where the earlier one measured the contender in others."""
-    known = contenders(report)
-    cases = {f", of {row['label']}": None for row in later["rows"]}
-    return {
-        name + case: reason for name, reason in later["left_out"].items() for case in (cases if name in known else [""])
-    }
+def _left_out_later(report: Report, later: Report, rows: list[Row]) -> dict[str, str]:
+    """What the later report leaves out. A contender that the earlier one measured is missing in some cases only."""
+    known, found = contenders(report), {}
+    labels = {row["label"] for row in later["rows"]}
+    for name, reason in later["left_out"].items():
+        lacking = [f", of {row['label']}" for row in rows if row["label"] in labels and name not in row["times_ms"]]
+        found |= dict.fromkeys((name + case for case in (lacking if name in known else [""])), reason)
+    return found
 
 
 def _still_left_out(report: Report, later: Report) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -163,8 +164,9 @@ def test_forced_cudnn_runs_every_pass(case):
         ((8, 0), {"bfloat16 2D"}),
     ],
 )
-def test_features_first(capability, features_last, monkeypatch):
+def test_features_first(capability, features_last, monkeypatch, request):
     """cuDNN takes the layout that XLA gives to a convolution of this GPU: the arrays around it have it too."""
+    request.addfinalizer(jax.clear_caches)  # they hold plans for this GPU
     monkeypatch.setattr(cuda, "compute_capability", lambda: capability)
     found = set()
     with jax.enable_x64(True):
@@ -177,6 +179,22 @@ def test_features_first(capability, features_last, monkeypatch):
             assert (last, first) in ((3, 0), (0, 3))
             found |= {f"{dtype} {len(spatial)}D"} if last else set()
     assert found == features_last
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        ([SimpleNamespace(compute_capability="8.6"), SimpleNamespace(compute_capability="9.0")], (8, 6)),
+        ([SimpleNamespace(compute_capability="12.1")], (12, 1)),
+        ([SimpleNamespace(compute_capability="10.3a")], (10, 3)),
+        ([SimpleNamespace(compute_capability="unknown")], None),
+        ([SimpleNamespace()], None),
+        ([], None),
+    ],
+)
+def test_compute_capability(devices, expected, monkeypatch):
+    monkeypatch.setattr(cuda.jax, "local_devices", lambda backend: devices)
+    assert cuda.compute_capability.__wrapped__() == expected
 
 
 def test_cpu_program_has_no_cudnn_call():

@@ -92,7 +92,9 @@ report(texts=texts, unit=unit(), compilations=fake.fake_compilations(), forced=l
     assert len(_calls(found["texts"][0])) == len(_calls(found["forced"])) == 1
     assert found["unit"] == ["cuda", "jaxgrad's own kernel"]
     assert found["forced_unit"] == ["cuda", "forced by implementation='cuda'"]
-    assert "'cuda' (jaxgrad's own kernel; row 'depthwise with a large window, channels last'" in found["whole"]
+    assert (
+        "'cuda' (jaxgrad's own kernel; row 'depthwise with a large window, channels last in memory'" in found["whole"]
+    )
     assert found["compilations"] == 3  # the forward pass, the weight gradient, and the empty program that tests NVRTC
 
 

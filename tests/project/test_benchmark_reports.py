@@ -84,10 +84,11 @@ def test_facts_name_what_is_left_out():
     assert third == f"Left out: {CUDNN_RNN}, of c, forward (no algorithm)."
 
 
-def test_a_contender_that_only_a_later_run_lacks_is_left_out_of_its_cases():
+def test_a_contender_that_only_a_later_run_lacks_is_left_out_of_its_new_cases():
     earlier = _report([_gru_row("forward", {SCAN: 6.0, TORCH_GRU: 8.0})])
+    new = [_gru_row(measure, {SCAN: 6.0}, label="another") for measure in ("forward", "forward+backward")]
     later = _report(
-        [_gru_row(measure, {SCAN: 6.0}, label="another") for measure in ("forward", "forward+backward")],
+        [_gru_row("forward", {SCAN: 5.0}), *new],
         left_out={TORCH_GRU: "broken", CUDNN_RNN: "missing"},
     )
     assert report.joined(earlier, later)["left_out"] == {f"{TORCH_GRU}, of another": "broken", CUDNN_RNN: "missing"}

@@ -2,8 +2,8 @@
 
 cuDNN takes channels-last layouts, and channels-first ones where XLA keeps them (`kernel_layouts`). XLA transposes
 operands of other layouts, and filters, before the call, and results after it; it can fuse these transposes with
-surrounding operations, or give those the kernel's layout. The handler itself transposes a weight gradient where
-jaxgrad's kernel is faster, and then also reverses its window if needed.
+surrounding operations, or compute those operations in the kernel's layout. The handler itself transposes a weight
+gradient where jaxgrad's kernel is faster, and then also reverses its window if needed.
 """
 
 from __future__ import annotations

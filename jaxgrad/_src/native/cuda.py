@@ -7,6 +7,7 @@ first use.
 from __future__ import annotations
 
 import logging
+import re
 from functools import cache
 from typing import Any
 
@@ -68,12 +69,13 @@ def device_kind() -> str | None:
 
 @cache
 def compute_capability() -> tuple[int, int] | None:
-    """Returns the compute capability of the first GPU that JAX uses, or None."""
+    """Returns the compute capability of the first GPU that JAX uses; None if there is none, or JAX does not know it."""
     try:
-        major, minor = map(int, jax.local_devices(backend="cuda")[0].compute_capability.split("."))
+        device = jax.local_devices(backend="cuda")[0]
     except (RuntimeError, IndexError):
         return None
-    return major, minor
+    found = re.match(r"(\d+)\.(\d+)", getattr(device, "compute_capability", ""))
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def use_plan_directory(path: str | None) -> None:
