@@ -175,6 +175,8 @@ void use_plan_directory(const std::string& directory) {
   nvrtc::stored_programs().use_directory(directory);
 }
 
+std::string plan_directory() { return nvrtc::stored_programs().directory(); }
+
 std::string plan_directory_error() {
   for (const FileStore::Info& info : {plan_store().info(), check_store().info(), nvrtc::stored_programs().info()})
     if (!info.error.empty()) return info.error;
@@ -240,7 +242,8 @@ NB_MODULE(_cuda, module) {
              nb::arg("from_strides"), nb::arg("to_strides"), "The source and launch parameters of a transpose.");
   module.def("total_memory", &driver::total_memory, nb::arg("device"), "Bytes of memory of a device.");
   module.def("use_plan_directory", &use_plan_directory, nb::arg("directory"),
-             "Sets the directory of stored search results; an empty path disables it.");
+             "Sets the directory of stored search results and kernels; an empty path disables it.");
+  module.def("plan_directory", &plan_directory, "The directory of stored search results and kernels; empty for none.");
   module.def("plan_directory_error", &plan_directory_error,
              "The error of the last write to the directory that failed; empty if none failed.");
   module.def("batch_norm_workspace", &batch_norm_workspace, nb::arg("device"), nb::arg("is_backward"), nb::arg("type"),

@@ -55,6 +55,7 @@ def test_an_override_ends_with_an_error():
         ({"workspace_limit": True}, TypeError, r"workspace_limit must be an int \(bytes\) or None, got bool"),
         ({"deterministic": 1}, TypeError, "deterministic must be a bool, got int"),
         ({"plan_cache_dir": 1}, TypeError, "plan_cache_dir must be a path or None, got int"),
+        ({"plan_cache_dir": b"/\xff"}, ValueError, r"plan_cache_dir must be valid UTF-8, got '/\\udcff'"),
         ({"tuning": "tuning.json"}, TypeError, "tuning must be a jaxgrad.Tuning or None, got str"),
         (
             {"speed": 1},
@@ -80,7 +81,7 @@ def test_plan_cache_dir_is_process_wide(tmp_path, run_python):
     assert config.current().plan_cache_dir == str(tmp_path)
     script = "from jaxgrad import config; print(repr(config.current().plan_cache_dir))"
     assert run_python(script, JAXGRAD_PLAN_CACHE_DIR="/a/path").stdout.strip() == "'/a/path'"
-    assert run_python(script, JAXGRAD_PLAN_CACHE_DIR="").stdout.strip() == "None"
+    assert run_python(script, JAXGRAD_PLAN_CACHE_DIR="").stdout.strip() == "''"  # no directory
 
 
 @jax.jit

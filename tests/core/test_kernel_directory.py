@@ -13,6 +13,7 @@ pytestmark = NEEDS_CUDA_MODULE
 _PRELUDE = """
 import ctypes, json, warnings
 import jax
+OF_JAX
 fake = ctypes.CDLL("libcuda.so.1")
 import jaxgrad
 from jaxgrad._src.native import cuda
@@ -47,9 +48,11 @@ _GRU = "(gru, (5, 2, 32), (1, 96, 32), (1, 96, 32))"  # both passes
 def run(on_fake_cuda, tmp_path):
     """Lowers calls in a fresh process with a directory."""
 
-    def run(*calls, directory=tmp_path, **environment):
-        script = _PRELUDE.replace("CALLS", f"[{', '.join(calls)}]")
-        return on_fake_cuda(script, JAXGRAD_PLAN_CACHE_DIR=str(directory), **environment)
+    def run(*calls, directory=tmp_path, of_jax="", **environment):
+        script = _PRELUDE.replace("CALLS", f"[{', '.join(calls)}]").replace("OF_JAX", of_jax)
+        if directory is not None:
+            environment["JAXGRAD_PLAN_CACHE_DIR"] = str(directory)
+        return on_fake_cuda(script, **environment)
 
     return run
 
@@ -94,3 +97,19 @@ def test_an_unwritable_directory(run, tmp_path):
     assert "compile kernels again" in warned
     assert str(tmp_path / "file" / "directory") in warned
     assert "Not a directory" in warned
+
+
+def test_the_compilation_cache_of_jax(run, tmp_path, monkeypatch):
+    """Without a directory of its own, jaxgrad takes one in JAX's cache, also where that is set later."""
+    monkeypatch.delenv("JAXGRAD_PLAN_CACHE_DIR", raising=False)
+    own, cache = tmp_path / "jaxgrad", {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
+    assert run(_GRU, directory="", **cache)["compiled"] == 2
+    assert not own.exists()
+    assert run(_GRU, directory=None, **cache)["compiled"] == 2
+    assert len(list(own.glob("*.cubin"))) == 2
+    later = f'jax.config.update("jax_compilation_cache_dir", {str(tmp_path)!r})'
+    assert run(_GRU, directory=None, of_jax=f"import jaxgrad; {later}")["compiled"] == 0
+    assert (
+        run(_GRU, directory=None, of_jax=later.replace(repr(str(tmp_path)), "'gs://bucket/of/a/cloud'"))["compiled"]
+        == 2
+    )

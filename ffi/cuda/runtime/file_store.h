@@ -26,13 +26,12 @@ class FileStore {
 
   // Sets the directory, which is created at the first write. An empty path disables files.
   void use_directory(const std::string& directory);
+  std::string directory();
   std::optional<std::string> read(const std::string& key);
   void write(const std::string& key, const std::string& value);
   Info info();
 
  private:
-  std::string directory();
-
   const char* const suffix_;
   std::mutex mutex_;  // guards the members below; not held during file operations
   std::string directory_, error_;

@@ -16,7 +16,7 @@ from jaxgrad._src.conv.geometry import ConvGeometry
 from jaxgrad._src.conv.kernel_layouts import kernel_layouts
 from jaxgrad._src.conv.problem import ConvProblem
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
-from jaxgrad._src.core.plan_directory import warn_if_not_writable
+from jaxgrad._src.core.plan_directory import plan_directory
 from jaxgrad._src.core.settings import SEARCHES, Settings
 from jaxgrad._src.native import cuda
 
@@ -73,19 +73,19 @@ def cudnn_plan(
         with contextlib.suppress(RuntimeError):  # without NVRTC the engine is used unchecked
             cuda.nvrtc_unavailable()
         start = time.perf_counter()
-        found = cuda.module.conv_plan(
-            device,
-            PASSES.index(pass_name),
-            cuda.float_type(problem.dtype),
-            shapes,
-            geometry.attributes(),
-            **epilogue._asdict(),
-            allow_tf32=allow_tf32,
-            deterministic=settings.deterministic,
-            search=search_mode(settings),
-            workspace_limit=limit,
-        )
-        warn_if_not_writable()
+        with plan_directory():
+            found = cuda.module.conv_plan(
+                device,
+                PASSES.index(pass_name),
+                cuda.float_type(problem.dtype),
+                shapes,
+                geometry.attributes(),
+                **epilogue._asdict(),
+                allow_tf32=allow_tf32,
+                deterministic=settings.deterministic,
+                search=search_mode(settings),
+                workspace_limit=limit,
+            )
         if found is not None:
             plan = CudnnPlan(geometry, *found)
             _logger.debug(

@@ -24,7 +24,7 @@ from jaxgrad._src.conv.problem import (
 from jaxgrad._src.conv.xla import bias_gradient
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.op import Rejection
-from jaxgrad._src.core.plan_directory import warn_if_not_writable
+from jaxgrad._src.core.plan_directory import plan_directory
 from jaxgrad._src.native import cuda
 from jaxgrad._src.native.ffi import empty_if_none, ffi_call
 
@@ -110,20 +110,18 @@ def kernel_rejection(pass_name: str, problem: ConvProblem) -> str:
 
 
 @cleared_lru_cache(4096)
+@plan_directory()
 def _compile(pass_name: str, problem: ConvProblem, relu: bool) -> int:
     """Compiles the kernel of a call for the first GPU that JAX uses, and returns the bytes of workspace.
 
     The bytes depend only on the kind of that GPU, so that every host lowers the same program.
     """
     device, *arguments = _arguments(cuda.gpu_ordinal(), problem)
-    workspace = 0
     if pass_name == "weight_gradient":
-        workspace = int(cuda.module.depthwise_weight_gradient_plan(device, *arguments))
-    else:
-        dtype, *arguments = arguments
-        cuda.module.prepare_depthwise_convolution(device, PASSES.index(pass_name), dtype, relu, *arguments)
-    warn_if_not_writable()
-    return workspace
+        return int(cuda.module.depthwise_weight_gradient_plan(device, *arguments))
+    dtype, *arguments = arguments
+    cuda.module.prepare_depthwise_convolution(device, PASSES.index(pass_name), dtype, relu, *arguments)
+    return 0
 
 
 def _arguments(device: int | None, problem: ConvProblem) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from functools import cache
 
 from jaxgrad._src.conv.geometry import ConvGeometry
 from jaxgrad._src.conv.problem import ConvProblem
+from jaxgrad._src.core.plan_directory import plan_directory
 from jaxgrad._src.native import cuda
 
 
@@ -36,6 +37,7 @@ def kernel_transposes(problem: ConvProblem, written: ConvGeometry) -> bool:
 
 
 @cache
+@plan_directory()
 def transpose_unavailable(device: int) -> str:
     """Returns why the kernel cannot run on a GPU; empty if it can, and then it is compiled and loaded there.
 

@@ -1,24 +1,29 @@
-"""The directory of `plan_cache_dir`, in which cuDNN's plans and compiled CUDA kernels are kept."""
+"""The directory in which cuDNN's plans and compiled CUDA kernels are kept: the setting `plan_cache_dir`."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from functools import cache
 
-from jaxgrad._src.core.settings import current
+from jaxgrad._src.core.settings import use_plan_directory
 from jaxgrad._src.core.warn import warn_caller
 from jaxgrad._src.native import cuda
 
 
-def warn_if_not_writable() -> None:
-    """Warns once if a plan or kernel could not be kept. To be called after one was made."""
+@contextlib.contextmanager
+def plan_directory() -> Iterator[None]:
+    """To make a plan or compile a kernel in. Warns once if it could not be kept."""
+    use_plan_directory()
+    yield
     if error := cuda.module.plan_directory_error():
-        _warn_once(current().plan_cache_dir, error)
+        _warn_once(cuda.module.plan_directory(), error)
 
 
 @cache
-def _warn_once(path: str | None, error: str) -> None:
+def _warn_once(path: str, error: str) -> None:
     warn_caller(
-        f"jaxgrad cannot write to plan_cache_dir={path!r}, and will time plans and compile kernels again in the next "
+        f"jaxgrad cannot write to its directory {path!r}, and will time plans and compile kernels again in the next "
         f"process: {error}",
         RuntimeWarning,
     )

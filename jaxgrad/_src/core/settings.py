@@ -37,11 +37,11 @@ class Settings:
       deterministic: use only engines that return the same bits in every run. Times differ from run to run, so
         "exhaustive" then behaves as "heuristic".
       plan_cache_dir: a directory in which the exhaustive search keeps its choices, and jaxgrad its compiled CUDA
-        kernels, so that a machine times a call and compiles a kernel once and not once per process. None: no directory.
-        It applies to the whole process and may be shared by processes. The GPU runs the kernels in it: nobody else
-        should be able to write there. The initial value comes from the environment variable JAXGRAD_PLAN_CACHE_DIR.
-        Programs do not depend on it, only the choice of engines does. `jaxgrad.plan_cache_info` counts the choices
-        that it had.
+        kernels, so that a machine times a call and compiles a kernel once and not once per process. None: "jaxgrad" in
+        the directory of JAX's persistent compilation cache, if there is one. An empty string: no directory. It applies
+        to the whole process and may be shared by processes. The GPU runs the kernels in it: nobody else should be able
+        to write there. The initial value comes from the environment variable JAXGRAD_PLAN_CACHE_DIR. Programs do not
+        depend on it, only the choice of engines does. `jaxgrad.plan_cache_info` counts the choices that it had.
       tuning: a `jaxgrad.Tuning`, whose measured choices come before those of jaxgrad. None: no tuning.
     """
 
@@ -70,6 +70,11 @@ class Settings:
             except TypeError:
                 given = type(self.plan_cache_dir).__name__
                 raise TypeError(f"jaxgrad.config: plan_cache_dir must be a path or None, got {given}") from None
+            try:
+                self.plan_cache_dir.encode()
+            except UnicodeEncodeError:
+                given = repr(self.plan_cache_dir)
+                raise ValueError(f"jaxgrad.config: plan_cache_dir must be valid UTF-8, got {given}") from None
         if self.tuning is not None and not isinstance(self.tuning, MeasuredChoices):
             raise TypeError(
                 f"jaxgrad.config: tuning must be a jaxgrad.Tuning or None, got {type(self.tuning).__name__}"
@@ -82,7 +87,7 @@ class Settings:
         return found + ([] if self.workspace_limit is None else [f"workspace_limit={self.workspace_limit}"])
 
 
-_process = Settings(plan_cache_dir=os.environ.get("JAXGRAD_PLAN_CACHE_DIR") or None)
+_process = Settings(plan_cache_dir=os.environ.get("JAXGRAD_PLAN_CACHE_DIR"))
 _process_lock = threading.Lock()
 
 
@@ -95,8 +100,20 @@ def _traced(settings: Settings) -> Settings:
 # imported, because each new one changes the keys of all programs.
 _context = jax.make_user_context(_traced(_process))
 forward_mode_enabled = jax.make_user_context(False)  # set by `jaxgrad.forward_mode`
-# Here and not where calls are lowered: an exported program may run in a process that lowers none.
-cuda.use_plan_directory(_process.plan_cache_dir)
+
+
+def use_plan_directory() -> None:
+    """Tells the CUDA module the directory in force. To be called before plans and kernels are made.
+
+    It is called here too: an exported program may run in a process that lowers no call.
+    """
+    directory, of_jax = _process.plan_cache_dir, jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if directory is None and of_jax and "://" not in of_jax:  # JAX's may be in a cloud storage
+        directory = os.path.join(of_jax, "jaxgrad")
+    cuda.use_plan_directory(directory or "")
+
+
+use_plan_directory()
 
 
 def current() -> Settings:
@@ -129,7 +146,7 @@ def update(**changes: Any) -> None:
         _process = _changed(_process, changes)
         _context.set_global(_traced(_process))
         if "plan_cache_dir" in changes:
-            cuda.use_plan_directory(_process.plan_cache_dir)
+            use_plan_directory()
 
 
 def override(**changes: Any) -> contextlib.AbstractContextManager[Settings]:

@@ -18,7 +18,7 @@ from jax import lax
 from jaxgrad._src.core.batching import fold, unfold
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.op import Rejection
-from jaxgrad._src.core.plan_directory import warn_if_not_writable
+from jaxgrad._src.core.plan_directory import plan_directory
 from jaxgrad._src.core.precision import allows_tf32, default_precision
 from jaxgrad._src.gru import xla
 from jaxgrad._src.gru.backend import PASSES, Gradients, GruBackend
@@ -189,13 +189,13 @@ def _kernel_rejection(call: GruProblem) -> str:
 
 
 @cleared_lru_cache(4096)
+@plan_directory()
 def _load(call: GruProblem) -> str:
     """Compiles and loads the kernels of both passes. Returns why that is impossible; empty if they are loaded."""
     for pass_name in PASSES:
         features = call.has_lengths, call.has_resets
         if reason := cuda.module.load_gru_kernel(pass_name == "backward", *_key(call), *features):
             return str(reason)
-    warn_if_not_writable()
     return ""
 
 

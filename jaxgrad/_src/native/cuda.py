@@ -78,10 +78,10 @@ def compute_capability() -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def use_plan_directory(path: str | None) -> None:
-    """Sets the directory in which cuDNN's plans are kept; None for none."""
-    if module is not None:
-        module.use_plan_directory(path or "")
+def use_plan_directory(path: str) -> None:
+    """Sets the directory in which cuDNN's plans and compiled kernels are kept; empty for none."""
+    if module is not None and path != module.plan_directory():
+        module.use_plan_directory(path)
 
 
 def unavailable() -> str:
