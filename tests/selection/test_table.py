@@ -11,6 +11,7 @@ import benchmarks_package  # noqa: F401
 import jax
 import numpy as np
 import pytest
+from cuda_module import NEEDS_CUDA_MODULE
 
 import jaxgrad
 from benchmarks import preferences, report
@@ -281,6 +282,7 @@ def test_explain_names_the_row():
     assert forced.preference == ""
 
 
+@NEEDS_CUDA_MODULE
 def test_calls_are_recorded_without_plans(monkeypatch):
     """Plans of all calls would take minutes on a GPU. The call to measure has one, and the caches are clean then."""
     asked = []
