@@ -11,13 +11,11 @@ import benchmarks_package  # noqa: F401
 import jax
 import numpy as np
 import pytest
-from cuda_module import NEEDS_CUDA_MODULE
 
 import jaxgrad
 from benchmarks import preferences, report
 from jaxgrad._src.batch_norm.cudnn import BatchNormFeatures
 from jaxgrad._src.conv.cudnn import CudnnBackend
-from jaxgrad._src.conv.depthwise_cuda import kernel_rejection
 from jaxgrad._src.conv.features import ConvFeatures
 from jaxgrad._src.core.environment import Environment
 from jaxgrad._src.core.tuning import Choice
@@ -280,21 +278,3 @@ def test_explain_names_the_row():
     assert str(explained).endswith(f"; {explained.preference})")
     forced = jaxgrad.explain(*call, dimension_numbers=_NHWC, platform="cpu", implementation="cpu")
     assert forced.preference == ""
-
-
-@NEEDS_CUDA_MODULE
-def test_calls_are_recorded_without_plans(monkeypatch):
-    """Plans of all calls would take minutes on a GPU. The call to measure has one, and the caches are clean then."""
-    asked = []
-    monkeypatch.setattr(cuda, "gpu_ordinal", lambda: asked.append("GPU"))
-    depthwise = next(each for each in preferences._functions("gpu") if "feature_group_count=144" in str(each[0]))
-    monkeypatch.setattr(preferences, "_functions", lambda platform: [depthwise])
-    monkeypatch.setattr(preferences, "_calls_with_functions", preferences._calls_with_functions.__wrapped__)
-    texts = preferences.calls.__wrapped__("gpu")
-    assert len(texts) == len(PASSES["conv"])
-    assert not asked
-    assert kernel_rejection.cache_info().currsize == 0
-    for text in texts:
-        recorded = preferences._with_plan(text, "gpu")
-        assert recorded.call.text(recorded.pass_name) == text
-    assert asked
