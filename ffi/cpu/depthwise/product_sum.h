@@ -18,10 +18,13 @@ struct ProductSum {
   int64_t channels;
 
   void run(const Axis (&axes)[kDepthwiseAxes]) const {
-    for_output_tiles<false>(axes, [&](auto stride, const Tiling& tiling, const OutputRow& row, Tile tile) {
-      for_parts(tile, tiling.apart, [&](Tile part, auto outputs) {
+    const Axis &outer = axes[0], &inner = axes[1], &last = axes[2];
+    for_output_tiles<false>(axes, x_steps, [&](auto stride, const Tiling& tiling, const OutputTile& tile) {
+      const S* const row = dy + (outer.out + tile.i) * dy_steps[0] + (inner.out + tile.j) * dy_steps[1];
+      for_parts<decltype(stride)::value>(tiling, tile, [&](const OutputTile& part, auto outputs) {
         for_vectors<float>(channels, [&](int64_t c, auto lanes) {
-          run<decltype(stride)::value, decltype(outputs)::value>(axes, tiling, row, part, c, lanes);
+          const S* const from = row + (last.out + part.first) * dy_steps[2] + c;
+          add<decltype(stride)::value, decltype(outputs)::value>(tiling, part, from, c, lanes);
         });
       });
     });
@@ -29,14 +32,18 @@ struct ProductSum {
 
  private:
   // Calls body(part, Constant<n>) for parts of n outputs each: dy of outputs that do not exist cannot be multiplied.
-  template <class Body>
-  static void for_parts(Tile tile, int64_t apart, Body body) {
+  template <int kStride, class Body>
+  static void for_parts(const Tiling& tiling, OutputTile tile, Body body) {
+    int64_t left = tile.count;
     auto take = [&](auto outputs) {
       constexpr int n = decltype(outputs)::value;
-      if (tile.count < n) return;
-      body(Tile{tile.first, n}, outputs);
-      tile.first += n * apart;
-      tile.count -= n;
+      if (left < n) return;
+      left -= n;
+      tile.count = n;
+      body(tile, outputs);
+      tile.first += n * tiling.apart;
+      tile.x += n * kStride * tile.x_step, tile.x_new += n * kStride * tile.x_step;
+      tile.inside = tiling.inputs_inside(tile.first, 0);
     };
     take(Constant<kTile>{});
     if constexpr (kTile > 8) take(Constant<8>{});
@@ -45,34 +52,33 @@ struct ProductSum {
     take(Constant<1>{});
   }
 
+  // Adds the products of a tile for one vector of channels. `from` is the dy of its first output. Not inlined, as the
+  // same in WindowSum.
   template <int kStride, int kOutputs, class Lanes>
-  void run(const Axis (&axes)[kDepthwiseAxes], const Tiling& tiling, const OutputRow& row, Tile tile, int64_t c,
-           Lanes lanes) const {
-    const S* const first_output = dy + c + (axes[0].out + row.i) * dy_steps[0] + (axes[1].out + row.j) * dy_steps[1] +
-                                  (axes[2].out + tile.first) * dy_steps[2];
+  __attribute__((noinline)) void add(const Tiling& tiling, const OutputTile& tile, const S* from, int64_t c,
+                                     Lanes lanes) const {
+    const int64_t dy_step = tiling.apart * dy_steps[2];
     Vector<float> outputs[kOutputs];
 #pragma GCC unroll 16
-    for (int t = 0; t < kOutputs; ++t) outputs[t] = load(first_output + t * tiling.apart * dy_steps[2], lanes);
+    for (int t = 0; t < kOutputs; ++t) outputs[t] = load(from + t * dy_step, lanes);
     if (bias_sums != nullptr) {
       Vector<float> total = outputs[0];
 #pragma GCC unroll 16
       for (int t = 1; t < kOutputs; ++t) total += outputs[t];
       store(bias_sums + c, load(bias_sums + c) + total);
     }
-    const int64_t step = tiling.unit() * x_steps[2];
-    prefetch_next_row(axes, row, x + c + tiling.first_input(tile, 0) * x_steps[2], x_steps, tile.count * kStride, step);
-    for_rows(axes, row, x + c, x_steps, [&](const S* from, int64_t taps_before) __attribute__((always_inline)) {
+    prefetch_inputs<kOutputs * kStride>(tile, x + c, x_steps[1]);
+    prefetch<kOutputs>(from + dy_steps[1], dy_step);
+    for_rows(tile, x + c, [&](const S* row, int64_t taps_before) __attribute__((always_inline)) {
       float* const to = sums + taps_before * sums_step + c;
-      for_chunks(axes[2].taps, tiling.chunk, [&](int64_t k, auto chunk) __attribute__((always_inline)) {
+      tiling.for_taps<kStride>(tile, [&](int64_t k, auto chunk, InputSet inside) __attribute__((always_inline)) {
         constexpr int n = decltype(chunk)::value;
-        const int64_t first = tiling.first_input(tile, k);
-        constexpr int kAll = kInputs<kOutputs, n, kStride>;
-        const InputSet inside = tiling.inside(first, kAll);
-        const S* const inputs = from + first * x_steps[2];
-        if (inside.has_all(kAll)) {
-          add_outputs<kOutputs, n, kStride, false>(to + k * sums_step, sums_step, inputs, step, inside, outputs, lanes);
+        const S* const inputs = row + k * tile.x_tap;
+        float* const at = to + k * sums_step;
+        if (inside.has_all(kInputs<kOutputs, n, kStride>)) {
+          add_outputs<kOutputs, n, kStride, false>(at, sums_step, inputs, tile.x_step, inside, outputs, lanes);
         } else {
-          add_outputs<kOutputs, n, kStride, true>(to + k * sums_step, sums_step, inputs, step, inside, outputs, lanes);
+          add_outputs<kOutputs, n, kStride, true>(at, sums_step, inputs, tile.x_step, inside, outputs, lanes);
         }
       });
     });

@@ -16,16 +16,27 @@ constexpr int kTile = kRegisters * 7 / 16;
 template <int kOutputs, int kChunk, int kStride>
 constexpr int kInputs = (kOutputs - 1) * kStride + kChunk;
 
-// Inputs [begin, end) as a set of bits. Inputs outside of the set are padding, or belong to outputs that do not exist.
-struct InputSet {
-  uint64_t bits;
+// A set of inputs, as bits. Inputs outside of the set are padding, or belong to outputs that do not exist.
+class InputSet {
+ public:
+  static constexpr int kMax = 64;
 
-  InputSet(int64_t begin, int64_t end) : bits(below(end) & ~below(begin)) {}
-  bool has(int i) const { return (bits >> i & 1) != 0; }
-  bool has_all(int n) const { return bits == below(n); }
+  InputSet() = default;
+  InputSet(int64_t begin, int64_t end) : bits_(below(end) & ~below(begin)) {}
+
+  bool has(int i) const { return (bits_ >> i & 1) != 0; }
+  bool has_all(int n) const { return bits_ == below(n); }
+  // The inputs [begin, begin + count) of the set, counted from `begin`. begin and count are less than kMax.
+  InputSet part(int64_t begin, int64_t count) const {
+    InputSet found;
+    found.bits_ = bits_ >> begin & ~(~uint64_t{0} << count);
+    return found;
+  }
 
  private:
-  static uint64_t below(int64_t n) { return n <= 0 ? 0 : n >= 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
+  static uint64_t below(int64_t n) { return n <= 0 ? 0 : n >= kMax ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
+
+  uint64_t bits_ = 0;
 };
 
 // Keeps the compiler from loading a value again for each product.

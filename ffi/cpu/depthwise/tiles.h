@@ -6,9 +6,17 @@
 
 namespace jaxgrad::JAXGRAD_ISA {
 
-// Outputs first, first + apart, ... of an axis.
-struct Tile {
-  int64_t first, count;
+// Outputs first, first + apart, ... of the last axis, at position (i, j) of the other axes, and what they read: `rows`
+// rows of the window in each of `planes` planes, without those that lie in padding. It is the same for all channels.
+// Offsets and steps in the inputs are in elements, those in the weights are in taps.
+struct OutputTile {
+  int64_t i, j, first, count;
+  int64_t planes, rows;
+  int64_t x, x_plane, x_row, x_tap;  // tap 0 of the first row; steps to the next plane, row and tap
+  int64_t x_step;                    // from one input of a chunk to the next
+  int64_t w, w_plane, w_row;
+  int64_t new_rows, x_new;  // rows of inputs that the next row of outputs is the first to read; offset of the first
+  InputSet inside;          // inputs of the first block of taps that are no padding
 };
 
 class Tiling {
@@ -22,12 +30,12 @@ class Tiling {
       has_stride_2 = true;
     } else {  // outputs next to each other, one tap at a time
       unit_ = axis.stride;
-      chunk = 1;
+      chunk_ = block_ = 1;
     }
   }
 
-  // Calls body(Tile) for tiles of kMax outputs and one of the rest. With kMayOverlap, the last one may have kMax
-  // outputs too, of which some are in the tile before: few, because they are computed twice.
+  // Calls body(first, count) for tiles of kMax outputs and one of the rest. With kMayOverlap, the last one may have
+  // kMax outputs too, of which some are in the tile before: few, because they are computed twice.
   template <int kMax, bool kMayOverlap, class Body>
   JAXGRAD_INLINE void for_tiles(Body body) const {
     constexpr int64_t kMinRest = kMax * 2 / 3;
@@ -39,79 +47,100 @@ class Tiling {
           from = outputs - kMax;
           left = kMax;
         }
-        body(Tile{phase + from * apart, min_of(left, kMax)});
+        body(phase + from * apart, min_of(left, kMax));
       }
     }
   }
 
-  // The position of input 0 of the chunk of a tile that starts with tap k.
-  int64_t first_input(const Tile& tile, int64_t k) const { return axis_.input(tile.first, k); }
-  // Inputs of a chunk that are no padding: the first `used` ones from position `first` on.
-  InputSet inside(int64_t first, int64_t used) const {
-    return {steps(axis_.inputs.begin - first), min_of(steps(axis_.inputs.end - first), used)};
+  // Calls body(k, Constant<n>, inputs that are no padding) for chunks of n taps, from tap k on, of a row of the window.
+  // kStride is that of the register tile.
+  template <int kStride, class Body>
+  JAXGRAD_INLINE void for_taps(const OutputTile& tile, Body body) const {
+    for (int64_t from = 0; from < axis_.taps; from += block_) {
+      const InputSet inside = from == 0 ? tile.inside : inputs_inside(tile.first, from);
+      for_chunks(min_of(block_, axis_.taps - from), chunk_, [&](int64_t k, auto chunk) __attribute__((always_inline)) {
+        body(from + k, chunk, inside.part(k, (tile.count - 1) * kStride + decltype(chunk)::value));
+      });
+    }
+  }
+
+  // The inputs of a block of taps that are no padding, for the outputs from `first` on. Bit 0 is input 0 of tap k.
+  InputSet inputs_inside(int64_t first, int64_t k) const {
+    const int64_t from = axis_.input(first, k);
+    return {steps(axis_.inputs.begin - from), steps(axis_.inputs.end - from)};
   }
   int64_t unit() const { return unit_; }
 
   int64_t apart = 1;          // outputs between two outputs of a tile
-  int chunk = kMaxChunk;      // taps at a time, at most
   bool has_stride_2 = false;  // kStride of the register tile; otherwise 1
 
  private:
   int64_t steps(int64_t positions) const { return unit_ == 1 ? positions : ceil_div(positions, unit_); }
 
   const Axis& axis_;
-  int64_t unit_ = 1;  // positions between two inputs of a chunk
+  int64_t unit_ = 1;       // positions between two inputs of a chunk
+  int chunk_ = kMaxChunk;  // taps at a time, at most
+  // Taps whose inputs are in one set. The inputs of two taps that follow each other differ by one.
+  int64_t block_ = InputSet::kMax - kInputs<kTile, 1, 2>;
 };
 
-// A row of outputs, and the rows of the window at it that have inputs.
-struct OutputRow {
-  OutputRow(const Axis (&axes)[kDepthwiseAxes], int64_t i, int64_t j)
-      : i(i), j(j), outer(axes[0].taps_inside(i)), inner(axes[1].taps_inside(j)) {}
-
-  int64_t i, j;
-  Range outer, inner;
-};
-
-// Calls body(Constant<kStride of the register tile>, tiling, OutputRow, Tile) for the outputs of the axes.
+// Calls body(Constant<kStride of the register tile>, tiling, OutputTile) for the outputs of the axes.
 template <bool kMayOverlap, class Body>
-JAXGRAD_INLINE void for_output_tiles(const Axis (&axes)[kDepthwiseAxes], Body body) {
-  const Tiling tiling(axes[2]);
-  for (int64_t i = 0; i < axes[0].count; ++i)
-    for (int64_t j = 0; j < axes[1].count; ++j) {
-      const OutputRow row(axes, i, j);
-      tiling.for_tiles<kTile, kMayOverlap>([&](Tile tile) {
+JAXGRAD_INLINE void for_output_tiles(const Axis (&axes)[kDepthwiseAxes], const int64_t (&x_steps)[kDepthwiseAxes],
+                                     Body body) {
+  const Axis &outer = axes[0], &inner = axes[1], &last = axes[2];
+  const Tiling tiling(last);
+  OutputTile tile{};
+  tile.x_plane = outer.dilation * x_steps[0], tile.w_plane = inner.taps * last.taps;
+  tile.x_row = inner.dilation * x_steps[1], tile.w_row = last.taps;
+  tile.x_tap = last.dilation * x_steps[2], tile.x_step = tiling.unit() * x_steps[2];
+  for (tile.i = 0; tile.i < outer.count; ++tile.i) {
+    const Range planes = outer.taps_inside(tile.i);
+    for (tile.j = 0; tile.j < inner.count; ++tile.j) {
+      const Range rows = inner.taps_inside(tile.j);
+      tile.planes = planes.size(), tile.rows = rows.size();
+      tile.w = planes.begin * tile.w_plane + rows.begin * tile.w_row;
+      const int64_t x = outer.input(tile.i, planes.begin) * x_steps[0] + inner.input(tile.j, rows.begin) * x_steps[1];
+      const int64_t first_new = max_of(0, inner.input(tile.j, inner.taps - 1) + 1);
+      const int64_t last_plane = outer.input(tile.i, planes.end - 1);
+      const bool has_next = tile.j + 1 < inner.count && planes.size() > 0;
+      tile.new_rows = has_next ? min_of(inner.input(tile.j + 1, inner.taps), inner.inputs.end) - first_new : 0;
+      tiling.for_tiles<kTile, kMayOverlap>([&](int64_t first, int64_t count) {
+        tile.first = first, tile.count = count;
+        tile.x = x + last.input(first, 0) * x_steps[2];
+        tile.x_new = last_plane * x_steps[0] + first_new * x_steps[1] + last.input(first, 0) * x_steps[2];
+        tile.inside = tiling.inputs_inside(first, 0);
         if (tiling.has_stride_2) {
-          body(Constant<2>{}, tiling, row, tile);
+          body(Constant<2>{}, tiling, tile);
         } else {
-          body(Constant<1>{}, tiling, row, tile);
+          body(Constant<1>{}, tiling, tile);
         }
       });
     }
+  }
 }
 
 // Calls body(row of inputs, taps before it) for the rows of the window.
 template <class X, class Body>
-JAXGRAD_INLINE void for_rows(const Axis (&axes)[kDepthwiseAxes], const OutputRow& at, const X* x,
-                             const int64_t (&steps)[kDepthwiseAxes], Body body) {
-  for (int64_t a = at.outer.begin; a < at.outer.end; ++a)
-    for (int64_t b = at.inner.begin; b < at.inner.end; ++b)
-      body(x + axes[0].input(at.i, a) * steps[0] + axes[1].input(at.j, b) * steps[1],
-           (a * axes[1].taps + b) * axes[2].taps);
+JAXGRAD_INLINE void for_rows(const OutputTile& tile, const X* x, Body body) {
+  for (int64_t a = 0; a < tile.planes; ++a)
+    for (int64_t b = 0; b < tile.rows; ++b)
+      body(x + tile.x + a * tile.x_plane + b * tile.x_row, tile.w + a * tile.w_plane + b * tile.w_row);
 }
 
-// Fetches the inputs that the next row of outputs adds to those of this one: rows are too short for the processor to
-// recognize that one follows another. `x` is the first of `inputs` elements that are `step` apart, in row 0 of the
-// array.
-template <class X>
-JAXGRAD_INLINE void prefetch_next_row(const Axis (&axes)[kDepthwiseAxes], const OutputRow& at, const X* x,
-                                      const int64_t (&steps)[kDepthwiseAxes], int64_t inputs, int64_t step) {
-  const auto [i, j, outer, inner] = at;
-  if (j + 1 >= axes[1].count) return;
-  const int64_t end = min_of(axes[1].input(j + 1, axes[1].taps), axes[1].inputs.end);
-  const int64_t plane = axes[0].input(i, axes[0].taps - 1);
-  if (plane < axes[0].inputs.begin || plane >= axes[0].inputs.end) return;
-  for (int64_t row = max_of(0, axes[1].input(j, axes[1].taps - 1) + 1); row < end; ++row)
-    for (int64_t t = 0; t < inputs; ++t) __builtin_prefetch(x + plane * steps[0] + row * steps[1] + t * step);
+// Fetches the cache lines of n elements that the next row of outputs needs: rows are too short for the processor to
+// recognize that one follows another. The L1 cache does not hold what is between two rows, so that they go to the L2.
+template <int n, class S>
+JAXGRAD_INLINE void prefetch(const S* from, int64_t step) {
+  constexpr int kIntoL2 = 2;
+#pragma GCC unroll 32
+  for (int i = 0; i < n; ++i, from += step) __builtin_prefetch(from, 0, kIntoL2);
+}
+
+// Fetches the inputs that the next row of outputs adds to those of this one.
+template <int n, class X>
+JAXGRAD_INLINE void prefetch_inputs(const OutputTile& tile, const X* x, int64_t row_step) {
+  for (int64_t row = 0; row < tile.new_rows; ++row) prefetch<n>(x + tile.x_new + row * row_step, tile.x_step);
 }
 
 }  // namespace jaxgrad::JAXGRAD_ISA

@@ -21,48 +21,57 @@ struct WindowSum {
 
   // Computes the outputs of the axes. Padding is skipped and not multiplied: infinite weights do not make it NaN.
   void run(const Axis (&axes)[kDepthwiseAxes]) const {
-    for_output_tiles<true>(axes, [&](auto stride, const Tiling& tiling, const OutputRow& row, Tile tile) {
-      for_vectors<float>(
-          channels, [&](int64_t c, auto lanes) { run<decltype(stride)::value>(axes, tiling, row, tile, c, lanes); });
+    const Axis &outer = axes[0], &inner = axes[1], &last = axes[2];
+    for_output_tiles<true>(axes, x_steps, [&](auto stride, const Tiling& tiling, const OutputTile& tile) {
+      const Outputs outputs{
+          y + (outer.out + tile.i * outer.out_step) * y_steps[0] + (inner.out + tile.j * inner.out_step) * y_steps[1] +
+              (last.out + tile.first * last.out_step) * y_steps[2],
+          tiling.apart * last.out_step * y_steps[2], tile.j + 1 < inner.count ? inner.out_step * y_steps[1] : 0};
+      for_vectors<float>(channels,
+                         [&](int64_t c, auto lanes) { sum<decltype(stride)::value>(tiling, tile, outputs, c, lanes); });
     });
   }
 
  private:
+  struct Outputs {
+    S* first;
+    int64_t step, next_row;  // next_row is 0 if there is none
+  };
+
+  // Computes the outputs of a tile for one vector of channels. Not inlined, because it has many registers of its own.
   template <int kStride, class Lanes>
-  void run(const Axis (&axes)[kDepthwiseAxes], const Tiling& tiling, const OutputRow& row, Tile tile, int64_t c,
-           Lanes lanes) const {
+  __attribute__((noinline)) void sum(const Tiling& tiling, const OutputTile& tile, const Outputs& outputs, int64_t c,
+                                     Lanes lanes) const {
     Vector<float> sums[kTile];
     const Vector<float> initial = bias == nullptr ? Vector<float>{} : load(bias + c);
 #pragma GCC unroll 16
     for (int t = 0; t < kTile; ++t) sums[t] = initial;
-    const int64_t step = tiling.unit() * x_steps[2];
-    prefetch_next_row(axes, row, x + c + tiling.first_input(tile, 0) * x_steps[2], x_steps, tile.count * kStride, step);
-    for_rows(axes, row, x + c, x_steps, [&](const S* from, int64_t taps_before) __attribute__((always_inline)) {
+    S* const to = outputs.first + c;
+    prefetch_inputs<kTile * kStride>(tile, x + c, x_steps[1]);
+    if (outputs.next_row != 0) prefetch<kTile>(to + outputs.next_row, outputs.step);  // stores would wait too
+    for_rows(tile, x + c, [&](const S* row, int64_t taps_before) __attribute__((always_inline)) {
       const float* const weights = w + taps_before * w_step + c;
-      for_chunks(axes[2].taps, tiling.chunk, [&](int64_t k, auto chunk) __attribute__((always_inline)) {
+      tiling.for_taps<kStride>(tile, [&](int64_t k, auto chunk, InputSet inside) __attribute__((always_inline)) {
         constexpr int n = decltype(chunk)::value;
-        const int64_t first = tiling.first_input(tile, k);
-        const InputSet inside = tiling.inside(first, (tile.count - 1) * kStride + n);
-        const S* const inputs = from + first * x_steps[2];
+        const S* const inputs = row + k * tile.x_tap;
         if (inside.has_all(kInputs<kTile, n, kStride>)) {
-          add_taps<n, kStride, false>(sums, inputs, step, inside, weights + k * w_step, w_step, lanes);
+          add_taps<n, kStride, false>(sums, inputs, tile.x_step, inside, weights + k * w_step, w_step, lanes);
         } else {
-          add_taps<n, kStride, true>(sums, inputs, step, inside, weights + k * w_step, w_step, lanes);
+          add_taps<n, kStride, true>(sums, inputs, tile.x_step, inside, weights + k * w_step, w_step, lanes);
         }
       });
     });
-    S* const to = y + c + (axes[0].out + row.i * axes[0].out_step) * y_steps[0] +
-                  (axes[1].out + row.j * axes[1].out_step) * y_steps[1] +
-                  (axes[2].out + tile.first * axes[2].out_step) * y_steps[2];
-    const int64_t to_step = tiling.apart * axes[2].out_step * y_steps[2];
-    // Fetches the next row of outputs too: the stores would wait for each other.
-    if (row.j + 1 < axes[1].count)
-      for (int64_t t = 0; t < tile.count; ++t) __builtin_prefetch(to + t * to_step + axes[1].out_step * y_steps[1], 1);
+    if (relu) {
 #pragma GCC unroll 16
-    for (int t = 0; t < kTile; ++t) {
-      if (t >= tile.count) break;
-      const Vector<float> sum = sums[t];
-      store(to + t * to_step, relu ? (sum < 0 ? Vector<float>{} : sum) : sum, lanes);  // keeps NaN
+      for (int t = 0; t < kTile; ++t) sums[t] = sums[t] < 0 ? Vector<float>{} : sums[t];  // keeps NaN
+    }
+    if (tile.count == kTile) {
+#pragma GCC unroll 16
+      for (int t = 0; t < kTile; ++t) store(to + t * outputs.step, sums[t], lanes);
+    } else {
+#pragma GCC unroll 16
+      for (int t = 0; t < kTile; ++t)
+        if (t < tile.count) store(to + t * outputs.step, sums[t], lanes);
     }
   }
 };
