@@ -17,9 +17,8 @@ _REGISTERED: set[str] = set()
 
 class _CompiledModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # a name that Python or a tool looks for
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        raise ImportError(
+        # An AttributeError, because tools look for names in all modules: torch.compile for "torch".
+        raise AttributeError(
             f"jaxgrad: {self.__file__} was compiled from another version of jaxgrad than its Python files: it lacks "
             f"{name!r}. Delete this file and install jaxgrad again, in a checkout with `pip install -e .`."
         )
