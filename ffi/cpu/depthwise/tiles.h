@@ -21,10 +21,10 @@ struct OutputTile {
 
 class Tiling {
  public:
-  explicit Tiling(const Axis& axis) : axis_(axis) {
-    constexpr int64_t kMinOutputs = 8;  // with fewer, not even half of a tile would share inputs
+  // A tile shares the inputs of outputs that are a dilation apart if there are `min_sharing` of them.
+  Tiling(const Axis& axis, int64_t min_sharing) : axis_(axis) {
     const int64_t dilation = axis.taps > 1 ? axis.dilation : 1;
-    if (axis.stride == 1 && (dilation == 1 || axis.count >= kMinOutputs * dilation)) {
+    if (axis.stride == 1 && (dilation == 1 || axis.count >= min_sharing * dilation)) {
       apart = unit_ = dilation;
     } else if (axis.stride == 2 && dilation == 1) {
       has_stride_2 = true;
@@ -89,7 +89,8 @@ template <bool kMayOverlap, class Body>
 JAXGRAD_INLINE void for_output_tiles(const Axis (&axes)[kDepthwiseAxes], const int64_t (&x_steps)[kDepthwiseAxes],
                                      Body body) {
   const Axis &outer = axes[0], &inner = axes[1], &last = axes[2];
-  const Tiling tiling(last);
+  // Where tiles must not overlap, those that are not full are divided (ProductSum), which costs more than it saves.
+  const Tiling tiling(last, kMayOverlap ? 4 : 8);
   OutputTile tile{};
   tile.x_plane = outer.dilation * x_steps[0], tile.w_plane = inner.taps * last.taps;
   tile.x_row = inner.dilation * x_steps[1], tile.w_row = last.taps;
