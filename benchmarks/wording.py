@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from benchmarks.contender_names import PEERS
@@ -38,7 +39,13 @@ def versions(report: Report) -> str:
     with_torch = any(name in PEERS["PyTorch"] for name in contenders(report))
     packages = [*_PACKAGES, *["torch"] * with_torch, *(_FRAMEWORKS if report["op"] == "models" else ())]
     found = {package: {e["versions"].get(package) for e in environments(report)} - {None} for package in packages}
-    return ", ".join(f"{package} {' and '.join(sorted(those))}" for package, those in found.items() if those)
+    return ", ".join(f"{package} {_range(those)}" for package, those in found.items() if those)
+
+
+def _range(versions: Collection[str]) -> str:
+    """The one version, both, or the first and the last of several."""
+    found = sorted(versions, key=lambda version: [int(number) for number in re.findall(r"\d+", version)])
+    return " and ".join(found) if len(found) <= 2 else f"{found[0]} to {found[-1]}"
 
 
 def dates(*reports: Report) -> str:
