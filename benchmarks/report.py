@@ -114,7 +114,7 @@ def joined(report: Report, later: Report) -> Report:
     for key, row in _by_case(_in_run(row, all_runs.index(this_run)) for row in later["rows"]).items():
         rows[key] = _with_missing(row, rows.get(key))
     joined_rows = list(rows.values())
-    left_out = {**_still_left_out(report, later), **_left_out_later(report, later, joined_rows)}
+    left_out = _left_out(report, later, joined_rows)
     return _without_unused_runs({**later, "left_out": left_out, "rows": joined_rows}, all_runs)
 
 
@@ -137,25 +137,21 @@ def _without_unused_runs(report: Report, runs: list[dict[str, Any]]) -> Report:
     return {**report, "environments": [runs[run] for run in used], "rows": rows}
 
 
-def _left_out_later(report: Report, later: Report, rows: list[Row]) -> dict[str, str]:
-    """What the later report leaves out. A contender that the earlier one measured is missing in some cases only."""
-    known, found = contenders(report), {}
-    labels = {row["label"] for row in later["rows"]}
-    for name, reason in later["left_out"].items():
-        lacking = [f", of {row['label']}" for row in rows if row["label"] in labels and name not in row["times_ms"]]
-        found |= dict.fromkeys((name + case for case in (lacking if name in known else [""])), reason)
-    return found
-
-
-def _still_left_out(report: Report, later: Report) -> dict[str, str]:
-    """The contenders that the earlier report left out and the later one did not measure."""
+def _left_out(report: Report, later: Report, rows: list[Row]) -> dict[str, str]:
+    """What a report leaves out and the later one did not measure. What the other one measured lacks some cases only."""
+    found = {}
+    for part, other in ((report, later), (later, report)):
+        known, labels = contenders(other), {row["label"] for row in part["rows"]}
+        for name, reason in part["left_out"].items():
+            lacking = [f", of {row['label']}" for row in rows if row["label"] in labels and name not in row["times_ms"]]
+            found |= dict.fromkeys((name + case for case in (lacking if name in known else [""])), reason)
     measured = {
-        name + suffix
+        name + case
         for row in later["rows"]
         for name in row["times_ms"]
-        for suffix in ("", f", of {row['label']}", f", of {row['label']}, {row['measure']}")
+        for case in (f", of {row['label']}", f", of {row['label']}, {row['measure']}")
     }
-    return {name: reason for name, reason in report["left_out"].items() if name not in measured}
+    return {name: reason for name, reason in found.items() if name not in measured}
 
 
 def _by_case(rows: Iterable[Row]) -> dict[tuple[str, str], Row]:

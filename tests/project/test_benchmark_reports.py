@@ -94,6 +94,20 @@ def test_a_contender_that_only_a_later_run_lacks_is_left_out_of_its_new_cases():
     assert report.joined(earlier, later)["left_out"] == {f"{TORCH_GRU}, of another": "broken", CUDNN_RNN: "missing"}
 
 
+def test_a_contender_that_only_an_earlier_run_lacks_is_left_out_of_its_cases():
+    cases = [_gru_row("forward", {SCAN: 6.0}, label=label) for label in ("again", "old")]
+    earlier = _report(cases, left_out={TORCH_GRU: "broken", f"{CUDNN_RNN}, of again": "no memory"})
+    later = _report([_gru_row("forward", {TORCH_GRU: 5.0, CUDNN_RNN: 4.0}, label="again")])
+    assert report.joined(earlier, later)["left_out"] == {f"{TORCH_GRU}, of old": "broken"}
+
+
+def test_versions_of_several_runs():
+    found = [{**_ENVIRONMENT, "versions": {"jaxgrad": f"0.2.0.dev{n}", "jax": "0.11.2"}} for n in (524, 93, 1000)]
+    rows = [_gru_row("forward", {SCAN: 6.0})]
+    assert wording.versions(_report(rows, environments=found[:2])) == "jaxgrad 0.2.0.dev93 and 0.2.0.dev524, jax 0.11.2"
+    assert wording.versions(_report(rows, environments=found)) == "jaxgrad 0.2.0.dev93 to 0.2.0.dev1000, jax 0.11.2"
+
+
 def test_an_error_in_brief():
     assert wording.brief(ValueError("one\ntwo")) == "ValueError: one"
     assert wording.brief(ValueError("it raised:\nNo compiler\nmore")) == "ValueError: it raised: No compiler"
