@@ -44,7 +44,8 @@ def versions(report: Report) -> str:
 
 def _range(versions: Collection[str]) -> str:
     """The one version, both, or the first and the last of several."""
-    found = sorted(versions, key=lambda version: [int(number) for number in re.findall(r"\d+", version)])
+    # A release follows its development versions.
+    found = sorted(versions, key=lambda version: [*map(int, re.findall(r"\d+", version)), math.inf])
     return " and ".join(found) if len(found) <= 2 else f"{found[0]} to {found[-1]}"
 
 

@@ -12,6 +12,7 @@ from backends import CPU_KERNEL, Backend
 from conv_cases import ConvCase, cotangent, make_conv_inputs
 from conv_references import in_float64, lax_conv
 from conv_running import assert_same, conv, run, terms
+from mesh_running import import_test_module
 from thorough import thorough_after
 
 import jaxgrad
@@ -91,6 +92,8 @@ def test_values_and_gradients(seed):
 # Sizes at which the kernels divide a call: rows of several tiles, boxes that are copied in parts, parts of sums.
 LARGE = {
     "1D": ConvCase((3001,), (31,), 2, 1, 1, 18, padding="SAME", layout=("NWC", "WIO", "NWC")),
+    "1D, many taps": ConvCase((301,), (120,), 2, 1, 1, 18, padding="SAME", layout=("NWC", "WIO", "NWC")),
+    "1D, many taps, strided": ConvCase((301,), (90,), 2, 1, 1, 18, (2,), "SAME", layout=("NWC", "WIO", "NWC")),
     "1D, features first": ConvCase((9001,), (4,), 1, 1, 1, 18, padding=((3, 0),)),
     "1D, dilated": ConvCase(
         (700,), (3,), 3, 1, 1, 20, padding="SAME", rhs_dilation=(64,), layout=("NWC", "WIO", "NWC")
@@ -98,6 +101,7 @@ LARGE = {
     "2D": ConvCase((61, 53), (7, 5), 9, 1, 1, 17, padding="SAME", layout=("NHWC", "HWIO", "NHWC")),
     "2D, features first": ConvCase((103, 111), (3, 3), 3, 1, 1, 17, (2, 2), "SAME"),
     "2D, large window": ConvCase((37, 41), (31, 29), 1, 1, 1, 16, padding="SAME", layout=("NHWC", "HWIO", "NHWC")),
+    "2D, one tap with a dilation": ConvCase((21, 19), (1, 5), 2, 1, 1, 18, padding="SAME", rhs_dilation=(2**63 - 1, 2)),
     "3D": ConvCase((9, 31, 29), (3, 3, 3), 2, 1, 1, 19, padding="SAME"),
 }
 
@@ -117,6 +121,24 @@ def test_large_problems(name):
             dy.astype(np.float64),
         )
     assert_same(actual, exact, dtype="float32", terms=terms(inputs, y), message=name)
+
+
+_INSTRUCTION_SETS = """
+test_depthwise_cpu.conv_cpu.prefers_own_kernel = lambda *_: True
+for seed in (1, 4, 9, 11):
+    test_depthwise_cpu.test_values_and_gradients(seed)
+for name in ("1D, many taps", "2D"):
+    test_depthwise_cpu.test_large_problems(name)
+print(cpu.build_info()["instruction_set"])
+"""
+
+
+@pytest.mark.parametrize("name", ["avx2", "baseline"])
+def test_lesser_instruction_sets(run_python, name):
+    script = import_test_module(__file__, "test_depthwise_cpu") + "from jaxgrad._src.native import cpu\n"
+    found = run_python(script + _INSTRUCTION_SETS, JAX_PLATFORMS="cpu", JAXGRAD_CPU_ISA=name).stdout.split()[-1]
+    if found != name:
+        pytest.skip(f"this machine has {found} only")
 
 
 NON_FINITE = [*itertools.product(("NWC", "NCW"), (1, 2), ("float32", "bfloat16"))]

@@ -105,6 +105,9 @@ def test_versions_of_several_runs():
     found = [{**_ENVIRONMENT, "versions": {"jaxgrad": f"0.2.0.dev{n}", "jax": "0.11.2"}} for n in (524, 93, 1000)]
     rows = [_gru_row("forward", {SCAN: 6.0})]
     assert wording.versions(_report(rows, environments=found[:2])) == "jaxgrad 0.2.0.dev93 and 0.2.0.dev524, jax 0.11.2"
+    found[1]["versions"]["jaxgrad"] = "0.2.0"
+    assert wording.versions(_report(rows, environments=found[:2])) == "jaxgrad 0.2.0.dev524 and 0.2.0, jax 0.11.2"
+    found[1]["versions"]["jaxgrad"] = "0.2.0.dev93"
     assert wording.versions(_report(rows, environments=found)) == "jaxgrad 0.2.0.dev93 to 0.2.0.dev1000, jax 0.11.2"
 
 

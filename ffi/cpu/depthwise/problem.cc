@@ -40,7 +40,7 @@ DepthwiseProblem make_depthwise_problem(ConvPass pass, ConvArguments arguments, 
     s.window[axis] = p.w.sizes[i + 2];
     s.y[axis] = p.y.sizes[i + 2];
     s.strides[axis] = p.window_strides[i];
-    s.dilation[axis] = p.rhs_dilation[i];
+    s.dilation[axis] = s.window[axis] > 1 ? p.rhs_dilation[i] : 1;  // one tap has no dilation
     s.padding[axis] = p.padding_low[i];
     found.w.spatial[axis] = p.w.strides[i + 2];
   }

@@ -52,8 +52,8 @@ struct ProductSum {
     take(Constant<1>{});
   }
 
-  // Adds the products of a tile for one vector of channels. `from` is the dy of its first output. Not inlined, as the
-  // same in WindowSum.
+  // Adds the products of a tile for one vector of channels. `from` is the dy of its first output. Not inlined, as
+  // WindowSum::sum.
   template <int kStride, int kOutputs, class Lanes>
   __attribute__((noinline)) void add(const Tiling& tiling, const OutputTile& tile, const S* from, int64_t c,
                                      Lanes lanes) const {
@@ -68,14 +68,14 @@ struct ProductSum {
       store(bias_sums + c, load(bias_sums + c) + total);
     }
     prefetch_inputs<kOutputs * kStride>(tile, x + c, x_steps[1]);
-    prefetch<kOutputs>(from + dy_steps[1], dy_step);
+    if (tile.has_next_row) prefetch<kOutputs>(from + dy_steps[1], dy_step);
     for_rows(tile, x + c, [&](const S* row, int64_t taps_before) __attribute__((always_inline)) {
       float* const to = sums + taps_before * sums_step + c;
       tiling.for_taps<kStride>(tile, [&](int64_t k, auto chunk, InputSet inside) __attribute__((always_inline)) {
         constexpr int n = decltype(chunk)::value;
         const S* const inputs = row + k * tile.x_tap;
         float* const at = to + k * sums_step;
-        if (inside.has_all(kInputs<kOutputs, n, kStride>)) {
+        if (inside.is_all(kInputs<kOutputs, n, kStride>)) {
           add_outputs<kOutputs, n, kStride, false>(at, sums_step, inputs, tile.x_step, inside, outputs, lanes);
         } else {
           add_outputs<kOutputs, n, kStride, true>(at, sums_step, inputs, tile.x_step, inside, outputs, lanes);

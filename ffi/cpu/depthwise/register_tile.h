@@ -16,7 +16,7 @@ constexpr int kTile = kRegisters * 7 / 16;
 template <int kOutputs, int kChunk, int kStride>
 constexpr int kInputs = (kOutputs - 1) * kStride + kChunk;
 
-// A set of inputs, as bits. Inputs outside of the set are padding, or belong to outputs that do not exist.
+// A set of inputs, as bits. Inputs outside of the set are padding or, after part(), of outputs that do not exist.
 class InputSet {
  public:
   static constexpr int kMax = 64;
@@ -25,7 +25,7 @@ class InputSet {
   InputSet(int64_t begin, int64_t end) : bits_(below(end) & ~below(begin)) {}
 
   bool has(int i) const { return (bits_ >> i & 1) != 0; }
-  bool has_all(int n) const { return bits_ == below(n); }
+  bool is_all(int n) const { return bits_ == below(n); }
   // The inputs [begin, begin + count) of the set, counted from `begin`. begin and count are less than kMax.
   InputSet part(int64_t begin, int64_t count) const {
     InputSet found;

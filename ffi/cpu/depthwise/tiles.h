@@ -7,21 +7,22 @@
 namespace jaxgrad::JAXGRAD_ISA {
 
 // Outputs first, first + apart, ... of the last axis, at position (i, j) of the other axes, and what they read: `rows`
-// rows of the window in each of `planes` planes, without those that lie in padding. It is the same for all channels.
-// Offsets and steps in the inputs are in elements, those in the weights are in taps.
+// rows of the window in each of `planes` planes, without those that lie in padding. All channels share an OutputTile.
+// Offsets and steps x are in elements of the inputs, w in taps. Counts of rows and planes may be negative: none.
 struct OutputTile {
   int64_t i, j, first, count;
   int64_t planes, rows;
   int64_t x, x_plane, x_row, x_tap;  // tap 0 of the first row; steps to the next plane, row and tap
   int64_t x_step;                    // from one input of a chunk to the next
   int64_t w, w_plane, w_row;
-  int64_t new_rows, x_new;  // rows of inputs that the next row of outputs is the first to read; offset of the first
+  bool has_next_row;        // of outputs
+  int64_t new_rows, x_new;  // rows of inputs that the next row of outputs adds; offset of the first, in the last plane
   InputSet inside;          // inputs of the first block of taps that are no padding
 };
 
 class Tiling {
  public:
-  // A tile shares the inputs of outputs that are a dilation apart if there are `min_sharing` of them.
+  // Outputs of a tile are a dilation apart, and share inputs, if the axis has `min_sharing` of them from each start.
   Tiling(const Axis& axis, int64_t min_sharing) : axis_(axis) {
     const int64_t dilation = axis.taps > 1 ? axis.dilation : 1;
     if (axis.stride == 1 && (dilation == 1 || axis.count >= min_sharing * dilation)) {
@@ -80,7 +81,7 @@ class Tiling {
   const Axis& axis_;
   int64_t unit_ = 1;       // positions between two inputs of a chunk
   int chunk_ = kMaxChunk;  // taps at a time, at most
-  // Taps whose inputs are in one set. The inputs of two taps that follow each other differ by one.
+  // Taps whose inputs, for a full tile with stride 2, are in one set: tap k + 1 starts one input after tap k.
   int64_t block_ = InputSet::kMax - kInputs<kTile, 1, 2>;
 };
 
@@ -89,7 +90,7 @@ template <bool kMayOverlap, class Body>
 JAXGRAD_INLINE void for_output_tiles(const Axis (&axes)[kDepthwiseAxes], const int64_t (&x_steps)[kDepthwiseAxes],
                                      Body body) {
   const Axis &outer = axes[0], &inner = axes[1], &last = axes[2];
-  // Where tiles must not overlap, those that are not full are divided (ProductSum), which costs more than it saves.
+  // ProductSum divides tiles that are not full: with fewer than 8 outputs, this costs more than sharing saves.
   const Tiling tiling(last, kMayOverlap ? 4 : 8);
   OutputTile tile{};
   tile.x_plane = outer.dilation * x_steps[0], tile.w_plane = inner.taps * last.taps;
@@ -104,8 +105,10 @@ JAXGRAD_INLINE void for_output_tiles(const Axis (&axes)[kDepthwiseAxes], const i
       const int64_t x = outer.input(tile.i, planes.begin) * x_steps[0] + inner.input(tile.j, rows.begin) * x_steps[1];
       const int64_t first_new = max_of(0, inner.input(tile.j, inner.taps - 1) + 1);
       const int64_t last_plane = outer.input(tile.i, planes.end - 1);
-      const bool has_next = tile.j + 1 < inner.count && planes.size() > 0;
-      tile.new_rows = has_next ? min_of(inner.input(tile.j + 1, inner.taps), inner.inputs.end) - first_new : 0;
+      tile.has_next_row = tile.j + 1 < inner.count;
+      const bool adds_rows = tile.has_next_row && planes.size() > 0 && inner.taps > 0;
+      const int64_t end_new = adds_rows ? min_of(inner.input(tile.j + 1, inner.taps - 1) + 1, inner.inputs.end) : 0;
+      tile.new_rows = end_new - first_new;
       tiling.for_tiles<kTile, kMayOverlap>([&](int64_t first, int64_t count) {
         tile.first = first, tile.count = count;
         tile.x = x + last.input(first, 0) * x_steps[2];
@@ -129,8 +132,9 @@ JAXGRAD_INLINE void for_rows(const OutputTile& tile, const X* x, Body body) {
       body(x + tile.x + a * tile.x_plane + b * tile.x_row, tile.w + a * tile.w_plane + b * tile.w_row);
 }
 
-// Fetches the cache lines of n elements that the next row of outputs needs: rows are too short for the processor to
-// recognize that one follows another. The L1 cache does not hold what is between two rows, so that they go to the L2.
+// Fetches the cache lines of n elements for the next row of outputs: rows are too short for the processor to recognize
+// that one follows another. A row of outputs reads more than the L1 cache holds, so the lines go to the L2 cache.
+// Elements may lie outside of the array, because a prefetch does not fault.
 template <int n, class S>
 JAXGRAD_INLINE void prefetch(const S* from, int64_t step) {
   constexpr int kIntoL2 = 2;

@@ -23,10 +23,10 @@ struct WindowSum {
   void run(const Axis (&axes)[kDepthwiseAxes]) const {
     const Axis &outer = axes[0], &inner = axes[1], &last = axes[2];
     for_output_tiles<true>(axes, x_steps, [&](auto stride, const Tiling& tiling, const OutputTile& tile) {
-      const Outputs outputs{
-          y + (outer.out + tile.i * outer.out_step) * y_steps[0] + (inner.out + tile.j * inner.out_step) * y_steps[1] +
-              (last.out + tile.first * last.out_step) * y_steps[2],
-          tiling.apart * last.out_step * y_steps[2], tile.j + 1 < inner.count ? inner.out_step * y_steps[1] : 0};
+      const Outputs outputs{y + (outer.out + tile.i * outer.out_step) * y_steps[0] +
+                                (inner.out + tile.j * inner.out_step) * y_steps[1] +
+                                (last.out + tile.first * last.out_step) * y_steps[2],
+                            tiling.apart * last.out_step * y_steps[2], inner.out_step * y_steps[1]};
       for_vectors<float>(channels,
                          [&](int64_t c, auto lanes) { sum<decltype(stride)::value>(tiling, tile, outputs, c, lanes); });
     });
@@ -35,7 +35,7 @@ struct WindowSum {
  private:
   struct Outputs {
     S* first;
-    int64_t step, next_row;  // next_row is 0 if there is none
+    int64_t step, next_row;  // in elements
   };
 
   // Computes the outputs of a tile for one vector of channels. Not inlined, because it has many registers of its own.
@@ -48,13 +48,13 @@ struct WindowSum {
     for (int t = 0; t < kTile; ++t) sums[t] = initial;
     S* const to = outputs.first + c;
     prefetch_inputs<kTile * kStride>(tile, x + c, x_steps[1]);
-    if (outputs.next_row != 0) prefetch<kTile>(to + outputs.next_row, outputs.step);  // stores would wait too
+    if (tile.has_next_row) prefetch<kTile>(to + outputs.next_row, outputs.step);  // a store waits for its line too
     for_rows(tile, x + c, [&](const S* row, int64_t taps_before) __attribute__((always_inline)) {
       const float* const weights = w + taps_before * w_step + c;
       tiling.for_taps<kStride>(tile, [&](int64_t k, auto chunk, InputSet inside) __attribute__((always_inline)) {
         constexpr int n = decltype(chunk)::value;
         const S* const inputs = row + k * tile.x_tap;
-        if (inside.has_all(kInputs<kTile, n, kStride>)) {
+        if (inside.is_all(kInputs<kTile, n, kStride>)) {
           add_taps<n, kStride, false>(sums, inputs, tile.x_step, inside, weights + k * w_step, w_step, lanes);
         } else {
           add_taps<n, kStride, true>(sums, inputs, tile.x_step, inside, weights + k * w_step, w_step, lanes);
