@@ -138,7 +138,10 @@ def _without_unused_runs(report: Report, runs: list[dict[str, Any]]) -> Report:
 
 
 def _left_out(report: Report, later: Report, rows: list[Row]) -> dict[str, str]:
-    """What a report leaves out and the later one did not measure. What the other one measured lacks some cases only."""
+    """What either report leaves out, unless the later one measured it.
+
+    A contender that the other report measured is left out of some cases only.
+    """
     found = {}
     for part, other in ((report, later), (later, report)):
         known, labels = contenders(other), {row["label"] for row in part["rows"]}
