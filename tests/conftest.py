@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import jax
 import pytest
 from backends import EVERY_OP, THOROUGH_ON_XLA, XLA, Backend
 from cuda_module import ENGINES
+from fork_server import READ_LATER, ForkServer
 
 from jaxgrad._src.conv.geometry import ConvGeometry
 from jaxgrad._src.native import cuda
@@ -92,30 +95,68 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             )
 
 
-@pytest.fixture(scope="session")
-def run_python(pytestconfig: pytest.Config) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a script in a fresh interpreter, which imports the installed jaxgrad and the helper modules of tests/."""
+_SECONDS = 240  # that a script may take
 
-    def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+
+@pytest.fixture(scope="session")
+def environment_of_scripts(pytestconfig: pytest.Config) -> Callable[..., dict[str, str]]:
+    """The environment in which a script imports the installed jaxgrad and the helper modules of tests/."""
+
+    def environment_of_scripts(**more: str) -> dict[str, str]:
         paths = [str(_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
         defaults = {
             "PYTHONPATH": os.pathsep.join(paths),
             "PYTHONSAFEPATH": "1",  # the working directory may hold the sources of jaxgrad, without compiled modules
             "JAX_DISABLE_MOST_OPTIMIZATIONS": str(not _optimizes(pytestconfig)),
         }
+        return {**os.environ, **defaults, **more}
+
+    return environment_of_scripts
+
+
+def _successful(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    if done.returncode != 0:
+        pytest.fail(f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}", pytrace=False)
+    return done
+
+
+@pytest.fixture(scope="session")
+def run_python(environment_of_scripts) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a script in a fresh interpreter."""
+
+    def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-c", script],
-            env={**os.environ, **defaults, **environment},
+            env=environment_of_scripts(**environment),
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=_SECONDS,
             check=False,
         )
-        if done.returncode != 0:
-            pytest.fail(f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}", pytrace=False)
-        return done
+        return _successful(done)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def fork_python(environment_of_scripts) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Like `run_python`, in a fork of an interpreter that has imported JAX: for tests that run many scripts.
+
+    There is an interpreter for each combination of the variables that are read before or while JAX is imported.
+    """
+    servers: dict[frozenset[tuple[str, str]], ForkServer] = {}
+    starting = threading.Lock()
+
+    def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        every = environment_of_scripts(**environment)
+        early = frozenset((name, value) for name, value in every.items() if not name.startswith(READ_LATER))
+        with starting:
+            if early not in servers:
+                servers[early] = stack.enter_context(ForkServer(dict(early)))
+        return _successful(servers[early].run(script, every, _SECONDS))
+
+    with contextlib.ExitStack() as stack:
+        yield run
 
 
 @pytest.fixture
@@ -165,12 +206,14 @@ def fake_cuda(tmp_path_factory: pytest.TempPathFactory, reference_kernels: Path)
 
 
 @pytest.fixture
-def on_fake_cuda(run_python, fake_cuda: Path) -> Callable[..., Any]:
-    """Runs a script in a fresh interpreter with the fake CUDA libraries. Returns its last line, which is JSON."""
+def on_fake_cuda(run_python, fork_python, fake_cuda: Path) -> Callable[..., Any]:
+    """Runs a script in a process of its own with the fake CUDA libraries. Returns its last line, which is JSON."""
 
     def run(script: str, **environment: str) -> Any:
         libraries = {"LD_LIBRARY_PATH": str(fake_cuda), "JAX_PLATFORMS": "cpu", "FAKE_ENGINES": ENGINES}
-        return json.loads(run_python(script, **(libraries | environment)).stdout.splitlines()[-1])
+        usual = all(name.startswith(READ_LATER) for name in environment)
+        done = (fork_python if usual else run_python)(script, **(libraries | environment))
+        return json.loads(done.stdout.splitlines()[-1])
 
     return run
 

@@ -1,11 +1,14 @@
-"""Weight and bias gradients over many positions, which the oneDNN backend computes in parts."""
+"""Weight and bias gradients over many positions, which the oneDNN backend computes in parts.
+
+The number of positions in a part grows with the number of threads.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-# One thread: the number of positions in a part grows with the number of threads.
 _SCRIPT = """
+import os
 import jax, jax.numpy as jnp, numpy as np
 import jaxgrad
 
@@ -42,21 +45,37 @@ for name, (layout, x_shape, w_shape, strides, padding, dilation, groups) in CASE
 
     random = np.random.default_rng(0)
     x, dy = random.random(x_shape, "float32"), random.random(10**7, "float32")  # positive: rounding errors add up
+    if LIMIT is None:
+        exact = jax.jit(lambda x, dy: gradients("xla", x, dy))(x.astype("float64"), dy.astype("float64"))
+        np.savez(os.path.join(FOLDER, name), *exact)
+        continue
     found = jax.jit(lambda x, dy: gradients("cpu", x, dy))(x, dy)
-    exact = jax.jit(lambda x, dy: gradients("xla", x, dy))(x.astype("float64"), dy.astype("float64"))
+    exact = np.load(os.path.join(FOLDER, f"{name}.npz")).values()
     for a, b in zip(found, exact, strict=True):
         error = np.abs(np.asarray(a, "float64") - b).max() / np.abs(b).max()
         print(name, error)
         assert error < LIMIT, (name, error)
 """
+_ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "False"}
 
 
-def test_weight_and_bias_gradients_over_many_positions(run_python):
+@pytest.fixture(scope="module")
+def run(run_python, tmp_path_factory):
+    """Compares the gradients, on a number of threads, with those that XLA computes in float64."""
+    folder = str(tmp_path_factory.mktemp("exact"))
+    run_python(f"FOLDER, LIMIT = {folder!r}, None\n{_SCRIPT}", **_ENVIRONMENT)
+
+    def run(limit, threads):
+        run_python(f"FOLDER, LIMIT = {folder!r}, {limit}\n{_SCRIPT}", OMP_NUM_THREADS=threads, **_ENVIRONMENT)
+
+    return run
+
+
+def test_weight_and_bias_gradients_over_many_positions(run):
     """If oneDNN computes each sum in one call, the error is up to 1.8e-4."""
-    environment = {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "False"}
-    run_python(_SCRIPT.replace("LIMIT", "1.5e-5"), **environment)
+    run(1.5e-5, "1")
 
 
 @pytest.mark.parametrize("threads", ["2", "3"])
-def test_parts_on_several_threads(threads, run_python):
-    run_python(_SCRIPT.replace("LIMIT", "3e-5"), JAX_PLATFORMS="cpu", OMP_NUM_THREADS=threads)
+def test_parts_on_several_threads(threads, run):
+    run(3e-5, threads)

@@ -33,7 +33,7 @@ _CHOICE = [["engine 12", 300]]
 
 @pytest.fixture
 def run(on_fake_cuda, tmp_path):
-    """Runs a script in a fresh process with a directory of plans and returns the values that it passes to `report`."""
+    """Runs a script in its own process, with a directory of plans. Returns the values that it passes to `report`."""
 
     def run(script, directory=tmp_path / "plans", **environment):
         return on_fake_cuda(_PRELUDE + script, JAXGRAD_PLAN_CACHE_DIR=str(directory), **environment)

@@ -167,8 +167,8 @@ _TARGETS = [
 
 
 @pytest.mark.parametrize("target", _TARGETS)
-def test_bad_calls_are_errors(target, run_python):
-    run_python(f"TARGET = {target!r}\n{_SCRIPT}", JAX_PLATFORMS="cpu")
+def test_bad_calls_are_errors(target, fork_python):
+    fork_python(f"TARGET = {target!r}\n{_SCRIPT}", JAX_PLATFORMS="cpu")
 
 
 @NEEDS_CUDA_MODULE
@@ -179,6 +179,6 @@ def test_bad_calls_are_errors(target, run_python):
         *(f"depthwise_{name}" for name in ("forward", "input_gradient", "weight_gradient")),
     ],
 )
-def test_bad_calls_on_a_gpu_are_errors(name, run_python, fake_cuda):
+def test_bad_calls_on_a_gpu_are_errors(name, fork_python, fake_cuda):
     target = f"jaxgrad_cuda_{name}"
-    run_python(f"TARGET = {target!r}\n{_SCRIPT}", JAX_PLATFORMS="cpu", LD_LIBRARY_PATH=str(fake_cuda))
+    fork_python(f"TARGET = {target!r}\n{_SCRIPT}", JAX_PLATFORMS="cpu", LD_LIBRARY_PATH=str(fake_cuda))
