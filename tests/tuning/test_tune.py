@@ -183,14 +183,14 @@ def test_an_implementation_that_does_not_compile_is_left_out(monkeypatch, name):
     def fails(function, sets):
         if function is alternatives[name]:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")
-        return timing.with_sets(function, sets)
+        return timing.lower_with_sets(function, sets)
 
     def recorded(equation, platform):
         alternatives.update(equation.alternatives(platform))
         return Measurable(alternatives, [equation.lhs, equation.rhs])
 
     alternatives = {}
-    monkeypatch.setattr(api, "with_sets", fails)
+    monkeypatch.setattr(api, "lower_with_sets", fails)
     monkeypatch.setattr(conv_tuning, "measurable_equation", recorded)
     (choice,) = _tune(jaxgrad.accelerate(convolve), *convolve_arrays()).choices.values()
     assert set(choice.times_us) == set(alternatives) - {name}
@@ -254,3 +254,43 @@ def test_a_function_that_cannot_be_timed(capsys, monkeypatch):
     last = capsys.readouterr().err.splitlines()[-1]
     changed = any(choice.implementation != choice.default for choice in tuning.choices.values())
     assert last.endswith("could not be timed: RESOURCE_EXHAUSTED: no memory") == changed
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(63, 8), (64, 1)])
+def test_calls_in_a_program_on_a_gpu(monkeypatch, steps, expected):
+    """One of a long GRU: XLA would compile the loops of each call."""
+    calls = []
+
+    def count(function, sets):
+        calls.append(len(sets))
+        raise jax.errors.JaxRuntimeError("not measured here")
+
+    monkeypatch.setattr(timing.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(api, "lower_with_sets", count)
+    x, w, r = jnp.ones((steps, 2, 3)), jnp.ones((1, 12, 3)), jnp.ones((1, 12, 4))
+    jaxgrad.tune(jaxgrad.gru, x, w, r, progress=False)
+    assert set(calls) == {expected}
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_what_fails_on_a_thread_is_compiled_again_alone(monkeypatch, failures):
+    def lower(function, sets):
+        compiled = timing.lower_with_sets(function, sets)
+
+        def fails_first():
+            attempts.append(function)
+            if function is alternatives["xla"] and attempts.count(function) <= failures:
+                raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")
+            return compiled()
+
+        return fails_first
+
+    def recorded(equation, platform):
+        alternatives.update(equation.alternatives(platform))
+        return Measurable(alternatives, [equation.lhs, equation.rhs])
+
+    alternatives, attempts = {}, []
+    monkeypatch.setattr(api, "lower_with_sets", lower)
+    monkeypatch.setattr(conv_tuning, "measurable_equation", recorded)
+    (choice,) = _tune(jaxgrad.accelerate(convolve), *convolve_arrays()).choices.values()
+    assert set(choice.times_us) == set(alternatives) - ({"xla"} if failures == 2 else set())

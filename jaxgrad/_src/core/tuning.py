@@ -115,10 +115,12 @@ class Measurable:
     Attributes:
       functions: by implementation, as `Choice` names them: functions of the operands.
       operands: shapes and dtypes.
+      one_call_a_program: whether a program has only one call, because XLA would compile the loops of each.
     """
 
     functions: Mapping[str, Callable[..., Any]]
     operands: Sequence[Any]
+    one_call_a_program: bool = False
 
 
 class Recorder(MeasuredChoices):

@@ -13,6 +13,8 @@ from jaxgrad._src.core.tuning import Measurable
 from jaxgrad._src.gru.api import OP, gru
 from jaxgrad._src.gru.params import GruProblem
 
+_MANY_STEPS = 64  # with which a call takes longer than the start of a program
+
 
 def measurable(call: GruProblem, platform: str) -> Measurable:
     """The op and the gradients of x, w, r, b and initial_h, on every implementation that supports it."""
@@ -42,4 +44,4 @@ def measurable(call: GruProblem, platform: str) -> Measurable:
     names = measurable_implementations(OP, call, platform)
     groups = (p.groups,) if p.groups > 1 else ()
     operands = [jax.ShapeDtypeStruct((*groups, *shape), p.dtype) for shape in shapes]
-    return Measurable({name: step(name) for name in names}, operands)
+    return Measurable({name: step(name) for name in names}, operands, one_call_a_program=p.T >= _MANY_STEPS)

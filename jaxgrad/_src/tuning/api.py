@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -24,7 +26,7 @@ from jaxgrad._src.core.warn import warn_caller
 from jaxgrad._src.gru import tuning as gru_tuning
 from jaxgrad._src.gru.params import GruProblem
 from jaxgrad._src.tuning.progress import with_progress
-from jaxgrad._src.tuning.timing import medians, random_operands, run_once, with_arrays, with_sets
+from jaxgrad._src.tuning.timing import Program, lower_with_sets, medians, random_operands, run_once, with_arrays
 from jaxgrad._src.tuning.tuning import Tuning, from_json, to_json
 
 _logger = logging.getLogger("jaxgrad")
@@ -103,22 +105,35 @@ def _measured(recorder: Recorder, progress: bool) -> Tuning:
 def measured_choice(recorded: RecordedCall, platform: str) -> Choice | None:
     """Measures a call; None if only one implementation supports it."""
     measurable = _measurable(recorded, platform)
-    programs = {}
     try:
-        sets = random_operands(measurable.operands)
+        sets = random_operands(measurable.operands, one_call_a_program=measurable.one_call_a_program)
     except jax.errors.JaxRuntimeError:  # such as too little memory
         return None
-    for name, function in measurable.functions.items():
-        try:
-            programs[name] = run_once(with_sets(function, sets))
-        except jax.errors.JaxRuntimeError:
-            continue
+    programs = _programs(measurable, sets)
     default = _default(recorded, platform)
     if len(programs) < 2 or default not in programs:
         return None
     times = {name: round(1e6 * seconds, 3) for name, seconds in medians(programs).items()}
     fastest = min(times, key=lambda name: times[name] * (1 if name == default else _MIN_GAIN))
     return Choice(fastest, default, times)
+
+
+def _programs(measurable: Measurable, sets: list[list[jax.Array]]) -> dict[str, Program]:
+    """By implementation; those that fail, such as for too little memory, are left out.
+
+    XLA compiles on several threads; what fails there, such as for the memory that the others take, is compiled again
+    alone. Lowering stays on one thread: it measures cuDNN's engines.
+    """
+    lowered, programs = {}, {}
+    for name, function in measurable.functions.items():
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            lowered[name] = lower_with_sets(function, sets)
+    with ThreadPoolExecutor() as threads:
+        compiling = {name: threads.submit(compiled) for name, compiled in lowered.items()}
+    for name, found in compiling.items():
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            programs[name] = run_once(lowered[name]() if found.exception() else found.result())
+    return programs
 
 
 def _measurable(recorded: RecordedCall, platform: str) -> Measurable:

@@ -51,14 +51,20 @@ def with_arrays(function: Callable[..., Any], arrays: Sequence[jax.Array]) -> Pr
 
 
 def random_operands(
-    operands: Sequence[jax.ShapeDtypeStruct], deviations: Sequence[float] | None = None
+    operands: Sequence[jax.ShapeDtypeStruct],
+    deviations: Sequence[float] | None = None,
+    *,
+    one_call_a_program: bool = False,
 ) -> list[list[jax.Array]]:
     """Random operands of the given shapes: on a GPU several copies, one for each call in a program.
 
-    `deviations` are the standard deviations, by default 1.
+    Args:
+      operands: their shapes and dtypes.
+      deviations: the standard deviations, by default 1.
+      one_call_a_program: as in `Measurable`.
     """
     calls = 1
-    if jax.default_backend() != "cpu":
+    if jax.default_backend() != "cpu" and not one_call_a_program:
         size = sum(math.prod(operand.shape) * operand.dtype.itemsize for operand in operands)
         calls = min(_CALLS_IN_A_PROGRAM, max(1, _OPERAND_BYTES // max(1, size)))
     deviations = deviations or [1.0] * len(operands)
@@ -68,8 +74,18 @@ def random_operands(
 
 def with_sets(function: Callable[..., Any], sets: list[list[jax.Array]]) -> Program:
     """A call of a function for each set of operands. XLA cannot merge the calls: the operands are different arrays."""
-    program = jax.jit(lambda sets: [function(*each) for each in sets]).lower(sets).compile()
-    return Program(lambda: program(sets), len(sets))
+    return lower_with_sets(function, sets)()
+
+
+def lower_with_sets(function: Callable[..., Any], sets: list[list[jax.Array]]) -> Callable[[], Program]:
+    """Lowers the same program, and returns the function that compiles it."""
+    lowered = jax.jit(lambda sets: [function(*each) for each in sets]).lower(sets)
+
+    def compiled() -> Program:
+        program = lowered.compile()
+        return Program(lambda: program(sets), len(sets))
+
+    return compiled
 
 
 def _drawn(operand: jax.ShapeDtypeStruct, deviation: float, seed: int) -> jax.Array:
