@@ -19,7 +19,7 @@ from benchmarks.compare import Work, compare
 from benchmarks.contender_names import NUMPY_FUSED, NUMPY_VAR, OURS, OURS_ON_XLA, TORCH_EAGER
 from benchmarks.measuring import measured
 from benchmarks.options import Options
-from benchmarks.timing import Contender, jax_contender, torch_contender
+from benchmarks.timing import Call, jax_contenders, torch_contender
 
 CONTENDERS = (OURS, OURS_ON_XLA, NUMPY_FUSED, NUMPY_VAR, TORCH_EAGER)
 NOTES = (
@@ -191,12 +191,13 @@ def _rows(case: Case, left_out: set[str], options: Options) -> list[dict[str, An
     }
     if _explanation(case).implementation == "xla":
         del layers[OURS_ON_XLA]  # the same program as jaxgrad's
-    contenders: dict[str, list[Contender]] = {"forward": [], "forward+backward": []}
-    for name, layer in layers.items():
-        if not options.wants(name):
-            continue
-        contenders["forward"].append(jax_contender(name, layer, *inputs))
-        contenders["forward+backward"].append(jax_contender(name, _gradients(layer), inputs, dy))
+    layers = {name: layer for name, layer in layers.items() if options.wants(name)}
+    contenders = {
+        "forward": jax_contenders([Call(name, layer, inputs) for name, layer in layers.items()]),
+        "forward+backward": jax_contenders(
+            [Call(name, _gradients(layer), (inputs, dy)) for name, layer in layers.items()]
+        ),
+    }
     if options.wants(TORCH_EAGER) and TORCH_EAGER not in left_out:
         from benchmarks import torch_batch_norm
 

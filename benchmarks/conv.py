@@ -20,7 +20,7 @@ from benchmarks.contender_names import LAX, LAX_PADDED, OURS, OURS_ON_CUDNN, TOR
 from benchmarks.conv_cases import CASES, QUICK_CASES, Case, parse_case
 from benchmarks.measuring import measured
 from benchmarks.options import Options
-from benchmarks.timing import Contender, jax_contender, torch_contender
+from benchmarks.timing import Call, Contender, jax_contenders, torch_contender
 
 __all__ = ["CASES", "CONTENDERS", "QUICK_CASES", "measure", "parse_case"]
 
@@ -53,20 +53,23 @@ def _rows(case: Case, left_out: dict[str, str], options: Options) -> list[dict[s
     ours = jaxgrad.conv_transpose if case.transposed else jaxgrad.conv_general_dilated
     theirs = lax.conv_transpose if case.transposed else lax.conv_general_dilated
     taken = str(jaxgrad.explain(ours, *arrays[:2], **settings))
-    contenders: dict[str, list[Contender]] = {"forward": [], "dX": [], "dW": []}
     ops = {OURS: ours, LAX: theirs}
     if case.causal:
         ops[LAX_PADDED] = _padded_first
     if jax.default_backend() == "gpu" and _cudnn_has_all_passes(ours, arrays, settings):
         ops[OURS_ON_CUDNN] = partial(ours, implementation="cudnn")
+    calls: list[tuple[str, Call]] = []  # with their passes
     for name, op in ops.items():
         if not options.wants(name):
             continue
         for which, function in _passes(op, case).items():
-            operands = [arrays[i] for i in _OPERANDS[which]]
+            operands = tuple(arrays[i] for i in _OPERANDS[which])
             if name == OURS_ON_CUDNN and _runs_on_cudnn(_passes(ours, case)[which], operands):
                 continue  # the same program as jaxgrad's
-            contenders[which].append(jax_contender(name, function, *operands))
+            calls.append((which, Call(name, function, operands)))
+    contenders: dict[str, list[Contender]] = {"forward": [], "dX": [], "dW": []}
+    for (which, _), contender in zip(calls, jax_contenders([call for _, call in calls]), strict=True):
+        contenders[which].append(contender)
     for name in _TORCH:
         if options.wants(name) and name not in left_out:
             for which, contender in _torch_contenders(name, case, arrays, options, left_out).items():

@@ -21,7 +21,7 @@ from benchmarks.framework_models import CLASSES, MODELS
 from benchmarks.measuring import measured
 from benchmarks.options import Options
 from benchmarks.steps import timed
-from benchmarks.timing import jax_loop_contender
+from benchmarks.timing import jax_loop_contenders, raised
 
 CONTENDERS = (ACCELERATED, LAX)
 NOTES = (
@@ -101,11 +101,8 @@ def _row(case: Case, options: Options) -> dict[str, Any]:
     training = timed("model: ready", partial(model.training, x))
     args = (training.state, *_batch(case))
     steps = {ACCELERATED: jaxgrad.accelerate(training.step), LAX: training.step}
-    contenders = [
-        timed(f"{name}: ready", partial(jax_loop_contender, name, step, *args))
-        for name, step in steps.items()
-        if name == ACCELERATED or options.wants(name)
-    ]
+    wanted = {name: step for name, step in steps.items() if name == ACCELERATED or options.wants(name)}
+    contenders = raised(timed(f"{', '.join(wanted)}: ready", partial(jax_loop_contenders, wanted, *args)))
     print(f"  convolutions: {jaxgrad.report(steps[ACCELERATED], *args).counts}", flush=True)
     work = Work(
         label=case.label,

@@ -17,7 +17,7 @@ from benchmarks.compare import Work, compare
 from benchmarks.contender_names import LAX, LAX_LOOPED, OURS, OURS_LOOPED
 from benchmarks.measuring import measured
 from benchmarks.options import Options
-from benchmarks.timing import jax_queued_contender
+from benchmarks.timing import Call, jax_queued_contenders
 
 CONTENDERS = (OURS, OURS_LOOPED, LAX, LAX_LOOPED)
 NOTES = (
@@ -90,8 +90,8 @@ def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
 
 def _row(case: Case, options: Options) -> dict[str, Any]:
     args = jax.device_put(_arrays(case))
-    contenders = [
-        jax_queued_contender(name, gradients(op), *args)
+    calls = [
+        Call(name, gradients(op), args)
         for name, gradients, op in (
             (OURS, _mapped, jaxgrad.conv_general_dilated),
             (OURS_LOOPED, _looped, jaxgrad.conv_general_dilated),
@@ -100,6 +100,7 @@ def _row(case: Case, options: Options) -> dict[str, Any]:
         )
         if options.wants(name)
     ]
+    contenders = jax_queued_contenders(calls)
     work = Work(
         label=case.label,
         measure="per-example gradients",

@@ -20,7 +20,7 @@ from benchmarks.contender_names import OURS, SCAN, SCAN_CELL, TORCH_EAGER
 from benchmarks.measuring import measured
 from benchmarks.options import Options
 from benchmarks.recurrent_models import LAYERS, MODELS, arguments, training_step
-from benchmarks.timing import Contender, jax_loop_contender, torch_queued_contender
+from benchmarks.timing import Contender, jax_loop_contenders, raised, torch_queued_contender
 from benchmarks.wording import brief
 
 _LAYERS = {OURS: "jaxgrad", SCAN: "scan", SCAN_CELL: "cell"}
@@ -92,15 +92,17 @@ def _row(case: Case, left_out: dict[str, str], options: Options) -> dict[str, An
     )
     loss, array = _TOLERANCES[precision_in_use(case.dtype)]
     tolerances = [*[array] * len(jax.tree.leaves(args[0])), loss]
-    makers = {name: partial(_jax_contender, name, model, *args) for name in _LAYERS}
-    if case.model == "char-lm" and TORCH_EAGER not in left_out:
-        makers[TORCH_EAGER] = partial(_torch_contender, *args)
+    steps = {
+        name: partial(training_step, model, LAYERS[layer]) for name, layer in _LAYERS.items() if options.wants(name)
+    }
+    contenders = jax_loop_contenders(steps, *args)
+    makers = {name: partial(raised, [contender]) for name, contender in zip(steps, contenders, strict=True)}
+    if case.model == "char-lm" and TORCH_EAGER not in left_out and options.wants(TORCH_EAGER):
+        makers[TORCH_EAGER] = lambda: [_torch_contender(*args)]
     found: list[Contender] = []
     for name, make in makers.items():
-        if not options.wants(name):
-            continue
         try:
-            contender = make()
+            (contender,) = make()
             if found:
                 check_agreement(work, found[0], contender, tolerances)
         except Exception as error:  # the other contenders are still measured
@@ -111,10 +113,6 @@ def _row(case: Case, left_out: dict[str, str], options: Options) -> dict[str, An
         else:
             found.append(contender)
     return compare(work, found, options.effort, tolerances)
-
-
-def _jax_contender(name: str, model: Any, state: Any, *batch: Any) -> Contender:
-    return jax_loop_contender(name, partial(training_step, model, LAYERS[_LAYERS[name]]), state, *batch)
 
 
 def _torch_contender(state: Any, *batch: Any) -> Contender:

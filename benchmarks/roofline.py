@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.options import Effort
-from benchmarks.timing import interleaved, jax_contender
+from benchmarks.timing import Call, interleaved, jax_contenders
 
 _SIZE = {"cpu": 2048, "gpu": 8192}  # of square matrices
 _SUM_ELEMENTS = 1 << 25
@@ -26,12 +26,12 @@ def matmul_gflops(dtype: str) -> float:
     """
     n = _SIZE[jax.default_backend()]
     a, b = (jax.random.normal(key, (n, n), dtype) for key in jax.random.split(jax.random.key(0)))
-    contenders = [
-        jax_contender("X Y", lambda a, b: a @ b, a, b),
-        jax_contender("X' Y", lambda a, b: a.T @ b, a, b),
-        jax_contender("X Y'", lambda a, b: a @ b.T, a, b),
+    calls = [
+        Call("X Y", lambda a, b: a @ b, (a, b)),
+        Call("X' Y", lambda a, b: a.T @ b, (a, b)),
+        Call("X Y'", lambda a, b: a @ b.T, (a, b)),
     ]
-    best_ms = min(times.p10 for times in interleaved(contenders, _EFFORT).values())
+    best_ms = min(times.p10 for times in interleaved(jax_contenders(calls), _EFFORT).values())
     rate = 2 * n**3 / best_ms / 1e6
     return max(rate, matmul_gflops("float32")) if jnp.dtype(dtype).itemsize == 2 else rate
 
@@ -40,7 +40,7 @@ def matmul_gflops(dtype: str) -> float:
 def memory_gbps() -> float:
     """The rate at which X + Y is read and written, for float32 arrays larger than any cache."""
     a = jnp.ones((_SUM_ELEMENTS,), jnp.float32)
-    times = interleaved([jax_contender("X + Y", jnp.add, a, a + 1)], _EFFORT)
+    times = interleaved(jax_contenders([Call("X + Y", jnp.add, (a, a + 1))]), _EFFORT)
     return 3 * a.nbytes / times["X + Y"].p10 / 1e6
 
 

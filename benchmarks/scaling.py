@@ -25,7 +25,7 @@ from benchmarks.networks import NETWORKS
 from benchmarks.networks.initial import describe
 from benchmarks.networks.jax_ops import JaxgradOps, LaxOps
 from benchmarks.options import Options
-from benchmarks.timing import Contender, jax_loop_contender
+from benchmarks.timing import Contender, jax_loop_contenders, raised
 from benchmarks.training import State, arguments, training_step
 
 _LIBRARIES = {OURS: JaxgradOps, LAX: LaxOps}
@@ -89,12 +89,10 @@ def _row(case: Case, options: Options) -> dict[str, Any]:
     found: list[Contender] = []
     libraries = {name: library for name, library in _LIBRARIES.items() if options.wants(name)}
     for suffix, count in (("", devices), (ONE_DEVICE, 1)):
-        for name, library in libraries.items():
-            mesh = _mesh(count)
-            step = partial(_step, library, case.network, mesh)
-            batch = (jnp.concatenate([array] * count) for array in (x, target))
-            start = partial(jax_loop_contender, name + suffix, step, *_placed(mesh, state, *batch))
-            found.append(steps.timed(f"{name}{suffix}: ready", start))
+        mesh = _mesh(count)
+        of = {name + suffix: partial(_step, library, case.network, mesh) for name, library in libraries.items()}
+        placed = _placed(mesh, state, *(jnp.concatenate([array] * count) for array in (x, target)))
+        found += raised(steps.timed(f"{', '.join(of)}: ready", partial(jax_loop_contenders, of, *placed)))
     collectives = {c.name: _collectives(c.program) for c in found if not c.name.endswith(ONE_DEVICE)}
     found = [dataclasses.replace(steps.in_pieces(c, state), temporary_bytes=None) for c in found]
     work = Work(

@@ -30,7 +30,7 @@ from benchmarks.networks.initial import describe
 from benchmarks.networks.jax_ops import JaxgradConvolutionOps, JaxgradOps, LaxOps, PaddedLaxOps
 from benchmarks.networks.ops import Norm
 from benchmarks.options import Options
-from benchmarks.timing import Contender, jax_loop_contender, torch_queued_contender
+from benchmarks.timing import Contender, jax_loop_contenders, raised, torch_queued_contender
 from benchmarks.training import State, arguments, training_step
 
 _JAX_LIBRARIES = {
@@ -138,12 +138,12 @@ def _row(case: Case, left_out: dict[str, str], options: Options) -> dict[str, An
     network = NETWORKS[case.network]
     described = describe(network.run, case.x)
     args = arguments(network, described, case.x)
-    found: list[Contender] = []
+    steps: dict[str, Any] = {}
     for name, library in _JAX_LIBRARIES.items():
         if options.wants(name) and (described.asymmetric or name != LAX_PADDED):
             step = partial(training_step, library, network)
-            step = jaxgrad.accelerate(step) if name == ACCELERATED else step
-            found.append(timed(f"{name}: ready", partial(jax_loop_contender, name, step, *args)))
+            steps[name] = jaxgrad.accelerate(step) if name == ACCELERATED else step
+    found = raised(timed(f"{', '.join(steps)}: ready", partial(jax_loop_contenders, steps, *args)))
     for name in _TORCH:
         if options.wants(name) and name not in left_out:
             make = partial(timed, f"{name}: ready", partial(_torch_contender, name, case, *args))

@@ -6,8 +6,9 @@ import dataclasses
 import os
 import tempfile
 import time
+import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
@@ -94,14 +95,24 @@ def _times(seconds: list[float]) -> Times:
     return Times(median, p10, p90, len(seconds))
 
 
-def jax_contender(name: str, function: Callable[..., Any], *args: Any) -> Contender:
-    """`jax.jit(function)(*args)`: the wall time of a call on a CPU, the device time on a GPU.
+class Call(NamedTuple):
+    """A contender before it is compiled: `jax.jit(function)(*args)`."""
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+
+
+def jax_contenders(calls: Sequence[Call]) -> list[Contender]:
+    """The wall time of a call on a CPU, the device time on a GPU.
 
     The device time is the sum over all kernels and copies in the profile, without JAX's dispatch and without the gaps
     between kernels.
     """
-    compiled, _, outputs, memory = _compiled(function, *args)
+    return [_one_call(name, *found) for (name, _, _), found in zip(calls, _results_of(calls), strict=True)]
 
+
+def _one_call(name: str, compiled: Callable[..., Any], args: Any, outputs: list[np.ndarray], memory: int) -> Contender:
     def run(calls: int = 1) -> None:
         jax.block_until_ready([compiled(*args) for _ in range(calls)])
 
@@ -110,13 +121,13 @@ def jax_contender(name: str, function: Callable[..., Any], *args: Any) -> Conten
     return Contender(name, lambda: host_seconds(run), outputs, memory)
 
 
-def jax_queued_contender(name: str, function: Callable[..., Any], *args: Any) -> Contender:
-    """The same for a function with loops, where gaps count: on a GPU the wall time of queued calls."""
-    return _queued(name, *_compiled(function, *args))
+def jax_queued_contenders(calls: Sequence[Call]) -> list[Contender]:
+    """As `jax_contenders`, for functions with loops, where gaps count: on a GPU the wall time of queued calls."""
+    return [_queued(name, *found) for (name, _, _), found in zip(calls, _results_of(calls), strict=True)]
 
 
 class InProgram(NamedTuple):
-    """A contender before it is compiled.
+    """A contender of `jax_in_program_contenders` before it is compiled.
 
     Attributes:
       function: what to time.
@@ -133,27 +144,22 @@ class InProgram(NamedTuple):
 
 
 def jax_in_program_contenders(of: Sequence[InProgram]) -> list[Contender | Exception]:
-    """The same with many calls in one program on a GPU, so that kernels of microseconds are not hidden by dispatch.
+    """As `jax_queued_contenders`, with many calls in one program on a GPU: dispatch would hide kernels of microseconds.
 
-    XLA compiles the programs of all contenders at once, on several threads. A contender that fails is its exception.
+    A contender that fails is its exception.
     """
     on_gpu = jax.default_backend() == "gpu"
 
-    def lowered(each: InProgram) -> tuple[Any, Any]:
+    def lowered(each: InProgram) -> list[Any]:
         with jax.default_matmul_precision(each.precision):
             one = jax.jit(each.function).lower(*each.args) if each.with_memory or not on_gpu else None
-            return one, _many_calls(each) if on_gpu else None
+            return [one, _many_calls(each) if on_gpu else None]
 
-    def compiled(programs: tuple[Any, Any]) -> tuple[Any, Any]:
-        one, many = programs
-        return one and one.compile(), many and many.compile()
-
-    def contender(each: InProgram, programs: tuple[Any, Any]) -> Contender:
+    def contender(each: InProgram, programs: list[Any]) -> Contender:
         one, many = programs
         return _in_program(each, many, one) if on_gpu else _queued(each.name, *_results(one, *each.args))
 
-    with ThreadPoolExecutor(os.cpu_count() if on_gpu else 1) as threads:
-        programs = list(threads.map(partial(_tried, compiled), [_tried(lowered, each) for each in of]))
+    programs = _compiled([_tried(lowered, each) for each in of])
     return [_tried(contender, each, those) for each, those in zip(of, programs, strict=True)]
 
 
@@ -164,7 +170,34 @@ def _tried(function: Callable[..., Any], *args: Any) -> Any:
     try:
         return function(*args)
     except Exception as error:  # any error of a compiler
+        traceback.clear_frames(error.__traceback__)  # they hold arrays
         return error
+
+
+def _compiled(lowered: Sequence[Any]) -> list[Any]:
+    """Compiles lowered programs. An item is a program, a list of programs and None, or an exception, which stays.
+
+    On one GPU XLA compiles on several threads: its autotuner locks the GPU for the runs that it times. With several
+    devices it does not, because it lowers the shards of jaxgrad's ops meanwhile, which measures cuDNN's engines.
+    """
+
+    def compiled(programs: Any) -> Any:
+        if isinstance(programs, list):
+            return [program and program.compile() for program in programs]
+        return programs.compile()
+
+    if jax.default_backend() != "gpu" or jax.device_count() > 1:
+        return [_tried(compiled, programs) for programs in lowered]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        return list(threads.map(partial(_tried, compiled), lowered))
+
+
+def raised(found: Sequence[Contender | Exception]) -> list[Contender]:
+    """The contenders, if none of them is an exception."""
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    return list(found)  # type: ignore[arg-type]
 
 
 def _many_calls(each: InProgram) -> Any:
@@ -214,8 +247,10 @@ def _queued(name: str, compiled: Callable[..., Any], args: Any, outputs: list[np
     return Contender(name, lambda: host_seconds(lambda: run(calls)) / calls, outputs, memory)
 
 
-def _compiled(function: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], Any, list[np.ndarray], int]:
-    return _results(jax.jit(function).lower(*args).compile(), *args)
+def _results_of(calls: Sequence[Call]) -> list[tuple[Callable[..., Any], Any, list[np.ndarray], int]]:
+    """`_results` of each call. Lowering jaxgrad's ops measures cuDNN's engines, so that calls are lowered in turn."""
+    programs = _compiled([jax.jit(each.function).lower(*each.args) for each in calls])
+    return [_results(program, *each.args) for program, each in zip(raised(programs), calls, strict=True)]
 
 
 def _results(compiled: Any, *args: Any) -> tuple[Callable[..., Any], Any, list[np.ndarray], int]:
@@ -224,12 +259,26 @@ def _results(compiled: Any, *args: Any) -> tuple[Callable[..., Any], Any, list[n
     return compiled, args, outputs, compiled.memory_analysis().temp_size_in_bytes
 
 
-def jax_loop_contender(name: str, step: Callable[..., tuple[Any, Any]], state: Any, *args: Any) -> Contender:
-    """`state, _ = jax.jit(step)(state, *args)` in a loop, with the state donated.
+def jax_loop_contenders(
+    steps: Mapping[str, Callable[..., tuple[Any, Any]]], state: Any, *args: Any
+) -> list[Contender | Exception]:
+    """`state, _ = jax.jit(step)(state, *args)` in a loop, with the state donated, for each step by its name.
 
-    A sample is one call on a CPU, many queued calls on a GPU, so that the device never waits for JAX.
+    A sample is one call on a CPU, many queued calls on a GPU, so that the device never waits for JAX. A contender that
+    fails is its exception.
     """
-    compiled = jax.jit(step, donate_argnums=0).lower(state, *args).compile()
+
+    def lowered(step: Callable[..., tuple[Any, Any]]) -> Any:
+        return jax.jit(step, donate_argnums=0).lower(state, *args)
+
+    def contender(name: str, compiled: Any) -> Contender:
+        return _loop(name, compiled, state, *args)
+
+    programs = _compiled([_tried(lowered, step) for step in steps.values()])
+    return [_tried(contender, name, program) for name, program in zip(steps, programs, strict=True)]
+
+
+def _loop(name: str, compiled: Any, state: Any, *args: Any) -> Contender:
     state, rest = compiled(jax.tree.map(jnp.copy, state), *args)
     outputs = [np.array(leaf, np.float32) for leaf in jax.tree.leaves((state, rest))]
 

@@ -20,7 +20,7 @@ from benchmarks.networks.initial import describe
 from benchmarks.networks.jax_ops import JaxgradOps
 from benchmarks.options import Options
 from benchmarks.steps import CASES, QUICK_CASES, Case, compared, parse_case, timed
-from benchmarks.timing import Contender, jax_loop_contender
+from benchmarks.timing import Contender, jax_loop_contenders, raised
 from benchmarks.training import arguments, training_step
 from jaxgrad._src.selection import table
 
@@ -48,7 +48,7 @@ def _row(case: Case, options: Options) -> dict[str, Any]:
     step = partial(training_step, JaxgradOps, network)
 
     def contender(name: str) -> Contender:
-        made: Contender = timed(f"{name}: ready", partial(jax_loop_contender, name, step, *args))
+        (made,) = raised(timed(f"{name}: ready", partial(jax_loop_contenders, {name: step}, *args)))
         return made
 
     found = []

@@ -12,13 +12,27 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import charts, environment, gru, recurrent, report, steps, tables, timing, wording
+from benchmarks import charts, environment, gru, recurrent, report, roofline, steps, tables, timing, wording
 from benchmarks.contender_names import CUDNN_RNN, CUDNN_RNN_F16, OURS, OURS_ON_XLA, SCAN, TORCH_GRU, TORCH_GRU_GRAPH
 from benchmarks.options import Effort, Options
 from jaxgrad._src.core.environment import current_environment
 from jaxgrad._src.native import cpu
 
 _ENVIRONMENT = {"gpu": "NVIDIA H100", "platform": "gpu", "date": "2026-01-02", "versions": {"jax": "0.11"}}
+
+
+@pytest.fixture(autouse=True)
+def _small_rooflines(monkeypatch):
+    """Large matrix products take most of the time of a quick measurement."""
+    monkeypatch.setattr(roofline, "_SIZE", {"cpu": 64, "gpu": 64})
+    monkeypatch.setattr(roofline, "_SUM_ELEMENTS", 1 << 10)
+    monkeypatch.setattr(roofline, "_EFFORT", Effort(rounds=2, seconds=0))
+    rates = roofline.matmul_gflops, roofline.memory_gbps
+    for rate in rates:
+        rate.cache_clear()
+    yield
+    for rate in rates:
+        rate.cache_clear()
 
 
 def _gru_row(measure, times, **more):
