@@ -120,13 +120,10 @@ def tables() -> dict[str, dict[str, Any]]:
                 if machine.platform == lowering_platform(platform):
                     own_times = {text: _times_of_libraries(choice.times_us) for text, choice in choices.items()}
                     count = sum(text in own_times for text in calls(platform))
-                    measured_on.append(f"{machine}; {count} of {len(calls(platform))} calls")
+                    measured_on.append(f"{count} of {len(calls(platform))} calls on {machine}")
                     times |= own_times
             if times:
-                of_devices[path.stem] = {
-                    "measured_on": "; ".join(measured_on),
-                    "rows": _rows(own, platform, times),
-                }
+                of_devices[path.stem] = {"measured_on": measured_on, "rows": _rows(own, platform, times)}
         if platform == "gpu":  # CPUs differ in their models: they share one table
             found |= of_devices
         found[f"generic {platform}"] = _generic(own, list(of_devices.values()))
@@ -294,7 +291,7 @@ def _generic(classes: Sequence[_Class], of_devices: Sequence[dict[str, Any]]) ->
             continue
         least = min(found, key=lambda row: row["measured"]["ratio"] * (1 if row["prefer"] not in _LIBRARIES else -1))
         rows.append(_row(each, least["prefer"], least["measured"]))
-    return {"measured_on": [table["measured_on"] for table in of_devices], "rows": rows}
+    return {"measured_on": [each for table in of_devices for each in table["measured_on"]], "rows": rows}
 
 
 def regrets(platform: str, table: Sequence[Row], times: _Times) -> dict[str, float]:

@@ -155,9 +155,9 @@ report(flags=[*found, flags()])
     assert found["flags"] == [["true"] * 2, ["false"] * 2, ["true"] * 2]
 
 
-def test_few_steps_run_on_xla(run):
+def test_one_step_runs_on_xla(run):
     found = run("""
-few = {T: [str(explained(T=T)), len(calls(lowered(T=T)))] for T in (1, 3, 4)}
+few = {T: [str(explained(T=T)), len(calls(lowered(T=T)))] for T in (1, 2)}
 
 def steps_one_by_one(x, w, r, h):
     return jax.lax.scan(lambda h, x: jaxgrad.gru(x[None], w, r, initial_h=h)[::-1], h, x)
@@ -167,11 +167,10 @@ scan = jax.jit(steps_one_by_one).trace(*of.values()).lower(lowering_platforms=("
 report(few=few, forced=len(calls(lowered(T=1, implementation="cuda"))), in_scan=len(calls(scan)))
 """)
     assert found["in_scan"] == 0
-    for steps in ("1", "3"):
-        why, count = found["few"][steps]
-        assert why.startswith("gru on gpu: 'xla' (XLA is as fast for few steps")
-        assert count == 0
-    assert found["few"]["4"][1] == found["forced"] == 2
+    why, count = found["few"]["1"]
+    assert why.startswith("gru on gpu: 'xla' (one step has no loop")
+    assert count == 0
+    assert found["few"]["2"][1] == found["forced"] == 2
 
 
 @pytest.mark.parametrize(
