@@ -127,12 +127,14 @@ PREFERENCE_CASES = {
     ),
     "gpu": (
         *(case for case in CASES["gpu"] if not (case.resets or case.lengths or case.highest)),
-        # Not one step: a rollout computes no gradients, and these are part of what is measured.
+        # Not one step: a measurement includes the gradients, which a rollout does not compute.
         *(Case(T, 64, 128, 128) for T in (2, 4)),
+        *(Case(2, 64, H, H, dtype="bfloat16") for H in (1024, 2048)),
         Case(128, 2048, 128, 128),
         Case(32, 512, 512, 512),
         Case(32, 512, 1024, 1024),
         Case(32, 512, 1024, 1024, dtype="bfloat16"),
+        Case(32, 1024, 1024, 1024, dtype="bfloat16"),
         Case(32, 512, 2048, 2048, dtype="bfloat16"),
     ),
 }

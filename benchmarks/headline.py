@@ -23,7 +23,7 @@ _ROWS = (
 def lines(results: Path) -> tuple[list[list[str]], list[str]] | None:
     """The table and the facts below it; None where a report or a row is missing."""
     table = [["workload", "device", "jaxgrad (ms)", "JAX (ms)", "PyTorch (ms)"]]
-    runs: dict[str, list[Report]] = {}
+    parts: dict[str, list[Report]] = {}
     for title, name, label, measure in _ROWS:
         path = results / f"{name}.json"
         found = report.load(path) if path.exists() else {"rows": []}
@@ -34,12 +34,12 @@ def lines(results: Path) -> tuple[list[list[str]], list[str]] | None:
         device = environment["gpu"] or f"CPU, {environment['cpu_cores']} cores"
         cells = [digits(report.median_ms(row)), *(_peer(row, library) for library in report.PEERS)]
         table.append([title, device.removeprefix("NVIDIA "), *cells])
-        runs.setdefault(f"{wording.devices(found)}: {wording.versions(found)}", []).append(found)
+        parts.setdefault(wording.hardware(environment), []).append(report.of_rows(found, [row]))
     below = [
         "In brackets: the speed-up of jaxgrad, below 1 where jaxgrad is slower. "
         f"JAX is `jax.lax`, with causal padding the faster of `jax.lax` and `{LAX_PADDED}`; for the GRU a `lax.scan`. "
         "PyTorch is eager, or `torch.compile` or, for the GRU, a CUDA graph, where that was measured and is faster.",
-        *(f"{what}; measured {wording.dates(*reports)}." for what, reports in runs.items()),
+        *(f"{device}: {wording.versions(*of)}; measured {wording.dates(*of)}." for device, of in parts.items()),
     ]
     return table, below
 

@@ -20,7 +20,7 @@ from benchmarks.contender_names import OURS, SCAN, SCAN_CELL, TORCH_EAGER
 from benchmarks.measuring import measured
 from benchmarks.options import Options
 from benchmarks.recurrent_models import LAYERS, MODELS, arguments, training_step
-from benchmarks.timing import Contender, jax_loop_contenders, raised, torch_queued_contender
+from benchmarks.timing import Contender, jax_loop_contenders, raised, torch_queued_contender, tried
 from benchmarks.wording import brief
 
 _LAYERS = {OURS: "jaxgrad", SCAN: "scan", SCAN_CELL: "cell"}
@@ -95,14 +95,13 @@ def _row(case: Case, left_out: dict[str, str], options: Options) -> dict[str, An
     steps = {
         name: partial(training_step, model, LAYERS[layer]) for name, layer in _LAYERS.items() if options.wants(name)
     }
-    contenders = jax_loop_contenders(steps, *args)
-    makers = {name: partial(raised, [contender]) for name, contender in zip(steps, contenders, strict=True)}
+    contenders = dict(zip(steps, jax_loop_contenders(steps, *args), strict=True))
     if case.model == "char-lm" and TORCH_EAGER not in left_out and options.wants(TORCH_EAGER):
-        makers[TORCH_EAGER] = lambda: [_torch_contender(*args)]
+        contenders[TORCH_EAGER] = tried(_torch_contender, *args)
     found: list[Contender] = []
-    for name, make in makers.items():
+    for name in list(contenders):
         try:
-            (contender,) = make()
+            (contender,) = raised([contenders.pop(name)])  # keeps no contender that fails, whose state fills memory
             if found:
                 check_agreement(work, found[0], contender, tolerances)
         except Exception as error:  # the other contenders are still measured

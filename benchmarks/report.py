@@ -102,6 +102,13 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs))
 
 
+def of_rows(report: Report, rows: list[Row]) -> Report:
+    """The part of a report with these rows of it, and the environments of their runs."""
+    every = environments(report)
+    used = sorted({run for row in rows for run in row.get("runs", {"": 0}).values()})
+    return {**report, "rows": rows, "environments": [every[run] for run in used]}
+
+
 def joined(report: Report, later: Report) -> Report:
     """The later of two reports on one op and platform, with the rows of both.
 

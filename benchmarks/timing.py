@@ -159,11 +159,11 @@ def jax_in_program_contenders(of: Sequence[InProgram]) -> list[Contender | Excep
         one, many = programs
         return _in_program(each, many, one) if on_gpu else _queued(each.name, *_results(one, *each.args))
 
-    programs = _compiled([_tried(lowered, each) for each in of])
-    return [_tried(contender, each, those) for each, those in zip(of, programs, strict=True)]
+    programs = _compiled([tried(lowered, each) for each in of])
+    return [tried(contender, each, those) for each, those in zip(of, programs, strict=True)]
 
 
-def _tried(function: Callable[..., Any], *args: Any) -> Any:
+def tried(function: Callable[..., Any], *args: Any) -> Any:
     """The result, or the exception; that of an earlier step, where the last argument is one."""
     if isinstance(args[-1], Exception):
         return args[-1]
@@ -177,8 +177,9 @@ def _tried(function: Callable[..., Any], *args: Any) -> Any:
 def _compiled(lowered: Sequence[Any]) -> list[Any]:
     """Compiles lowered programs. An item is a program, a list of programs and None, or an exception, which stays.
 
-    On one GPU XLA compiles on several threads: its autotuner locks the GPU for the runs that it times. With several
-    devices it does not, because it lowers the shards of jaxgrad's ops meanwhile, which measures cuDNN's engines.
+    On one GPU, XLA compiles on several threads: its autotuner locks the GPU for the runs that it times. A program that
+    fails there, such as for too little memory, is compiled again alone. On several devices, programs are compiled in
+    turn: XLA calls the partitioning rules of jaxgrad's ops while it compiles, and the rules measure cuDNN's engines.
     """
 
     def compiled(programs: Any) -> Any:
@@ -187,9 +188,13 @@ def _compiled(lowered: Sequence[Any]) -> list[Any]:
         return programs.compile()
 
     if jax.default_backend() != "gpu" or jax.device_count() > 1:
-        return [_tried(compiled, programs) for programs in lowered]
+        return [tried(compiled, programs) for programs in lowered]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        return list(threads.map(partial(_tried, compiled), lowered))
+        first = list(threads.map(partial(tried, compiled), lowered))
+    return [
+        tried(compiled, programs) if isinstance(found, Exception) else found
+        for programs, found in zip(lowered, first, strict=True)
+    ]
 
 
 def raised(found: Sequence[Contender | Exception]) -> list[Contender]:
@@ -274,8 +279,8 @@ def jax_loop_contenders(
     def contender(name: str, compiled: Any) -> Contender:
         return _loop(name, compiled, state, *args)
 
-    programs = _compiled([_tried(lowered, step) for step in steps.values()])
-    return [_tried(contender, name, program) for name, program in zip(steps, programs, strict=True)]
+    programs = _compiled([tried(lowered, step) for step in steps.values()])
+    return [tried(contender, name, program) for name, program in zip(steps, programs, strict=True)]
 
 
 def _loop(name: str, compiled: Any, state: Any, *args: Any) -> Contender:

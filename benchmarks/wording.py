@@ -34,11 +34,13 @@ def devices(report: Report) -> str:
     return " and ".join(dict.fromkeys(hardware(environment) for environment in environments(report)))
 
 
-def versions(report: Report) -> str:
+def versions(*reports: Report) -> str:
     """The versions of all runs, as "jaxgrad 0.1.0, jax 0.11.2, torch 2.11.0", of the packages that were measured."""
-    with_torch = any(name in PEERS["PyTorch"] for name in contenders(report))
-    packages = [*_PACKAGES, *["torch"] * with_torch, *(_FRAMEWORKS if report["op"] == "models" else ())]
-    found = {package: {e["versions"].get(package) for e in environments(report)} - {None} for package in packages}
+    with_torch = any(name in PEERS["PyTorch"] for report in reports for name in contenders(report))
+    with_frameworks = any(report["op"] == "models" for report in reports)
+    packages = [*_PACKAGES, *["torch"] * with_torch, *_FRAMEWORKS * with_frameworks]
+    every = [environment["versions"] for report in reports for environment in environments(report)]
+    found = {package: {of.get(package) for of in every} - {None} for package in packages}
     return ", ".join(f"{package} {_range(those)}" for package, those in found.items() if those)
 
 

@@ -1,4 +1,4 @@
-"""For scripts of the fixture `run_python`: the CUDA module runs in programs for the CPU, on the fakes of fake_cuda.c.
+"""For scripts of the fixture `on_fake_cuda`: the CUDA module runs in programs for the CPU, on the fakes of fake_cuda.c.
 
 Importing this module makes jaxgrad take the CPU for a GPU. cuDNN's convolutions are computed, and so are the reference
 kernels. Other CUDA kernels of jaxgrad are not: use layouts in which cuDNN writes weight gradients without a transpose.

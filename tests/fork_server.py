@@ -1,6 +1,8 @@
 """Runs scripts in forks of an interpreter that has imported JAX, because the import takes a second.
 
-Apart from that a script finds the state of a fresh interpreter: JAX has no backend yet, and jaxgrad is not imported.
+JAX has no backend yet, and jaxgrad is not imported. The scripts of one server differ from fresh interpreters in these
+points: they share the seed of hashes, addresses and NumPy's random numbers, OpenBLAS has one thread, and stdout and
+stderr are files.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ class ForkServer:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._lock = threading.Lock()
         single = {**environment, "OPENBLAS_NUM_THREADS": "1"}  # a fork has none of the other threads
-        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._process = subprocess.Popen([sys.executable, __file__], env=single, text=True, **pipes)
+        # In a session of its own, an interrupt from the keyboard does not end the server; the end of its input does.
+        settings: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "start_new_session": True}
+        self._process = subprocess.Popen([sys.executable, __file__], env=single, **settings)
 
     def run(self, script: str, environment: Mapping[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
         """Like `subprocess.run` of `python -c script`. A script that takes longer is killed.
@@ -47,7 +50,7 @@ class ForkServer:
                 has_ended = bool(ends.poll(1e3 * timeout))
             finally:
                 if not has_ended:
-                    os.kill(pid, signal.SIGKILL)
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
                 os.close(descriptor)
                 status = self._request(pid)
             stdout, stderr = (path.read_text() for path in outputs)
@@ -78,6 +81,7 @@ def _next_script() -> str | None:
             print(os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]), flush=True)
             continue
         assert len(os.listdir("/proc/self/task")) == 1, "a fork has none of the other threads"
+        assert "jaxgrad" not in sys.modules
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of JAX, which has no threads before its first backend
             pid = os.fork()
@@ -106,4 +110,4 @@ if __name__ == "__main__":
     if script is not None:  # the child ends as any interpreter does
         sys.argv = ["-c"]
         main = sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(compile(script, "<string>", "exec"), vars(main))
+        exec(compile(script, "<string>", "exec", dont_inherit=True), vars(main))

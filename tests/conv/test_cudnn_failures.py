@@ -18,7 +18,7 @@ pytestmark = NEEDS_CUDA_MODULE
 
 @pytest.fixture
 def run(on_fake_cuda):
-    """Runs a script in a fresh process and returns the values that it passes to `report`."""
+    """Runs a script in a process of its own and returns the values that it passes to `report`."""
     return lambda script, **environment: on_fake_cuda("import os\nfrom fake_gpu import *\n" + script, **environment)
 
 

@@ -56,7 +56,7 @@ def report(**found):
 
 @pytest.fixture
 def run(on_fake_cuda):
-    """Runs a script in a fresh process and returns the values that it passes to `report`."""
+    """Runs a script in a process of its own and returns the values that it passes to `report`."""
 
     def run(script, engines=ENGINES, **environment):
         return on_fake_cuda(_PRELUDE + script, FAKE_ENGINES=engines, **environment)
@@ -78,7 +78,7 @@ def test_a_choice_persists_across_processes(run, tmp_path):
     alone = run(_ONE)
     first = run(_ONE, **kept)
     files = _files(kept["JAXGRAD_PLAN_CACHE_DIR"])
-    second = run(_ONE, **kept)
+    second = run(_ONE, PYTHONHASHSEED="1", **kept)  # no fork: other hashes and addresses
     slower = run(_ONE, ENGINES.replace("200:10", "200:99"), **kept)
     assert alone["engine"] == first["engine"] == second["engine"] == slower["engine"] == ["engine 12", 300]
     assert alone["counts"][0] == first["counts"][0] > 0

@@ -63,7 +63,7 @@ def report(**found):
 
 @pytest.fixture
 def run(on_fake_cuda):
-    """Runs a script in a fresh process and returns the values that it passes to `report`."""
+    """Runs a script in a process of its own and returns the values that it passes to `report`."""
 
     def run(script, **environment):
         return on_fake_cuda(_PRELUDE + script, **{"FAKE_ENGINES": "11:100:30", **environment})

@@ -20,7 +20,7 @@ def counts():
 
 @pytest.fixture
 def run(on_fake_cuda):
-    """Runs a script in a fresh process and returns the values that it passes to `report`."""
+    """Runs a script in a process of its own and returns the values that it passes to `report`."""
     return lambda script, **environment: on_fake_cuda(_PRELUDE + script, **environment)
 
 

@@ -62,7 +62,7 @@ def report(**found):
 
 @pytest.fixture
 def run(on_fake_cuda):
-    """Runs a script in a fresh process and returns the values that it passes to `report`."""
+    """Runs a script in a process of its own and returns the values that it passes to `report`."""
     return lambda script, **environment: on_fake_cuda(_PRELUDE + script, **environment)
 
 

@@ -57,6 +57,19 @@ def _report(rows, **more):
     return {"op": "gru", "environment": _ENVIRONMENT, "left_out": {}, "rows": rows, **more}
 
 
+def test_versions_and_dates_of_some_rows():
+    """README.md names those of the rows that it shows, not those of the whole file."""
+    environments = [{**_ENVIRONMENT, "versions": {"jaxgrad": f"0.{i}"}, "date": f"2026-01-0{i}"} for i in (1, 2, 3)]
+    rows = [_gru_row("forward", {SCAN: 3.0}, runs={OURS: 2, SCAN: 0}), _gru_row("backward", {}, runs={OURS: 1})]
+    whole = {"op": "gru", "environment": environments[2], "environments": environments, "rows": rows}
+    part, other = (report.of_rows(whole, [row]) for row in rows)
+    assert (wording.versions(part), wording.dates(part)) == ("jaxgrad 0.1 and 0.3", "2026-01-01 to 2026-01-03")
+    assert (wording.versions(other), wording.dates(other)) == ("jaxgrad 0.2", "2026-01-02")
+    assert wording.versions(part, other) == "jaxgrad 0.1 to 0.3"
+    of_one_run = {"op": "gru", "environment": environments[0], "rows": [_gru_row("forward", {})]}
+    assert report.environments(report.of_rows(of_one_run, of_one_run["rows"])) == environments[:1]
+
+
 def test_table_of_the_gru():
     forward = _gru_row(
         "forward",

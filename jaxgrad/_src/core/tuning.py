@@ -115,7 +115,7 @@ class Measurable:
     Attributes:
       functions: by implementation, as `Choice` names them: functions of the operands.
       operands: shapes and dtypes.
-      one_call_a_program: whether a program has only one call, because XLA would compile the loops of each.
+      one_call_a_program: whether a program has only one call, because XLA would compile the loops of each call.
     """
 
     functions: Mapping[str, Callable[..., Any]]

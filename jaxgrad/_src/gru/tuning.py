@@ -13,7 +13,7 @@ from jaxgrad._src.core.tuning import Measurable
 from jaxgrad._src.gru.api import OP, gru
 from jaxgrad._src.gru.params import GruProblem
 
-_MANY_STEPS = 64  # with which a call takes longer than the start of a program
+_MANY_STEPS = 64  # a call of so many steps takes longer than the start of a program
 
 
 def measurable(call: GruProblem, platform: str) -> Measurable:

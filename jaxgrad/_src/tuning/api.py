@@ -119,10 +119,10 @@ def measured_choice(recorded: RecordedCall, platform: str) -> Choice | None:
 
 
 def _programs(measurable: Measurable, sets: list[list[jax.Array]]) -> dict[str, Program]:
-    """By implementation; those that fail, such as for too little memory, are left out.
+    """By implementation. An implementation that fails, such as for too little memory, is left out.
 
-    XLA compiles on several threads; what fails there, such as for the memory that the others take, is compiled again
-    alone. Lowering stays on one thread: it measures cuDNN's engines.
+    XLA compiles on several threads. A program that fails there, such as for the memory that the other programs take, is
+    compiled again alone. The programs are lowered on one thread, because lowering measures cuDNN's engines.
     """
     lowered, programs = {}, {}
     for name, function in measurable.functions.items():
