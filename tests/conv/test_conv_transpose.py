@@ -43,7 +43,7 @@ def _backends(case, dtype):
         jaxgrad.explain(jaxgrad.conv_transpose, *inputs[:2], **case.settings, implementation="cpu")
     except ValueError:
         choice = jaxgrad.explain(jaxgrad.conv_transpose, *inputs[:2], **case.settings, platform="cpu")
-        assert choice.implementation == "xla"
+        assert "xla" in {choice.implementation, *(found.implementation for found in choice.passes)}
         return [DEFAULT]
     return [CPU_KERNEL]
 
