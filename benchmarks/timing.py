@@ -104,7 +104,7 @@ class Call(NamedTuple):
 
 
 def jax_contenders(calls: Sequence[Call]) -> list[Contender]:
-    """The wall time of a call on a CPU, the device time on a GPU.
+    """Contenders that measure the wall time of a call on a CPU, and the device time on a GPU.
 
     The device time is the sum over all kernels and copies in the profile, without JAX's dispatch and without the gaps
     between kernels.

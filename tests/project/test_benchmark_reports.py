@@ -57,6 +57,27 @@ def _report(rows, **more):
     return {"op": "gru", "environment": _ENVIRONMENT, "left_out": {}, "rows": rows, **more}
 
 
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_program_that_fails_on_a_thread_is_compiled_again(monkeypatch, failures):
+    class Lowered:
+        def __init__(self, failures):
+            self.failures = failures
+
+        def compile(self):
+            self.failures -= 1
+            if self.failures >= 0:
+                raise RuntimeError("no memory")
+            return "compiled"
+
+    monkeypatch.setattr(timing.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(timing.jax, "device_count", lambda: 1)
+    earlier = ValueError("not lowered")
+    same, failed, pair = timing._compiled([earlier, Lowered(failures), [Lowered(0), None]])
+    assert same is earlier
+    assert failed == "compiled" if failures == 1 else isinstance(failed, RuntimeError)
+    assert pair == ["compiled", None]
+
+
 def test_versions_and_dates_of_some_rows():
     """README.md names those of the rows that it shows, not those of the whole file."""
     environments = [{**_ENVIRONMENT, "versions": {"jaxgrad": f"0.{i}"}, "date": f"2026-01-0{i}"} for i in (1, 2, 3)]

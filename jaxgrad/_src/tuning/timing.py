@@ -78,7 +78,7 @@ def with_sets(function: Callable[..., Any], sets: list[list[jax.Array]]) -> Prog
 
 
 def lower_with_sets(function: Callable[..., Any], sets: list[list[jax.Array]]) -> Callable[[], Program]:
-    """Lowers the same program, and returns the function that compiles it."""
+    """Lowers the program of `with_sets`. Returns the function that compiles it."""
     lowered = jax.jit(lambda sets: [function(*each) for each in sets]).lower(sets)
 
     def compiled() -> Program:
