@@ -9,6 +9,7 @@ from jaxgrad._src.conv.problem import ConvProblem
 
 # Compute capability, multiprocessors, bytes of shared memory per block and per multiprocessor.
 H200 = (90, 132, 232448, 233472)
+FEW_HOPPER = (90, 2, *H200[2:])  # multiprocessors of an H200
 SMALL = (86, 5, 101376, 102400)
 
 

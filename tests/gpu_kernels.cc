@@ -232,6 +232,8 @@ void check_depthwise_passes(FloatType type, CUstream stream) {
     check("2D 7x7", {14, 17}, 4, 34, 7, 1, 1, 3, 3);
     check("2D 5x5 dilation", {21, 16}, 2, 8, 5, 1, 2, 4, 4);
     check("2D 11x11", {18, 15}, 2, 24, 11, 1, 1, 5, 5);
+    check("2D 13x13", {33, 40}, 2, 48, 13, 1, 1, 6, 6);
+    check("2D 31x31", {21, 30}, 2, 24, 31, 1, 1, 15, 15);
     check("3D", {6, 11, 9}, 2, 20, 3, 1, 1, 1, 1);
     check("3D strides", {7, 12, 9}, 2, 12, 3, 2, 1, 0, 1);
   }

@@ -1,7 +1,9 @@
 /* Emulates the parts of CUDA that the kernels of jaxgrad need on the CPU. One host thread runs all threads of a block,
-   each on its own stack, and switches to the next at every barrier. Copies are checked for alignment and bounds. */
+   each on its own stack, and switches to the next at every barrier of the block or of a warp. Copies are checked for
+   alignment and bounds. */
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -13,6 +15,7 @@
 #define __global__
 #define __grid_constant__
 #define __device__
+#define __noinline__
 #define __shared__ static
 #define __launch_bounds__(...)
 
@@ -126,15 +129,32 @@ static unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
 
 static ucontext_t host;
 static std::vector<ucontext_t> threads;
-static std::vector<char> is_done;
+enum State : char { kRuns, kWaitsForWarp, kWaitsForBlock, kIsDone };
+static std::vector<State> states;
 static void (*body)();
 
-static void __syncthreads() { swapcontext(&threads[threadIdx.x], &host); }
+static void leave(State state) {
+  states[threadIdx.x] = state;
+  swapcontext(&threads[threadIdx.x], &host);
+}
+static void __syncthreads() { leave(kWaitsForBlock); }
+static void __syncwarp() { leave(kWaitsForWarp); }
 
 static void play_thread() {
   body();
-  is_done[threadIdx.x] = 1;
-  swapcontext(&threads[threadIdx.x], &host);
+  leave(kIsDone);
+}
+
+/* Ends the waits in `from` to `to` if all threads there that are not done wait for `state`. */
+static bool release(size_t from, size_t to, State state) {
+  bool any = false;
+  for (size_t t = from; t < to; ++t) {
+    if (states[t] != state && states[t] != kIsDone) return false;
+    any = any || states[t] == state;
+  }
+  for (size_t t = from; t < to; ++t)
+    if (states[t] == state) states[t] = kRuns;
+  return any;
 }
 
 /* Runs `kernel` in one block after the other. */
@@ -149,7 +169,7 @@ static void launch(unsigned grid_x, unsigned grid_y, unsigned block, size_t byte
       blockIdx = {x, y};
       shared_bytes.assign(bytes, 0xff);  // not numbers
       threads.assign(block, {});
-      is_done.assign(block, 0);
+      states.assign(block, kRuns);
       for (unsigned t = 0; t < block; ++t) {
         getcontext(&threads[t]);
         threads[t].uc_stack.ss_sp = &stacks[t * kStack];
@@ -157,9 +177,12 @@ static void launch(unsigned grid_x, unsigned grid_y, unsigned block, size_t byte
         makecontext(&threads[t], play_thread, 0);
       }
       for (bool any = true; any;) {
-        any = false;
         for (unsigned t = 0; t < block; ++t)
-          if (!is_done[t]) any = true, threadIdx.x = t, swapcontext(&host, &threads[t]);
+          if (states[t] == kRuns) threadIdx.x = t, swapcontext(&host, &threads[t]);
+        any = release(0, block, kWaitsForBlock);
+        for (size_t t = 0; t < block; t += 32) any = release(t, std::min<size_t>(t + 32, block), kWaitsForWarp) || any;
       }
+      for (const State state : states)
+        if (state != kIsDone) fail("threads wait for each other");
     }
 }

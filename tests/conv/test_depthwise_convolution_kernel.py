@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import subprocess
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from aligned_arrays import aligned_empty, aligned_random
 from cuda_module import NEEDS_CUDA_MODULE
-from depthwise_calls import H200, SMALL
+from depthwise_calls import FEW_HOPPER, H200, SMALL
 from depthwise_calls import DepthwiseCall as Call
 from jax import lax
 
@@ -76,6 +77,44 @@ CALLS = {
 }
 
 
+# Of toeplitz.cu.
+MATRIX_CALLS = {
+    "weights with their taps last": Call(1, (20, 33), 16, (13, 11), padding=((6, 6), (5, 4)), taps_last=True),
+    "relu, channels that no block divides": Call(
+        2, (19, 70), 40, (9, 10), padding=((5, 3), (0, 9)), relu=True, gpu=FEW_HOPPER
+    ),
+    "more rows of the window than of the input": Call(1, (17, 40), 16, (31, 31), padding=15),
+    "the window larger than the picture": Call(1, (3, 5), 16, (13, 17), padding=((6, 6), (8, 8))),
+    "two rows of the window": Call(1, (40, 40), 8, (2, 33), padding=((0, 1), (16, 16))),
+    "32 channels of a block": Call(1, (8, 30), 64, (5, 9), padding=((4, 0), (1, 7)), gpu=FEW_HOPPER),
+    "wide tiles": Call(1, (10, 100), 24, (9, 11), padding=((4, 3), (0, 10)), relu=True, gpu=FEW_HOPPER),
+    "the widest tiles": Call(1, (9, 125), 72, (5, 9), padding=((1, 3), (4, 4)), gpu=FEW_HOPPER),
+}
+
+
+def _random_matrix_call(seed: int) -> Call:
+    """A convolution of toeplitz.cu with unequal sizes."""
+    rng = np.random.default_rng(seed)
+    while True:
+        call = Call(
+            batch=int(rng.integers(1, 5)),
+            spatial=(int(rng.integers(1, 30)), int(rng.integers(1, 70))),
+            channels=8 * int(rng.integers(1, 6)),
+            window=(int(rng.integers(2, 15)), int(rng.integers(4, 34))),
+            padding=tuple((int(a), int(b)) for a, b in rng.integers(0, 16, (2, 2))),
+            dtype="bfloat16",
+            taps_last=bool(rng.random() < 0.5),
+            relu=bool(rng.random() < 0.5),
+            gpu=FEW_HOPPER,
+        )
+        if min(call.out_spatial) > 0 and all(map(_multiplies_matrices, [call] * 2, ("forward", "input_gradient"))):
+            return call
+
+
+def _multiplies_matrices(call, pass_name):
+    return "multiply_channel" in _program_of(call, pass_name)["source"]
+
+
 def _random_call(seed: int) -> Call:
     """A convolution with unequal sizes."""
     rng = np.random.default_rng(seed)
@@ -116,23 +155,33 @@ def _reference(call, x, w):
     )
 
 
-def _check(call, pass_name, tmp_path, kernel_emulation):
+def _run(call, pass_name, array, w, bias, tmp_path, kernel_emulation):
+    """The result of the emulated kernel."""
     program = _program_of(call, pass_name)
     source, library = tmp_path / "kernel.cc", tmp_path / "kernel.so"
-    source.write_text(f'#include "{kernel_emulation}"\n{program["definitions"]}{program["source"]}{_MAIN}')
+    headers = [kernel_emulation]
+    if _multiplies_matrices(call, pass_name):
+        headers.append(kernel_emulation.with_name("matrix_emulation.h"))
+    included = "".join(f'#include "{header}"\n' for header in headers)
+    source.write_text(f"{included}{program['definitions']}{program['source']}{_MAIN}")
     subprocess.run(["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *_ALIGNED, source, "-o", library], check=True)
-    x_shape = (call.batch, *call.spatial, call.channels)
-    y_shape = (call.batch, *call.out_spatial, call.channels)
-    shape, out_shape = (x_shape, y_shape) if pass_name == "forward" else (y_shape, x_shape)
-    array, w = aligned_random(shape, call.dtype, 1), aligned_random((*call.window, call.channels), call.dtype, 2)
-    bias = aligned_random((call.channels,), call.dtype, 3) if call.relu and pass_name == "forward" else None
     taken = np.ascontiguousarray(np.moveaxis(w, -1, 0)) if call.taps_last else w
-    out = aligned_empty(out_shape, call.dtype)
+    sizes = call.out_spatial if pass_name == "forward" else call.spatial
+    out = aligned_empty((call.batch, *sizes, call.channels), call.dtype)
     out[...] = np.nan
     pointers = [None if a is None else ctypes.c_void_p(a.ctypes.data) for a in (array, taken, bias, out)]
     grid = (ctypes.c_int(program[key]) for key in ("chunks", "shares", "threads", "shared_bytes"))
     sizes = ctypes.c_longlong(array.nbytes), ctypes.c_longlong(out.nbytes)
     ctypes.CDLL(str(library)).run(*pointers, program["arguments"], *sizes, *grid)
+    return out
+
+
+def _check(call, pass_name, tmp_path, kernel_emulation):
+    x_shape = (call.batch, *call.spatial, call.channels)
+    shape = x_shape if pass_name == "forward" else (call.batch, *call.out_spatial, call.channels)
+    array, w = aligned_random(shape, call.dtype, 1), aligned_random((*call.window, call.channels), call.dtype, 2)
+    bias = aligned_random((call.channels,), call.dtype, 3) if call.relu and pass_name == "forward" else None
+    out = _run(call, pass_name, array, w, bias, tmp_path, kernel_emulation)
 
     with jax.enable_x64(True):
         wide = jnp.asarray(array, jnp.float64), jnp.asarray(w, jnp.float64)
@@ -159,6 +208,47 @@ def test_emulated_kernel_matches_the_reference(name, pass_name, tmp_path, kernel
 @pytest.mark.parametrize("seed", range(6))
 def test_emulated_kernel_matches_the_reference_of_random_calls(seed, pass_name, tmp_path, kernel_emulation):
     _check(_random_call(seed), pass_name, tmp_path, kernel_emulation)
+
+
+@pytest.mark.parametrize("pass_name", ["forward", "input_gradient"])
+@pytest.mark.parametrize("name", MATRIX_CALLS)
+def test_emulated_products_of_matrices_match_the_reference(name, pass_name, tmp_path, kernel_emulation):
+    call = dataclasses.replace(MATRIX_CALLS[name], dtype="bfloat16")
+    assert _multiplies_matrices(call, pass_name)
+    _check(call, pass_name, tmp_path, kernel_emulation)
+
+
+@pytest.mark.parametrize("pass_name", ["forward", "input_gradient"])
+@pytest.mark.parametrize("seed", range(4))
+def test_emulated_products_of_matrices_match_the_reference_of_random_calls(seed, pass_name, tmp_path, kernel_emulation):
+    _check(_random_matrix_call(seed), pass_name, tmp_path, kernel_emulation)
+
+
+def test_emulated_products_of_matrices_keep_infinities_and_nan_in_their_windows(tmp_path, kernel_emulation):
+    """A tensor core multiplies zeros by elements that a result does not depend on."""
+    call = Call(2, (40, 45), 24, (9, 7), padding=((4, 3), (2, 5)), dtype="bfloat16", gpu=FEW_HOPPER)
+    assert _multiplies_matrices(call, "forward")
+    x = aligned_random((call.batch, *call.spatial, call.channels), call.dtype, 1)
+    x[0, 3, 20, 1], x[0, 30, 44, 17], x[1, 17, 0, 9] = np.inf, np.nan, -np.inf
+    w = aligned_random((*call.window, call.channels), call.dtype, 2)
+    found = _run(call, "forward", x, w, None, tmp_path, kernel_emulation).astype(np.float64)
+
+    padded = np.pad(x.astype(np.float64), ((0, 0), *call.padding, (0, 0)))
+    expected = np.zeros(found.shape)
+    with np.errstate(invalid="ignore"):
+        for i, j in np.ndindex(*call.window):
+            height, width = call.out_spatial
+            expected += padded[:, i : i + height, j : j + width] * w[i, j].astype(np.float64)
+    assert 100 < np.isnan(expected).sum() + np.isinf(expected).sum() < 250
+    np.testing.assert_allclose(found, expected, rtol=2.0**-8, atol=2.0**-8 * np.nanmax(np.abs(x[np.isfinite(x)])))
+
+
+def test_matrix_calls_differ_in_all_sizes_of_a_tile():
+    calls = [dataclasses.replace(call, dtype="bfloat16") for call in MATRIX_CALLS.values()]
+    found = [_macros(_program_of(call, name)) for call in calls for name in ("forward", "input_gradient")]
+    assert {macros["CC"] for macros in found} == {16, 32}
+    assert len({macros["TILES"] for macros in found}) > 3
+    assert {macros["RELU"] for macros in found} == {macros["TAPS_LAST"] for macros in found} == {0, 1}
 
 
 def _macros(program):

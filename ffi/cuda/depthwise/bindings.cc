@@ -12,7 +12,7 @@
 #include "common/conv_bindings.h"
 #include "common/module_bindings.h"
 #include "cuda/depthwise/convolution_plan.h"
-#include "cuda/depthwise/convolution_source.h"
+#include "cuda/depthwise/convolution_program.h"
 #include "cuda/depthwise/weight_gradient_plan.h"
 #include "cuda/depthwise/weight_gradient_source.h"
 #include "cuda/runtime/nvrtc.h"
@@ -120,17 +120,17 @@ nb::dict convolution_program(int64_t architecture, int64_t multiprocessors, int6
                                                  static_cast<FloatType>(type), reason);
   if (!convolution) throw nb::value_error(reason.c_str());
   const Gpu gpu{static_cast<int>(architecture), static_cast<int>(multiprocessors), shared_bytes, shared_bytes_in_all};
-  const auto tile = depthwise_tile(*convolution, gpu);
-  if (!tile) throw nb::value_error("no tile fits the GPU");
-  const DepthwiseGrid grid = depthwise_grid(*convolution, *tile, gpu.multiprocessors, tile->BLOCKS);
+  const auto found = DepthwiseProgram::of(*convolution, relu, gpu);
+  if (!found) throw nb::value_error("no tile fits the GPU");
+  const DepthwiseGrid grid = found->grid(gpu.multiprocessors, found->blocks());
   nb::dict program;
-  program["definitions"] = depthwise_definitions(*convolution, *tile, relu);
-  program["source"] = kDepthwiseConvolutionSource;
+  program["definitions"] = found->definitions();
+  program["source"] = found->source();
   program["arguments"] = nb::bytes(reinterpret_cast<const char*>(&grid.arguments), sizeof(grid.arguments));
   program["chunks"] = grid.chunks;
   program["shares"] = grid.shares;
-  program["threads"] = tile->threads;
-  program["shared_bytes"] = tile->shared_bytes;
+  program["threads"] = found->threads();
+  program["shared_bytes"] = found->shared_bytes();
   return program;
 }
 

@@ -5,10 +5,9 @@
 #include <string>
 #include <utility>
 
-#include "cuda/depthwise/convolution_source.h"
+#include "cuda/depthwise/convolution_program.h"
 #include "cuda/depthwise/gpu.h"
 #include "cuda/runtime/device_caches.h"
-#include "cuda/runtime/device_source.h"
 #include "cuda/runtime/module.h"
 #include "cuda/runtime/nvrtc.h"
 
@@ -17,10 +16,10 @@ namespace jaxgrad {
 // A kernel, loaded on one device. Sizes of the arrays share it.
 class DepthwiseConvolutionKernel {
  public:
-  DepthwiseConvolutionKernel(const std::string& definitions, const DepthwiseTile& tile, int architecture)
-      : module_(nvrtc::compile(definitions + kDeviceSource + kDepthwiseConvolutionSource, architecture)),
-        function_(module_.function("depthwise_convolution", tile.shared_bytes)),
-        resident_(driver::resident_blocks(function_, tile.threads, tile.shared_bytes)) {}
+  DepthwiseConvolutionKernel(const DepthwiseProgram& program, int architecture)
+      : module_(nvrtc::compile(program.text(), architecture)),
+        function_(module_.function("depthwise_convolution", program.shared_bytes())),
+        resident_(driver::resident_blocks(function_, program.threads(), program.shared_bytes())) {}
 
   CUfunction function() const { return function_; }
   int resident() const { return resident_; }  // blocks per multiprocessor
@@ -53,12 +52,12 @@ auto& caches() {
   return plans;
 }
 
-std::shared_ptr<const DepthwiseConvolutionKernel> kernel_of(const std::string& definitions, const DepthwiseTile& tile,
-                                                            const Gpu& gpu, int device) {
+std::shared_ptr<const DepthwiseConvolutionKernel> kernel_of(const DepthwiseProgram& program, const Gpu& gpu,
+                                                            int device) {
   static auto& loaded =
       *new DeviceCaches<std::string, DepthwiseConvolutionKernel, std::hash<std::string>>(kKernelCapacity);
-  return loaded.of(device).get(definitions, [&] {
-    return std::make_shared<const DepthwiseConvolutionKernel>(definitions, tile, gpu.architecture);
+  return loaded.of(device).get(program.definitions(), [&] {
+    return std::make_shared<const DepthwiseConvolutionKernel>(program, gpu.architecture);
   });
 }
 
@@ -69,32 +68,32 @@ DepthwiseConvolution convolution_of(const DepthwiseConvolutionKey& key) {
   return *convolution;
 }
 
-DepthwiseTile tile_of(const DepthwiseConvolution& convolution, const Gpu& gpu) {
+DepthwiseProgram program_of(const DepthwiseConvolutionKey& key, const Gpu& gpu) {
+  const DepthwiseConvolution convolution = convolution_of(key);
   check_depthwise_gpu(gpu);
-  const auto tile = depthwise_tile(convolution, gpu);
-  if (!tile) throw NoPlan("the tiles of the depthwise kernel would be too large for the GPU");
-  return *tile;
+  const auto program = DepthwiseProgram::of(convolution, key.relu, gpu);
+  if (!program) throw NoPlan("the tiles of the depthwise kernel would be too large for the GPU");
+  return *program;
 }
 
 std::shared_ptr<const DepthwiseConvolutionPlan> build(const DepthwiseConvolutionKey& key) {
-  const DepthwiseConvolution convolution = convolution_of(key);
   const Gpu gpu = gpu_of(key.device);
-  const DepthwiseTile tile = tile_of(convolution, gpu);
+  const DepthwiseProgram program = program_of(key, gpu);
   const driver::RelaxedCapture relaxed;
-  const auto kernel = kernel_of(depthwise_definitions(convolution, tile, key.relu), tile, gpu, key.device);
+  const auto kernel = kernel_of(program, gpu, key.device);
   if (kernel->resident() == 0) throw NoPlan("the tiles of the depthwise kernel would be too large for the GPU");
-  return std::make_shared<const DepthwiseConvolutionPlan>(convolution, tile, gpu.multiprocessors, kernel);
+  return std::make_shared<const DepthwiseConvolutionPlan>(program, gpu.multiprocessors, kernel);
 }
 
 unsigned narrow(int64_t value) { return static_cast<unsigned>(value); }
 
 }  // namespace
 
-DepthwiseConvolutionPlan::DepthwiseConvolutionPlan(const DepthwiseConvolution& convolution, const DepthwiseTile& tile,
-                                                   int64_t multiprocessors,
+DepthwiseConvolutionPlan::DepthwiseConvolutionPlan(const DepthwiseProgram& program, int64_t multiprocessors,
                                                    std::shared_ptr<const DepthwiseConvolutionKernel> kernel)
-    : tile_(tile),
-      grid_(depthwise_grid(convolution, tile, multiprocessors, kernel->resident())),
+    : threads_(program.threads()),
+      shared_bytes_(program.shared_bytes()),
+      grid_(program.grid(multiprocessors, kernel->resident())),
       kernel_(std::move(kernel)) {}
 
 void DepthwiseConvolutionPlan::run(CUstream stream, const void* in, const void* w, const void* bias, void* out) const {
@@ -102,13 +101,11 @@ void DepthwiseConvolutionPlan::run(CUstream stream, const void* in, const void* 
   if (arguments.items == 0) return;
   std::array<void*, 5> parameters = {&in, &w, &bias, &out, &arguments};
   JAXGRAD_DRIVER(driver::api().cuLaunchKernel(kernel_->function(), narrow(grid_.chunks), narrow(grid_.shares), 1,
-                                              narrow(tile_.threads), 1, 1, narrow(tile_.shared_bytes), stream,
-                                              parameters.data(), nullptr));
+                                              narrow(threads_), 1, 1, narrow(shared_bytes_), stream, parameters.data(),
+                                              nullptr));
 }
 
-void check_depthwise_convolution(const DepthwiseConvolutionKey& key) {
-  tile_of(convolution_of(key), gpu_of(key.device));
-}
+void check_depthwise_convolution(const DepthwiseConvolutionKey& key) { program_of(key, gpu_of(key.device)); }
 
 std::shared_ptr<const DepthwiseConvolutionPlan> depthwise_convolution_plan(const DepthwiseConvolutionKey& key) {
   return caches().of(key.device).get(key, [&] { return build(key); });

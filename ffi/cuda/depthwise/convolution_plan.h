@@ -1,12 +1,12 @@
-// The forward pass and the input gradient of depthwise convolutions on the GPU, computed by the kernel of
-// convolution.cu. No XLA types.
+// The forward pass and the input gradient of depthwise convolutions on the GPU, computed by the kernels of
+// convolution.cu and toeplitz.cu. No XLA types.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
 #include "common/lru_cache.h"
-#include "cuda/depthwise/convolution_tiling.h"
+#include "cuda/depthwise/convolution_program.h"
 #include "cuda/runtime/driver.h"
 #include "cuda/runtime/no_plan.h"
 
@@ -28,14 +28,14 @@ class DepthwiseConvolutionKernel;
 // The kernel for one problem, loaded on one device, and its launch. Immutable.
 class DepthwiseConvolutionPlan {
  public:
-  DepthwiseConvolutionPlan(const DepthwiseConvolution& convolution, const DepthwiseTile& tile, int64_t multiprocessors,
+  DepthwiseConvolutionPlan(const DepthwiseProgram& program, int64_t multiprocessors,
                            std::shared_ptr<const DepthwiseConvolutionKernel> kernel);
 
   // `in` is x or dy, `out` is y or dx: channels last and aligned to 16 bytes. bias: [channels] or null.
   void run(CUstream stream, const void* in, const void* w, const void* bias, void* out) const;
 
  private:
-  DepthwiseTile tile_;
+  int64_t threads_, shared_bytes_;
   DepthwiseGrid grid_;
   std::shared_ptr<const DepthwiseConvolutionKernel> kernel_;
 };

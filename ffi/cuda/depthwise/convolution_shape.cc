@@ -1,9 +1,11 @@
 #include "cuda/depthwise/convolution_shape.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "common/checked_int.h"
 #include "cuda/depthwise/layout.h"
+#include "cuda/depthwise/rounding.h"
 
 namespace jaxgrad {
 namespace {
@@ -16,6 +18,16 @@ constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
 int64_t DepthwiseConvolution::results(int axis) const {
   if (is_gradient && stride[axis] > 1) return out[axis] + padding[axis] % stride[axis];
   return (out[axis] + dilation[axis] - 1) / dilation[axis];
+}
+
+DepthwiseConvolution with_rounded_sizes(DepthwiseConvolution c) {
+  c.images = rounded_up(std::clamp<int64_t>(c.images, 1, 1024));
+  for (int axis = 0; axis < 3; ++axis) {
+    const auto round = [](int64_t size) { return size <= 64 ? std::max<int64_t>(size, 1) : rounded_up(size); };
+    c.in[axis] = round(c.in[axis]), c.out[axis] = round(c.out[axis]);
+    if (c.is_gradient && c.stride[axis] > 1) c.padding[axis] = 0;
+  }
+  return c;
 }
 
 std::optional<DepthwiseConvolution> depthwise_convolution(const ConvProblem& problem, FloatType type,

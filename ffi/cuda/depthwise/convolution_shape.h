@@ -31,6 +31,9 @@ struct DepthwiseConvolution {
   int64_t results(int axis) const;
 };
 
+// Sizes rounded up, so that calls of similar sizes have the same tile.
+DepthwiseConvolution with_rounded_sizes(DepthwiseConvolution convolution);
+
 // If the kernel does not support the problem, the result is empty and `reason` is set.
 std::optional<DepthwiseConvolution> depthwise_convolution(const ConvProblem& problem, FloatType type,
                                                           std::string& reason);

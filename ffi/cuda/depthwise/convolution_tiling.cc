@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <initializer_list>
-#include <limits>
 #include <set>
 #include <utility>
 #include <vector>
@@ -143,7 +142,7 @@ bool complete(const DepthwiseConvolution& c, const Gpu& gpu, const Work& work, D
   return t.BLOCKS > 0;
 }
 
-// A rough estimate of the time in microseconds on an H200. Use it only to compare tiles.
+// A rough estimate of the time in microseconds on an H200. Use it only to compare tiles and kernels.
 double estimate(const DepthwiseConvolution& c, const Gpu& gpu, const DepthwiseTile& t, const Work& work,
                 int64_t segments) {
   const DepthwiseGrid grid = grid_of(c, t, gpu.multiprocessors * t.BLOCKS, segments);
@@ -171,16 +170,6 @@ double estimate(const DepthwiseConvolution& c, const Gpu& gpu, const DepthwiseTi
   return std::cbrt(issue * issue * issue + shared * shared * shared + memory * memory * memory) + 2;
 }
 
-DepthwiseConvolution with_rounded_sizes(DepthwiseConvolution c) {
-  c.images = rounded_up(std::clamp<int64_t>(c.images, 1, 1024));
-  for (int axis = 0; axis < 3; ++axis) {
-    const auto round = [](int64_t size) { return size <= 64 ? std::max<int64_t>(size, 1) : rounded_up(size); };
-    c.in[axis] = round(c.in[axis]), c.out[axis] = round(c.out[axis]);
-    if (c.is_gradient && c.stride[axis] > 1) c.padding[axis] = 0;
-  }
-  return c;
-}
-
 // The counts of `part` results that are tried along an axis.
 std::set<int64_t> part_counts(int64_t results, int64_t part, std::initializer_list<int64_t> counts) {
   std::set<int64_t> found;
@@ -204,7 +193,6 @@ std::vector<int64_t> block_channels(const DepthwiseConvolution& c, int64_t chann
 std::optional<DepthwiseTile> depthwise_tile(const DepthwiseConvolution& convolution, const Gpu& gpu) {
   const DepthwiseConvolution c = with_rounded_sizes(convolution);
   std::optional<DepthwiseTile> best;
-  double best_time = std::numeric_limits<double>::max();
   DepthwiseTile t{};
   const bool walks = c.window[0] > 1 || c.out[0] > 1;  // along axis 0
   const int64_t width = c.results(2), height = c.results(1);
@@ -220,8 +208,8 @@ std::optional<DepthwiseTile> depthwise_tile(const DepthwiseConvolution& convolut
         if (!complete(c, gpu, work, t)) continue;
         for (const int64_t segments : kSegments) {
           if (segments > 1 && !walks) continue;
-          const double time = estimate(c, gpu, t, work, segments);
-          if (time < best_time) best = t, best_time = time;
+          t.estimated_us = estimate(c, gpu, t, work, segments);
+          if (!best || t.estimated_us < best->estimated_us) best = t;
         }
       }
     }

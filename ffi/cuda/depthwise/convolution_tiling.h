@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "cuda/depthwise/convolution_arguments.h"
+#include "cuda/depthwise/convolution_grid.h"
 #include "cuda/depthwise/convolution_shape.h"
 #include "cuda/depthwise/gpu.h"
 
@@ -16,12 +16,7 @@ struct DepthwiseTile {
   int64_t V, R, COLUMNS, TN, PATCHES, STRIPS, CC, ROWS, STAGES, BLOCKS;
   bool weights_shared;  // whether the weights are in shared memory, otherwise in registers
   int64_t threads, shared_bytes;
-};
-
-// How the items of a call are divided among the blocks.
-struct DepthwiseGrid {
-  DepthwiseArguments arguments;
-  int64_t chunks, shares;
+  double estimated_us;
 };
 
 // The tile with the smallest estimated time; empty if none fits the GPU. Sizes are rounded up first, so that calls of
