@@ -16,6 +16,7 @@ from mesh_cases import NHWC
 from mesh_running import KERNEL, close, collectives, mesh, needs, on_devices, run_checks
 
 import jaxgrad
+from jaxgrad._src.core.op import lowering_platform
 
 BY = (0, 1)
 BATCH = (P("d"), P())
@@ -235,6 +236,7 @@ def check_two_meshes():
 
 def check_abstract_mesh():
     """Without a mark nothing changes. Over automatic axes, JAX partitions the kernels only where devices are known."""
+    platforms = (lowering_platform(jax.default_backend()),)
     for kind in (AxisType.Auto, AxisType.Explicit):
         devices = AbstractMesh((8,), ("d",), axis_types=(kind,))
 
@@ -245,7 +247,7 @@ def check_abstract_mesh():
         shapes = shaped(x, P("d")), jax.tree.map(lambda w: shaped(w, P()), ws)
 
         def lowered(function, shapes=shapes):
-            return passes(jax.jit(function).trace(*shapes).lower(lowering_platforms=("cpu",)))
+            return passes(jax.jit(function).trace(*shapes).lower(lowering_platforms=platforms))
 
         assert set(lowered(_loss)) == {"xla"}
         assert set(lowered(_off)) == {"xla"}
