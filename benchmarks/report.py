@@ -49,7 +49,9 @@ def save(report: Report, folder: Path) -> Path:
     """Writes `<op>-<device>.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name(report)}.json"
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    unfinished = path.with_suffix(".unfinished")  # another process may copy the folder meanwhile
+    unfinished.write_text(json.dumps(report, indent=1) + "\n")
+    unfinished.rename(path)
     return path
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from jaxgrad._src.conv.geometry import ConvGeometry
 from jaxgrad._src.conv.problem import ConvProblem
 
@@ -48,3 +50,29 @@ class DepthwiseCall:
         return ConvProblem(
             ConvGeometry(last, weights, last, *axes), self.batch, self.channels, self.channels, self.dtype
         )
+
+
+# That tensor cores multiply on an H200 if their elements have 16 bits.
+LARGE_WINDOWS = {
+    "13x11": DepthwiseCall(4, (33, 40), 48, (13, 11), padding=((6, 6), (5, 4))),
+    "31x29": DepthwiseCall(4, (30, 21), 24, (31, 29), padding=((15, 15), (14, 14)), relu=True),
+    "21x21": DepthwiseCall(2, (29, 28), 40, (21, 21), padding=10),
+    "7x7": DepthwiseCall(8, (112, 112), 64, (7, 7), padding=3),
+    "9x9": DepthwiseCall(32, (28, 28), 200, (9, 9), padding=4),
+    "9x9, small": DepthwiseCall(32, (14, 14), 384, (9, 9), padding=4),
+    "several items of a block": DepthwiseCall(9, (40, 40), 1040, (13, 13), padding=6),
+}
+
+
+def direct_sum(x, w, padding, bias=None):
+    """The forward pass in two dimensions, one product after the other, in float64; with a bias, also relu.
+
+    x: [batch, height, width, channels], w: [window height, window width, channels].
+    """
+    padded = np.pad(np.asarray(x, np.float64), ((0, 0), *padding, (0, 0)))
+    height, width = (padded.shape[i] - w.shape[i - 1] + 1 for i in (1, 2))
+    y = np.zeros((len(x), height, width, w.shape[-1]))
+    with np.errstate(invalid="ignore"):  # of an infinite number by zero
+        for i, j in np.ndindex(*w.shape[:2]):
+            y += padded[:, i : i + height, j : j + width] * np.asarray(w[i, j], np.float64)
+        return y if bias is None else np.maximum(y + np.asarray(bias, np.float64), 0)

@@ -102,12 +102,14 @@ const void* run_depthwise(const ConvProblem& problem, FloatType type, const driv
   return out;
 }
 
-// The kernels of depthwise/ against those of reference/, on the samples of the latter.
-void check_depthwise(const std::string& name, const ConvProblem& problem, FloatType type, CUstream stream) {
+// The kernels of depthwise/ against those of reference/, on the samples of the latter. With `infinite`, the first
+// element of x, or of y for an input gradient, is infinite.
+void check_depthwise(const std::string& name, const ConvProblem& problem, FloatType type, CUstream stream,
+                     bool infinite = false) {
   const auto reference = reference_kernels(type, kDevice);
   if (reference == nullptr) throw std::runtime_error("NVRTC does not compile the reference");
   const int64_t bytes = bytes_of(type);
-  const driver::Memory x(elements_of(problem.x) * bytes), y(elements_of(problem.y) * bytes);
+  driver::Memory x(elements_of(problem.x) * bytes), y(elements_of(problem.y) * bytes);
   const driver::Memory w(elements_of(problem.w) * bytes);
   const auto fill = [&](const driver::Memory& array, const ConvOperand& operand, uint64_t seed) {
     reference->fill(stream, array.data(), elements_of(operand), kDigits, seed);
@@ -115,6 +117,8 @@ void check_depthwise(const std::string& name, const ConvProblem& problem, FloatT
   if (problem.pass != ConvPass::kInputGradient) fill(x, problem.x, 1);
   if (problem.pass != ConvPass::kForward) fill(y, problem.y, 2);
   if (problem.pass != ConvPass::kWeightGradient) fill(w, problem.w, 3);
+  const uint32_t infinity = type == FloatType::kFloat32 ? 0x7f800000 : type == FloatType::kBFloat16 ? 0x7f80 : 0x7c00;
+  if (infinite) (problem.pass == ConvPass::kInputGradient ? y : x).write(&infinity, static_cast<size_t>(bytes), stream);
   const void* const result = run_depthwise(problem, type, x, w, y, stream);
 
   const std::vector<int64_t> samples = sampled_elements(problem);
@@ -139,7 +143,9 @@ void check_depthwise(const std::string& name, const ConvProblem& problem, FloatT
       expected += parts[2 * (i * kReferenceParts + part)];
       absolute += parts[2 * (i * kReferenceParts + part) + 1];
     }
-    const double error = std::abs(found[i] - expected) / absolute;
+    const double error = std::isfinite(expected)   ? std::abs(found[i] - expected) / absolute
+                         : std::isfinite(found[i]) ? INFINITY
+                                                   : 0;
     largest = error <= largest ? largest : std::isnan(error) ? INFINITY : error;
   }
   const double allowed = type == FloatType::kFloat32 ? 1e-6 : type == FloatType::kFloat16 ? 1e-3 : 8e-3;
@@ -220,10 +226,11 @@ void check_gru(FloatType type, bool allow_tf32, bool linear, CUstream stream) {
 void check_depthwise_passes(FloatType type, CUstream stream) {
   for (const ConvPass pass : {ConvPass::kForward, ConvPass::kInputGradient, ConvPass::kWeightGradient}) {
     const auto check = [&](const char* name, const std::vector<int64_t>& spatial, int64_t batch, int64_t features,
-                           int64_t window, int64_t stride, int64_t dilation, int64_t low, int64_t high) {
+                           int64_t window, int64_t stride, int64_t dilation, int64_t low, int64_t high,
+                           bool infinite = false) {
       const ConvProblem problem =
           depthwise_problem(spatial, batch, features, window, stride, dilation, low, high, pass);
-      check_depthwise(name, problem, type, stream);
+      check_depthwise(name, problem, type, stream, infinite);
     };
     check("1D", {301}, 3, 40, 31, 1, 1, 15, 15);
     check("1D causal", {77}, 2, 12, 4, 1, 2, 6, 0);
@@ -234,6 +241,11 @@ void check_depthwise_passes(FloatType type, CUstream stream) {
     check("2D 11x11", {18, 15}, 2, 24, 11, 1, 1, 5, 5);
     check("2D 13x13", {33, 40}, 2, 48, 13, 1, 1, 6, 6);
     check("2D 31x31", {21, 30}, 2, 24, 31, 1, 1, 15, 15);
+    check("2D 21x21", {29, 28}, 2, 40, 21, 1, 1, 10, 10);
+    check("2D 9x9", {14, 14}, 32, 384, 9, 1, 1, 4, 4);
+    check("2D 13x13, several items of a block", {40, 40}, 9, 1040, 13, 1, 1, 6, 6);
+    if (pass != ConvPass::kWeightGradient)
+      check("2D 13x13, infinite", {33, 40}, 2, 48, 13, 1, 1, 6, 6, /*infinite=*/true);
     check("3D", {6, 11, 9}, 2, 20, 3, 1, 1, 1, 1);
     check("3D strides", {7, 12, 9}, 2, 12, 3, 2, 1, 0, 1);
   }

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from aligned_arrays import aligned_empty, aligned_random
 from cuda_module import NEEDS_CUDA_MODULE
-from depthwise_calls import FEW_HOPPER, H200, SMALL
+from depthwise_calls import FEW_HOPPER, H200, LARGE_WINDOWS, SMALL, direct_sum
 from depthwise_calls import DepthwiseCall as Call
 from jax import lax
 
@@ -85,6 +85,7 @@ MATRIX_CALLS = {
     ),
     "more rows of the window than of the input": Call(1, (17, 40), 16, (31, 31), padding=15),
     "the window larger than the picture": Call(1, (3, 5), 16, (13, 17), padding=((6, 6), (8, 8))),
+    "two groups of rows before the first results": Call(1, (11, 19), 8, (21, 21), padding=10),
     "two rows of the window": Call(1, (40, 40), 8, (2, 33), padding=((0, 1), (16, 16))),
     "32 channels of a block": Call(1, (8, 30), 64, (5, 9), padding=((4, 0), (1, 7)), gpu=FEW_HOPPER),
     "wide tiles": Call(1, (10, 100), 24, (9, 11), padding=((4, 3), (0, 10)), relu=True, gpu=FEW_HOPPER),
@@ -224,23 +225,39 @@ def test_emulated_products_of_matrices_match_the_reference_of_random_calls(seed,
     _check(_random_matrix_call(seed), pass_name, tmp_path, kernel_emulation)
 
 
-def test_emulated_products_of_matrices_keep_infinities_and_nan_in_their_windows(tmp_path, kernel_emulation):
+@pytest.mark.parametrize(
+    ("pass_name", "relu", "column"), [("forward", False, 20), ("forward", True, 21), ("input_gradient", False, 21)]
+)
+def test_emulated_products_of_matrices_keep_infinities_and_nan_in_their_windows(
+    pass_name, relu, column, tmp_path, kernel_emulation
+):
     """A tensor core multiplies zeros by elements that a result does not depend on."""
-    call = Call(2, (40, 45), 24, (9, 7), padding=((4, 3), (2, 5)), dtype="bfloat16", gpu=FEW_HOPPER)
-    assert _multiplies_matrices(call, "forward")
-    x = aligned_random((call.batch, *call.spatial, call.channels), call.dtype, 1)
-    x[0, 3, 20, 1], x[0, 30, 44, 17], x[1, 17, 0, 9] = np.inf, np.nan, -np.inf
+    call = Call(2, (40, 45), 24, (9, 7), padding=((4, 3), (2, 5)), dtype="bfloat16", relu=relu, gpu=FEW_HOPPER)
+    assert _multiplies_matrices(call, pass_name)
+    sizes = call.spatial if pass_name == "forward" else call.out_spatial
+    array = aligned_random((call.batch, *sizes, call.channels), call.dtype, 1)
+    array[0, 3, column, 1], array[1, 17, column, 9] = np.inf, -np.inf
+    array[0, 30, 44, 17] = np.nan
     w = aligned_random((*call.window, call.channels), call.dtype, 2)
-    found = _run(call, "forward", x, w, None, tmp_path, kernel_emulation).astype(np.float64)
+    bias = aligned_random((call.channels,), call.dtype, 3) if relu else None
+    found = _run(call, pass_name, array, w, bias, tmp_path, kernel_emulation).astype(np.float64)
+    if pass_name == "forward":
+        expected = direct_sum(array, w, call.padding, bias)
+    else:  # a forward pass with the reversed window
+        padding = [(k - 1 - low, k - 1 - high) for k, (low, high) in zip(call.window, call.padding, strict=True)]
+        expected = direct_sum(array, w[::-1, ::-1], padding)
+    assert 50 < (~np.isfinite(expected)).sum() < 250
+    scale = np.abs(expected[np.isfinite(expected)]).max()
+    np.testing.assert_allclose(found, expected, rtol=2.0**-8, atol=2.0**-8 * scale)
 
-    padded = np.pad(x.astype(np.float64), ((0, 0), *call.padding, (0, 0)))
-    expected = np.zeros(found.shape)
-    with np.errstate(invalid="ignore"):
-        for i, j in np.ndindex(*call.window):
-            height, width = call.out_spatial
-            expected += padded[:, i : i + height, j : j + width] * w[i, j].astype(np.float64)
-    assert 100 < np.isnan(expected).sum() + np.isinf(expected).sum() < 250
-    np.testing.assert_allclose(found, expected, rtol=2.0**-8, atol=2.0**-8 * np.nanmax(np.abs(x[np.isfinite(x)])))
+
+@pytest.mark.parametrize("pass_name", ["forward", "input_gradient"])
+@pytest.mark.parametrize("name", LARGE_WINDOWS)
+def test_large_windows_are_products_of_matrices(name, pass_name):
+    """tests/conv/test_depthwise_cuda.py runs them on a GPU."""
+    for dtype in ("bfloat16", "float16"):
+        assert _multiplies_matrices(dataclasses.replace(LARGE_WINDOWS[name], dtype=dtype), pass_name)
+    assert not _multiplies_matrices(LARGE_WINDOWS[name], pass_name)
 
 
 def test_matrix_calls_differ_in_all_sizes_of_a_tile():

@@ -12,6 +12,7 @@ from backends import CUDA, Backend
 from conv_cases import FIELDS, LAYOUT_KINDS, ConvCase, cotangent, layout, make_conv_inputs, result_sizes
 from conv_references import in_float64, lax_conv
 from conv_running import assert_same, conv, run, terms
+from depthwise_calls import LARGE_WINDOWS, direct_sum
 from jax import lax
 
 import jaxgrad
@@ -110,36 +111,26 @@ def test_relu_keeps_nan(spatial, dtype):
     np.testing.assert_allclose(found, expected, rtol=rounding, atol=rounding * np.nanmax(expected))
 
 
-LARGE_WINDOWS = {
-    "13x11": CASE.replace(spatial=(33, 40), window=(13, 11), groups=48, strides=(1, 1), padding=((6, 6), (5, 4))),
-    "31x29": CASE.replace(spatial=(30, 21), window=(31, 29), groups=24, strides=(1, 1), padding="SAME", bias=True),
-    "7x7": CASE.replace(
-        spatial=(112, 112), window=(7, 7), groups=64, batch=8, strides=(1, 1), padding=((3, 3), (2, 4))
-    ),
-    "9x9": CASE.replace(spatial=(28, 28), window=(9, 9), groups=200, batch=32, strides=(1, 1), padding="SAME"),
-}
+def _large(name):
+    call = LARGE_WINDOWS[name]
+    sizes = {"spatial": call.spatial, "window": call.window, "batch": call.batch, "groups": call.channels}
+    return CASE.replace(**sizes, strides=(1, 1), padding=call.padding, bias=call.relu)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", LARGE_WINDOWS)
 def test_products_of_matrices(name, dtype):
-    """Windows of 16-bit elements that tensor cores multiply."""
-    _check(LARGE_WINDOWS[name], dtype)
+    _check(_large(name), dtype)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_products_of_matrices_keep_infinities_and_nan_in_their_windows(dtype):
-    case = LARGE_WINDOWS["13x11"]
+    case = _large("13x11").replace(bias=True)
     inputs = make_conv_inputs(case, dtype)
-    x, w = np.array(inputs.lhs), np.asarray(inputs.rhs)
+    x, w, bias = np.array(inputs.lhs), np.asarray(inputs.rhs), np.asarray(inputs.bias)
     x[0, 3, 20, 1], x[1, 30, 39, 40], x[3, 17, 0, 9] = np.inf, np.nan, -np.inf
-    found = np.asarray(conv(CUDA, **case.settings)(x, w)).astype(np.float64)
-    padded = np.pad(x.astype(np.float64), ((0, 0), *case.padding, (0, 0)))
-    expected = np.zeros(found.shape)
-    with np.errstate(invalid="ignore"):
-        for i, j in np.ndindex(*case.window):
-            height, width = found.shape[1:3]
-            expected += padded[:, i : i + height, j : j + width] * w[i, j, 0].astype(np.float64)
+    found = np.asarray(conv(CUDA, **case.settings, activation="relu")(x, w, bias)).astype(np.float64)
+    expected = direct_sum(x, w[:, :, 0], case.padding, bias)
     rounding = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]
     np.testing.assert_allclose(found, expected, rtol=rounding, atol=rounding * 16)
     assert not np.isfinite(expected).all()

@@ -1,5 +1,5 @@
-// The kernel of a depthwise forward pass or input gradient: that of toeplitz.cu where it is faster, otherwise that of
-// convolution.cu.
+// The kernel of a depthwise forward pass or input gradient: that of toeplitz.cu where it is estimated to be
+// faster, otherwise that of convolution.cu.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The forward pass or the input gradient of a depthwise convolution, as the kernel of convolution.cu takes it.
+// The forward pass or the input gradient of a depthwise convolution, as the kernels take it.
 #pragma once
 
 #include <array>

@@ -6,8 +6,8 @@
 // weights_k0[m, i] = w[k0, i - m], or zero outside of the window. All of its tiles of 8 x 8 consist of NONZERO
 // different ones.
 //
-// The host defines the names in capitals. K0 and K2 are the window, both strides and dilations are 1. A block computes
-// CC channels of items: TILES x 16 columns of `length` times 8 rows of an image. It walks along axis 0 and copies 8 rows
+// The host defines T, GRADIENT, TAPS_LAST, RELU, K0, K2, CC, TILES, BLOCKS and SHARED_BYTES. K0 and K2 are the window,
+// both strides and dilations are 1. A block computes CC channels of items: TILES x 16 columns of `length` times 8 rows of an image. It walks along axis 0 and copies 8 rows
 // of all channels at a time, which it transposes to a plane for each channel in shared memory, a ring of rows. A warp
 // computes one channel after the other. The results of 8 rows replace the oldest 8 rows of their plane.
 //
@@ -55,8 +55,9 @@ constexpr int PIXEL_BYTES = GROUPS * 16;
 // Copies rows of one item after the other from the input to the stage.
 struct Copier {
   static constexpr int SLOTS = IN2 * GROUPS;  // 16-byte pieces of a row
-  static constexpr int PARTS = SLOTS <= 32 ? 8 : SLOTS <= 64 ? 4 : SLOTS <= 128 ? 2 : 1, EACH = 8 / PARTS;
+  static constexpr int PARTS = SLOTS <= 64 ? 4 : SLOTS <= 128 ? 2 : 1, EACH = 8 / PARTS;  // of the 8 rows
   static constexpr int PASSES = ceil_div(SLOTS * PARTS, THREADS);
+  static_assert(PARTS == 1 || PASSES == 1, "");
 
   int item, stage, row;
   const T* from;        // the row of the image
@@ -190,13 +191,14 @@ __device__ __noinline__ void add_channel(unsigned char* plane, const unsigned ch
 #pragma unroll
     for (int i = 0; i < EACH; ++i) sums[i] = bias;
 #pragma unroll 1
-    for (int tap = 0; tap < K0 * K2; ++tap) {
-      const int k0 = tap / K2, k2 = tap % K2;
-      const T* const elements = reinterpret_cast<const T*>(plane + (oldest + row + k0) % RING * ROW_BYTES) + k2;
-      const float weight = widen(reinterpret_cast<const T*>(weights + k0 * TAP_ROW_BYTES)[8 + k2]);
+    for (int k0 = 0; k0 < K0; ++k0) {
+      const T* const elements = reinterpret_cast<const T*>(plane + (oldest + row + k0) % RING * ROW_BYTES);
+      const T* const taps = reinterpret_cast<const T*>(weights + k0 * TAP_ROW_BYTES) + 8;
+#pragma unroll 8
+      for (int k2 = 0; k2 < K2; ++k2)
 #pragma unroll
-      for (int i = 0; i < EACH; ++i)
-        if (i * 32 + lane < COLUMNS) sums[i] += weight * widen(elements[i * 32 + lane]);
+        for (int i = 0; i < EACH; ++i)
+          if (i * 32 + lane < COLUMNS) sums[i] += widen(taps[k2]) * widen(elements[i * 32 + lane + k2]);
     }
     __syncwarp();  // all have read this row of the input, which no later row of the results depends on
 #pragma unroll

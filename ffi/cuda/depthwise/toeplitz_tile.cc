@@ -9,11 +9,13 @@
 namespace jaxgrad {
 namespace {
 
-constexpr int64_t kMinArchitecture = 90;  // stores of transposed matrices
-constexpr int64_t kMinWindow = 4, kMaxWindow = 33;
-constexpr int64_t kRows = 8;                               // of a step
-constexpr int64_t kColumns = 16;                           // of a tile
-constexpr int64_t kMaxBlocks = 3, kReservedShared = 1024;  // as in convolution_tiling.cc
+constexpr int64_t kMinArchitecture = 90;          // stores of transposed matrices
+constexpr int64_t kMinRows = 2, kMinColumns = 4;  // smaller windows have too few products for the transposes
+constexpr int64_t kMaxWindow = 33;                // larger ones are not tested
+constexpr int64_t kRows = 8;                      // of a step
+constexpr int64_t kColumns = 16;                  // of a tile
+constexpr int64_t kMaxBlocks = 3;                 // per multiprocessor: more have too few registers
+constexpr int64_t kReservedShared = 1024;         // as in convolution_tiling.cc
 constexpr int64_t kMaxTiles = 8;
 constexpr std::array<int64_t, 2> kChannels = {16, 32};
 constexpr std::array<int64_t, 4> kSegments = {1, 2, 4, 8};
@@ -35,8 +37,8 @@ int64_t shared_bytes_of(const DepthwiseConvolution& c, const ToeplitzTile& t) {
 bool supports(const DepthwiseConvolution& c) {
   return c.element_bytes() == 2 && c.channels % 8 == 0 && c.in[1] == 1 && c.out[1] == 1 && c.window[1] == 1 &&
          c.padding[1] == 0 && c.stride == DepthwiseConvolution::Axes{1, 1, 1} &&
-         c.dilation == DepthwiseConvolution::Axes{1, 1, 1} && c.window[0] > 1 && c.window[0] <= kMaxWindow &&
-         c.window[2] >= kMinWindow && c.window[2] <= kMaxWindow;
+         c.dilation == DepthwiseConvolution::Axes{1, 1, 1} && c.window[0] >= kMinRows && c.window[0] <= kMaxWindow &&
+         c.window[2] >= kMinColumns && c.window[2] <= kMaxWindow;
 }
 
 DepthwiseGrid grid_of(const DepthwiseConvolution& c, const ToeplitzTile& t, int64_t blocks, int64_t segments) {
@@ -75,17 +77,18 @@ DepthwiseGrid fastest_grid(const DepthwiseConvolution& c, const ToeplitzTile& t,
   return best;
 }
 
-// A rough estimate of the time in microseconds on an H100: that of the accesses to shared memory, and of one for each
-// 128 bytes of memory that a warp's copy or store touches.
+// A rough estimate of the time in microseconds on an H100, on which accesses to shared memory bound the kernel: of 128
+// bytes in a cycle. A copy or store of a warp takes a cycle for each 128 bytes of memory that it touches.
 double estimate(const DepthwiseConvolution& c, const ToeplitzTile& t, int64_t multiprocessors) {
   constexpr double kClock = 1750, kLatency = 1800;  // of a step, in cycles
   constexpr double kAlone = 1.2;                    // one block on a multiprocessor, which often waits for its barriers
   const DepthwiseGrid grid = fastest_grid(c, t, multiprocessors * t.BLOCKS);
   const int64_t blocks = blocks_in(c, t.TILES);
-  const int64_t of_channel = c.window[0] * (blocks + nonzero(c)) + 2 * blocks + 7 * t.TILES;
+  const int64_t operands = c.window[0] * (blocks + nonzero(c));  // accesses for a channel in a step
+  const int64_t transposes = 2 * blocks + 7 * t.TILES;
   const int64_t pixels = kRows * (8 * blocks + kColumns * t.TILES);
   const int64_t resident = std::min(t.BLOCKS, ceil_div(grid.shares * grid.chunks, multiprocessors));
-  const int64_t step = resident * (t.CC * of_channel + pixels);
+  const int64_t step = resident * (t.CC * (operands + transposes) + pixels);
   const int64_t steps = ceil_div(grid.arguments.items, grid.shares) * grid.arguments.stages;
   return real(steps) * std::max(real(step) * (resident == 1 ? kAlone : 1), kLatency) / kClock + 2;
 }
@@ -104,6 +107,7 @@ std::optional<ToeplitzTile> toeplitz_tile(const DepthwiseConvolution& convolutio
       t.shared_bytes = shared_bytes_of(c, t);
       if (t.shared_bytes > gpu.shared_bytes) continue;
       t.BLOCKS = std::min(kMaxBlocks, gpu.shared_bytes_in_all / (t.shared_bytes + kReservedShared));
+      if (t.BLOCKS == 0) continue;
       t.estimated_us = estimate(c, t, gpu.multiprocessors);
       if (!best || t.estimated_us < best->estimated_us) best = t;
     }
