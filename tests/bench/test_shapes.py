@@ -9,6 +9,7 @@ from jaxgrad import __main__ as program
 from jaxgrad._src.bench import shapes
 from jaxgrad._src.bench.command import _PARSERS
 from jaxgrad._src.bench.default_calls import default_calls
+from jaxgrad._src.tuning.timing import random_operands
 
 
 def _shapes(call):
@@ -49,6 +50,15 @@ def test_other_ops():
     call = shapes.gru("7,4,3,5,direction=bidirectional,linear_before_reset=false,dtype=f32")
     assert _shapes(call)[:3] == [(7, 4, 3), (2, 15, 3), (2, 15, 5)]
     assert not call.linear_before_reset
+
+
+def test_a_program_has_one_call_of_a_long_gru(monkeypatch):
+    """XLA would compile the loops of each call."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    for steps, calls in ((7, 8), (64, 1)):
+        call = shapes.gru(f"{steps},4,3,5,dtype=f32")
+        sets = random_operands(call.operands(), call.deviations(), one_call_a_program=call.one_call_a_program)
+        assert len(sets) == calls
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])

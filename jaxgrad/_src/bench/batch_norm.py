@@ -39,6 +39,7 @@ class BatchNormCall:
         Pass("forward + backward", partial(value_and_gradients, inputs=3), (0, 1)),
     )
     total = ("forward + backward",)
+    one_call_a_program = False
 
     def operands(self) -> list[jax.ShapeDtypeStruct]:
         """x, scale, bias and the cotangent of y."""

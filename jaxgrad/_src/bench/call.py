@@ -34,6 +34,7 @@ class Call(Protocol):
       dtype: of the arrays; empty where the command line has none for this call.
       passes: that are timed.
       total: the names of the passes whose times add up to that of the value and all gradients.
+      one_call_a_program: whether a program on a GPU has only one call, which takes longer than the program's start.
     """
 
     @property
@@ -44,6 +45,8 @@ class Call(Protocol):
     def passes(self) -> tuple[Pass, ...]: ...
     @property
     def total(self) -> tuple[str, ...]: ...
+    @property
+    def one_call_a_program(self) -> bool: ...
 
     def operands(self) -> list[jax.ShapeDtypeStruct]:
         """Inputs and cotangents."""

@@ -54,6 +54,7 @@ class ConvCall:
 
     passes = _PASSES
     total = tuple(each.name for each in _PASSES)
+    one_call_a_program = False
 
     @property
     def dimension_numbers(self) -> tuple[str, str, str]:

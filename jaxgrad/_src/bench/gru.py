@@ -13,6 +13,7 @@ from jax import lax
 from jaxgrad._src.bench.call import Pass, shaped, value, value_and_gradients
 from jaxgrad._src.core.explain import Explanation, explain
 from jaxgrad._src.gru.api import gru
+from jaxgrad._src.gru.tuning import MANY_STEPS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,10 @@ class GruCall:
         Pass("forward + backward", partial(value_and_gradients, inputs=5), (0, 1)),
     )
     total = ("forward + backward",)
+
+    @property
+    def one_call_a_program(self) -> bool:
+        return self.T >= MANY_STEPS
 
     @property
     def _settings(self) -> dict[str, Any]:

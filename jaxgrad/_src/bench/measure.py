@@ -49,7 +49,7 @@ def _torch() -> tuple[Any, dict[str, str]]:
 
 def _measured(call: Call, torch: Any) -> CallResult:
     explained = implementations(call)
-    sets = random_operands(call.operands(), call.deviations())
+    sets = random_operands(call.operands(), call.deviations(), one_call_a_program=call.one_call_a_program)
     theirs: dict[str, Callable[[], Any]] = {}
     failed: dict[str, str] = {}
     if torch:

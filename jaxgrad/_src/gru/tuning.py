@@ -13,7 +13,7 @@ from jaxgrad._src.core.tuning import Measurable
 from jaxgrad._src.gru.api import OP, gru
 from jaxgrad._src.gru.params import GruProblem
 
-_MANY_STEPS = 64  # a call of so many steps takes longer than the start of a program
+MANY_STEPS = 64  # a call of so many steps takes longer than the start of a program
 
 
 def measurable(call: GruProblem, platform: str) -> Measurable:
@@ -44,4 +44,4 @@ def measurable(call: GruProblem, platform: str) -> Measurable:
     names = measurable_implementations(OP, call, platform)
     groups = (p.groups,) if p.groups > 1 else ()
     operands = [jax.ShapeDtypeStruct((*groups, *shape), p.dtype) for shape in shapes]
-    return Measurable({name: step(name) for name in names}, operands, one_call_a_program=p.T >= _MANY_STEPS)
+    return Measurable({name: step(name) for name in names}, operands, one_call_a_program=p.T >= MANY_STEPS)
