@@ -99,7 +99,7 @@ def _random_matrix_call(seed: int) -> Call:
     while True:
         call = Call(
             batch=int(rng.integers(1, 5)),
-            spatial=(int(rng.integers(1, 30)), int(rng.integers(1, 70))),
+            spatial=(int(rng.integers(1, 24)), int(rng.integers(1, 50))),
             channels=8 * int(rng.integers(1, 6)),
             window=(int(rng.integers(2, 15)), int(rng.integers(4, 34))),
             padding=tuple((int(a), int(b)) for a, b in rng.integers(0, 16, (2, 2))),
