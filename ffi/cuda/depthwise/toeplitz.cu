@@ -7,12 +7,13 @@
 // different ones.
 //
 // The host defines T, GRADIENT, TAPS_LAST, RELU, K0, K2, CC, TILES, BLOCKS and SHARED_BYTES. K0 and K2 are the window,
-// both strides and dilations are 1. A block computes CC channels of items: TILES x 16 columns of `length` times 8 rows of an image. It walks along axis 0 and copies 8 rows
-// of all channels at a time, which it transposes to a plane for each channel in shared memory, a ring of rows. A warp
-// computes one channel after the other. The results of 8 rows replace the oldest 8 rows of their plane.
+// both strides and dilations are 1. A block computes CC channels of items: TILES x 16 columns of `length` times 8 rows
+// of an image. It walks along axis 0 and copies 8 rows of all channels at a time, which it transposes to a plane for
+// each channel in shared memory, a ring of rows. A warp computes one channel after the other. The results of 8 rows
+// replace the oldest 8 rows of their plane.
 //
 // A tensor core multiplies zeros of the Toeplitz matrix by elements that a result does not depend on. If one of these
-// is infinite or NaN, other threads compute the sums without such products.
+// is infinite or NaN, the sums are computed without tensor cores.
 __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
@@ -54,7 +55,7 @@ constexpr int PIXEL_BYTES = GROUPS * 16;
 
 // Copies rows of one item after the other from the input to the stage.
 struct Copier {
-  static constexpr int SLOTS = IN2 * GROUPS;  // 16-byte pieces of a row
+  static constexpr int SLOTS = IN2 * GROUPS;                                              // 16-byte pieces of a row
   static constexpr int PARTS = SLOTS <= 64 ? 4 : SLOTS <= 128 ? 2 : 1, EACH = 8 / PARTS;  // of the 8 rows
   static constexpr int PASSES = ceil_div(SLOTS * PARTS, THREADS);
   static_assert(PARTS == 1 || PASSES == 1, "");
@@ -159,7 +160,7 @@ __device__ inline void multiply_channel(unsigned from, int row, unsigned weights
     for (int k = 0; k <= NONZERO; k += 2)
 #pragma unroll
       for (int tile = 0; tile < TILES; ++tile) {
-        float(&sum)[4] = sums[tile][k / 2 % PARTS];
+        float (&sum)[4] = sums[tile][k / 2 % PARTS];
         if (k < NONZERO) {
           multiply_add(sum, a[k + 1], a[k], a[k + 2], a[k + 1], b[2 * tile + k], b[2 * tile + k + 1]);
         } else {
@@ -223,7 +224,8 @@ __device__ inline void write_rows(T* out, unsigned shared, const Item& item, int
     const int i2 = item.column + block * 8 + lane / 4;
     const int channel = blockIdx.x * CC + groups * 8 + (is_odd ? 6 + lane % 4 * 2 : lane % 4 * 2);
     const int rows = i2 < p.out[2] && channel < p.channels ? p.out[0] - first_row : 0;  // to write
-    T* to = out + (static_cast<long long>(item.image) * p.out[0] + first_row + first) * width + i2 * p.channels + channel;
+    T* to =
+        out + (static_cast<long long>(item.image) * p.out[0] + first_row + first) * width + i2 * p.channels + channel;
     const unsigned from = shared + PLANES_AT + (groups * 8 + lane % 16) * PLANE_BYTES +
                           (oldest + first + lane / 16) * ROW_BYTES + block * 16;
 #pragma unroll
