@@ -71,10 +71,7 @@ DepthwiseGrid grid_of(const DepthwiseConvolution& c, const DepthwiseTile& t, int
   int64_t items = ceil_div(c.images, t.TN);
   for (int axis = 0; axis < 3; ++axis) a.tiles[axis] = narrow(tiles[axis]), items *= tiles[axis] * c.dilation[axis];
   a.items = narrow(items);
-  grid.chunks = ceil_div(c.channels, t.CC);
-  items = std::max<int64_t>(items, 1);
-  const int64_t most = std::clamp<int64_t>(blocks / grid.chunks, 1, items);
-  grid.shares = ceil_div(items, ceil_div(items, most));  // the fewest blocks that need the same number of rounds
+  share(grid, ceil_div(c.channels, t.CC), blocks);
   return grid;
 }
 

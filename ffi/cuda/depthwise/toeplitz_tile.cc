@@ -56,12 +56,8 @@ DepthwiseGrid grid_of(const DepthwiseConvolution& c, const ToeplitzTile& t, int6
   a.stages = narrow(length + before(c));
   a.tiles[0] = narrow(ceil_div(steps, length)), a.tiles[1] = 1;
   a.tiles[2] = narrow(ceil_div(c.out[2], kColumns * t.TILES));
-  int64_t items = c.images * a.tiles[0] * a.tiles[2];
-  a.items = narrow(items);
-  grid.chunks = ceil_div(c.channels, t.CC);
-  items = std::max<int64_t>(items, 1);
-  const int64_t most = std::clamp<int64_t>(blocks / grid.chunks, 1, items);
-  grid.shares = ceil_div(items, ceil_div(items, most));  // the fewest blocks that need the same number of rounds
+  a.items = narrow(c.images * a.tiles[0] * a.tiles[2]);
+  share(grid, ceil_div(c.channels, t.CC), blocks);
   return grid;
 }
 
