@@ -1,6 +1,6 @@
 // Runs jaxgrad's own CUDA kernels without JAX, so that compute-sanitizer can watch them. .ci/gpu runs it.
 //
-//   gpu_kernels [PATH_OF_NVRTC]   exits with 1 if a result is wrong
+//   gpu_kernels [PATH_OF_NVRTC [depthwise | gru | transpose]]   exits with 1 if a result is wrong
 //
 // All arrays have exactly the sizes of the call.
 #include <algorithm>
@@ -205,7 +205,7 @@ void check_transpose(const std::vector<int64_t>& sizes, const std::vector<int64_
   report(name, static_cast<double>(wrong), 0);
 }
 
-// Clusters, teams, and pairs of their blocks: gru_variant() chooses them by the sizes and the precision.
+// Blocks, clusters, teams, and pairs of their blocks: gru_variant() chooses them by the sizes and the precision.
 void check_gru(FloatType type, bool allow_tf32, bool linear, CUstream stream) {
   const bool is_tf32 = allow_tf32 && type == FloatType::kFloat32;
   const double allowed = type == FloatType::kBFloat16  ? 2e-2
@@ -218,7 +218,10 @@ void check_gru(FloatType type, bool allow_tf32, bool linear, CUstream stream) {
     report(std::string("GRU, ") + name + ", " + std::to_string(8 * bytes_of(type)) + " bits" + settings, error,
            allowed);
   };
-  check("cluster", 5, 9, 43, 2, 2);
+  check("block", 7, 5, 43, 2, 2);
+  check("block of two rows", 4, 90, 90, 2, 1);
+  check("block of four rows", 3, 301, 60, 1, 1);
+  check("cluster", 5, 9, 103, 2, 2);
   check("larger cluster", 4, 17, 200, 1, 1);
   check("teams", 11, 20, 300, 2, 1);
 }
@@ -256,12 +259,16 @@ int run(int arguments, char** argument) {
   nvrtc::load(arguments > 1 ? std::vector<std::string>{argument[1]} : std::vector<std::string>());
   driver::Stopwatch watch;
   const CUstream stream = watch.stream();
-  for (const FloatType type : kTypes) check_depthwise_passes(type, stream);
+  const auto runs = [&](const char* part) { return arguments < 3 || std::string(argument[2]) == part; };
+  for (const FloatType type : kTypes)
+    if (runs("depthwise")) check_depthwise_passes(type, stream);
   for (const bool linear : {false, true}) {
+    if (!runs("gru")) break;
     for (const FloatType type : kTypes) check_gru(type, /*allow_tf32=*/false, linear, stream);
     check_gru(FloatType::kFloat32, /*allow_tf32=*/true, linear, stream);
   }
   for (const int64_t bytes : {2, 4, 8}) {
+    if (!runs("transpose")) break;
     check_transpose({65, 130}, {1, 0}, {}, bytes, stream);
     check_transpose({7, 3, 3, 258}, {3, 1, 2, 0}, {1, 2}, bytes, stream);
     check_transpose({300, 5, 9}, {2, 0, 1}, {}, bytes, stream);

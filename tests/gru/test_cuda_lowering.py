@@ -180,9 +180,9 @@ report(few=few, forced=len(calls(lowered(T=1, implementation="cuda"))), in_scan=
         ("H=2049", {}, "jaxgrad's GRU kernels have at most 2048 hidden units"),
         ("", {"FAKE_MAJOR": "7"}, "jaxgrad's GRU kernels require a GPU of compute capability 8.0 or later"),
         (
-            "",
+            "H=143",
             {"FAKE_SHARED": "10000"},
-            "the recurrent weights of 43 hidden units do not fit in the 132 multiprocessors of the GPU, with "
+            "the recurrent weights of 143 hidden units do not fit in the 132 multiprocessors of the GPU, with "
             "10000 bytes of shared memory each",
         ),
     ],

@@ -25,12 +25,11 @@ def workspace(*args, **kwargs):
     return found if isinstance(found, str) else found["workspace_bytes"]
 
 def split(*args, **kwargs):
-    "The units of a block, the rows that it computes at once, the blocks of a pair, parts of the rows, and teams."
+    "What holds the weights, the units of a block, the rows that it computes at once, the blocks of a pair, parts of the rows, and holders."
     found = variant(*args, **kwargs)
     if isinstance(found, str):
         return found
-    rows = 8 * found["row_tiles"] * found["batches"]
-    return [found[name] for name in ("is_cluster", "units")] + [rows] + [found[n] for n in ("pair", "tiles", "teams")]
+    return [found[name] for name in ("holder", "units", "rows", "pair", "tiles", "holders")]
 """
 
 
@@ -64,23 +63,27 @@ print(json.dumps(dict(
 # For each kind of operands: what split() returns, for the forward and the backward pass.
 _SPLITS = {
     "BFLOAT16": {
-        (43, 5): [[True, 32, 8, 1, 1, 1]] * 2,
-        (256, 600): [[True, 32, 32, 1, 19, 19]] * 2,
-        (300, 5): [[False, 32, 8, 1, 1, 1]] * 2,
-        (512, 100): [[False, 32, 16, 1, 7, 7]] * 2,
-        (1024, 128): [[False, 32, 32, 1, 4, 4]] * 2,
-        (2048, 64): [[False, 16, 64, 1, 1, 1], [False, 16, 64, 2, 1, 1]],
+        (43, 5): [["block", 0, 1, 1, 5, 5]] * 2,
+        (96, 1000): [["block", 0, 2, 1, 500, 500]] * 2,
+        (128, 132): [["block", 0, 1, 1, 132, 132]] * 2,
+        (128, 133): [["cluster", 32, 8, 1, 17, 17]] * 2,
+        (256, 600): [["cluster", 32, 32, 1, 19, 19]] * 2,
+        (300, 5): [["team", 32, 8, 1, 1, 1]] * 2,
+        (512, 100): [["team", 32, 16, 1, 7, 7]] * 2,
+        (1024, 128): [["team", 32, 32, 1, 4, 4]] * 2,
+        (2048, 64): [["team", 16, 64, 1, 1, 1], ["team", 16, 64, 2, 1, 1]],
     },
     "FLOAT32, tf32=True": {
-        (128, 5): [[True, 32, 8, 1, 1, 1]] * 2,
-        (257, 9): [[False, 32, 8, 1, 2, 2]] * 2,
-        (1024, 64): [[False, 16, 32, 1, 2, 2], [False, 16, 32, 2, 2, 2]],
+        (128, 500): [["cluster", 32, 16, 1, 32, 32]] * 2,
+        (257, 9): [["team", 32, 8, 1, 2, 2]] * 2,
+        (1024, 64): [["team", 16, 32, 1, 2, 2], ["team", 16, 32, 2, 2, 2]],
     },
     "FLOAT32": {
-        (256, 8): [[True, 32, 8, 1, 1, 1]] * 2,
-        (257, 9): [[False, 16, 16, 1, 1, 1], [False, 16, 16, 2, 1, 1]],
-        (512, 64): [[False, 16, 16, 1, 4, 4], [False, 16, 16, 2, 4, 4]],
-        (700, 100): [[False, 16, 64, 1, 2, 2]] * 2,
+        (128, 500): [["block", 0, 1, 1, 500, 500]] * 2,
+        (256, 8): [["cluster", 32, 8, 1, 1, 1]] * 2,
+        (257, 9): [["team", 16, 16, 1, 1, 1], ["team", 16, 16, 2, 1, 1]],
+        (512, 64): [["team", 16, 16, 1, 4, 4], ["team", 16, 16, 2, 4, 4]],
+        (700, 100): [["team", 16, 64, 1, 2, 2]] * 2,
     },
 }
 
@@ -98,42 +101,42 @@ print(json.dumps([[split(*size, is_backward=b, type={operands}) for b in (False,
 def test_no_more_rows_at_once_than_there_are(run):
     """More problems than teams take turns, with as few rows as each has."""
     found = run("""
-sizes = (100, 512, 2048)
+sizes = (120, 512, 2048)
 print(json.dumps([split(H, rows=8, problems=500, is_backward=b) for H in sizes for b in (False, True)]))
 """)
     assert found == [
-        *[[True, 32, 8, 1, 1, 500]] * 2,
-        *[[False, 32, 8, 1, 1, 8]] * 2,
-        [False, 16, 16, 1, 1, 1],
-        [False, 16, 16, 2, 1, 1],
+        *[["cluster", 32, 8, 1, 1, 500]] * 2,
+        *[["team", 32, 8, 1, 1, 8]] * 2,
+        ["team", 16, 16, 1, 1, 1],
+        ["team", 16, 16, 2, 1, 1],
     ]
 
 
 def test_smaller_gpus(run):
     """A GPU with clusters but few multiprocessors, and two without, with 164 and 100 KB of shared memory."""
     script = """
-sizes = ((100, 64), (256, 64), (300, 64), (512, 64), (1024, 64))
+sizes = ((120, 64), (256, 64), (300, 64), (512, 64), (1024, 64))
 print(json.dumps([split(*size, is_backward=b) for size in sizes for b in (False, True)]))
 """
     slice_of_h100 = run(script, FAKE_MULTIPROCESSORS="16")
     assert slice_of_h100[:8] == [
-        *[[True, 32, 16, 1, 4, 4]] * 2,
-        *[[True, 32, 32, 1, 2, 2]] * 2,
-        *[[False, 32, 32, 1, 2, 1]] * 4,
+        *[["cluster", 32, 16, 1, 4, 4]] * 2,
+        *[["cluster", 32, 32, 1, 2, 2]] * 2,
+        *[["team", 32, 32, 1, 2, 1]] * 4,
     ]
     assert "1024 hidden units do not fit in the 16 multiprocessors" in slice_of_h100[8]
     sm_80 = run(script, FAKE_MAJOR="8", FAKE_MULTIPROCESSORS="108", FAKE_SHARED="166912")
     assert sm_80 == [
-        *[[False, 32, 8, 1, 8, 8]] * 4,
-        *[[False, 32, 16, 1, 4, 4]] * 4,
-        *[[False, 16, 64, 1, 1, 1]] * 2,  # no pairs, which are clusters of two
+        *[["team", 32, 8, 1, 8, 8]] * 4,
+        *[["team", 32, 16, 1, 4, 4]] * 4,
+        *[["team", 16, 64, 1, 1, 1]] * 2,  # no pairs, which are clusters of two
     ]
     sm_86 = run(script, FAKE_MAJOR="8", FAKE_MINOR="6", FAKE_MULTIPROCESSORS="84", FAKE_SHARED="101376")
     assert sm_86 == [
-        *[[False, 32, 8, 1, 8, 8]] * 4,
-        *[[False, 32, 8, 1, 8, 5], [False, 32, 16, 1, 4, 4]] * 2,
-        [False, 16, 16, 1, 4, 1],
-        [False, 16, 64, 1, 1, 1],
+        *[["team", 32, 8, 1, 8, 8]] * 4,
+        *[["team", 32, 8, 1, 8, 5], ["team", 32, 16, 1, 4, 4]] * 2,
+        ["team", 16, 16, 1, 4, 1],
+        ["team", 16, 64, 1, 1, 1],
     ]
 
 

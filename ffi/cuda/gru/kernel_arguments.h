@@ -75,6 +75,17 @@ JAXGRAD_CONSTEXPR int gru_backward_shared_bytes(int mode, int padded, int row_ti
   return gru_aligned(exchanges * row_tiles * 8) + operands + sums;
 }
 
+// The kernels of blocks that have room for all recurrent weights of a problem: block.cuh. Some threads multiply, and
+// each of the others has one unit of one row.
+JAXGRAD_CONSTEXPR bool gru_block_is_full(int padded) { return padded > 96; }  // needs all registers of Hopper
+JAXGRAD_CONSTEXPR int gru_block_multiplying(int padded) { return (gru_block_is_full(padded) ? 2 : 4) * padded; }
+JAXGRAD_CONSTEXPR int gru_block_threads(int padded, int rows) { return gru_block_multiplying(padded) + rows * padded; }
+JAXGRAD_CONSTEXPR int gru_block_sums_stride(int padded) { return padded + 8; }  // of rows, without bank conflicts
+JAXGRAD_CONSTEXPR int gru_block_shared_bytes(int padded, int rows, bool is_backward) {
+  const int operands = is_backward ? 3 : 1, sums = is_backward ? 1 : 3;
+  return 4 * rows * (operands * padded + sums * gru_block_sums_stride(padded));
+}
+
 // The kernels for teams of blocks, which exchange through global memory: team.cuh and team_product.cuh.
 
 // Arrays of values of all units that a step exchanges.

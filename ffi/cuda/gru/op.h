@@ -1,9 +1,9 @@
-// The recurrence of the GRU on the GPU, computed by clusters of blocks, or where they are missing or too small by teams
-// of blocks that exchange through global memory. No XLA types.
+// The recurrence of the GRU on the GPU. No XLA types.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "cuda/gru/kernel_arguments.h"
 #include "cuda/runtime/driver.h"
@@ -26,12 +26,20 @@ struct GruKey {
 // The hidden units for which the kernels have room: those of a call, rounded up; 0 if there are too many.
 int64_t gru_padded_hidden(int64_t hidden);
 
+// What holds the recurrent weights of a problem, and computes some of its rows in all steps.
+enum class GruHolder {
+  kBlock,    // one block: few hidden units and rows
+  kCluster,  // a cluster of blocks, which exchange states through shared memory
+  kTeam,     // a team of blocks, which exchange through global memory: many hidden units, or a GPU without clusters
+};
+
 // Which kernel computes a call, and how the rows are split.
 struct GruVariant {
-  bool is_cluster = false;
+  GruHolder holder = GruHolder::kTeam;
   int padded = 0, units = 0, row_tiles = 0, batches = 0, pair = 1;  // as sizes.cuh defines them
+  int rows = 0;                                                     // that a holder computes at once
   int64_t tiles = 0;                                                // parts of the rows of a problem
-  int64_t teams = 0;                                                // clusters or teams of a launch
+  int64_t holders = 0;                                              // of a launch
   int shared_bytes = 0;
   int64_t workspace_bytes = 0;
 };
@@ -39,6 +47,14 @@ struct GruVariant {
 // The variant for a call on a device. Throws NoPlan if the kernels do not support the call or the device. Compiles
 // nothing.
 GruVariant gru_variant(const GruKey& key);
+
+// The variant for blocks of 1, 2 or 4 rows, for a call with at most 96 hidden units, or of one row with up to 128.
+GruVariant gru_block_variant(const GruKey& key, int rows);
+
+// The source of the kernel of a pass: its definitions, which determine all of it, then device.cuh, instructions.cuh and
+// this text.
+std::string gru_definitions(const GruKey& key, const GruVariant& variant);
+const char* gru_source(const GruKey& key, const GruVariant& variant);
 
 class GruKernel;
 

@@ -2,10 +2,11 @@
 //   T          the element type: float, or Half with ELEMENT_IS_BFLOAT16
 //   MODE       a GruMode, as a number
 //   HIDDEN     the hidden units that the blocks have room for
-//   UNITS      hidden units of a block: 16 or 32
+//   UNITS      hidden units of a block of a cluster or team: 16 or 32
 //   ROW_TILES  tiles of 8 rows that are multiplied at once
 //   BATCHES    batches of so many tiles that a step computes in turn
 //   PAIR       blocks of a team that share products: 1, or 2 in a cluster
+//   BLOCK_ROWS rows of a block that computes all hidden units; 0 for clusters and teams
 //   LINEAR     linear_before_reset
 //   LENGTHS    whether rows have lengths
 //   RESETS     whether rows are reset
@@ -13,11 +14,18 @@
 using namespace jaxgrad;
 typedef unsigned uint32;
 
-constexpr int kPadded = HIDDEN, kUnits = UNITS, kBlocks = kPadded / kUnits, kThreads = kGruThreads;
-constexpr int kTile = kGruTile, kRows = BATCHES * ROW_TILES * kTile;
+constexpr int kPadded = HIDDEN;
 constexpr int kPlanes = gru_planes(MODE);        // of an operand: kGruSplit has three parts, the largest first
 constexpr int kBytes = gru_element_bytes(MODE);  // of an element of a plane
 constexpr int kSaved = 3 + LINEAR;               // values that the forward pass saves of a unit in a step
 
-// The elementwise part: each thread has one unit of kItems rows, which are kItemRows apart.
+// The elementwise part: each thread has one unit of kItems rows, which are kItemRows apart. The units of a thread and
+// of the next ones, kUnits together, are neighbors.
+#if BLOCK_ROWS
+constexpr int kRows = BLOCK_ROWS, kUnits = 32, kThreads = gru_block_threads(kPadded, kRows);
+constexpr int kItemRows = kRows, kItems = 1;
+#else
+constexpr int kThreads = kGruThreads, kTile = kGruTile, kRows = BATCHES * ROW_TILES * kTile;
+constexpr int kUnits = UNITS, kBlocks = kPadded / kUnits;
 constexpr int kItemRows = kThreads / kUnits, kItems = kRows / kItemRows;
+#endif
