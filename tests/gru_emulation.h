@@ -11,7 +11,7 @@ static void prefetch(const void* address) {
   if (!inside) fail("a prefetch from outside of the arrays");
 }
 
-#define __expf(x) std::exp(float(x))  /* the name is one of glibc */
+#define __expf(x) std::exp(float(x)) /* the name is one of glibc */
 static float __fdividef(float x, float y) { return x / y; }
 struct float2 {
   float x, y;
@@ -26,11 +26,6 @@ static float __shfl_xor_sync(unsigned, float value, int bits) {
   __syncwarp();
   return found;
 }
-
-template <int COUNT>
-static void take_registers() {}
-template <int COUNT>
-static void give_registers() {}
 
 /* Barriers where some threads only arrive. */
 static std::vector<unsigned> arrivals(16);

@@ -73,8 +73,6 @@ _CALLS = {
     "one row, before": (1, Case(T=4, B=2, H=64, direction="reverse")),
     "96 units": (1, Case(T=4, B=2, H=90, linear_before_reset=True, clip=0.6)),
     "96 units, before": (2, Case(T=3, B=3, H=96, direction="reverse", clip=0.6)),
-    "128 units": (1, Case(T=4, B=2, H=121, direction="bidirectional", linear_before_reset=True, clip=0.6)),
-    "128 units, before": (1, Case(T=3, B=2, H=128, clip=0.6)),
     "two rows": (2, Case(T=4, B=5, H=90, direction="bidirectional")),
     "two rows, linear": (2, Case(T=6, B=4, H=31, linear_before_reset=True)),
     "four rows": (4, Case(T=4, B=6, H=17, linear_before_reset=True)),
@@ -136,6 +134,6 @@ def test_emulated_kernels_match_the_reference(name, dtype, tmp_path, kernel_emul
         check("dreset_h", arrays["dreset_h"], gradients.reset_h)
     if inputs.b is not None:
         check("dgates of each direction", dgates.sum((0, 1)), gradients.b[:, : 3 * H])
-        recurrent = arrays["recurrent_dgates"]
-        if recurrent is not None:
-            check("recurrent dgates", recurrent.astype(np.float64).sum((0, 1)).reshape(D, 3 * H), gradients.b[:, 3 * H :])
+        if arrays["recurrent_dgates"] is not None:
+            recurrent = arrays["recurrent_dgates"].astype(np.float64).sum((0, 1)).reshape(D, 3 * H)
+            check("recurrent dgates of each direction", recurrent, gradients.b[:, 3 * H :])

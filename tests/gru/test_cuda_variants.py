@@ -25,7 +25,7 @@ def workspace(*args, **kwargs):
     return found if isinstance(found, str) else found["workspace_bytes"]
 
 def split(*args, **kwargs):
-    "What holds the weights, the units of a block, the rows that it computes at once, the blocks of a pair, parts of the rows, and holders."
+    "Who holds the weights, the units of a block, rows at once, the blocks of a pair, parts of the rows, and holders."
     found = variant(*args, **kwargs)
     if isinstance(found, str):
         return found
@@ -65,8 +65,7 @@ _SPLITS = {
     "BFLOAT16": {
         (43, 5): [["block", 0, 1, 1, 5, 5]] * 2,
         (96, 1000): [["block", 0, 2, 1, 500, 500]] * 2,
-        (128, 132): [["block", 0, 1, 1, 132, 132]] * 2,
-        (128, 133): [["cluster", 32, 8, 1, 17, 17]] * 2,
+        (97, 5): [["cluster", 32, 8, 1, 1, 1]] * 2,
         (256, 600): [["cluster", 32, 32, 1, 19, 19]] * 2,
         (300, 5): [["team", 32, 8, 1, 1, 1]] * 2,
         (512, 100): [["team", 32, 16, 1, 7, 7]] * 2,
@@ -79,7 +78,7 @@ _SPLITS = {
         (1024, 64): [["team", 16, 32, 1, 2, 2], ["team", 16, 32, 2, 2, 2]],
     },
     "FLOAT32": {
-        (128, 500): [["block", 0, 1, 1, 500, 500]] * 2,
+        (20, 300): [["block", 0, 4, 1, 75, 75]] * 2,
         (256, 8): [["cluster", 32, 8, 1, 1, 1]] * 2,
         (257, 9): [["team", 16, 16, 1, 1, 1], ["team", 16, 16, 2, 1, 1]],
         (512, 64): [["team", 16, 16, 1, 4, 4], ["team", 16, 16, 2, 4, 4]],

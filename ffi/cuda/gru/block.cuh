@@ -9,14 +9,6 @@ constexpr int kSumsStride = gru_block_sums_stride(kPadded);   // of rows
 // Barriers of both kinds of threads: the operands of products, and their sums, are in shared memory.
 enum { kOperandsReady = 1, kSumsReady = 2 };
 
-// With 128 hidden units, the weights are three quarters of the registers: the threads that multiply take those that the
-// others do not need.
-constexpr bool kIsFull = gru_block_is_full(kPadded);
-enum { kRegistersToMultiply = 216, kRegistersOfOthers = 80 };
-static_assert(!kIsFull ||
-                  (kMultiplying * kRegistersToMultiply + kRows * kPadded * kRegistersOfOthers <= 65536 && kRows == 1),
-              "");
-
 __device__ inline int row_in_block() { return (threadIdx.x - kMultiplying) / kPadded; }
 __device__ inline int unit_in_block() { return (threadIdx.x - kMultiplying) % kPadded; }
 

@@ -131,11 +131,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
   const Place place(p, blockIdx.x, 0);
   float* const operands = reinterpret_cast<float*>(shared_memory());
   float* const sums = operands + kRows * 3 * kPadded;
-  if (threadIdx.x < kMultiplying) {
-    if constexpr (kIsFull) take_registers<kRegistersToMultiply>();
+  if (threadIdx.x < kMultiplying)
     multiply_steps(p, place, operands, sums);
-  } else {
-    if constexpr (kIsFull) give_registers<kRegistersOfOthers>();
+  else
     compute_gradients(p, place, operands, sums);
-  }
 }

@@ -116,11 +116,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
   const Place place(p, blockIdx.x, 0);
   float* const states = reinterpret_cast<float*>(shared_memory());  // or r * h
   float* const sums = states + kRows * kPadded;
-  if (threadIdx.x < kMultiplying) {
-    if constexpr (kIsFull) take_registers<kRegistersToMultiply>();
+  if (threadIdx.x < kMultiplying)
     multiply_steps(p, place, states, sums);
-  } else {
-    if constexpr (kIsFull) give_registers<kRegistersOfOthers>();
+  else
     compute_gates(p, place, states, sums);
-  }
 }

@@ -39,10 +39,6 @@ int attribute_of(int device, CUdevice_attribute which) {
   return value;
 }
 
-bool is_full(const GruVariant& variant) {
-  return variant.holder == GruHolder::kBlock && gru_block_is_full(variant.padded);
-}
-
 // A launch of a variant. The blocks of a cluster run at once, and so do all blocks of teams, or the launch fails.
 struct Launch {
   std::array<CUlaunchAttribute, 2> attributes{};
@@ -80,7 +76,7 @@ struct Launch {
 class GruKernel {
  public:
   GruKernel(const std::string& source, const char* name, const GruVariant& variant, int device)
-      : module_(nvrtc::compile(source, driver::architecture(device), /*has_specific_instructions=*/is_full(variant))),
+      : module_(nvrtc::compile(source, driver::architecture(device))),
         function_(module_.function(name, variant.shared_bytes)) {
     const bool is_cluster = variant.holder == GruHolder::kCluster;
     if (is_cluster || variant.pair > 1) {
@@ -112,10 +108,9 @@ constexpr int kMinClusterArchitecture = 90;  // clusters of blocks
 constexpr std::array<int, 7> kPadded = {128, 256, 512, 768, 1024, 1536, 2048};
 constexpr int64_t kMaxStepSize = 1 << 27;  // rows times hidden units, so that strides of two directions fit in 32 bits
 constexpr int kMaxClusterHidden = 256, kMinTeamHidden = 256;
-constexpr int kMaxBlockHidden = 128;         // whose recurrent weights fit in the registers of a block
-constexpr int kFullBlockArchitecture = 90;   // threads of a block exchange registers; measured on no later one
-constexpr int kBlockUnits = 32;              // hidden units are rounded up to a multiple
-constexpr int kMaxBlockStates = 192;         // rows of a block times hidden units
+constexpr int kMaxBlockHidden = 96;      // whose recurrent weights fit in the registers of a block
+constexpr int kBlockUnits = 32;          // hidden units are rounded up to a multiple
+constexpr int kMaxBlockStates = 192;     // rows of a block times hidden units
 constexpr int kNarrow = 16;              // units of the blocks of a team that have few
 constexpr int kMinPairBytes = 64 << 10;  // that each block would load in a step without pairs
 
@@ -178,16 +173,6 @@ bool choose_tiling(GruVariant& variant, const GruKey& key, const Tilings& tiling
   return fits;
 }
 
-// Whether blocks compute a call. Measured on an H100 with up to 96 hidden units, 16 to 2112 rows: 1.1 to 17 times as fast
-// as clusters, most so in full float32. With 128, a block has one row, and clusters are faster where blocks take turns.
-bool has_block(const GruKey& key, int architecture, int multiprocessors) {
-  if (key.hidden > kMaxBlockHidden) return false;
-  const GruVariant variant = gru_block_variant(key, 1);
-  if (!is_full(variant)) return true;
-  return architecture == kFullBlockArchitecture &&
-         (mode_of(key) == kGruSplit || variant.holders <= multiprocessors);
-}
-
 // The fewest rows of a block with which all blocks run at once, or as many rows as its threads allow.
 GruVariant choose_block(const GruKey& key, int multiprocessors) {
   GruVariant variant = gru_block_variant(key, 1);
@@ -214,9 +199,12 @@ std::string gru_definitions(const GruKey& key, const GruVariant& variant) {
 const char* gru_source(const GruKey& key, const GruVariant& variant) {
   const auto of_pass = [&](const char* forward, const char* backward) { return key.is_backward ? backward : forward; };
   switch (variant.holder) {
-    case GruHolder::kBlock: return of_pass(kGruBlockForwardSource, kGruBlockBackwardSource);
-    case GruHolder::kCluster: return of_pass(kGruClusterForwardSource, kGruClusterBackwardSource);
-    case GruHolder::kTeam: break;
+    case GruHolder::kBlock:
+      return of_pass(kGruBlockForwardSource, kGruBlockBackwardSource);
+    case GruHolder::kCluster:
+      return of_pass(kGruClusterForwardSource, kGruClusterBackwardSource);
+    case GruHolder::kTeam:
+      break;
   }
   return of_pass(kGruTeamForwardSource, kGruTeamBackwardSource);
 }
@@ -249,7 +237,8 @@ GruVariant gru_variant(const GruKey& key) {
     throw NoPlan("jaxgrad's GRU kernels require a GPU of compute capability 8.0 or later");
   const int multiprocessors = attribute_of(key.device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
   const int shared_bytes = attribute_of(key.device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
-  if (has_block(key, architecture, multiprocessors)) return choose_block(key, multiprocessors);
+  // Measured on an H100, with 16 to 2112 rows: 1.1 to 17 times as fast as clusters, most so in full float32.
+  if (key.hidden <= kMaxBlockHidden) return choose_block(key, multiprocessors);
 
   GruVariant variant;
   variant.padded = static_cast<int>(gru_padded_hidden(key.hidden));

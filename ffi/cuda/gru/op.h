@@ -48,7 +48,7 @@ struct GruVariant {
 // nothing.
 GruVariant gru_variant(const GruKey& key);
 
-// The variant for blocks of 1, 2 or 4 rows, for a call with at most 96 hidden units, or of one row with up to 128.
+// The variant for blocks of 1, 2 or 4 rows, for a call with at most 96 hidden units.
 GruVariant gru_block_variant(const GruKey& key, int rows);
 
 // The source of the kernel of a pass: its definitions, which determine all of it, then device.cuh, instructions.cuh and
