@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import json
 import math
+import re
 import sys
 import time
 import traceback
@@ -89,6 +90,10 @@ def _add_options(command: argparse.ArgumentParser, op: ModuleType) -> None:
     command.add_argument("--output", type=Path, help="folder of the JSON: benchmarks/results, and none with --quick")
     command.add_argument("--add", action="store_true", help="keep the other rows and contenders of the JSON")
     command.add_argument("--rest", action="store_true", help="--add, and measure only the cases that the JSON lacks")
+    command.add_argument(
+        "--match", nargs="+", metavar="REGEX", help="only cases whose names match; the first regex first"
+    )
+    command.add_argument("--part", type=_part, default=(1, 1), metavar="K/N", help="only the K-th case of every N")
     command.add_argument("--seconds", type=_positive, metavar="N", help="start no other case after N seconds")
     command.add_argument(
         "--compile-seconds", type=_positive, default=180, help="time limit of torch.compile for one contender"
@@ -99,6 +104,13 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
     return int(text)
+
+
+def _part(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"must be K/N with K from 1 to N, got {text}")
+    return int(part), int(parts)
 
 
 def _measure(op: ModuleType, args: argparse.Namespace) -> None:
@@ -112,11 +124,16 @@ def _measure(op: ModuleType, args: argparse.Namespace) -> None:
     folder = args.output or (None if args.quick else _RESULTS)
     results, failed = None, []
     name = report.file_name(args.command, jax.devices()[0].device_kind if platform == "gpu" else None)
-    if (args.add or args.rest) and folder is not None and (path := folder / f"{name}.json").exists():
+    adds = args.add or args.rest
+    if adds and folder is not None and (path := folder / f"{name}.json").exists():
         results = report.load(path)
     known = {case.label: case for case in op.CASES.get(platform, ())}
     cases = args.cases or (op.QUICK_CASES if args.quick else op.CASES[platform])
     start, left = time.monotonic(), [case for case in cases if not (args.rest and _is_measured(case, results))]
+    if args.match:
+        left = [case for regex in args.match for case in left if re.search(regex, case.label)]
+    part, parts = args.part
+    left = list(dict.fromkeys(left))[part - 1 :: parts]
     for number, case in enumerate(left):
         if args.seconds and time.monotonic() - start > args.seconds:
             print(f"not measured in {args.seconds} s: {', '.join(each.label for each in left[number:])}")
@@ -127,9 +144,12 @@ def _measure(op: ModuleType, args: argparse.Namespace) -> None:
             traceback.print_exc()
             failed.append(case.label)
             continue
-        results = measured if results is None else report.joined(results, measured)
-        if folder is not None:  # a run may be stopped before its last case
-            report.save(results, folder)
+        if adds and folder is not None:  # a run may be stopped before its last case
+            results = report.add(measured, folder)
+        else:
+            results = measured if results is None else report.joined(results, measured)
+            if folder is not None:
+                report.save(results, folder)
     if results is not None:
         print("", tables.text(results), sep="\n")
         if folder is not None:

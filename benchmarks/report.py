@@ -18,8 +18,10 @@ The functions here read older reports too. None of them needs JAX.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,20 @@ def save(report: Report, folder: Path) -> Path:
     unfinished.write_text(json.dumps(report, indent=1) + "\n")
     unfinished.rename(path)
     return path
+
+
+def add(report: Report, folder: Path) -> Report:
+    """Joins a report to the file that `save` writes, while no other process that adds to it does. Returns both."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name(report)}.json"
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        both = joined(load(path), report) if path.exists() else report
+        save(both, folder)
+    finally:
+        os.close(lock)
+    return both
 
 
 def name(report: Report) -> str:

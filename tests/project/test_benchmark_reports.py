@@ -243,3 +243,37 @@ def test_the_rest_of_the_cases(tmp_path, monkeypatch, capsys):
     assert first not in printed
     rows, printed = run("--rest")
     assert last not in printed
+
+
+def test_matching_cases_and_parts_of_them(tmp_path, monkeypatch):
+    def run(*options):
+        monkeypatch.setattr("sys.argv", ["benchmarks", "recurrent", "--output", str(tmp_path), *options])
+        command.main()
+        return measured
+
+    measured = []
+    cases = [recurrent.parse_case(f"ppo,{steps},3,16") for steps in (5, 6, 15, 16)]
+    monkeypatch.setattr(recurrent, "CASES", {jax.default_backend(): cases})
+
+    def one_row(these, options):
+        measured.append(these[0].label)
+        return _report([{**_gru_row("step", {}), "label": these[0].label}])
+
+    monkeypatch.setattr(recurrent, "measure", one_row)
+    assert run("--match", "16,3", "5,3") == [cases[i].label for i in (3, 0, 2)]
+    measured.clear()
+    assert run("--add", "--part", "2/2") == [cases[i].label for i in (1, 3)]
+    run("--add", "--part", "1/2")
+    (path,) = tmp_path.glob("*.json")
+    assert {row["label"] for row in json.loads(path.read_text())["rows"]} == {case.label for case in cases}
+    with pytest.raises(SystemExit):
+        run("--part", "3/2")
+
+
+def test_two_processes_add_to_one_report(tmp_path):
+    """Rows that another process has written since the report was loaded stay."""
+    first, second = ({**_gru_row("forward", {}), "label": label} for label in ("a", "b"))
+    report.add(_report([first]), tmp_path)
+    both = report.add(_report([second]), tmp_path)
+    assert [row["label"] for row in both["rows"]] == ["a", "b"]
+    assert report.load(tmp_path / "gru-h100.json")["rows"] == both["rows"]
