@@ -205,25 +205,27 @@ void check_transpose(const std::vector<int64_t>& sizes, const std::vector<int64_
   report(name, static_cast<double>(wrong), 0);
 }
 
-// Blocks, clusters, teams, and pairs of their blocks: gru_variant() chooses them by the sizes and the precision.
+// Blocks, clusters, teams, and pairs of their blocks, on a GPU with clusters and 100 to 150 multiprocessors.
 void check_gru(FloatType type, bool allow_tf32, bool linear, CUstream stream) {
   const bool is_tf32 = allow_tf32 && type == FloatType::kFloat32;
   const double allowed = type == FloatType::kBFloat16  ? 2e-2
                          : type == FloatType::kFloat16 ? 3e-3
                          : is_tf32                     ? 3e-3
                                                        : 5e-6;
-  const auto check = [&](const char* name, int T, int B, int H, int D, int groups) {
-    const double error = gru_error({type, allow_tf32, linear, T, B, H, D, groups}, kDevice, stream);
+  const auto check = [&](const char* name, int T, int B, int H, int D, int groups, GruHolder holder,
+                         int rows_of_block = 0) {
+    const GruCase call = {type, allow_tf32, linear, T, B, H, D, groups, holder, rows_of_block};
+    const double error = gru_error(call, kDevice, stream);
     const std::string settings = std::string(is_tf32 ? ", TF32" : "") + (linear ? ", linear before reset" : "");
     report(std::string("GRU, ") + name + ", " + std::to_string(8 * bytes_of(type)) + " bits" + settings, error,
            allowed);
   };
-  check("block", 7, 5, 43, 2, 2);
-  check("block of two rows", 4, 90, 90, 2, 1);
-  check("block of four rows", 3, 301, 60, 1, 1);
-  check("cluster", 5, 9, 103, 2, 2);
-  check("larger cluster", 4, 17, 200, 1, 1);
-  check("teams", 11, 20, 300, 2, 1);
+  check("block", 7, 5, 43, 2, 2, GruHolder::kBlock, 1);
+  check("block of two rows", 4, 90, 90, 2, 1, GruHolder::kBlock, 2);
+  check("block of four rows", 3, 701, 20, 1, 1, GruHolder::kBlock, 4);
+  check("cluster", 5, 9, 103, 2, 2, GruHolder::kCluster);
+  check("larger cluster", 4, 17, 200, 1, 1, GruHolder::kCluster);
+  check("teams", 11, 20, 300, 2, 1, GruHolder::kTeam);
 }
 
 void check_depthwise_passes(FloatType type, CUstream stream) {

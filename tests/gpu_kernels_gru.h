@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,8 @@ struct GruCase {
   FloatType type;
   bool allow_tf32, linear;
   int T, B, H, D, groups;
+  GruHolder holder;
+  int rows_of_block = 0;  // of GruHolder::kBlock
 };
 
 // Elements of a FloatType as float32.
@@ -142,6 +145,9 @@ struct GruArrays {
     key.problems = static_cast<int64_t>(problems), key.rows = c.B, key.hidden = c.H;
     key.device = device;
     key.has_lengths = key.has_resets = true;
+    const GruVariant variant = gru_variant(key);
+    if (variant.holder != c.holder || (c.holder == GruHolder::kBlock && variant.rows != c.rows_of_block))
+      throw std::logic_error("another kernel of the GRU runs than the one to check");
     const GruPlan plan = gru_plan(key);
     const driver::Memory workspace(std::max<int64_t>(plan.workspace_bytes(), 4));
     plan.run(stream, arguments(), workspace.data());

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
+import json
 import subprocess
+import sys
 from pathlib import Path
 
 import gru_references
@@ -11,17 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cuda_module import NEEDS_CUDA_MODULE
-from gru_cases import Case, Cotangents, fill_padding, make_inputs
+from gru_cases import Case, fill_padding, is_padding, make_inputs
 from tolerances import EPS
 
 from jaxgrad._src.native import cuda
 
 pytestmark = NEEDS_CUDA_MODULE
 
-_EMULATION = Path(__file__).parents[1] / "gru_emulation.h"
-# The arrays of GruArguments, in its order: operands, then results.
-_OPERANDS = ("inputs", "r", "b", "initial_h", "lengths", "reset", "reset_h")
-_RESULTS = ("y", "y_h", "gates", "dy", "dy_h", "dgates", "recurrent_dgates", "dh0", "dreset_h")
+_TESTS = Path(__file__).parents[1]
+# The arrays of GruArguments in its order, the operands of the forward pass first.
+_ARRAYS = ("inputs", "r", "b", "initial_h", "lengths", "reset", "reset_h", "y", "y_h", "gates")
+_ARRAYS += ("dy", "dy_h", "dgates", "recurrent_dgates", "dh0", "dreset_h")
 _MAIN = """
 static GruArguments arguments;
 
@@ -49,91 +50,137 @@ extern "C" void run(const int* sizes, float clip, void** pointers, const long lo
 _REVERSED = {"forward": 0, "reverse": 1, "bidirectional": 2}
 
 
-def _run(case, dtype, rows_of_block, is_backward, arrays, folder, kernel_emulation):
-    name = "gru_backward" if is_backward else "gru_forward"
-    settings = case.linear_before_reset, case.D, case.B, case.H, case.sequence_lens, case.reset
-    dtype = cuda.float_type(jnp.dtype(dtype))
-    program = cuda.module.gru_block_program(is_backward, dtype, *settings, rows_of_block)
-    source, library = folder / f"{name}.cc", folder / f"{name}.so"
-    headers = f'#include "{kernel_emulation}"\n#include "{_EMULATION}"\n'
-    source.write_text(f"{program['definitions']}#define KERNEL {name}\n{headers}{program['source']}{_MAIN}")
-    subprocess.run(["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", source, "-o", library], check=True)
-    every = [arrays[name] for name in (*_OPERANDS, *_RESULTS)]
-    pointers = (ctypes.c_void_p * 16)(*[None if a is None else a.ctypes.data for a in every])
-    sizes = (ctypes.c_int * 7)(case.T, case.B, case.H, case.D, _REVERSED[case.direction], case.D, program["tiles"])
-    count = (ctypes.c_longlong * 16)(*[0 if a is None else a.nbytes for a in every])
-    clip = ctypes.c_float(np.inf if case.clip is None else case.clip)
-    grid = program["blocks"], program["threads"], program["shared_bytes"]
-    ctypes.CDLL(str(library)).run(sizes, clip, pointers, count, *grid)
+@pytest.fixture
+def run(tmp_path, kernel_emulation):
+    """Runs both passes on arrays [groups, ...], and returns all arrays."""
+
+    def call(case, dtype, rows_of_block, groups, is_backward):
+        name = "gru_backward" if is_backward else "gru_forward"
+        problems = groups * case.D
+        settings = case.linear_before_reset, problems, case.B, case.H, case.sequence_lens, case.reset, rows_of_block
+        program = cuda.module.gru_block_program(is_backward, cuda.float_type(jnp.dtype(dtype)), *settings)
+        source, library = tmp_path / f"{name}.cc", tmp_path / f"{name}.so"
+        headers = "".join(f'#include "{path}"\n' for path in (kernel_emulation, _TESTS / "gru_emulation.h"))
+        source.write_text(f"{program['definitions']}#define KERNEL {name}\n{headers}{program['source']}{_MAIN}")
+        subprocess.run(["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", source, "-o", library], check=True)
+        sizes = case.T, case.B, case.H, case.D, _REVERSED[case.direction], problems, program["tiles"]
+        clip = float("inf") if case.clip is None else case.clip
+        return str(library), sizes, clip, [program[key] for key in ("blocks", "threads", "shared_bytes")]
+
+    def run(case, dtype, rows_of_block, arrays):
+        calls, stored = tmp_path / "calls.json", tmp_path / "arrays.npz"
+        groups = arrays["r"].shape[0]
+        calls.write_text(json.dumps([call(case, dtype, rows_of_block, groups, back) for back in (False, True)]))
+        given = {name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None}
+        for side in ("start", "end"):
+            numbered = {str(_ARRAYS.index(name)): array.reshape(-1).view(np.uint8) for name, array in given.items()}
+            np.savez(stored, **numbered)
+            subprocess.run([sys.executable, _TESTS / "guarded_call.py", calls, stored, side], check=True, timeout=120)
+        with np.load(stored) as found:
+            return {
+                name: found[str(_ARRAYS.index(name))].view(array.dtype).reshape(array.shape)
+                for name, array in given.items()
+            }
+
+    return run
 
 
-# The rows of a block, and calls whose hidden units and rows do not fill the blocks.
-_CALLS = {
-    "one row": (1, Case(T=5, B=3, H=43, direction="bidirectional", linear_before_reset=True)),
-    "one row, before": (1, Case(T=4, B=2, H=64, direction="reverse")),
-    "96 units": (1, Case(T=4, B=2, H=90, linear_before_reset=True, clip=0.6)),
-    "96 units, before": (2, Case(T=3, B=3, H=96, direction="reverse", clip=0.6)),
-    "two rows": (2, Case(T=4, B=5, H=90, direction="bidirectional")),
-    "two rows, linear": (2, Case(T=6, B=4, H=31, linear_before_reset=True)),
-    "four rows": (4, Case(T=4, B=6, H=17, linear_before_reset=True)),
-    "four rows, before": (4, Case(T=5, B=9, H=60, direction="bidirectional")),
-    "four rows, 64 units": (4, Case(T=3, B=4, H=64, direction="reverse", linear_before_reset=True)),
-    "no options": (2, Case(T=4, B=3, H=20, linear_before_reset=True).bare()),
-    "no options, before": (1, Case(T=4, B=3, H=33).bare()),
-    "long": (1, Case(T=30, B=1, H=5, linear_before_reset=True)),
-}
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("name", _CALLS)
-def test_emulated_kernels_match_the_reference(name, dtype, tmp_path, kernel_emulation):
-    """The input weights are the identity, so that the gradient of x is that of the pre-activations."""
-    rows_of_block, case = _CALLS[name]
+def _arrays(case, inputs, cotangents):
+    """The arrays of a group. The input weights are the identity: the gradient of x is that of the pre-activations."""
     T, B, H, D = case.T, case.B, case.H, case.D
-    case = case.replace(I=3 * H)
-    inputs, cotangents = make_inputs(case, dtype)
-    identity = np.broadcast_to(np.eye(3 * H), (D, 3 * H, 3 * H)).astype(inputs.w.dtype)
-    inputs = inputs._replace(w=identity)
+    dtype = inputs.r.dtype
+
+    def unwritten(*shape, dtype=dtype):
+        return np.full(shape, -9, dtype)
+
     x = np.asarray(fill_padding(inputs, np.nan).x, np.float32)
-    wide = {"dgates": (T, B, D, 3, H), "recurrent_dgates": (T, B, D, 3, H), "y": (T, D, B, H), "y_h": (D, B, H)}
-    wide["gates"] = (T, D, B, 3 + case.linear_before_reset, H)
-    arrays = {name: np.full(shape, -9, inputs.r.dtype) for name, shape in wide.items()}
-    if not case.linear_before_reset:
-        arrays["recurrent_dgates"] = None
-    arrays |= {
-        "inputs": np.ascontiguousarray(np.broadcast_to(x[:, :, None], (T, B, D, 3 * H))),
+    return {
+        "inputs": np.broadcast_to(x[:, :, None], (T, B, D, 3 * H)),
         "r": inputs.r,
         "b": inputs.b,
         "initial_h": inputs.initial_h,
         "lengths": inputs.sequence_lens,
         "reset": inputs.reset,
         "reset_h": inputs.reset_h,
+        "y": unwritten(T, D, B, H),
+        "y_h": unwritten(D, B, H),
+        "gates": unwritten(T, D, B, 3 + case.linear_before_reset, H),
         "dy": cotangents.y,
         "dy_h": cotangents.y_h,
-        "dh0": np.full((D, B, H), -9, np.float32),
-        "dreset_h": np.full((D, B, H), -9, np.float32) if case.reset_h else None,
+        "dgates": unwritten(T, B, D, 3 * H),
+        "recurrent_dgates": unwritten(T, B, D, 3 * H) if case.linear_before_reset else None,
+        "dh0": unwritten(D, B, H, dtype=np.float32),
+        "dreset_h": unwritten(D, B, H, dtype=np.float32) if inputs.reset_h is not None else None,
     }
-    for is_backward in (False, True):
-        _run(case, dtype, rows_of_block, is_backward, arrays, tmp_path, kernel_emulation)
-    y, y_h, gradients = gru_references.values_and_gradients(
-        inputs._replace(initial_h=np.zeros((D, B, H)) if inputs.initial_h is None else inputs.initial_h),
-        Cotangents(*cotangents),
-        **case.settings,
-    )
 
-    def check(what, found, expected):
+
+def _stacked(groups):
+    return {name: None if array is None else np.stack([g[name] for g in groups]) for name, array in groups[0].items()}
+
+
+def _inputs(case, dtype):
+    inputs, cotangents = make_inputs(case.replace(I=3 * case.H), dtype)
+    identity = np.broadcast_to(np.eye(3 * case.H), (case.D, 3 * case.H, 3 * case.H))
+    return inputs._replace(w=identity.astype(inputs.w.dtype)), cotangents
+
+
+# The rows of a block, and calls whose hidden units and rows do not fill the blocks. Each dtype runs some of them.
+_CALLS = {
+    "one row": (1, Case(T=5, B=3, H=43, direction="bidirectional", linear_before_reset=True)),
+    "one row, before": (1, Case(T=4, B=2, H=64, direction="reverse")),
+    "96 units": (1, Case(T=4, B=2, H=90, linear_before_reset=True, clip=0.6)),
+    "96 units, before": (2, Case(T=3, B=3, H=96, direction="reverse", clip=0.6)),
+    "two rows": (2, Case(T=4, B=5, H=90, direction="bidirectional")),
+    "two rows, linear": (2, Case(T=6, B=4, H=64, direction="reverse", linear_before_reset=True)),
+    "four rows": (4, Case(T=4, B=6, H=17, linear_before_reset=True)),
+    "four rows, before": (4, Case(T=5, B=9, H=31, direction="bidirectional")),
+    "no options": (2, Case(T=4, B=3, H=20, linear_before_reset=True).bare()),
+    "no options, before": (1, Case(T=4, B=3, H=33).bare()),
+    "long": (1, Case(T=30, B=1, H=5, linear_before_reset=True)),
+}
+_DTYPES = {"float32": list(_CALLS), "bfloat16": ["one row", "two rows"], "float16": ["96 units", "four rows, before"]}
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(dtype, name) for dtype, names in _DTYPES.items() for name in names])
+def test_emulated_kernels_match_the_reference(run, dtype, name):
+    """Two groups with weights of their own."""
+    rows_of_block, case = _CALLS[name]
+    groups = [_inputs(case.replace(seed=seed), dtype) for seed in range(2)]
+    found = run(case, dtype, rows_of_block, _stacked([_arrays(case, *group) for group in groups]))
+
+    def check(what, values, expected):
         tolerance = 60 * EPS[dtype] * max(1, np.abs(expected).max())
-        np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=0, atol=tolerance, err_msg=what)
+        np.testing.assert_allclose(np.asarray(values, np.float64), expected, rtol=0, atol=tolerance, err_msg=what)
 
-    check("y", arrays["y"], y)
-    check("y_h", arrays["y_h"], y_h)
-    dgates = arrays["dgates"].astype(np.float64).reshape(T, B, D, 3 * H)
-    check("dgates", dgates.sum(2), gradients.x)
-    check("dh0", arrays["dh0"], gradients.initial_h)
-    if inputs.reset_h is not None:
-        check("dreset_h", arrays["dreset_h"], gradients.reset_h)
-    if inputs.b is not None:
-        check("dgates of each direction", dgates.sum((0, 1)), gradients.b[:, : 3 * H])
-        if arrays["recurrent_dgates"] is not None:
-            recurrent = arrays["recurrent_dgates"].astype(np.float64).sum((0, 1)).reshape(D, 3 * H)
-            check("recurrent dgates of each direction", recurrent, gradients.b[:, 3 * H :])
+    for group, (inputs, cotangents) in enumerate(groups):
+        if inputs.initial_h is None:  # the kernel gives its gradient in any case
+            inputs = inputs._replace(initial_h=np.zeros((case.D, case.B, case.H)))
+        y, y_h, gradients = gru_references.values_and_gradients(inputs, cotangents, **case.settings)
+        of_group = {what: array[group] for what, array in found.items()}
+        check("y", of_group["y"], y)
+        check("y_h", of_group["y_h"], y_h)
+        dgates = of_group["dgates"].astype(np.float64)
+        check("dgates", dgates.sum(2), gradients.x)
+        check("dh0", of_group["dh0"], gradients.initial_h)
+        if inputs.reset_h is not None:
+            check("dreset_h", of_group["dreset_h"], gradients.reset_h)
+        if inputs.b is not None:
+            check("dgates of each direction", dgates.sum((0, 1)), gradients.b[:, : 3 * case.H])
+            recurrent = of_group["recurrent_dgates"].astype(np.float64) if case.linear_before_reset else dgates
+            check("recurrent dgates of each direction", recurrent.sum((0, 1)), gradients.b[:, 3 * case.H :])
+
+
+@pytest.mark.parametrize("linear_before_reset", [False, True])
+def test_weights_that_are_no_numbers(run, linear_before_reset):
+    """They reach no row past its length."""
+    case = Case(T=4, B=3, H=20, linear_before_reset=linear_before_reset, reset=False, reset_h=False)
+    inputs, cotangents = _inputs(case, "float32")
+    inputs.r[...] = np.nan
+    found = run(case, "float32", 2, _stacked([_arrays(case, inputs, cotangents)]))
+    past = is_padding(inputs)
+    assert not found["dgates"][0][past].any()
+    assert not np.moveaxis(found["y"][0], 1, 2)[past].any()
+    (row,) = np.flatnonzero(inputs.sequence_lens == 0)
+    np.testing.assert_array_equal(found["y_h"][0, :, row], inputs.initial_h[:, row])
+    np.testing.assert_array_equal(found["dh0"][0, :, row], cotangents.y_h[:, row])
+    assert np.isnan(found["dh0"][0]).any()

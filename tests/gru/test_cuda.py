@@ -67,13 +67,14 @@ def test_hidden_units_of_teams(H, B, kind, linear_before_reset):
 
 @pytest.mark.parametrize("linear_before_reset", [False, True])
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
+@pytest.mark.parametrize("H", [20, 70, 110])  # blocks of up to four rows and of up to two, and clusters
 @pytest.mark.parametrize("B", ROWS)
-def test_rows(B, kind, linear_before_reset):
-    _check(Case(T=5, B=B, I=6, H=70, direction="bidirectional", linear_before_reset=linear_before_reset), kind)
+def test_rows(B, H, kind, linear_before_reset):
+    _check(Case(T=5, B=B, I=6, H=H, direction="bidirectional", linear_before_reset=linear_before_reset), kind)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
-@pytest.mark.parametrize(("H", "B"), [(70, 20), (300, 100), (512, 9)])
+@pytest.mark.parametrize(("H", "B"), [(70, 20), (110, 20), (300, 100), (512, 9)])
 def test_groups_with_their_own_weights(H, B, kind):
     """Groups, directions and parts of the rows, which teams compute in turn."""
     dtype, precision = kind
@@ -102,12 +103,13 @@ def test_groups_with_their_own_weights(H, B, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
-def test_long_sequences(kind):
-    _check(Case(T=20_000, B=3, I=4, H=40, linear_before_reset=kind[0] != "float32"), kind)
+@pytest.mark.parametrize("H", [40, 110])
+def test_long_sequences(H, kind):
+    _check(Case(T=20_000, B=3, I=4, H=H, linear_before_reset=kind[0] != "float32"), kind)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
-@pytest.mark.parametrize("H", [40, 300])
+@pytest.mark.parametrize("H", [40, 110, 300])
 @pytest.mark.parametrize("bias", [6.0, 8.0])
 def test_gates_that_keep_the_state(bias, H, kind):
     """1 - z is 2^-11.5 for a bias of 8: an error of the gate of that size would make the state grow or forget.
@@ -137,7 +139,7 @@ def test_precision():
 
 
 @pytest.mark.parametrize("linear_before_reset", [False, True])
-@pytest.mark.parametrize(("H", "B", "launches"), [(33, 9, 10_000), (300, 80, 2000)])
+@pytest.mark.parametrize(("H", "B", "launches"), [(33, 9, 10_000), (110, 9, 10_000), (300, 80, 2000)])
 def test_many_launches(H, B, launches, linear_before_reset):
     """Each launch gives the same bits, whatever the one before left in shared memory or in the workspace."""
     case = Case(T=3 if H < 257 else 12, B=B, I=4, H=H, linear_before_reset=linear_before_reset)

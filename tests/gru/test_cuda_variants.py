@@ -114,24 +114,27 @@ print(json.dumps([split(H, rows=8, problems=500, is_backward=b) for H in sizes f
 def test_smaller_gpus(run):
     """A GPU with clusters but few multiprocessors, and two without, with 164 and 100 KB of shared memory."""
     script = """
-sizes = ((120, 64), (256, 64), (300, 64), (512, 64), (1024, 64))
+sizes = ((43, 64), (120, 64), (256, 64), (300, 64), (512, 64), (1024, 64))
 print(json.dumps([split(*size, is_backward=b) for size in sizes for b in (False, True)]))
 """
     slice_of_h100 = run(script, FAKE_MULTIPROCESSORS="16")
-    assert slice_of_h100[:8] == [
+    assert slice_of_h100[:10] == [
+        *[["block", 0, 2, 1, 32, 32]] * 2,
         *[["cluster", 32, 16, 1, 4, 4]] * 2,
         *[["cluster", 32, 32, 1, 2, 2]] * 2,
         *[["team", 32, 32, 1, 2, 1]] * 4,
     ]
-    assert "1024 hidden units do not fit in the 16 multiprocessors" in slice_of_h100[8]
+    assert "1024 hidden units do not fit in the 16 multiprocessors" in slice_of_h100[10]
     sm_80 = run(script, FAKE_MAJOR="8", FAKE_MULTIPROCESSORS="108", FAKE_SHARED="166912")
     assert sm_80 == [
+        *[["block", 0, 1, 1, 64, 64]] * 2,
         *[["team", 32, 8, 1, 8, 8]] * 4,
         *[["team", 32, 16, 1, 4, 4]] * 4,
         *[["team", 16, 64, 1, 1, 1]] * 2,  # no pairs, which are clusters of two
     ]
     sm_86 = run(script, FAKE_MAJOR="8", FAKE_MINOR="6", FAKE_MULTIPROCESSORS="84", FAKE_SHARED="101376")
     assert sm_86 == [
+        *[["block", 0, 1, 1, 64, 64]] * 2,
         *[["team", 32, 8, 1, 8, 8]] * 4,
         *[["team", 32, 8, 1, 8, 5], ["team", 32, 16, 1, 4, 4]] * 2,
         ["team", 16, 16, 1, 4, 1],
@@ -168,10 +171,13 @@ def test_blocks_that_cannot_run_at_once(run):
     load = """
 print(json.dumps([cuda.module.load_gru_kernel(
     device=0, is_backward=False, type=BFLOAT16, allow_tf32=False, linear_before_reset=True, problems=1, rows=8,
-    hidden=hidden) for hidden in (256, 512)]))
+    hidden=hidden) for hidden in (96, 256, 512)]))
 """
-    assert run(load) == ["", ""]
+    assert run(load) == ["", "", ""]
     assert run(load, FAKE_OCCUPANCY="0") == [
-        f"the GPU runs 0 blocks of a kernel of jaxgrad's GRU at once, and {blocks} exchange the state"
-        for blocks in (8, 16)
+        "a block of a kernel of jaxgrad's GRU does not fit a multiprocessor of the GPU",
+        *(
+            f"the GPU runs 0 blocks of a kernel of jaxgrad's GRU at once, and {blocks} exchange the state"
+            for blocks in (8, 16)
+        ),
     ]

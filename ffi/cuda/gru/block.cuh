@@ -1,7 +1,8 @@
-// Shared by the kernels of single blocks, forward and backward. A block computes kRows rows of a problem: its registers
-// hold all recurrent weights, so that no state leaves the multiprocessor, and it multiplies in float32. Some threads
-// multiply. Each of the others has one unit of one row: it adds the sums up to gates and stores what the next products
-// multiply, while those that multiply wait; then it stores results and loads inputs, while they multiply.
+// Shared by the kernels of single blocks, forward and backward. A block computes kRows rows of a problem. Its registers
+// hold all recurrent weights, so that no state leaves the multiprocessor, and it multiplies in float32. The first
+// kMultiplying threads compute the recurrent products. Each other thread has one unit of one row: it computes the gates
+// and writes the next operand to shared memory while the first threads wait; it stores results and loads inputs while
+// they compute.
 
 constexpr int kMultiplying = gru_block_multiplying(kPadded);  // threads, which come first
 constexpr int kSumsStride = gru_block_sums_stride(kPadded);   // of rows
@@ -12,8 +13,8 @@ enum { kOperandsReady = 1, kSumsReady = 2 };
 __device__ inline int row_in_block() { return (threadIdx.x - kMultiplying) / kPadded; }
 __device__ inline int unit_in_block() { return (threadIdx.x - kMultiplying) % kPadded; }
 
-// Sums of SETS sets of SIZE values over lanes whose numbers differ in BIT and lower bits. With each bit, lanes give one
-// half of the sets away and keep the other, those with the bit set the second. Once there is one set, all keep it.
+// A butterfly reduce-scatter of SETS sets of SIZE values over the lanes whose numbers differ in BIT and lower bits. With
+// each bit, a lane keeps one half of its sets, the second if it has the bit. Once there is one set, all keep it.
 template <int BIT, int SETS, int SIZE>
 __device__ inline void add_over_lanes(float* values) {
   if constexpr (BIT > 0) {

@@ -36,7 +36,7 @@ struct GruArguments {
 
 enum {
   kGruUnits = 32,     // hidden units of a block of a cluster
-  kGruThreads = 256,  // of a block
+  kGruThreads = 256,  // of a block of a cluster or team
   kGruTile = 8,       // rows of a tile
   kGruStride = 36,    // of rows of 32 units in float32 in shared memory, without bank conflicts
   kGruSlots = 8       // of the ring through which a team exchanges

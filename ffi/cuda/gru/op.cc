@@ -114,9 +114,11 @@ constexpr int kMaxBlockStates = 192;     // rows of a block times hidden units
 constexpr int kNarrow = 16;              // units of the blocks of a team that have few
 constexpr int kMinPairBytes = 64 << 10;  // that each block would load in a step without pairs
 
+bool has_block(const GruKey& key) { return key.hidden <= kMaxBlockHidden; }
+
 int mode_of(const GruKey& key) {
   if (key.type != FloatType::kFloat32) return kGruHalf;
-  return key.allow_tf32 ? kGruTf32 : kGruSplit;
+  return key.allow_tf32 && !has_block(key) ? kGruTf32 : kGruSplit;  // blocks multiply in float32
 }
 
 int shared_bytes_of(const GruKey& key, const GruVariant& v) {
@@ -173,7 +175,8 @@ bool choose_tiling(GruVariant& variant, const GruKey& key, const Tilings& tiling
   return fits;
 }
 
-// The fewest rows of a block with which all blocks run at once, or as many rows as its threads allow.
+// The fewest rows with which there are no more blocks than multiprocessors, up to kMaxBlockStates. Measured on an H100
+// with 16 to 2112 rows: 1.1 to 17 times as fast as clusters, most so in full float32. Other GPUs are not measured.
 GruVariant choose_block(const GruKey& key, int multiprocessors) {
   GruVariant variant = gru_block_variant(key, 1);
   while (variant.holders > multiprocessors && 2 * variant.rows * variant.padded <= kMaxBlockStates)
@@ -237,8 +240,7 @@ GruVariant gru_variant(const GruKey& key) {
     throw NoPlan("jaxgrad's GRU kernels require a GPU of compute capability 8.0 or later");
   const int multiprocessors = attribute_of(key.device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
   const int shared_bytes = attribute_of(key.device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
-  // Measured on an H100, with 16 to 2112 rows: 1.1 to 17 times as fast as clusters, most so in full float32.
-  if (key.hidden <= kMaxBlockHidden) return choose_block(key, multiprocessors);
+  if (has_block(key)) return choose_block(key, multiprocessors);
 
   GruVariant variant;
   variant.padded = static_cast<int>(gru_padded_hidden(key.hidden));
@@ -293,6 +295,8 @@ GruPlan gru_plan(const GruKey& key) {
   });
   // Only teams wait for each other.
   const int64_t needed = (variant.holder == GruHolder::kTeam ? variant.holders : 1) * blocks_of(variant);
+  if (kernel->blocks_at_once() < needed && variant.holder == GruHolder::kBlock)
+    throw NoPlan("a block of a kernel of jaxgrad's GRU does not fit a multiprocessor of the GPU");
   if (kernel->blocks_at_once() < needed)
     throw NoPlan("the GPU runs " + std::to_string(kernel->blocks_at_once()) +
                  " blocks of a kernel of jaxgrad's GRU at once, and " + std::to_string(needed) + " exchange the state");

@@ -23,12 +23,12 @@ struct GruKey {
   int device = 0;
 };
 
-// The hidden units for which the kernels have room: those of a call, rounded up; 0 if there are too many.
+// The hidden units for which clusters and teams have room: those of a call, rounded up; 0 if there are too many.
 int64_t gru_padded_hidden(int64_t hidden);
 
 // What holds the recurrent weights of a problem, and computes some of its rows in all steps.
 enum class GruHolder {
-  kBlock,    // one block: few hidden units and rows
+  kBlock,    // one block: few hidden units
   kCluster,  // a cluster of blocks, which exchange states through shared memory
   kTeam,     // a team of blocks, which exchange through global memory: many hidden units, or a GPU without clusters
 };
@@ -48,7 +48,8 @@ struct GruVariant {
 // nothing.
 GruVariant gru_variant(const GruKey& key);
 
-// The variant for blocks of 1, 2 or 4 rows, for a call with at most 96 hidden units.
+// The variant for blocks of 1, 2 or 4 rows. The call has at most 96 hidden units, of which gru_variant() gives a block
+// 192 for all of its rows.
 GruVariant gru_block_variant(const GruKey& key, int rows);
 
 // The source of the kernel of a pass: its definitions, which determine all of it, then device.cuh, instructions.cuh and

@@ -1,5 +1,8 @@
 // Operands and sums of the products of tensor cores.
 
+constexpr int kPlanes = gru_planes(MODE);        // of an operand: kGruSplit has three parts, the largest first
+constexpr int kBytes = gru_element_bytes(MODE);  // of an element of a plane
+
 // Two operands of a product of 16-bit numbers, in one register.
 __device__ inline uint32 pack(float low, float high) {
   uint32 packed;

@@ -15,9 +15,7 @@ using namespace jaxgrad;
 typedef unsigned uint32;
 
 constexpr int kPadded = HIDDEN;
-constexpr int kPlanes = gru_planes(MODE);        // of an operand: kGruSplit has three parts, the largest first
-constexpr int kBytes = gru_element_bytes(MODE);  // of an element of a plane
-constexpr int kSaved = 3 + LINEAR;               // values that the forward pass saves of a unit in a step
+constexpr int kSaved = 3 + LINEAR;  // values that the forward pass saves of a unit in a step
 
 // The elementwise part: each thread has one unit of kItems rows, which are kItemRows apart. The units of a thread and
 // of the next ones, kUnits together, are neighbors.
