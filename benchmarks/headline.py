@@ -38,7 +38,7 @@ def lines(results: Path) -> tuple[list[list[str]], list[str]] | None:
     below = [
         "In brackets: the speed-up of jaxgrad, below 1 where jaxgrad is slower. "
         f"JAX is `jax.lax`, with causal padding the faster of `jax.lax` and `{LAX_PADDED}`; for the GRU a `lax.scan`. "
-        "PyTorch is eager, or `torch.compile` or, for the GRU, a CUDA graph, where that was measured and is faster.",
+        "PyTorch is the fastest measured of eager, `torch.compile` and, for the GRU, a CUDA graph.",
         *(f"{device}: {wording.versions(*of)}; measured {wording.dates(*of)}." for device, of in parts.items()),
     ]
     return table, below

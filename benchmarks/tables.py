@@ -175,7 +175,7 @@ def facts(results: Report) -> list[str]:
     if any(map(report.lacks_padded_peer, rows)):
         shown = any(not row["extra"] for row in rows if report.lacks_padded_peer(row))
         mark = f"{_UNPADDED} " if shown else ""
-        found.append(f"{mark}Causal cases: `{LAX_PADDED}` is not measured yet, only asymmetric padding in `jax.lax`.")
+        found.append(f"{mark}Causal cases: `{LAX_PADDED}` was not measured, only asymmetric padding in `jax.lax`.")
     if any(map(report.of_several_runs, rows)):
         found.append("Some rows join contenders of several runs; each speed-up compares times of one run.")
     if losses := results.get("losses"):

@@ -1,10 +1,10 @@
-"""Runs emulated kernels on arrays that touch pages without access, in a process of its own, which ends at a wrong access.
+"""Runs emulated kernels on arrays that touch pages without access. A wrong access ends the process.
 
     python guarded_call.py CALLS.json ARRAYS.npz end|start
 
-CALLS.json: for each library its path, and the sizes, the number and the grid that its function `run` takes. ARRAYS.npz has
-the bytes of the arrays, numbered; absent numbers are null pointers. Each array ends where a page without access begins,
-or starts where one ends. Writes the arrays back.
+CALLS.json has for each library its path, and the sizes, the number and the grid that its function `run` takes.
+ARRAYS.npz has the bytes of the arrays, numbered; absent numbers are null pointers. Each array ends where a page without
+access begins, or starts where one ends. Writes the arrays back.
 """
 
 from __future__ import annotations

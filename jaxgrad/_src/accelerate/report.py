@@ -115,7 +115,8 @@ def report(function: Callable[..., Any], *args: Any, platform: str | None = None
     Args:
       function: the function, accelerated or not, which may be one of `jax.jit`, `nnx.jit` or `equinox.filter_jit`.
       *args: the arguments of a call. Arrays may be `jax.ShapeDtypeStruct`.
-      platform: "cpu" or "gpu"; by default the platform of JAX's default device. It is not passed to the function.
+      platform: "cpu" or "gpu"; by default the platform of JAX's default device. Without a GPU, the answer for "gpu"
+        leaves out jaxgrad's own CUDA kernels. The argument is not passed to the function.
       **kwargs: the keyword arguments of the call.
 
     Returns:

@@ -88,8 +88,8 @@ def conv_general_dilated(
       An array with the shape and dtype of the result of `jax.lax.conv_general_dilated`.
 
     Raises:
-      TypeError: an error of `jax.lax.conv_general_dilated`; bias has another dtype than the result; or the result, of
-        which activation is "silu" or "gelu", is not of a floating-point type.
+      TypeError: an error of `jax.lax.conv_general_dilated`; bias has another dtype than the result; or activation is
+        "silu" or "gelu" and the result is not of a floating-point type.
       ValueError: an error of `jax.lax.conv_general_dilated`; bias has another shape than [output features]; activation
         or implementation is unknown; the forced implementation does not support the call, or the program is lowered for
         another platform than that of the forced implementation.
@@ -101,8 +101,8 @@ def conv_general_dilated(
     chosen.
 
     Reverse-mode differentiation works to any order on the same kernels, and so does forward mode inside
-    `jaxgrad.forward_mode`. The residual of relu is the result and not the argument; that of silu and gelu the argument.
-    cuDNN fuses convolution, bias and relu where it has a kernel for it.
+    `jaxgrad.forward_mode`. relu saves its result for the backward pass, silu and gelu save their argument. cuDNN fuses
+    convolution, bias and relu where it has a kernel for it.
 
     Under `jit` over a mesh, each device computes its shard of the batch and, without groups, of the input or output
     features. The weight gradient is summed over a split batch, the result over split input features. Operands that are

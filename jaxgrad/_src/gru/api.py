@@ -86,10 +86,10 @@ def gru(
       time_major: False if the batch comes first, as with `layout=1` in ONNX: x [B, T, I], initial_h and reset_h
         [B, D, H], reset [B, T], and the results y [B, T, D, H] and y_h [B, D, H]. The arrays are transposed before and
         after.
-      remat_every: for long sequences, the number of steps between the states that are kept for the backward pass, which
-        computes everything else between two of them again. The gates of all steps are residuals otherwise, three or
-        four times as large as y. A forward pass more is computed, and for the 16-bit dtypes the state is rounded to the
-        dtype of x every `remat_every` steps. The square root of T, or more, is a good choice. None to keep all gates.
+      remat_every: for long sequences, save the state for the backward pass only every `remat_every` steps, and compute
+        the rest again. This costs one more forward pass, and for the 16-bit dtypes the state is rounded to the dtype
+        of x every `remat_every` steps. The square root of T, or more, is a good choice. None saves the gates of all
+        steps, three or four times as large as y.
       implementation: "cpu" for the C++ kernels, "cuda" for the CUDA kernels, "xla" for a `jax.lax.scan`, None for the
         fastest available. An implementation that is given runs or raises. `jaxgrad.explain` reports what None selects.
 
@@ -113,13 +113,13 @@ def gru(
         kernels run. The XLA implementation and the CUDA kernels clamp such a value to [0, T].
 
     Notes:
-      A reset stops gradients: the state that it replaced has a gradient of zero, and a NaN in it reaches nothing. The
-      gradient of `reset_h` is the sum, over the resets of a row, of the gradients of the new states.
+      A reset stops gradients: the state that it replaced has a gradient of zero, and a NaN in it does not propagate.
+      The gradient of `reset_h` is the sum, over the resets of a row, of the gradients of the new states.
 
       On a GPU, float32 operands of matrix products are rounded to TF32, as in JAX, unless the configuration option
       `jax_default_matmul_precision` is "highest" or "float32" where the op is called. The CUDA kernels then split each
-      operand of the recurrent product into three bfloat16 numbers, which keep its 24 bits. Up to 96 hidden units, they
-      compute the recurrent product in float32 in any dtype and precision.
+      operand of the recurrent product into three bfloat16 numbers, which keep its 24 bits. Up to 96 hidden units, the
+      recurrent product is computed in float32 in any dtype and precision; the input product is not.
 
       Reverse mode works to any order: the first derivative uses the kernels, higher derivatives run on XLA. Forward
       mode runs on XLA and requires `jaxgrad.forward_mode`. Under `jit` over a mesh, the batch may be split: each device

@@ -39,8 +39,8 @@ def tune(function: Callable[..., Any], /, *args: Any, progress: bool = True, **k
 
     The calls are those of jaxgrad's ops, and the convolutions that `jaxgrad.accelerate` accelerates, with the gradients
     that the function computes and the sizes that `vmap` makes. Each runs alone, on random data, on every implementation
-    that supports it, XLA included. Calls that force an implementation are not measured. The ops in a function that uses
-    forward mode need `jaxgrad.forward_mode` here.
+    that supports it, XLA included. Calls that force an implementation are not measured. If the function uses
+    forward mode on jaxgrad's ops, call `tune` inside `jaxgrad.forward_mode`.
 
     Args:
       function: the function, such as a training step, which may be one of `jax.jit`, `nnx.jit` or
