@@ -1,11 +1,12 @@
-"""Process-wide settings: how cuDNN's engines are chosen, their workspace limit, determinism, and the tuning.
+"""Settings: how cuDNN's engines are chosen, their workspace limit, determinism, the folder of plans, and the tuning.
 
   >>> jaxgrad.config.update(search="heuristic")
   >>> with jaxgrad.config.override(deterministic=True):
   ...     loss, gradients = step(params, batch)
 
-The settings are part of JAX's trace context: a function under `jax.jit` is traced again where they change. All but
-the tuning apply to cuDNN. oneDNN chooses its kernels by its own rules, which are always deterministic.
+The settings other than `plan_cache_dir` are part of JAX's trace context: a function under `jax.jit` is traced again
+where they change. `search`, `workspace_limit` and `deterministic` apply to cuDNN. oneDNN chooses its kernels by its own
+rules, which are always deterministic.
 
 GPU memory. The workspace of a kernel is a buffer of the compiled program, and `compiled.memory_analysis()` counts it.
 If a program does not fit, XLA raises RESOURCE_EXHAUSTED; lower `workspace_limit` to make the program smaller. The size
