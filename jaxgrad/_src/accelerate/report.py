@@ -115,8 +115,8 @@ def report(function: Callable[..., Any], *args: Any, platform: str | None = None
     Args:
       function: the function, accelerated or not, which may be one of `jax.jit`, `nnx.jit` or `equinox.filter_jit`.
       *args: the arguments of a call. Arrays may be `jax.ShapeDtypeStruct`.
-      platform: "cpu" or "gpu"; by default the platform of JAX's default device. Without a GPU, the answer for "gpu"
-        leaves out jaxgrad's own CUDA kernels. The argument is not passed to the function.
+      platform: "cpu" or "gpu" (or "cuda"); by default the platform of JAX's default device. Without a GPU, the answer
+        for "gpu" leaves out jaxgrad's own CUDA kernels. The argument is not passed to the function.
       **kwargs: the keyword arguments of the call.
 
     Returns:
@@ -138,8 +138,8 @@ def report(function: Callable[..., Any], *args: Any, platform: str | None = None
     """
     if not callable(function):
         raise TypeError(f"jaxgrad.report: function must be callable, got {type(function).__name__}")
-    checks.check_choice("jaxgrad.report", "platform", platform, (None, "cpu", "gpu"))
-    platform = platform or public_platform(jax.default_backend())
+    checks.check_choice("jaxgrad.report", "platform", platform, (None, "cpu", "gpu", "cuda"))
+    platform = public_platform(platform or jax.default_backend())
     problem = install()
     found = _convolutions(_jaxpr(function, args, kwargs), platform, problem)
     return Report(platform, tuple(dataclasses.replace(c, count=count) for c, count in found.items()))
