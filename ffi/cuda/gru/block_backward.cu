@@ -2,8 +2,8 @@
 // lanes divide the terms, the gradients of all gates, and each has the weights of all units of the warp.
 
 constexpr int kUnitsOfWarp = kPadded / (kMultiplying / 32), kTermsOfGate = kPadded / 32;  // of a lane
-constexpr int kWidth = kTermsOfGate == 3 ? 1 : kTermsOfGate;                              // terms that a lane loads at once
-constexpr int kSets = kUnitsOfWarp * kRows;                                               // of sums of a thread
+constexpr int kWidth = kTermsOfGate % 2 == 0 ? 2 : 1;  // terms that a lane loads at once
+constexpr int kSets = kUnitsOfWarp * kRows;            // of sums of a thread
 static_assert(kMultiplying / 32 * kUnitsOfWarp == kPadded && kSets <= 32, "");
 
 // The term of a gate that a lane has: in words of kWidth neighbors.
@@ -32,15 +32,14 @@ struct Terms {
   float at[kTermsOfGate];
 
   __device__ Terms(const float* operands, int lane) {
-    if constexpr (kWidth == 4) {
-      const float4 word = reinterpret_cast<const float4*>(operands)[lane];
-      at[0] = word.x, at[1] = word.y, at[2] = word.z, at[3] = word.w;
-    } else if constexpr (kWidth == 2) {
-      const float2 word = reinterpret_cast<const float2*>(operands)[lane];
-      at[0] = word.x, at[1] = word.y;
-    } else {
 #pragma unroll
-      for (int i = 0; i < kTermsOfGate; ++i) at[i] = operands[term_of(lane, i)];
+    for (int i = 0; i < kTermsOfGate; i += kWidth) {
+      if constexpr (kWidth == 2) {
+        const float2 word = *reinterpret_cast<const float2*>(operands + term_of(lane, i));
+        at[i] = word.x, at[i + 1] = word.y;
+      } else {
+        at[i] = operands[term_of(lane, i)];
+      }
     }
   }
 };
