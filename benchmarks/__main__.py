@@ -14,6 +14,7 @@ import re
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -90,10 +91,8 @@ def _add_options(command: argparse.ArgumentParser, op: ModuleType) -> None:
     command.add_argument("--output", type=Path, help="folder of the JSON: benchmarks/results, and none with --quick")
     command.add_argument("--add", action="store_true", help="keep the other rows and contenders of the JSON")
     command.add_argument("--rest", action="store_true", help="--add, and measure only the cases that the JSON lacks")
-    command.add_argument(
-        "--match", nargs="+", metavar="REGEX", help="only cases whose names match; the first regex first"
-    )
-    command.add_argument("--part", type=_part, default=(1, 1), metavar="K/N", help="only the K-th case of every N")
+    command.add_argument("--match", nargs="+", type=_regex, metavar="REGEX", help="only cases that match one of them")
+    command.add_argument("--part", type=_part, default=(1, 1), metavar="K/N", help="--add, and only every N-th case")
     command.add_argument("--seconds", type=_positive, metavar="N", help="start no other case after N seconds")
     command.add_argument(
         "--compile-seconds", type=_positive, default=180, help="time limit of torch.compile for one contender"
@@ -104,6 +103,13 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
     return int(text)
+
+
+def _regex(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"must be a regular expression, got {text}: {error}") from None
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -124,16 +130,13 @@ def _measure(op: ModuleType, args: argparse.Namespace) -> None:
     folder = args.output or (None if args.quick else _RESULTS)
     results, failed = None, []
     name = report.file_name(args.command, jax.devices()[0].device_kind if platform == "gpu" else None)
-    adds = args.add or args.rest
+    adds = args.add or args.rest or args.part != (1, 1)
     if adds and folder is not None and (path := folder / f"{name}.json").exists():
         results = report.load(path)
     known = {case.label: case for case in op.CASES.get(platform, ())}
     cases = args.cases or (op.QUICK_CASES if args.quick else op.CASES[platform])
+    cases = _selected(cases, args)
     start, left = time.monotonic(), [case for case in cases if not (args.rest and _is_measured(case, results))]
-    if args.match:
-        left = [case for regex in args.match for case in left if re.search(regex, case.label)]
-    part, parts = args.part
-    left = list(dict.fromkeys(left))[part - 1 :: parts]
     for number, case in enumerate(left):
         if args.seconds and time.monotonic() - start > args.seconds:
             print(f"not measured in {args.seconds} s: {', '.join(each.label for each in left[number:])}")
@@ -156,6 +159,19 @@ def _measure(op: ModuleType, args: argparse.Namespace) -> None:
             print(f"\n{folder / report.name(results)}.json")
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+def _selected(cases: Sequence[Any], args: argparse.Namespace) -> list[Any]:
+    """The cases of --match, those of its first expression first, and of --part.
+
+    A part is the same whatever is measured already.
+    """
+    if args.match:
+        cases = [case for regex in args.match for case in cases if regex.search(case.label)]
+        if not cases:
+            raise SystemExit(f"no case matches {' or '.join(regex.pattern for regex in args.match)}")
+    part, parts = args.part
+    return list(dict.fromkeys(cases))[part - 1 :: parts]
 
 
 def _is_measured(case: Any, results: report.Report | None) -> bool:

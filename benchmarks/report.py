@@ -58,7 +58,7 @@ def save(report: Report, folder: Path) -> Path:
 
 
 def add(report: Report, folder: Path) -> Report:
-    """Joins a report to the file that `save` writes, while no other process that adds to it does. Returns both."""
+    """Joins a report to its file, under a lock. Returns the joined report."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name(report)}.json"
     lock = os.open(folder, os.O_RDONLY)
@@ -67,6 +67,7 @@ def add(report: Report, folder: Path) -> Report:
         both = joined(load(path), report) if path.exists() else report
         save(both, folder)
     finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # also where a child process has inherited it
         os.close(lock)
     return both
 

@@ -1,6 +1,7 @@
 """jaxgrad: JAX ops with fast gradients, computed by cuDNN, oneDNN and hand-written kernels.
 
-The import registers the kernels, which exported programs call, and the settings, which are part of JAX's trace context.
+The import registers the kernels, which exported programs call, and the settings, most of which are part of JAX's trace
+context.
 All else is loaded where it is first used.
 """
 

@@ -1,4 +1,4 @@
-"""Settings: how cuDNN's engines are chosen, their workspace limit, determinism, the folder of plans, and the tuning.
+"""Settings: how cuDNN's engines are chosen, their workspace limit, determinism, where kernels are kept, the tuning.
 
   >>> jaxgrad.config.update(search="heuristic")
   >>> with jaxgrad.config.override(deterministic=True):

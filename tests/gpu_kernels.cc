@@ -215,7 +215,12 @@ void check_gru(FloatType type, bool allow_tf32, bool linear, CUstream stream) {
   const auto check = [&](const char* name, int T, int B, int H, int D, int groups, GruHolder holder,
                          int rows_of_block = 0) {
     const GruCase call = {type, allow_tf32, linear, T, B, H, D, groups, holder, rows_of_block};
-    const double error = gru_error(call, kDevice, stream);
+    double error = INFINITY;
+    try {
+      error = gru_error(call, kDevice, stream);
+    } catch (const NoPlan& reason) {
+      std::printf("%s\n", reason.what());
+    }
     const std::string settings = std::string(is_tf32 ? ", TF32" : "") + (linear ? ", linear before reset" : "");
     report(std::string("GRU, ") + name + ", " + std::to_string(8 * bytes_of(type)) + " bits" + settings, error,
            allowed);

@@ -7,12 +7,12 @@
 #include <cstring>
 #include <limits>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "cuda/gru/op.h"
 #include "cuda/runtime/driver.h"
+#include "cuda/runtime/no_plan.h"
 
 namespace jaxgrad {
 
@@ -147,7 +147,7 @@ struct GruArrays {
     key.has_lengths = key.has_resets = true;
     const GruVariant variant = gru_variant(key);
     if (variant.holder != c.holder || (c.holder == GruHolder::kBlock && variant.rows != c.rows_of_block))
-      throw std::logic_error("another kernel of the GRU runs than the one to check");
+      throw NoPlan("another kernel runs, of " + std::to_string(variant.rows) + " rows");
     const GruPlan plan = gru_plan(key);
     const driver::Memory workspace(std::max<int64_t>(plan.workspace_bytes(), 4));
     plan.run(stream, arguments(), workspace.data());

@@ -32,7 +32,7 @@ static std::vector<unsigned> arrivals(16);
 template <int BARRIER, int THREADS>
 static void arrive_at() {
   ++arrivals[BARRIER];
-  __syncwarp();  // others go on, so that a store that should come before is late
+  __syncwarp();  // lets other threads run: a store that wrongly follows the arrival comes too late for them
 }
 template <int BARRIER, int THREADS>
 static void wait_at() {

@@ -59,7 +59,9 @@ static void narrow(float value, Half* result) {  // of numbers that are in the r
 }
 #endif
 
-static std::vector<unsigned char> shared_bytes;
+static std::vector<unsigned char> shared_bytes;  // and kPast bytes that no kernel may write
+static size_t shared_size;
+static constexpr size_t kPast = 1024;
 static std::vector<std::pair<const char*, const char*>> arrays;  // where a kernel may read
 
 static unsigned char* shared_memory() { return shared_bytes.data(); }
@@ -76,7 +78,7 @@ static void copy_async(void* shared, const void* global, bool valid) {
   bool inside = false;
   for (const auto& array : arrays) inside = inside || (from >= array.first && from + BYTES <= array.second);
   if (valid && !inside) fail("a copy from outside of the arrays");
-  if (to < shared_bytes.data() || to + BYTES > shared_bytes.data() + shared_bytes.size())
+  if (to < shared_bytes.data() || to + BYTES > shared_bytes.data() + shared_size)
     fail("a copy to outside of shared memory");
   if (uintptr_t(from) % BYTES != 0 || (to - shared_bytes.data()) % BYTES != 0) fail("a misaligned copy");
   valid ? memcpy(to, from, BYTES) : memset(to, 0, BYTES);
@@ -167,7 +169,8 @@ static void launch(unsigned grid_x, unsigned grid_y, unsigned block, size_t byte
   for (unsigned y = 0; y < grid_y; ++y)
     for (unsigned x = 0; x < grid_x; ++x) {
       blockIdx = {x, y};
-      shared_bytes.assign(bytes, 0xff);  // not numbers
+      shared_size = bytes;
+      shared_bytes.assign(bytes + kPast, 0xff);  // not numbers
       threads.assign(block, {});
       states.assign(block, kRuns);
       for (unsigned t = 0; t < block; ++t) {
@@ -184,5 +187,7 @@ static void launch(unsigned grid_x, unsigned grid_y, unsigned block, size_t byte
       }
       for (const State state : states)
         if (state != kIsDone) fail("threads wait for each other");
+      for (size_t i = bytes; i < bytes + kPast; ++i)
+        if (shared_bytes[i] != 0xff) fail("a store past the shared memory");
     }
 }

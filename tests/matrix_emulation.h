@@ -18,7 +18,7 @@ static auto exchanged(const std::array<unsigned, 8>& values, Result result) {
 }
 
 static unsigned char* in_shared(unsigned address, size_t bytes) {
-  if (address % bytes != 0 || address + bytes > shared_bytes.size()) fail("a wrong address in shared memory");
+  if (address % bytes != 0 || address + bytes > shared_size) fail("a wrong address in shared memory");
   return shared_bytes.data() + address;
 }
 static Half half_at(unsigned address) {

@@ -23,6 +23,7 @@ _TESTS = Path(__file__).parents[1]
 # The arrays of GruArguments in its order, the operands of the forward pass first.
 _ARRAYS = ("inputs", "r", "b", "initial_h", "lengths", "reset", "reset_h", "y", "y_h", "gates")
 _ARRAYS += ("dy", "dy_h", "dgates", "recurrent_dgates", "dh0", "dreset_h")
+_OPERANDS = (*_ARRAYS[:7], "dy", "dy_h")  # of the two passes, apart from results of the first
 _MAIN = """
 static GruArguments arguments;
 
@@ -71,16 +72,19 @@ def run(tmp_path, kernel_emulation):
         calls, stored = tmp_path / "calls.json", tmp_path / "arrays.npz"
         groups = arrays["r"].shape[0]
         calls.write_text(json.dumps([call(case, dtype, rows_of_block, groups, back) for back in (False, True)]))
+        found = []
         given = {name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None}
         for side in ("start", "end"):
             numbered = {str(_ARRAYS.index(name)): array.reshape(-1).view(np.uint8) for name, array in given.items()}
             np.savez(stored, **numbered)
             subprocess.run([sys.executable, _TESTS / "guarded_call.py", calls, stored, side], check=True, timeout=120)
-        with np.load(stored) as found:
-            return {
-                name: found[str(_ARRAYS.index(name))].view(array.dtype).reshape(array.shape)
-                for name, array in given.items()
-            }
+            with np.load(stored) as bits:
+                found.append({name: bits[str(_ARRAYS.index(name))] for name in given})
+        for name in given:
+            np.testing.assert_array_equal(*(arrays[name] for arrays in found), err_msg=name)
+            if name in _OPERANDS:
+                np.testing.assert_array_equal(found[0][name], given[name].reshape(-1).view(np.uint8), err_msg=name)
+        return {name: found[0][name].view(array.dtype).reshape(array.shape) for name, array in given.items()}
 
     return run
 
@@ -170,10 +174,13 @@ def test_emulated_kernels_match_the_reference(run, dtype, name):
             check("recurrent dgates of each direction", recurrent.sum((0, 1)), gradients.b[:, 3 * case.H :])
 
 
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
 @pytest.mark.parametrize("linear_before_reset", [False, True])
-def test_weights_that_are_no_numbers(run, linear_before_reset):
-    """They reach no row past its length."""
-    case = Case(T=4, B=3, H=20, linear_before_reset=linear_before_reset, reset=False, reset_h=False)
+def test_weights_that_are_no_numbers(run, linear_before_reset, direction):
+    """NaN in the weights does not reach steps past the length of a row."""
+    case = Case(
+        T=4, B=3, H=20, direction=direction, linear_before_reset=linear_before_reset, reset=False, reset_h=False
+    )
     inputs, cotangents = _inputs(case, "float32")
     inputs.r[...] = np.nan
     found = run(case, "float32", 2, _stacked([_arrays(case, inputs, cotangents)]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import benchmarks_package  # noqa: F401
 import jax
@@ -246,34 +247,45 @@ def test_the_rest_of_the_cases(tmp_path, monkeypatch, capsys):
 
 
 def test_matching_cases_and_parts_of_them(tmp_path, monkeypatch):
-    def run(*options):
-        monkeypatch.setattr("sys.argv", ["benchmarks", "recurrent", "--output", str(tmp_path), *options])
-        command.main()
-        return measured
-
     measured = []
     cases = [recurrent.parse_case(f"ppo,{steps},3,16") for steps in (5, 6, 15, 16)]
     monkeypatch.setattr(recurrent, "CASES", {jax.default_backend(): cases})
 
+    def run(*options):
+        """The numbers of the cases that are measured, in their order."""
+        measured.clear()
+        monkeypatch.setattr("sys.argv", ["benchmarks", "recurrent", "--output", str(tmp_path), *options])
+        command.main()
+        return [cases.index(case) for case in measured]
+
     def one_row(these, options):
-        measured.append(these[0].label)
-        return _report([{**_gru_row("step", {}), "label": these[0].label}])
+        measured.extend(these)
+        return _report([{**_gru_row("step", {}), "label": case.label, "settings": vars(case)} for case in these])
 
     monkeypatch.setattr(recurrent, "measure", one_row)
-    assert run("--match", "16,3", "5,3") == [cases[i].label for i in (3, 0, 2)]
-    measured.clear()
-    assert run("--add", "--part", "2/2") == [cases[i].label for i in (1, 3)]
-    run("--add", "--part", "1/2")
+    monkeypatch.setattr(report, "file_name", lambda *of: "gru-h100")
+    assert run("--match", "[16],3", "5,3") == [1, 3, 0, 2]
     (path,) = tmp_path.glob("*.json")
-    assert {row["label"] for row in json.loads(path.read_text())["rows"]} == {case.label for case in cases}
-    with pytest.raises(SystemExit):
-        run("--part", "3/2")
+    path.unlink()
+    assert run("--part", "1/2") == [0, 2]
+    assert run("--rest", "--match", ",3", "15") == [1, 3]
+    path.unlink()
+    assert run("--cases", "ppo,5,3,16", "--add") == [0]
+    assert run("--rest", "--part", "2/2") == [1, 3]
+    assert len(json.loads(path.read_text())["rows"]) == 3
+    for options in (["--part", "3/2"], ["--match", "("], ["--match", "nothing"]):
+        with pytest.raises(SystemExit):
+            run(*options)
+    assert measured == []
 
 
-def test_two_processes_add_to_one_report(tmp_path):
-    """Rows that another process has written since the report was loaded stay."""
-    first, second = ({**_gru_row("forward", {}), "label": label} for label in ("a", "b"))
-    report.add(_report([first]), tmp_path)
-    both = report.add(_report([second]), tmp_path)
-    assert [row["label"] for row in both["rows"]] == ["a", "b"]
-    assert report.load(tmp_path / "gru-h100.json")["rows"] == both["rows"]
+def test_processes_add_to_one_report(tmp_path):
+    """A lock belongs to the descriptor of a file: threads wait for each other as processes do."""
+
+    def add(number):
+        report.add(_report([{**_gru_row("forward", {}), "label": str(number)}]), tmp_path)
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(add, range(40)))
+    (path,) = tmp_path.iterdir()
+    assert {row["label"] for row in report.load(path)["rows"]} == set(map(str, range(40)))

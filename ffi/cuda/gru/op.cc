@@ -175,8 +175,9 @@ bool choose_tiling(GruVariant& variant, const GruKey& key, const Tilings& tiling
   return fits;
 }
 
-// The fewest rows with which there are no more blocks than multiprocessors, up to kMaxBlockStates. Measured on an H100
-// with 16 to 2112 rows: 1.1 to 17 times as fast as clusters, most so in full float32. Other GPUs are not measured.
+// The fewest rows with which there are no more blocks than multiprocessors, as long as rows times hidden units, rounded
+// up, are at most kMaxBlockStates. With 16 to 2112 rows, blocks were 1.1 to 17 times as fast as clusters on an H100,
+// most so in full float32. Other GPUs are not measured.
 GruVariant choose_block(const GruKey& key, int multiprocessors) {
   GruVariant variant = gru_block_variant(key, 1);
   while (variant.holders > multiprocessors && 2 * variant.rows * variant.padded <= kMaxBlockStates)

@@ -48,8 +48,7 @@ struct GruVariant {
 // nothing.
 GruVariant gru_variant(const GruKey& key);
 
-// The variant for blocks of 1, 2 or 4 rows. The call has at most 96 hidden units, of which gru_variant() gives a block
-// 192 for all of its rows.
+// The variant for blocks of 1, 2 or 4 rows. The call has at most 96 hidden units.
 GruVariant gru_block_variant(const GruKey& key, int rows);
 
 // The source of the kernel of a pass: its definitions, which determine all of it, then device.cuh, instructions.cuh and

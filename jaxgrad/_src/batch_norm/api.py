@@ -89,10 +89,11 @@ def batch_norm_training(
     Notes:
       Accuracy. The variance is computed from deviations, so it stays accurate where the mean is much larger than the
       standard deviation, unlike E[x^2] - E[x]^2. Internally the mean has twice the digits of its dtype, which keeps y
-      and the gradients accurate too. cuDNN's mean has not: the relative error of y and of the gradients is about
-      eps |mean| / deviation, and that of the variance is the square of it, with eps of float32, or float64 for float64
-      arrays. None selects cuDNN for 16-bit x only, where the rounding of x is a larger error. If a
-      channel contains an infinity, cuDNN's mean is NaN. If a channel has no elements, its mean and variance are NaN.
+      and the gradients accurate too. cuDNN's mean has the digits of its dtype alone: the relative error of y and of
+      the gradients is about eps |mean| / deviation, and that of the variance is the square of it, with eps of float32,
+      or float64 for float64 arrays. None selects cuDNN for 16-bit x only, where the rounding of x is a larger error.
+      If a channel contains an infinity, cuDNN's mean is NaN. If a channel has no elements, its mean and variance are
+      NaN.
 
       Reproducibility. Results of the CPU kernels do not depend on the number of threads.
 
@@ -101,7 +102,7 @@ def batch_norm_training(
       an activation also bias, or y if there is a residual. Forward mode requires `jaxgrad.forward_mode`.
 
       Several devices. If the batch is split over devices, their statistics are merged by sums of [C] arrays. cuDNN
-      cannot merge them, so XLA runs the passes there.
+      cannot merge them, so XLA replaces cuDNN there.
 
       Named axes of `vmap`. The call under `vmap` is one call for the whole batch, on the same kernels, and the mean and
       the variance have no mapped axis, as `out_axes=None` requires. Gradients taken outside of the `vmap` run on the

@@ -72,7 +72,7 @@ def conv_transpose(
       implementation: as in `jaxgrad.conv_general_dilated`.
 
     Returns:
-      The result, with the shape and dtype that `jax.lax.conv_transpose` gives for the same arguments, if it has them.
+      The result. Shape and dtype are those of `jax.lax.conv_transpose`, where it supports the arguments.
 
     Raises:
       TypeError: an error of `jax.lax.conv_general_dilated`; transpose_kernel or use_consistent_padding is not a bool;

@@ -1,4 +1,4 @@
-"""The settings in force: a part of JAX's trace context, so that a jitted function is traced again where they change."""
+"""The settings in force: all but `plan_cache_dir` are part of JAX's trace context, and cause a new trace."""
 
 from __future__ import annotations
 

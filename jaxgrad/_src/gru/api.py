@@ -117,9 +117,9 @@ def gru(
       The gradient of `reset_h` is the sum, over the resets of a row, of the gradients of the new states.
 
       On a GPU, float32 operands of matrix products are rounded to TF32, as in JAX, unless the configuration option
-      `jax_default_matmul_precision` is "highest" or "float32" where the op is called. The CUDA kernels then split each
-      operand of the recurrent product into three bfloat16 numbers, which keep its 24 bits. Up to 96 hidden units, the
-      recurrent product is computed in float32 in any dtype and precision; the input product is not.
+      `jax_default_matmul_precision` is "highest" or "float32" where the op is called. With more than 96 hidden units,
+      the CUDA kernels then split each operand of the recurrent product into three bfloat16 numbers, which keep its 24
+      bits. With up to 96, they compute the recurrent product in float32 in any dtype and precision.
 
       Reverse mode works to any order: the first derivative uses the kernels, higher derivatives run on XLA. Forward
       mode runs on XLA and requires `jaxgrad.forward_mode`. Under `jit` over a mesh, the batch may be split: each device
