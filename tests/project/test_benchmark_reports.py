@@ -264,7 +264,7 @@ def test_matching_cases_and_parts_of_them(tmp_path, monkeypatch):
 
     monkeypatch.setattr(recurrent, "measure", one_row)
     monkeypatch.setattr(report, "file_name", lambda *of: "gru-h100")
-    assert run("--match", "[16],3", "5,3") == [1, 3, 0, 2]
+    assert run("--match", "[16],3", "6,3", "5,3") == [1, 3, 0, 2]
     (path,) = tmp_path.glob("*.json")
     path.unlink()
     assert run("--part", "1/2") == [0, 2]

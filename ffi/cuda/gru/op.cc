@@ -176,7 +176,7 @@ bool choose_tiling(GruVariant& variant, const GruKey& key, const Tilings& tiling
 }
 
 // The fewest rows with which there are no more blocks than multiprocessors, as long as rows times hidden units, rounded
-// up, are at most kMaxBlockStates. With 16 to 2112 rows, blocks were 1.1 to 17 times as fast as clusters on an H100,
+// up, are at most kMaxBlockStates. With 16 to 2112 rows, blocks were 1.1 to 18 times as fast as clusters on an H100,
 // most so in full float32. Other GPUs are not measured.
 GruVariant choose_block(const GruKey& key, int multiprocessors) {
   GruVariant variant = gru_block_variant(key, 1);
