@@ -27,6 +27,12 @@ static float __shfl_xor_sync(unsigned, float value, int bits) {
   return found;
 }
 
+/* Registers are not emulated. */
+template <int>
+static void take_registers() {}
+template <int>
+static void give_registers() {}
+
 /* Barriers where some threads only arrive. */
 static std::vector<unsigned> arrivals(16);
 template <int BARRIER, int THREADS>

@@ -134,6 +134,8 @@ _CALLS = {
     "one row, before": (1, Case(T=4, B=2, H=64, direction="reverse")),
     "96 units": (1, Case(T=4, B=2, H=90, linear_before_reset=True, clip=0.6)),
     "96 units, before": (2, Case(T=3, B=3, H=96, direction="reverse", clip=0.6)),
+    "128 units": (1, Case(T=4, B=2, H=128, direction="bidirectional", linear_before_reset=True)),
+    "128 units, before": (1, Case(T=3, B=3, H=101, direction="reverse")),
     "two rows": (2, Case(T=4, B=5, H=90, direction="bidirectional")),
     "two rows, linear": (2, Case(T=6, B=4, H=64, direction="reverse", linear_before_reset=True)),
     "four rows": (4, Case(T=4, B=6, H=17, linear_before_reset=True)),
@@ -142,7 +144,11 @@ _CALLS = {
     "no options, before": (1, Case(T=4, B=3, H=33).bare()),
     "long": (1, Case(T=30, B=1, H=5, linear_before_reset=True)),
 }
-_DTYPES = {"float32": list(_CALLS), "bfloat16": ["one row", "two rows"], "float16": ["96 units", "four rows, before"]}
+_DTYPES = {
+    "float32": list(_CALLS),
+    "bfloat16": ["one row", "two rows", "128 units"],
+    "float16": ["96 units", "four rows, before"],
+}
 
 
 @pytest.mark.parametrize(("dtype", "name"), [(dtype, name) for dtype, names in _DTYPES.items() for name in names])

@@ -7,8 +7,27 @@
 constexpr int kMultiplying = gru_block_multiplying(kPadded);  // threads, which come first
 constexpr int kSumsStride = gru_block_sums_stride(kPadded);   // of rows
 
+// A thread that multiplies has the weights of a few units for one slice of the terms: words of four terms, each
+// kSlices words from the next.
+constexpr int kSlices = 8, kUnitsOfThread = kPadded * kSlices / kMultiplying, kWords = kPadded / kSlices / 4;
+constexpr int kSets = kUnitsOfThread * kRows;  // of sums of a thread
+static_assert(kPadded % (4 * kSlices) == 0 && kMultiplying / kSlices * kUnitsOfThread == kPadded && kSets <= kSlices,
+              "");
+__device__ inline int slice_of_thread() { return threadIdx.x % kSlices; }
+__device__ inline int first_unit_of_thread() { return threadIdx.x / kSlices * kUnitsOfThread; }
+
 // Barriers of both kinds of threads: the operands of products, and their sums, are in shared memory.
 enum { kOperandsReady = 1, kSumsReady = 2 };
+
+// With 128 hidden units, the weights are three quarters of the registers of a multiprocessor: the threads that multiply
+// take those that the others do not need. Both kinds fill groups of four warps, which change their registers together.
+constexpr bool kIsFull = gru_block_is_full(kPadded);
+enum { kRegistersOfThread = 65536 / kThreads / 8 * 8, kRegistersToMultiply = 224, kRegistersOfOthers = 56 };
+static_assert(!kIsFull || (kRows == 1 && kMultiplying % 128 == 0 && kPadded % 128 == 0 &&
+                           kMultiplying * kRegistersToMultiply + kRows * kPadded * kRegistersOfOthers <=
+                               kThreads * kRegistersOfThread),
+              "");
+constexpr int kLoadsAhead = kIsFull ? 1 : 2;  // steps; loads take longer than the steps of few units
 
 __device__ inline int row_in_block() { return (threadIdx.x - kMultiplying) / kPadded; }
 __device__ inline int unit_in_block() { return (threadIdx.x - kMultiplying) % kPadded; }
@@ -31,4 +50,13 @@ __device__ inline void add_over_lanes(float* values) {
     }
     add_over_lanes<BIT / 2, left, SIZE>(values);
   }
+}
+
+// Adds up the sums of all slices, SIZE of each set. Then `store` gets those of a set, in one thread of a unit and row.
+template <int SIZE, typename Store>
+__device__ inline void add_slices(float* sums, const Store& store) {
+  add_over_lanes<kSlices / 2, kSets, SIZE>(sums);
+  constexpr int threads_of_set = kSlices / kSets;  // which have the same sums
+  const int set = slice_of_thread() / threads_of_set;
+  if (slice_of_thread() % threads_of_set == 0) store(first_unit_of_thread() + set / kRows, set % kRows);
 }

@@ -1,81 +1,58 @@
-// The recurrence of the GRU, backward, by single blocks. A warp multiplies for a few units of the state before: its
-// lanes divide the terms, the gradients of all gates, and each has the weights of all units of the warp.
-
-constexpr int kUnitsOfWarp = kPadded / (kMultiplying / 32), kTermsOfGate = kPadded / 32;  // of a lane
-constexpr int kWidth = kTermsOfGate % 2 == 0 ? 2 : 1;  // terms that a lane loads at once
-constexpr int kSets = kUnitsOfWarp * kRows;            // of sums of a thread
-static_assert(kMultiplying / 32 * kUnitsOfWarp == kPadded && kSets <= 32, "");
-
-// The term of a gate that a lane has: in words of kWidth neighbors.
-__device__ inline int term_of(int lane, int i) { return (i / kWidth * 32 + lane) * kWidth + i % kWidth; }
+// The recurrence of the GRU, backward, by single blocks. The terms of the products are the gradients of all gates.
 
 struct Weights {  // transposed
-  float at[3][kTermsOfGate][kUnitsOfWarp];
+  float at[3][kWords][kUnitsOfThread][4];
 
-  __device__ void load(const GruArguments& p, int problem, int first_unit, int lane) {
+  __device__ void load(const GruArguments& p, int problem) {
     const int H = p.hidden;
     const T* const r = static_cast<const T*>(p.r) + static_cast<long long>(problem) * 3 * H * H;
 #pragma unroll
     for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
-      for (int i = 0; i < kTermsOfGate; ++i)
+      for (int word = 0; word < kWords; ++word)
 #pragma unroll
-        for (int j = 0; j < kUnitsOfWarp; ++j) {
-          const int unit = first_unit + j, term = term_of(lane, i);
-          at[gate][i][j] = unit < H && term < H ? widen(r[(gate * H + term) * H + unit]) : 0.f;
-        }
-  }
-};
-
-// The terms of a gate that a lane has, of one row.
-struct Terms {
-  float at[kTermsOfGate];
-
-  __device__ Terms(const float* operands, int lane) {
+        for (int i = 0; i < kUnitsOfThread; ++i)
 #pragma unroll
-    for (int i = 0; i < kTermsOfGate; i += kWidth) {
-      if constexpr (kWidth == 2) {
-        const float2 word = *reinterpret_cast<const float2*>(operands + term_of(lane, i));
-        at[i] = word.x, at[i + 1] = word.y;
-      } else {
-        at[i] = operands[term_of(lane, i)];
-      }
-    }
+          for (int k = 0; k < 4; ++k) {
+            const int unit = first_unit_of_thread() + i, term = (word * kSlices + slice_of_thread()) * 4 + k;
+            at[gate][word][i][k] = unit < H && term < H ? widen(r[(gate * H + term) * H + unit]) : 0.f;
+          }
   }
 };
 
 // Products of the gradients of some gates, [kRows, 3, kPadded], for all units: sums are [kRows, kSumsStride].
 template <int FIRST, int GATES>
-__device__ inline void multiply(const Weights& weights, const float* operands, float* sums, int first_unit, int lane) {
+__device__ inline void multiply(const Weights& weights, const float* operands, float* sums) {
   float parts[kSets] = {};
 #pragma unroll
   for (int gate = FIRST; gate < FIRST + GATES; ++gate)
 #pragma unroll
-    for (int row = 0; row < kRows; ++row) {
-      const Terms terms(operands + (row * 3 + gate) * kPadded, lane);
+    for (int word = 0; word < kWords; ++word)
 #pragma unroll
-      for (int i = 0; i < kTermsOfGate; ++i)
+      for (int row = 0; row < kRows; ++row) {
+        const float* const operand = operands + (row * 3 + gate) * kPadded;
+        const float4 gradient = reinterpret_cast<const float4*>(operand)[word * kSlices + slice_of_thread()];
+        const float terms[4] = {gradient.x, gradient.y, gradient.z, gradient.w};
 #pragma unroll
-        for (int j = 0; j < kUnitsOfWarp; ++j) parts[j * kRows + row] += weights.at[gate][i][j] * terms.at[i];
-    }
-  add_over_lanes<16, kSets, 1>(parts);
-  const int set = lane / (32 / kSets);  // lanes with the same number have the same sums
-  if (lane % (32 / kSets) == 0) sums[set % kRows * kSumsStride + first_unit + set / kRows] = parts[0];
+        for (int k = 0; k < 4; ++k)
+#pragma unroll
+          for (int i = 0; i < kUnitsOfThread; ++i) parts[i * kRows + row] += weights.at[gate][word][i][k] * terms[k];
+      }
+  add_slices<1>(parts, [&](int unit, int row) { sums[row * kSumsStride + unit] = parts[0]; });
 }
 
 __device__ inline void multiply_steps(const GruArguments& p, const Place& place, const float* operands, float* sums) {
-  const int lane = threadIdx.x % 32, first_unit = threadIdx.x / 32 * kUnitsOfWarp;
   Weights weights;
-  weights.load(p, place.problem, first_unit, lane);
+  weights.load(p, place.problem);
 #pragma unroll 1
   for (int step = 0; step < p.steps; ++step) {
 #if !LINEAR
     wait_at<kOperandsReady, kThreads>();
-    multiply<2, 1>(weights, operands, sums, first_unit, lane);
+    multiply<2, 1>(weights, operands, sums);
     arrive_at<kSumsReady, kThreads>();
 #endif
     wait_at<kOperandsReady, kThreads>();
-    multiply<0, LINEAR ? 3 : 2>(weights, operands, sums, first_unit, lane);
+    multiply<0, LINEAR ? 3 : 2>(weights, operands, sums);
     arrive_at<kSumsReady, kThreads>();
   }
 }
@@ -92,7 +69,9 @@ __device__ inline void compute_gradients(const GruArguments& p, const Place& pla
     return saved;
   };
   Factors factors = rows.factors_of(0, load());
-  Saved next = load(), after_next = load();  // loads take longer than a step
+  Saved ahead[kLoadsAhead];
+#pragma unroll
+  for (Saved& saved : ahead) saved = load();
 
 #pragma unroll 1
   for (int done = 0; done < p.steps; ++done) {
@@ -117,9 +96,10 @@ __device__ inline void compute_gradients(const GruArguments& p, const Place& pla
     arrive_at<kOperandsReady, kThreads>();
     rows.store(0, dz, dr, dn, f.r);
     rows.move_results();
-    factors = rows.factors_of(0, next);
-    next = after_next;
-    after_next = load();
+    factors = rows.factors_of(0, ahead[0]);
+#pragma unroll
+    for (int i = 1; i < kLoadsAhead; ++i) ahead[i - 1] = ahead[i];
+    ahead[kLoadsAhead - 1] = load();
     wait_at<kSumsReady, kThreads>();
     rows.finish(0, own_sum, f.valid, f.is_reset);
   }
@@ -130,8 +110,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
   const Place place(p, blockIdx.x, 0);
   float* const operands = reinterpret_cast<float*>(shared_memory());
   float* const sums = operands + kRows * 3 * kPadded;
-  if (threadIdx.x < kMultiplying)
+  if (threadIdx.x < kMultiplying) {
+    if constexpr (kIsFull) take_registers<kRegistersToMultiply>();
     multiply_steps(p, place, operands, sums);
-  else
+  } else {
+    if constexpr (kIsFull) give_registers<kRegistersOfOthers>();
     compute_gradients(p, place, operands, sums);
+  }
 }

@@ -27,3 +27,13 @@ template <int BARRIER, int THREADS>
 __device__ inline void wait_at() {
   asm volatile("bar.sync %0, %1;" ::"n"(BARRIER), "n"(THREADS) : "memory");
 }
+
+// Changes the registers of each thread of four warps, from those that the kernel was launched with.
+template <int COUNT>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+__device__ inline void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}

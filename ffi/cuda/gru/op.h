@@ -48,7 +48,7 @@ struct GruVariant {
 // nothing.
 GruVariant gru_variant(const GruKey& key);
 
-// The variant for blocks of 1, 2 or 4 rows. The call has at most 96 hidden units.
+// The variant for blocks of 1, 2 or 4 rows, of one with more than 96 hidden units. The call has at most 128.
 GruVariant gru_block_variant(const GruKey& key, int rows);
 
 // The source of the kernel of a pass: its definitions, which determine all of it, then device.cuh, instructions.cuh and

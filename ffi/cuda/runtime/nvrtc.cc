@@ -108,17 +108,21 @@ class OwnedProgram {
   Program program_ = nullptr;
 };
 
-std::string compile_uncached(const std::string& source, int architecture) {
+std::string compile_uncached(const std::string& source, const std::string& target) {
   const OwnedProgram program(source);
-  const std::string target = "--gpu-architecture=sm_" + std::to_string(architecture);
-  const std::array<const char*, 2> options = {target.c_str(), "--std=c++17"};
+  const std::string architecture = "--gpu-architecture=" + target;
+  const std::array<const char*, 2> options = {architecture.c_str(), "--std=c++17"};
   const Status status = functions.nvrtcCompileProgram(program.get(), static_cast<int>(options.size()), options.data());
-  if (status != 0) fail(status, " for sm_" + std::to_string(architecture) + ": " + program.log());
+  if (status != 0) fail(status, " for " + target + ": " + program.log());
   size_t size = 0;
   JAXGRAD_NVRTC(nvrtcGetCUBINSize, program.get(), &size);
   std::string code(size, '\0');
   JAXGRAD_NVRTC(nvrtcGetCUBIN, program.get(), code.data());
   return code;
+}
+
+std::string target_of(int architecture, bool has_specific_instructions = false) {
+  return "sm_" + std::to_string(architecture) + (has_specific_instructions ? "a" : "");
 }
 
 }  // namespace
@@ -144,13 +148,15 @@ std::string version() {
   return std::to_string(major) + "." + std::to_string(minor);
 }
 
-std::shared_ptr<const std::string> compile(const std::string& source, int architecture) {
+std::shared_ptr<const std::string> compile(const std::string& source, int architecture,
+                                           bool has_specific_instructions) {
   if (!ready) load({});
   static auto& compiled = *new LruCache<std::string, std::string, std::hash<std::string>>(kCapacity);
-  const std::string key = "sm_" + std::to_string(architecture) + " by NVRTC " + version() + "\n" + source;
+  const std::string target = target_of(architecture, has_specific_instructions);
+  const std::string key = target + " by NVRTC " + version() + "\n" + source;
   return compiled.get(key, [&] {
     if (auto stored = stored_programs().read(key)) return std::make_shared<const std::string>(*std::move(stored));
-    auto code = std::make_shared<const std::string>(compile_uncached(source, architecture));
+    auto code = std::make_shared<const std::string>(compile_uncached(source, target));
     stored_programs().write(key, *code);
     return code;
   });
@@ -158,7 +164,7 @@ std::shared_ptr<const std::string> compile(const std::string& source, int archit
 
 void compile_nothing(int architecture) {
   if (!ready) load({});
-  compile_uncached("extern \"C\" __global__ void nothing() {}", architecture);
+  compile_uncached("extern \"C\" __global__ void nothing() {}", target_of(architecture));
 }
 
 FileStore& stored_programs() {

@@ -22,9 +22,11 @@ void load(const std::vector<std::string>& paths);
 std::string version();  // "13.0"; empty before load()
 
 // Compiles CUDA C++ to machine code for an architecture, 10 * major + minor compute capability. The programs used last
-// are kept, and all of them in the directory of stored_programs(). Thread-safe. Throws Error, and std::runtime_error
-// for an error that may pass.
-std::shared_ptr<const std::string> compile(const std::string& source, int architecture);
+// are kept, and all of them in the directory of stored_programs(). With `has_specific_instructions`, the program may
+// have instructions of this architecture alone, those of sm_90a. Thread-safe. Throws Error, and std::runtime_error for
+// an error that may pass.
+std::shared_ptr<const std::string> compile(const std::string& source, int architecture,
+                                           bool has_specific_instructions = false);
 
 // Compiles an empty program. Throws as compile().
 void compile_nothing(int architecture);
