@@ -40,6 +40,8 @@
 
    FAKE_OCCUPANCY: the blocks that a multiprocessor runs at once, and the clusters that the GPU does; default 1 and 64
 
+   FAKE_REGISTERS: the registers of a thread of a kernel; default 168
+
    FAKE_BATCH_NORM: the bytes of workspace of batch normalization; without it, cuDNN does not support it
 
    fake_executions() returns the number of executed plans, fake_compilations() that of compiled programs.
@@ -698,6 +700,12 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
   snprintf(symbol, sizeof symbol, "play_%s", name);
   void* const kernels = dlopen("libfake_kernels.so", RTLD_NOW);
   return *function = kernels == NULL ? NULL : dlsym(kernels, symbol), 0;
+}
+int cuFuncGetAttribute(int* value, int attribute, void* function) {
+  (void)function;
+  MAY_FAIL;
+  if (attribute != 4) return 1; /* CU_FUNC_ATTRIBUTE_NUM_REGS, CUDA_ERROR_INVALID_VALUE */
+  return *value = (int)number_of("FAKE_REGISTERS", 168), 0;
 }
 int cuFuncSetAttribute(void) {
   MAY_FAIL;

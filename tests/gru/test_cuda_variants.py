@@ -148,6 +148,11 @@ def test_older_gpus_have_no_clusters(run):
     assert found == [8 * 256 * 8 * 2] * 2
 
 
+def test_other_gpus_do_not_fill_registers(run):
+    found = run("print(json.dumps([split(H, type=FLOAT32)[0] for H in (96, 97, 128)]))", FAKE_MAJOR="10")
+    assert found == ["block", "cluster", "cluster"]
+
+
 def test_rejections(run):
     found = run("""
 print(json.dumps([workspace(2049), workspace(16, type=FLOAT64), workspace(2048, type=FLOAT32),
@@ -175,6 +180,12 @@ print(json.dumps([cuda.module.load_gru_kernel(
     hidden=hidden) for hidden in (96, 256, 512)]))
 """
     assert run(load) == ["", "", ""]
+    fills = load.replace("(96, 256, 512)", "(96, 128)")
+    assert run(fills) == ["", ""]
+    few = "a thread of a kernel of jaxgrad's GRU starts with only 167 registers"  # and waits for others for ever
+    assert run(fills, FAKE_REGISTERS="167") == ["", few]
+    targets = [message.split(" for ")[1].split(":")[0] for message in run(fills, FAKE_NVRTC="6")]
+    assert targets == ["sm_90", "sm_90a"]
     assert run(load, FAKE_OCCUPANCY="0") == [
         "a block of a kernel of jaxgrad's GRU does not fit a multiprocessor of the GPU",
         *(

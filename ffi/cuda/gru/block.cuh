@@ -19,15 +19,13 @@ __device__ inline int first_unit_of_thread() { return threadIdx.x / kSlices * kU
 // Barriers of both kinds of threads: the operands of products, and their sums, are in shared memory.
 enum { kOperandsReady = 1, kSumsReady = 2 };
 
-// With 128 hidden units, the weights are three quarters of the registers of a multiprocessor: the threads that multiply
-// take those that the others do not need. Both kinds fill groups of four warps, which change their registers together.
-constexpr bool kIsFull = gru_block_is_full(kPadded);
-enum { kRegistersOfThread = 65536 / kThreads / 8 * 8, kRegistersToMultiply = 224, kRegistersOfOthers = 56 };
-static_assert(!kIsFull || (kRows == 1 && kMultiplying % 128 == 0 && kPadded % 128 == 0 &&
-                           kMultiplying * kRegistersToMultiply + kRows * kPadded * kRegistersOfOthers <=
-                               kThreads * kRegistersOfThread),
+constexpr bool kFillsRegisters = gru_block_fills_registers(kPadded);
+constexpr int kRegistersOfThread = 65536 / kThreads / 8 * 8;  // at the launch
+// Groups of four warps change their registers together.
+static_assert(!kFillsRegisters || (kMultiplying % 128 == 0 && kRows * kPadded % 128 == 0 &&
+                                   gru_block_registers(kPadded, kRows) <= kThreads * kRegistersOfThread),
               "");
-constexpr int kLoadsAhead = kIsFull ? 1 : 2;  // steps; loads take longer than the steps of few units
+constexpr int kLoadsAhead = kFillsRegisters ? 1 : 2;  // steps; loads take longer than the steps of few units
 
 __device__ inline int row_in_block() { return (threadIdx.x - kMultiplying) / kPadded; }
 __device__ inline int unit_in_block() { return (threadIdx.x - kMultiplying) % kPadded; }

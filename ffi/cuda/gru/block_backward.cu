@@ -111,10 +111,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
   float* const operands = reinterpret_cast<float*>(shared_memory());
   float* const sums = operands + kRows * 3 * kPadded;
   if (threadIdx.x < kMultiplying) {
-    if constexpr (kIsFull) take_registers<kRegistersToMultiply>();
+    if constexpr (kFillsRegisters) take_registers<kGruRegistersToMultiply>();
     multiply_steps(p, place, operands, sums);
   } else {
-    if constexpr (kIsFull) give_registers<kRegistersOfOthers>();
+    if constexpr (kFillsRegisters) give_registers<kGruRegistersOfOthers>();
     compute_gradients(p, place, operands, sums);
   }
 }

@@ -110,10 +110,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
   float* const states = reinterpret_cast<float*>(shared_memory());  // or r * h
   float* const sums = states + kRows * kPadded;
   if (threadIdx.x < kMultiplying) {
-    if constexpr (kIsFull) take_registers<kRegistersToMultiply>();
+    if constexpr (kFillsRegisters) take_registers<kGruRegistersToMultiply>();
     multiply_steps(p, place, states, sums);
   } else {
-    if constexpr (kIsFull) give_registers<kRegistersOfOthers>();
+    if constexpr (kFillsRegisters) give_registers<kGruRegistersOfOthers>();
     compute_gates(p, place, states, sums);
   }
 }

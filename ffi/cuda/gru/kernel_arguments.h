@@ -77,9 +77,15 @@ JAXGRAD_CONSTEXPR int gru_backward_shared_bytes(int mode, int padded, int row_ti
 
 // The kernels of blocks that have room for all recurrent weights of a problem: block.cuh. Some threads multiply, and
 // each of the others has one unit of one row.
-JAXGRAD_CONSTEXPR bool gru_block_is_full(int padded) { return padded > 96; }  // needs all registers
-JAXGRAD_CONSTEXPR int gru_block_multiplying(int padded) { return (gru_block_is_full(padded) ? 2 : 4) * padded; }
+JAXGRAD_CONSTEXPR bool gru_block_fills_registers(int padded) { return padded > 96; }  // of a multiprocessor
+JAXGRAD_CONSTEXPR int gru_block_multiplying(int padded) { return (gru_block_fills_registers(padded) ? 2 : 4) * padded; }
 JAXGRAD_CONSTEXPR int gru_block_threads(int padded, int rows) { return gru_block_multiplying(padded) + rows * padded; }
+// With 128 hidden units, the weights are three quarters of the registers of a multiprocessor: the threads that multiply
+// take those that the others do not need. If a launch has fewer than all of these registers, they wait for ever.
+enum { kGruRegistersToMultiply = 224, kGruRegistersOfOthers = 56 };
+JAXGRAD_CONSTEXPR int gru_block_registers(int padded, int rows) {
+  return gru_block_multiplying(padded) * kGruRegistersToMultiply + rows * padded * kGruRegistersOfOthers;
+}
 JAXGRAD_CONSTEXPR int gru_block_sums_stride(int padded) { return padded + 8; }  // of rows, without bank conflicts
 JAXGRAD_CONSTEXPR int gru_block_shared_bytes(int padded, int rows, bool is_backward) {
   const int operands = is_backward ? 3 : 1, sums = is_backward ? 1 : 3;

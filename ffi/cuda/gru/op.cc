@@ -39,8 +39,8 @@ int attribute_of(int device, CUdevice_attribute which) {
   return value;
 }
 
-bool is_full(const GruVariant& variant) {
-  return variant.holder == GruHolder::kBlock && gru_block_is_full(variant.padded);
+bool fills_registers(const GruVariant& variant) {
+  return variant.holder == GruHolder::kBlock && gru_block_fills_registers(variant.padded);
 }
 
 // A launch of a variant. The blocks of a cluster run at once, and so do all blocks of teams, or the launch fails.
@@ -80,8 +80,14 @@ struct Launch {
 class GruKernel {
  public:
   GruKernel(const std::string& source, const char* name, const GruVariant& variant, int device)
-      : module_(nvrtc::compile(source, driver::architecture(device), /*has_specific_instructions=*/is_full(variant))),
+      : module_(nvrtc::compile(source, driver::architecture(device),
+                               /*has_specific_instructions=*/fills_registers(variant))),
         function_(module_.function(name, variant.shared_bytes)) {
+    int registers = 0;  // of a thread
+    JAXGRAD_DRIVER(driver::api().cuFuncGetAttribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, function_));
+    if (fills_registers(variant) && registers * threads_of(variant) < gru_block_registers(variant.padded, variant.rows))
+      throw NoPlan("a thread of a kernel of jaxgrad's GRU starts with only " + std::to_string(registers) +
+                   " registers");
     const bool is_cluster = variant.holder == GruHolder::kCluster;
     if (is_cluster || variant.pair > 1) {
       int clusters = 0;
@@ -112,12 +118,12 @@ constexpr int kMinClusterArchitecture = 90;  // clusters of blocks
 constexpr std::array<int, 7> kPadded = {128, 256, 512, 768, 1024, 1536, 2048};
 constexpr int64_t kMaxStepSize = 1 << 27;  // rows times hidden units, so that strides of two directions fit in 32 bits
 constexpr int kMaxClusterHidden = 256, kMinTeamHidden = 256;
-constexpr int kMaxBlockHidden = 128;        // whose recurrent weights fit in the registers of a block
-constexpr int kFullBlockArchitecture = 90;  // threads exchange registers by instructions of this architecture alone
-constexpr int kBlockUnits = 32;             // hidden units are rounded up to a multiple
-constexpr int kMaxBlockStates = 192;        // rows of a block times hidden units
-constexpr int kNarrow = 16;                 // units of the blocks of a team that have few
-constexpr int kMinPairBytes = 64 << 10;     // that each block would load in a step without pairs
+constexpr int kMaxBlockHidden = 128;      // whose recurrent weights fit in the registers of a block
+constexpr int kFillingArchitecture = 90;  // of blocks that fill the registers; on others, the kernels have not run
+constexpr int kBlockUnits = 32;           // hidden units are rounded up to a multiple
+constexpr int kMaxBlockStates = 192;      // rows of a block times hidden units
+constexpr int kNarrow = 16;               // units of the blocks of a team that have few
+constexpr int kMinPairBytes = 64 << 10;   // that each block would load in a step without pairs
 
 int mode_of(const GruKey& key) {
   if (key.type != FloatType::kFloat32) return kGruHalf;
@@ -181,13 +187,13 @@ bool choose_tiling(GruVariant& variant, const GruKey& key, const Tilings& tiling
 }
 
 // Whether blocks compute a call. With up to 96 hidden units and 16 to 2112 rows, they were 1.1 to 18 times as fast as
-// clusters on an H100. With up to 128, a block has one row; on an H200, they were 1.0 to 2.3 times as fast, but in
-// bfloat16 and TF32 only if no blocks take turns. Other GPUs are not measured.
+// clusters on an H100. With up to 128, a block has one row; with 16 to 1056 rows on an H200, they were 1.0 to 2.3 times
+// as fast, but in bfloat16 and TF32 only if no blocks take turns. Other GPUs are not measured.
 bool has_block(const GruKey& key, int architecture, int multiprocessors) {
   if (key.hidden > kMaxBlockHidden) return false;
   const GruVariant variant = gru_block_variant(key, 1);
-  if (!is_full(variant)) return true;
-  return architecture == kFullBlockArchitecture && (mode_of(key) == kGruSplit || variant.holders <= multiprocessors);
+  if (!fills_registers(variant)) return true;
+  return architecture == kFillingArchitecture && (mode_of(key) == kGruSplit || variant.holders <= multiprocessors);
 }
 
 // The fewest rows with which there are no more blocks than multiprocessors, as long as rows times hidden units, rounded

@@ -48,7 +48,8 @@ struct GruVariant {
 // nothing.
 GruVariant gru_variant(const GruKey& key);
 
-// The variant for blocks of 1, 2 or 4 rows, of one with more than 96 hidden units. The call has at most 128.
+// The variant for blocks of so many rows: 1, or up to 96 hidden units also 2 or 4. The call has at most 128 hidden
+// units.
 GruVariant gru_block_variant(const GruKey& key, int rows);
 
 // The source of the kernel of a pass: its definitions, which determine all of it, then device.cuh, instructions.cuh and

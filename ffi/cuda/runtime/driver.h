@@ -30,6 +30,7 @@ namespace jaxgrad::driver {
   X(cuEventElapsedTime)                          \
   X(cuEventRecord)                               \
   X(cuEventSynchronize)                          \
+  X(cuFuncGetAttribute)                          \
   X(cuFuncSetAttribute)                          \
   X(cuGetErrorString)                            \
   X(cuInit)                                      \
