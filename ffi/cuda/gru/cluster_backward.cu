@@ -12,12 +12,10 @@ constexpr int kTileBytes = kBlocks * kPartBytes;
 
 // Shared memory: barriers, operands (two buffers), parts of sums (two buffers; four, if there are two products a step).
 constexpr int kExchanges = gru_backward_exchanges(LINEAR);
-constexpr int kBarriers = kExchanges * ROW_TILES;
+constexpr int kBarriers = kExchanges;
 constexpr int kOperands = gru_aligned(kBarriers * 8);
 constexpr int kSums = kOperands + 2 * kOperandBytes;
-static_assert(kSums + kExchanges * ROW_TILES * kTileBytes ==
-                  gru_backward_shared_bytes(MODE, kPadded, ROW_TILES, LINEAR),
-              "");
+static_assert(kRows == kTile && kSums + kExchanges * kTileBytes == gru_backward_shared_bytes(MODE, kPadded, LINEAR), "");
 
 struct Weights {  // transposed: the rows are the units of the state before, the terms the gates of the block
   uint32 at[kTilesOfWarp][3][kWordsOfGate][2][kPlanes][4];
@@ -131,9 +129,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
   }
 
   BackwardRows rows(p, place, place.rank * kUnits + lane, place.first_row + warp);
-  Saved next[ROW_TILES];
-#pragma unroll
-  for (int tile = 0; tile < ROW_TILES; ++tile) next[tile] = rows.load(tile);
+  Saved next = rows.load(0);
   rows.move_loads();
 
   const unsigned operand_to = kept(shared + kOperands + warp * kRowBytes + lane * kBytes);
@@ -141,76 +137,69 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
   const unsigned sums_from = kept(shared + kSums + (warp * kUnits + lane) * 4);
   const unsigned announces = kept(threadIdx.x == 0);
   int operand = 0;  // the buffer of operands
-  bool was_valid[ROW_TILES], was_reset[ROW_TILES];
-  const auto offset_of = [&](int exchange, int tile) { return (exchange * ROW_TILES + tile) * kTileBytes; };
-  const auto barrier_of = [&](int exchange, int tile) { return (exchange * ROW_TILES + tile) * 8; };
-  const auto receive = [&](int exchange, int tile, unsigned parity) {
-    wait_for_phase(shared + barrier_of(exchange, tile), parity);
+  bool was_valid = false, was_reset = false;
+  const auto offset_of = [](int exchange) { return exchange * kTileBytes; };
+  const auto barrier_of = [](int exchange) { return exchange * 8; };
+  const auto receive = [&](int exchange, unsigned parity) {
+    wait_for_phase(shared + barrier_of(exchange), parity);
     float sums[2];
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-      const float part = load_float(sums_from + offset_of(exchange, tile) + block * kPartBytes);
+      const float part = load_float(sums_from + offset_of(exchange) + block * kPartBytes);
       sums[block % 2] = block < 2 ? part : sums[block % 2] + part;
     }
     return sums[0] + sums[1];
   };
   // After all threads have waited for the phase: one opens the next.
-  const auto reopen = [&](int exchange, int tile) {
-    if (announces != 0) announce(shared + barrier_of(exchange, tile), kTileBytes);
+  const auto reopen = [&](int exchange) {
+    if (announces != 0) announce(shared + barrier_of(exchange), kTileBytes);
   };
 
-  constexpr int unrolled = ROW_TILES == 1 ? 2 : 1;
-#pragma unroll unrolled
+#pragma unroll 2
   for (int done = 0; done < p.steps; ++done) {
     const int buffer = done & 1;
-#pragma unroll
-    for (int tile = 0; tile < ROW_TILES; ++tile) {
-      const Factors f = rows.factors_of(tile, next[tile]);
-      if (done + 1 < p.steps) next[tile] = rows.load(tile);
-      if (done > 0) rows.finish(tile, receive(buffer ^ 1, tile, (done - 1) >> 1 & 1), was_valid[tile], was_reset[tile]);
-      const float out = rows.dh[tile] + f.dy;
-      const float dz = f.valid ? out * f.z_factor : 0.f, dn = f.valid ? out * f.n_factor : 0.f;
-      rows.dh[tile] = f.valid ? out * f.z : out;
-      was_valid[tile] = f.valid;
-      was_reset[tile] = f.is_reset;
-      const unsigned operands = operand_to + operand * kOperandBytes;
-      store_operand(operands, dz);
+    const Factors f = rows.factors_of(0, next);
+    if (done + 1 < p.steps) next = rows.load(0);
+    if (done > 0) rows.finish(0, receive(buffer ^ 1, (done - 1) >> 1 & 1), was_valid, was_reset);
+    const float out = rows.dh[0] + f.dy;
+    const float dz = f.valid ? out * f.z_factor : 0.f, dn = f.valid ? out * f.n_factor : 0.f;
+    rows.dh[0] = f.valid ? out * f.z : out;
+    was_valid = f.valid;
+    was_reset = f.is_reset;
+    const unsigned operands = operand_to + operand * kOperandBytes;
+    store_operand(operands, dz);
 #if LINEAR
-      const float dr = f.valid ? out * f.r_factor : 0.f;
-      store_operand(operands + kGateBytes, dr);
-      store_operand(operands + 2 * kGateBytes, dn * f.r);
+    const float dr = f.valid ? out * f.r_factor : 0.f;
+    store_operand(operands + kGateBytes, dr);
+    store_operand(operands + 2 * kGateBytes, dn * f.r);
 #else
-      store_operand(operands + 2 * kGateBytes, dn);
-      __syncthreads();
-      if (done > 0) reopen(buffer ^ 1, tile);
-      send_products<2, 1>(weights, operands_from + operand * kOperandBytes, to, barriers, offset_of(2 + buffer, tile),
-                          barrier_of(2 + buffer, tile), g);
-      const float dproduct = receive(2 + buffer, tile, done >> 1 & 1);  // of r * h
-      const float dr = f.valid ? dproduct * f.r_factor : 0.f;
-      store_operand(operands + kGateBytes, dr);
-      if (f.valid) rows.dh[tile] += dproduct * f.r;
+    store_operand(operands + 2 * kGateBytes, dn);
+    __syncthreads();
+    if (done > 0) reopen(buffer ^ 1);
+    send_products<2, 1>(weights, operands_from + operand * kOperandBytes, to, barriers, offset_of(2 + buffer),
+                        barrier_of(2 + buffer), g);
+    const float dproduct = receive(2 + buffer, done >> 1 & 1);  // of r * h
+    const float dr = f.valid ? dproduct * f.r_factor : 0.f;
+    store_operand(operands + kGateBytes, dr);
+    if (f.valid) rows.dh[0] += dproduct * f.r;
 #endif
-      __syncthreads();
+    __syncthreads();
 #if LINEAR
-      if (done > 0) reopen(buffer ^ 1, tile);
-      constexpr int kLastGates = 3;
+    if (done > 0) reopen(buffer ^ 1);
+    constexpr int kLastGates = 3;
 #else
-      reopen(2 + buffer, tile);
-      constexpr int kLastGates = 2;
+    reopen(2 + buffer);
+    constexpr int kLastGates = 2;
 #endif
-      send_products<0, kLastGates>(weights, operands_from + operand * kOperandBytes, to, barriers,
-                                   offset_of(buffer, tile), barrier_of(buffer, tile), g);
-      operand ^= 1;
-      rows.store(tile, dz, dr, dn, f.r);
-    }
+    send_products<0, kLastGates>(weights, operands_from + operand * kOperandBytes, to, barriers,
+                                 offset_of(buffer), barrier_of(buffer), g);
+    operand ^= 1;
+    rows.store(0, dz, dr, dn, f.r);
     rows.move_loads();
     rows.move_results();
   }
-#pragma unroll
-  for (int tile = 0; tile < ROW_TILES; ++tile) {
-    const int last = p.steps - 1;
-    rows.finish(tile, receive(last & 1, tile, last >> 1 & 1), was_valid[tile], was_reset[tile]);
-  }
+  const int last = p.steps - 1;
+  rows.finish(0, receive(last & 1, last >> 1 & 1), was_valid, was_reset);
   rows.store_last();
   cluster_barrier();
 }

@@ -1,4 +1,4 @@
-// The recurrence of the GRU, forward. A cluster of kBlocks blocks computes kRows rows of a problem. Each block owns 32
+// The recurrence of the GRU, forward. A cluster of kBlocks blocks computes a tile of 8 rows of a problem. Each block owns 32
 // hidden units: its rows of the recurrent weights stay in registers, as operands of tensor core products, for all
 // steps. Every step a block sends the new states of its units to the shared memory of all blocks of the cluster.
 
@@ -14,10 +14,10 @@ constexpr int kPartBytes = 4 * 3 * kTile * kStride * 4;  // sums of the quarters
 
 // Shared memory: barriers, the states (two buffers, and one for r * h), partial sums (two buffers).
 constexpr int kExchanges = gru_forward_exchanges(LINEAR);
-constexpr int kBarriers = kExchanges * ROW_TILES * 4;
+constexpr int kBarriers = kExchanges * 4;
 constexpr int kStates = gru_aligned(kBarriers * 8);
 constexpr int kParts = kStates + kExchanges * kStateBytes;
-static_assert(kParts + 2 * kPartBytes == gru_forward_shared_bytes(MODE, kPadded, ROW_TILES, LINEAR), "");
+static_assert(kRows == kTile && kParts + 2 * kPartBytes == gru_forward_shared_bytes(MODE, kPadded, LINEAR), "");
 
 // The words of h (or r * h) in one quarter for the row of a lane: operands b of two products each.
 struct Words {
@@ -48,7 +48,7 @@ __device__ inline void load_weights(Weights& weights, const GruArguments& p, con
       }
 }
 
-// Products of some gates with the words, of the terms of one quarter; into the partial sums of a tile.
+// Products of some gates with the words, of the terms of one quarter; into the partial sums.
 template <int FIRST, int GATES>
 __device__ inline void add_products(const Weights& weights, const Words& words, unsigned parts) {
   Products<MODE == 2 ? 3 : 2> sums[GATES];
@@ -77,7 +77,7 @@ __device__ inline void add_products(const Weights& weights, const Words& words, 
 
 // The exchange of one array of states between the blocks of a cluster.
 struct Exchange {
-  unsigned to[kSends], barriers[kSends];  // of each send: where the word goes, in buffer 0 and tile 0, and its barrier
+  unsigned to[kSends], barriers[kSends];  // of each send: where the word goes, in buffer 0, and its barrier
   bool sends[kSends];
   int word;  // of the row, that this lane sends
 
@@ -94,7 +94,7 @@ struct Exchange {
   }
 
   // Sends the states of a row: lane i has that of unit i.
-  __device__ void send(float state, int buffer, int tile) const {
+  __device__ void send(float state, int buffer) const {
     constexpr unsigned all = ~0u;
 #if MODE == 1
     const uint32 own = as_tf32(state);
@@ -112,8 +112,7 @@ struct Exchange {
                                  __shfl_sync(all, own, 8 * word + 4), __shfl_sync(all, own, 8 * word + 6));
     }
 #endif
-    const unsigned offset = buffer * kStateBytes + tile * kTile * kRowBytes;
-    const unsigned barrier = (buffer * ROW_TILES + tile) * 32;
+    const unsigned offset = buffer * kStateBytes, barrier = buffer * 32;
 #pragma unroll
     for (int i = 0; i < kSends; ++i)
       if (sends[i]) {
@@ -139,14 +138,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
   Weights weights;
   load_weights(weights, p, place, quarter, half, g, c);
   const Exchange exchange(shared, place, warp, lane);
-  // In the elementwise part a thread has one unit (its lane) of one row of each tile (its warp).
+  // In the elementwise part a thread has one unit (its lane) of one row (its warp).
   ForwardRows rows(p, place, place.rank * kUnits + lane, place.first_row + warp);
-  Inputs next[ROW_TILES];
-#pragma unroll
-  for (int tile = 0; tile < ROW_TILES; ++tile) {
-    exchange.send(rows.state[tile], 0, tile);
-    next[tile] = rows.load_inputs(tile);
-  }
+  exchange.send(rows.state[0], 0);
+  Inputs next = rows.load_inputs(0);
   rows.move_inputs();
 
   const unsigned barrier_at = kept(shared + 8 * quarter);
@@ -155,16 +150,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
   const unsigned parts_from = kept(shared + kParts + 4 * (warp * kStride + lane));
   int part = 0;  // the buffer of partial sums
   const unsigned announces = kept(half == 0 && lane == 0);
-  const auto receive = [&](int buffer, int tile, unsigned parity) {
-    const unsigned barrier = barrier_at + (buffer * ROW_TILES + tile) * 32;
+  const auto receive = [&](int buffer, unsigned parity) {
+    const unsigned barrier = barrier_at + buffer * 32;
     wait_for_phase(barrier, parity);
     Words words;
 #pragma unroll
     for (int plane = 0; plane < kPlanes; ++plane)
 #pragma unroll
       for (int word = 0; word < kWords; ++word)
-        words.at[plane][word] =
-            load_word(words_at + buffer * kStateBytes + tile * kTile * kRowBytes + plane * kPlaneBytes + word * 64);
+        words.at[plane][word] = load_word(words_at + buffer * kStateBytes + plane * kPlaneBytes + word * 64);
     if (announces != 0) announce(barrier, bytes_of_quarter);
     return words;
   };
@@ -176,34 +170,30 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
   };
 
-  constexpr int unrolled = ROW_TILES == 1 ? 2 : 1;
-#pragma unroll unrolled
+#pragma unroll 2
   for (int step = 0; step < p.steps; ++step) {
     const int buffer = step & 1;
     const unsigned parity = step >> 1 & 1;
-#pragma unroll
-    for (int tile = 0; tile < ROW_TILES; ++tile) {
-      const Inputs inputs = next[tile];
-      next[tile] = rows.load_inputs(tile);
-      add_products<0, LINEAR ? 3 : 2>(weights, receive(buffer, tile, parity), parts_to + part * kPartBytes);
-      __syncthreads();
-      Gates gates;
-      gates.set_z_and_r(rows.input(inputs, 0) + sum_of(0), rows.input(inputs, 1) + sum_of(1), p.clip);
+    const Inputs inputs = next;
+    next = rows.load_inputs(0);
+    add_products<0, LINEAR ? 3 : 2>(weights, receive(buffer, parity), parts_to + part * kPartBytes);
+    __syncthreads();
+    Gates gates;
+    gates.set_z_and_r(rows.input(inputs, 0) + sum_of(0), rows.input(inputs, 1) + sum_of(1), p.clip);
 #if LINEAR
-      gates.recurrent = sum_of(2) + rows.recurrent_bias;
-      const float product = gates.r * gates.recurrent;
+    gates.recurrent = sum_of(2) + rows.recurrent_bias;
+    const float product = gates.r * gates.recurrent;
 #else
-      exchange.send(rows.gated_state(tile, gates), 2, tile);
-      part ^= 1;
-      add_products<2, 1>(weights, receive(2, tile, step & 1), parts_to + part * kPartBytes);
-      __syncthreads();
-      const float product = sum_of(2);
+    exchange.send(rows.gated_state(0, gates), 2);
+    part ^= 1;
+    add_products<2, 1>(weights, receive(2, step & 1), parts_to + part * kPartBytes);
+    __syncthreads();
+    const float product = sum_of(2);
 #endif
-      part ^= 1;
-      rows.finish(tile, gates, rows.input(inputs, 2) + product, inputs.reset_next);
-      if (step + 1 < p.steps) exchange.send(rows.state[tile], buffer ^ 1, tile);
-      rows.store(tile, gates);
-    }
+    part ^= 1;
+    rows.finish(0, gates, rows.input(inputs, 2) + product, inputs.reset_next);
+    if (step + 1 < p.steps) exchange.send(rows.state[0], buffer ^ 1);
+    rows.store(0, gates);
     rows.move_inputs();
     rows.move_results();
   }

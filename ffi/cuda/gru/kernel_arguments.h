@@ -59,20 +59,20 @@ JAXGRAD_CONSTEXPR int gru_forward_exchanges(bool linear) { return linear ? 2 : 3
 JAXGRAD_CONSTEXPR int gru_backward_exchanges(bool linear) { return linear ? 2 : 4; }
 
 JAXGRAD_CONSTEXPR int gru_forward_row_bytes(int mode, int padded) { return padded * gru_element_bytes(mode) + 64; }
-JAXGRAD_CONSTEXPR int gru_forward_shared_bytes(int mode, int padded, int row_tiles, bool linear) {
-  const int exchanges = gru_forward_exchanges(linear), rows = row_tiles * kGruTile;
-  const int states = exchanges * gru_planes(mode) * rows * gru_forward_row_bytes(mode, padded);
-  return gru_aligned(exchanges * row_tiles * 4 * 8) + states + 2 * 4 * 3 * kGruTile * kGruStride * 4;
+JAXGRAD_CONSTEXPR int gru_forward_shared_bytes(int mode, int padded, bool linear) {
+  const int exchanges = gru_forward_exchanges(linear);
+  const int states = exchanges * gru_planes(mode) * kGruTile * gru_forward_row_bytes(mode, padded);
+  return gru_aligned(exchanges * 4 * 8) + states + 2 * 4 * 3 * kGruTile * kGruStride * 4;
 }
 
 JAXGRAD_CONSTEXPR int gru_backward_row_bytes(int mode) {
   return 3 * kGruUnits * gru_element_bytes(mode) + (mode == kGruTf32 ? 64 : 0);
 }
-JAXGRAD_CONSTEXPR int gru_backward_shared_bytes(int mode, int padded, int row_tiles, bool linear) {
+JAXGRAD_CONSTEXPR int gru_backward_shared_bytes(int mode, int padded, bool linear) {
   const int exchanges = gru_backward_exchanges(linear);
   const int operands = 2 * gru_planes(mode) * kGruTile * gru_backward_row_bytes(mode);
-  const int sums = exchanges * row_tiles * (padded / kGruUnits) * kGruTile * kGruUnits * 4;
-  return gru_aligned(exchanges * row_tiles * 8) + operands + sums;
+  const int sums = exchanges * (padded / kGruUnits) * kGruTile * kGruUnits * 4;
+  return gru_aligned(exchanges * 8) + operands + sums;
 }
 
 // The kernels of blocks that have room for all recurrent weights of a problem: block.cuh. Some threads multiply, and

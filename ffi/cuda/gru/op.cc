@@ -135,7 +135,7 @@ int shared_bytes_of(const GruKey& key, const GruVariant& v) {
     return gru_team_shared_bytes(
         {mode_of(key), key.is_backward, key.linear_before_reset, v.padded, v.units, v.row_tiles, v.batches, v.pair});
   const auto bytes = key.is_backward ? gru_backward_shared_bytes : gru_forward_shared_bytes;
-  return bytes(mode_of(key), v.padded, v.row_tiles, key.linear_before_reset);
+  return bytes(mode_of(key), v.padded, key.linear_before_reset);
 }
 
 // The ways to split rows, from few rows at a time to many.
