@@ -1,6 +1,6 @@
 // Runs jaxgrad's own CUDA kernels without JAX, so that compute-sanitizer can watch them. .ci/gpu runs it.
 //
-//   gpu_kernels [PATH_OF_NVRTC [depthwise | gru | transpose]]   exits with 1 if a result is wrong
+//   gpu_kernels [PATH_OF_NVRTC [depthwise | gru | gru-blocks | transpose]...]   exits with 1 if a result is wrong
 //
 // All arrays have exactly the sizes of the call.
 #include <algorithm>
@@ -205,9 +205,9 @@ void check_transpose(const std::vector<int64_t>& sizes, const std::vector<int64_
   report(name, static_cast<double>(wrong), 0);
 }
 
-// Blocks, clusters, teams, and pairs of their blocks, on a GPU of compute capability 9.0 with 100 to 150
-// multiprocessors.
-void check_gru(FloatType type, bool allow_tf32, bool linear, CUstream stream) {
+// Blocks that multiply in float32; or those on tensor cores, clusters, teams, and pairs of their blocks, on a GPU of
+// compute capability 9.0 with 100 to 150 multiprocessors.
+void check_gru(bool of_blocks, FloatType type, bool allow_tf32, bool linear, CUstream stream) {
   const bool is_tf32 = allow_tf32 && type == FloatType::kFloat32;
   const double allowed = type == FloatType::kBFloat16  ? 2e-2
                          : type == FloatType::kFloat16 ? 3e-3
@@ -226,12 +226,18 @@ void check_gru(FloatType type, bool allow_tf32, bool linear, CUstream stream) {
     report(std::string("GRU, ") + name + ", " + std::to_string(8 * bytes_of(type)) + " bits" + settings, error,
            allowed);
   };
-  check("block", 7, 5, 43, 2, 2, GruHolder::kBlock, 1);
-  check("block of two rows", 4, 90, 90, 2, 1, GruHolder::kBlock, 2);
-  check("block of four rows", 3, 701, 20, 1, 1, GruHolder::kBlock, 4);
-  check("block that takes registers", 5, 9, 103, 2, 2, GruHolder::kBlock, 1);
-  if (type != FloatType::kFloat32 || allow_tf32) check("cluster", 4, 310, 120, 2, 1, GruHolder::kCluster);
-  check("larger cluster", 4, 17, 200, 1, 1, GruHolder::kCluster);
+  if (of_blocks) {
+    check("block", 7, 5, 43, 2, 2, GruHolder::kBlock, 1);
+    check("block of two rows", 4, 90, 90, 2, 1, GruHolder::kBlock, 2);
+    check("block of four rows", 3, 701, 20, 1, 1, GruHolder::kBlock, 4);
+    check("block that takes registers", 5, 9, 103, 2, 2, GruHolder::kBlock, 1);
+    return;
+  }
+  if (type != FloatType::kFloat32 || allow_tf32) {
+    check("tensor block", 4, 310, 120, 2, 1, GruHolder::kTensorBlock, 8);
+    check("tensor block of two tiles", 4, 707, 101, 2, 2, GruHolder::kTensorBlock, 16);
+  }
+  check("cluster", 4, 17, 200, 1, 1, GruHolder::kCluster);
   check("teams", 11, 20, 300, 2, 1, GruHolder::kTeam);
 }
 
@@ -268,14 +274,18 @@ int run(int arguments, char** argument) {
   nvrtc::load(arguments > 1 ? std::vector<std::string>{argument[1]} : std::vector<std::string>());
   driver::Stopwatch watch;
   const CUstream stream = watch.stream();
-  const auto runs = [&](const char* part) { return arguments < 3 || std::string(argument[2]) == part; };
+  const auto runs = [&](const char* part) {
+    return arguments < 3 ||
+           std::any_of(argument + 2, argument + arguments, [&](const char* name) { return std::string(name) == part; });
+  };
   for (const FloatType type : kTypes)
     if (runs("depthwise")) check_depthwise_passes(type, stream);
-  for (const bool linear : {false, true}) {
-    if (!runs("gru")) break;
-    for (const FloatType type : kTypes) check_gru(type, /*allow_tf32=*/false, linear, stream);
-    check_gru(FloatType::kFloat32, /*allow_tf32=*/true, linear, stream);
-  }
+  for (const bool of_blocks : {false, true})
+    for (const bool linear : {false, true}) {
+      if (!runs(of_blocks ? "gru-blocks" : "gru")) break;
+      for (const FloatType type : kTypes) check_gru(of_blocks, type, /*allow_tf32=*/false, linear, stream);
+      check_gru(of_blocks, FloatType::kFloat32, /*allow_tf32=*/true, linear, stream);
+    }
   for (const int64_t bytes : {2, 4, 8}) {
     if (!runs("transpose")) break;
     check_transpose({65, 130}, {1, 0}, {}, bytes, stream);

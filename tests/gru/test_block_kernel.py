@@ -20,6 +20,7 @@ from jaxgrad._src.native import cuda
 pytestmark = NEEDS_CUDA_MODULE
 
 _TESTS = Path(__file__).parents[1]
+_EMULATIONS = "matrix_emulation.h", "gru_emulation.h"
 # The arrays of GruArguments in its order, the operands of the forward pass first.
 _ARRAYS = ("inputs", "r", "b", "initial_h", "lengths", "reset", "reset_h", "y", "y_h", "gates")
 _ARRAYS += ("dy", "dy_h", "dgates", "recurrent_dgates", "dh0", "dreset_h")
@@ -55,23 +56,36 @@ _REVERSED = {"forward": 0, "reverse": 1, "bidirectional": 2}
 def run(tmp_path, kernel_emulation):
     """Runs both passes on arrays [groups, ...], and returns all arrays."""
 
-    def call(case, dtype, rows_of_block, groups, is_backward):
+    def call(case, dtype, rows_of_block, on_tensor_cores, groups, is_backward):
         name = "gru_backward" if is_backward else "gru_forward"
         problems = groups * case.D
-        settings = case.linear_before_reset, problems, case.B, case.H, case.sequence_lens, case.reset, rows_of_block
+        settings = (
+            case.linear_before_reset,
+            problems,
+            case.B,
+            case.H,
+            case.sequence_lens,
+            case.reset,
+            rows_of_block,
+            on_tensor_cores,
+        )
         program = cuda.module.gru_block_program(is_backward, cuda.float_type(jnp.dtype(dtype)), *settings)
         source, library = tmp_path / f"{name}.cc", tmp_path / f"{name}.so"
-        headers = "".join(f'#include "{path}"\n' for path in (kernel_emulation, _TESTS / "gru_emulation.h"))
+        headers = "".join(
+            f'#include "{path}"\n' for path in (kernel_emulation, *(_TESTS / name for name in _EMULATIONS))
+        )
         source.write_text(f"{program['definitions']}#define KERNEL {name}\n{headers}{program['source']}{_MAIN}")
         subprocess.run(["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", source, "-o", library], check=True)
         sizes = case.T, case.B, case.H, case.D, _REVERSED[case.direction], problems, program["tiles"]
         clip = float("inf") if case.clip is None else case.clip
         return str(library), sizes, clip, [program[key] for key in ("blocks", "threads", "shared_bytes")]
 
-    def run(case, dtype, rows_of_block, arrays):
+    def run(case, dtype, rows_of_block, arrays, on_tensor_cores=False):
         calls, stored = tmp_path / "calls.json", tmp_path / "arrays.npz"
         groups = arrays["r"].shape[0]
-        calls.write_text(json.dumps([call(case, dtype, rows_of_block, groups, back) for back in (False, True)]))
+        calls.write_text(
+            json.dumps([call(case, dtype, rows_of_block, on_tensor_cores, groups, back) for back in (False, True)])
+        )
         found = []
         given = {name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None}
         for side in ("start", "end"):
@@ -155,11 +169,43 @@ _DTYPES = {
 def test_emulated_kernels_match_the_reference(run, dtype, name):
     """Two groups with weights of their own."""
     rows_of_block, case = _CALLS[name]
+    _check_emulated(run, dtype, rows_of_block, case, 60 * EPS[dtype])
+
+
+# Rows of a block on tensor cores: one tile of 8, or two.
+_TENSOR_CALLS = {
+    "one tile": (8, Case(T=4, B=11, H=43, direction="bidirectional", linear_before_reset=True)),
+    "one tile, before": (8, Case(T=5, B=7, H=64, direction="reverse", clip=0.6)),
+    "32 units": (16, Case(T=6, B=18, H=31, linear_before_reset=True)),
+    "96 units, before": (8, Case(T=3, B=9, H=90, direction="bidirectional")),
+    "128 units": (16, Case(T=4, B=19, H=128, direction="bidirectional", linear_before_reset=True)),
+    "128 units, before": (16, Case(T=3, B=33, H=101, direction="reverse")),
+    "one step": (8, Case(T=1, B=3, H=17, linear_before_reset=True)),
+    "no options": (16, Case(T=4, B=3, H=20, linear_before_reset=True).bare()),
+    "no options, before": (8, Case(T=4, B=9, H=33).bare()),
+}
+_TENSOR_DTYPES = {
+    "float32": list(_TENSOR_CALLS),
+    "bfloat16": ["one tile", "32 units", "128 units", "128 units, before"],
+    "float16": ["96 units, before", "no options"],
+}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(dtype, name) for dtype, names in _TENSOR_DTYPES.items() for name in names]
+)
+def test_emulated_tensor_kernels_match_the_reference(run, dtype, name):
+    rows_of_block, case = _TENSOR_CALLS[name]
+    tolerance = {"float32": 10 * 2.0**-11}.get(dtype, 60 * EPS[dtype])  # TF32
+    _check_emulated(run, dtype, rows_of_block, case, tolerance, on_tensor_cores=True)
+
+
+def _check_emulated(run, dtype, rows_of_block, case, relative, on_tensor_cores=False):
     groups = [_inputs(case.replace(seed=seed), dtype) for seed in range(2)]
-    found = run(case, dtype, rows_of_block, _stacked([_arrays(case, *group) for group in groups]))
+    found = run(case, dtype, rows_of_block, _stacked([_arrays(case, *group) for group in groups]), on_tensor_cores)
 
     def check(what, values, expected):
-        tolerance = 60 * EPS[dtype] * max(1, np.abs(expected).max())
+        tolerance = relative * max(1, np.abs(expected).max())
         np.testing.assert_allclose(np.asarray(values, np.float64), expected, rtol=0, atol=tolerance, err_msg=what)
 
     for group, (inputs, cotangents) in enumerate(groups):
@@ -180,16 +226,18 @@ def test_emulated_kernels_match_the_reference(run, dtype, name):
             check("recurrent dgates of each direction", recurrent.sum((0, 1)), gradients.b[:, 3 * case.H :])
 
 
+@pytest.mark.parametrize("on_tensor_cores", [False, True])
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
 @pytest.mark.parametrize("linear_before_reset", [False, True])
-def test_weights_that_are_no_numbers(run, linear_before_reset, direction):
+def test_weights_that_are_no_numbers(run, linear_before_reset, direction, on_tensor_cores):
     """NaN in the weights does not reach steps past the length of a row."""
     case = Case(
         T=4, B=3, H=20, direction=direction, linear_before_reset=linear_before_reset, reset=False, reset_h=False
     )
     inputs, cotangents = _inputs(case, "float32")
     inputs.r[...] = np.nan
-    found = run(case, "float32", 2, _stacked([_arrays(case, inputs, cotangents)]))
+    arrays = _stacked([_arrays(case, inputs, cotangents)])
+    found = run(case, "float32", 8 if on_tensor_cores else 2, arrays, on_tensor_cores)
     past = is_padding(inputs)
     assert not found["dgates"][0][past].any()
     assert not np.moveaxis(found["y"][0], 1, 2)[past].any()

@@ -56,19 +56,21 @@ std::string load(bool is_backward, int64_t device, int64_t type, bool allow_tf32
   return "";
 }
 
-// The kernel of a pass for blocks of so many rows.
+// The kernel of a pass for single blocks of so many rows, which multiply in float32 or on tensor cores.
 nb::dict block_program(bool is_backward, int64_t type, bool linear_before_reset, int64_t problems, int64_t rows,
-                       int64_t hidden, bool has_lengths, bool has_resets, int64_t rows_of_block) {
-  GruKey key = key_of(is_backward, 0, type, false, linear_before_reset, problems, rows, hidden);
+                       int64_t hidden, bool has_lengths, bool has_resets, int64_t rows_of_block, bool on_tensor_cores) {
+  GruKey key = key_of(is_backward, 0, type, on_tensor_cores, linear_before_reset, problems, rows, hidden);
   key.has_lengths = has_lengths;
   key.has_resets = has_resets;
-  const GruVariant found = gru_block_variant(key, static_cast<int>(rows_of_block));
+  const auto rows_at_once = static_cast<int>(rows_of_block);
+  const GruVariant found =
+      on_tensor_cores ? gru_tensor_block_variant(key, rows_at_once / kGruTile) : gru_block_variant(key, rows_at_once);
   nb::dict fields;
   fields["definitions"] = gru_definitions(key, found);
   fields["source"] = gru_source(key, found);
   fields["blocks"] = found.holders;
   fields["tiles"] = found.tiles;
-  fields["threads"] = gru_block_threads(found.padded, found.rows);
+  fields["threads"] = gru_threads(found);
   fields["shared_bytes"] = found.shared_bytes;
   return fields;
 }
@@ -78,9 +80,10 @@ nb::dict variant(bool is_backward, int64_t device, int64_t type, bool allow_tf32
   const GruVariant found =
       gru_variant(key_of(is_backward, device, type, allow_tf32, linear_before_reset, problems, rows, hidden));
   nb::dict fields;
-  fields["holder"] = found.holder == GruHolder::kBlock     ? "block"
-                     : found.holder == GruHolder::kCluster ? "cluster"
-                                                           : "team";
+  fields["holder"] = found.holder == GruHolder::kBlock         ? "block"
+                     : found.holder == GruHolder::kTensorBlock ? "tensor block"
+                     : found.holder == GruHolder::kCluster     ? "cluster"
+                                                               : "team";
   fields["padded"] = found.padded;
   fields["units"] = found.units;
   fields["row_tiles"] = found.row_tiles;
@@ -105,10 +108,11 @@ void bind_gru(nb::module_& module) {
              nb::arg("hidden"), nb::arg("has_lengths") = false, nb::arg("has_resets") = false,
              "Compiles and loads the kernel of a pass. Returns why that is impossible; empty if it is loaded. Raises "
              "RuntimeError for an error that may pass.");
-  module.def("gru_block_program", &block_program, nb::arg("is_backward"), nb::arg("type"),
-             nb::arg("linear_before_reset"), nb::arg("problems"), nb::arg("rows"), nb::arg("hidden"),
-             nb::arg("has_lengths"), nb::arg("has_resets"), nb::arg("rows_of_block"),
-             "The source and launch parameters of the kernel of a pass for blocks of so many rows. Needs no GPU.");
+  module.def(
+      "gru_block_program", &block_program, nb::arg("is_backward"), nb::arg("type"), nb::arg("linear_before_reset"),
+      nb::arg("problems"), nb::arg("rows"), nb::arg("hidden"), nb::arg("has_lengths"), nb::arg("has_resets"),
+      nb::arg("rows_of_block"), nb::arg("on_tensor_cores"),
+      "The source and launch parameters of the kernel of a pass for single blocks of so many rows. Needs no GPU.");
   module.def("gru_variant", &variant, nb::arg("is_backward"), nb::arg("device"), nb::arg("type"), nb::arg("allow_tf32"),
              nb::arg("linear_before_reset"), nb::arg("problems"), nb::arg("rows"), nb::arg("hidden"),
              "The kernel of a pass: its sizes, as sizes.cuh defines them, and the bytes of its workspace. Raises "

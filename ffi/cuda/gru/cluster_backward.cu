@@ -44,18 +44,6 @@ __device__ inline void load_weights(Weights& weights, const GruArguments& p, con
         }
 }
 
-// One operand of the products: the gradient of a gate, for a unit of the block and a row of the tile.
-__device__ inline void store_operand(unsigned address, float value) {
-#if MODE == 1
-  store_float(address, __uint_as_float(as_tf32(value)));
-#else
-  const OperandPair pair(value, 0.f);
-#pragma unroll
-  for (int plane = 0; plane < kPlanes; ++plane)
-    store_half(address + plane * kPlaneBytes, static_cast<unsigned short>(pair.at[plane]));
-#endif
-}
-
 // Products of the gradients of some gates with the weights; every warp sends its sums to the owners of its units.
 template <int FIRST, int GATES>
 __device__ inline void send_products(const Weights& weights, unsigned operands, const unsigned (&to)[kTilesOfWarp],
@@ -167,20 +155,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
     was_valid = f.valid;
     was_reset = f.is_reset;
     const unsigned operands = operand_to + operand * kOperandBytes;
-    store_operand(operands, dz);
+    store_operand<kPlaneBytes>(operands, dz);
 #if LINEAR
     const float dr = f.valid ? out * f.r_factor : 0.f;
-    store_operand(operands + kGateBytes, dr);
-    store_operand(operands + 2 * kGateBytes, dn * f.r);
+    store_operand<kPlaneBytes>(operands + kGateBytes, dr);
+    store_operand<kPlaneBytes>(operands + 2 * kGateBytes, dn * f.r);
 #else
-    store_operand(operands + 2 * kGateBytes, dn);
+    store_operand<kPlaneBytes>(operands + 2 * kGateBytes, dn);
     __syncthreads();
     if (done > 0) reopen(buffer ^ 1);
     send_products<2, 1>(weights, operands_from + operand * kOperandBytes, to, barriers, offset_of(2 + buffer),
                         barrier_of(2 + buffer), g);
     const float dproduct = receive(2 + buffer, done >> 1 & 1);  // of r * h
     const float dr = f.valid ? dproduct * f.r_factor : 0.f;
-    store_operand(operands + kGateBytes, dr);
+    store_operand<kPlaneBytes>(operands + kGateBytes, dr);
     if (f.valid) rows.dh[0] += dproduct * f.r;
 #endif
     __syncthreads();

@@ -92,6 +92,25 @@ JAXGRAD_CONSTEXPR int gru_block_shared_bytes(int padded, int rows, bool is_backw
   return 4 * rows * (operands * padded + sums * gru_block_sums_stride(padded));
 }
 
+// The kernels of blocks that multiply all hidden units of tiles of rows on tensor cores: tensor_block.cuh. A warp has
+// 16 units.
+JAXGRAD_CONSTEXPR int gru_tensor_block_threads(int padded) { return 2 * padded; }
+// Gates whose weights are in registers; those of the others are in shared memory.
+JAXGRAD_CONSTEXPR int gru_tensor_block_kept_gates(int mode, int padded, bool is_backward, bool linear) {
+  if (mode != kGruTf32 || padded <= 64) return 3;
+  return is_backward && !linear ? 1 : 2;
+}
+JAXGRAD_CONSTEXPR int gru_tensor_block_row_bytes(int mode, int padded) {  // without bank conflicts
+  return padded * gru_element_bytes(mode) | 64;
+}
+JAXGRAD_CONSTEXPR int gru_tensor_block_stride(int padded) { return padded + 4; }  // of rows of sums, likewise
+JAXGRAD_CONSTEXPR int gru_tensor_block_shared_bytes(int mode, int padded, int rows, bool is_backward, bool linear) {
+  const int operands = is_backward ? 3 : 1, sums = is_backward ? 1 : 3;
+  const int others = 3 - gru_tensor_block_kept_gates(mode, padded, is_backward, linear);
+  return operands * rows * gru_tensor_block_row_bytes(mode, padded) +
+         sums * rows * gru_tensor_block_stride(padded) * 4 + others * padded * padded * gru_element_bytes(mode);
+}
+
 // The kernels for teams of blocks, which exchange through global memory: team.cuh and team_product.cuh.
 
 // Arrays of values of all units that a step exchanges.

@@ -14,6 +14,8 @@
 #include "cuda/gru/instructions_source.h"
 #include "cuda/gru/team_backward_source.h"
 #include "cuda/gru/team_forward_source.h"
+#include "cuda/gru/tensor_block_backward_source.h"
+#include "cuda/gru/tensor_block_forward_source.h"
 #include "cuda/runtime/device_caches.h"
 #include "cuda/runtime/device_source.h"
 #include "cuda/runtime/module.h"
@@ -25,10 +27,6 @@ namespace {
 
 int blocks_of(const GruVariant& variant) {  // of a holder
   return variant.holder == GruHolder::kBlock ? 1 : variant.padded / variant.units;
-}
-
-int threads_of(const GruVariant& variant) {  // of a block
-  return variant.holder == GruHolder::kBlock ? gru_block_threads(variant.padded, variant.rows) : kGruThreads;
 }
 
 int attribute_of(int device, CUdevice_attribute which) {
@@ -64,7 +62,7 @@ struct Launch {
     }
     config.gridDimX = static_cast<unsigned>(variant.holders * blocks_of(variant));
     config.gridDimY = config.gridDimZ = 1;
-    config.blockDimX = static_cast<unsigned>(threads_of(variant));
+    config.blockDimX = static_cast<unsigned>(gru_threads(variant));
     config.blockDimY = config.blockDimZ = 1;
     config.sharedMemBytes = static_cast<unsigned>(variant.shared_bytes);
     config.hStream = stream;
@@ -85,7 +83,8 @@ class GruKernel {
         function_(module_.function(name, variant.shared_bytes)) {
     int registers = 0;  // of a thread
     JAXGRAD_DRIVER(driver::api().cuFuncGetAttribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, function_));
-    if (fills_registers(variant) && registers * threads_of(variant) < gru_block_registers(variant.padded, variant.rows))
+    if (fills_registers(variant) &&
+        registers * gru_threads(variant) < gru_block_registers(variant.padded, variant.rows))
       throw NoPlan("a thread of a kernel of jaxgrad's GRU starts with only " + std::to_string(registers) +
                    " registers");
     const bool is_cluster = variant.holder == GruHolder::kCluster;
@@ -96,7 +95,7 @@ class GruKernel {
       JAXGRAD_DRIVER(driver::api().cuOccupancyMaxActiveClusters(&clusters, function_, &launch.config));
       blocks_at_once_ = int64_t{clusters} * (is_cluster ? blocks_of(variant) : variant.pair);
     } else {
-      const int64_t resident = driver::resident_blocks(function_, threads_of(variant), variant.shared_bytes);
+      const int64_t resident = driver::resident_blocks(function_, gru_threads(variant), variant.shared_bytes);
       blocks_at_once_ = resident * attribute_of(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     }
   }
@@ -136,6 +135,11 @@ int shared_bytes_of(const GruKey& key, const GruVariant& v) {
         {mode_of(key), key.is_backward, key.linear_before_reset, v.padded, v.units, v.row_tiles, v.batches, v.pair});
   const auto bytes = key.is_backward ? gru_backward_shared_bytes : gru_forward_shared_bytes;
   return bytes(mode_of(key), v.padded, key.linear_before_reset);
+}
+
+// The hidden units that a block has room for.
+int padded_of_block(const GruKey& key) {
+  return static_cast<int>((key.hidden + kBlockUnits - 1) / kBlockUnits * kBlockUnits);
 }
 
 // The ways to split rows, from few rows at a time to many.
@@ -205,6 +209,14 @@ GruVariant choose_block(const GruKey& key, int multiprocessors) {
   return variant;
 }
 
+bool has_tensor_block(const GruKey& key) { return key.hidden <= kMaxBlockHidden && mode_of(key) != kGruSplit; }
+
+// One tile of rows if there are then no more blocks than multiprocessors, otherwise two.
+GruVariant choose_tensor_block(const GruKey& key, int multiprocessors) {
+  const GruVariant variant = gru_tensor_block_variant(key, 1);
+  return variant.holders > multiprocessors ? gru_tensor_block_variant(key, 2) : variant;
+}
+
 }  // namespace
 
 std::string gru_definitions(const GruKey& key, const GruVariant& variant) {
@@ -228,6 +240,8 @@ const char* gru_source(const GruKey& key, const GruVariant& variant) {
   switch (variant.holder) {
     case GruHolder::kBlock:
       return of_pass(kGruBlockForwardSource, kGruBlockBackwardSource);
+    case GruHolder::kTensorBlock:
+      return of_pass(kGruTensorBlockForwardSource, kGruTensorBlockBackwardSource);
     case GruHolder::kCluster:
       return of_pass(kGruClusterForwardSource, kGruClusterBackwardSource);
     case GruHolder::kTeam:
@@ -242,14 +256,39 @@ int64_t gru_padded_hidden(int64_t hidden) {
   return 0;
 }
 
+int gru_threads(const GruVariant& variant) {
+  switch (variant.holder) {
+    case GruHolder::kBlock:
+      return gru_block_threads(variant.padded, variant.rows);
+    case GruHolder::kTensorBlock:
+      return gru_tensor_block_threads(variant.padded);
+    default:
+      return kGruThreads;
+  }
+}
+
 GruVariant gru_block_variant(const GruKey& key, int rows) {
   GruVariant variant;
   variant.holder = GruHolder::kBlock;
-  variant.padded = static_cast<int>((key.hidden + kBlockUnits - 1) / kBlockUnits * kBlockUnits);
+  variant.padded = padded_of_block(key);
   variant.rows = rows;
   variant.tiles = (key.rows + rows - 1) / rows;
   variant.holders = variant.tiles * key.problems;
   variant.shared_bytes = gru_block_shared_bytes(variant.padded, rows, key.is_backward);
+  return variant;
+}
+
+GruVariant gru_tensor_block_variant(const GruKey& key, int row_tiles) {
+  GruVariant variant;
+  variant.holder = GruHolder::kTensorBlock;
+  variant.padded = variant.units = padded_of_block(key);
+  variant.row_tiles = row_tiles;
+  variant.batches = 1;
+  variant.rows = row_tiles * kGruTile;
+  variant.tiles = (key.rows + variant.rows - 1) / variant.rows;
+  variant.holders = variant.tiles * key.problems;
+  variant.shared_bytes = gru_tensor_block_shared_bytes(mode_of(key), variant.padded, variant.rows, key.is_backward,
+                                                       key.linear_before_reset);
   return variant;
 }
 
@@ -265,6 +304,10 @@ GruVariant gru_variant(const GruKey& key) {
   const int multiprocessors = attribute_of(key.device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
   const int shared_bytes = attribute_of(key.device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
   if (has_block(key, architecture, multiprocessors)) return choose_block(key, multiprocessors);
+  if (has_tensor_block(key)) {
+    const GruVariant variant = choose_tensor_block(key, multiprocessors);
+    if (variant.shared_bytes <= shared_bytes) return variant;
+  }
 
   GruVariant variant;
   variant.padded = static_cast<int>(gru_padded_hidden(key.hidden));
@@ -319,7 +362,7 @@ GruPlan gru_plan(const GruKey& key) {
   });
   // Only teams wait for each other.
   const int64_t needed = (variant.holder == GruHolder::kTeam ? variant.holders : 1) * blocks_of(variant);
-  if (kernel->blocks_at_once() < needed && variant.holder == GruHolder::kBlock)
+  if (kernel->blocks_at_once() < needed && needed == 1)
     throw NoPlan("a block of a kernel of jaxgrad's GRU does not fit a multiprocessor of the GPU");
   if (kernel->blocks_at_once() < needed)
     throw NoPlan("the GPU runs " + std::to_string(kernel->blocks_at_once()) +

@@ -28,9 +28,10 @@ int64_t gru_padded_hidden(int64_t hidden);
 
 // What holds the recurrent weights of a problem, and computes some of its rows in all steps.
 enum class GruHolder {
-  kBlock,    // one block: few hidden units
-  kCluster,  // a cluster of blocks, which exchange states through shared memory
-  kTeam,     // a team of blocks, which exchange through global memory: many hidden units, or a GPU without clusters
+  kBlock,        // one block, which multiplies in float32: few hidden units and rows
+  kTensorBlock,  // one block, which multiplies on tensor cores: few hidden units
+  kCluster,      // a cluster of blocks, which exchange states through shared memory
+  kTeam,         // a team of blocks, which exchange through global memory: many hidden units, or a GPU without clusters
 };
 
 // Which kernel computes a call, and how the rows are split.
@@ -51,6 +52,12 @@ GruVariant gru_variant(const GruKey& key);
 // The variant for blocks of so many rows: 1, or up to 96 hidden units also 2 or 4. The call has at most 128 hidden
 // units.
 GruVariant gru_block_variant(const GruKey& key, int rows);
+
+// The variant for blocks that multiply so many tiles of rows on tensor cores: 1 or 2. The call has at most 128 hidden
+// units, in bfloat16, float16 or TF32.
+GruVariant gru_tensor_block_variant(const GruKey& key, int row_tiles);
+
+int gru_threads(const GruVariant& variant);  // of a block
 
 // The source of the kernel of a pass: its definitions, which determine all of it, then device.cuh, instructions.cuh and
 // this text.

@@ -3,41 +3,6 @@
 constexpr int kPlanes = gru_planes(MODE);        // of an operand: kGruSplit has three parts, the largest first
 constexpr int kBytes = gru_element_bytes(MODE);  // of an element of a plane
 
-// Two operands of a product of 16-bit numbers, in one register.
-__device__ inline uint32 pack(float low, float high) {
-  uint32 packed;
-#if MODE == 2 || ELEMENT_IS_BFLOAT16
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-#else
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-#endif
-  return packed;
-}
-
-__device__ inline uint32 as_tf32(float x) {
-  uint32 rounded;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(x));
-  return rounded;
-}
-
-struct Sums {
-  float at[4];
-};
-
-// The sums of a tile of 16 x 8: += a b, for 16 (16-bit) or 8 (TF32) terms.
-__device__ inline void multiply_add(Sums& sums, const uint32 (&a)[4], uint32 b0, uint32 b1) {
-  float (&d)[4] = sums.at;
-#if MODE == 1
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-#elif MODE == 2 || ELEMENT_IS_BFLOAT16
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-#else
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-#endif
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // Two elements of an operand, in one register for each plane. A bfloat16 number is the upper half of a float32 number:
 // three have its 24 bits, since each is rounded and the difference is exact.
 struct OperandPair {
@@ -53,6 +18,19 @@ struct OperandPair {
     }
   }
 };
+
+// Stores one element of an operand to shared memory, with its planes PLANE_BYTES apart.
+template <int PLANE_BYTES>
+__device__ inline void store_operand(unsigned address, float value) {
+#if MODE == 1
+  store_float(address, __uint_as_float(as_tf32(value)));
+#else
+  const OperandPair pair(value, 0.f);
+#pragma unroll
+  for (int plane = 0; plane < kPlanes; ++plane)
+    store_half(address + plane * PLANE_BYTES, static_cast<unsigned short>(pair.at[plane]));
+#endif
+}
 
 // A sum of products of tensor cores, in N parts, which need not wait for each other. Of the nine products of planes,
 // the largest is in the first part, and the next ones are in other parts, where they lose no bits. The three smallest,

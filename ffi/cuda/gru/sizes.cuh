@@ -2,11 +2,12 @@
 //   T          the element type: float, or Half with ELEMENT_IS_BFLOAT16
 //   MODE       a GruMode, as a number
 //   HIDDEN     the hidden units that the blocks have room for
-//   UNITS      hidden units of a block of a cluster or team: 16 or 32
+//   UNITS      hidden units of a block of a cluster or team: 16 or 32; with HIDDEN, a single block multiplies on tensor
+//              cores
 //   ROW_TILES  tiles of 8 rows that are multiplied at once
 //   BATCHES    batches of so many tiles that a step computes in turn
 //   PAIR       blocks of a team that share products: 1, or 2 in a cluster
-//   BLOCK_ROWS rows of a block that computes all hidden units; 0 for clusters and teams
+//   BLOCK_ROWS rows of a single block that multiplies in float32; 0 for others
 //   LINEAR     linear_before_reset
 //   LENGTHS    whether rows have lengths
 //   RESETS     whether rows are reset
@@ -23,7 +24,12 @@ constexpr int kSaved = 3 + LINEAR;  // values that the forward pass saves of a u
 constexpr int kRows = BLOCK_ROWS, kUnits = 32, kThreads = gru_block_threads(kPadded, kRows);
 constexpr int kItemRows = kRows, kItems = 1;
 #else
-constexpr int kThreads = kGruThreads, kTile = kGruTile, kRows = BATCHES * ROW_TILES * kTile;
-constexpr int kUnits = UNITS, kBlocks = kPadded / kUnits;
+constexpr int kTile = kGruTile, kRows = BATCHES * ROW_TILES * kTile;
+#if UNITS == HIDDEN
+constexpr int kUnits = 32, kThreads = gru_tensor_block_threads(kPadded);
+constexpr int kItemRows = kThreads / kPadded, kItems = kRows / kItemRows;
+#else
+constexpr int kThreads = kGruThreads, kUnits = UNITS, kBlocks = kPadded / kUnits;
 constexpr int kItemRows = kThreads / kUnits, kItems = kRows / kItemRows;
+#endif
 #endif
