@@ -66,6 +66,7 @@ def run(tmp_path, kernel_emulation):
             case.H,
             case.sequence_lens,
             case.reset,
+            case.clip is not None,
             rows_of_block,
             on_tensor_cores,
         )

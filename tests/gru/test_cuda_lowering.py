@@ -242,7 +242,7 @@ class Module:
     def __getattr__(self, name):
         return getattr(module, name)
     def load_gru_kernel(self, is_backward, *key):
-        loaded.append([is_backward, *key[-5:-2]])
+        loaded.append([is_backward, *key[-6:-3]])
         return load(is_backward, *key)
 module, cuda.module = cuda.module, Module()
 lowered(mapped={("x", "initial_h") if over == "examples" else ("x", "w", "r", "b", "initial_h")!r})
@@ -262,7 +262,7 @@ class Module:
     def __getattr__(self, name):
         return getattr(module, name)
     def load_gru_kernel(self, is_backward, *key):
-        if key[-5:-3] == (3, 4):
+        if key[-6:-4] == (3, 4):
             raise RuntimeError("out of memory")
         return load(is_backward, *key)
 module, cuda.module = cuda.module, Module()

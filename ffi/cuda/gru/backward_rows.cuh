@@ -109,7 +109,7 @@ struct BackwardRows {
     if (RESETS && now.reset != 0) before = p.reset_h != nullptr && has_unit ? element(p.reset_h, state_of(i)) : 0.f;
     float z = widen(now.gates[0]), r = widen(now.gates[1]), n = widen(now.gates[2]);
     float z_slope = z * (1 - z), r_slope = r * (1 - r), n_slope = 1 - n * n;
-    if (is_finite(p.clip)) {  // a gate of +2 or -2: its pre-activation was clipped
+    if (CLIP) {  // a gate of +2 or -2: its pre-activation was clipped
       const auto restore = [&](float& gate, float& slope, bool is_tanh) {
         if (!(fabsf(gate) > 1.5f)) return;
         const float bound = gate > 0 ? p.clip : -p.clip;

@@ -94,7 +94,8 @@ __device__ inline void compute_gates(const GruArguments& p, const Place& place, 
     wait_at<kSumsReady, kThreads>();
     const float product = sum_of(2);
 #endif
-    rows.finish(0, gates, rows.input(inputs, 2) + product, inputs.reset_next);
+    rows.finish(0, gates, rows.input(inputs, 2) + product);
+    rows.reset(0, inputs.reset_next);
     if (step + 1 < p.steps) {
       operand = rows.state[0];
       arrive_at<kOperandsReady, kThreads>();

@@ -5,7 +5,7 @@ __device__ inline float marked(float gate, float before, float clip) {
   return before >= clip ? 2.f : before <= -clip ? -2.f : gate;
 }
 
-__device__ inline bool is_finite(float clip) { return clip < 3.4e38f; }
+__device__ inline float within(float before, float clip) { return CLIP ? bounded(before, clip) : before; }
 
 // The rows of a problem that some blocks compute together, each for its own units.
 struct Place {
@@ -27,4 +27,6 @@ __device__ inline float element(const void* array, long long index) {
   return widen(static_cast<const T*>(array)[index]);
 }
 
-constexpr int kAhead = 10;  // steps between the prefetch of an array to the L2 cache and its use
+// Steps between the prefetch of an array to the L2 cache and its use. Blocks on tensor cores take longer for a step, in
+// which all of them load so much that the cache does not hold it for many steps.
+constexpr int kAhead = UNITS == HIDDEN ? 3 : 10;

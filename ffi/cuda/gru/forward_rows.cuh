@@ -15,10 +15,10 @@ struct Gates {
   __device__ void set_z_and_r(float z_sum, float r_sum, float clip) {
     z_before = z_sum;
     r_before = r_sum;
-    const Logistic logistic(bounded(z_sum, clip));
+    const Logistic logistic(within(z_sum, clip));
     z = logistic.of;
     without_z = logistic.of_negative;
-    r = reset_gate(bounded(r_sum, clip));
+    r = reset_gate(within(r_sum, clip));
   }
 };
 
@@ -119,16 +119,19 @@ struct ForwardRows {
   // r h, which blocks exchange. The padding stays zero: its gates may be NaN, where a state is not finite.
   __device__ float gated_state(int i, const Gates& gates) const { return has_unit ? gates.r * state[i] : 0.f; }
 
-  // The state of a row after the step, or what resets it then.
-  __device__ void finish(int i, Gates& gates, float n_sum, unsigned char reset_next) {
+  // The state of a row after the step.
+  __device__ void finish(int i, Gates& gates, float n_sum) {
     gates.n_before = n_sum;
-    gates.n = hyperbolic_tangent(bounded(n_sum, p.clip));
+    gates.n = hyperbolic_tangent(within(n_sum, p.clip));
     // Between n and the state, whatever the error of the gate. An infinite state stays infinite.
     const float between = state[i] + gates.without_z * (gates.n - state[i]);
     const bool is_infinite = fabsf(state[i]) > 3.4028235e38f;
     gates.h = is_infinite ? gates.without_z * gates.n + gates.z * state[i] : between;
     gates.valid = is_valid(i, t);
     if (gates.valid) state[i] = gates.h;
+  }
+  // What resets it then.
+  __device__ void reset(int i, unsigned char reset_next) {
     if (RESETS && reset_next != 0 && is_valid(i, t + towards)) state[i] = reset_state(i);
   }
 
@@ -139,7 +142,7 @@ struct ForwardRows {
     narrow(gates.valid ? gates.h : 0.f, y_to + offset);
     if (p.gates == nullptr) return;
     float z = gates.z, r = gates.r, n = gates.n;
-    if (is_finite(p.clip)) {
+    if (CLIP) {
       z = marked(z, gates.z_before, p.clip);
       r = marked(r, gates.r_before, p.clip);
       n = marked(n, gates.n_before, p.clip);

@@ -1,5 +1,6 @@
 #include "cuda/gru/handler.h"
 
+#include <cmath>
 #include <limits>
 
 #include "common/handler.h"
@@ -69,6 +70,7 @@ ffi::Error run(Checks& checks, CUstream stream, const Sizes& s, ffi::DataType dt
   key.hidden = s.H;
   key.has_lengths = arguments.lengths != nullptr;
   key.has_resets = arguments.reset != nullptr;
+  key.has_clip = std::isfinite(arguments.clip);
   if (checks.failed()) return checks.error();
   const driver::CurrentDevice current(stream);
   key.device = current.device();

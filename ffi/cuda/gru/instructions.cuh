@@ -6,7 +6,7 @@ __device__ inline float approximate_tanh(float x) {
   return y;
 }
 
-// A pre-activation within [-clip, clip]; NaN stays NaN. No bound is an infinite clip.
+// A pre-activation within [-clip, clip]; NaN stays NaN.
 __device__ inline float bounded(float before, float clip) {
   float within;
   asm("{ .reg .f32 low;\n max.NaN.f32 low, %1, %2;\n min.NaN.f32 %0, low, %3; }"

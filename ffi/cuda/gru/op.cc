@@ -211,10 +211,10 @@ GruVariant choose_block(const GruKey& key, int multiprocessors) {
 
 bool has_tensor_block(const GruKey& key) { return key.hidden <= kMaxBlockHidden && mode_of(key) != kGruSplit; }
 
-// One tile of rows if there are then no more blocks than multiprocessors, otherwise two.
+// One tile of rows if there are then no more blocks than multiprocessors, or no more rows; otherwise two.
 GruVariant choose_tensor_block(const GruKey& key, int multiprocessors) {
   const GruVariant variant = gru_tensor_block_variant(key, 1);
-  return variant.holders > multiprocessors ? gru_tensor_block_variant(key, 2) : variant;
+  return variant.holders > multiprocessors && variant.tiles > 1 ? gru_tensor_block_variant(key, 2) : variant;
 }
 
 }  // namespace
@@ -231,8 +231,8 @@ std::string gru_definitions(const GruKey& key, const GruVariant& variant) {
          define("T", key.type == FloatType::kFloat32 ? "float" : "unsigned short") + number("MODE", mode) +
          number("HIDDEN", variant.padded) + number("UNITS", variant.units) + number("ROW_TILES", variant.row_tiles) +
          number("BATCHES", variant.batches) + number("PAIR", variant.pair) + number("LINEAR", key.linear_before_reset) +
-         number("LENGTHS", key.has_lengths) + number("RESETS", key.has_resets) + number("BACKWARD", key.is_backward) +
-         number("BLOCK_ROWS", is_block ? variant.rows : 0);
+         number("LENGTHS", key.has_lengths) + number("RESETS", key.has_resets) + number("CLIP", key.has_clip) +
+         number("BACKWARD", key.is_backward) + number("BLOCK_ROWS", is_block ? variant.rows : 0);
 }
 
 const char* gru_source(const GruKey& key, const GruVariant& variant) {

@@ -11,6 +11,7 @@
 //   LINEAR     linear_before_reset
 //   LENGTHS    whether rows have lengths
 //   RESETS     whether rows are reset
+//   CLIP       whether pre-activations are clipped
 //   BACKWARD   whether the kernel is that of the backward pass
 using namespace jaxgrad;
 typedef unsigned uint32;

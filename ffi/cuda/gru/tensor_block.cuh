@@ -115,7 +115,11 @@ __device__ inline void multiply(const Weights& weights, unsigned shared) {
     }
 }
 
-// Of the thread, item i: where its operands are in shared memory, and its sums.
+// Items whose gates a thread computes beside each other, so that their instructions do not wait for each other.
+constexpr int kAtOnce = kItems < 4 ? kItems : 4;
+static_assert(kItems % kAtOnce == 0, "");
+
+// The operands of the items of a thread, in shared memory, and their sums.
 struct Items {
   unsigned operands, sums;
 
@@ -126,7 +130,14 @@ struct Items {
   __device__ void store(int i, float value, int array = 0) const {
     store_operand<0>(operands + array * kOperandBytes + i * kItemRows * kRowBytes, value);
   }
-  __device__ float sum(int i, int array = 0) const {
-    return load_float(sums + array * kSumBytes + i * kItemRows * kStride * 4);
+
+  // Of kAtOnce items, from some arrays.
+  template <int ARRAYS>
+  __device__ void load_sums(int first, int first_array, float (&values)[ARRAYS][kAtOnce]) const {
+#pragma unroll
+    for (int array = 0; array < ARRAYS; ++array)
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k)
+        values[array][k] = load_float(sums + (first_array + array) * kSumBytes + (first + k) * kItemRows * kStride * 4);
   }
 };

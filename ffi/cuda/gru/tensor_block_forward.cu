@@ -1,4 +1,5 @@
-// The recurrence of the GRU, forward, by single blocks on tensor cores. The operand of the products is the state, or r * h.
+// The recurrence of the GRU, forward, by single blocks on tensor cores. The operand of the products is the state, or r *
+// h.
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __grid_constant__ GruArguments p) {
   const Place place(p, blockIdx.x, 0);
@@ -16,30 +17,52 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
 
 #pragma unroll 1
   for (int step = 0; step < p.steps; ++step) {
-    const auto gates_of = [&](int i) {
-      Gates gates;
-      gates.set_z_and_r(rows.input(next[i], 0) + items.sum(i, 0), rows.input(next[i], 1) + items.sum(i, 1), p.clip);
-      return gates;
+    const auto set_z_and_r = [&](int first, Gates(&gates)[kAtOnce]) {
+      float sums[2][kAtOnce];
+      items.load_sums(first, 0, sums);
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const Inputs& inputs = next[first + k];
+        gates[k].set_z_and_r(rows.input(inputs, 0) + sums[0][k], rows.input(inputs, 1) + sums[1][k], p.clip);
+      }
     };
     __syncthreads();
     multiply<0, LINEAR ? 3 : 2>(weights, shared);
     __syncthreads();
 #if !LINEAR
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) items.store(i, rows.gated_state(i, gates_of(i)));
+    for (int first = 0; first < kItems; first += kAtOnce) {
+      Gates gates[kAtOnce];
+      set_z_and_r(first, gates);
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) items.store(first + k, rows.gated_state(first + k, gates[k]));
+    }
     __syncthreads();
     multiply<2, 1>(weights, shared);
     __syncthreads();
 #endif
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      Gates gates = gates_of(i);  // again, where r * h was the operand: there are no registers to keep them
-      gates.recurrent = items.sum(i, 2) + rows.recurrent_bias;
-      const float product = LINEAR ? gates.r * gates.recurrent : gates.recurrent;
-      rows.finish(i, gates, rows.input(next[i], 2) + product, next[i].reset_next);
-      items.store(i, rows.state[i]);
-      rows.store(i, gates);
-      next[i] = rows.load_inputs(i);
+    for (int first = 0; first < kItems; first += kAtOnce) {
+      Gates gates[kAtOnce];
+      set_z_and_r(first, gates);  // again, where r * h was the operand: there are no registers to keep them
+      float sums[1][kAtOnce];
+      items.load_sums(first, 2, sums);
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        gates[k].recurrent = sums[0][k] + rows.recurrent_bias;
+        const float product = LINEAR ? gates[k].r * gates[k].recurrent : gates[k].recurrent;
+        rows.finish(first + k, gates[k], rows.input(next[first + k], 2) + product);
+      }
+#pragma unroll
+      for (int i = first; i < first + kAtOnce; ++i) {
+        rows.reset(i, next[i].reset_next);
+        items.store(i, rows.state[i]);
+      }
+#pragma unroll
+      for (int i = first; i < first + kAtOnce; ++i) {
+        next[i] = rows.load_inputs(i);
+        rows.store(i, gates[i - first]);
+      }
     }
     rows.move_inputs();
     rows.move_results();

@@ -193,7 +193,8 @@ def _kernel_rejection(call: GruProblem) -> str:
 def _load(call: GruProblem) -> str:
     """Compiles and loads the kernels of both passes. Returns why that is impossible; empty if they are loaded."""
     for pass_name in PASSES:
-        features = call.has_lengths, call.has_resets
+        has_clip = call.clip is not None and call.clip <= np.finfo(np.float32).max  # the kernel reads it as float32
+        features = call.has_lengths, call.has_resets, bool(has_clip)
         if reason := cuda.module.load_gru_kernel(pass_name == "backward", *_key(call), *features):
             return str(reason)
     return ""
