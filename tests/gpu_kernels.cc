@@ -234,8 +234,9 @@ void check_gru(bool of_blocks, FloatType type, bool allow_tf32, bool linear, CUs
     return;
   }
   if (type != FloatType::kFloat32 || allow_tf32) {
-    check("tensor block", 4, 310, 120, 2, 1, GruHolder::kTensorBlock, 8);
-    check("tensor block of two tiles", 4, 707, 101, 2, 2, GruHolder::kTensorBlock, 16);
+    check("tensor block", 4, 400, 120, 2, 1, GruHolder::kTensorBlock, 8);
+    check("tensor block, 64 units", 3, 600, 50, 2, 1, GruHolder::kTensorBlock, 8);
+    check("tensor blocks in turn", 4, 707, 101, 2, 2, GruHolder::kTensorBlock, is_tf32 && linear ? 8 : 16);
   }
   check("cluster", 4, 17, 200, 1, 1, GruHolder::kCluster);
   check("teams", 11, 20, 300, 2, 1, GruHolder::kTeam);

@@ -64,7 +64,7 @@ print(json.dumps(dict(
 _SPLITS = {
     "BFLOAT16": {
         (43, 5): [["block", 0, 1, 1, 5, 5]] * 2,
-        (96, 1000): [["block", 0, 2, 1, 500, 500]] * 2,
+        (96, 400): [["block", 0, 2, 1, 200, 200]] * 2,
         (97, 132): [["block", 0, 1, 1, 132, 132]] * 2,
         (97, 133): [["cluster", 32, 8, 1, 17, 17]] * 2,
         (256, 600): [["cluster", 32, 8, 1, 75, 75]] * 2,
@@ -75,12 +75,14 @@ _SPLITS = {
     },
     "FLOAT32, tf32=True": {
         (128, 500): [["cluster", 32, 8, 1, 63, 63]] * 2,
+        (128, 2000): [["tensor block", 128, 8, 1, 250, 250]] * 2,
         (257, 9): [["team", 32, 8, 1, 2, 2]] * 2,
         (1024, 64): [["team", 16, 32, 1, 2, 2], ["team", 16, 32, 2, 2, 2]],
     },
     "FLOAT32": {
         (20, 300): [["block", 0, 4, 1, 75, 75]] * 2,
         (128, 500): [["block", 0, 1, 1, 500, 500]] * 2,
+        (128, 2000): [["block", 0, 1, 1, 2000, 2000]] * 2,
         (256, 8): [["cluster", 32, 8, 1, 1, 1]] * 2,
         (257, 9): [["team", 16, 16, 1, 1, 1], ["team", 16, 16, 2, 1, 1]],
         (512, 64): [["team", 16, 16, 1, 4, 4], ["team", 16, 16, 2, 4, 4]],
@@ -106,11 +108,36 @@ sizes = (120, 512, 2048)
 print(json.dumps([split(H, rows=8, problems=500, is_backward=b) for H in sizes for b in (False, True)]))
 """)
     assert found == [
-        *[["cluster", 32, 8, 1, 1, 500]] * 2,
+        *[["tensor block", 128, 8, 1, 1, 500]] * 2,
         *[["team", 32, 8, 1, 1, 8]] * 2,
         ["team", 16, 16, 1, 1, 1],
         ["team", 16, 16, 2, 1, 1],
     ]
+
+
+def test_many_rows(run):
+    """Blocks on tensor cores, from some rows for each multiprocessor on, of one tile of rows or two."""
+    found = run("""
+def holders(H, *rows, **kwargs):  # and their rows
+    return [split(H, rows=B, is_backward=b, **kwargs)[::2][:2] for B in rows for b in (False, True)]
+
+tf32 = dict(type=FLOAT32, tf32=True)
+print(json.dumps({
+    "32 units": holders(32, 2048), "64 units": holders(64, 462, 463, 925), "90 units": holders(90, 463, 2048),
+    "128 units": holders(128, 462, 463, 1056, 1057), "128 units, TF32": holders(128, 594, 595, **tf32),
+    "128 units, TF32, before": holders(128, 1057, **tf32, linear=False),
+    "128 units, 200 groups": holders(128, 4, 5, problems=200)}))
+""")
+    tile, tiles = ["tensor block", 8], ["tensor block", 16]
+    assert found == {
+        "32 units": [["block", 4]] * 2,
+        "64 units": [["block", 2], ["block", 2], ["block", 2], tile, tile, tile],
+        "90 units": [tile] * 4,
+        "128 units": [["cluster", 8], ["cluster", 8], *[tile] * 4, *[tiles] * 2],
+        "128 units, TF32": [["cluster", 8], ["cluster", 8], tile, tile],
+        "128 units, TF32, before": [tiles] * 2,
+        "128 units, 200 groups": [["cluster", 8], ["cluster", 8], tile, tile],
+    }
 
 
 def test_smaller_gpus(run):
@@ -121,8 +148,10 @@ print(json.dumps([split(*size, is_backward=b) for size in sizes for b in (False,
 """
     slice_of_h100 = run(script, FAKE_MULTIPROCESSORS="16")
     assert slice_of_h100[:10] == [
-        *[["block", 0, 2, 1, 32, 32]] * 2,
-        *[["cluster", 32, 8, 1, 8, 8]] * 4,
+        ["block", 0, 2, 1, 32, 32],
+        ["tensor block", 64, 8, 1, 8, 8],
+        *[["tensor block", 128, 8, 1, 8, 8]] * 2,
+        *[["cluster", 32, 8, 1, 8, 8]] * 2,
         *[["team", 32, 32, 1, 2, 1]] * 4,
     ]
     assert "1024 hidden units do not fit in the 16 multiprocessors" in slice_of_h100[10]

@@ -28,8 +28,8 @@ int64_t gru_padded_hidden(int64_t hidden);
 
 // What holds the recurrent weights of a problem, and computes some of its rows in all steps.
 enum class GruHolder {
-  kBlock,        // one block, which multiplies in float32: few hidden units and rows
-  kTensorBlock,  // one block, which multiplies on tensor cores: few hidden units
+  kBlock,        // one block, which multiplies in float32: few hidden units
+  kTensorBlock,  // one block, which multiplies on tensor cores: few hidden units, many rows
   kCluster,      // a cluster of blocks, which exchange states through shared memory
   kTeam,         // a team of blocks, which exchange through global memory: many hidden units, or a GPU without clusters
 };
