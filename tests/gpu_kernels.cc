@@ -236,6 +236,7 @@ void check_gru(bool of_blocks, FloatType type, bool allow_tf32, bool linear, CUs
   if (type != FloatType::kFloat32 || allow_tf32) {
     check("tensor block", 4, 400, 120, 2, 1, GruHolder::kTensorBlock, 8);
     check("tensor block, 64 units", 3, 600, 50, 2, 1, GruHolder::kTensorBlock, 8);
+    check("cluster of four blocks", 4, 165, 120, 2, 1, GruHolder::kCluster);
     check("tensor blocks in turn", 4, 707, 101, 2, 2, GruHolder::kTensorBlock, is_tf32 && linear ? 8 : 16);
   }
   check("cluster", 4, 17, 200, 1, 1, GruHolder::kCluster);

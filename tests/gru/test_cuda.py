@@ -68,7 +68,7 @@ def test_hidden_units_of_teams(H, B, kind, linear_before_reset):
 @pytest.mark.parametrize("linear_before_reset", [False, True])
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
 @pytest.mark.parametrize("H", [20, 70, 110])  # blocks of up to four rows and two, clusters, and tensor blocks
-@pytest.mark.parametrize("B", [*ROWS, 600])
+@pytest.mark.parametrize("B", [*ROWS, 100, 600])
 def test_rows(B, H, kind, linear_before_reset):
     _check(Case(T=5, B=B, I=6, H=H, direction="bidirectional", linear_before_reset=linear_before_reset), kind)
 

@@ -253,6 +253,25 @@ report(loaded=loaded)
         assert [is_backward, problems, rows, 43] in found["loaded"]
 
 
+def test_a_kernel_with_a_bound_is_loaded_where_there_is_one(run):
+    """The kernel that the handler runs. It reads the bound as float32, in which the last one is infinite."""
+    found = run("""
+loaded = []
+load = cuda.module.load_gru_kernel
+class Module:
+    def __getattr__(self, name):
+        return getattr(module, name)
+    def load_gru_kernel(self, is_backward, *key):
+        loaded.append(key[-1])
+        return load(is_backward, *key)
+module, cuda.module = cuda.module, Module()
+for clip in (None, 0.5, 3e38, 1e39):
+    lowered(settings={"clip": clip})
+report(loaded=loaded)
+""")
+    assert found["loaded"] == [False, False, True, True, True, True, False, False]
+
+
 def test_a_failing_compiler_of_sizes_that_vmap_makes(run):
     """Such a call runs on XLA, unless there are other processes, whose programs would have the kernel."""
     found = run("""

@@ -162,6 +162,11 @@ print(json.dumps([split(*size, is_backward=b) for size in sizes for b in (False,
         *[["team", 32, 16, 1, 4, 4]] * 4,
         *[["team", 16, 64, 1, 1, 1]] * 2,  # no pairs, which are clusters of two
     ]
+    many = "print(json.dumps([split(128, rows=2048, is_backward=True, type=FLOAT32, tf32=True, linear=False)]))"
+    # Two tiles do not fit in its shared memory.
+    assert run(many, FAKE_MAJOR="8", FAKE_MULTIPROCESSORS="108", FAKE_SHARED="166912") == [
+        ["tensor block", 128, 8, 1, 256, 256]
+    ]
     sm_86 = run(script, FAKE_MAJOR="8", FAKE_MINOR="6", FAKE_MULTIPROCESSORS="84", FAKE_SHARED="101376")
     assert sm_86 == [
         *[["block", 0, 1, 1, 64, 64]] * 2,

@@ -67,7 +67,8 @@ __device__ inline void copy_box(T* box, const T* array, const int (&sizes)[3], i
         if (ROWS % STEP != 0 && row + first >= ROWS) break;
         const bool valid = inside && static_cast<unsigned>(h + first + row) < static_cast<unsigned>(height) &&
                            ((WHOLE_TILES && PLANES_ALIKE) || planes[n] >= 0);
-        copy_async<VECTOR * sizeof(T)>(to + (n * ROWS + row) * COLUMNS * CC, from + static_cast<long long>(row) * pitch, valid);
+        copy_async<VECTOR * sizeof(T)>(to + (n * ROWS + row) * COLUMNS * CC, from + static_cast<long long>(row) * pitch,
+                                       valid);
       }
     }
   }
@@ -112,7 +113,8 @@ __device__ inline void add_products(float (&sums)[KG][KW], const T* x, const T* 
   }
 }
 
-// partial [gridDim.y, KZ, KH, KW, channels]: the sums over the tiles of each block. The grid is (KZ channels / CC, shares).
+// partial [gridDim.y, KZ, KH, KW, channels]: the sums over the tiles of each block. The grid is (KZ channels / CC,
+// shares).
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     depthwise_weight_gradient_partial(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial,
                                       const __grid_constant__ DepthwiseGradientArguments p) {
@@ -165,10 +167,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   }
 }
 
-// dw [KZ, KH, KW, channels], or [channels, KZ, KH, KW] with TAPS_LAST: the sum of `shares` partial sums, in a fixed order.
+// dw [KZ, KH, KW, channels], or [channels, KZ, KH, KW] with TAPS_LAST: the sum of `shares` partial sums, in a fixed
+// order.
 extern "C" __global__ void __launch_bounds__(32 * SLICES)
-    depthwise_weight_gradient_sum(const float* __restrict__ partial, T* __restrict__ dw, int shares,
-                                  int channels) {
+    depthwise_weight_gradient_sum(const float* __restrict__ partial, T* __restrict__ dw, int shares, int channels) {
   __shared__ float slices[SLICES][32];
   const int lane = threadIdx.x % 32, slice = threadIdx.x / 32, index = blockIdx.x * 32 + lane;
   const int elements = KZ * TAPS * channels;

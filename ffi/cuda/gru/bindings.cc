@@ -66,6 +66,7 @@ nb::dict block_program(bool is_backward, int64_t type, bool linear_before_reset,
   key.has_resets = has_resets;
   key.has_clip = has_clip;
   const auto rows_at_once = static_cast<int>(rows_of_block);
+  if (on_tensor_cores && rows_at_once % kGruTile != 0) throw nb::value_error("rows_of_block must be a multiple of 8");
   const GruVariant found =
       on_tensor_cores ? gru_tensor_block_variant(key, rows_at_once / kGruTile) : gru_block_variant(key, rows_at_once);
   nb::dict fields;

@@ -30,8 +30,8 @@ constexpr int kLoadsAhead = kFillsRegisters ? 1 : 2;  // steps; loads take longe
 __device__ inline int row_in_block() { return (threadIdx.x - kMultiplying) / kPadded; }
 __device__ inline int unit_in_block() { return (threadIdx.x - kMultiplying) % kPadded; }
 
-// A butterfly reduce-scatter of SETS sets of SIZE values over the lanes whose numbers differ in BIT and lower bits. With
-// each bit, a lane keeps one half of its sets, the second if it has the bit. Once there is one set, all keep it.
+// A butterfly reduce-scatter of SETS sets of SIZE values over the lanes whose numbers differ in BIT and lower bits.
+// With each bit, a lane keeps one half of its sets, the second if it has the bit. Once there is one set, all keep it.
 template <int BIT, int SETS, int SIZE>
 __device__ inline void add_over_lanes(float* values) {
   if constexpr (BIT > 0) {

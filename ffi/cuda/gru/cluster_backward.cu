@@ -15,7 +15,8 @@ constexpr int kExchanges = gru_backward_exchanges(LINEAR);
 constexpr int kBarriers = kExchanges;
 constexpr int kOperands = gru_aligned(kBarriers * 8);
 constexpr int kSums = kOperands + 2 * kOperandBytes;
-static_assert(kRows == kTile && kSums + kExchanges * kTileBytes == gru_backward_shared_bytes(MODE, kPadded, LINEAR), "");
+static_assert(kRows == kTile && kSums + kExchanges * kTileBytes == gru_backward_shared_bytes(MODE, kPadded, LINEAR),
+              "");
 
 struct Weights {  // transposed: the rows are the units of the state before, the terms the gates of the block
   uint32 at[kTilesOfWarp][3][kWordsOfGate][2][kPlanes][4];
@@ -179,8 +180,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __g
     reopen(2 + buffer);
     constexpr int kLastGates = 2;
 #endif
-    send_products<0, kLastGates>(weights, operands_from + operand * kOperandBytes, to, barriers,
-                                 offset_of(buffer), barrier_of(buffer), g);
+    send_products<0, kLastGates>(weights, operands_from + operand * kOperandBytes, to, barriers, offset_of(buffer),
+                                 barrier_of(buffer), g);
     operand ^= 1;
     rows.store(0, dz, dr, dn, f.r);
     rows.move_loads();

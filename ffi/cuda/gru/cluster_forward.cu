@@ -1,6 +1,6 @@
-// The recurrence of the GRU, forward. A cluster of kBlocks blocks computes a tile of 8 rows of a problem. Each block owns 32
-// hidden units: its rows of the recurrent weights stay in registers, as operands of tensor core products, for all
-// steps. Every step a block sends the new states of its units to the shared memory of all blocks of the cluster.
+// The recurrence of the GRU, forward. A cluster of kBlocks blocks computes a tile of 8 rows of a problem. Each block
+// owns 32 hidden units: its rows of the recurrent weights stay in registers, as operands of tensor core products, for
+// all steps. Every step a block sends the new states of its units to the shared memory of all blocks of the cluster.
 
 constexpr int kQuarter = kPadded / 4;           // of the terms of a product: those of two warps
 constexpr int kWords = kQuarter * kBytes / 64;  // 16-byte words of a quarter of a row that one lane reads

@@ -209,25 +209,24 @@ GruVariant choose_block(const GruKey& key, int multiprocessors) {
   return variant;
 }
 
-// Whether blocks on tensor cores compute a call: one with many rows for each multiprocessor. From there on, with 64 to
-// 128 hidden units and up to 2048 rows on an H200, they were up to 4 times as fast as the other kernels; with 32, on an
-// H100, they were never faster. Other GPUs are not measured.
+// Whether blocks on tensor cores compute a call: one with many rows for each multiprocessor. With more rows than that,
+// up to 2048, and 64 to 128 hidden units, they were up to 4 times as fast as the other kernels on an H200; with 32, on
+// an H100, they were never faster. Other GPUs are not measured.
 bool has_tensor_block(const GruKey& key, int multiprocessors) {
   const int padded = padded_of_block(key);
   if (key.hidden > kMaxBlockHidden || padded <= 32 || mode_of(key) == kGruSplit) return false;
-  if (key.rows <= kGruTile / 2) return false;           // a tile would be mostly empty
-  double least = mode_of(key) == kGruTf32 ? 4.5 : 3.5;  // rows for each multiprocessor
-  if (padded == 64 && !key.is_backward) least = 7;
-  return static_cast<double>(key.rows * key.problems) > least * multiprocessors;
+  if (key.rows <= kGruTile / 2) return false;          // a tile would be mostly empty
+  double most = mode_of(key) == kGruTf32 ? 4.5 : 3.5;  // rows for each multiprocessor, with which others are faster
+  if (padded == 64 && !key.is_backward) most = 7;
+  return static_cast<double>(key.rows * key.problems) > most * multiprocessors;
 }
 
-// One tile of rows, or two if there are then more blocks than multiprocessors. With up to 96 hidden units, several
-// blocks of one tile are on a multiprocessor, and in TF32 the registers have no room for two.
-GruVariant choose_tensor_block(const GruKey& key, int multiprocessors) {
-  const GruVariant variant = gru_tensor_block_variant(key, 1);
-  const bool has_room = variant.padded == kMaxBlockHidden && (mode_of(key) == kGruHalf || !key.linear_before_reset);
-  return has_room && variant.holders > multiprocessors && variant.tiles > 1 ? gru_tensor_block_variant(key, 2)
-                                                                            : variant;
+// One tile of rows; two if one gives more blocks than multiprocessors, with 128 hidden units, except in TF32 with
+// linear_before_reset, whose backward pass has no registers for two. With fewer units, one was faster.
+GruVariant choose_tensor_block(const GruKey& key, int multiprocessors, int shared_bytes) {
+  const GruVariant one = gru_tensor_block_variant(key, 1), two = gru_tensor_block_variant(key, 2);
+  const bool has_room = one.padded == kMaxBlockHidden && (mode_of(key) == kGruHalf || !key.linear_before_reset);
+  return has_room && one.holders > multiprocessors && one.tiles > 1 && two.shared_bytes <= shared_bytes ? two : one;
 }
 
 }  // namespace
@@ -317,7 +316,7 @@ GruVariant gru_variant(const GruKey& key) {
   const int multiprocessors = attribute_of(key.device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
   const int shared_bytes = attribute_of(key.device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
   if (has_tensor_block(key, multiprocessors)) {
-    const GruVariant variant = choose_tensor_block(key, multiprocessors);
+    const GruVariant variant = choose_tensor_block(key, multiprocessors, shared_bytes);
     if (variant.shared_bytes <= shared_bytes) return variant;
   }
   if (has_block(key, architecture, multiprocessors)) return choose_block(key, multiprocessors);

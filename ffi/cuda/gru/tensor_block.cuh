@@ -1,7 +1,7 @@
-// Shared by the kernels of single blocks that multiply on tensor cores, forward and backward. A block computes all hidden
-// units of kRows rows of a problem, and holds all recurrent weights, so that no state leaves the multiprocessor. Every
-// warp multiplies for 16 units: it writes the sums to shared memory, where the threads that compute the gates of these
-// units and rows read them; they write the next operands there.
+// Shared by the kernels of single blocks that multiply on tensor cores, forward and backward. A block computes all
+// hidden units of kRows rows of a problem, and holds all recurrent weights, so that no state leaves the multiprocessor.
+// Every warp multiplies for 16 units: it writes the sums to shared memory, where the threads that compute the gates of
+// these units and rows read them; they write the next operands there.
 
 static_assert(kPlanes == 1, "");
 constexpr int kRowBytes = gru_tensor_block_row_bytes(MODE, kPadded);  // of operands
@@ -9,6 +9,8 @@ constexpr int kStride = gru_tensor_block_stride(kPadded);             // of rows
 constexpr int kWords = kPadded * kBytes / 64;                         // 16-byte words of a row that one lane reads
 constexpr int kOperandArrays = BACKWARD ? 3 : 1, kSumArrays = BACKWARD ? 1 : 3;  // of gates, or for all gates
 constexpr int kOperandBytes = kRows * kRowBytes, kSumBytes = kRows * kStride * 4;
+// Blocks on a multiprocessor, where registers suffice. In TF32 with 96 hidden units, two would spill some.
+constexpr int kResident = kPadded < 96 || (kPadded == 96 && MODE == 0) ? 2 : 1;
 constexpr int kKeptGates = gru_tensor_block_kept_gates(MODE, kPadded, BACKWARD, LINEAR);
 
 // Shared memory: operands, sums, weights.
@@ -85,8 +87,8 @@ __device__ inline void multiply(const Weights& weights, unsigned shared) {
       if (BACKWARD || gate == 0) {
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; ++tile)
-          words[tile] = load_word(from + (BACKWARD ? FIRST + gate : 0) * kOperandBytes + tile * kTile * kRowBytes +
-                                  word * 64);
+          words[tile] =
+              load_word(from + (BACKWARD ? FIRST + gate : 0) * kOperandBytes + tile * kTile * kRowBytes + word * 64);
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half)

@@ -1,7 +1,7 @@
 // The recurrence of the GRU, backward, by single blocks on tensor cores. The operands of the products are the gradients
 // of the gates.
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __grid_constant__ GruArguments p) {
+extern "C" __global__ void __launch_bounds__(kThreads, kResident) gru_backward(const __grid_constant__ GruArguments p) {
   const Place place(p, blockIdx.x, 0);
   const unsigned shared = shared_address(shared_memory());
   const Weights weights(p, place, shared);

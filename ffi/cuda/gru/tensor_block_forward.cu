@@ -1,7 +1,7 @@
-// The recurrence of the GRU, forward, by single blocks on tensor cores. The operand of the products is the state, or r *
-// h.
+// The recurrence of the GRU, forward, by single blocks on tensor cores. The operand of the products is the state, or
+// (r * h) where the reset gate comes before the product.
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __grid_constant__ GruArguments p) {
+extern "C" __global__ void __launch_bounds__(kThreads, kResident) gru_forward(const __grid_constant__ GruArguments p) {
   const Place place(p, blockIdx.x, 0);
   const unsigned shared = shared_address(shared_memory());
   const Weights weights(p, place, shared);

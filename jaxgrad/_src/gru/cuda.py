@@ -193,8 +193,9 @@ def _kernel_rejection(call: GruProblem) -> str:
 def _load(call: GruProblem) -> str:
     """Compiles and loads the kernels of both passes. Returns why that is impossible; empty if they are loaded."""
     for pass_name in PASSES:
-        has_clip = call.clip is not None and call.clip <= np.finfo(np.float32).max  # the kernel reads it as float32
-        features = call.has_lengths, call.has_resets, bool(has_clip)
+        with np.errstate(over="ignore"):
+            has_clip = call.clip is not None and bool(np.isfinite(np.float32(call.clip)))  # as the handler reads it
+        features = call.has_lengths, call.has_resets, has_clip
         if reason := cuda.module.load_gru_kernel(pass_name == "backward", *_key(call), *features):
             return str(reason)
     return ""
