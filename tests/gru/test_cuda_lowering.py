@@ -45,6 +45,17 @@ def calls(text):
             found.append(match.groups())
     return found
 
+def before_loads(call):
+    "Kernels are loaded after `call`, which gets the pass, problems, rows, hidden units, and has_clip."
+    class Module:
+        def __getattr__(self, name):
+            return getattr(module, name)
+        def load_gru_kernel(self, is_backward, *key):
+            *_, problems, rows, hidden, _, _, has_clip = key
+            call(is_backward, problems, rows, hidden, has_clip)
+            return module.load_gru_kernel(is_backward, *key)
+    module, cuda.module = cuda.module, Module()
+
 def explained(**kwargs):
     sizes = {name: kwargs.pop(name) for name in ("T", "B", "I", "H", "D", "dtype") if name in kwargs}
     return jaxgrad.explain(jaxgrad.gru, **arrays(**sizes), platform="gpu", **kwargs)
@@ -235,16 +246,8 @@ report(plain=[count(B=B) for B in (511, 512)], mapped=[count(B=B, mapped=("x", "
 def test_kernels_of_sizes_that_vmap_makes_are_loaded_while_lowering(run, over):
     """As those of the call itself: a call that is loaded later may fail where the program runs."""
     found = run(f"""
-from jaxgrad._src.gru import cuda as backend
 loaded = []
-load = cuda.module.load_gru_kernel
-class Module:
-    def __getattr__(self, name):
-        return getattr(module, name)
-    def load_gru_kernel(self, is_backward, *key):
-        loaded.append([is_backward, *key[-6:-3]])
-        return load(is_backward, *key)
-module, cuda.module = cuda.module, Module()
+before_loads(lambda *call: loaded.append(call[:4]))
 lowered(mapped={("x", "initial_h") if over == "examples" else ("x", "w", "r", "b", "initial_h")!r})
 report(loaded=loaded)
 """)
@@ -257,14 +260,7 @@ def test_a_kernel_with_a_bound_is_loaded_where_there_is_one(run):
     """The kernel that the handler runs. It reads the bound as float32, in which the last one is infinite."""
     found = run("""
 loaded = []
-load = cuda.module.load_gru_kernel
-class Module:
-    def __getattr__(self, name):
-        return getattr(module, name)
-    def load_gru_kernel(self, is_backward, *key):
-        loaded.append(key[-1])
-        return load(is_backward, *key)
-module, cuda.module = cuda.module, Module()
+before_loads(lambda *call: loaded.append(call[-1]))
 for clip in (None, 0.5, 3e38, 1e39):
     lowered(settings={"clip": clip})
 report(loaded=loaded)
@@ -275,16 +271,10 @@ report(loaded=loaded)
 def test_a_failing_compiler_of_sizes_that_vmap_makes(run):
     """Such a call runs on XLA, unless there are other processes, whose programs would have the kernel."""
     found = run("""
-fails = False
-load = cuda.module.load_gru_kernel
-class Module:
-    def __getattr__(self, name):
-        return getattr(module, name)
-    def load_gru_kernel(self, is_backward, *key):
-        if key[-6:-4] == (3, 4):
-            raise RuntimeError("out of memory")
-        return load(is_backward, *key)
-module, cuda.module = cuda.module, Module()
+def fail(is_backward, problems, rows, hidden, has_clip):
+    if (problems, rows) == (3, 4):
+        raise RuntimeError("out of memory")
+before_loads(fail)
 mapped = tuple(arrays())
 alone = len(calls(lowered(mapped=mapped)))
 jax.clear_caches()
