@@ -49,21 +49,15 @@ def calls() -> dict[str, HandlerCall]:
     """A call of each handler, as an op makes it."""
     found: dict[str, HandlerCall] = {}
     with pytest.MonkeyPatch.context() as patch:
-        bound = ffi._primitive
+        bind = ffi._handler_call_p.bind
 
-        def recording(name):
-            primitive = bound(name)
+        def recording(*operands, target, results, attributes, **others):
+            shapes = (jax.ShapeDtypeStruct(a.shape, a.dtype) for a in operands)
+            results_of = tuple(jax.ShapeDtypeStruct(r.shape, r.dtype) for r in results)
+            found[target] = HandlerCall(target, tuple(shapes), results_of, dict(attributes))
+            return bind(*operands, target=target, results=results, attributes=attributes, **others)
 
-            class Recorder:
-                def bind(self, *operands, target, results, attributes):
-                    shapes = (jax.ShapeDtypeStruct(a.shape, a.dtype) for a in operands)
-                    results_of = tuple(jax.ShapeDtypeStruct(r.shape, r.dtype) for r in results)
-                    found[target] = HandlerCall(target, tuple(shapes), results_of, dict(attributes))
-                    return primitive.bind(*operands, target=target, results=results, attributes=attributes)
-
-            return Recorder()
-
-        patch.setattr(ffi, "_primitive", recording)
+        patch.setattr(ffi._handler_call_p, "bind", recording)
         jax.clear_caches()
         for op in OPS:
             case = op_case(op)

@@ -3,20 +3,22 @@
 Conventions of all handlers: an absent operand and a result that is not needed are arrays without elements, and the last
 result is the workspace.
 
-XLA names an instruction after the primitive that it comes from, and profiles show that name. `jax.ffi.ffi_call` has one
-primitive for all handlers. Here each handler has a primitive for each combination of shapes, see `kernel_name`.
+XLA names an instruction after its location in the program, where JAX writes the name of the primitive, and profiles show
+that name. Here the location has the name of the handler and the shapes instead, see `kernel_name`. One primitive serves
+all names: JAX keeps the lowering rule of each primitive for good.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
+from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
 from jaxgrad._src.native.compiled import require_handler
@@ -46,8 +48,9 @@ def ffi_call(
     """
     require_handler(target)
     results = (*results, jax.ShapeDtypeStruct((workspace,), np.uint8))
-    *found, _ = _primitive(kernel_name(target, named)).bind(
+    *found, _ = _handler_call_p.bind(
         *operands,
+        name=kernel_name(target, named),
         target=target,
         results=tuple(jax.core.ShapedArray(result.shape, result.dtype) for result in results),
         attributes=tuple((name, _hashable(value)) for name, value in sorted(attributes.items())),
@@ -91,36 +94,35 @@ def empty_like(shape: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((0,), shape.dtype)
 
 
-@cache
-def _primitive(name: str) -> Primitive:
-    """Returns the primitive of the handler calls with a name. JAX keeps lowering rules, so primitives are kept too."""
-    primitive = Primitive(name)
-    primitive.multiple_results = True
-    primitive.def_abstract_eval(_abstract_eval)
-    primitive.def_impl(partial(_impl, primitive))
-    mlir.register_lowering(primitive, _lowering)
-    return primitive
-
-
-def _abstract_eval(*operands, target, results, attributes):
+def _abstract_eval(*operands, name, target, results, attributes):
     # On the mesh of the context, as the results of `jax.ffi.ffi_call`: inside `shard_map` that is the mesh of the call.
     sharding = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), jax.sharding.PartitionSpec())
     return [result.update(sharding=sharding) for result in results]
 
 
-def _impl(primitive, *operands, **params):
+def _impl(*operands, **params):
     with jax.disable_jit(False):
-        return _jitted(primitive, operands, **params)
+        return _jitted(operands, **params)
 
 
-@partial(jax.jit, static_argnames=("primitive", "target", "results", "attributes"))
-def _jitted(primitive, operands, target, results, attributes):
-    return primitive.bind(*operands, target=target, results=results, attributes=attributes)
+@partial(jax.jit, static_argnames=("name", "target", "results", "attributes"))
+def _jitted(operands, **params):
+    return _handler_call_p.bind(*operands, **params)
 
 
-def _lowering(ctx, *operands, target, results, attributes):
+def _lowering(ctx, *operands, name, target, results, attributes):
     rule = jax.ffi.ffi_lowering(target)
-    return rule(ctx, *operands, **{name: _attribute(value) for name, value in attributes})
+    # JAX lowers the calls of a primitive once, without the stack of names and the line of source, and adds those for
+    # each call. XLA takes the last component of a name before a colon for the instruction's.
+    with ir.Location.name(f"{name}:", ir.Location.name(name)):
+        return rule(ctx, *operands, **{key: _attribute(value) for key, value in attributes})
+
+
+_handler_call_p = Primitive("jaxgrad_handler_call")
+_handler_call_p.multiple_results = True
+_handler_call_p.def_abstract_eval(_abstract_eval)
+_handler_call_p.def_impl(_impl)
+mlir.register_lowering(_handler_call_p, _lowering)
 
 
 def _hashable(value: Any) -> Any:
