@@ -3,9 +3,9 @@
 Conventions of all handlers: an absent operand and a result that is not needed are arrays without elements, and the last
 result is the workspace.
 
-XLA names an instruction after its location in the program, where JAX writes the name of the primitive, and profiles show
-that name. Here the location has the name of the handler and the shapes instead, see `kernel_name`. One primitive serves
-all names: JAX keeps the lowering rule of each primitive for good.
+XLA names an instruction after its location in the program, and profiles show that name. JAX puts the primitive's name
+there; here it is the name of the handler and the shapes, see `kernel_name`. One primitive serves all of them: JAX keeps
+the lowering rule of each primitive for good.
 """
 
 from __future__ import annotations
