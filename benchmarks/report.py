@@ -22,7 +22,7 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,19 +133,21 @@ def joined(report: Report, later: Report) -> Report:
 
     A row that both have is the later one, with the contenders that only the earlier one has.
     """
-    runs = environments(report)
-    this_run = later["environment"]
-    all_runs = runs if this_run in runs else [*runs, this_run]
-    rows = _by_case(_in_run(row, 0) for row in report["rows"])
-    for key, row in _by_case(_in_run(row, all_runs.index(this_run)) for row in later["rows"]).items():
+    runs, later_runs = environments(report), environments(later)
+    all_runs = [*runs, *(run for run in later_runs if run not in runs)]
+    later_in_all = [all_runs.index(run) for run in later_runs]
+    rows = _by_case(_in_runs(row, range(len(runs))) for row in report["rows"])
+    for key, row in _by_case(_in_runs(row, later_in_all) for row in later["rows"]).items():
         rows[key] = _with_missing(row, rows.get(key))
     joined_rows = list(rows.values())
     left_out = _left_out(report, later, joined_rows)
     return _without_unused_runs({**later, "left_out": left_out, "rows": joined_rows}, all_runs)
 
 
-def _in_run(row: Row, run: int) -> Row:
-    return {**row, "runs": row.get("runs") or dict.fromkeys(row["times_ms"], run)}
+def _in_runs(row: Row, numbers: Sequence[int]) -> Row:
+    """The row with the run of each contender, renumbered: run i becomes `numbers[i]`."""
+    runs = row.get("runs") or dict.fromkeys(row["times_ms"], 0)
+    return {**row, "runs": {name: numbers[run] for name, run in runs.items()}}
 
 
 def _with_missing(row: Row, earlier: Row | None) -> Row:
@@ -158,7 +160,9 @@ def _with_missing(row: Row, earlier: Row | None) -> Row:
 def _without_unused_runs(report: Report, runs: list[dict[str, Any]]) -> Report:
     used = sorted({run for row in report["rows"] for run in row["runs"].values()})
     if len(used) == 1:
-        return {**report, "rows": [{k: v for k, v in row.items() if k != "runs"} for row in report["rows"]]}
+        rows = [{k: v for k, v in row.items() if k != "runs"} for row in report["rows"]]
+        single = {key: value for key, value in report.items() if key != "environments"}
+        return {**single, "environment": runs[used[0]], "rows": rows}
     rows = [{**row, "runs": {name: used.index(run) for name, run in row["runs"].items()}} for row in report["rows"]]
     return {**report, "environments": [runs[run] for run in used], "rows": rows}
 

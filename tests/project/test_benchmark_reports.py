@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import benchmarks_package  # noqa: F401
 import jax
@@ -148,6 +149,27 @@ def test_a_contender_that_only_an_earlier_run_lacks_is_left_out_of_its_cases():
     earlier = _report(cases, left_out={TORCH_GRU: "broken", f"{CUDNN_RNN}, of again": "no memory"})
     later = _report([_gru_row("forward", {TORCH_GRU: 5.0, CUDNN_RNN: 4.0}, label="again")])
     assert report.joined(earlier, later)["left_out"] == {f"{TORCH_GRU}, of old": "broken"}
+
+
+def test_the_runs_of_joined_reports_are_renumbered():
+    first, second, third = ({**_ENVIRONMENT, "date": f"2026-01-0{day}"} for day in (1, 2, 3))
+    row = partial(_gru_row, "forward", {SCAN: 6.0})
+    earlier = _report([row(label="a")], environment=first)
+    rows = [row(label="b", runs={OURS: 1, SCAN: 0}), row(label="c", runs={OURS: 2, SCAN: 2})]
+    found = report.joined(earlier, _report(rows, environment=third, environments=[second, first, third]))
+    days = [run["date"][-1] for run in report.environments(found)]
+    assert {row["label"]: [days[row["runs"][name]] for name in (OURS, SCAN)] for row in found["rows"]} == {
+        "a": ["1", "1"],
+        "b": ["1", "2"],
+        "c": ["3", "3"],
+    }
+
+
+def test_a_joined_report_of_one_run_has_its_environment():
+    first, second = ({**_ENVIRONMENT, "date": f"2026-01-0{day}"} for day in (1, 2))
+    rows = [_gru_row("forward", {SCAN: 6.0}, label=label) for label in "ab"]
+    later = _report([{**rows[1], "runs": {OURS: 1, SCAN: 1}}], environment=second, environments=[second, first])
+    assert report.joined(_report(rows[:1], environment=first), later) == _report(rows, environment=first)
 
 
 def test_versions_of_several_runs():
