@@ -62,7 +62,7 @@ print(json.dumps([found, jaxgrad.plan_cache_info()]))
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("platform", "count"),
-    [("cpu", 900), pytest.param("gpu", 1200, marks=pytest.mark.gpu)],
+    [("cpu", 900), pytest.param("gpu", 720, marks=pytest.mark.gpu)],
 )
 def test_memory_does_not_grow_with_the_shapes(run_python, platform, count):
     """By less than 20 KiB for each shape: with `jax.lax` it is some 7.
@@ -71,6 +71,7 @@ def test_memory_does_not_grow_with_the_shapes(run_python, platform, count):
     has none.
     """
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+    environment["XLA_FLAGS"] = "--xla_gpu_autotune_level=0"  # compiles in less time
     done = run_python(_SCRIPT.format(platform=platform, count=count), **environment)
     memory, plans = json.loads(done.stdout.splitlines()[-1])
     print(memory, plans)
