@@ -129,3 +129,53 @@ def test_convolutions_on_which_the_compiler_aborts(run_python):
     """XLA's swap of the operands of such convolutions ends the process; in plain JAX it does."""
     done = run_python(_ABORTING, JAX_DISABLE_MOST_OPTIMIZATIONS="0")
     assert done.stdout.split("\n")[-2] == "weight gradient"
+
+
+_PLAIN = """
+import jax, jax.numpy as jnp, numpy as np, jaxgrad
+
+chwn, nhwc = ("CHWN", "IHWO", "CHWN"), ("NHWC", "HWIO", "NHWC")
+calls = {
+    "abort": ((3, 6, 7, 2), (3, 2, 3, 4), (2, 1), ((1, 1), (0, 0)), (1, 3), chwn),
+    "windows over padding only": ((1, 2, 5, 128), (1, 4, 128, 256), (1, 1), ((1, -2), (0, 0)), None, nhwc),
+    "padding": ((2, 8, 9, 1), (3, 3, 1, 2), (1, 1), ((0, 0), (-2, 1)), None, nhwc),
+}
+rng = np.random.default_rng(0)
+for name, (x, w, strides, padding, dilation, layout) in calls.items():
+    x, w = (jnp.asarray(rng.integers(-4, 5, shape), jnp.float32) for shape in (x, w))
+    found = []
+    for conv in (jaxgrad.conv_general_dilated, jax.lax.conv_general_dilated):
+        def loss(x, w):
+            return (conv(x, w, strides, padding, rhs_dilation=dilation, dimension_numbers=layout) ** 2).sum()
+        found.append(jaxgrad.accelerate(jax.jit(jax.value_and_grad(loss, (0, 1))))(x, w))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, err_msg=name), *found)
+    if name == "abort":
+        print(jaxgrad.report(jaxgrad.accelerate(jax.grad(loss)), x, w))
+"""
+
+
+def test_an_accelerated_convolution_of_jax_lax(run_python):
+    done = run_python(_PLAIN, JAX_DISABLE_MOST_OPTIMIZATIONS="0")
+    assert "XLA miscompiles the convolution as it is written" in done.stdout
+
+
+_SYMBOLIC = """
+import jax, jax.numpy as jnp, numpy as np, jaxgrad
+from jax import export
+
+def gradients(x, w):
+    def loss(x, w):
+        layout = ("CHWN", "IHWO", "CHWN")
+        y = jaxgrad.conv_general_dilated(x, w, (2, 1), ((1, 1), (0, 0)), rhs_dilation=(1, 3), dimension_numbers=layout)
+        return (y ** 2).sum()
+    return jax.grad(loss, (0, 1))(x, w)
+
+x, w = jnp.arange(252.0).reshape(3, 6, 7, 2) % 7, jnp.arange(72.0).reshape(3, 2, 3, 4) % 5
+symbolic = jax.ShapeDtypeStruct(export.symbolic_shape("3, 2*b, 7, 2"), x.dtype)
+exported = export.export(jax.jit(gradients), disabled_checks=jaxgrad.export_disabled_checks())(symbolic, w)
+jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), exported.call(x, w), gradients(x, w))
+"""
+
+
+def test_a_symbolic_size(run_python):
+    run_python(_SYMBOLIC, JAX_DISABLE_MOST_OPTIMIZATIONS="0")

@@ -94,6 +94,15 @@ def plan_equation(
       implementation: the only one to take, whether or not it is the fastest; None for the fastest.
     """
     equation = Equation.of(parameters, avals)
+    plan = _plan(equation, platform, implementation)
+    if plan.compute is not None or not equation.is_miscompiled:
+        return plan
+    reason = "XLA miscompiles the convolution as it is written; it is padded before"
+    return dataclasses.replace(plan, compute=equation.on_xla, reason=reason)
+
+
+def _plan(equation: Equation, platform: str, implementation: str | None) -> EquationPlan:
+    """The plan of an equation; its `compute` is None where the equation stays on XLA, in whatever form."""
     if reason := unsupported_operands(equation.lhs, equation.rhs, equation.result):
         return EquationPlan(None, "", "xla", reason)
     tuning = current().tuning if implementation is None else None
@@ -126,6 +135,16 @@ class Equation:
     def normalized(self) -> ConvArguments:
         return normalize(self.arguments, self.lhs.shape, self.rhs.shape, self.result.shape)
 
+    @property
+    def is_miscompiled(self) -> bool:
+        shapes = self.lhs.shape, self.rhs.shape, self.result.shape
+        return is_miscompiled_by_xla(self.arguments, *shapes, or_derivatives=False)
+
+    @property
+    def on_xla(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        """The convolution on XLA: the equation itself, or a form that XLA compiles correctly."""
+        return self.arguments.call_lax_on_padded if self.is_miscompiled else self.arguments.call_lax
+
     def text(self, pass_name: str) -> str:
         """The text of the equation in a tuning, whose choice names the pass."""
         a, arrays = self.normalized, (self.lhs, self.rhs, self.result)
@@ -153,13 +172,8 @@ class Equation:
         return first or EquationPlan(None, "", "xla", reason)
 
     def alternatives(self, platform: str) -> dict[str, Callable[[jax.Array, jax.Array], jax.Array]]:
-        """All ways to compute the equation on a platform, by the names that a tuning has for them.
-
-        The unchanged convolution is left out where XLA might end the process while compiling it.
-        """
-        found: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {}
-        if not is_miscompiled_by_xla(self.arguments, self.lhs.shape, self.rhs.shape, self.result.shape):
-            found["xla"] = self.arguments.call_lax
+        """All ways to compute the equation on a platform, by the names that a tuning has for them."""
+        found = {"xla": self.on_xla}
         backends = [backend for backend in BACKENDS if backend.platform == platform]
         for reading in _readings(self.normalized):
             if min(reading.call.geometry.x_spatial) > 0:

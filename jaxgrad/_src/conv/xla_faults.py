@@ -19,29 +19,44 @@ from jaxgrad._src.conv.geometry import ConvGeometry, Pairs, dilated_size
 
 
 def is_miscompiled(sizes: Sequence[Sequence[int]], factors: Sequence[Sequence[int]], padding: Pairs) -> bool:
-    """Whether XLA may miscompile a convolution, or one of those that differentiation makes of it.
-
-    In the derivatives the input, the window and the result change places: each may be the window, and its factor the
-    dilation.
+    """Whether XLA may miscompile a convolution.
 
     Args:
       sizes: the spatial sizes of the input, of the window and of the result.
       factors: lhs_dilation, rhs_dilation and window_strides.
       padding: of each spatial axis.
     """
-    return any(map(_is_miscompiled, zip(*sizes, strict=True), zip(*factors, strict=True), padding))
+    return any(map(_has_faulty_axis, zip(*sizes, strict=True), zip(*factors, strict=True), padding))
 
 
-def _is_miscompiled(sizes: tuple[int, ...], factors: tuple[int, ...], padding: tuple[int, int]) -> bool:
+def _has_faulty_axis(sizes: tuple[int, ...], factors: tuple[int, ...], padding: tuple[int, int]) -> bool:
+    if min(padding) < 0 < max(padding):
+        return True
+    _, window, _ = sizes
+    lhs_dilation, rhs_dilation, stride = factors
+    return padding == (0, 0) and rhs_dilation == 1 and window == lhs_dilation == stride + 1
+
+
+def is_or_derives_miscompiled(
+    sizes: Sequence[Sequence[int]], factors: Sequence[Sequence[int]], padding: Pairs
+) -> bool:
+    """Whether XLA may miscompile a convolution, or one of those that differentiation makes of it.
+
+    In the derivatives the input, the window and the result change places: each may be the window, and its factor the
+    dilation. The arguments are those of `is_miscompiled`.
+    """
+    return any(map(_derives_faulty_axis, zip(*sizes, strict=True), zip(*factors, strict=True), padding))
+
+
+def _derives_faulty_axis(sizes: tuple[int, ...], factors: tuple[int, ...], padding: tuple[int, int]) -> bool:
     low, _ = padding
-    if not all(isinstance(size, int) for size in sizes):  # symbolic
-        return low < 0
-    _, *windows = map(dilated_size, sizes, factors)
-    for i, size in enumerate(sizes):
+    known = [(i, size) for i, size in enumerate(sizes) if isinstance(size, int)]  # the others are symbolic
+    for i, size in known:
         others = factors[:i] + factors[i + 1 :]
         if factors[i] == 1 and size > 1 and sorted(others) == [size - 1, size]:
             return True
-    return not 0 <= low < min(windows)
+    windows = [dilated_size(size, factors[i]) for i, size in known if i > 0]
+    return low < 0 or any(low >= window for window in windows)
 
 
 def padding_of_x(geometry: ConvGeometry) -> Pairs:
