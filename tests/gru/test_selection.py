@@ -24,9 +24,10 @@ def _implementation(*operands, **settings):
     ("T", "B", "dtype", "settings", "expected"),
     [
         (1, 4, "float32", FRAMEWORKS, "xla"),
+        (1, 4, "float32", {}, "xla"),
         (1, 64, "bfloat16", FRAMEWORKS, "xla"),
+        (1, 64, "bfloat16", {}, "xla"),
         (1, 64, "float32", FRAMEWORKS, "cpu"),
-        (1, 4, "float32", {}, "cpu"),
         (2, 4, "float32", FRAMEWORKS, "cpu"),
         (1, 4, "float32", {**FRAMEWORKS, "implementation": "cpu"}, "cpu"),
         (0, 4, "float32", FRAMEWORKS, "cpu"),
@@ -37,12 +38,18 @@ def test_single_steps_run_on_xla(T, B, dtype, settings, expected):
     assert _implementation(*_operands(T, B, dtype=dtype), **settings) == expected
 
 
-def test_a_rollout_is_a_loop_of_xla():
+def test_a_single_step_of_many_hidden_units_runs_on_xla():
+    assert _implementation(*_operands(1, 64, H=512)) == "xla"
+
+
+@pytest.mark.parametrize("linear_before_reset", [False, True])
+def test_a_rollout_is_a_loop_of_xla(linear_before_reset):
     """No kernel is called in the steps, whose weights it would pack each time."""
+    settings = {"linear_before_reset": linear_before_reset}
     x, w, r = (jnp.ones(a.shape, a.dtype) for a in _operands(1, 4))
 
     def rollout(h):
-        return jax.lax.scan(lambda h, _: (jaxgrad.gru(x, w, r, initial_h=h, **FRAMEWORKS)[1], None), h, length=5)[0]
+        return jax.lax.scan(lambda h, _: (jaxgrad.gru(x, w, r, initial_h=h, **settings)[1], None), h, length=5)[0]
 
     h = jnp.zeros((1, 4, 16), "float32")
     assert "jaxgrad_" not in jax.jit(rollout).trace(h).lower(lowering_platforms=("cpu",)).as_text()

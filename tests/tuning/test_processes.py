@@ -37,13 +37,70 @@ except (FileNotFoundError, RuntimeError) as error:
     print(type(error).__name__)
 """
 
+_UNLIKE_PROCESSES = """
+import dataclasses
+import pickle
+import sys
+import warnings
+import jax
+import jax.numpy as jnp
+from jaxgrad._src.core import environment
 
-def test_the_first_process_measures_and_reads(tmp_path):
+index = int(sys.argv[2])
+environment._cpu_model = lambda: f"CPU {index}"
+jax.distributed.initialize(sys.argv[1], 2, index)
+import jaxgrad
+from jaxgrad._src.tuning import api
+
+api.medians = lambda programs: {name: 1 + (name != "xla") for name in programs}
+
+@jax.jit
+def conv(x, w):
+    return jaxgrad.conv_general_dilated(x, w, (1,), "SAME", feature_group_count=2)
+
+arrays = jnp.ones((2, 4, 30)), jnp.ones((4, 2, 3))
+
+def show(name, tuning):
+    jaxgrad.config.update(tuning=tuning)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        for _ in range(2):
+            kernels = conv.lower(*arrays).as_text().count("@jaxgrad_")
+            jax.clear_caches()
+    causes = ["CPU 0" if "not 'CPU 0" in str(w.message) else "unknown" for w in caught if "tuning" in str(w.message)]
+    print(name, kernels, len(tuning.choices), causes)
+    jaxgrad.config.update(tuning=None)
+
+def of(index):  # only the first process knows both machines
+    here = environment.current_environment()
+    return dataclasses.replace(here, device_kind=here.device_kind.replace("CPU 0", f"CPU {index}"))
+
+def load(machines):
+    jaxgrad.Tuning(machines).save(sys.argv[3])
+    return jaxgrad.Tuning.load(sys.argv[3])
+
+known = api.Choice("xla", "cpu", {"xla": 1.0, "cpu": 2.0})
+show("not shared", pickle.loads(pickle.dumps(jaxgrad.Tuning({of(0): {"conv": known}}))))
+
+tuned = jaxgrad.tune(conv, *arrays, progress=False)
+show("tuned", tuned)
+choices = dict(tuned.choices)
+own = {text: dataclasses.replace(choice, implementation="cpu") for text, choice in choices.items()}
+show("loaded", load({of(0): choices}))
+show("first of both", load({of(1): own, of(0): choices}))
+show("second alone", load({of(1): choices}))
+show("merged", load({of(1): own}) | load({of(0): choices}))
+show("merged, own last", load({of(0): choices}) | load({of(0): own}))
+show("copied", pickle.loads(pickle.dumps(tuned)))
+"""
+
+
+def _run(program, tmp_path):
     address = free_address()
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONSAFEPATH": "1"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", _PROCESS, address, str(index), str(tmp_path / "tuning.json")],
+            [sys.executable, "-c", program, address, str(index), str(tmp_path / "tuning.json")],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -51,7 +108,26 @@ def test_the_first_process_measures_and_reads(tmp_path):
         )
         for index in range(2)
     ]
-    assert [text.splitlines()[-3:] for text in outputs(processes, 120)] == [
+    return [text.splitlines() for text in outputs(processes, 120)]
+
+
+def test_the_first_process_measures_and_reads(tmp_path):
+    assert [lines[-3:] for lines in _run(_PROCESS, tmp_path)] == [
         ["['xla']", "True", "FileNotFoundError"],
         ["['xla']", "True", "RuntimeError"],
     ]
+
+
+def test_processes_on_unlike_machines_lower_the_same_program(tmp_path):
+    """The machine of the first process decides for all. Without a choice, oneDNN runs the convolution."""
+    expected = [
+        "not shared 1 0 ['unknown']",
+        "tuned 0 1 []",
+        "loaded 0 1 []",
+        "first of both 0 1 []",
+        "second alone 1 0 ['CPU 0']",
+        "merged 0 1 []",
+        "merged, own last 1 1 []",
+        "copied 0 1 []",
+    ]
+    assert [lines[-8:] for lines in _run(_UNLIKE_PROCESSES, tmp_path)] == [expected, expected]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import platform
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import jax
 
+from jaxgrad._src.core.processes import text_of_first_process
 from jaxgrad._src.native import cpu, cuda
 from jaxgrad._src.version import __version__
 
@@ -60,6 +62,26 @@ def current_environment() -> Environment:
     cores = os.cpu_count()  # of the machine, which all processes on it agree about
     library = f"oneDNN {cpu.build_info().get('onednn', '')}"
     return Environment("cpu", f"{cpu_name()}, {cores} cores", *versions, library)
+
+
+_of_first_process: Environment | None = None
+
+
+def share_first_environment() -> None:
+    """Makes the environment of the first process that of the program. All processes must call it."""
+    global _of_first_process
+    if jax.process_count() > 1:
+        text = text_of_first_process(lambda: json.dumps(dataclasses.asdict(current_environment())))
+        _of_first_process = Environment(**json.loads(text))
+
+
+def program_environment() -> Environment | None:
+    """The environment by which all processes of a program look up measurements: that of the first process.
+
+    It is kept by `share_first_environment`, because processes look up while they trace, and are not in step then. None
+    in a program of several processes before that.
+    """
+    return current_environment() if jax.process_count() == 1 else _of_first_process
 
 
 def cpu_name() -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
-from jaxgrad._src.core.environment import Environment, current_environment
+from jaxgrad._src.core.environment import Environment, program_environment
 from jaxgrad._src.core.warn import warn_caller
 
 
@@ -68,9 +68,13 @@ class MeasuredChoices:
         self._warned = False
 
     def choice(self, platform: str, pass_name: str, call: Call) -> Choice | None:
-        """The choice for a pass of a call on a platform ("cpu" or "cuda"); None if it was not measured here."""
-        machine = current_environment()
-        if machine.platform != platform or machine not in self.machines:
+        """The choice for a pass of a call on a platform ("cpu" or "cuda"); None if it was not measured here.
+
+        In a program of several processes the machine is that of the first process, here and in `covers`: processes on
+        unlike machines must lower the same program.
+        """
+        machine = program_environment()
+        if machine is None or machine.platform != platform or machine not in self.machines:
             return None
         return self.machines[machine].get(call.text(pass_name))
 
@@ -79,18 +83,24 @@ class MeasuredChoices:
 
         Warns once where there is none at all, because the choices were measured on other machines.
         """
-        machine = current_environment()
-        if machine not in self.machines:
+        machine = program_environment()
+        if machine is None or machine not in self.machines:
             self._warn_once(machine)
             return False
         return _kind(call.text(pass_name)) in self._kinds[machine]
 
-    def _warn_once(self, machine: Environment) -> None:
+    def _warn_once(self, machine: Environment | None) -> None:
         if self._warned or not self.machines:
             return
         self._warned = True
-        measured = "; or ".join(map(machine.differences, self.machines))
-        warn_caller(f"the tuning has no effect here, because it was measured with {measured}", RuntimeWarning)
+        if machine is None:
+            reason = (
+                "the environment of the first process is not known in this program of several processes; call "
+                "jaxgrad.Tuning.load or jaxgrad.tune in every process"
+            )
+        else:
+            reason = f"it was measured with {'; or '.join(map(machine.differences, self.machines))}"
+        warn_caller(f"the tuning has no effect here, because {reason}", RuntimeWarning)
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self._identity == other._identity

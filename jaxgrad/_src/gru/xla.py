@@ -68,6 +68,8 @@ def forward(
         restart = state_of(reset_h, d, (B, H), dtype)
         h0, _ = pvary_to_match(h0, x)  # the carry of a loop must vary over the same mesh axes before and after a step
         rt = r[d].T
+        # Slices of the transposed weights are copied in every step.
+        rt_zr, rt_n = r[d][: 2 * H].T, r[d][2 * H :].T
         # The input product includes every bias that is added outside the product with the reset gate.
         bias = wb.at[: 2 * H].add(rb[: 2 * H]) if linear_before_reset else wb + rb
         inputs = dot(params, x, w[d].T, dtype) + bias[None, None]
@@ -79,13 +81,13 @@ def forward(
                 product = dot(params, h, rt, dtype)
                 recurrent = product[:, 2 * H :] + rb[None, 2 * H :]
             else:
-                product = dot(params, h, rt[:, : 2 * H], dtype)
+                product = dot(params, h, rt_zr, dtype)
             zr = input_t[:, : 2 * H] + product[:, : 2 * H]
             z, gate = jnp.split(jax.nn.sigmoid(clip_gate(zr, clip)), 2, axis=1)
             if linear_before_reset:
                 candidate = input_t[:, 2 * H :] + gate * recurrent
             else:
-                candidate = input_t[:, 2 * H :] + dot(params, gate * h, rt[:, 2 * H :], dtype)
+                candidate = input_t[:, 2 * H :] + dot(params, gate * h, rt_n, dtype)
             n = jnp.tanh(clip_gate(candidate, clip))
             new_h = (1 - z) * n + z * h
             y = new_h

@@ -17,7 +17,7 @@ from jaxgrad._src.conv import tuning as conv_tuning
 from jaxgrad._src.conv.equation import Equation
 from jaxgrad._src.conv.params import ConvCall
 from jaxgrad._src.core import checks, settings
-from jaxgrad._src.core.environment import current_environment
+from jaxgrad._src.core.environment import current_environment, share_first_environment
 from jaxgrad._src.core.function_of_arrays import function_of_arrays
 from jaxgrad._src.core.op import platform_of
 from jaxgrad._src.core.processes import text_of_first_process
@@ -85,6 +85,7 @@ def _tune(call: Callable[..., Any], arrays: list[Any], progress: bool) -> Tuning
             "implementation=, and convolutions inside jaxgrad.accelerate.",
             UserWarning,
         )
+    share_first_environment()
     tuning = from_json(text_of_first_process(lambda: to_json(_measured(recorder, progress))))
     if progress and jax.process_count() == 1:
         print(_summary(call, arrays, tuning), file=sys.stderr)

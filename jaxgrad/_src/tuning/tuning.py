@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from jaxgrad._src.core import settings
-from jaxgrad._src.core.environment import Environment, current_environment
+from jaxgrad._src.core.environment import Environment, program_environment, share_first_environment
 from jaxgrad._src.core.processes import text_of_first_process
 from jaxgrad._src.core.tuning import Choice, MeasuredChoices
 
@@ -33,7 +33,8 @@ class Tuning(MeasuredChoices):
 
     It applies to calls of the same shapes, dtypes and arguments, on the same kind of device, and with the same versions
     of jax, jaxlib, jaxgrad, cuDNN or oneDNN, and the driver. With others it has no effect but a warning. A call that
-    forces an implementation is left alone.
+    forces an implementation is left alone. In a program of several processes, the device and the versions of the first
+    process decide for all.
 
     It prints as a table. `tuning | other` has the choices of both, those of `other` where both have one.
 
@@ -54,8 +55,12 @@ class Tuning(MeasuredChoices):
 
     @property
     def choices(self) -> Mapping[str, Choice]:
-        """The choices for this machine, by the description of the call."""
-        return self.machines.get(current_environment(), MappingProxyType({}))
+        """The choices for this machine, by the description of the call.
+
+        In a program of several processes: for the machine of the first process.
+        """
+        machine = program_environment()
+        return MappingProxyType({}) if machine is None else self.machines.get(machine, MappingProxyType({}))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a JSON file. In a program of several processes the first one writes it."""
@@ -66,13 +71,14 @@ class Tuning(MeasuredChoices):
     def load(cls, path: str | os.PathLike[str]) -> Tuning:
         """Reads a file that `save` has written.
 
-        In a program of several processes each process must call it. All take what the first one reads, so that they
-        lower the same program.
+        In a program of several processes each process must call it. All take what the first one reads, and the choices
+        for its machine, so that they lower the same program.
 
         Raises:
           OSError: the file cannot be read.
           ValueError: the file is not a tuning.
         """
+        share_first_environment()
         text = text_of_first_process(lambda: Path(path).read_text(encoding="utf-8"))
         try:
             tuning = from_json(text)
