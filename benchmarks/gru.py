@@ -322,7 +322,7 @@ def _work(case: Case, linear_before_reset: bool, which: str) -> Work:
         dtype=case.dtype,
         flops=case.forward_flops * (1 if which == "forward" else 3),
         array_bytes={"[T, B, 3H]": math.prod((case.T, case.B, case.D, 3, case.H)) * jnp.dtype(case.dtype).itemsize},
-        extra=case.extra or case.highest,
+        extra=case.extra,
     )
 
 
