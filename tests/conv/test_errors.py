@@ -97,6 +97,8 @@ def test_errors_of_jaxgrad_arguments(op, settings, error, message):
         ({"window_strides": 1}, TypeError, "window_strides must be a sequence of ints, got int"),
         ({"window_strides": None}, TypeError, "window_strides must be a sequence of ints, got NoneType"),
         ({"lhs_dilation": 2}, TypeError, "lhs_dilation must be a sequence of ints, got int"),
+        ({"feature_group_count": 1.0}, TypeError, "feature_group_count must be an int, got float"),
+        ({"batch_group_count": None}, TypeError, "batch_group_count must be an int, got NoneType"),
         ({"rhs_dilation": 2}, TypeError, "rhs_dilation must be a sequence of ints, got int"),
         ({"padding": "FULL"}, ValueError, "padding must be 'SAME', 'SAME_LOWER', 'VALID' or pairs of ints, got 'FULL'"),
         ({"lhs": X[0, 0, 0], "rhs": W[0, 0, 0]}, ValueError, r"rank of at least 2, got \(4,\) and \(2,\)"),

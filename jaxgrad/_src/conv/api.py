@@ -125,8 +125,8 @@ def conv_general_dilated(
         lhs_dilation=None if lhs_dilation is None else _as_tuple("lhs_dilation", lhs_dilation),
         rhs_dilation=None if rhs_dilation is None else _as_tuple("rhs_dilation", rhs_dilation),
         dimension_numbers=dimension_numbers,
-        feature_group_count=feature_group_count,
-        batch_group_count=batch_group_count,
+        feature_group_count=checks.as_int(_NAME, "feature_group_count", feature_group_count),
+        batch_group_count=checks.as_int(_NAME, "batch_group_count", batch_group_count),
         precision=precision_of_call(precision),
         preferred_element_type=preferred_element_type,
     )
