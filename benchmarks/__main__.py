@@ -214,6 +214,13 @@ def _prefer(args: argparse.Namespace) -> None:
     if args.check and changed != "nothing":
         raise SystemExit(f"not up to date: {changed}")
     print(f"rewrote {changed}")
+    for device, found in preferences.replays().items():
+        slow = sum(regret > 1.2 for regret in found.values())
+        mean = math.exp(sum(map(math.log, found.values())) / len(found))
+        print(
+            f"{device}: {len(found)} measured calls take {mean:.3f} times as long as on their fastest implementations "
+            f"in the geometric mean, {max(found.values()):.2f} times at most; {slow} more than 1.2 times"
+        )
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 `--measure` measures every implementation of the cases' calls on the device at hand, as `jaxgrad.tune` does, and adds a
 file to benchmarks/results/tunings. `--again` measures some calls anew, such as those of a changed kernel. The tables
 are then written from these files and from shape_classes.json, which has the classes of calls in their order, with the
-implementation to prefer where no case of a class was measured. `--check` only compares.
+implementation to prefer where no case of a class was measured. `--check` only compares. At the end the tables are
+replayed: how much longer the measured calls take than on their fastest implementations.
 """
 
 from __future__ import annotations
@@ -309,6 +310,22 @@ def regrets(platform: str, table: Sequence[Row], times: _Times) -> dict[str, flo
                 and row.matches(_features(recorded, platform))
             )
             found[text] = us[prefer] / min(us.values())
+    return found
+
+
+def replays() -> dict[str, dict[str, float]]:
+    """The `regrets` of each device that was measured, with the table that it takes."""
+    found = {}
+    for path in sorted(TUNINGS.glob("*.json")):
+        machines = jaxgrad.Tuning.load(path).machines
+        platform = "cpu" if {machine.platform for machine in machines} == {"cpu"} else "gpu"
+        table = path.stem if platform == "gpu" else "generic cpu"
+        rows = json.loads((TABLES / f"{table}.json").read_text())["rows"]
+        times: dict[str, Mapping[str, float]] = {}
+        for choices in machines.values():
+            times |= {text: _times_of_libraries(choice.times_us) for text, choice in choices.items()}
+        typed = [Row(**{**row, "passes": tuple(row["passes"])}, table=table) for row in rows]
+        found[path.stem] = regrets(platform, typed, times)
     return found
 
 

@@ -68,6 +68,17 @@ def test_the_tables_are_up_to_date():
     assert preferences.write(preferences.TABLES, check=True) == []
 
 
+def test_the_tables_prefer_implementations_that_are_nearly_the_fastest():
+    replays = preferences.replays()
+    assert set(replays) == {path.stem for path in preferences.TUNINGS.glob("*.json")}
+    for device, found in replays.items():
+        slow = [text for text, regret in found.items() if regret > 1.2]
+        assert len(found) > 100, device
+        assert np.log(list(found.values())).mean() < np.log(1.05), device
+        assert len(slow) < 0.09 * len(found), (device, slow)
+        assert max(found.values()) < 2.5, device
+
+
 def _machine(kind):
     return Environment("cuda", kind, "0.11.2", "0.11.2", "0.1.0", "cuDNN 9.19.0", "580.1")
 
