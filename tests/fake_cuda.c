@@ -42,7 +42,8 @@
 
    FAKE_REGISTERS: the registers of a thread of a kernel; default 168
 
-   FAKE_BATCH_NORM: the bytes of workspace of batch normalization; without it, cuDNN does not support it
+   FAKE_BATCH_NORM: the bytes of workspace of batch normalization; without it, cuDNN does not support it. The residual
+   needs some bytes of reserve space
 
    fake_executions() returns the number of executed plans, fake_compilations() that of compiled programs.
 
@@ -216,60 +217,6 @@ int cudnnSetStream(void) {
   MAY_FAIL;
   return 0;
 }
-
-/* Batch normalization: all results are zeros, and FAKE_BATCH_NORM is the bytes of workspace; without it there is none.
- */
-#define SUCCEEDS(name) \
-  int name(void) {     \
-    MAY_FAIL;          \
-    return 0;          \
-  }
-SUCCEEDS(cudnnCreateActivationDescriptor)
-SUCCEEDS(cudnnDeriveBNTensorDescriptor)
-SUCCEEDS(cudnnDestroyActivationDescriptor)
-SUCCEEDS(cudnnDestroyTensorDescriptor)
-SUCCEEDS(cudnnSetActivationDescriptor)
-SUCCEEDS(cudnnSetTensor4dDescriptorEx)
-int cudnnCreateTensorDescriptor(void** descriptor) {
-  MAY_FAIL;
-  return *descriptor = (void*)1, 0;
-}
-static int batch_norm_bytes(size_t* bytes) {
-  *bytes = number_of("FAKE_BATCH_NORM", 0);
-  return *bytes == 0 ? 3000 : 0;
-}
-int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void* handle, int mode, int operation, void* x, void* z,
-                                                             void* y, void* channels, void* activation, size_t* bytes) {
-  (void)handle, (void)mode, (void)operation, (void)x, (void)z, (void)y, (void)channels, (void)activation;
-  MAY_FAIL;
-  return batch_norm_bytes(bytes);
-}
-int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void* handle, int mode, int operation, void* x, void* y, void* dy,
-                                                      void* dz, void* dx, void* channels, void* activation,
-                                                      size_t* bytes) {
-  (void)handle, (void)mode, (void)operation, (void)x, (void)y, (void)dy, (void)dz, (void)dx, (void)channels;
-  (void)activation;
-  MAY_FAIL;
-  return batch_norm_bytes(bytes);
-}
-int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void* handle, int mode, int operation, void* activation,
-                                                         void* x, size_t* bytes) {
-  (void)handle, (void)mode, (void)operation, (void)activation, (void)x;
-  MAY_FAIL;
-  return *bytes = 0, 0;
-}
-int cudnnBatchNormalizationForwardTrainingEx(void* handle, int mode, int operation, void* one, void* zero, void* dx,
-                                             void* x, void* dz, void* z, void* dy, void* y, void* channels, void* scale,
-                                             void* bias, double factor, void* running_mean, void* running_var,
-                                             double epsilon, void* mean, void* rstd, void* activation, void* workspace,
-                                             size_t bytes, void* reserve, size_t reserve_bytes) {
-  (void)handle, (void)mode, (void)operation, (void)one, (void)zero, (void)dx, (void)x, (void)dz, (void)z, (void)dy;
-  (void)y, (void)channels, (void)scale, (void)bias, (void)factor, (void)running_mean, (void)running_var, (void)epsilon;
-  (void)mean, (void)rstd, (void)activation, (void)reserve, (void)reserve_bytes;
-  USES_DEVICE;
-  return memset(workspace, 0xff, bytes), 0;
-}
-SUCCEEDS(cudnnBatchNormalizationBackwardEx)
 
 int cudnnBackendCreateDescriptor(int type, void** descriptor) {
   MAY_FAIL;
@@ -539,6 +486,168 @@ int cudnnBackendExecute(void* handle, Descriptor* plan, Descriptor* pack) {
   convolve(plan->graph, pack, number);
   memset((void*)(intptr_t)attribute(pack, kPackWorkspace)[0], 0xff, (size_t)workspace);
   return 0;
+}
+
+/* --- cuDNN: batch normalization ------------------------------------------------------------------------------------
+ */
+
+enum { kActivation = 1, kAddActivation = 2, kReserveBytes = 64 };
+
+/* Batch, channels and two spatial axes. */
+typedef struct {
+  int type, sizes[4], strides[4];
+} Tensor;
+
+static int create(size_t bytes, void** descriptor) {
+  __sync_add_and_fetch(&descriptors, 1);
+  return *descriptor = calloc(1, bytes), 0;
+}
+int cudnnCreateTensorDescriptor(void** descriptor) {
+  MAY_FAIL;
+  return create(sizeof(Tensor), descriptor);
+}
+int cudnnCreateActivationDescriptor(void** descriptor) {
+  MAY_FAIL;
+  return create(1, descriptor);
+}
+int cudnnDestroyTensorDescriptor(void* descriptor) { return cudnnBackendDestroyDescriptor(descriptor); }
+int cudnnDestroyActivationDescriptor(void* descriptor) { return cudnnBackendDestroyDescriptor(descriptor); }
+int cudnnSetActivationDescriptor(void) {
+  MAY_FAIL;
+  return 0;
+}
+int cudnnSetTensor4dDescriptorEx(Tensor* tensor, int type, int n, int c, int h, int w, int of_n, int of_c, int of_h,
+                                 int of_w) {
+  MAY_FAIL;
+  *tensor = (Tensor){type, {n, c, h, w}, {of_n, of_c, of_h, of_w}};
+  return 0;
+}
+int cudnnDeriveBNTensorDescriptor(Tensor* channels, const Tensor* x, int mode) {
+  (void)mode;
+  MAY_FAIL;
+  *channels = (Tensor){x->type == kDouble ? kDouble : kFloat, {1, x->sizes[1], 1, 1}, {x->sizes[1], 1, 1, 1}};
+  return 0;
+}
+
+static int batch_norm_bytes(size_t* bytes) {
+  *bytes = number_of("FAKE_BATCH_NORM", 0);
+  return *bytes == 0 ? 3000 : 0;
+}
+int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void* handle, int mode, int operation, void* x, void* z,
+                                                             void* y, void* channels, void* activation, size_t* bytes) {
+  (void)handle, (void)mode, (void)operation, (void)x, (void)z, (void)y, (void)channels, (void)activation;
+  MAY_FAIL;
+  return batch_norm_bytes(bytes);
+}
+int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void* handle, int mode, int operation, void* x, void* y, void* dy,
+                                                      void* dz, void* dx, void* channels, void* activation,
+                                                      size_t* bytes) {
+  (void)handle, (void)mode, (void)operation, (void)x, (void)y, (void)dy, (void)dz, (void)dx, (void)channels;
+  (void)activation;
+  MAY_FAIL;
+  return batch_norm_bytes(bytes);
+}
+int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void* handle, int mode, int operation, void* activation,
+                                                         void* x, size_t* bytes) {
+  (void)handle, (void)mode, (void)activation, (void)x;
+  MAY_FAIL;
+  return *bytes = operation == kAddActivation ? kReserveBytes : 0, 0;
+}
+
+/* An array that a descriptor describes; it has a size of 1 for the last axis. */
+static Array described(const Tensor* tensor, const void* data) {
+  Array found = {(void*)(uintptr_t)data, tensor->type, {1, 1, 1, 1, 1}, {0}};
+  for (int axis = 0; axis < 4; ++axis)
+    found.sizes[axis] = tensor->sizes[axis], found.strides[axis] = tensor->strides[axis];
+  return found;
+}
+
+/* Moves to the next element of a channel; returns 0 after the last one. */
+static int next_of_channel(int64_t* index, const Array* array) {
+  const int64_t sizes[5] = {array->sizes[0], 1, array->sizes[2], array->sizes[3], 1};
+  const int64_t c = index[1];
+  index[1] = 0;
+  const int moved = next(index, sizes, 5);
+  return index[1] = c, moved;
+}
+
+static double root(double value) { /* without the library of mathematics */
+  double found = value > 1 ? value : 1;
+  for (int i = 0; i < 200; ++i) found = (found + value / found) / 2;
+  return found;
+}
+
+int cudnnBatchNormalizationForwardTrainingEx(void* handle, int mode, int operation, void* one, void* zero, Tensor* xd,
+                                             void* x, Tensor* zd, void* z, Tensor* yd, void* y, Tensor* channels,
+                                             void* scale, void* bias, double factor, void* running_mean,
+                                             void* running_var, double epsilon, void* mean, void* rstd,
+                                             void* activation, void* workspace, size_t bytes, void* reserve,
+                                             size_t reserve_bytes) {
+  (void)handle, (void)mode, (void)one, (void)zero, (void)factor;
+  USES_DEVICE;
+  if ((activation != NULL) != (operation != 0) || (zd != NULL) != (operation == kAddActivation)) return 2000;
+  if (operation == kAddActivation && reserve_bytes < kReserveBytes) return 2000;
+  const Array in = described(xd, x), out = described(yd, y), residual = described(zd == NULL ? xd : zd, z);
+  const Array scales = described(channels, scale), biases = described(channels, bias);
+  const Array means = described(channels, mean), rstds = described(channels, rstd);
+  const Array running_means = described(channels, running_mean), running_vars = described(channels, running_var);
+  const double count = (double)in.sizes[0] * (double)in.sizes[2] * (double)in.sizes[3];
+  for (int64_t c = 0; c < in.sizes[1]; ++c) {
+    double sum = 0, squares = 0;
+    int64_t i[5] = {0, c};
+    do sum += get(&in, offset(&in, i));
+    while (next_of_channel(i, &in));
+    const double average = sum / count;
+    do squares += (get(&in, offset(&in, i)) - average) * (get(&in, offset(&in, i)) - average);
+    while (next_of_channel(i, &in));
+    const double inverse = 1 / root(squares / count + epsilon);
+    do {
+      double value = (get(&in, offset(&in, i)) - average) * inverse * get(&scales, c) + get(&biases, c);
+      if (zd != NULL) value += get(&residual, offset(&residual, i));
+      put(&out, offset(&out, i), operation != 0 && value < 0 ? 0 : value);
+    } while (next_of_channel(i, &in));
+    put(&means, c, average), put(&rstds, c, inverse);
+    put(&running_means, c, average), put(&running_vars, c, squares / (count > 1 ? count - 1 : 1));
+  }
+  memset(workspace, 0xff, bytes);
+  memset(reserve, 0xff, reserve_bytes);
+  return 0;
+}
+
+int cudnnBatchNormalizationBackwardEx(void* handle, int mode, int operation, void* one, void* zero, void* one_too,
+                                      void* zero_too, Tensor* xd, void* x, Tensor* yd, void* y, Tensor* dyd, void* dy,
+                                      Tensor* dzd, void* dz, Tensor* dxd, void* dx, Tensor* channels, void* scale,
+                                      void* bias, void* dscale, void* dbias, double epsilon, void* mean, void* rstd,
+                                      void* activation, void* workspace, size_t bytes, void* reserve,
+                                      size_t reserve_bytes) {
+  (void)handle, (void)mode, (void)one, (void)zero, (void)one_too, (void)zero_too, (void)yd, (void)y, (void)dz;
+  (void)epsilon, (void)reserve, (void)reserve_bytes;
+  USES_DEVICE;
+  if ((activation != NULL) != (operation != 0) || dzd != NULL || operation == kAddActivation) return 2000;
+  const Array in = described(xd, x), gradient = described(dyd, dy), out = described(dxd, dx);
+  const Array scales = described(channels, scale), biases = described(channels, bias);
+  const Array means = described(channels, mean), rstds = described(channels, rstd);
+  const Array dscales = described(channels, dscale), dbiases = described(channels, dbias);
+  const double count = (double)in.sizes[0] * (double)in.sizes[2] * (double)in.sizes[3];
+  for (int64_t c = 0; c < in.sizes[1]; ++c) {
+    double sum = 0, product = 0; /* of the gradients, and of the gradients times the normalized elements */
+    for (int pass = 0; pass < 2; ++pass) {
+      int64_t i[5] = {0, c};
+      do {
+        const double normalized = (get(&in, offset(&in, i)) - get(&means, c)) * get(&rstds, c);
+        double g = get(&gradient, offset(&gradient, i));
+        if (operation == kActivation && normalized * get(&scales, c) + get(&biases, c) <= 0) g = 0;
+        if (pass == 0) {
+          sum += g, product += g * normalized;
+        } else {
+          const double centered = g - sum / count - normalized * product / count;
+          put(&out, offset(&out, i), centered * get(&rstds, c) * get(&scales, c));
+        }
+      } while (next_of_channel(i, &in));
+    }
+    put(&dscales, c, product), put(&dbiases, c, sum);
+  }
+  return memset(workspace, 0xff, bytes), 0;
 }
 
 /* --- NVRTC -------------------------------------------------------------------------------------------------------

@@ -10,6 +10,24 @@ namespace jaxgrad {
 namespace ffi = xla::ffi;
 namespace {
 
+// Returns call(handle), with the cuDNN handle of the device. If an earlier operation on the device or a lack of memory
+// caused an error, throws driver::DeviceFault or driver::OutOfMemory: the error blames neither cuDNN nor this call.
+// `capturing`: the stream is captured into a CUDA graph, so the cause of an error cannot be queried.
+template <class Call>
+auto call_cudnn(const driver::CurrentDevice& current, CUstream stream, bool capturing, Call call) {
+  cudnn::Handle handle(current.device());
+  try {
+    return call(handle);
+  } catch (const cudnn::Error& error) {
+    if (!capturing) handle.check_device(error);
+    throw;
+  } catch (const driver::Error& error) {
+    const CUresult fault = capturing ? CUDA_SUCCESS : driver::find_fault(stream);
+    if (fault != CUDA_SUCCESS) throw driver::DeviceFault(fault, error.what());
+    throw;
+  }
+}
+
 class CudaBatchNormChecks : public BatchNormChecks {
  public:
   using BatchNormChecks::BatchNormChecks;
@@ -25,23 +43,25 @@ class CudaBatchNormChecks : public BatchNormChecks {
   ffi::Error run(CUstream stream, ffi::ScratchAllocator& scratch, Bytes& workspace, Size size, Run run) {
     if (failed()) return error();
     const driver::CurrentDevice current(stream);
-    const int64_t needed = size(cudnn::Handle(current.device()));
+    const bool capturing = driver::is_capturing(stream);
+    const int64_t needed = call_cudnn(current, stream, capturing, size);
     void* memory = workspace->untyped_data();
     if (static_cast<int64_t>(workspace->element_count()) < needed) {
-      memory = allocate(stream, scratch, workspace, needed);
+      memory = allocate(capturing, scratch, workspace, needed);
       if (failed()) return error();
     }
-    cudnn::Handle handle(current.device());
-    handle.set_stream(stream);
-    run(handle, memory);
+    call_cudnn(current, stream, capturing, [&](cudnn::Handle& handle) {
+      handle.set_stream(stream);
+      run(handle, memory);
+    });
     return ffi::Error::Success();
   }
 
  private:
   // The workspace of a program that was lowered without a GPU is an estimate. Where it is too small, XLA lends the
   // memory for this call, except to a CUDA graph, which uses the memory again when it is replayed.
-  void* allocate(CUstream stream, ffi::ScratchAllocator& scratch, Bytes& workspace, int64_t needed) {
-    if (driver::is_capturing(stream)) {
+  void* allocate(bool capturing, ffi::ScratchAllocator& scratch, Bytes& workspace, int64_t needed) {
+    if (capturing) {
       check_workspace(workspace, needed, *this);
       return nullptr;
     }

@@ -44,7 +44,7 @@ struct BatchNormBackwardArrays {
   void *dx, *dscale, *dbias;
 };
 
-// Bytes of workspace. These functions throw cudnn::Error; the caller holds the handle of the device.
+// Bytes of workspace. These functions throw cudnn::Error and driver::Error; the caller holds the handle of the device.
 int64_t batch_norm_forward_workspace(const BatchNormProblem& problem, const cudnn::Handle& handle);
 int64_t batch_norm_backward_workspace(const BatchNormProblem& problem, const cudnn::Handle& handle);
 
