@@ -103,7 +103,7 @@ def test_groups_with_their_own_weights(H, B, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
-@pytest.mark.parametrize("H", [40, 110])
+@pytest.mark.parametrize("H", [40, 110, 200, 300])  # blocks, clusters, teams
 def test_long_sequences(H, kind):
     _check(Case(T=20_000, B=3, I=4, H=H, linear_before_reset=kind[0] != "float32"), kind)
 
@@ -138,12 +138,17 @@ def test_precision():
             assert all(least < error < most for error in errors()), (precision, errors())
 
 
+# A kernel of each sort: blocks, clusters, teams, and blocks that multiply on tensor cores.
+_SORTS = [(33, 9, "float32"), (110, 9, "float32"), (200, 9, "float32"), (300, 80, "float32"), (64, 1000, "bfloat16")]
+
+
 @pytest.mark.parametrize("linear_before_reset", [False, True])
-@pytest.mark.parametrize(("H", "B", "launches"), [(33, 9, 10_000), (110, 9, 10_000), (300, 80, 2000)])
-def test_many_launches(H, B, launches, linear_before_reset):
+@pytest.mark.parametrize(("H", "B", "dtype"), _SORTS)
+def test_many_launches(H, B, dtype, linear_before_reset):
     """Each launch gives the same bits, whatever the one before left in shared memory or in the workspace."""
+    launches = 10_000
     case = Case(T=3 if H < 257 else 12, B=B, I=4, H=H, linear_before_reset=linear_before_reset)
-    inputs, cotangents = CUDA.put(make_inputs(case, "float32"))
+    inputs, cotangents = CUDA.put(make_inputs(case, dtype))
 
     def step(x, h):
         outputs, pullback = jax.vjp(
