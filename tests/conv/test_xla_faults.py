@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from pathlib import Path
 
 import jax
@@ -11,6 +12,8 @@ import pytest
 from backends import Backend
 from conv_cases import ConvCase, ConvInputs, cotangent, make_conv_inputs, result_sizes
 from conv_running import Result, assert_same, conv, terms
+
+from jaxgrad._src.conv.xla_faults import is_miscompiled, is_or_derives_miscompiled
 
 
 def _by_taps(case, x, w, dy):
@@ -90,6 +93,28 @@ def test_padding_is_cropped_first(run_python, implementation):
     """XLA for the CPU is wrong where low padding is negative and high padding positive (jaxlib 0.10.2 and 0.11.2)."""
     script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nimport test_xla_faults\n"
     run_python(f"{script}test_xla_faults.check_paddings({implementation!r})", JAX_DISABLE_MOST_OPTIMIZATIONS="0")
+
+
+def test_what_is_miscompiled_is_also_avoided_by_the_ops():
+    rng = np.random.default_rng(0)
+    counts = Counter()
+    for _ in range(3000):
+        sizes = [tuple(map(int, rng.integers(1, 6, 2))) for _ in range(3)]
+        factors = [tuple(map(int, rng.integers(1, 4, 2))) for _ in range(3)]
+        padding = tuple(map(tuple, rng.integers(-2, 4, (2, 2)).tolist()))
+        for platform in ("cpu", "cuda"):
+            if is_miscompiled(sizes, factors, padding, platform):
+                counts[platform] += 1
+                assert is_or_derives_miscompiled(sizes, factors, padding), (sizes, factors, padding)
+    assert counts["cpu"] > counts["cuda"] > 0
+
+
+def test_padding_that_xla_computes_correctly():
+    """Positive padding at the low end and negative padding at the high end, as in JAX's weight gradients."""
+    sizes, ones = ((33,), (3,), (31,)), ((1,), (1,), (1,))
+    assert not is_miscompiled(sizes, ones, ((1, -1),), "cpu")
+    assert is_miscompiled(sizes, ones, ((-1, 1),), "cpu")
+    assert not is_miscompiled(sizes, ones, ((-1, 1),), "cuda")
 
 
 _ABORTING = """

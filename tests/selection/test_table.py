@@ -181,6 +181,17 @@ def test_rows_for_relu_are_for_calls_with_relu_alone(dtype, window):
     assert "relu" not in found[None].when
 
 
+@pytest.mark.parametrize("groups", [8, 64])
+def test_1x1_windows_with_groups_have_other_rows(groups):
+    """The kernels of cuDNN for groups are slow."""
+    x, bias = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((64, 56, 56, 64), (64,)))
+    w = jax.ShapeDtypeStruct((1, 1, 64 // groups, 64), "bfloat16")
+    settings = {"dimension_numbers": _NHWC, "feature_group_count": groups, "activation": "relu"}
+    found = jaxgrad.explain(jaxgrad.conv_general_dilated, x, w, (1, 1), "SAME", bias=bias, **settings, platform="gpu")
+    assert "1x1 windows, 16 bits" not in str(found)
+    assert found.passes["forward"].implementation != "cudnn"
+
+
 def _older(machine):
     return dataclasses.replace(machine, jaxgrad="0.0.9")
 

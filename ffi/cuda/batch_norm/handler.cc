@@ -10,9 +10,9 @@ namespace jaxgrad {
 namespace ffi = xla::ffi;
 namespace {
 
-// Returns call(handle), with the cuDNN handle of the device. If an earlier operation on the device or a lack of memory
-// caused an error, throws driver::DeviceFault or driver::OutOfMemory: the error blames neither cuDNN nor this call.
-// `capturing`: the stream is captured into a CUDA graph, so the cause of an error cannot be queried.
+// Returns call(handle), with the cuDNN handle of the device. If `call` meets an error that an earlier operation on the
+// device caused, throws driver::DeviceFault, and driver::OutOfMemory where cuDNN lacks memory: the error does not blame
+// this call. `capturing`: the stream is captured into a CUDA graph, so the cause of an error cannot be queried.
 template <class Call>
 auto call_cudnn(const driver::CurrentDevice& current, CUstream stream, bool capturing, Call call) {
   cudnn::Handle handle(current.device());

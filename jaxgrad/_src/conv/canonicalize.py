@@ -145,7 +145,7 @@ def _read(arguments, lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, has_bias, x64):
     result = jax.eval_shape(arguments.call_lax, lhs, rhs)  # checks the call as jax.lax does
     dn = lax.conv_dimension_numbers(lhs_shape, rhs_shape, arguments.dimension_numbers)
     reason = _runs_on_xla(arguments, lhs, rhs, result)
-    miscompiled = is_miscompiled_by_xla(arguments, lhs_shape, rhs_shape, result.shape, or_derivatives=True)
+    miscompiled = is_miscompiled_by_xla(arguments, lhs_shape, rhs_shape, result.shape)
     if reason:
         return Reading(result, dn, None, reason, {}, miscompiled)
     pass_call = _pass_call(arguments, lhs_shape, rhs_shape, result.shape)
@@ -167,17 +167,21 @@ def is_miscompiled_by_xla(
     lhs_shape: tuple[int, ...],
     rhs_shape: tuple[int, ...],
     out_shape: tuple[int, ...],
-    *,
-    or_derivatives: bool,
+    only_on: str | None = None,
 ) -> bool:
-    """Whether XLA may miscompile the call, or a derivative of it. It compiles the padding of a name correctly."""
+    """Whether XLA may miscompile the call or a derivative of it; with `only_on`, the call itself on this platform.
+
+    It compiles the padding of a name correctly.
+    """
     empty = any(isinstance(size, int) and size == 0 for size in (*lhs_shape, *rhs_shape, *out_shape))
     named = isinstance(arguments.padding, str)
     if empty or named or not all(isinstance(size, (int, np.integer)) for pair in arguments.padding for size in pair):
         return False
     a = normalize(arguments, lhs_shape, rhs_shape, out_shape)
     sizes, factors = (a.lhs_spatial, a.window, a.out_spatial), (a.lhs_dilation, a.rhs_dilation, a.window_strides)
-    return (is_or_derives_miscompiled if or_derivatives else is_miscompiled)(sizes, factors, a.padding)
+    if only_on is not None:
+        return is_miscompiled(sizes, factors, a.padding, only_on)
+    return is_or_derives_miscompiled(sizes, factors, a.padding)
 
 
 def _runs_on_xla(arguments: LaxArguments, lhs: jax.Array, rhs: jax.Array, result: jax.ShapeDtypeStruct) -> str:

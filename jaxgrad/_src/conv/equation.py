@@ -53,6 +53,7 @@ class EquationPlan:
       implementation: what runs it. On "xla", `compute` may be a matrix product in place of the convolution.
       reason: why, in one sentence.
       is_slower: whether jaxgrad has a kernel for the pass, but XLA is faster.
+      is_padded: whether `compute` is the convolution on XLA, whose lhs is padded before: XLA miscompiles it otherwise.
     """
 
     compute: Callable[[jax.Array, jax.Array], jax.Array] | None
@@ -60,11 +61,12 @@ class EquationPlan:
     implementation: str
     reason: str
     is_slower: bool = False
+    is_padded: bool = False
 
     @property
     def name(self) -> str:
-        """The name in a tuning: "xla" is the unchanged convolution on XLA."""
-        return "xla" if self.compute is None else f"{self.pass_name}{_ON}{self.implementation}"
+        """The name in a tuning: "xla" is the convolution on XLA."""
+        return "xla" if self.compute is None or self.is_padded else f"{self.pass_name}{_ON}{self.implementation}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,14 +97,14 @@ def plan_equation(
     """
     equation = Equation.of(parameters, avals)
     plan = _plan(equation, platform, implementation)
-    if plan.compute is not None or not equation.is_miscompiled:
+    if plan.compute is not None or not equation.is_miscompiled(platform):
         return plan
-    reason = "XLA miscompiles the convolution as it is written; it is padded before"
-    return dataclasses.replace(plan, compute=equation.on_xla, reason=reason)
+    reason = f"{plan.reason}; XLA miscompiles the convolution as it is written, so it is padded before"
+    return dataclasses.replace(plan, compute=equation.arguments.call_lax_on_padded, reason=reason, is_padded=True)
 
 
 def _plan(equation: Equation, platform: str, implementation: str | None) -> EquationPlan:
-    """The plan of an equation; its `compute` is None where the equation stays on XLA, in whatever form."""
+    """The plan of an equation, without regard to the faults of XLA."""
     if reason := unsupported_operands(equation.lhs, equation.rhs, equation.result):
         return EquationPlan(None, "", "xla", reason)
     tuning = current().tuning if implementation is None else None
@@ -135,15 +137,9 @@ class Equation:
     def normalized(self) -> ConvArguments:
         return normalize(self.arguments, self.lhs.shape, self.rhs.shape, self.result.shape)
 
-    @property
-    def is_miscompiled(self) -> bool:
+    def is_miscompiled(self, platform: str) -> bool:
         shapes = self.lhs.shape, self.rhs.shape, self.result.shape
-        return is_miscompiled_by_xla(self.arguments, *shapes, or_derivatives=False)
-
-    @property
-    def on_xla(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        """The convolution on XLA: the equation itself, or a form that XLA compiles correctly."""
-        return self.arguments.call_lax_on_padded if self.is_miscompiled else self.arguments.call_lax
+        return is_miscompiled_by_xla(self.arguments, *shapes, only_on=platform)
 
     def text(self, pass_name: str) -> str:
         """The text of the equation in a tuning, whose choice names the pass."""
@@ -173,7 +169,10 @@ class Equation:
 
     def alternatives(self, platform: str) -> dict[str, Callable[[jax.Array, jax.Array], jax.Array]]:
         """All ways to compute the equation on a platform, by the names that a tuning has for them."""
-        found = {"xla": self.on_xla}
+        padded = self.is_miscompiled(platform)
+        found: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+            "xla": self.arguments.call_lax_on_padded if padded else self.arguments.call_lax
+        }
         backends = [backend for backend in BACKENDS if backend.platform == platform]
         for reading in _readings(self.normalized):
             if min(reading.call.geometry.x_spatial) > 0:

@@ -9,6 +9,9 @@ it is if lhs_dilation = k and window_strides = k - 1, for a window of k elements
 batch axis. If the input does not have k elements, the swapped convolution is invalid and the process ends with "Check
 failed" (jaxlib 0.10.2 to 0.12.0.1, on every platform that swaps operands). The input gradient of a window of 2 with
 stride 2 and padding (1, 1) has such an axis.
+
+Crash. XLA's kernel for larger convolutions on a CPU faults where windows cover only padding: low padding of at least the
+window leaves such windows if the high padding is negative (jaxlib 0.10.2 to 0.12.0.1).
 """
 
 from __future__ import annotations
@@ -18,28 +21,33 @@ from collections.abc import Sequence
 from jaxgrad._src.conv.geometry import ConvGeometry, Pairs, dilated_size
 
 
-def is_miscompiled(sizes: Sequence[Sequence[int]], factors: Sequence[Sequence[int]], padding: Pairs) -> bool:
-    """Whether XLA may miscompile a convolution.
+def is_miscompiled(
+    sizes: Sequence[Sequence[int]], factors: Sequence[Sequence[int]], padding: Pairs, platform: str
+) -> bool:
+    """Whether XLA may miscompile a convolution on a platform.
 
     Args:
       sizes: the spatial sizes of the input, of the window and of the result.
       factors: lhs_dilation, rhs_dilation and window_strides.
       padding: of each spatial axis.
+      platform: that the program is lowered for.
     """
-    return any(map(_has_faulty_axis, zip(*sizes, strict=True), zip(*factors, strict=True), padding))
+    axes = zip(zip(*sizes, strict=True), zip(*factors, strict=True), padding, strict=True)
+    return any(_aborts(*axis) or (platform == "cpu" and _is_padded_wrongly(*axis)) for axis in axes)
 
 
-def _has_faulty_axis(sizes: tuple[int, ...], factors: tuple[int, ...], padding: tuple[int, int]) -> bool:
-    if min(padding) < 0 < max(padding):
-        return True
+def _aborts(sizes: tuple[int, ...], factors: tuple[int, ...], padding: tuple[int, int]) -> bool:
     _, window, _ = sizes
     lhs_dilation, rhs_dilation, stride = factors
     return padding == (0, 0) and rhs_dilation == 1 and window == lhs_dilation == stride + 1
 
 
-def is_or_derives_miscompiled(
-    sizes: Sequence[Sequence[int]], factors: Sequence[Sequence[int]], padding: Pairs
-) -> bool:
+def _is_padded_wrongly(sizes: tuple[int, ...], factors: tuple[int, ...], padding: tuple[int, int]) -> bool:
+    (_, window, _), (_, rhs_dilation, _), (low, high) = sizes, factors, padding
+    return low < 0 < high or (high < 0 and low >= dilated_size(window, rhs_dilation))
+
+
+def is_or_derives_miscompiled(sizes: Sequence[Sequence[int]], factors: Sequence[Sequence[int]], padding: Pairs) -> bool:
     """Whether XLA may miscompile a convolution, or one of those that differentiation makes of it.
 
     In the derivatives the input, the window and the result change places: each may be the window, and its factor the

@@ -19,7 +19,7 @@ class Choice:
 
     Attributes:
       implementation: the fastest implementation, as in `jaxgrad.Explanation`. For an accelerated convolution also the
-        pass that it is read as: "forward on cudnn", "weight_gradient on cudnn". "xla" is the unchanged convolution.
+        pass that it is read as: "forward on cudnn", "weight_gradient on cudnn". "xla" is the convolution on XLA.
       default: what jaxgrad selects without a tuning.
       times_us: microseconds of one call, the median, by implementation.
     """
@@ -70,8 +70,8 @@ class MeasuredChoices:
     def choice(self, platform: str, pass_name: str, call: Call) -> Choice | None:
         """The choice for a pass of a call on a platform ("cpu" or "cuda"); None if it was not measured here.
 
-        In a program of several processes the machine is that of the first process, here and in `covers`: processes on
-        unlike machines must lower the same program.
+        In a program of several processes the machine is that of the first process, here and in `covers`: a tuning makes
+        the same choice in all of them, as processes on unlike machines must lower the same program.
         """
         machine = program_environment()
         if machine is None or machine.platform != platform or machine not in self.machines:

@@ -67,9 +67,8 @@ def forward(
         h0 = state_of(initial_h, d, (B, H), dtype)
         restart = state_of(reset_h, d, (B, H), dtype)
         h0, _ = pvary_to_match(h0, x)  # the carry of a loop must vary over the same mesh axes before and after a step
-        rt = r[d].T
-        # Slices of the transposed weights are copied in every step.
-        rt_zr, rt_n = r[d][: 2 * H].T, r[d][2 * H :].T
+        # Sliced before the transposes and the loop: XLA copies a slice of transposed weights in every step.
+        rt, rt_zr, rt_n = r[d].T, r[d][: 2 * H].T, r[d][2 * H :].T
         # The input product includes every bias that is added outside the product with the reset gate.
         bias = wb.at[: 2 * H].add(rb[: 2 * H]) if linear_before_reset else wb + rb
         inputs = dot(params, x, w[d].T, dtype) + bias[None, None]
