@@ -10,8 +10,8 @@ batch axis. If the input does not have k elements, the swapped convolution is in
 failed" (jaxlib 0.10.2 to 0.12.0.1, on every platform that swaps operands). The input gradient of a window of 2 with
 stride 2 and padding (1, 1) has such an axis.
 
-Crash. XLA's kernel for larger convolutions on a CPU faults where windows cover only padding: low padding of at least the
-window leaves such windows if the high padding is negative (jaxlib 0.10.2 to 0.12.0.1).
+Crash. XLA's kernel for larger convolutions on a CPU faults where windows cover only padding: low padding of at least
+the window leaves such windows if the high padding is negative (jaxlib 0.10.2 to 0.12.0.1).
 """
 
 from __future__ import annotations
