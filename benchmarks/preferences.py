@@ -45,6 +45,7 @@ _CLASSES = _HERE / "shape_classes.json"
 # class, in which its small calls count as much as the large ones, and in the sum of its times.
 _MIN_GAIN = 1.03
 _LIBRARIES = ("xla", "onednn")  # the others are compared with them
+_CPU_LIBRARIES = ("onednn", "depthwise")  # of convolutions; "cpu" is one of them
 
 _Class = Mapping[str, Any]
 _Times = Mapping[str, Mapping[str, float]]  # by call and implementation
@@ -133,7 +134,7 @@ def tables() -> dict[str, dict[str, Any]]:
 
 def _times_of_libraries(us: Mapping[str, float]) -> Mapping[str, float]:
     """The times with those of both CPU libraries where both were measured: one of them ran under the name "cpu"."""
-    for other, same in (("onednn", "depthwise"), ("depthwise", "onednn")):
+    for other, same in (_CPU_LIBRARIES, _CPU_LIBRARIES[::-1]):
         if other in us and same not in us and "cpu" in us:
             return {**us, same: us["cpu"]}
     return us
@@ -301,14 +302,15 @@ def regrets(platform: str, table: Sequence[Row], times: _Times) -> dict[str, flo
     ops = {row.op for row in table}
     for text, recorded in calls(platform).items():
         if (us := times.get(text)) is not None and _op(recorded) in ops:
-            prefer = next(
-                row.prefer
-                for row in table
-                if row.op == _op(recorded)
-                and recorded.pass_name in row.passes
-                and row.prefer in us
-                and row.matches(_features(recorded, platform))
-            )
+            features = _features(recorded, platform)
+
+            def preferred(names: Collection[str], recorded: RecordedCall = recorded, features: Any = features) -> str:
+                own = (row for row in table if row.op == _op(recorded) and recorded.pass_name in row.passes)
+                return next(row.prefer for row in own if row.prefer in names and row.matches(features))
+
+            prefer = preferred(us.keys() - set(_CPU_LIBRARIES))
+            if prefer == "cpu" and us.keys() >= set(_CPU_LIBRARIES):  # which of them runs under the name "cpu"
+                prefer = preferred(_CPU_LIBRARIES)
             found[text] = us[prefer] / min(us.values())
     return found
 
