@@ -160,36 +160,36 @@ def test_a_device_takes_its_own_table(tmp_path, monkeypatch, measured):
         jax.clear_caches()  # rows of these tables
 
 
+def _row_with(activation, dtype, window, groups=1):
+    """The row that the forward pass of a convolution with a bias takes on a GPU, with or without a GPU."""
+    x = jax.ShapeDtypeStruct((64, 56, 56, 64), dtype)
+    w = jax.ShapeDtypeStruct((window, window, 64 // groups, 64), dtype)
+    bias = jax.ShapeDtypeStruct((64,), dtype)
+    settings = {"dimension_numbers": _NHWC, "feature_group_count": groups, "activation": activation}
+    op = partial(jaxgrad.conv_general_dilated, window_strides=(1, 1), padding="SAME", **settings)
+    recorder = preferences.Recorder()
+    with jaxgrad.config.override(tuning=recorder):
+        jax.jit(op).trace(x, w, bias=bias).lower(lowering_platforms=("cuda",))
+    (recorded,) = recorder.calls.values()
+    row = table.preference("conv", "forward", "cuda", preferences._features(recorded, "gpu"), ("cudnn", "xla"))
+    assert CudnnBackend().table_row("forward", recorded.call) == str(row)
+    return row
+
+
 @pytest.mark.parametrize(("dtype", "window"), [("bfloat16", 3), ("float32", 3), ("bfloat16", 1)])
 def test_rows_for_relu_are_for_calls_with_relu_alone(dtype, window):
     """A kernel of cuDNN may apply relu: such calls have rows of their own, which no other call takes."""
-    x = jax.ShapeDtypeStruct((64, 56, 56, 64), dtype)
-    w, bias = jax.ShapeDtypeStruct((window, window, 64, 64), dtype), jax.ShapeDtypeStruct((64,), dtype)
-    found = {}
-    for activation in (None, "relu"):
-        recorder = preferences.Recorder()
-        with jaxgrad.config.override(tuning=recorder):
-            op = partial(jaxgrad.conv_general_dilated, window_strides=(1, 1), padding="SAME", dimension_numbers=_NHWC)
-            jax.jit(partial(op, activation=activation)).trace(x, w, bias=bias).lower(lowering_platforms=("cuda",))
-        (recorded,) = recorder.calls.values()
-        features = preferences._features(recorded, "gpu")
-        row = table.preference("conv", "forward", "cuda", features, ("cudnn", "xla"))
-        own = CudnnBackend().table_row("forward", recorded.call)
-        assert own == str(row)
-        found[activation] = row
-    assert "relu" in found["relu"].when
-    assert "relu" not in found[None].when
+    assert "relu" in _row_with("relu", dtype, window).when
+    assert "relu" not in _row_with(None, dtype, window).when
 
 
-@pytest.mark.parametrize("groups", [8, 64])
-def test_1x1_windows_with_groups_have_other_rows(groups):
+def test_1x1_windows_with_groups_have_other_rows():
     """The kernels of cuDNN for groups are slow."""
-    x, bias = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((64, 56, 56, 64), (64,)))
-    w = jax.ShapeDtypeStruct((1, 1, 64 // groups, 64), "bfloat16")
-    settings = {"dimension_numbers": _NHWC, "feature_group_count": groups, "activation": "relu"}
-    found = jaxgrad.explain(jaxgrad.conv_general_dilated, x, w, (1, 1), "SAME", bias=bias, **settings, platform="gpu")
-    assert "1x1 windows, 16 bits" not in str(found)
-    assert str(found).startswith("conv_general_dilated on gpu: forward: 'xla'")
+    assert _row_with("relu", "bfloat16", 1).prefer == "cudnn"
+    for groups in (8, 64):
+        row = _row_with("relu", "bfloat16", 1, groups)
+        assert "1x1 windows, 16 bits" not in row.name
+        assert row.prefer == "xla"
 
 
 def _older(machine):
