@@ -19,13 +19,18 @@ struct ProductSum {
 
   void run(const Axis (&axes)[kDepthwiseAxes]) const {
     const Axis &outer = axes[0], &inner = axes[1], &last = axes[2];
-    for_output_tiles<false>(axes, x_steps, [&](auto stride, const Tiling& tiling, const OutputTile& tile) {
-      const S* const row = dy + (outer.out + tile.i) * dy_steps[0] + (inner.out + tile.j) * dy_steps[1];
-      for_parts<decltype(stride)::value>(tiling, tile, [&](const OutputTile& part, auto outputs) {
-        for_vectors<float>(channels, [&](int64_t c, auto lanes) {
-          const S* const from = row + (last.out + part.first) * dy_steps[2] + c;
-          add<decltype(stride)::value, decltype(outputs)::value>(tiling, part, from, c, lanes);
-        });
+    constexpr int64_t kMinSharing = 8;  // fewer outputs cost more, as a tile is divided into parts, than sharing saves
+    const OutputTiles tiles(axes, x_steps, kMinSharing);
+    tiles.for_each<false>([&](auto stride, const OutputRow* rows, int64_t n, const OutputTile& tile) {
+      constexpr int kStride = decltype(stride)::value;
+      for_parts<kStride>(tiles, tile, [&](const OutputTile& part, auto outputs) {
+        for (const OutputRow* row = rows; row < rows + n; ++row) {
+          const S* const from = dy + (outer.out + row->i) * dy_steps[0] + (inner.out + row->j) * dy_steps[1] +
+                                (last.out + part.first) * dy_steps[2];
+          for_vectors<float>(channels, [&](int64_t c, auto lanes) {
+            add<kStride, decltype(outputs)::value>(tiles, *row, part, from + c, c, lanes);
+          });
+        }
       });
     });
   }
@@ -33,7 +38,7 @@ struct ProductSum {
  private:
   // Calls body(part, Constant<n>) for parts of n outputs each: dy of outputs that do not exist cannot be multiplied.
   template <int kStride, class Body>
-  static void for_parts(const Tiling& tiling, OutputTile tile, Body body) {
+  static void for_parts(const OutputTiles& tiles, OutputTile tile, Body body) {
     int64_t left = tile.count;
     auto take = [&](auto outputs) {
       constexpr int n = decltype(outputs)::value;
@@ -41,9 +46,9 @@ struct ProductSum {
       left -= n;
       tile.count = n;
       body(tile, outputs);
-      tile.first += n * tiling.apart;
-      tile.x += n * kStride * tile.x_step, tile.x_new += n * kStride * tile.x_step;
-      tile.inside = tiling.inputs_inside(tile.first, 0);
+      tile.first += n * tiles.tiling.apart;
+      tile.x += n * kStride * tiles.x_step;
+      tile.inside = tiles.tiling.inputs_inside(tile.first, 0);
     };
     take(Constant<kTile>{});
     if constexpr (kTile > 8) take(Constant<8>{});
@@ -55,9 +60,9 @@ struct ProductSum {
   // Adds the products of a tile for one vector of channels. `from` is the dy of its first output. Not inlined, as
   // WindowSum::sum.
   template <int kStride, int kOutputs, class Lanes>
-  __attribute__((noinline)) void add(const Tiling& tiling, const OutputTile& tile, const S* from, int64_t c,
-                                     Lanes lanes) const {
-    const int64_t dy_step = tiling.apart * dy_steps[2];
+  __attribute__((noinline)) void add(const OutputTiles& tiles, const OutputRow& row, const OutputTile& tile,
+                                     const S* from, int64_t c, Lanes lanes) const {
+    const int64_t dy_step = tiles.tiling.apart * dy_steps[2];
     Vector<float> outputs[kOutputs];
 #pragma GCC unroll 16
     for (int t = 0; t < kOutputs; ++t) outputs[t] = load(from + t * dy_step, lanes);
@@ -67,21 +72,22 @@ struct ProductSum {
       for (int t = 1; t < kOutputs; ++t) total += outputs[t];
       store(bias_sums + c, load(bias_sums + c) + total);
     }
-    prefetch_inputs<kOutputs * kStride>(tile, x + c, x_steps[1]);
-    if (tile.has_next_row) prefetch<kOutputs>(from + dy_steps[1], dy_step);
-    for_rows(tile, x + c, [&](const S* row, int64_t taps_before) __attribute__((always_inline)) {
-      float* const to = sums + taps_before * sums_step + c;
-      tiling.for_taps<kStride>(tile, [&](int64_t k, auto chunk, InputSet inside) __attribute__((always_inline)) {
-        constexpr int n = decltype(chunk)::value;
-        const S* const inputs = row + k * tile.x_tap;
-        float* const at = to + k * sums_step;
-        if (inside.is_all(kInputs<kOutputs, n, kStride>)) {
-          add_outputs<kOutputs, n, kStride, false>(at, sums_step, inputs, tile.x_step, inside, outputs, lanes);
-        } else {
-          add_outputs<kOutputs, n, kStride, true>(at, sums_step, inputs, tile.x_step, inside, outputs, lanes);
-        }
-      });
-    });
+    prefetch_inputs<kOutputs * kStride>(tiles, row, tile, x + c, x_steps[1]);
+    if (row.has_next) prefetch<kOutputs>(from + dy_steps[1], dy_step);
+    tiles.for_window_rows(
+        row, tile, x + c, sums + c, sums_step, [&](const S* x, float* to) __attribute__((always_inline)) {
+          tiles.tiling.for_taps<kStride>(
+              tile, [&](int64_t k, auto chunk, InputSet inside) __attribute__((always_inline)) {
+                constexpr int n = decltype(chunk)::value;
+                const S* const inputs = x + k * tiles.x_tap;
+                float* const at = to + k * sums_step;
+                if (inside.is_all(kInputs<kOutputs, n, kStride>)) {
+                  add_outputs<kOutputs, n, kStride, false>(at, sums_step, inputs, tiles.x_step, inside, outputs, lanes);
+                } else {
+                  add_outputs<kOutputs, n, kStride, true>(at, sums_step, inputs, tiles.x_step, inside, outputs, lanes);
+                }
+              });
+        });
   }
 };
 

@@ -39,13 +39,18 @@ class InputSet {
   uint64_t bits_ = 0;
 };
 
-// Keeps the compiler from loading a value again for each product.
+// Keeps the compiler from loading a value again for each product, or from computing with it ahead.
 JAXGRAD_INLINE Vector<float> in_register(Vector<float> value) {
 #if defined(__aarch64__)
   asm("" : "+w"(value));
 #else
   asm("" : "+v"(value));
 #endif
+  return value;
+}
+
+JAXGRAD_INLINE int64_t in_register(int64_t value) {
+  asm("" : "+r"(value));
   return value;
 }
 

@@ -6,18 +6,22 @@
 
 namespace jaxgrad::JAXGRAD_ISA {
 
-// Outputs first, first + apart, ... of the last axis, at position (i, j) of the other axes, and what they read: `rows`
-// rows of the window in each of `planes` planes, without those that lie in padding. All channels share an OutputTile.
-// Offsets and steps x are in elements of the inputs, w in taps. Counts of rows and planes may be negative: none.
-struct OutputTile {
-  int64_t i, j, first, count;
+// A row of outputs, at position (i, j) of the other axes, and what it reads: `rows` rows of the window in each of
+// `planes` planes, without those that lie in padding. Counts of rows and planes may be negative: none. x is the offset
+// of the first row at element 0 of the last axis, in elements, w that of its taps.
+struct OutputRow {
+  int64_t i, j;
   int64_t planes, rows;
-  int64_t x, x_plane, x_row, x_tap;  // tap 0 of the first row; steps to the next plane, row and tap
-  int64_t x_step;                    // from one input of a chunk to the next
-  int64_t w, w_plane, w_row;
-  bool has_next_row;        // of outputs
+  int64_t x, w;
+  bool has_next;            // row of outputs
   int64_t new_rows, x_new;  // rows of inputs that the next row of outputs adds; offset of the first, in the last plane
-  InputSet inside;          // inputs of the first block of taps that are no padding
+};
+
+// A tile of a row: outputs first, first + apart, ... of the last axis. x is the offset of input 0 from that of its row.
+struct OutputTile {
+  int64_t first, count;
+  int64_t x;
+  InputSet inside;  // inputs of the first block of taps that are no padding
 };
 
 class Tiling {
@@ -71,6 +75,7 @@ class Tiling {
     return {steps(axis_.inputs.begin - from), steps(axis_.inputs.end - from)};
   }
   int64_t unit() const { return unit_; }
+  bool has_one_chunk() const { return axis_.taps > 0 && axis_.taps <= chunk_; }
 
   int64_t apart = 1;          // outputs between two outputs of a tile
   bool has_stride_2 = false;  // kStride of the register tile; otherwise 1
@@ -85,52 +90,97 @@ class Tiling {
   int64_t block_ = InputSet::kMax - kInputs<kTile, 1, 2>;
 };
 
-// Calls body(Constant<kStride of the register tile>, tiling, OutputTile) for the outputs of the axes.
-template <bool kMayOverlap, class Body>
-JAXGRAD_INLINE void for_output_tiles(const Axis (&axes)[kDepthwiseAxes], const int64_t (&x_steps)[kDepthwiseAxes],
-                                     Body body) {
-  const Axis &outer = axes[0], &inner = axes[1], &last = axes[2];
-  // ProductSum divides tiles that are not full: with fewer than 8 outputs, this costs more than sharing saves.
-  const Tiling tiling(last, kMayOverlap ? 4 : 8);
-  OutputTile tile{};
-  tile.x_plane = outer.dilation * x_steps[0], tile.w_plane = inner.taps * last.taps;
-  tile.x_row = inner.dilation * x_steps[1], tile.w_row = last.taps;
-  tile.x_tap = last.dilation * x_steps[2], tile.x_step = tiling.unit() * x_steps[2];
-  for (tile.i = 0; tile.i < outer.count; ++tile.i) {
-    const Range planes = outer.taps_inside(tile.i);
-    for (tile.j = 0; tile.j < inner.count; ++tile.j) {
-      const Range rows = inner.taps_inside(tile.j);
-      tile.planes = planes.size(), tile.rows = rows.size();
-      tile.w = planes.begin * tile.w_plane + rows.begin * tile.w_row;
-      const int64_t x = outer.input(tile.i, planes.begin) * x_steps[0] + inner.input(tile.j, rows.begin) * x_steps[1];
-      const int64_t first_new = max_of(0, inner.input(tile.j, inner.taps - 1) + 1);
-      const int64_t last_plane = outer.input(tile.i, planes.end - 1);
-      tile.has_next_row = tile.j + 1 < inner.count;
-      const bool adds_rows = tile.has_next_row && planes.size() > 0 && inner.taps > 0;
-      const int64_t end_new = adds_rows ? min_of(inner.input(tile.j + 1, inner.taps - 1) + 1, inner.inputs.end) : 0;
-      tile.new_rows = end_new - first_new;
+// The tiles of the outputs of some axes. All channels share them. Steps x are in elements, w in taps.
+class OutputTiles {
+ public:
+  OutputTiles(const Axis (&axes)[kDepthwiseAxes], const int64_t (&x_steps)[kDepthwiseAxes], int64_t min_sharing)
+      : tiling(axes[2], min_sharing),
+        x_plane(axes[0].dilation * x_steps[0]),
+        x_row(axes[1].dilation * x_steps[1]),
+        x_tap(axes[2].dilation * x_steps[2]),
+        x_step(tiling.unit() * x_steps[2]),
+        w_plane(axes[1].taps * axes[2].taps),
+        w_row(axes[2].taps),
+        axes_(axes),
+        x_steps_(x_steps) {}
+
+  // Calls body(Constant<kStride of the register tile>, rows, n, tile) for tiles of n rows below each other, until all
+  // outputs are computed.
+  template <bool kMayOverlap, class Body>
+  JAXGRAD_INLINE void for_each(Body body) const {
+    const auto run = [&](const OutputRow* rows, int64_t n, int64_t first, int64_t count) __attribute__((noinline)) {
+      const OutputTile tile{first, count, axes_[2].input(first, 0) * x_steps_[2], tiling.inputs_inside(first, 0)};
+      if (tiling.has_stride_2) {
+        body(Constant<2>{}, rows, n, tile);
+      } else {
+        body(Constant<1>{}, rows, n, tile);
+      }
+    };
+    if (axes_[0].taps > 1) {  // a column of tiles at a time: the planes of its window stay in the L2 cache
       tiling.for_tiles<kTile, kMayOverlap>([&](int64_t first, int64_t count) {
-        tile.first = first, tile.count = count;
-        tile.x = x + last.input(first, 0) * x_steps[2];
-        tile.x_new = last_plane * x_steps[0] + first_new * x_steps[1] + last.input(first, 0) * x_steps[2];
-        tile.inside = tiling.inputs_inside(first, 0);
-        if (tiling.has_stride_2) {
-          body(Constant<2>{}, tiling, tile);
-        } else {
-          body(Constant<1>{}, tiling, tile);
-        }
+        for_row_groups([&](const OutputRow* rows, int64_t n) { run(rows, n, first, count); });
+      });
+    } else {
+      for_row_groups([&](const OutputRow* rows, int64_t n) {
+        tiling.for_tiles<kTile, kMayOverlap>([&](int64_t first, int64_t count) { run(rows, n, first, count); });
       });
     }
   }
-}
 
-// Calls body(row of inputs, taps before it) for the rows of the window.
-template <class X, class Body>
-JAXGRAD_INLINE void for_rows(const OutputTile& tile, const X* x, Body body) {
-  for (int64_t a = 0; a < tile.planes; ++a)
-    for (int64_t b = 0; b < tile.rows; ++b)
-      body(x + tile.x + a * tile.x_plane + b * tile.x_row, tile.w + a * tile.w_plane + b * tile.w_row);
-}
+  // Calls body(inputs, weights) for the rows of the window of a tile. w may be the weights or sums of as many taps.
+  template <class X, class W, class Body>
+  JAXGRAD_INLINE void for_window_rows(const OutputRow& row, const OutputTile& tile, const X* x, W* w, int64_t w_step,
+                                      Body body) const {
+    const int64_t next_inputs = x_row, next_weights = w_row * w_step;
+    x += row.x + tile.x, w += row.w * w_step;
+    for (int64_t a = row.planes; a > 0; --a, x += x_plane, w += w_plane * w_step) {
+      const X* inputs = x;
+      W* weights = w;
+      for (int64_t b = row.rows; b > 0; --b, inputs += next_inputs, weights += next_weights) body(inputs, weights);
+    }
+  }
+
+  const Tiling tiling;
+  const int64_t x_plane, x_row, x_tap;  // to the next plane, row and tap of the window
+  const int64_t x_step;                 // from one input of a chunk to the next
+  const int64_t w_plane, w_row;
+
+ private:
+  // Outputs below each other share most inputs of a large window. The inputs are still in the L1 cache if no other
+  // channels come between.
+  template <class Body>
+  JAXGRAD_INLINE void for_row_groups(Body body) const {
+    constexpr int64_t kMax = 4;
+    const int64_t size = axes_[2].taps > kMaxChunk && axes_[1].stride == 1 ? kMax : 1;
+    OutputRow rows[kMax];
+    for (int64_t i = 0; i < axes_[0].count; ++i)
+      for (int64_t j = 0; j < axes_[1].count; j += size) {
+        const int64_t n = min_of(size, axes_[1].count - j);
+        for (int64_t r = 0; r < n; ++r) rows[r] = row(i, j + r);
+        body(rows, n);
+      }
+  }
+
+  OutputRow row(int64_t i, int64_t j) const {
+    const Axis &outer = axes_[0], &inner = axes_[1];
+    const Range planes = outer.taps_inside(i), rows = inner.taps_inside(j);
+    const int64_t first_new = max_of(0, inner.input(j, inner.taps - 1) + 1);
+    const bool has_next = j + 1 < inner.count, adds_rows = has_next && planes.size() > 0 && inner.taps > 0;
+    const int64_t end_new = adds_rows ? min_of(inner.input(j + 1, inner.taps - 1) + 1, inner.inputs.end) : 0;
+    return {i,
+            j,
+            planes.size(),
+            rows.size(),
+            outer.input(i, planes.begin) * x_steps_[0] + inner.input(j, rows.begin) * x_steps_[1],
+            planes.begin * w_plane + rows.begin * w_row,
+            has_next,
+            end_new - first_new,
+            outer.input(i, planes.end - 1) * x_steps_[0] + first_new * x_steps_[1]};
+  }
+
+  const Axis (&axes_)[kDepthwiseAxes];
+  const int64_t (&x_steps_)[kDepthwiseAxes];
+};
 
 // Fetches the cache lines of n elements for the next row of outputs: rows are too short for the processor to recognize
 // that one follows another. A row of outputs reads more than the L1 cache holds, so the lines go to the L2 cache.
@@ -142,10 +192,11 @@ JAXGRAD_INLINE void prefetch(const S* from, int64_t step) {
   for (int i = 0; i < n; ++i, from += step) __builtin_prefetch(from, 0, kIntoL2);
 }
 
-// Fetches the inputs that the next row of outputs adds to those of this one.
+// Fetches the inputs that the next row of outputs adds to those of a tile.
 template <int n, class X>
-JAXGRAD_INLINE void prefetch_inputs(const OutputTile& tile, const X* x, int64_t row_step) {
-  for (int64_t row = 0; row < tile.new_rows; ++row) prefetch<n>(x + tile.x_new + row * row_step, tile.x_step);
+JAXGRAD_INLINE void prefetch_inputs(const OutputTiles& tiles, const OutputRow& row, const OutputTile& tile, const X* x,
+                                    int64_t row_step) {
+  for (int64_t k = 0; k < row.new_rows; ++k) prefetch<n>(x + row.x_new + tile.x + k * row_step, tiles.x_step);
 }
 
 }  // namespace jaxgrad::JAXGRAD_ISA

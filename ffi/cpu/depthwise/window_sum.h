@@ -22,13 +22,23 @@ struct WindowSum {
   // Computes the outputs of the axes. Padding is skipped and not multiplied: infinite weights do not make it NaN.
   void run(const Axis (&axes)[kDepthwiseAxes]) const {
     const Axis &outer = axes[0], &inner = axes[1], &last = axes[2];
-    for_output_tiles<true>(axes, x_steps, [&](auto stride, const Tiling& tiling, const OutputTile& tile) {
-      const Outputs outputs{y + (outer.out + tile.i * outer.out_step) * y_steps[0] +
-                                (inner.out + tile.j * inner.out_step) * y_steps[1] +
-                                (last.out + tile.first * last.out_step) * y_steps[2],
-                            tiling.apart * last.out_step * y_steps[2], inner.out_step * y_steps[1]};
-      for_vectors<float>(channels,
-                         [&](int64_t c, auto lanes) { sum<decltype(stride)::value>(tiling, tile, outputs, c, lanes); });
+    constexpr int64_t kMinSharing = 4;
+    const OutputTiles tiles(axes, x_steps, kMinSharing);
+    tiles.for_each<true>([&](auto stride, const OutputRow* rows, int64_t n, const OutputTile& tile) {
+      constexpr int kStride = decltype(stride)::value;
+      S* const first = y + (last.out + tile.first * last.out_step) * y_steps[2];
+      for_vectors<float>(channels, [&](int64_t c, auto lanes) {
+        for (const OutputRow* row = rows; row < rows + n; ++row) {
+          const Outputs outputs{first + (outer.out + row->i * outer.out_step) * y_steps[0] +
+                                    (inner.out + row->j * inner.out_step) * y_steps[1] + c,
+                                tiles.tiling.apart * last.out_step * y_steps[2], inner.out_step * y_steps[1]};
+          if (tiles.tiling.has_one_chunk()) {
+            sum_of_chunk<kStride>(tiles, *row, tile, outputs, c, lanes);
+          } else {
+            sum<kStride>(tiles, *row, tile, outputs, c, lanes);
+          }
+        }
+      });
     });
   }
 
@@ -38,40 +48,77 @@ struct WindowSum {
     int64_t step, next_row;  // in elements
   };
 
-  // Computes the outputs of a tile for one vector of channels. Not inlined, because it has many registers of its own.
+  // Computes the outputs of a tile for one vector of channels, where a row of the window has one chunk of taps.
   template <int kStride, class Lanes>
-  __attribute__((noinline)) void sum(const Tiling& tiling, const OutputTile& tile, const Outputs& outputs, int64_t c,
-                                     Lanes lanes) const {
+  JAXGRAD_INLINE void sum_of_chunk(const OutputTiles& tiles, const OutputRow& row, const OutputTile& tile,
+                                   const Outputs& outputs, int64_t c, Lanes lanes) const {
+    // So few multiplications leave time to fetch the next inputs. A store waits for its line too.
+    prefetch_inputs<kTile * kStride>(tiles, row, tile, x + c, x_steps[1]);
+    if (row.has_next) prefetch<kTile>(outputs.first + outputs.next_row, outputs.step);
+    tiles.tiling.for_taps<kStride>(tile, [&](int64_t, auto taps, InputSet inside) __attribute__((always_inline)) {
+      constexpr int n = decltype(taps)::value;
+      if (inside.is_all(kInputs<kTile, n, kStride>)) {
+        sum_rows<n, kStride, false>(tiles, row, tile, outputs, inside, c, lanes);
+      } else {
+        sum_rows<n, kStride, true>(tiles, row, tile, outputs, inside, c, lanes);
+      }
+    });
+  }
+  // Not inlined, because it has many registers of its own.
+  template <int kChunk, int kStride, bool kChecks, class Lanes>
+  __attribute__((noinline)) void sum_rows(const OutputTiles& tiles, const OutputRow& row, const OutputTile& tile,
+                                          const Outputs& outputs, InputSet inside, int64_t c, Lanes lanes) const {
     Vector<float> sums[kTile];
+    begin(sums, c);
+    const auto add = [&](const S* inputs, const float* weights) __attribute__((always_inline)) {
+      // Computed anew for each row: for the offsets of all inputs there are not enough registers.
+      const int64_t x_step = in_register(tiles.x_step);
+      add_taps<kChunk, kStride, kChecks>(sums, inputs, x_step, inside, weights, w_step, lanes);
+    };
+    tiles.for_window_rows(row, tile, x + c, w + c, w_step, add);
+    end(sums, tile, outputs, lanes);
+  }
+
+  // As sum_of_chunk, for any number of taps.
+  template <int kStride, class Lanes>
+  __attribute__((noinline)) void sum(const OutputTiles& tiles, const OutputRow& row, const OutputTile& tile,
+                                     const Outputs& outputs, int64_t c, Lanes lanes) const {
+    Vector<float> sums[kTile];
+    begin(sums, c);
+    const auto add = [&](const S* x, const float* weights) __attribute__((always_inline)) {
+      tiles.tiling.for_taps<kStride>(tile, [&](int64_t k, auto taps, InputSet inside) __attribute__((always_inline)) {
+        constexpr int n = decltype(taps)::value;
+        const S* const inputs = x + k * tiles.x_tap;
+        if (inside.is_all(kInputs<kTile, n, kStride>)) {
+          add_taps<n, kStride, false>(sums, inputs, tiles.x_step, inside, weights + k * w_step, w_step, lanes);
+        } else {
+          add_taps<n, kStride, true>(sums, inputs, tiles.x_step, inside, weights + k * w_step, w_step, lanes);
+        }
+      });
+    };
+    tiles.for_window_rows(row, tile, x + c, w + c, w_step, add);
+    end(sums, tile, outputs, lanes);
+  }
+
+  JAXGRAD_INLINE void begin(Vector<float> (&sums)[kTile], int64_t c) const {
     const Vector<float> initial = bias == nullptr ? Vector<float>{} : load(bias + c);
 #pragma GCC unroll 16
     for (int t = 0; t < kTile; ++t) sums[t] = initial;
-    S* const to = outputs.first + c;
-    prefetch_inputs<kTile * kStride>(tile, x + c, x_steps[1]);
-    if (tile.has_next_row) prefetch<kTile>(to + outputs.next_row, outputs.step);  // a store waits for its line too
-    for_rows(tile, x + c, [&](const S* row, int64_t taps_before) __attribute__((always_inline)) {
-      const float* const weights = w + taps_before * w_step + c;
-      tiling.for_taps<kStride>(tile, [&](int64_t k, auto chunk, InputSet inside) __attribute__((always_inline)) {
-        constexpr int n = decltype(chunk)::value;
-        const S* const inputs = row + k * tile.x_tap;
-        if (inside.is_all(kInputs<kTile, n, kStride>)) {
-          add_taps<n, kStride, false>(sums, inputs, tile.x_step, inside, weights + k * w_step, w_step, lanes);
-        } else {
-          add_taps<n, kStride, true>(sums, inputs, tile.x_step, inside, weights + k * w_step, w_step, lanes);
-        }
-      });
-    });
+  }
+  template <class Lanes>
+  JAXGRAD_INLINE void end(Vector<float> (&sums)[kTile], const OutputTile& tile, const Outputs& outputs,
+                          Lanes lanes) const {
     if (relu) {
 #pragma GCC unroll 16
       for (int t = 0; t < kTile; ++t) sums[t] = sums[t] < 0 ? Vector<float>{} : sums[t];  // keeps NaN
     }
     if (tile.count == kTile) {
 #pragma GCC unroll 16
-      for (int t = 0; t < kTile; ++t) store(to + t * outputs.step, sums[t], lanes);
+      for (int t = 0; t < kTile; ++t) store(outputs.first + t * outputs.step, sums[t], lanes);
     } else {
 #pragma GCC unroll 16
       for (int t = 0; t < kTile; ++t)
-        if (t < tile.count) store(to + t * outputs.step, sums[t], lanes);
+        if (t < tile.count) store(outputs.first + t * outputs.step, sums[t], lanes);
     }
   }
 };

@@ -189,18 +189,37 @@ JAXGRAD_INLINE void store(Float16* p, Vector<float> v, int lanes) {
   _mm256_mask_storeu_epi16(p, lane_mask16(lanes), (__m256i)narrow_float16(v));
 }
 #else
+// Copies elements, at most kMax, in a few pieces.
+template <int kMax, class S>
+JAXGRAD_INLINE void copy_lanes(S* to, const S* from, int lanes) {
+#pragma GCC unroll 5
+  for (int size = kMax, at = 0; size > 0; size /= 2) {
+    if ((lanes & size) == 0) continue;
+    __builtin_memcpy(to + at, from + at, size * sizeof(S));
+    at += size;
+  }
+}
 template <class S>
 JAXGRAD_INLINE Vector<Compute<S>> load(const S* p, int lanes) {
   S buffer[kLanes<Compute<S>>] = {};
-  for (int i = 0; i < lanes; ++i) buffer[i] = p[i];
+  copy_lanes<kLanes<Compute<S>>>(buffer, p, lanes);
   return load(buffer);
 }
 template <class S>
 JAXGRAD_INLINE void store(S* p, Vector<Compute<S>> v, int lanes) {
   S buffer[kLanes<Compute<S>>];
   store(buffer, v);
-  for (int i = 0; i < lanes; ++i) p[i] = buffer[i];
+  copy_lanes<kLanes<Compute<S>>>(p, buffer, lanes);
 }
+#if defined(__AVX2__)
+JAXGRAD_INLINE __m256i lane_mask(int lanes) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+JAXGRAD_INLINE Vector<float> load(const float* p, int lanes) {
+  return (Vector<float>)_mm256_maskload_ps(p, lane_mask(lanes));
+}
+JAXGRAD_INLINE void store(float* p, Vector<float> v, int lanes) { _mm256_maskstore_ps(p, lane_mask(lanes), (__m256)v); }
+#endif
 #endif
 
 // The first lanes of a vector, followed by zeros.
