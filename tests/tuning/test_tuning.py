@@ -272,6 +272,42 @@ def test_a_tuning_can_be_copied_and_pickled():
     assert Tuning({}) != Recorder()
 
 
+def _random(*shape):
+    return jnp.asarray(_RNG.normal(size=shape), jnp.float32)
+
+
+_X_OF_BATCH_NORM, _X_OF_GRU = _random(64, 32), _random(20, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("op", "arrays", "optional"),
+    [
+        (
+            jaxgrad.batch_norm_training,
+            (_X_OF_BATCH_NORM, _random(32), _random(32)),
+            {"residual": _X_OF_BATCH_NORM, "activation": "relu"},
+        ),
+        (
+            jaxgrad.gru,
+            (_X_OF_GRU, _random(1, 96, 8), _random(1, 96, 32)),
+            {"sequence_lens": [20, 3, 7, 9], "reset": jnp.zeros((20, 4), bool)},
+        ),
+    ],
+)
+def test_a_choice_is_followed_in_calls_with_optional_arrays(op, arrays, optional):
+    """In the selection, which `jaxgrad.explain` shows, and in both passes."""
+
+    def gradient(x):
+        return jax.grad(lambda x: jnp.sum(jnp.sin(op(x, *arrays[1:], **optional)[0])))(x)
+
+    for implementation, other in ((OWN, "xla"), ("xla", OWN)):
+        with _tuning(gradient, arrays[0], implementation=implementation, other=other) as tuning:
+            assert len(tuning.choices) == 1
+            assert "measured by jaxgrad.tune" in jaxgrad.explain(op, *arrays, **optional).reason
+            program = jax.jit(gradient).lower(arrays[0]).as_text()
+        assert ("@jaxgrad_" in program) == (implementation == "cpu")
+
+
 def test_explain_names_the_choice_of_a_call_with_bias_and_relu():
     settings = {"feature_group_count": 2, "activation": "relu"}
     bias = jnp.ones(4, jnp.float32)

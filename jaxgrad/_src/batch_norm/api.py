@@ -155,6 +155,7 @@ def _train(
         backward_candidates=candidates["backward"],
         statistics_dtype=options.statistics_dtype,
         mesh_axes=options.mesh_axes,
+        residual=residual is not None,
     )
     arrays = pvary_to_match(x, scale, bias, residual)
     y, mean, var = forward_mode.call(autodiff.training, jvp.TRAINING_RULES, params, *arrays)

@@ -79,6 +79,7 @@ def _linear(params: BatchNormParams) -> BatchNormParams:
     return dataclasses.replace(
         params,
         relu=False,
+        residual=False,
         forward_candidates=unforced(params.forward_candidates),
         backward_candidates=unforced(params.backward_candidates),
     )

@@ -50,6 +50,7 @@ class BatchNormParams:
       backward_candidates: what may run the backward pass.
       statistics_dtype: the dtype of the returned mean and variance; None if none are returned.
       mesh_axes: inside `shard_map`, the devices whose shards make up the batch; None if x is the whole batch.
+      residual: whether a residual is added to the result.
     """
 
     feature_axis: int
@@ -60,6 +61,12 @@ class BatchNormParams:
     backward_candidates: Candidates
     statistics_dtype: Any = None
     mesh_axes: MeshAxes | None = None
+    residual: bool = False
+
+    def problem(self, x: jax.Array) -> BatchNormProblem:
+        """The problem of an operand x, whose channels or batch `vmap` or a mesh may have changed."""
+        flags = {name: getattr(self, name) for name in ("relu", "residual", "frozen")}
+        return BatchNormProblem.of(x, self.feature_axis, **flags)
 
     def pmean(self, arrays: Any) -> Any:
         """Returns the averages of a tree of arrays over the devices of `mesh_axes`."""
@@ -98,7 +105,7 @@ class BatchNormProblem:
         """The text of a call in a tuning, with its gradients: both passes run on one implementation."""
         op = "batch_norm_inference" if self.frozen else "batch_norm_training"
         x = f"{short_dtype(self.dtype)}[{self.outer},{self.channels},{self.inner}]"
-        return f"{op} x={x}{' relu' * self.relu}"
+        return f"{op} x={x}{' relu' * self.relu}{' residual' * self.residual}"
 
     @property
     def size(self) -> int:

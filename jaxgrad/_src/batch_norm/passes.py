@@ -37,8 +37,7 @@ def forward(params: BatchNormParams) -> Callable[..., Any]:
     kernels = {b.implementation: partial(b.forward, params) for b in BACKENDS if b.has("forward")}
 
     def candidates(x, scale, bias, residual):
-        problem = BatchNormProblem.of(x, axis, relu=params.relu, residual=residual is not None, frozen=params.frozen)
-        return _supporting(params.forward_candidates, "forward", problem)
+        return _supporting(params.forward_candidates, "forward", params.problem(x))
 
     def over_devices(mesh_axes: MeshAxes) -> Callable[..., Any]:
         local_statistics = partial(_local_statistics, params)
@@ -106,8 +105,7 @@ def backward(params: BatchNormParams, needs_grad: tuple[bool, ...]) -> Callable[
     def candidates(x, scale, bias, mean, mean_low, rstd, y, dy, dmean, dvar):
         if dy is None or not any(needs_grad):
             return params.backward_candidates.on_xla()
-        problem = BatchNormProblem.of(x, axis, relu=params.relu, frozen=params.frozen)
-        found = _supporting(params.backward_candidates, "backward", problem)
+        found = _supporting(params.backward_candidates, "backward", params.problem(x))
         for backend in BACKENDS:
             if not needs_grad[0] and not backend.can_skip_dx:
                 found = found.without(backend.implementation)
@@ -158,8 +156,7 @@ def _supporting(candidates: Candidates, pass_name: str, problem: BatchNormProble
 def _step_candidates(params: BatchNormParams, x: jax.Array, pass_name: str = "forward") -> Candidates:
     """Returns the candidates for a single step of a pass."""
     candidates = params.forward_candidates if pass_name == "forward" else params.backward_candidates
-    problem = BatchNormProblem.of(x, params.feature_axis, relu=params.relu, frozen=params.frozen)
-    return two_step_candidates(_supporting(candidates, pass_name, problem))
+    return two_step_candidates(_supporting(candidates, pass_name, params.problem(x)))
 
 
 def _local_statistics(params: BatchNormParams, x: jax.Array) -> Any:

@@ -15,27 +15,35 @@ from jaxgrad._src.core.tuning import Measurable
 
 
 def measurable(call: BatchNormProblem, platform: str) -> Measurable:
-    """The op and the gradients of x, scale and bias, on every implementation that supports it."""
+    """The op and the gradients of x, scale, bias and the residual, on every implementation that supports it."""
     p = call
     x: Any = jax.ShapeDtypeStruct((p.outer, p.channels, *([] if p.inner == 1 else [p.inner])), p.dtype)
     channels = jax.ShapeDtypeStruct((p.channels,), compute_dtype(x))
 
     def step(implementation: str) -> Callable[..., Any]:
-        def value(x, scale, bias):
+        def value(x, scale, bias, residual=None):
             if p.frozen:  # scale and bias stand for the statistics too
                 return batch_norm_inference(
                     x, scale, bias, bias, scale * scale, feature_axis=1, implementation=implementation
                 )
             activation = "relu" if p.relu else None
             return batch_norm_training(
-                x, scale, bias, feature_axis=1, activation=activation, implementation=implementation
+                x,
+                scale,
+                bias,
+                feature_axis=1,
+                residual=residual,
+                activation=activation,
+                implementation=implementation,
             )[0]
 
-        def value_and_gradients(x, scale, bias, dy):
-            y, pullback = jax.vjp(value, x, scale, bias)
+        def value_and_gradients(*arrays):
+            *primals, dy = arrays
+            y, pullback = jax.vjp(value, *primals)
             return y, pullback(dy)
 
         return value_and_gradients
 
     names = measurable_implementations(INFERENCE if p.frozen else TRAINING, call, platform)
-    return Measurable({name: step(name) for name in names}, [x, channels, channels, x])
+    residual = [x] if p.residual else []
+    return Measurable({name: step(name) for name in names}, [x, channels, channels, *residual, x])

@@ -124,7 +124,7 @@ class Measurable:
 
     Attributes:
       functions: by implementation, as `Choice` names them: functions of the operands.
-      operands: shapes and dtypes.
+      operands: shapes and dtypes of random arrays, and arrays whose values are chosen.
       one_call_a_program: whether a program has only one call, because XLA would compile the loops of each call.
     """
 

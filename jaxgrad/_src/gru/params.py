@@ -74,6 +74,7 @@ class GruProblem:
     def text(self, pass_name: str) -> str:
         """The text of a call in a tuning, with its gradients."""
         flags = {"linear_before_reset": self.linear_before_reset, "clip": self.clip is not None}
+        flags |= {"sequence_lens": self.has_lengths, "reset": self.has_resets}
         sizes = f"T={self.T} B={self.B} I={self.I} H={self.H} D={self.D}"
         sizes += f" groups={self.groups}" if self.groups > 1 else ""
         words = [*(name for name, is_set in flags.items() if is_set), *precision_flags(self.dtype, self.precision)]

@@ -51,7 +51,7 @@ def with_arrays(function: Callable[..., Any], arrays: Sequence[jax.Array]) -> Pr
 
 
 def random_operands(
-    operands: Sequence[jax.ShapeDtypeStruct],
+    operands: Sequence[jax.ShapeDtypeStruct | np.ndarray],
     deviations: Sequence[float] | None = None,
     *,
     one_call_a_program: bool = False,
@@ -59,7 +59,7 @@ def random_operands(
     """Random operands of the given shapes: on a GPU several copies, one for each call in a program.
 
     Args:
-      operands: their shapes and dtypes.
+      operands: their shapes and dtypes. An array is taken as it is.
       deviations: the standard deviations, by default 1.
       one_call_a_program: as in `Measurable`.
     """
@@ -88,7 +88,9 @@ def lower_with_sets(function: Callable[..., Any], sets: list[list[jax.Array]]) -
     return compiled
 
 
-def _drawn(operand: jax.ShapeDtypeStruct, deviation: float, seed: int) -> jax.Array:
+def _drawn(operand: jax.ShapeDtypeStruct | np.ndarray, deviation: float, seed: int) -> jax.Array:
+    if isinstance(operand, np.ndarray):
+        return jax.device_put(operand)
     # NumPy's, of which nothing is compiled for each shape. Large arrays repeat them.
     values = deviation * np.random.default_rng(seed).standard_normal(_DRAWN_ELEMENTS, np.float32)
     array = np.empty(operand.size, operand.dtype)  # np.resize takes long to find that there is too little memory
