@@ -55,6 +55,8 @@
 
    fake_fault(status): from now on the context is lost, and what uses it fails. 0 ends that, which no GPU can.
 
+   fake_fault_at_failure(1): the next failure that fake_fail() makes loses the context with its status.
+
    fake_capture(1): every stream is captured, until fake_capture(0).
 
    fake_modules() returns the number of loaded modules, fake_descriptors() that of descriptors of cuDNN.
@@ -119,7 +121,7 @@ typedef struct Descriptor {
   } attributes[kMaxAttributes];
 } Descriptor;
 
-static int executions, compilations, modules, descriptors, capturing, fault;
+static int executions, compilations, modules, descriptors, capturing, fault, faults_at_failure;
 static long last_engine;
 static double last_milliseconds, waiting_seconds;
 
@@ -130,6 +132,7 @@ int fake_modules(void) { return modules; }
 int fake_descriptors(void) { return descriptors; }
 void fake_capture(int on) { capturing = on; }
 void fake_fault(int status) { fault = status; }
+void fake_fault_at_failure(int on) { faults_at_failure = on; }
 void fake_waiting(double seconds) { waiting_seconds = seconds; }
 
 static struct {
@@ -154,7 +157,9 @@ static int failure(const char* function) {
   }
   if (strcmp(function, failing.function) != 0) return 0;
   const int call = __sync_add_and_fetch(&failing.calls, 1);
-  return failing.n == 0 || failing.n == call ? failing.status : 0;
+  const int status = failing.n == 0 || failing.n == call ? failing.status : 0;
+  if (status != 0 && faults_at_failure) fault = status;
+  return status;
 }
 
 /* The first line of a function that may fail. */

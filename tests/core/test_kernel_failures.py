@@ -23,6 +23,10 @@ def lowered(kind, size):
         settings = dict(window_strides=(1, 1), padding="SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"),
                         feature_group_count=32)
         op = lambda x, w: jaxgrad.conv_general_dilated(x, w, **settings, implementation="cuda")
+    elif kind == "transpose":  # of the weight gradient of cuDNN
+        shapes = (2, 20, 12, 32), (3, 2 + size, 32, 16)
+        settings = dict(window_strides=(1, 1), padding="SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        op = lambda x, w: jaxgrad.conv_general_dilated(x, w, **settings, implementation="cudnn")
     else:
         H = FIRST_HIDDEN[kind] + size
         shapes = (4, 3, 5), (1, 3 * H, 5), (1, 3 * H, H)
@@ -122,10 +126,13 @@ def trials(function, statuses):
             first = ran()
             reached = fake.fake_calls() >= n
             fail(None)
+            fake.fake_fault(0)  # which no GPU can do
             if not reached:
                 break
             yield [status, n, first, ran()]
 
+fake.fake_fault_at_failure({faults})
+fake.fake_capture({captured})
 report(found=list(trials({function!r}, {statuses})))
 """
 
@@ -145,7 +152,7 @@ report(found=list(trials({function!r}, {statuses})))
 )
 def test_every_call_fails_while_a_program_runs(run, function, kind):
     """The error names the handler and the function."""
-    found = run(_EVERY_RUN.format(function=function, kind=kind, statuses=_STATUSES))
+    found = run(_EVERY_RUN.format(function=function, kind=kind, statuses=_STATUSES, faults=0, captured=0))
     passes = 3 if kind == "depthwise" else 2
     assert len(found["found"]) >= passes * len(_STATUSES)
     target = "jaxgrad_cuda_depthwise_" if kind == "depthwise" else "jaxgrad_cuda_gru_"
@@ -154,4 +161,33 @@ def test_every_call_fails_while_a_program_runs(run, function, kind):
         assert target in first, context
         assert f"(status {status}) in " in first, context
         assert f"{function}(" in first, context
+        assert again == "ran", context
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    _cases(
+        {
+            "cuLaunchKernel": ("depthwise", "transpose"),
+            "cuLaunchKernelEx": _GRU_KINDS,
+            "cuMemsetD32Async": ("team",),
+            "cuStreamIsCapturing": (*_EVERY_KIND, "transpose"),
+        }
+    ),
+)
+def test_a_fault_of_the_device_is_not_the_kernels(run, function, kind, captured):
+    """The fault of an earlier kernel: the error says so before it names the call that met it.
+
+    While a stream is captured, the error is returned as it is: a query of the device would end the capture.
+    """
+    found = run(_EVERY_RUN.format(function=function, kind=kind, statuses=(700,), faults=1, captured=int(captured)))
+    api = "" if function == "cuStreamIsCapturing" else "driver::"
+    assert found["found"]
+    for _, n, first, again in found["found"]:
+        context = n, first, again
+        assert ("jaxgrad_cudnn_conv_" if kind == "transpose" else "jaxgrad_cuda_") in first, context
+        assert (": an operation that ran on the GPU before this call failed, " in first) == (not captured), context
+        assert (": CUDA: an illegal memory access (status 700); then CUDA: " in first) == (not captured), context
+        assert f"CUDA: an illegal memory access (status 700) in {api}api().{function}(" in first, context
         assert again == "ran", context

@@ -10,20 +10,16 @@ namespace jaxgrad {
 namespace ffi = xla::ffi;
 namespace {
 
-// Returns call(handle), with the cuDNN handle of the device. If `call` meets an error that an earlier operation on the
+// Returns call(handle), with the cuDNN handle of the device. If cuDNN meets an error that an earlier operation on the
 // device caused, throws driver::DeviceFault, and driver::OutOfMemory where cuDNN lacks memory: the error does not blame
 // this call. `capturing`: the stream is captured into a CUDA graph, so the cause of an error cannot be queried.
 template <class Call>
-auto call_cudnn(const driver::CurrentDevice& current, CUstream stream, bool capturing, Call call) {
-  cudnn::Handle handle(current.device());
+auto call_cudnn(int device, bool capturing, Call call) {
+  cudnn::Handle handle(device);
   try {
     return call(handle);
   } catch (const cudnn::Error& error) {
     if (!capturing) handle.check_device(error);
-    throw;
-  } catch (const driver::Error& error) {
-    const CUresult fault = capturing ? CUDA_SUCCESS : driver::find_fault(stream);
-    if (fault != CUDA_SUCCESS) throw driver::DeviceFault(fault, error.what());
     throw;
   }
 }
@@ -42,19 +38,20 @@ class CudaBatchNormChecks : public BatchNormChecks {
   template <class Size, class Run>
   ffi::Error run(CUstream stream, ffi::ScratchAllocator& scratch, Bytes& workspace, Size size, Run run) {
     if (failed()) return error();
-    const driver::CurrentDevice current(stream);
-    const bool capturing = driver::is_capturing(stream);
-    const int64_t needed = call_cudnn(current, stream, capturing, size);
-    void* memory = workspace->untyped_data();
-    if (static_cast<int64_t>(workspace->element_count()) < needed) {
-      memory = allocate(capturing, scratch, workspace, needed);
-      if (failed()) return error();
-    }
-    call_cudnn(current, stream, capturing, [&](cudnn::Handle& handle) {
-      handle.set_stream(stream);
-      run(handle, memory);
+    return driver::on_device(stream, [&](int device) {
+      const bool capturing = driver::is_capturing(stream);
+      const int64_t needed = call_cudnn(device, capturing, size);
+      void* memory = workspace->untyped_data();
+      if (static_cast<int64_t>(workspace->element_count()) < needed) {
+        memory = allocate(capturing, scratch, workspace, needed);
+        if (failed()) return error();
+      }
+      call_cudnn(device, capturing, [&](cudnn::Handle& handle) {
+        handle.set_stream(stream);
+        run(handle, memory);
+      });
+      return ffi::Error::Success();
     });
-    return ffi::Error::Success();
   }
 
  private:

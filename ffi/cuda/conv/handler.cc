@@ -105,11 +105,12 @@ ffi::Error run(ConvPass pass, CUstream stream, const Arg& first, const Arg& seco
   if (checks.failed()) return checks.error();
   if (key.has_bias) checks.array("bias", *bias, dtype, {key.w.sizes[0]});
   if (checks.failed()) return checks.error();
-  const driver::CurrentDevice current(stream);
-  key.device = current.device();
   const void* bias_data = key.has_bias ? bias->untyped_data() : nullptr;
-  run_plan(key, stream, first, second, bias_data, result, workspace->typed_data());
-  return ffi::Error::Success();
+  return driver::on_device(stream, [&](int device) {
+    key.device = device;
+    run_plan(key, stream, first, second, bias_data, result, workspace->typed_data());
+    return ffi::Error::Success();
+  });
 }
 
 ffi::Error forward(CUstream stream, Arg x, Arg w, Arg bias, Ret y, Bytes workspace, Axes lhs_spec, Axes rhs_spec,
@@ -140,10 +141,11 @@ ffi::Error transpose_weights(CUstream stream, const ConvArguments& from, const A
   if (!error.empty()) return ffi::Error::InvalidArgument(std::string(target) + ": " + error);
   if (reverse_window)
     for (int axis = 2; axis < result.spatial + 2; ++axis) result.w.strides[axis] *= -1;
-  const driver::CurrentDevice current(stream);
-  transpose(stream, current.device(), source.spatial + 2, static_cast<int64_t>(ffi::ByteWidth(in.element_type())),
-            source.w, in.untyped_data(), result.w, out.untyped_data());
-  return ffi::Error::Success();
+  return driver::on_device(stream, [&](int device) {
+    transpose(stream, device, source.spatial + 2, static_cast<int64_t>(ffi::ByteWidth(in.element_type())), source.w,
+              in.untyped_data(), result.w, out.untyped_data());
+    return ffi::Error::Success();
+  });
 }
 
 ffi::Error weight_gradient(CUstream stream, Arg x, Arg dy, Ret dw, Ret untransposed, Bytes workspace, Axes lhs_spec,

@@ -38,14 +38,15 @@ ffi::Error weight_gradient(CUstream stream, Arg x, Arg dy, Ret dw, Bytes workspa
   checks.require(error.empty(), [&] { return error; });
   checks.require(is_aligned(x.untyped_data()) && is_aligned(dy.untyped_data()), "x and dy must be aligned to 16 bytes");
   if (checks.failed()) return checks.error();
-  const driver::CurrentDevice current(stream);
-  key.device = current.device();
-  const auto plan = depthwise_plan(key);
-  check_workspace(workspace, plan->workspace_bytes(), checks);
-  if (checks.failed()) return checks.error();
-  plan->run(stream, x.untyped_data(), dy.untyped_data(), dw->untyped_data(), workspace->untyped_data());
-  if (driver::is_capturing(stream)) retain_for_cuda_graph(plan);
-  return ffi::Error::Success();
+  return driver::on_device(stream, [&](int device) {
+    key.device = device;
+    const auto plan = depthwise_plan(key);
+    check_workspace(workspace, plan->workspace_bytes(), checks);
+    if (checks.failed()) return checks.error();
+    plan->run(stream, x.untyped_data(), dy.untyped_data(), dw->untyped_data(), workspace->untyped_data());
+    if (driver::is_capturing(stream)) retain_for_cuda_graph(plan);
+    return ffi::Error::Success();
+  });
 }
 
 // The forward pass or the input gradient: `in` is x or dy, `out` is y or dx. bias: null or without elements if there is
@@ -68,12 +69,14 @@ ffi::Error convolution(ConvPass pass, CUstream stream, const Arg& in, const Arg&
   const bool has_bias = bias != nullptr && bias->element_count() > 0;
   if (has_bias) checks.array("bias", *bias, dtype, {key.w.sizes[0]});
   if (checks.failed()) return checks.error();
-  const driver::CurrentDevice current(stream);
-  key.device = current.device();
-  const auto plan = depthwise_convolution_plan(key);
-  plan->run(stream, in.untyped_data(), w.untyped_data(), has_bias ? bias->untyped_data() : nullptr, out.untyped_data());
-  if (driver::is_capturing(stream)) retain_for_cuda_graph(plan);
-  return ffi::Error::Success();
+  const void* bias_data = has_bias ? bias->untyped_data() : nullptr;
+  return driver::on_device(stream, [&](int device) {
+    key.device = device;
+    const auto plan = depthwise_convolution_plan(key);
+    plan->run(stream, in.untyped_data(), w.untyped_data(), bias_data, out.untyped_data());
+    if (driver::is_capturing(stream)) retain_for_cuda_graph(plan);
+    return ffi::Error::Success();
+  });
 }
 
 ffi::Error forward(CUstream stream, Arg x, Arg w, Arg bias, Ret y, Bytes, Axes lhs_spec, Axes rhs_spec, Axes out_spec,

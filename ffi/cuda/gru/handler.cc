@@ -72,14 +72,15 @@ ffi::Error run(Checks& checks, CUstream stream, const Sizes& s, ffi::DataType dt
   key.has_resets = arguments.reset != nullptr;
   key.has_clip = std::isfinite(arguments.clip);
   if (checks.failed()) return checks.error();
-  const driver::CurrentDevice current(stream);
-  key.device = current.device();
-  const GruPlan plan = gru_plan(key);
-  check_workspace(workspace, plan.workspace_bytes(), checks);
-  if (checks.failed()) return checks.error();
-  plan.run(stream, arguments, workspace->untyped_data());
-  if (driver::is_capturing(stream)) retain_for_cuda_graph(plan.kernel());
-  return ffi::Error::Success();
+  return driver::on_device(stream, [&](int device) {
+    key.device = device;
+    const GruPlan plan = gru_plan(key);
+    check_workspace(workspace, plan.workspace_bytes(), checks);
+    if (checks.failed()) return checks.error();
+    plan.run(stream, arguments, workspace->untyped_data());
+    if (driver::is_capturing(stream)) retain_for_cuda_graph(plan.kernel());
+    return ffi::Error::Success();
+  });
 }
 
 ffi::Error forward(CUstream stream, Arg inputs, Arg r, Arg b, Arg lens, Arg initial_h, Arg reset, Arg reset_h, Ret y,

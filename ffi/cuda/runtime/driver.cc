@@ -141,6 +141,13 @@ bool is_capturing(CUstream stream) {
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+void check_device(CUstream stream, const Error& error) {
+  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  api().cuStreamIsCapturing(stream, &capture);
+  const CUresult fault = capture == CU_STREAM_CAPTURE_STATUS_NONE ? find_fault(stream) : CUDA_SUCCESS;
+  if (fault != CUDA_SUCCESS) throw DeviceFault(fault, error.what());
+}
+
 Memory::Memory(int64_t bytes) : words_(static_cast<size_t>(std::max<int64_t>(bytes, 4) + 3) / 4) {
   JAXGRAD_DRIVER(api().cuMemAlloc(&pointer_, words_ * 4));
 }

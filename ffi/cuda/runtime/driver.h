@@ -156,6 +156,23 @@ class OwningContext {
 
 bool is_capturing(CUstream stream);
 
+// Finds the cause of an error of the driver. Throws DeviceFault if it is an earlier operation on the device, unless the
+// stream is captured: a query would end the capture.
+void check_device(CUstream stream, const Error& error);
+
+// Returns call(device), with the device of a stream current. Throws DeviceFault in place of an error of the driver that
+// an earlier operation on the device caused: the error does not blame this call.
+template <class Call>
+auto on_device(CUstream stream, Call call) {
+  const CurrentDevice current(stream);
+  try {
+    return call(current.device());
+  } catch (const Error& error) {
+    check_device(stream, error);
+    throw;
+  }
+}
+
 // Device memory that is not allocated through JAX. Throws Error with CUDA_ERROR_OUT_OF_MEMORY.
 class Memory {
  public:
