@@ -213,6 +213,37 @@ report(why=str(explained({call})), calls=calls(lowered({call})), compilations=fa
     assert found["compilations"] == 0
 
 
+@pytest.mark.parametrize(
+    ("multiprocessors", "occupancy", "hidden", "reason"),
+    [
+        (7, 1, 128, ""),
+        (7, 1, 200, "the recurrent weights of 200 hidden units do not fit in the 7 multiprocessors of the GPU"),
+        (14, 1, 200, ""),
+        (14, 1, 300, "the recurrent weights of 300 hidden units do not fit in the 14 multiprocessors of the GPU"),
+        (16, 1, 300, ""),
+        (16, 0, 64, "a block of a kernel of jaxgrad's GRU does not fit a multiprocessor of the GPU"),
+        (16, 0, 200, "the GPU runs 0 blocks of a kernel of jaxgrad's GRU at once, and 8 exchange the state"),
+    ],
+)
+def test_slices_of_a_gpu(run, multiprocessors, occupancy, hidden, reason):
+    """As MIG and MPS make them: blocks that exchange the state run at once, or XLA runs the call."""
+    found = run(
+        f"""
+call = dict(T=100, B=8, H={hidden}, dtype="bfloat16")
+report(why=str(explained(**call)), calls=len(calls(lowered(**call))),
+       forced=outcome(explained, implementation="cuda", **call))
+""",
+        FAKE_MULTIPROCESSORS=str(multiprocessors),
+        FAKE_OCCUPANCY=str(occupancy),
+    )
+    if reason:
+        assert found["why"].startswith(f"gru on gpu: 'xla' ({reason}")
+        assert found["forced"].startswith(f"ValueError: jaxgrad.gru: implementation='cuda' cannot run: {reason}")
+    else:
+        assert found["why"].startswith("gru on gpu: 'cuda' (jaxgrad's own kernel")
+    assert found["calls"] == (0 if reason else 2)
+
+
 @pytest.mark.parametrize("mapped", ["wr", "xwrb", "x"])
 def test_vmap_is_one_call_of_each_kernel(run, mapped):
     """Mapped weights are groups; mapped inputs alone fold into the batch."""

@@ -30,6 +30,15 @@ def split(*args, **kwargs):
     if isinstance(found, str):
         return found
     return [found[name] for name in ("holder", "units", "rows", "pair", "tiles", "holders")]
+
+def loaded(hidden, rows=8, is_backward=False, type=BFLOAT16, tf32=False, problems=1):
+    "Why the kernel cannot be compiled or run."
+    try:
+        return cuda.module.load_gru_kernel(
+            device=0, is_backward=is_backward, type=type, allow_tf32=tf32, linear_before_reset=True,
+            problems=problems, rows=rows, hidden=hidden)
+    except ValueError as error:
+        return f"ValueError: {error}"
 """
 
 
@@ -177,6 +186,49 @@ print(json.dumps([split(*size, is_backward=b) for size in sizes for b in (False,
     ]
 
 
+# By multiprocessors and compute capability: the most hidden units of these sizes in bfloat16, TF32 and float32.
+_SLICES = {
+    (7, 8): [128, 128, 96],
+    (7, 9): [128, 128, 128],
+    (14, 8): [256, 256, 96],
+    (14, 9): [256, 256, 256],
+    (16, 9): [512, 512, 256],
+}
+
+
+@pytest.mark.parametrize(("multiprocessors", "major"), _SLICES)
+def test_slices_of_a_gpu(run, multiprocessors, major):
+    """As MIG and MPS make them: there are no more blocks that exchange the state than multiprocessors."""
+    found = run(
+        """
+def plan(H, B, **call):
+    "The blocks that exchange the state, and why the kernel cannot be loaded; or why there is none."
+    found = variant(H, B, **call)
+    if isinstance(found, str):
+        return found
+    blocks = found["padded"] // found["units"] if found["holder"] in ("team", "cluster") else 1
+    return [blocks * (found["holders"] if found["holder"] == "team" else 1), loaded(H, B, **call)]
+
+operands = dict(type=BFLOAT16), dict(type=FLOAT32, tf32=True), dict(type=FLOAT32)
+units = (32, 96, 97, 128, 129, 256, 257, 512, 513, 2048)
+print(json.dumps([[i, H, plan(H, B, is_backward=b, problems=problems, **of)] for i, of in enumerate(operands)
+                  for H in units for B in (8, 64) for problems in (1, 6) for b in (False, True)]))
+""",
+        FAKE_MULTIPROCESSORS=str(multiprocessors),
+        FAKE_MAJOR=str(major),
+        FAKE_OCCUPANCY="1",
+    )
+    most = [0, 0, 0]
+    for operands, hidden, plan in found:
+        if isinstance(plan, str):
+            assert f" of {hidden} hidden units do not fit in the {multiprocessors} multiprocessors of the GPU" in plan
+        else:
+            assert plan[0] <= multiprocessors
+            assert plan[1] == ""
+            most[operands] = max(most[operands], hidden)
+    assert most == _SLICES[multiprocessors, major]
+
+
 def test_older_gpus_have_no_clusters(run):
     found = run("print(json.dumps([workspace(128), workspace(256)]))", FAKE_MAJOR="8")
     assert found == [8 * 256 * 8 * 2] * 2
@@ -208,22 +260,19 @@ print(json.dumps([workspace(2049), workspace(16, type=FLOAT64), workspace(2048, 
 
 
 def test_blocks_that_cannot_run_at_once(run):
-    load = """
-print(json.dumps([cuda.module.load_gru_kernel(
-    device=0, is_backward=False, type=BFLOAT16, allow_tf32=False, linear_before_reset=True, problems=1, rows=8,
-    hidden=hidden) for hidden in (96, 256, 512)]))
-"""
+    load = "print(json.dumps([loaded(hidden) for hidden in (96, 256, 512)]))"
     assert run(load) == ["", "", ""]
     fills = load.replace("(96, 256, 512)", "(96, 128)")
     assert run(fills) == ["", ""]
-    few = "a thread of a kernel of jaxgrad's GRU starts with only 167 registers"  # and waits for others for ever
+    # With so few, the thread would wait for others for ever.
+    few = "ValueError: a thread of a kernel of jaxgrad's GRU starts with only 167 registers"
     assert run(fills, FAKE_REGISTERS="167") == ["", few]
     targets = [message.split(" for ")[1].split(":")[0] for message in run(fills, FAKE_NVRTC="6")]
     assert targets == ["sm_90", "sm_90a"]
     assert run(load, FAKE_OCCUPANCY="0") == [
-        "a block of a kernel of jaxgrad's GRU does not fit a multiprocessor of the GPU",
+        "ValueError: a block of a kernel of jaxgrad's GRU does not fit a multiprocessor of the GPU",
         *(
-            f"the GPU runs 0 blocks of a kernel of jaxgrad's GRU at once, and {blocks} exchange the state"
+            f"ValueError: the GPU runs 0 blocks of a kernel of jaxgrad's GRU at once, and {blocks} exchange the state"
             for blocks in (8, 16)
         ),
     ]

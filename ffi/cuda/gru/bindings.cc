@@ -37,8 +37,8 @@ std::string rejection(int64_t device, int64_t type, bool allow_tf32, bool linear
   return "";
 }
 
-// Returns why the kernel of a pass cannot be loaded; empty if it is. Throws std::runtime_error for an error that may
-// pass.
+// Returns why the kernel of a pass cannot be compiled; empty if it is loaded. Throws nb::value_error if the GPU cannot
+// run it, and std::runtime_error for an error that may pass.
 std::string load(bool is_backward, int64_t device, int64_t type, bool allow_tf32, bool linear_before_reset,
                  int64_t problems, int64_t rows, int64_t hidden, bool has_lengths, bool has_resets, bool has_clip) {
   GruKey key = key_of(is_backward, device, type, allow_tf32, linear_before_reset, problems, rows, hidden);
@@ -50,7 +50,7 @@ std::string load(bool is_backward, int64_t device, int64_t type, bool allow_tf32
   try {
     gru_plan(key);
   } catch (const NoPlan& reason) {
-    return reason.what();
+    throw nb::value_error(reason.what());
   } catch (const nvrtc::Error& error) {
     return error.what();
   }
@@ -111,8 +111,8 @@ void bind_gru(nb::module_& module) {
              nb::arg("allow_tf32"), nb::arg("linear_before_reset"), nb::arg("problems"), nb::arg("rows"),
              nb::arg("hidden"), nb::arg("has_lengths") = false, nb::arg("has_resets") = false,
              nb::arg("has_clip") = false,
-             "Compiles and loads the kernel of a pass. Returns why that is impossible; empty if it is loaded. Raises "
-             "RuntimeError for an error that may pass.");
+             "Compiles and loads the kernel of a pass. Returns why it cannot be compiled; empty if it is loaded. "
+             "Raises ValueError if the GPU cannot run it, and RuntimeError for an error that may pass.");
   module.def(
       "gru_block_program", &block_program, nb::arg("is_backward"), nb::arg("type"), nb::arg("linear_before_reset"),
       nb::arg("problems"), nb::arg("rows"), nb::arg("hidden"), nb::arg("has_lengths"), nb::arg("has_resets"),

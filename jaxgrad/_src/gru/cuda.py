@@ -51,12 +51,12 @@ class CudaBackend(GruBackend):
         try:
             if reason := _kernel_rejection(call):
                 return Rejection(reason)
-            reason = cuda.nvrtc_unavailable() or _load(call)
+            missing = cuda.nvrtc_unavailable()
+            return _missing(missing) if missing else _load(call)
         except RuntimeError as error:
             if jax.process_count() > 1:
                 raise
-            reason = str(error)
-        return Rejection(f"jaxgrad's own CUDA kernels are missing: {reason}", missing=reason) if reason else None
+            return _missing(str(error))
 
     def supports_resized(self, pass_name: str, call: GruProblem) -> bool:
         # Other sizes may need another kernel, which is compiled here and not when the program runs first.
@@ -180,6 +180,10 @@ def _attributes(params: GruParams) -> dict[str, Any]:
     }
 
 
+def _missing(reason: str) -> Rejection:
+    return Rejection(f"jaxgrad's own CUDA kernels are missing: {reason}", missing=reason)
+
+
 @cleared_lru_cache(4096)
 def _kernel_rejection(call: GruProblem) -> str:
     """Returns why the kernels cannot compute a call on the first GPU that JAX uses; empty if they can."""
@@ -190,15 +194,18 @@ def _kernel_rejection(call: GruProblem) -> str:
 
 @cleared_lru_cache(4096)
 @plan_directory()
-def _load(call: GruProblem) -> str:
-    """Compiles and loads the kernels of both passes. Returns why that is impossible; empty if they are loaded."""
+def _load(call: GruProblem) -> Rejection | None:
+    """Compiles and loads the kernels of both passes. Returns why that is impossible; None if they are loaded."""
     for pass_name in PASSES:
         with np.errstate(over="ignore"):
             has_clip = call.clip is not None and bool(np.isfinite(np.float32(call.clip)))  # as the handler reads it
         features = call.has_lengths, call.has_resets, has_clip
-        if reason := cuda.module.load_gru_kernel(pass_name == "backward", *_key(call), *features):
-            return str(reason)
-    return ""
+        try:
+            if reason := cuda.module.load_gru_kernel(pass_name == "backward", *_key(call), *features):
+                return _missing(reason)
+        except ValueError as error:  # such as too few blocks at once, which is known only of a compiled kernel
+            return Rejection(str(error))
+    return None
 
 
 @cleared_lru_cache(4096)
