@@ -73,10 +73,15 @@ def compare(
 
 
 def check_agreement(work: Work, ours: Contender, other: Contender, tolerances: Sequence[float] | None = None) -> None:
-    """Raises RuntimeError where the outputs differ by more than the tolerances, which are those of `compare`."""
+    """Raises RuntimeError where the outputs differ in shape or by more than the tolerances, those of `compare`."""
     if tolerances is None:
         tolerances = [TOLERANCE[work.dtype]] * len(ours.outputs)
     for i, (a, b, tolerance) in enumerate(zip(ours.outputs, other.outputs, tolerances, strict=True)):
+        if a.shape != b.shape:
+            raise RuntimeError(
+                f"{work.label}, {work.measure}: output {i} of {ours.name!r} has the shape {a.shape}, that of "
+                f"{other.name!r} {b.shape}"
+            )
         difference = np.linalg.norm(a - b) / np.linalg.norm(b)
         if not difference <= tolerance:
             raise RuntimeError(

@@ -33,6 +33,9 @@ TORCH_GRU_GRAPH = "torch.nn.GRU, CUDA graph"
 CUDNN_RNN = "cuDNN RNN"
 CUDNN_RNN_F16 = "cuDNN RNN, float16"
 
+# A pass of a convolution whose windows do not overlap, on rearranged arrays (matrix_product.py). It is no peer.
+MATRIX_PRODUCT = "matrix product"
+
 ONE_DEVICE = " on one device"
 
 # A speed-up over JAX or PyTorch is over the fastest of these that a row has.
@@ -57,6 +60,7 @@ ORDER = (
     ),
     *(name for names in PEERS.values() for name in names),
     *(CUDNN_RNN, CUDNN_RNN_F16),
+    MATRIX_PRODUCT,
     *(OURS + ONE_DEVICE, LAX + ONE_DEVICE),
 )
 # Names in older results.

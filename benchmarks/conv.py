@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax import lax
 
 import jaxgrad
-from benchmarks import torch_peers
+from benchmarks import matrix_product, torch_peers
 from benchmarks.compare import Work, compare
-from benchmarks.contender_names import LAX, LAX_PADDED, OURS, OURS_ON_CUDNN, TORCH_COMPILED, TORCH_EAGER
+from benchmarks.contender_names import LAX, LAX_PADDED, MATRIX_PRODUCT, OURS, OURS_ON_CUDNN, TORCH_COMPILED, TORCH_EAGER
 from benchmarks.conv_cases import CASES, QUICK_CASES, Case, parse_case
 from benchmarks.measuring import measured
 from benchmarks.options import Options
@@ -25,7 +25,7 @@ from benchmarks.timing import Call, Contender, jax_contenders, torch_contender
 __all__ = ["CASES", "CONTENDERS", "QUICK_CASES", "measure", "parse_case"]
 
 _TORCH = (TORCH_EAGER, TORCH_COMPILED)
-CONTENDERS = (OURS, LAX, LAX_PADDED, OURS_ON_CUDNN, *_TORCH)
+CONTENDERS = (OURS, LAX, LAX_PADDED, OURS_ON_CUDNN, *_TORCH, MATRIX_PRODUCT)
 NOTES = (
     "Cases are batch x sizes, input features -> output features, k the window, s the stride, d the window's dilation, "
     "g the groups, p the padding at both ends, causal padding before the first element alone, T a transposed "
@@ -33,6 +33,8 @@ NOTES = (
     "forward, dX (input gradient) and dW (weight gradient) are separate calls.",
     "jax.lax after jnp.pad pads causal convolutions with jnp.pad first, as Flax does.",
     "jaxgrad on cuDNN is implementation='cudnn', for calls that jaxgrad runs on XLA.",
+    "matrix product is the pass as one jax.lax.dot_general, where windows do not overlap: the operands are rearranged "
+    "before the timing, the result is not rearranged.",
     "torch, compiled is torch.compile of the same call in its default mode.",
     "floor_ms is the larger of two times: the same operations as large matrix products, and reading and writing each "
     "array once at the rate of a large addition.",
@@ -67,8 +69,15 @@ def _rows(case: Case, left_out: dict[str, str], options: Options) -> list[dict[s
             if name == OURS_ON_CUDNN and _runs_on_cudnn(_passes(ours, case)[which], operands):
                 continue  # the same program as jaxgrad's
             calls.append((which, Call(name, function, operands)))
+    products = {}
+    if options.wants(MATRIX_PRODUCT) and matrix_product.has_product(case):
+        products = matrix_product.products(case, *arrays)
+        calls += [(which, Call(MATRIX_PRODUCT, each.function, each.operands)) for which, each in products.items()]
     contenders: dict[str, list[Contender]] = {"forward": [], "dX": [], "dW": []}
     for (which, _), contender in zip(calls, jax_contenders([call for _, call in calls]), strict=True):
+        if contender.name == MATRIX_PRODUCT:
+            restored = [products[which].restored(result) for result in contender.outputs]
+            contender = dataclasses.replace(contender, outputs=restored)
         contenders[which].append(contender)
     for name in _TORCH:
         if options.wants(name) and name not in left_out:

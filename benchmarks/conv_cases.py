@@ -264,6 +264,7 @@ QUICK_CASES = _both_layouts(
     Case((9, 9), 2, 8, 4, 3, stride=2, groups=2, padding=1),
     Case((5,), 2, 4, 8, 3, stride=2, padding=1, transposed=True),
     Case((12,), 2, 4, 8, 3, dilation=2, causal=True),
+    Case((8, 6), 2, 4, 6, 2, stride=2, groups=2),
 )
 _NUMBERS = {"k": "window", "s": "stride", "d": "dilation", "g": "groups", "p": "padding"}
 _DTYPES = {"bf16": "bfloat16", "f32": "float32"}

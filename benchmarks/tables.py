@@ -10,18 +10,19 @@ with the chart of that name if there is one: without a report, the page does not
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 from benchmarks import gru_table, headline, report, wording
-from benchmarks.contender_names import LAX_PADDED, ONE_DEVICE, ORDER, OURS_ON_XLA, PEERS
+from benchmarks.contender_names import LAX_PADDED, MATRIX_PRODUCT, ONE_DEVICE, ORDER, OURS_ON_XLA, PEERS
 from benchmarks.report import Report, Row
 from benchmarks.wording import digits, ratio
 
 _SECTION = re.compile(
     r"(<!-- benchmark (?P<name>[\w-]+)(?:: (?P<heading>#+ [^\n]*))? -->\n).*?(<!-- /benchmark -->)", re.DOTALL
 )
+_PRODUCT = f"{MATRIX_PRODUCT} (ms, jaxgrad / {MATRIX_PRODUCT})"  # the header of a column
 _UNPADDED = "\\*"  # marks a speed-up that lacks the peer with jnp.pad
 
 
@@ -89,14 +90,27 @@ def _line_a_case(rows: list[Row]) -> list[list[str]]:
     measures = list(dict.fromkeys(row["measure"] for row in rows))
     found = {(row["label"], row["measure"]): row for row in rows}
     labels = dict.fromkeys(row["label"] for row in rows)
+    with_product = any(MATRIX_PRODUCT in row["times_ms"] for row in rows)
     return [
-        ["case", *map(wording.pass_name, measures)],
-        *([n, *(_cell(found[n, m]) for m in measures)] for n in labels),
+        ["case", *map(wording.pass_name, measures), *[_PRODUCT] * with_product],
+        *(
+            [n, *(_cell(found[n, m]) for m in measures), *[_product([found[n, m] for m in measures])] * with_product]
+            for n in labels
+        ),
     ]
 
 
 def _cell(row: Row) -> str:
     return f"{digits(report.median_ms(row))} ({', '.join(_speedup(row, library) for library in PEERS)})"
+
+
+def _product(passes: Sequence[Row]) -> str:
+    """The times of the matrix product, and how many times longer jaxgrad takes; empty without one."""
+    medians = [report.median_ms(row, MATRIX_PRODUCT) if MATRIX_PRODUCT in row["times_ms"] else None for row in passes]
+    if not any(medians):
+        return ""
+    times = " / ".join("-" if ms is None else digits(ms) for ms in medians)
+    return f"{times} ({' / '.join(ratio(report.over_matrix_product(row)) for row in passes)})"
 
 
 def _speedup(row: Row, library: str) -> str:
@@ -168,6 +182,7 @@ def facts(results: Report) -> list[str]:
         found.append(f"Geometric means over all {len({row['label'] for row in rows})} cases: {_means(rows)}.")
     if results.get("layout") == "gru":
         found += gru_table.facts(results)
+    found += _over_products(rows)
     if selected := wording.selected(results):
         found.append(f"jaxgrad selected (number of cases) {'; '.join(selected)}.")
     if extra := len({row["label"] for row in rows if row["extra"]}):
@@ -207,6 +222,24 @@ def _means(rows: list[Row]) -> str:
                 means.append(f"{ratio(report.geometric_mean(ratios))} over {library}")
         found.append(f"{wording.pass_name(measure)} {' and '.join(means)}")
     return "; ".join(found)
+
+
+def _over_products(rows: list[Row]) -> list[str]:
+    """Of each pass, how many times longer jaxgrad takes than the matrix product."""
+    found = []
+    for measure in dict.fromkeys(row["measure"] for row in rows):
+        ratios = {
+            row["label"]: value
+            for row in rows
+            if row["measure"] == measure and (value := report.over_matrix_product(row)) is not None
+        }
+        if ratios:
+            most = max(ratios, key=lambda label: ratios[label])
+            mean = ratio(report.geometric_mean(ratios.values()))
+            found.append(f"{wording.pass_name(measure)} {mean}, at most {ratio(ratios[most])} ({most})")
+    count = len({row["label"] for row in rows if MATRIX_PRODUCT in row["times_ms"]})
+    start = f"Time of jaxgrad over that of the {MATRIX_PRODUCT}, geometric means over {count} cases"
+    return [f"{start}: {'; '.join(found)}."] if found else []
 
 
 def _difference(losses: dict[str, list[float]]) -> str:
