@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from tolerances import assert_close
+from tolerances import assert_close, chained_rounding
 
 PASSES = {"forward", "input_gradient", "weight_gradient"}
 _NCHW = ("NCHW", "OIHW", "NCHW")
@@ -55,7 +55,8 @@ def assert_passes(program: Any, expected: set[str]) -> None:
     assert set(passes(program)) == expected
 
 
-def close(found: Any, expected: Any, dtype: str = "float32", terms: int = 100) -> None:
-    """Compares trees of arrays."""
+def close(found: Any, expected: Any, dtype: str = "float32", terms: int = 100, backend: Any = None) -> None:
+    """Compares trees of arrays, which `backend` computed."""
     assert jax.tree.structure(found) == jax.tree.structure(expected)
-    jax.tree.map(lambda a, b: assert_close(a, b, dtype=dtype, terms=terms), found, expected)
+    rounding = chained_rounding(backend)
+    jax.tree.map(lambda a, b: assert_close(a, b, dtype=dtype, terms=terms, rounding=rounding), found, expected)

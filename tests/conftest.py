@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--jax-defaults",
         action="store_true",
-        help="leave JAX configured as it is for users: 32-bit types and all optimizations; for tests on the CPU",
+        help="leave JAX configured as it is for users: 32-bit types, all optimizations, and TF32 products on a GPU",
     )
 
 

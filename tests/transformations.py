@@ -60,7 +60,7 @@ def gradients_of_a_gradient_penalty(function, arrays):
 
     def penalty(*arrays):
         gradients = jax.grad(lambda *arrays: loss(function(*arrays)), every)(*arrays)
-        return sum(jnp.vdot(g, g) for g in gradients)
+        return sum(jnp.vdot(g, g, precision="highest") for g in gradients)
 
     return jax.grad(penalty, every)(*arrays)
 

@@ -96,7 +96,7 @@ def test_matches_float64(backend, name):
     assert_passes(lowered, expected_passes)
     with float64_on_cpu():
         expected = jax.jit(partial(transformation, network))(WIDE)
-    close(lowered.compile()(arrays), expected)
+    close(lowered.compile()(arrays), expected, backend=backend)
 
 
 # Functions of jax and jax.numpy that call convolutions, of a (4, 4, 9, 8) and w.
@@ -134,7 +134,7 @@ def test_functions_that_call_convolutions(backend, name):
     with float64_on_cpu():
         expected = jax.jit(partial(values_and_gradients, function))(*wide)
     assert_passes(lowered, TRANSPOSED if "patches" in name else PASSES)
-    close(lowered.compile()(*arrays), expected, terms=2000)
+    close(lowered.compile()(*arrays), expected, terms=2000, backend=backend)
 
 
 @pytest.mark.parametrize("mapped", [("x",), ("w",), ("x", "w")], ids="-".join)
@@ -154,7 +154,7 @@ def test_vmap_over_every_choice_of_operands(backend, mapped):
     assert_passes(lowered, PASSES)
     with float64_on_cpu():
         expected = run(convolve, np.float64(x), np.float64(w)).compile()(np.float64(x), np.float64(w))
-    close(lowered.compile()(x, w), expected, terms=1000)
+    close(lowered.compile()(x, w), expected, terms=1000, backend=backend)
 
 
 def _calls(gradient, arrays):
@@ -201,7 +201,7 @@ def test_donated_arguments(backend):
     donated = backend.put(tuple(map(np.array, network_arrays())))
     found = jax.jit(gradients, donate_argnums=(0, 1, 2))(*donated)
     assert donated[0].is_deleted()
-    close(found, jax.jit(gradients)(*backend.put(network_arrays())))
+    close(found, jax.jit(gradients)(*backend.put(network_arrays())), backend=backend)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])

@@ -9,7 +9,7 @@ import pytest
 from backends import GRU
 from gru_cases import OPTIONAL, Case, Cotangents, make_inputs
 from gru_running import DIFFERENTIABLE, check, values_and_gradients
-from tolerances import DTYPES, assert_results_close
+from tolerances import DTYPES, assert_results_close, rounds_products
 
 BACKENDS = GRU
 
@@ -112,11 +112,12 @@ def test_bidirectional_matches_each_direction_alone(backend):
     case = Case(T=7, B=4, I=3, H=5, direction="bidirectional")
     inputs, _ = make_inputs(case, "float32")
     y, y_h = backend.gru(*backend.put(inputs), direction="bidirectional")
+    atol = 4e-3 if rounds_products(backend) else 1e-6  # XLA may round the operands of one of the products alone
     for d, direction in enumerate(("forward", "reverse")):
         one = backend.put(inputs._replace(**{n: getattr(inputs, n)[d : d + 1] for n in DIFFERENTIABLE if n != "x"}))
         y_alone, y_h_alone = backend.gru(*one, direction=direction)
-        np.testing.assert_allclose(y[:, d], y_alone[:, 0], rtol=0, atol=1e-6)
-        np.testing.assert_allclose(y_h[d], y_h_alone[0], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(y[:, d], y_alone[:, 0], rtol=0, atol=atol)
+        np.testing.assert_allclose(y_h[d], y_h_alone[0], rtol=0, atol=atol)
 
 
 @pytest.mark.thorough_on_xla
