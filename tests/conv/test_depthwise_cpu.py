@@ -102,7 +102,13 @@ LARGE = {
     "2D, features first": ConvCase((103, 111), (3, 3), 3, 1, 1, 17, (2, 2), "SAME"),
     "2D, large window": ConvCase((37, 41), (31, 29), 1, 1, 1, 16, padding="SAME", layout=("NHWC", "HWIO", "NHWC")),
     "2D, one tap with a dilation": ConvCase((21, 19), (1, 5), 2, 1, 1, 18, padding="SAME", rhs_dilation=(2**63 - 1, 2)),
+    "2D, narrow": ConvCase((9, 7), (7, 5), 3, 1, 1, 75, padding="SAME", layout=("NHWC", "HWIO", "NHWC")),
+    "2D, narrow, few taps": ConvCase((8, 6), (3, 3), 3, 1, 1, 75, padding="SAME", layout=("NHWC", "HWIO", "NHWC")),
+    "2D, narrow, strided": ConvCase((13, 14), (5, 5), 2, 1, 1, 69, (2, 2), "SAME", layout=("NHWC", "HWIO", "NHWC")),
     "3D": ConvCase((9, 31, 29), (3, 3, 3), 2, 1, 1, 19, padding="SAME"),
+    "3D, features last": ConvCase(
+        (7, 20, 17), (3, 3, 3), 2, 1, 1, 54, padding="SAME", layout=("NDHWC", "DHWIO", "NDHWC")
+    ),
 }
 
 
@@ -127,7 +133,7 @@ _INSTRUCTION_SETS = """
 test_depthwise_cpu.conv_cpu.prefers_own_kernel = lambda *_: True
 for seed in (1, 4, 9, 11):
     test_depthwise_cpu.test_values_and_gradients(seed)
-for name in ("1D, many taps", "2D"):
+for name in ("1D, many taps", "2D", "2D, narrow, few taps"):
     test_depthwise_cpu.test_large_problems(name)
 print(cpu.build_info()["instruction_set"])
 """

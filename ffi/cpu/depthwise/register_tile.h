@@ -12,6 +12,16 @@ constexpr int kMaxChunk = 4;  // taps at a time
 // Outputs whose sums, or whose dy, are in registers: 7 or 14, which divide the sizes of many networks.
 constexpr int kTile = kRegisters * 7 / 16;
 
+// The sums in registers: outputs, and vectors of channels. Two vectors share the loops over the window and the checks
+// of a narrow tile, for which 16 registers are too few.
+template <int kOutputCount, int kVectorCount>
+struct TileShape {
+  static constexpr int kOutputs = kOutputCount, kVectors = kVectorCount;
+};
+using WideTile = TileShape<kTile, 1>;
+using NarrowTile = TileShape<kTile / 2, 2>;
+constexpr bool kHasNarrowTile = kRegisters >= 32;
+
 // The inputs that `kOutputs` outputs and a chunk of taps read.
 template <int kOutputs, int kChunk, int kStride>
 constexpr int kInputs = (kOutputs - 1) * kStride + kChunk;
@@ -54,29 +64,36 @@ JAXGRAD_INLINE int64_t in_register(int64_t value) {
   return value;
 }
 
-// Calls body(input t kStride + k, t, k) for all outputs t and taps k of a chunk, input by input.
-template <int kOutputs, int kChunk, int kStride, bool kChecks, class S, class Lanes, class Body>
+// Calls body(input t kStride + k, v, t, k) for all vectors v of channels, outputs t and taps k of a chunk, input by
+// input.
+template <int kVectors, int kOutputs, int kChunk, int kStride, bool kChecks, class S, class Lanes, class Body>
 JAXGRAD_INLINE void for_products(const S* x, int64_t x_step, InputSet inside, Lanes lanes, Body body) {
 #pragma GCC unroll 32
   for (int i = 0; i < kInputs<kOutputs, kChunk, kStride>; ++i) {
     if (kChecks && __builtin_expect(!inside.has(i), 0)) continue;
-    const Vector<float> input = in_register(load(x + i * x_step, lanes));
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      const Vector<float> input = in_register(load(x + i * x_step + v * kLanes<float>, lanes));
 #pragma GCC unroll 4
-    for (int k = 0; k < kChunk; ++k)
-      if (i >= k && (i - k) % kStride == 0 && (i - k) / kStride < kOutputs) body(input, (i - k) / kStride, k);
+      for (int k = 0; k < kChunk; ++k)
+        if (i >= k && (i - k) % kStride == 0 && (i - k) / kStride < kOutputs) body(input, v, (i - k) / kStride, k);
+    }
   }
 }
 
-// sums[t] += x[t kStride + k] w[k], for all taps k of a chunk.
-template <int kChunk, int kStride, bool kChecks, class S, class Lanes>
-JAXGRAD_INLINE void add_taps(Vector<float> (&sums)[kTile], const S* x, int64_t x_step, InputSet inside, const float* w,
-                             int64_t w_step, Lanes lanes) {
-  Vector<float> weights[kChunk];
+// sums[v][t] += x[t kStride + k] w[k], for all taps k of a chunk.
+template <int kChunk, int kStride, bool kChecks, int kVectors, int kOutputs, class S, class Lanes>
+JAXGRAD_INLINE void add_taps(Vector<float> (&sums)[kVectors][kOutputs], const S* x, int64_t x_step, InputSet inside,
+                             const float* w, int64_t w_step, Lanes lanes) {
+  Vector<float> weights[kVectors][kChunk];
+#pragma GCC unroll 2
+  for (int v = 0; v < kVectors; ++v)
 #pragma GCC unroll 4
-  for (int k = 0; k < kChunk; ++k) weights[k] = load(w + k * w_step);
-  for_products<kTile, kChunk, kStride, kChecks>(x, x_step, inside, lanes,
-                                                [&](const Vector<float>& input, int t, int k)
-                                                    __attribute__((always_inline)) { sums[t] += input * weights[k]; });
+    for (int k = 0; k < kChunk; ++k) weights[v][k] = load(w + k * w_step + v * kLanes<float>);
+  for_products<kVectors, kOutputs, kChunk, kStride, kChecks>(
+      x, x_step, inside, lanes, [&](const Vector<float>& input, int v, int t, int k) __attribute__((always_inline)) {
+        sums[v][t] += input * weights[v][k];
+      });
 }
 
 // sums[k] += x[t kStride + k] dy[t], for all outputs t.
@@ -84,9 +101,10 @@ template <int kOutputs, int kChunk, int kStride, bool kChecks, class S, class La
 JAXGRAD_INLINE void add_outputs(float* sums, int64_t sums_step, const S* x, int64_t x_step, InputSet inside,
                                 const Vector<float> (&dy)[kOutputs], Lanes lanes) {
   Vector<float> totals[kChunk] = {};
-  for_products<kOutputs, kChunk, kStride, kChecks>(x, x_step, inside, lanes,
-                                                   [&](const Vector<float>& input, int t, int k)
-                                                       __attribute__((always_inline)) { totals[k] += input * dy[t]; });
+  for_products<1, kOutputs, kChunk, kStride, kChecks>(
+      x, x_step, inside, lanes, [&](const Vector<float>& input, int, int t, int k) __attribute__((always_inline)) {
+        totals[k] += input * dy[t];
+      });
 #pragma GCC unroll 4
   for (int k = 0; k < kChunk; ++k) store(sums + k * sums_step, load(sums + k * sums_step) + totals[k]);
 }

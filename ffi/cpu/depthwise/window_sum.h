@@ -27,18 +27,25 @@ struct WindowSum {
     tiles.for_each<true>([&](auto stride, const OutputRow* rows, int64_t n, const OutputTile& tile) {
       constexpr int kStride = decltype(stride)::value;
       S* const first = y + (last.out + tile.first * last.out_step) * y_steps[2];
-      for_vectors<float>(channels, [&](int64_t c, auto lanes) {
+      const auto run = [&](auto shape, int64_t c, auto lanes) __attribute__((always_inline)) {
         for (const OutputRow* row = rows; row < rows + n; ++row) {
           const Outputs outputs{first + (outer.out + row->i * outer.out_step) * y_steps[0] +
                                     (inner.out + row->j * inner.out_step) * y_steps[1] + c,
                                 tiles.tiling.apart * last.out_step * y_steps[2], inner.out_step * y_steps[1]};
           if (tiles.tiling.has_one_chunk()) {
-            sum_of_chunk<kStride>(tiles, *row, tile, outputs, c, lanes);
+            sum_of_chunk<kStride>(shape, tiles, *row, tile, outputs, c, lanes);
           } else {
-            sum<kStride>(tiles, *row, tile, outputs, c, lanes);
+            sum<kStride>(shape, tiles, *row, tile, outputs, c, lanes);
           }
         }
-      });
+      };
+      int64_t done = 0;  // channels
+      if constexpr (kHasNarrowTile) {
+        constexpr int64_t kWidth = NarrowTile::kVectors * kLanes<float>;
+        if (tile.count <= NarrowTile::kOutputs)
+          for (; done + kWidth <= channels; done += kWidth) run(NarrowTile{}, done, AllLanes<float>{});
+      }
+      for_vectors<float>(channels - done, [&](int64_t c, auto lanes) { run(WideTile{}, done + c, lanes); });
     });
   }
 
@@ -48,27 +55,29 @@ struct WindowSum {
     int64_t step, next_row;  // in elements
   };
 
-  // Computes the outputs of a tile for one vector of channels, where a row of the window has one chunk of taps.
-  template <int kStride, class Lanes>
-  JAXGRAD_INLINE void sum_of_chunk(const OutputTiles& tiles, const OutputRow& row, const OutputTile& tile,
+  // Computes the outputs of a tile for the vectors of its shape, where a row of the window has one chunk of taps.
+  template <int kStride, class Shape, class Lanes>
+  JAXGRAD_INLINE void sum_of_chunk(Shape, const OutputTiles& tiles, const OutputRow& row, const OutputTile& tile,
                                    const Outputs& outputs, int64_t c, Lanes lanes) const {
     // So few multiplications leave time to fetch the next inputs. A store waits for its line too.
-    prefetch_inputs<kTile * kStride>(tiles, row, tile, x + c, x_steps[1]);
-    if (row.has_next) prefetch<kTile>(outputs.first + outputs.next_row, outputs.step);
+    for (int v = 0; v < Shape::kVectors; ++v) {
+      prefetch_inputs<Shape::kOutputs * kStride>(tiles, row, tile, x + c + v * kLanes<float>, x_steps[1]);
+      if (row.has_next) prefetch<Shape::kOutputs>(outputs.first + outputs.next_row + v * kLanes<float>, outputs.step);
+    }
     tiles.tiling.for_taps<kStride>(tile, [&](int64_t, auto taps, InputSet inside) __attribute__((always_inline)) {
       constexpr int n = decltype(taps)::value;
-      if (inside.is_all(kInputs<kTile, n, kStride>)) {
-        sum_rows<n, kStride, false>(tiles, row, tile, outputs, inside, c, lanes);
+      if (inside.is_all(kInputs<Shape::kOutputs, n, kStride>)) {
+        sum_rows<Shape, n, kStride, false>(tiles, row, tile, outputs, inside, c, lanes);
       } else {
-        sum_rows<n, kStride, true>(tiles, row, tile, outputs, inside, c, lanes);
+        sum_rows<Shape, n, kStride, true>(tiles, row, tile, outputs, inside, c, lanes);
       }
     });
   }
   // Not inlined, because it has many registers of its own.
-  template <int kChunk, int kStride, bool kChecks, class Lanes>
+  template <class Shape, int kChunk, int kStride, bool kChecks, class Lanes>
   __attribute__((noinline)) void sum_rows(const OutputTiles& tiles, const OutputRow& row, const OutputTile& tile,
                                           const Outputs& outputs, InputSet inside, int64_t c, Lanes lanes) const {
-    Vector<float> sums[kTile];
+    Vector<float> sums[Shape::kVectors][Shape::kOutputs];
     begin(sums, c);
     const auto add = [&](const S* inputs, const float* weights) __attribute__((always_inline)) {
       // Computed anew for each row: for the offsets of all inputs there are not enough registers.
@@ -80,16 +89,16 @@ struct WindowSum {
   }
 
   // As sum_of_chunk, for any number of taps.
-  template <int kStride, class Lanes>
-  __attribute__((noinline)) void sum(const OutputTiles& tiles, const OutputRow& row, const OutputTile& tile,
+  template <int kStride, class Shape, class Lanes>
+  __attribute__((noinline)) void sum(Shape, const OutputTiles& tiles, const OutputRow& row, const OutputTile& tile,
                                      const Outputs& outputs, int64_t c, Lanes lanes) const {
-    Vector<float> sums[kTile];
+    Vector<float> sums[Shape::kVectors][Shape::kOutputs];
     begin(sums, c);
     const auto add = [&](const S* x, const float* weights) __attribute__((always_inline)) {
       tiles.tiling.for_taps<kStride>(tile, [&](int64_t k, auto taps, InputSet inside) __attribute__((always_inline)) {
         constexpr int n = decltype(taps)::value;
         const S* const inputs = x + k * tiles.x_tap;
-        if (inside.is_all(kInputs<kTile, n, kStride>)) {
+        if (inside.is_all(kInputs<Shape::kOutputs, n, kStride>)) {
           add_taps<n, kStride, false>(sums, inputs, tiles.x_step, inside, weights + k * w_step, w_step, lanes);
         } else {
           add_taps<n, kStride, true>(sums, inputs, tiles.x_step, inside, weights + k * w_step, w_step, lanes);
@@ -100,25 +109,33 @@ struct WindowSum {
     end(sums, tile, outputs, lanes);
   }
 
-  JAXGRAD_INLINE void begin(Vector<float> (&sums)[kTile], int64_t c) const {
-    const Vector<float> initial = bias == nullptr ? Vector<float>{} : load(bias + c);
+  template <int kVectors, int kOutputs>
+  JAXGRAD_INLINE void begin(Vector<float> (&sums)[kVectors][kOutputs], int64_t c) const {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      const Vector<float> initial = bias == nullptr ? Vector<float>{} : load(bias + c + v * kLanes<float>);
 #pragma GCC unroll 16
-    for (int t = 0; t < kTile; ++t) sums[t] = initial;
-  }
-  template <class Lanes>
-  JAXGRAD_INLINE void end(Vector<float> (&sums)[kTile], const OutputTile& tile, const Outputs& outputs,
-                          Lanes lanes) const {
-    if (relu) {
-#pragma GCC unroll 16
-      for (int t = 0; t < kTile; ++t) sums[t] = sums[t] < 0 ? Vector<float>{} : sums[t];  // keeps NaN
+      for (int t = 0; t < kOutputs; ++t) sums[v][t] = initial;
     }
-    if (tile.count == kTile) {
+  }
+  template <int kVectors, int kOutputs, class Lanes>
+  JAXGRAD_INLINE void end(Vector<float> (&sums)[kVectors][kOutputs], const OutputTile& tile, const Outputs& outputs,
+                          Lanes lanes) const {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      S* const to = outputs.first + v * kLanes<float>;
+      if (relu) {
 #pragma GCC unroll 16
-      for (int t = 0; t < kTile; ++t) store(outputs.first + t * outputs.step, sums[t], lanes);
-    } else {
+        for (int t = 0; t < kOutputs; ++t) sums[v][t] = sums[v][t] < 0 ? Vector<float>{} : sums[v][t];  // keeps NaN
+      }
+      if (tile.count == kOutputs) {
 #pragma GCC unroll 16
-      for (int t = 0; t < kTile; ++t)
-        if (t < tile.count) store(outputs.first + t * outputs.step, sums[t], lanes);
+        for (int t = 0; t < kOutputs; ++t) store(to + t * outputs.step, sums[v][t], lanes);
+      } else {
+#pragma GCC unroll 16
+        for (int t = 0; t < kOutputs; ++t)
+          if (t < tile.count) store(to + t * outputs.step, sums[v][t], lanes);
+      }
     }
   }
 };
