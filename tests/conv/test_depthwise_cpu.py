@@ -106,6 +106,7 @@ LARGE = {
     "2D, narrow, few taps": ConvCase((8, 6), (3, 3), 3, 1, 1, 75, padding="SAME", layout=("NHWC", "HWIO", "NHWC")),
     "2D, narrow, strided": ConvCase((13, 14), (5, 5), 2, 1, 1, 69, (2, 2), "SAME", layout=("NHWC", "HWIO", "NHWC")),
     "3D": ConvCase((9, 31, 29), (3, 3, 3), 2, 1, 1, 19, padding="SAME"),
+    "3D, many taps": ConvCase((5, 14, 17), (3, 5, 6), 2, 1, 1, 40, padding="SAME", layout=("NDHWC", "DHWIO", "NDHWC")),
     "3D, features last": ConvCase(
         (7, 20, 17), (3, 3, 3), 2, 1, 1, 54, padding="SAME", layout=("NDHWC", "DHWIO", "NDHWC")
     ),
@@ -224,13 +225,18 @@ import jax, jax.numpy as jnp, numpy as np
 import jaxgrad
 from jaxgrad._src.conv import cpu
 cpu.prefers_own_kernel = lambda *_: True
-for layout, weights in (("NHWC", "HWIO"), ("NCHW", "OIHW")):
+for axes, window, strides, features_last in (
+    ("HW", (5, 3), (1, 2), True), ("HW", (5, 3), (1, 2), False), ("HW", (7, 5), (1, 1), True),
+    ("DHW", (3, 3, 5), (1, 1, 1), True),
+):
+    layout, weights = (f"N{axes}C", f"{axes}IO") if features_last else (f"NC{axes}", f"OI{axes}")
+    sizes = (31, 29) if axes == "HW" else (6, 14, 17)
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((5, 31, 29, 35) if layout == "NHWC" else (5, 35, 31, 29)).astype(np.float32)
-    w = rng.standard_normal((5, 3, 1, 35) if layout == "NHWC" else (35, 1, 5, 3)).astype(np.float32)
+    x = rng.standard_normal((5, *sizes, 35) if features_last else (5, 35, *sizes)).astype(np.float32)
+    w = rng.standard_normal((*window, 1, 35) if features_last else (35, 1, *window)).astype(np.float32)
     b = rng.standard_normal(35).astype(np.float32)
     def op(x, w, b):
-        return jaxgrad.conv_general_dilated(x, w, (1, 2), "SAME", dimension_numbers=(layout, weights, layout),
+        return jaxgrad.conv_general_dilated(x, w, strides, "SAME", dimension_numbers=(layout, weights, layout),
                                             feature_group_count=35, bias=b, implementation="cpu")
     y, vjp = jax.vjp(op, x, w, b)
     for array in (y, *vjp(jnp.cos(y))):
@@ -242,7 +248,7 @@ def test_results_do_not_depend_on_threads(run_python):
     """XLA's thread pool has as many threads as the process may use processors when JAX starts."""
     one, several = (run_python(_SCRIPT.replace("THREADS", n), JAX_PLATFORMS="cpu").stdout for n in ("1", "3"))
     assert one == several
-    assert len(one.split()) == 8
+    assert len(one.split()) == 16
 
 
 def test_runs_without_onednn(monkeypatch):

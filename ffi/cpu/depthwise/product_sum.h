@@ -21,16 +21,14 @@ struct ProductSum {
     const Axis &outer = axes[0], &inner = axes[1], &last = axes[2];
     constexpr int64_t kMinSharing = 8;  // fewer outputs cost more, as a tile is divided into parts, than sharing saves
     const OutputTiles tiles(axes, x_steps, kMinSharing);
-    tiles.for_each<false>([&](auto stride, const OutputRow* rows, int64_t n, const OutputTile& tile) {
+    tiles.for_each<false, 1>([&](auto stride, const OutputRow* row, int64_t, const OutputTile& tile) {
       constexpr int kStride = decltype(stride)::value;
+      const S* const from = dy + (outer.out + row->i) * dy_steps[0] + (inner.out + row->j) * dy_steps[1];
       for_parts<kStride>(tiles, tile, [&](const OutputTile& part, auto outputs) {
-        for (const OutputRow* row = rows; row < rows + n; ++row) {
-          const S* const from = dy + (outer.out + row->i) * dy_steps[0] + (inner.out + row->j) * dy_steps[1] +
-                                (last.out + part.first) * dy_steps[2];
-          for_vectors<float>(channels, [&](int64_t c, auto lanes) {
-            add<kStride, decltype(outputs)::value>(tiles, *row, part, from + c, c, lanes);
-          });
-        }
+        const S* const first = from + (last.out + part.first) * dy_steps[2];
+        for_vectors<float>(channels, [&](int64_t c, auto lanes) {
+          add<kStride, decltype(outputs)::value>(tiles, *row, part, first + c, c, lanes);
+        });
       });
     });
   }
@@ -57,8 +55,8 @@ struct ProductSum {
     take(Constant<1>{});
   }
 
-  // Adds the products of a tile for one vector of channels. `from` is the dy of its first output. Not inlined, as
-  // WindowSum::sum.
+  // Adds the products of a tile for one vector of channels. `from` is the dy of its first output. Not inlined, because
+  // it has many registers of its own.
   template <int kStride, int kOutputs, class Lanes>
   __attribute__((noinline)) void add(const OutputTiles& tiles, const OutputRow& row, const OutputTile& tile,
                                      const S* from, int64_t c, Lanes lanes) const {

@@ -104,9 +104,9 @@ class OutputTiles {
         axes_(axes),
         x_steps_(x_steps) {}
 
-  // Calls body(Constant<kStride of the register tile>, rows, n, tile) for tiles of n rows below each other, until all
-  // outputs are computed.
-  template <bool kMayOverlap, class Body>
+  // Calls body(Constant<kStride of the register tile>, rows, n, tile) for tiles of n rows below each other, at most
+  // kMaxRows, until all outputs are computed.
+  template <bool kMayOverlap, int64_t kMaxRows, class Body>
   JAXGRAD_INLINE void for_each(Body body) const {
     const auto run = [&](const OutputRow* rows, int64_t n, int64_t first, int64_t count) __attribute__((noinline)) {
       const OutputTile tile{first, count, axes_[2].input(first, 0) * x_steps_[2], tiling.inputs_inside(first, 0)};
@@ -118,10 +118,10 @@ class OutputTiles {
     };
     if (axes_[0].taps > 1) {  // a column of tiles at a time: the planes of its window stay in the L2 cache
       tiling.for_tiles<kTile, kMayOverlap>([&](int64_t first, int64_t count) {
-        for_row_groups([&](const OutputRow* rows, int64_t n) { run(rows, n, first, count); });
+        for_row_groups<kMaxRows>([&](const OutputRow* rows, int64_t n) { run(rows, n, first, count); });
       });
     } else {
-      for_row_groups([&](const OutputRow* rows, int64_t n) {
+      for_row_groups<kMaxRows>([&](const OutputRow* rows, int64_t n) {
         tiling.for_tiles<kTile, kMayOverlap>([&](int64_t first, int64_t count) { run(rows, n, first, count); });
       });
     }
@@ -146,16 +146,16 @@ class OutputTiles {
   const int64_t w_plane, w_row;
 
  private:
-  // Outputs below each other share most inputs of a large window. The inputs are still in the L1 cache if no other
-  // channels come between.
-  template <class Body>
+  // Outputs below each other share most inputs of a large window.
+  template <int64_t kMaxRows, class Body>
   JAXGRAD_INLINE void for_row_groups(Body body) const {
-    constexpr int64_t kMax = 4;
-    const int64_t size = axes_[2].taps > kMaxChunk && axes_[1].stride == 1 ? kMax : 1;
-    OutputRow rows[kMax];
+    const Axis& inner = axes_[1];
+    const bool shares = inner.taps > 1 && inner.stride == 1 && inner.dilation == 1 && axes_[2].taps > kMaxChunk;
+    const int64_t size = shares ? kMaxRows : 1;
+    OutputRow rows[kMaxRows];
     for (int64_t i = 0; i < axes_[0].count; ++i)
-      for (int64_t j = 0; j < axes_[1].count; j += size) {
-        const int64_t n = min_of(size, axes_[1].count - j);
+      for (int64_t j = 0; j < inner.count; j += size) {
+        const int64_t n = min_of(size, inner.count - j);
         for (int64_t r = 0; r < n; ++r) rows[r] = row(i, j + r);
         body(rows, n);
       }

@@ -24,7 +24,9 @@ struct WindowSum {
     const Axis &outer = axes[0], &inner = axes[1], &last = axes[2];
     constexpr int64_t kMinSharing = 4;
     const OutputTiles tiles(axes, x_steps, kMinSharing);
-    tiles.for_each<true>([&](auto stride, const OutputRow* rows, int64_t n, const OutputTile& tile) {
+    // The inputs that rows share are still in the L1 cache: no other channels come between.
+    constexpr int64_t kMaxRows = 4;
+    tiles.for_each<true, kMaxRows>([&](auto stride, const OutputRow* rows, int64_t n, const OutputTile& tile) {
       constexpr int kStride = decltype(stride)::value;
       S* const first = y + (last.out + tile.first * last.out_step) * y_steps[2];
       const auto run = [&](auto shape, int64_t c, auto lanes) __attribute__((always_inline)) {
@@ -59,7 +61,7 @@ struct WindowSum {
   template <int kStride, class Shape, class Lanes>
   JAXGRAD_INLINE void sum_of_chunk(Shape, const OutputTiles& tiles, const OutputRow& row, const OutputTile& tile,
                                    const Outputs& outputs, int64_t c, Lanes lanes) const {
-    // So few multiplications leave time to fetch the next inputs. A store waits for its line too.
+    // With so few multiplications of an input, loads and stores wait for the memory: fetches the lines of the next row.
     for (int v = 0; v < Shape::kVectors; ++v) {
       prefetch_inputs<Shape::kOutputs * kStride>(tiles, row, tile, x + c + v * kLanes<float>, x_steps[1]);
       if (row.has_next) prefetch<Shape::kOutputs>(outputs.first + outputs.next_row + v * kLanes<float>, outputs.step);
@@ -88,7 +90,7 @@ struct WindowSum {
     end(sums, tile, outputs, lanes);
   }
 
-  // As sum_of_chunk, for any number of taps.
+  // As sum_of_chunk, for any number of taps. Not inlined either.
   template <int kStride, class Shape, class Lanes>
   __attribute__((noinline)) void sum(Shape, const OutputTiles& tiles, const OutputRow& row, const OutputTile& tile,
                                      const Outputs& outputs, int64_t c, Lanes lanes) const {
