@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from tolerances import assert_close, chained_rounding
+from tolerances import assert_close
 
 PASSES = {"forward", "input_gradient", "weight_gradient"}
 _NCHW = ("NCHW", "OIHW", "NCHW")
@@ -55,8 +55,7 @@ def assert_passes(program: Any, expected: set[str]) -> None:
     assert set(passes(program)) == expected
 
 
-def close(found: Any, expected: Any, dtype: str = "float32", terms: int = 100, backend: Any = None) -> None:
-    """Compares trees of arrays, which `backend` computed."""
+def close(found: Any, expected: Any, dtype: str = "float32", terms: int = 100, **settings: Any) -> None:
+    """Compares trees of arrays. `settings` are `backend` and `rounding` of `assert_close`."""
     assert jax.tree.structure(found) == jax.tree.structure(expected)
-    rounding = chained_rounding(backend)
-    jax.tree.map(lambda a, b: assert_close(a, b, dtype=dtype, terms=terms, rounding=rounding), found, expected)
+    jax.tree.map(lambda a, b: assert_close(a, b, dtype=dtype, terms=terms, **settings), found, expected)

@@ -56,12 +56,15 @@ _CUDA_FACTORS = {"float32": (16.0, 1.0)}
 
 
 def rounds_products(backend: Any) -> bool:
-    """Whether products round float32 operands to TF32: on a GPU at JAX's default precision (`--jax-defaults`)."""
+    """Whether products round float32 operands to TF32: on a GPU at JAX's default precision (`--jax-defaults`).
+
+    Reads JAX's configuration: a test that changes the precision compares under the same precision.
+    """
     return backend is not None and backend.platform == "gpu" and jax.config.jax_default_matmul_precision is None
 
 
 def chained_rounding(backend: Any) -> str | None:
-    """The `rounding` of `assert_close` for derivatives of a nonlinear loss of `backend`'s results."""
+    """The `rounding` of `assert_close` where products of `backend` read the results of other products."""
     return "chained tensorfloat32" if rounds_products(backend) else None
 
 
@@ -93,12 +96,12 @@ def assert_close(
     """Compares dtype, shape and values. NaN matches NaN; infinity matches infinity of the same sign.
 
     `backend` is that of an op that computes products; None is for other ops. `rounding` is the type that products round
-    their operands to, if that is neither `dtype` nor follows from `backend` and JAX's configuration.
+    float32 operands to, where it does not follow from `backend` and JAX's configuration. Other dtypes ignore it.
     """
     actual, expected = np.asarray(actual), np.asarray(expected).astype(np.float64)
     assert actual.dtype == DTYPES[dtype], f"{name} has the dtype {actual.dtype}"
     assert actual.shape == expected.shape, f"{name} has the shape {actual.shape}, not {expected.shape}"
-    atol = tolerance(rounding or dtype, expected, terms, backend)
+    atol = tolerance(rounding if rounding and dtype == "float32" else dtype, expected, terms, backend)
     np.testing.assert_allclose(actual.astype(np.float64), expected, rtol=0, atol=atol, err_msg=name)
 
 

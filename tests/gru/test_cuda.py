@@ -32,12 +32,12 @@ def _check(case, kind, inputs_and_cotangents=None, requested=None):
     """Compares with the CPU kernels in float64, which need not be compiled for every size."""
     dtype, precision = kind
     inputs, cotangents = inputs_and_cotangents or make_inputs(case, dtype)
-    with jax.default_matmul_precision(precision):
-        found = values_and_gradients(CUDA, fill_padding(inputs, np.nan), cotangents, case.settings, requested)
     wide = jax.tree.map(_as_float64, (inputs, cotangents))
     expected = values_and_gradients(CPU_KERNEL, *wide, case.settings, requested)
     rounding = precision if precision == "tensorfloat32" else None
-    assert_results_close(found, expected, dtype=dtype, terms=case.terms, backend=CUDA, rounding=rounding)
+    with jax.default_matmul_precision(precision):
+        found = values_and_gradients(CUDA, fill_padding(inputs, np.nan), cotangents, case.settings, requested)
+        assert_results_close(found, expected, dtype=dtype, terms=case.terms, backend=CUDA, rounding=rounding)
 
 
 @pytest.mark.parametrize("linear_before_reset", [False, True])
@@ -99,7 +99,8 @@ def test_groups_with_their_own_weights(H, B, kind):
         found = np.asarray(y[group]), np.asarray(y_h[group]), Inputs(dx, dw, dr, db, None, dh0, None, dreset_h)
         wide = jax.tree.map(_as_float64, (inputs, cotangents))
         expected = values_and_gradients(CPU_KERNEL, *wide, case.settings)
-        assert_results_close(found, expected, dtype=dtype, terms=case.terms, backend=CUDA, rounding=rounding)
+        with jax.default_matmul_precision(precision):
+            assert_results_close(found, expected, dtype=dtype, terms=case.terms, backend=CUDA, rounding=rounding)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)

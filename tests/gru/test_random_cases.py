@@ -95,9 +95,9 @@ def test_lopsided_problems_on_the_cuda_kernels(part):
     def sweep(case):
         inputs, cotangents = make_inputs(case, dtype)
         wide = jax.tree.map(lambda a: a if a.dtype.kind in "bi" else a.astype(np.float64), (inputs, cotangents))
+        expected = values_and_gradients(CPU_KERNEL, *wide, case.settings)
         with jax.default_matmul_precision(precision):
             found = values_and_gradients(CUDA, fill_padding(inputs, np.nan), cotangents, case.settings)
-        expected = values_and_gradients(CPU_KERNEL, *wide, case.settings)
-        assert_results_close(found, expected, dtype=dtype, terms=case.terms, backend=CUDA, rounding=rounding)
+            assert_results_close(found, expected, dtype=dtype, terms=case.terms, backend=CUDA, rounding=rounding)
 
     sweep()

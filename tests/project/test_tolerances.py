@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from backends import CPU_KERNEL, CUDA, CUDNN, XLA, XLA_ON_GPU
-from tolerances import EPS, assert_close, chained_rounding, tolerance
+from tolerances import DTYPES, EPS, assert_close, chained_rounding, tolerance
 
 _ONES = np.ones(10)
 
@@ -32,3 +32,10 @@ def test_float32_is_exact_otherwise(backend):
         with jax.default_matmul_precision(precision):
             assert tolerance("float32", _ONES, 100, backend) == 18 * EPS["float32"]
             assert chained_rounding(backend) is None
+
+
+def test_rounding_is_of_float32_alone():
+    off = (_ONES + 2.5e-2).astype(DTYPES["bfloat16"])
+    with pytest.raises(AssertionError):
+        assert_close(off, _ONES, dtype="bfloat16", terms=100, rounding="chained tensorfloat32")
+    assert_close(np.float32(off), _ONES, dtype="float32", terms=100, rounding="chained tensorfloat32")
