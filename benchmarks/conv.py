@@ -33,8 +33,8 @@ NOTES = (
     "forward, dX (input gradient) and dW (weight gradient) are separate calls.",
     "jax.lax after jnp.pad pads causal convolutions with jnp.pad first, as Flax does.",
     "jaxgrad on cuDNN is implementation='cudnn', for calls that jaxgrad runs on XLA.",
-    "matrix product is the pass as one jax.lax.dot_general, where windows do not overlap: the operands are rearranged "
-    "before the timing, the result is not rearranged.",
+    "matrix product is the pass as one jax.lax.dot_general, for the cases of matrix_product.has_product. Rearranging "
+    "the operands and the result is not timed.",
     "torch, compiled is torch.compile of the same call in its default mode.",
     "floor_ms is the larger of two times: the same operations as large matrix products, and reading and writing each "
     "array once at the rate of a large addition.",

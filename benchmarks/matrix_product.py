@@ -36,7 +36,11 @@ class Product(NamedTuple):
 
 
 def has_product(case: Case) -> bool:
-    """Whether windows have several elements and do not overlap, and every element of x and y is in a window."""
+    """Whether the passes are matrix products that are worth timing.
+
+    Windows have several elements and do not overlap, and every element of x and y is in a window. Groups have several
+    input features: a depthwise pass is no matrix product worth timing.
+    """
     return (
         case.stride == case.window > 1
         and (case.dilation, case.padding, case.causal) == (1, 0, False)

@@ -144,6 +144,17 @@ def test_a_table_without_it():
     assert "matrix product" not in tables.text(_report(rows))
 
 
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [(None, 2 / 3), ({OURS: 1, MATRIX_PRODUCT: 1, LAX: 0}, 2 / 3), ({OURS: 1, MATRIX_PRODUCT: 0}, 1 / 1.25)],
+)
+def test_the_ratio_is_exact_within_one_run(runs, expected):
+    """Of several runs, the report has the ratio of the times of one run."""
+    row = _row("patches", "forward", lax=10.0, product=3.0)
+    row["times_slower_than_jaxgrad"][MATRIX_PRODUCT] = 1.25
+    assert report.over_matrix_product(row if runs is None else {**row, "runs": runs}) == expected
+
+
 def test_how_jaxgrad_compares_with_it_over_all_cases():
     """With cases that the table on the page leaves out."""
     rows = [
