@@ -139,7 +139,7 @@ _CPU_BOTH_LAYOUTS = _both_layouts(
     Case((8, 8), 1, 1, 1, 3, padding=1),
     Case((8, 8), 1, 8, 8, 3, padding=1),
 )
-# Of MobileNetV3 and ConvNeXt-B, a patch embedding, and the transposed twin of another one.
+# Layers of MobileNetV3 and ConvNeXt-B, a patch embedding, and a transposed convolution that inverts a patch embedding.
 _CPU_CHANNELS_LAST = (
     Case((14, 14), 8, 672, 672, 5, stride=2, groups=672, padding=2),
     Case((7, 7), 8, 1024, 1024, 7, groups=1024, padding=3),
@@ -242,8 +242,8 @@ _GPU_NETWORKS = {
         Case((128, 128), 8, 304, 256, 3, padding=1),
     ),
 }
-# Measured in bfloat16 only: in float32 they resemble cases above. The case of ViT embeds two images, each with its own
-# weights.
+# Measured in bfloat16 only: in float32 these cases resemble cases above. The case of ViT embeds two images, each with
+# its own weights.
 _GPU_NETWORKS_IN_16_BITS = {
     "EfficientNet-B4": (Case((48, 48), 64, 336, 336, 5, groups=336, padding=2),),
     "ConvNeXt-B": (Case((7, 7), 64, 1024, 1024, 7, groups=1024, padding=3),),

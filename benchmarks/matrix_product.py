@@ -52,8 +52,8 @@ def has_product(case: Case) -> bool:
 def products(case: Case, x: jax.Array, w: jax.Array, dy: jax.Array) -> dict[str, Product]:
     """ "forward", "dX" and "dW" of a case that `has_product`.
 
-    The matrices have these axes, after one of groups where there are groups. A convolution reads patches and writes
-    vectors; a transposed one reads vectors and writes patches.
+    The matrices have these axes; with groups, the first axis is an axis of groups. A convolution reads patches and
+    writes vectors; a transposed convolution reads vectors and writes patches.
       patches: positions, elements of a patch.
       weights: elements of a patch, features of a vector.
       vectors: positions, features of a vector.
@@ -72,7 +72,7 @@ def products(case: Case, x: jax.Array, w: jax.Array, dy: jax.Array) -> dict[str,
 
 
 def _product(axes: tuple[int, int], has_groups: bool, a: jax.Array, b: jax.Array) -> jax.Array:
-    """The sum over an axis of a and one of b, at JAX's default precision, in their dtype."""
+    """The sum over an axis of a and an axis of b, at JAX's default precision, in the dtype of a and b."""
     groups = ((0,), (0,)) if has_groups else ((), ())
     return lax.dot_general(a, b, (tuple((axis + has_groups,) for axis in axes), groups))
 
@@ -82,9 +82,9 @@ class _Arrangement:
     """How an array of the convolution becomes a matrix.
 
     Attributes:
-      sizes: of the named axes.
+      sizes: the sizes of the named axes.
       array: the names that each axis of the array consists of.
-      matrix: the same of the matrix.
+      matrix: the names that each axis of the matrix consists of.
       reversed_axes: axes of the array whose order is reversed.
     """
 
@@ -109,7 +109,7 @@ class _Arrangement:
 
 
 def _arrangements(case: Case) -> tuple[_Arrangement, _Arrangement, _Arrangement]:
-    """Those of patches, weights and vectors."""
+    """The arrangements of patches, weights and vectors."""
     layout, layout_of_w, _ = case.dimension_numbers
     spatial = [axis for axis in layout if axis not in "NC"]
     group = ["group"] if case.groups > 1 else []

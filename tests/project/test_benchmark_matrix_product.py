@@ -33,7 +33,7 @@ OTHERS = (
 
 
 def _contenders(monkeypatch, case, *names):
-    """Those of each pass, which are not timed."""
+    """The contenders of each pass, without timing."""
     found = {}
 
     def kept(work, contenders, effort):
