@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -18,14 +19,30 @@ from tolerances import assert_close
 
 import jaxgrad
 from jaxgrad import Tuning
+from jaxgrad._src.batch_norm import cpu as batch_norm_cpu
+from jaxgrad._src.batch_norm import cudnn as batch_norm_cudnn
 from jaxgrad._src.core import environment
 from jaxgrad._src.core.environment import current_environment
 from jaxgrad._src.core.selection import select
 from jaxgrad._src.core.tuning import Choice, Recorder
 from jaxgrad._src.gru import api
+from jaxgrad._src.gru import cpu as gru_cpu
+from jaxgrad._src.gru import cuda as gru_cuda
 
 OWN = "cpu" if jax.default_backend() == "cpu" else "cudnn"
-PLATFORM = "cpu" if jax.default_backend() == "cpu" else "cuda"
+# The backend of the platform for an op, and the targets of the custom calls in its forward and backward pass.
+if OWN == "cpu":
+    BATCH_NORM_KERNELS = (
+        batch_norm_cpu.CpuBackend,
+        {f"jaxgrad_cpu_batch_norm_{name}" for name in ("statistics", "normalize", "backward")},
+    )
+    GRU_KERNELS = gru_cpu.CpuBackend, {"jaxgrad_cpu_gru_forward", "jaxgrad_cpu_gru_backward"}
+else:
+    BATCH_NORM_KERNELS = (
+        batch_norm_cudnn.CudnnBackend,
+        {"jaxgrad_cudnn_batch_norm_forward", "jaxgrad_cudnn_batch_norm_backward"},
+    )
+    GRU_KERNELS = gru_cuda.CudaBackend, {"jaxgrad_cuda_gru_forward", "jaxgrad_cuda_gru_backward"}
 _RNG = np.random.default_rng(0)
 _X, _W = (jnp.asarray(_RNG.normal(size=shape), jnp.float32) for shape in ((2, 6, 9, 7), (4, 3, 3, 2)))
 
@@ -279,33 +296,43 @@ def _random(*shape):
 _X_OF_BATCH_NORM, _X_OF_GRU = _random(64, 32), _random(20, 4, 8)
 
 
+@pytest.mark.parametrize("followed", ["own", "xla"])
 @pytest.mark.parametrize(
-    ("op", "arrays", "optional"),
+    ("op", "backend", "targets", "arrays", "optional"),
     [
         (
             jaxgrad.batch_norm_training,
+            *BATCH_NORM_KERNELS,
             (_X_OF_BATCH_NORM, _random(32), _random(32)),
             {"residual": _X_OF_BATCH_NORM, "activation": "relu"},
         ),
         (
             jaxgrad.gru,
+            *GRU_KERNELS,
             (_X_OF_GRU, _random(1, 96, 8), _random(1, 96, 32)),
             {"sequence_lens": [20, 3, 7, 9], "reset": jnp.zeros((20, 4), bool)},
         ),
     ],
 )
-def test_a_choice_is_followed_in_calls_with_optional_arrays(op, arrays, optional):
-    """In the selection, which `jaxgrad.explain` shows, and in both passes."""
+def test_a_choice_is_followed_in_calls_with_optional_arrays(
+    monkeypatch, op, backend, targets, arrays, optional, followed
+):
+    """In the selection, which `jaxgrad.explain` shows, and in both passes, against the preference."""
 
     def gradient(x):
         return jax.grad(lambda x: jnp.sum(jnp.sin(op(x, *arrays[1:], **optional)[0])))(x)
 
-    for implementation, other in ((OWN, "xla"), ("xla", OWN)):
-        with _tuning(gradient, arrays[0], implementation=implementation, other=other) as tuning:
-            assert len(tuning.choices) == 1
-            assert "measured by jaxgrad.tune" in jaxgrad.explain(op, *arrays, **optional).reason
-            program = jax.jit(gradient).lower(arrays[0]).as_text()
-        assert ("@jaxgrad_" in program) == (implementation == "cpu")
+    own = backend.implementation
+    implementation, default = (own, "xla") if followed == "own" else ("xla", own)
+    monkeypatch.setattr(backend, "prefers_other", lambda *_: "" if default == own else "a wrong preference")
+    assert jaxgrad.explain(op, *arrays, **optional).implementation == default
+    with _tuning(gradient, arrays[0], implementation=implementation, other=default) as tuning:
+        assert len(tuning.choices) == 1
+        explained = jaxgrad.explain(op, *arrays, **optional)
+        program = jax.jit(gradient).lower(arrays[0]).as_text()
+    assert explained.implementation == implementation
+    assert "measured by jaxgrad.tune" in explained.reason
+    assert set(re.findall(r"@(jaxgrad_\w+)", program)) == (targets if followed == "own" else set())
 
 
 def test_explain_names_the_choice_of_a_call_with_bias_and_relu():
