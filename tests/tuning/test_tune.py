@@ -19,6 +19,7 @@ from jaxgrad._src.conv import cpu as conv_cpu
 from jaxgrad._src.conv import cudnn
 from jaxgrad._src.conv import tuning as conv_tuning
 from jaxgrad._src.core.environment import current_environment
+from jaxgrad._src.core.precision import precision_flags
 from jaxgrad._src.core.tuning import Measurable, Recorder
 from jaxgrad._src.gru import tuning as gru_tuning
 from jaxgrad._src.native import cuda
@@ -109,7 +110,7 @@ def test_batch_norm_and_gru():
 def _recorded(function, *args):
     recorder = Recorder()
     with jaxgrad.config.override(tuning=recorder):
-        jax.jit(function).lower(*args).compile()
+        jax.jit(function).lower(*args)
     return recorder.calls
 
 
@@ -185,6 +186,50 @@ def test_a_gru_is_measured_with_the_precision_of_the_call(precision):
         measurable = gru_tuning.measurable(call, current_environment().platform)
         program = jax.jit(measurable.functions["xla"]).lower(*arrays).as_text()
     assert ("HIGHEST" in program) == (precision == "highest")
+
+
+# The last words of the texts of a GRU, by its precision.
+_PRECISION_WORDS = {
+    "default": "",
+    "bfloat16": "",
+    "high": "precision=high",
+    "tensorfloat32": "precision=high",
+    "highest": "without TF32",
+    "float32": "without TF32",
+    "F32_F32_F32": "without TF32",
+    "BF16_BF16_F32_X3": "precision=BF16_BF16_F32_X3",
+    "TF32_TF32_F32": "precision=TF32_TF32_F32",
+}
+
+
+def test_precisions_have_rows_of_their_own():
+    """The row of a call with the default precision has no word for it."""
+    found = {}
+    for precision in _PRECISION_WORDS:
+        with jax.default_matmul_precision(precision):
+            (found[precision],) = _recorded(partial(_gru, given=()), *_gru_arrays())
+    start = "gru f32 T=40 B=30 I=4 H=6 D=2"
+    assert found == {name: f"{start} {words}".rstrip() for name, words in _PRECISION_WORDS.items()}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "words"),
+    [
+        ("float32", None, []),
+        ("float32", lax.Precision.DEFAULT, []),
+        ("float32", lax.Precision.HIGH, ["precision=high"]),
+        ("float32", ("high", lax.Precision.HIGH), ["precision=high"]),
+        ("float32", ("high", "default"), ["precision=high,default"]),
+        ("float32", ("default", "high"), ["precision=default,high"]),
+        ("float32", ("high", "highest"), ["without TF32"]),
+        ("bfloat16", "high", []),
+        ("bfloat16", "highest", []),
+        ("bfloat16", "BF16_BF16_F32_X3", ["precision=BF16_BF16_F32_X3"]),
+    ],
+)
+def test_the_words_of_a_precision(dtype, precision, words):
+    with jax.default_matmul_precision("default"):
+        assert precision_flags(jnp.dtype(dtype), precision) == words
 
 
 _BATCH_NORM = [(activation, residual) for activation in (None, "relu") for residual in (False, True)]

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 from jax import lax
 
+_PRECISIONS = ("default", "high", "highest")
+
 
 def default_precision() -> Any:
     """JAX's precision in force for calls that give none: the name of a precision or of an algorithm.
@@ -25,8 +27,19 @@ def precision_of_call(precision: Any) -> Any:
 
 
 def precision_flags(dtype: Any, precision: Any) -> list[str]:
-    """The words for the precision in the text of a call in a tuning."""
-    return ["without TF32"] if dtype == "float32" and not allows_tf32(precision) else []
+    """The words for the precision in the text of a call in a tuning: calls with other words are measured separately.
+
+    The default precision has no word. The precisions of `jax.lax.Precision` have words for float32 only, as products of
+    other dtypes do not depend on them. The algorithms for dot products have words for every dtype.
+    """
+    if precision is None:
+        precision = default_precision()
+    if dtype == "float32" and not allows_tf32(precision):
+        return ["without TF32"]
+    given = precision if isinstance(precision, (tuple, list)) else (precision,)
+    names = [_name(each) for each in given]
+    named = [name for name in names if name != "default" and (dtype == "float32" or name not in _PRECISIONS)]
+    return ["precision=" + ",".join(dict.fromkeys(names))] if named else []
 
 
 def allows_tf32(precision: Any) -> bool:
@@ -44,3 +57,12 @@ def _is_highest(precision: Any) -> bool:
         return lax.Precision(precision) == lax.Precision.HIGHEST
     except ValueError:  # the name of an algorithm for dot products
         return False
+
+
+def _name(precision: Any) -> str:
+    """The name of a precision, the same for all that JAX takes as equal, or of an algorithm for dot products."""
+    try:
+        return lax.Precision(precision).name.lower()
+    except ValueError:
+        name = str(getattr(precision, "name", precision))
+        return name.lower() if name.lower() in _PRECISIONS else name
