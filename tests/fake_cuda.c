@@ -55,7 +55,7 @@
 
    fake_fault(status): from now on the context is lost, and what uses it fails. 0 ends that, which no GPU can.
 
-   fake_fault_at_failure(1): the next failure that fake_fail() makes loses the context with its status.
+   fake_fault_at_failure(status): each failure that fake_fail() makes loses the context with this status; 0 ends that.
 
    fake_capture(1): every stream is captured, until fake_capture(0).
 
@@ -121,7 +121,7 @@ typedef struct Descriptor {
   } attributes[kMaxAttributes];
 } Descriptor;
 
-static int executions, compilations, modules, descriptors, capturing, fault, faults_at_failure;
+static int executions, compilations, modules, descriptors, capturing, fault, fault_at_failure;
 static long last_engine;
 static double last_milliseconds, waiting_seconds;
 
@@ -132,7 +132,7 @@ int fake_modules(void) { return modules; }
 int fake_descriptors(void) { return descriptors; }
 void fake_capture(int on) { capturing = on; }
 void fake_fault(int status) { fault = status; }
-void fake_fault_at_failure(int on) { faults_at_failure = on; }
+void fake_fault_at_failure(int status) { fault_at_failure = status; }
 void fake_waiting(double seconds) { waiting_seconds = seconds; }
 
 static struct {
@@ -158,7 +158,7 @@ static int failure(const char* function) {
   if (strcmp(function, failing.function) != 0) return 0;
   const int call = __sync_add_and_fetch(&failing.calls, 1);
   const int status = failing.n == 0 || failing.n == call ? failing.status : 0;
-  if (status != 0 && faults_at_failure) fault = status;
+  if (status != 0 && fault_at_failure != 0) fault = fault_at_failure;
   return status;
 }
 
@@ -753,13 +753,13 @@ int cuStreamGetCtx(void* stream, void** context) {
 }
 int cuStreamIsCapturing(void* stream, int* status) {
   (void)stream;
-  MAY_FAIL;
+  USES_CONTEXT;
   return *status = capturing, 0;
 }
 int cuStreamQuery(void) {
-  if (capturing) abort(); /* this would end the capture */
   USES_CONTEXT;
-  return 600; /* CUDA_ERROR_NOT_READY: other work is on its way */
+  if (capturing) abort(); /* this would end the capture, if the context is not lost */
+  return 600;             /* CUDA_ERROR_NOT_READY: other work is on its way */
 }
 int cuStreamSynchronize(void) {
   USES_CONTEXT;

@@ -53,21 +53,39 @@ step = Step(gradients=False)
 first = [step.run(), fake.fake_engine(), jaxgrad.plan_cache_info()["cudnn"]]
 fake.fake_fault(700)
 step_on_miss = outcome(engine, new_size())
+later = step.run()
+fake.fake_fault(0)  # which no GPU can do
+fake.fake_fault_at_failure(700)
 fail("cudnnBackendExecute", 1, 5000)
 error = [step.run(), fake.fake_calls()]
-fail("cudnnBackendFinalize", 1, 0)
+fake.fake_fault(0)
+fail("cudnnBackendFinalize", 1, 5000)
 on_build = [step.run(), fake.fake_calls()]
-fake.fake_fault(0)  # which no GPU can do
+fake.fake_fault(0)
 report(first=first, error=error, miss=step_on_miss, again=[step.run(), fake.fake_engine(),
-       jaxgrad.plan_cache_info()["cudnn"]["misses"] - first[2]["misses"]], on_build=on_build)
+       jaxgrad.plan_cache_info()["cudnn"]["misses"] - first[2]["misses"]], on_build=on_build, later=later)
 """)
     assert found["first"][:2] == ["right", 12]
     assert found["on_build"][1] == 1  # the arguments of the call; no plan
-    for error in (found["error"][0], found["on_build"][0], found["miss"]):
+    for error in (found["error"][0], found["on_build"][0], found["miss"], found["later"]):
         assert "an operation that ran on the GPU before this call failed" in error
         assert "an illegal memory access (status 700)" in error
-        assert "status 5000" in error
+        assert ("status 5000" in error) == (error != found["later"])
     assert found["again"] == ["right", 12, 1]
+
+
+@pytest.mark.parametrize("status", [900, 904, 908])
+def test_a_capture_of_another_stream_is_not_a_fault(run, status):
+    """The query of the device fails because of the capture: an engine that cannot be built is replaced all the same."""
+    found = run(f"""
+os.environ["FAKE_REFUSES"] = "12:5000"
+fail("cuStreamQuery", 0, {status})
+capture = [outcome(engine, new_size()), fake.fake_calls() > 0]
+fail("cuStreamQuery", 0, 700)
+report(capture=capture, fault=outcome(engine, new_size()))
+""")
+    assert found["capture"] == [["engine 13", 300], True]
+    assert "an illegal memory access (status 700)" in found["fault"]
 
 
 def test_an_error_while_a_stream_is_captured(run):

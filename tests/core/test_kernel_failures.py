@@ -108,7 +108,7 @@ def test_every_call_fails_while_a_program_is_lowered(run, function, kind):
     assert found["later"] == "lowered"
 
 
-_EVERY_RUN = """
+_RUN = """
 program, arrays = lowered({kind!r}, new_size())
 program = program.compile()
 
@@ -117,7 +117,11 @@ def ran():
         return jax.block_until_ready(program(*arrays)) and "ran"
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         return str(error)
+"""
 
+_EVERY_RUN = (
+    _RUN
+    + """
 def trials(function, statuses):
     "Lets each call of a function fail in turn while a program runs, and then runs it again."
     for status in statuses:
@@ -131,12 +135,14 @@ def trials(function, statuses):
                 break
             yield [status, n, first, ran()]
 
-fake.fake_fault_at_failure({faults})
+fake.fake_fault_at_failure({fault})
 fake.fake_capture({captured})
 report(found=list(trials({function!r}, {statuses})))
 """
+)
 
 
+@pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize(
     ("function", "kind"),
     _cases(
@@ -150,9 +156,9 @@ report(found=list(trials({function!r}, {statuses})))
         }
     ),
 )
-def test_every_call_fails_while_a_program_runs(run, function, kind):
-    """The error names the handler and the function."""
-    found = run(_EVERY_RUN.format(function=function, kind=kind, statuses=_STATUSES, faults=0, captured=0))
+def test_every_call_fails_while_a_program_runs(run, function, kind, captured):
+    """The error names the handler and the function. While a stream is captured, a query would end the capture."""
+    found = run(_EVERY_RUN.format(function=function, kind=kind, statuses=_STATUSES, fault=0, captured=int(captured)))
     passes = 3 if kind == "depthwise" else 2
     assert len(found["found"]) >= passes * len(_STATUSES)
     target = "jaxgrad_cuda_depthwise_" if kind == "depthwise" else "jaxgrad_cuda_gru_"
@@ -179,15 +185,34 @@ def test_every_call_fails_while_a_program_runs(run, function, kind):
 def test_a_fault_of_the_device_is_not_the_kernels(run, function, kind, captured):
     """The fault of an earlier kernel: the error says so before it names the call that met it.
 
-    While a stream is captured, the error is returned as it is: a query of the device would end the capture.
+    The fake driver reports the fault in place of the capture, which the fault has ended.
     """
-    found = run(_EVERY_RUN.format(function=function, kind=kind, statuses=(700,), faults=1, captured=int(captured)))
+    found = run(_EVERY_RUN.format(function=function, kind=kind, statuses=(700,), fault=700, captured=int(captured)))
     api = "" if function == "cuStreamIsCapturing" else "driver::"
     assert found["found"]
     for _, n, first, again in found["found"]:
         context = n, first, again
         assert ("jaxgrad_cudnn_conv_" if kind == "transpose" else "jaxgrad_cuda_") in first, context
-        assert (": an operation that ran on the GPU before this call failed, " in first) == (not captured), context
-        assert (": CUDA: an illegal memory access (status 700); then CUDA: " in first) == (not captured), context
+        assert ": an operation that ran on the GPU before this call failed, " in first, context
+        assert ": CUDA: an illegal memory access (status 700); then CUDA: " in first, context
         assert f"CUDA: an illegal memory access (status 700) in {api}api().{function}(" in first, context
         assert again == "ran", context
+
+
+@pytest.mark.parametrize("status", [900, 904, 908])
+@pytest.mark.parametrize("kind", ["depthwise", "team", "transpose"])
+def test_an_error_of_capture_is_no_fault_of_the_device(run, kind, status):
+    """The error is returned as it is: a query of the device would end the capture, of which the status is not known."""
+    found = run(
+        _RUN.format(kind=kind)
+        + f"""
+fake.fake_capture(1)
+fail("cuStreamIsCapturing", 0, {status})
+first = ran()
+fail(None)
+report(first=first, again=ran())
+"""
+    )
+    assert f"(status {status}) in api().cuStreamIsCapturing(" in found["first"]
+    assert "an operation that ran on the GPU before this call failed" not in found["first"]
+    assert found["again"] == "ran"

@@ -40,6 +40,11 @@ std::string describe(CUresult status) {
   return text == nullptr ? "unknown error" : text;
 }
 
+// Whether a call failed only because a stream is captured.
+bool is_capture_error(CUresult status) {
+  return status >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && status <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+}
+
 }  // namespace
 
 const Api& api() {
@@ -100,7 +105,7 @@ DeviceFault::DeviceFault(CUresult fault, const std::string& error)
 
 CUresult find_fault(CUstream stream) {
   const CUresult status = api().cuStreamQuery(stream);
-  return status == CUDA_ERROR_NOT_READY ? CUDA_SUCCESS : status;
+  return status == CUDA_ERROR_NOT_READY || is_capture_error(status) ? CUDA_SUCCESS : status;
 }
 
 CurrentDevice::CurrentDevice(int device) : device_(device) {
@@ -143,8 +148,9 @@ bool is_capturing(CUstream stream) {
 
 void check_device(CUstream stream, const Error& error) {
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-  api().cuStreamIsCapturing(stream, &capture);
-  const CUresult fault = capture == CU_STREAM_CAPTURE_STATUS_NONE ? find_fault(stream) : CUDA_SUCCESS;
+  const CUresult status = api().cuStreamIsCapturing(stream, &capture);
+  if (is_capture_error(error.status) || is_capture_error(status) || capture != CU_STREAM_CAPTURE_STATUS_NONE) return;
+  const CUresult fault = find_fault(stream);
   if (fault != CUDA_SUCCESS) throw DeviceFault(fault, error.what());
 }
 

@@ -156,12 +156,14 @@ class OwningContext {
 
 bool is_capturing(CUstream stream);
 
-// Finds the cause of an error of the driver. Throws DeviceFault if it is an earlier operation on the device, unless the
-// stream is captured: a query would end the capture.
+// Finds the cause of an error of the driver. Throws DeviceFault if it is an earlier operation on the device. Returns if
+// the stream is known to be captured, or if the error is one of capture: a query would end the capture. After a fault
+// the driver may report the fault in place of the capture, which the fault has ended.
 void check_device(CUstream stream, const Error& error);
 
 // Returns call(device), with the device of a stream current. Throws DeviceFault in place of an error of the driver that
-// an earlier operation on the device caused: the error does not blame this call.
+// an earlier operation on the device caused: the error does not blame this call. An error while the device is made
+// current is thrown as it is: without a current context its cause cannot be queried.
 template <class Call>
 auto on_device(CUstream stream, Call call) {
   const CurrentDevice current(stream);
