@@ -50,7 +50,8 @@ class BatchNormParams:
       backward_candidates: what may run the backward pass.
       statistics_dtype: the dtype of the returned mean and variance; None if none are returned.
       mesh_axes: inside `shard_map`, the devices whose shards make up the batch; None if x is the whole batch.
-      residual: whether a residual is added to the result.
+      residual: whether the call has a residual, for the text of the call in a tuning; False in the linear passes of
+        forward mode, which add a tangent instead.
     """
 
     feature_axis: int
