@@ -11,27 +11,19 @@ import pytest
 from accelerated import convolve, convolve_arrays
 from gru_cases import Case, make_inputs
 from jax import lax
-from tolerances import assert_close
+from recorded_calls import random_array
 
 import jaxgrad
-from jaxgrad._src.batch_norm import tuning as batch_norm_tuning
 from jaxgrad._src.conv import cpu as conv_cpu
 from jaxgrad._src.conv import cudnn
 from jaxgrad._src.conv import tuning as conv_tuning
 from jaxgrad._src.core.environment import current_environment
-from jaxgrad._src.core.precision import precision_flags
 from jaxgrad._src.core.tuning import Measurable, Recorder
-from jaxgrad._src.gru import tuning as gru_tuning
 from jaxgrad._src.native import cuda
 from jaxgrad._src.tuning import api, timing
 
-_RNG = np.random.default_rng(0)
 _GROUPS = 8
 OWN = "cpu" if jax.default_backend() == "cpu" else "cudnn"
-
-
-def _random(*shape):
-    return jnp.asarray(_RNG.normal(size=shape), jnp.float32)
 
 
 def _conv(x, w, **settings):
@@ -44,7 +36,7 @@ def _loss(w, x, **settings):
     return jnp.sum(jnp.sin(_conv(x, w, **settings)))
 
 
-_ARRAYS = _random(3, 3, 2, 2 * _GROUPS), _random(2, 24, 17, 2 * _GROUPS)
+_ARRAYS = random_array(3, 3, 2, 2 * _GROUPS), random_array(2, 24, 17, 2 * _GROUPS)
 
 
 def _tune(function, /, *args, **kwargs):
@@ -101,174 +93,10 @@ def test_batch_norm_and_gru():
         return y.sum() + frozen.sum() + h.sum()
 
     sequences = make_inputs(Case(T=3, B=2, I=4, H=5), "float32")[0]
-    tuning = _tune(jax.grad(network, (0, 1)), _random(6, 5, 16), tuple(map(jnp.asarray, sequences[:3])))
+    tuning = _tune(jax.grad(network, (0, 1)), random_array(6, 5, 16), tuple(map(jnp.asarray, sequences[:3])))
     # On a GPU the others have XLA alone.
     expected = {"batch_norm_training"} | ({"batch_norm_inference", "gru"} if OWN == "cpu" else set())
     assert {call.split()[0] for call in tuning.choices} == expected
-
-
-def _recorded(function, *args):
-    recorder = Recorder()
-    with jaxgrad.config.override(tuning=recorder):
-        jax.jit(function).lower(*args)
-    return recorder.calls
-
-
-def _call_of(function, *args):
-    """The only call of a function, as the backends are asked about it."""
-    (recorded,) = _recorded(function, *args).values()
-    return recorded.call
-
-
-def _vjp(function, *args):
-    """The results, and the gradients of *args with cotangents of ones."""
-    y, pullback = jax.vjp(function, *args)
-    return y, pullback(jax.tree.map(jnp.ones_like, y))
-
-
-_GRU = Case(T=40, B=30, direction="bidirectional")
-_OPTIONAL = [(), ("sequence_lens",), ("reset",), ("sequence_lens", "reset")]
-
-
-def _gru(x, w, r, b, initial_h, *optional, given):
-    settings = {**_GRU.settings, **dict(zip(given, optional, strict=True))}
-    return _vjp(lambda *arrays: jaxgrad.gru(*arrays[:4], initial_h=arrays[4], **settings), x, w, r, b, initial_h)
-
-
-def _gru_arrays(given=()):
-    inputs = make_inputs(_GRU, "float32")[0]._asdict()
-    return [jnp.asarray(inputs[name]) for name in ("x", "w", "r", "b", "initial_h", *given)]
-
-
-def test_lengths_and_resets_have_rows_of_their_own():
-    """The row of a call without them has no word for them."""
-    calls = {}
-    for given in _OPTIONAL:
-        calls |= dict.fromkeys(_recorded(partial(_gru, given=given), *_gru_arrays(given)), given)
-    expected = {" ".join(["gru f32 T=40 B=30 I=4 H=6 D=2", *given]): given for given in _OPTIONAL}
-    assert {text.replace(" without TF32", ""): given for text, given in calls.items()} == expected
-
-
-@pytest.mark.parametrize(("given", "groups"), [*((given, 1) for given in _OPTIONAL), (_OPTIONAL[-1], 2)])
-def test_lengths_and_resets_are_measured(given, groups):
-    function, arrays = partial(_gru, given=given), _gru_arrays(given)
-    if groups > 1:
-        function, arrays = jax.vmap(function), [jnp.stack([array] * groups) for array in arrays]
-    measurable = gru_tuning.measurable(_call_of(function, *arrays), current_environment().platform)
-    (operands,) = timing.random_operands(measurable.operands, [0.1] * len(arrays), one_call_a_program=True)
-    optional = dict(zip(given, operands[5:], strict=True))
-    if "sequence_lens" in given:
-        lengths = set(np.ravel(optional["sequence_lens"]))
-        assert len(lengths) > 5
-        assert lengths <= set(range(20, 41))
-    if "reset" in given:
-        assert 0 < np.mean(optional["reset"]) < 0.03
-    expected = jax.jit(function)(*operands)
-    for name, measured in measurable.functions.items():
-        found = jax.jit(measured)(*operands)
-        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-            assert_close(one, other, dtype="float32", terms=_GRU.T * _GRU.B, name=name)
-
-
-@pytest.mark.skipif(OWN != "cpu", reason="only the CPU kernels reject lengths outside [0, T]")
-def test_a_gru_with_lengths_and_resets_is_tuned():
-    given = _OPTIONAL[-1]
-    (choice,) = _tune(partial(_gru, given=given), *_gru_arrays(given)).choices.values()
-    assert set(choice.times_us) == {"cpu", "xla"}
-
-
-@pytest.mark.parametrize("precision", ["default", "highest"])
-def test_a_gru_is_measured_with_the_precision_of_the_call(precision):
-    arrays = _gru_arrays()
-    with jax.default_matmul_precision(precision):
-        call = _call_of(partial(_gru, given=()), *arrays)
-    with jax.default_matmul_precision("default"):
-        measurable = gru_tuning.measurable(call, current_environment().platform)
-        program = jax.jit(measurable.functions["xla"]).lower(*arrays).as_text()
-    assert ("HIGHEST" in program) == (precision == "highest")
-
-
-# The last words of the texts of a GRU, by its precision.
-_PRECISION_WORDS = {
-    "default": "",
-    "bfloat16": "",
-    "high": "precision=high",
-    "tensorfloat32": "precision=high",
-    "highest": "without TF32",
-    "float32": "without TF32",
-    "F32_F32_F32": "without TF32",
-    "BF16_BF16_F32_X3": "precision=BF16_BF16_F32_X3",
-    "TF32_TF32_F32": "precision=TF32_TF32_F32",
-}
-
-
-def test_precisions_have_rows_of_their_own():
-    """The row of a call with the default precision has no word for it."""
-    found = {}
-    for precision in _PRECISION_WORDS:
-        with jax.default_matmul_precision(precision):
-            (found[precision],) = _recorded(partial(_gru, given=()), *_gru_arrays())
-    start = "gru f32 T=40 B=30 I=4 H=6 D=2"
-    assert found == {name: f"{start} {words}".rstrip() for name, words in _PRECISION_WORDS.items()}
-
-
-@pytest.mark.parametrize(
-    ("dtype", "precision", "words"),
-    [
-        ("float32", None, []),
-        ("float32", lax.Precision.DEFAULT, []),
-        ("float32", lax.Precision.HIGH, ["precision=high"]),
-        ("float32", ("high", lax.Precision.HIGH), ["precision=high"]),
-        ("float32", ("high", "default"), ["precision=high,default"]),
-        ("float32", ("default", "high"), ["precision=default,high"]),
-        ("float32", ("high", "highest"), ["without TF32"]),
-        ("bfloat16", "high", []),
-        ("bfloat16", "highest", []),
-        ("bfloat16", "BF16_BF16_F32_X3", ["precision=BF16_BF16_F32_X3"]),
-    ],
-)
-def test_the_words_of_a_precision(dtype, precision, words):
-    with jax.default_matmul_precision("default"):
-        assert precision_flags(jnp.dtype(dtype), precision) == words
-
-
-_BATCH_NORM = [(activation, residual) for activation in (None, "relu") for residual in (False, True)]
-
-
-def _batch_norm(x, scale, bias, *residual, activation):
-    def y(x, scale, bias, residual=None):
-        return jaxgrad.batch_norm_training(x, scale, bias, residual=residual, activation=activation)[0]
-
-    return _vjp(y, x, scale, bias, *residual)
-
-
-def _batch_norm_arrays(residual):
-    x = _random(30, 16)
-    return [x, _random(16), _random(16), *([_random(30, 16)] if residual else [])]
-
-
-def test_residuals_have_rows_of_their_own():
-    calls = {}
-    for activation, residual in _BATCH_NORM:
-        (text,) = _recorded(partial(_batch_norm, activation=activation), *_batch_norm_arrays(residual))
-        calls[text.removeprefix("batch_norm_training x=f32[30,16,1]")] = activation, residual
-    names = ["", " residual", " relu", " relu residual"]
-    assert calls == dict(zip(names, _BATCH_NORM, strict=True))
-
-
-@pytest.mark.parametrize(("activation", "residual"), _BATCH_NORM)
-def test_residuals_are_measured(activation, residual):
-    function = partial(_batch_norm, activation=activation)
-    call = _call_of(function, *_batch_norm_arrays(residual))
-    measurable = batch_norm_tuning.measurable(call, current_environment().platform)
-    (operands,) = timing.random_operands(measurable.operands, one_call_a_program=True)
-    *arrays, dy = operands
-    assert len(arrays) == 3 + residual
-    expected = function(*arrays)
-    for name, measured in measurable.functions.items():
-        found = jax.jit(measured)(*arrays, jnp.ones_like(dy))
-        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-            assert_close(one, other, dtype="float32", terms=1000, name=name)
 
 
 def test_accelerated_convolutions():
@@ -325,7 +153,7 @@ def test_a_wrong_preference_is_found_out(monkeypatch, accelerated):
             return jnp.sum(jnp.sin(lax.conv(x, w, (1, 1), "SAME")))
 
         function = jax.grad(convolution, (0, 1))
-        w, x = _random(4, 4, 5, 5), _random(2, 4, 30, 31)
+        w, x = random_array(4, 4, 5, 5), random_array(2, 4, 30, 31)
     else:
         w, x = _ARRAYS
     tuning = _tune(function, w, x)

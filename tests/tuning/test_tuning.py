@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from accelerated import convolve, convolve_arrays, passes
+from recorded_calls import random_array, recorded_calls
 from tolerances import assert_close
 
 import jaxgrad
@@ -43,8 +44,7 @@ else:
         {"jaxgrad_cudnn_batch_norm_forward", "jaxgrad_cudnn_batch_norm_backward"},
     )
     GRU_KERNELS = gru_cuda.CudaBackend, {"jaxgrad_cuda_gru_forward", "jaxgrad_cuda_gru_backward"}
-_RNG = np.random.default_rng(0)
-_X, _W = (jnp.asarray(_RNG.normal(size=shape), jnp.float32) for shape in ((2, 6, 9, 7), (4, 3, 3, 2)))
+_X, _W = random_array(2, 6, 9, 7), random_array(4, 3, 3, 2)
 
 
 def _assert_close(found, expected):
@@ -56,19 +56,11 @@ def _conv(x, w):
     return jaxgrad.conv_general_dilated(x, w, (2, 1), "SAME", feature_group_count=2)
 
 
-def _texts(function, *args):
-    recorder = Recorder()
-    with jaxgrad.config.override(tuning=recorder):
-        jax.jit(function).lower(*args)
-    return list(recorder.calls)
-
-
 def _tuning(function, *args, implementation, other="xla"):
     """A tuning that chooses an implementation for all calls of a function."""
     times = {implementation: 1.0, other: 2.0}
-    return Tuning(
-        {current_environment(): {text: Choice(implementation, other, times) for text in _texts(function, *args)}}
-    )
+    choices = {text: Choice(implementation, other, times) for text in recorded_calls(function, *args)}
+    return Tuning({current_environment(): choices})
 
 
 def _both_gradients(x, w):
@@ -289,11 +281,7 @@ def test_a_tuning_can_be_copied_and_pickled():
     assert Tuning({}) != Recorder()
 
 
-def _random(*shape):
-    return jnp.asarray(_RNG.normal(size=shape), jnp.float32)
-
-
-_X_OF_BATCH_NORM, _X_OF_GRU = _random(64, 32), _random(20, 4, 8)
+_X_OF_BATCH_NORM, _X_OF_GRU = random_array(64, 32), random_array(20, 4, 8)
 
 
 @pytest.mark.parametrize("followed", ["own", "xla"])
@@ -303,13 +291,13 @@ _X_OF_BATCH_NORM, _X_OF_GRU = _random(64, 32), _random(20, 4, 8)
         (
             jaxgrad.batch_norm_training,
             *BATCH_NORM_KERNELS,
-            (_X_OF_BATCH_NORM, _random(32), _random(32)),
+            (_X_OF_BATCH_NORM, random_array(32), random_array(32)),
             {"residual": _X_OF_BATCH_NORM, "activation": "relu"},
         ),
         (
             jaxgrad.gru,
             *GRU_KERNELS,
-            (_X_OF_GRU, _random(1, 96, 8), _random(1, 96, 32)),
+            (_X_OF_GRU, random_array(1, 96, 8), random_array(1, 96, 32)),
             {"sequence_lens": [20, 3, 7, 9], "reset": jnp.zeros((20, 4), bool)},
         ),
     ],
