@@ -50,7 +50,7 @@ def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
 
 
 def _rows(case: Case, left_out: dict[str, str], options: Options) -> list[dict[str, Any]]:
-    arrays = _arrays(case)
+    arrays = make_arrays(case)
     settings = case.settings()
     ours = jaxgrad.conv_transpose if case.transposed else jaxgrad.conv_general_dilated
     theirs = lax.conv_transpose if case.transposed else lax.conv_general_dilated
@@ -64,9 +64,9 @@ def _rows(case: Case, left_out: dict[str, str], options: Options) -> list[dict[s
     for name, op in ops.items():
         if not options.wants(name):
             continue
-        for which, function in _passes(op, case).items():
-            operands = tuple(arrays[i] for i in _OPERANDS[which])
-            if name == OURS_ON_CUDNN and _runs_on_cudnn(_passes(ours, case)[which], operands):
+        for which, function in passes(op, case).items():
+            operands = tuple(arrays[i] for i in OPERANDS[which])
+            if name == OURS_ON_CUDNN and _runs_on_cudnn(passes(ours, case)[which], operands):
                 continue  # the same program as jaxgrad's
             calls.append((which, Call(name, function, operands)))
     products = {}
@@ -135,10 +135,10 @@ def _runs_on_cudnn(function: Callable[..., jax.Array], operands: Sequence[jax.Ar
 
 
 # The operands of each pass, of x, w and dy.
-_OPERANDS = {"forward": (0, 1), "dX": (1, 2), "dW": (0, 2)}
+OPERANDS = {"forward": (0, 1), "dX": (1, 2), "dW": (0, 2)}
 
 
-def _passes(op: Callable[..., jax.Array], case: Case) -> dict[str, Callable[..., jax.Array]]:
+def passes(op: Callable[..., jax.Array], case: Case) -> dict[str, Callable[..., jax.Array]]:
     """Functions of the operands. The op is linear in x and in w, so a gradient does not depend on its own operand."""
     settings, (x_shape, w_shape, _) = case.settings(), case.shapes()
     return {
@@ -163,7 +163,7 @@ def _work(case: Case, which: str) -> Work:
     )
 
 
-def _arrays(case: Case) -> tuple[jax.Array, jax.Array, jax.Array]:
+def make_arrays(case: Case) -> tuple[jax.Array, jax.Array, jax.Array]:
     """x, w and dy."""
     keys = jax.random.split(jax.random.key(0), 3)
     x, w, dy = (

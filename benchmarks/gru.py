@@ -169,7 +169,7 @@ def _rows(case: Case, left_out: dict[str, str], options: Options) -> list[dict[s
     inputs, cotangents = arrays(case)
     programs = {
         key: InProgram(name, *function_and_args, "highest" if case.highest else "default", key[1] != "forward")
-        for key, function_and_args in _programs(case, inputs, cotangents).items()
+        for key, function_and_args in functions(case, inputs, cotangents).items()
         if options.wants(name := key[2]) and name not in left_out
     }
     found = dict(zip(programs, jax_in_program_contenders(list(programs.values())), strict=True))
@@ -221,7 +221,7 @@ def _kernel_times(work: Work, ours: Contender) -> dict[str, float]:
     return {name: round(1e6 * found[kernel] / steps, 4) for name, kernel in _KERNELS.items() if kernel in found}
 
 
-def _programs(case: Case, inputs: Any, cotangents: Any) -> dict[tuple[bool, str, str], tuple[Any, tuple[Any, ...]]]:
+def functions(case: Case, inputs: Any, cotangents: Any) -> dict[tuple[bool, str, str], tuple[Any, tuple[Any, ...]]]:
     """The functions in JAX and their arguments, by linear_before_reset, pass and contender."""
     lens, reset = rows_of(case)
     found: dict[tuple[bool, str, str], tuple[Any, tuple[Any, ...]]] = {}

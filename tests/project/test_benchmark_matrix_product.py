@@ -56,7 +56,7 @@ def test_it_computes_each_pass(monkeypatch, case):
 
 @pytest.mark.parametrize("case", PATCHES, ids=lambda case: case.label)
 def test_it_is_one_product_and_nothing_else(case):
-    arrays = conv._arrays(case)
+    arrays = conv.make_arrays(case)
     for each in matrix_product.products(case, *arrays).values():
         with jax.default_matmul_precision("high"):  # as a setting of the convolutions that it stands beside
             (equation,) = jax.make_jaxpr(each.function)(*each.operands).eqns
