@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import jax
 import pytest
 from backends import EVERY_OP, THOROUGH_ON_XLA, XLA, Backend
-from cuda_module import ENGINES
+from cuda_module import ENGINES, NO_CUDA_MODULE
 from fork_server import READ_LATER, ForkServer
 
 from jaxgrad._src.conv.geometry import ConvGeometry
@@ -42,6 +43,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--jax-defaults",
         action="store_true",
         help="leave JAX configured as it is for users: 32-bit types, all optimizations, and TF32 products on a GPU",
+    )
+    parser.addoption(
+        "--sample",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of the selected cases of each test, run every N-th, and all that need a GPU or the CUDA module",
     )
 
 
@@ -86,13 +94,32 @@ def _clear_compiled_programs() -> Iterator[None]:
     jax.clear_caches()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)  # after -k and -m
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _sample(config, items)
     gpus = _gpus()
     for item in items:
         if (mark := item.get_closest_marker("gpu")) and gpus < (needed := mark.kwargs.get("count", 1)):
             item.add_marker(
                 pytest.mark.skip(reason=f"needs {needed} GPU{'s' * (needed > 1)}, JAX sees {gpus or 'none'}")
             )
+
+
+def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seen: Counter[str] = Counter()
+    kept, left_out = [], []
+    for item in items:
+        if item.get_closest_marker("gpu") or any(
+            mark.kwargs.get("reason") == NO_CUDA_MODULE for mark in item.iter_markers("skipif")
+        ):
+            kept.append(item)
+            continue
+        test = item.nodeid.partition("[")[0]
+        (left_out if seen[test] % config.getoption("sample") else kept).append(item)
+        seen[test] += 1
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
 
 
 _SECONDS = 240  # that a script may take
