@@ -22,7 +22,7 @@ x, w, y, bias = (2, 4, 6, 5), (4, 2, 3, 3), (2, 4, 4, 3), (4,)
 depthwise, depthwise_w = {**conv, "feature_group_count": 4}, (4, 1, 3, 3)
 last_x, last_w, last_y = (2, 6, 5, 4), (3, 3, 1, 4), (2, 4, 3, 4)
 last = {**depthwise, "lhs_spec": (0, 3, 1, 2), "rhs_spec": (3, 2, 0, 1), "out_spec": (0, 3, 1, 2)}
-gru = dict(direction=0, linear_before_reset=False, clip=np.inf)
+gru = dict(direction=0, linear_before_reset=False, batch_major=False, clip=np.inf)
 lens, reset = (G, B), (G, T, B)
 OWN_DTYPES = {lens: "int32", reset: "bool"}  # other arrays have the dtype of the call
 gru_x, gru_w, gru_r, gru_b = (G, T, B, I), (G, D, 3 * H, I), (G, D, 3 * H, H), (G, D, 6 * H)

@@ -75,7 +75,7 @@ def emulated(monkeypatch):
 def test_examples_that_share_weights(emulated, monkeypatch, case, many_units):
     monkeypatch.setattr(cuda, "_MANY_UNITS", many_units)
     features = case.sequence_lens, case.reset
-    params = GruParams(case.direction, case.linear_before_reset, case.clip, "highest", *features, XLA, XLA)
+    params = GruParams(case.direction, case.linear_before_reset, case.clip, "highest", *features, False, XLA, XLA)
     emulated(params)
     drawn = [make_inputs(case.replace(seed=seed)) for seed in range(EXAMPLES)]
     inputs, (dy, dy_h) = jax.tree.map(lambda *arrays: jnp.stack(arrays), *drawn)

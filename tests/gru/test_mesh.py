@@ -45,6 +45,17 @@ def check_a_batch():
     assert not found, found
 
 
+def check_a_batch_before_the_steps():
+    x, w, r, b, lens, *rows = _args(2)
+    args = jnp.swapaxes(x, 0, 1), w, r, b, lens, *(jnp.swapaxes(array, 0, 1) for array in rows)
+    specs = (P("d"), P(), P(), P(), *[P("d")] * 4)
+    for explicit in (False, True):
+        loss = partial(_loss, **FULL, time_major=False)
+        (dx, *_), found = over(mesh(explicit=explicit), jax.grad(loss, BY), args, specs)
+        assert found == {"all-reduce": 1}, found
+        assert dx.sharding.spec[0] == "d"
+
+
 def check_plain_xla():
     over(mesh(explicit=True), jax.grad(partial(_loss, implementation="xla", **FULL), BY), _args(2), SPECS)
 

@@ -118,22 +118,3 @@ def test_bidirectional_matches_each_direction_alone(backend):
         y_alone, y_h_alone = backend.gru(*one, direction=direction)
         np.testing.assert_allclose(y[:, d], y_alone[:, 0], rtol=0, atol=atol)
         np.testing.assert_allclose(y_h[d], y_h_alone[0], rtol=0, atol=atol)
-
-
-@pytest.mark.thorough_on_xla
-@pytest.mark.parametrize("remat_every", [None, 2])
-@pytest.mark.parametrize("case", [SETTINGS[0], SETTINGS[-1], ABSENT[1]], ids=str)
-def test_batch_major(backend, case, remat_every):
-    """Values and gradients are those of the time-major call, with the batch first."""
-    inputs, cotangents = make_inputs(case, backend.widest)
-    rows = {name for name in ("x", "initial_h", "reset", "reset_h") if getattr(inputs, name) is not None}
-    swapped = inputs._replace(**{name: np.swapaxes(getattr(inputs, name), 0, 1) for name in rows})
-    back = Cotangents(np.moveaxis(cotangents.y, 2, 0), np.swapaxes(cotangents.y_h, 0, 1))
-    settings = {**case.settings, "time_major": False, "remat_every": remat_every}
-    y, y_h, gradients = values_and_gradients(backend, swapped, back, settings)
-    gradients = gradients._replace(
-        **{name: np.swapaxes(getattr(gradients, name), 0, 1) for name in rows - {"reset"}},
-    )
-    expected = gru_references.values_and_gradients(inputs, cotangents, **case.settings)
-    actual = np.moveaxis(y, 0, 2), np.swapaxes(y_h, 0, 1), gradients
-    assert_results_close(actual, expected, dtype=backend.widest, terms=case.terms, backend=backend)

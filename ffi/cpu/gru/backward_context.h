@@ -59,7 +59,7 @@ struct BackwardContext {
     if (resets(t, row)) return call.reset_h == nullptr ? nullptr : call.reset_h + (d * shape.B + row) * shape.H;
     const int64_t before = call.options.reversed(d) ? t + 1 : t - 1;
     if (before >= 0 && before < shape.T && within(before, row))
-      return call.y + ((before * shape.D + d) * shape.B + row) * shape.H;
+      return call.y + shape.state_at(before, d, row) * shape.H;
     return call.initial_h == nullptr ? nullptr : call.initial_h + (d * shape.B + row) * shape.H;
   }
 

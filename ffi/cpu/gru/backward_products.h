@@ -56,17 +56,18 @@ class BackwardProducts {
   void run_dx(int64_t task, int64_t d) const {
     const Chunk& c = chunks_[d];
     const int64_t first = task * kInputRows, left = context_.rows(c) - first, I = shape_.I;
-    S* dx = call_.dx + (c.first * shape_.B + first) * I;
     const bool add = shape_.D == 2;
     multiply(left < kInputRows ? left : kInputRows, 3 * padded_, context_.dgates(d, kZ) + first * kBlock,
              context_.scratch.rows, context_.packed_w(d), context_.scratch.I,
              [=](int64_t row, int64_t column, Vector<T> v) {
                if (column >= I) return;
-               if (call_.lens != nullptr) {  // beyond the length of a row, dx is zero and not 0 * NaN
-                 const int64_t at = first + row;
-                 if (!context_.within(c.first + at / shape_.B, at % shape_.B)) v = Vector<T>{};
+               int64_t at = c.first * shape_.B + first + row;  // in a time-major dx
+               if (shape_.batch_major || call_.lens != nullptr) {
+                 const int64_t t = at / shape_.B, of_batch = at % shape_.B;
+                 if (!context_.within(t, of_batch)) v = Vector<T>{};  // beyond the length of a row: not 0 * NaN
+                 at = shape_.input_at(t, of_batch);
                }
-               S* p = dx + row * I + column;
+               S* p = call_.dx + at * I + column;
                if (I - column >= kLanes<T>) {
                  store(p, add ? load(p) + v : v);
                } else {
@@ -159,8 +160,8 @@ class BackwardProducts {
     const int64_t t = c.first + k / shape_.B, row = k % shape_.B;
     const S* source = nullptr;
     if (k < all && context_.within(t, row))
-      source =
-          operand == Operand::kInput ? call_.x + (t * shape_.B + row) * shape_.I : context_.state_before(t, c.d, row);
+      source = operand == Operand::kInput ? call_.x + shape_.input_at(t, row) * shape_.I
+                                          : context_.state_before(t, c.d, row);
     pack_row(source, operand == Operand::kInput ? shape_.I : shape_.H, column, kVectors, to);
     if (operand != Operand::kGatedState || source == nullptr) return;
     const S* reset = context_.saved_gates(t, c.d, row) + shape_.H;

@@ -74,7 +74,7 @@ class BackwardRows {
       T* dh = dh_ + i * padded_;
       const S* saved = context_.saved_gates(t, chunk_.d, begin_ + i);
       const S* h_before = context_.state_before(t, chunk_.d, begin_ + i);
-      const S* dy = call_.dy == nullptr ? nullptr : call_.dy + ((t * shape_.D + chunk_.d) * shape_.B + begin_ + i) * H;
+      const S* dy = call_.dy == nullptr ? nullptr : call_.dy + shape_.state_at(t, chunk_.d, begin_ + i) * H;
       for_vectors<T>(H, [&](int64_t j, auto lanes) {
         Vector<T> z, z_slope, n, n_slope;
         context_.gates.template decode<Sigmoid>(load(saved + j, lanes), z, z_slope);

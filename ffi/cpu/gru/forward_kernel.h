@@ -144,7 +144,7 @@ class ForwardPass {
       const int64_t I = shape_.I, rows = steps * rows_;
       for (int64_t s = 0; s < steps; ++s)
         for (int64_t i = 0; i < rows_; ++i) {
-          const S* x = call_.x + (time(step + s) * shape_.B + begin_ + i) * I;
+          const S* x = call_.x + shape_.input_at(time(step + s), begin_ + i) * I;
           for_vectors<T>(
               I, [&](int64_t j, auto lanes) { store_blocked(inputs_, rows, s * rows_ + i, j, load(x + j, lanes)); });
           for (int64_t j = round_up(I, kLanes<T>); j < pass_.input_K(); j += kLanes<T>)
@@ -251,10 +251,10 @@ class ForwardPass {
       for (int64_t j = 0; j < shape_.saved_gates() * shape_.H; ++j) saved[j] = S{};
     }
 
-    int64_t row_of(int64_t t, int64_t i) const { return (t * shape_.D + d_) * shape_.B + begin_ + i; }
-    S* output(int64_t t, int64_t i) const { return call_.y + row_of(t, i) * shape_.H; }
+    S* output(int64_t t, int64_t i) const { return call_.y + shape_.state_at(t, d_, begin_ + i) * shape_.H; }
     S* saved_gates(int64_t t, int64_t i) const {
-      return call_.gates == nullptr ? nullptr : call_.gates + row_of(t, i) * shape_.saved_gates() * shape_.H;
+      if (call_.gates == nullptr) return nullptr;
+      return call_.gates + ((t * shape_.D + d_) * shape_.B + begin_ + i) * shape_.saved_gates() * shape_.H;
     }
 
     const ForwardPass& pass_;

@@ -1,6 +1,7 @@
 #include "cpu/gru/handler.h"
 
 #include <string>
+#include <utility>
 
 #include "common/checks.h"
 #include "common/handler.h"
@@ -17,14 +18,25 @@ using Arg = ffi::AnyBuffer;
 using Ret = ffi::Result<ffi::AnyBuffer>;
 
 // The sizes of a call, from x and r.
-GruShape shape_of(Checks& checks, const Arg& x, const Arg& r, bool linear_before_reset) {
-  checks.require(x.dimensions().size() == 4, "x must have rank 4, [G, T, B, I]");
+GruShape shape_of(Checks& checks, const Arg& x, const Arg& r, bool linear_before_reset, bool batch_major) {
+  checks.require(x.dimensions().size() == 4, "x must have rank 4, [G, T, B, I] or [G, B, T, I]");
   checks.require(r.dimensions().size() == 4, "r must have rank 4, [G, D, 3H, H]");
   if (checks.failed()) return {};
   const auto in = x.dimensions(), weights = r.dimensions();
-  const GruShape shape{in[1], in[2], in[3], weights[3], weights[1], linear_before_reset, in[0]};
+  GruShape shape{in[1], in[2], in[3], weights[3], weights[1], linear_before_reset, in[0]};
+  shape.batch_major = batch_major;
+  if (batch_major) std::swap(shape.T, shape.B);
   checks.require(gru_sizes_fit(shape), "G, I and H must be positive, and the arrays must have fewer than 2^63 bytes");
   return shape;
+}
+
+// The dimensions of x and dx before I, and of y and dy before H, without that of the groups.
+struct Order {
+  int64_t inputs[2], states[3];
+};
+Order order_of(const GruShape& s) {
+  if (s.batch_major) return {{s.B, s.T}, {s.B, s.T, s.D}};
+  return {{s.T, s.B}, {s.T, s.D, s.B}};
 }
 
 GruOptions options_of(Checks& checks, const GruShape& shape, int64_t direction, double clip) {
@@ -53,19 +65,20 @@ const int32_t* lengths_of(Checks& checks, const GruShape& shape, const Arg& lens
 
 ffi::Error forward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg b, Arg lens, Arg initial_h, Arg reset, Arg reset_h,
                    Ret y, Ret y_h, Ret gates, Bytes workspace, int64_t direction, bool linear_before_reset,
-                   double clip) {
+                   bool batch_major, double clip) {
   Checks checks("jaxgrad_cpu_gru_forward");
-  const GruShape s = shape_of(checks, x, r, linear_before_reset);
+  const GruShape s = shape_of(checks, x, r, linear_before_reset, batch_major);
   const GruOptions options = options_of(checks, s, direction, clip);
   if (checks.failed()) return checks.error();
   const ffi::DataType dtype = x.element_type();
+  const auto& [inputs, states] = order_of(s);
   checks.array("w", w, dtype, {s.groups, s.D, 3 * s.H, s.I});
   checks.array("r", r, dtype, {s.groups, s.D, 3 * s.H, s.H});
   checks.optional_array("b", b, dtype, {s.groups, s.D, 6 * s.H});
   checks.optional_array("initial_h", initial_h, dtype, {s.groups, s.D, s.B, s.H});
   checks.optional_array("reset", reset, ffi::DataType::PRED, {s.groups, s.T, s.B});
   checks.optional_array("reset_h", reset_h, dtype, {s.groups, s.D, s.B, s.H});
-  checks.array("y", *y, dtype, {s.groups, s.T, s.D, s.B, s.H});
+  checks.array("y", *y, dtype, {s.groups, states[0], states[1], states[2], s.H});
   checks.array("y_h", *y_h, dtype, {s.groups, s.D, s.B, s.H});
   checks.optional_array("gates", *gates, dtype, {s.groups, s.T, s.D, s.B, s.saved_gates() * s.H});
   const int32_t* lengths = lengths_of(checks, s, lens);
@@ -89,24 +102,25 @@ ffi::Error forward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg b, Arg lens, A
 
 ffi::Error backward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg lens, Arg initial_h, Arg reset, Arg reset_h, Arg y,
                     Arg gates, Arg dy, Arg dy_h, Ret dx, Ret dw, Ret dr, Ret db, Ret dh0, Ret dreset_h, Bytes workspace,
-                    int64_t direction, bool linear_before_reset, double clip) {
+                    int64_t direction, bool linear_before_reset, bool batch_major, double clip) {
   Checks checks("jaxgrad_cpu_gru_backward");
-  GruShape s = shape_of(checks, x, r, linear_before_reset);
+  GruShape s = shape_of(checks, x, r, linear_before_reset, batch_major);
   s.shares_weights = !checks.failed() && r.dimensions()[0] == 1;
   const GruOptions options = options_of(checks, s, direction, clip);
   if (checks.failed()) return checks.error();
   const ffi::DataType dtype = x.element_type();
+  const auto& [inputs, states] = order_of(s);
   const int64_t weight_groups = s.shares_weights ? 1 : s.groups;
   checks.array("w", w, dtype, {weight_groups, s.D, 3 * s.H, s.I});
   checks.array("r", r, dtype, {weight_groups, s.D, 3 * s.H, s.H});
   checks.optional_array("initial_h", initial_h, dtype, {s.groups, s.D, s.B, s.H});
   checks.optional_array("reset", reset, ffi::DataType::PRED, {s.groups, s.T, s.B});
   checks.optional_array("reset_h", reset_h, dtype, {s.groups, s.D, s.B, s.H});
-  checks.array("y", y, dtype, {s.groups, s.T, s.D, s.B, s.H});
+  checks.array("y", y, dtype, {s.groups, states[0], states[1], states[2], s.H});
   checks.array("gates", gates, dtype, {s.groups, s.T, s.D, s.B, s.saved_gates() * s.H});
-  checks.optional_array("dy", dy, dtype, {s.groups, s.T, s.D, s.B, s.H});
+  checks.optional_array("dy", dy, dtype, {s.groups, states[0], states[1], states[2], s.H});
   checks.optional_array("dy_h", dy_h, dtype, {s.groups, s.D, s.B, s.H});
-  checks.optional_array("dx", *dx, dtype, {s.groups, s.T, s.B, s.I});
+  checks.optional_array("dx", *dx, dtype, {s.groups, inputs[0], inputs[1], s.I});
   checks.optional_array("dw", *dw, dtype, {s.groups, s.D, 3 * s.H, s.I});
   checks.optional_array("dr", *dr, dtype, {s.groups, s.D, 3 * s.H, s.H});
   checks.optional_array("db", *db, dtype, {s.groups, s.D, 6 * s.H});
@@ -150,7 +164,7 @@ ffi::Error backward(ffi::ThreadPool pool, Arg x, Arg w, Arg r, Arg lens, Arg ini
 JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_gru_forward, forward,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()        // x          [G, T, B, I]
+                           .Arg<ffi::AnyBuffer>()        // x          [G, T, B, I], batch-major [G, B, T, I]
                            .Arg<ffi::AnyBuffer>()        // w          [G, D, 3H, I]
                            .Arg<ffi::AnyBuffer>()        // r          [G, D, 3H, H]
                            .Arg<ffi::AnyBuffer>()        // b          [G, D, 6H] or empty
@@ -158,29 +172,30 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_gru_forward, forward,
                            .Arg<ffi::AnyBuffer>()        // initial_h  [G, D, B, H] or empty
                            .Arg<ffi::AnyBuffer>()        // reset      [G, T, B] of bool, or empty
                            .Arg<ffi::AnyBuffer>()        // reset_h    [G, D, B, H] or empty
-                           .Ret<ffi::AnyBuffer>()        // y          [G, T, D, B, H]
+                           .Ret<ffi::AnyBuffer>()        // y          [G, T, D, B, H], batch-major [G, B, T, D, H]
                            .Ret<ffi::AnyBuffer>()        // y_h        [G, D, B, H]
                            .Ret<ffi::AnyBuffer>()        // gates      [G, T, D, B, 3H or 4H] or empty
                            .Ret<ffi::Buffer<ffi::U8>>()  // workspace
                            .Attr<int64_t>("direction")   // GruDirection
                            .Attr<bool>("linear_before_reset")
+                           .Attr<bool>("batch_major")
                            .Attr<double>("clip"));  // infinity: no clipping
 
 JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_gru_backward, backward,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()        // x          [G, T, B, I]
+                           .Arg<ffi::AnyBuffer>()        // x          [G, T, B, I], batch-major [G, B, T, I]
                            .Arg<ffi::AnyBuffer>()        // w          [G or 1, D, 3H, I]
                            .Arg<ffi::AnyBuffer>()        // r          [G or 1, D, 3H, H]
                            .Arg<ffi::AnyBuffer>()        // lens       [G, B] of int32, or empty
                            .Arg<ffi::AnyBuffer>()        // initial_h  [G, D, B, H] or empty
                            .Arg<ffi::AnyBuffer>()        // reset      [G, T, B] of bool, or empty
                            .Arg<ffi::AnyBuffer>()        // reset_h    [G, D, B, H] or empty
-                           .Arg<ffi::AnyBuffer>()        // y          [G, T, D, B, H]
+                           .Arg<ffi::AnyBuffer>()        // y          [G, T, D, B, H], batch-major [G, B, T, D, H]
                            .Arg<ffi::AnyBuffer>()        // gates      [G, T, D, B, 3H or 4H]
-                           .Arg<ffi::AnyBuffer>()        // dy         [G, T, D, B, H] or empty
+                           .Arg<ffi::AnyBuffer>()        // dy         as y, or empty
                            .Arg<ffi::AnyBuffer>()        // dy_h       [G, D, B, H] or empty
-                           .Ret<ffi::AnyBuffer>()        // dx         [G, T, B, I] or empty
+                           .Ret<ffi::AnyBuffer>()        // dx         as x, or empty
                            .Ret<ffi::AnyBuffer>()        // dw         [G, D, 3H, I] or empty
                            .Ret<ffi::AnyBuffer>()        // dr         [G, D, 3H, H] or empty
                            .Ret<ffi::AnyBuffer>()        // db         [G, D, 6H] or empty
@@ -189,6 +204,7 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_gru_backward, backward,
                            .Ret<ffi::Buffer<ffi::U8>>()  // workspace
                            .Attr<int64_t>("direction")   // GruDirection
                            .Attr<bool>("linear_before_reset")
+                           .Attr<bool>("batch_major")
                            .Attr<double>("clip"));  // infinity: no clipping
 
 }  // namespace jaxgrad

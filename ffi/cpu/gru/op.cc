@@ -63,7 +63,7 @@ void advance(T*& array, int64_t elements) {
 
 template <class S>
 GruForward<S> group_of(GruForward<S> call, int64_t group) {
-  const auto& [T, B, I, H, D, linear, groups, shares_weights] = call.shape;
+  const auto& [T, B, I, H, D, linear, groups, shares_weights, batch_major] = call.shape;
   advance(call.x, group * T * B * I);
   advance(call.w, group * D * 3 * H * I);
   advance(call.r, group * D * 3 * H * H);
@@ -79,7 +79,7 @@ GruForward<S> group_of(GruForward<S> call, int64_t group) {
 
 template <class S>
 GruBackward<S> group_of(GruBackward<S> call, int64_t group) {
-  const auto& [T, B, I, H, D, linear, groups, shares_weights] = call.shape;
+  const auto& [T, B, I, H, D, linear, groups, shares_weights, batch_major] = call.shape;
   advance(call.x, group * T * B * I);
   if (!shares_weights) {
     advance(call.w, group * D * 3 * H * I);

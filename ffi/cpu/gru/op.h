@@ -1,7 +1,8 @@
 // The GRU on the CPU: forward and backward pass over whole sequences. No XLA types.
 //
 // T time steps, B rows, I inputs, H hidden units, D directions, G saved gates: 3 (z, r, n), or 4 with
-// linear_before_reset (z, r, n, h Rh^T + Rbh). Arrays are dense and row-major; an absent array is null.
+// linear_before_reset (z, r, n, h Rh^T + Rbh). Arrays are dense and row-major; an absent array is null. If the shape is
+// batch-major, x, y and their gradients have the rows before the steps: [B, T, I] and [B, T, D, H].
 //
 // A call computes several groups: independent GRUs of one shape, as vmap over the weights makes them. Every array has
 // the groups as its first axis, which is left out below. In a backward pass the groups may share w and r, as the
@@ -25,8 +26,15 @@ struct GruShape {
   bool linear_before_reset;
   int64_t groups = 1;
   bool shares_weights = false;
+  bool batch_major = false;
 
   int64_t saved_gates() const { return linear_before_reset ? 4 : 3; }
+
+  // Of the vectors [I] in x and dx, and [H] in y and dy, the index of that of a row at time t.
+  int64_t input_at(int64_t t, int64_t row) const { return batch_major ? row * T + t : t * B + row; }
+  int64_t state_at(int64_t t, int64_t d, int64_t row) const {
+    return batch_major ? (row * T + t) * D + d : (t * D + d) * B + row;
+  }
 };
 
 struct GruOptions {

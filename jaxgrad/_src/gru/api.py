@@ -17,6 +17,7 @@ from jaxgrad._src.core.precision import default_precision
 from jaxgrad._src.core.selection import reject_symbolic_shapes, select
 from jaxgrad._src.gru.backend import PASSES
 from jaxgrad._src.gru.backends import BACKENDS
+from jaxgrad._src.gru.batch_major import batch_major_y
 from jaxgrad._src.gru.params import GruParams, GruProblem
 from jaxgrad._src.gru.remat import call, gru_in_chunks
 
@@ -84,8 +85,8 @@ def gru(
       clip: a positive number; the input of each activation is clipped to [-clip, clip], and its gradient is zero at
         the bounds and beyond. None for no clipping.
       time_major: False if the batch comes first, as with `layout=1` in ONNX: x [B, T, I], initial_h and reset_h
-        [B, D, H], reset [B, T], and the results y [B, T, D, H] and y_h [B, D, H]. The arrays are transposed before and
-        after.
+        [B, D, H], reset [B, T], and the results y [B, T, D, H] and y_h [B, D, H]. The CPU kernels read and write x, y
+        and their gradients in this order; for other implementations, and with remat_every, they are transposed.
       remat_every: for long sequences, save the state for the backward pass only every `remat_every` steps, and compute
         the rest again. This costs one more forward pass, and for the 16-bit dtypes the state is rounded to the dtype
         of x every `remat_every` steps. The square root of T, or more, is a good choice. None saves the gates of all
@@ -163,13 +164,14 @@ def gru(
     def params_of(direction: str, x: Any, r: Any) -> GruParams:
         candidates = select(OP, implementation, GruProblem.of(x, r, **options), symbolic).candidates
         chosen: dict[str, Any] = {f"{name}_candidates": candidates[name] for name in PASSES}
-        return GruParams(direction, **options, **chosen)
+        # Chunks of steps are slices of time-major arrays.
+        return GruParams(direction, **options, batch_major=not time_major and remat_every is None, **chosen)
 
     if remat_every is None or arrays[0].shape[0] == 0:
         y, y_h = call(params_of(direction, x, r), *arrays)
     else:
         y, y_h = gru_in_chunks(params_of, int(remat_every), direction, arrays)
-    return (y, y_h) if time_major else (jnp.moveaxis(y, 2, 0), jnp.swapaxes(y_h, 0, 1))
+    return (y, y_h) if time_major else (batch_major_y(y), jnp.swapaxes(y_h, 0, 1))
 
 
 def _check_clip(clip: Any) -> float | None:

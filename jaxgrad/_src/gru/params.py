@@ -23,6 +23,8 @@ class GruParams:
       clip: the bound on the input of each activation; None for no bound.
       precision: JAX's default precision where the op was called, and not None. It holds for the gradients too.
       has_lengths, has_resets: whether there are `sequence_lens` and `reset`, without which kernels are faster.
+      batch_major: whether the caller's x and y have the rows before the steps. The arrays of a call never do: they are
+        transposed, and a kernel that reads both orders transposes them back, which XLA simplifies to no transpose.
       forward_candidates: what may run the forward pass.
       backward_candidates: what may run the backward pass.
     """
@@ -33,6 +35,7 @@ class GruParams:
     precision: Any
     has_lengths: bool
     has_resets: bool
+    batch_major: bool
     forward_candidates: Candidates
     backward_candidates: Candidates
 

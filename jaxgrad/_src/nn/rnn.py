@@ -72,19 +72,20 @@ def run_rnn(
       reset_carry: returns the carry [*batch, H] after a reset.
     """
     time_axis = 0 if time_major else inputs.ndim - 2
-    batch = carry.shape[:-1]
+    batch, T = carry.shape[:-1], inputs.shape[time_axis]
+    rows = math.prod(batch)
     flips_rows = reverse and seq_lengths is not None
 
     def flip(array: jax.Array) -> jax.Array:
         return flip_sequences(array, seq_lengths, num_batch_dims=len(batch), time_major=time_major)
 
     def to_rows(array: jax.Array) -> jax.Array:
-        """[T, B, ...] of inputs or resets."""
-        array = jnp.moveaxis(flip(array) if flips_rows else array, time_axis, 0)
-        return array.reshape(array.shape[0], math.prod(batch), *array.shape[1 + len(batch) :])
+        """[T, B, ...] or [B, T, ...] of inputs or resets."""
+        array = flip(array) if flips_rows else array
+        return array.reshape(*((T, rows) if time_major else (rows, T)), *array.shape[1 + len(batch) :])
 
     def state(carry: jax.Array) -> jax.Array:
-        return carry.astype(inputs.dtype).reshape(1, math.prod(batch), carry.shape[-1])
+        return carry.astype(inputs.dtype).reshape(*((1, rows) if time_major else (rows, 1)), carry.shape[-1])
 
     y, y_h = gru(
         to_rows(inputs),
@@ -96,13 +97,15 @@ def run_rnn(
         reset_h=None if reset is None else state(reset_carry()),
         direction="reverse" if reverse and not flips_rows else "forward",
         linear_before_reset=weights.linear_before_reset,
+        time_major=time_major,
     )
-    y = y[:, 0].astype(carry.dtype)
+    y = jnp.squeeze(y, 1 if time_major else 2).astype(carry.dtype)
     if seq_lengths is not None and return_carry:
-        last = y[jnp.reshape(jnp.asarray(seq_lengths), -1) - 1, jnp.arange(y.shape[1])]
+        steps, row = jnp.reshape(jnp.asarray(seq_lengths), -1) - 1, jnp.arange(rows)
+        last = y[steps, row] if time_major else y[row, steps]
     else:
-        last = y_h[0].astype(carry.dtype)
-    outputs = jnp.moveaxis(y.reshape(y.shape[0], *batch, y.shape[-1]), 0, time_axis)
+        last = y_h.astype(carry.dtype)
+    outputs = y.reshape(*((T, *batch) if time_major else (*batch, T)), y.shape[-1])
     if flips_rows and keep_order:
         outputs = flip(outputs)
     elif reverse and not flips_rows and not keep_order:
