@@ -49,6 +49,10 @@ def main() -> None:
         _tabulate(args)
     elif args.command == "preferences":
         _prefer(args)
+    elif args.command == "once":
+        from benchmarks import once
+
+        once.run(args.op, args.match)
     else:
         assert op is not None
         _measure(op, args)
@@ -62,6 +66,9 @@ def _parser(op: ModuleType | None) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=f"measure {what}", description=op.__doc__ if op else None)
         if op is not None:
             _add_options(command, op)
+    command = commands.add_parser("once", help="make each call of some cases once, for a profiler of kernels")
+    command.add_argument("op", choices=("conv", "gru"))
+    command.add_argument("match", type=_regex, metavar="REGEX", help="of the labels of the cases")
     command = commands.add_parser("charts", help="draw docs/charts from the results")
     command.add_argument("--results", type=Path, default=_RESULTS)
     command.add_argument("--output", type=Path, default=_CHARTS)

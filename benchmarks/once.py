@@ -1,8 +1,4 @@
-"""`python -m benchmarks.once gru '^64,16'` makes each call of matching cases once, for a profiler of kernels.
-
-As with Nsight Compute, on a machine with a GPU:
-
-    ncu -k 'regex:gru_|depthwise' --set full python -m benchmarks.once conv ' g96 '
+"""`python -m benchmarks once` makes each call of some cases once, for a profiler of kernels.
 
 The calls are those that `python -m benchmarks conv` and `gru` time: the passes of a convolution, and a GRU with its
 gradients, without and with `linear_before_reset`.
@@ -10,7 +6,6 @@ gradients, without and with `linear_before_reset`.
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,30 +17,12 @@ from benchmarks import conv, gru
 from benchmarks.contender_names import OURS
 
 
-def _calls(case: Any) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
-    """Names, functions and their arguments."""
-    if isinstance(case, gru.Case):
-        for (lbr, which, name), (function, args) in gru.functions(case, *gru.arrays(case)).items():
-            if name == OURS and which != "forward":  # which has the forward pass too
-                yield f"lbr={int(lbr)}", function, args
-        return
-    arrays = conv.make_arrays(case)
-    op = jaxgrad.conv_transpose if case.transposed else jaxgrad.conv_general_dilated
-    for which, function in conv.passes(op, case).items():
-        yield which, function, tuple(arrays[i] for i in conv.OPERANDS[which])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.once", description="Makes each call of matching cases once."
-    )
-    parser.add_argument("op", choices=("conv", "gru"))
-    parser.add_argument("match", type=re.compile, metavar="REGEX", help="of the labels of cases")
-    args = parser.parse_args()
-    every = {"conv": conv, "gru": gru}[args.op].CASES[jax.default_backend()]
-    cases = [case for case in every if args.match.search(case.label)]
+def run(op: str, match: re.Pattern[str]) -> None:
+    """Makes the calls of the cases of "conv" or "gru" whose labels match, and prints their names."""
+    every = {"conv": conv, "gru": gru}[op].CASES[jax.default_backend()]
+    cases = [case for case in every if match.search(case.label)]
     if not cases:
-        raise SystemExit(f"no case matches {args.match.pattern}")
+        raise SystemExit(f"no case matches {match.pattern}")
     for case in cases:
         precision = "highest" if getattr(case, "highest", False) else "default"
         for what, function, operands in _calls(case):
@@ -54,5 +31,14 @@ def main() -> None:
             print(f"{case.label} {what}", flush=True)
 
 
-if __name__ == "__main__":
-    main()
+def _calls(case: Any) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
+    """Names, functions and their arguments."""
+    if isinstance(case, gru.Case):
+        for (lbr, which, name), (function, args) in gru.functions(case, *gru.arrays(case)).items():
+            if name == OURS and which != "forward":  # the other one has the forward pass too
+                yield f"lbr={int(lbr)}", function, args
+        return
+    arrays = conv.make_arrays(case)
+    op = jaxgrad.conv_transpose if case.transposed else jaxgrad.conv_general_dilated
+    for which, function in conv.passes(op, case).items():
+        yield which, function, tuple(arrays[i] for i in conv.OPERANDS[which])

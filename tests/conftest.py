@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections import Counter
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="of the selected cases of each test, run every N-th, and all that need a GPU or the CUDA module",
+        help="of the selected cases of each test, run the first and about one in N of the others; all cases of tests "
+        "over a mesh, and all that need a GPU or the CUDA module",
     )
 
 
@@ -106,17 +107,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
-    seen: Counter[str] = Counter()
-    kept, left_out = [], []
+    if (among := config.getoption("sample")) < 1:
+        raise pytest.UsageError(f"--sample must be at least 1, got {among}")
+    seen, kept, left_out = set(), [], []
     for item in items:
-        if item.get_closest_marker("gpu") or any(
-            mark.kwargs.get("reason") == NO_CUDA_MODULE for mark in item.iter_markers("skipif")
-        ):
-            kept.append(item)
-            continue
-        test = item.nodeid.partition("[")[0]
-        (left_out if seen[test] % config.getoption("sample") else kept).append(item)
-        seen[test] += 1
+        is_first = (test := item.nodeid.partition("[")[0]) not in seen
+        seen.add(test)
+        needs_cuda = any(mark.kwargs.get("reason") == NO_CUDA_MODULE for mark in item.iter_markers("skipif"))
+        always = is_first or needs_cuda or item.get_closest_marker("gpu") or item.path.name.startswith("test_mesh")
+        # By a hash: every N-th case would leave out one value of a parameter altogether.
+        (kept if always or zlib.crc32(item.nodeid.encode()) % among == 0 else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept

@@ -167,9 +167,10 @@ class Arrays {
 };
 
 // Forward and backward pass. B is odd, so that the tasks have unequal numbers of rows.
-template <class S, bool kLinearBeforeReset>
+template <class S, bool kLinearBeforeReset, bool kBatchMajor = false>
 Values gru(Parallel& parallel) {
-  const GruShape s{5, 37, 19, 33, 2, kLinearBeforeReset};
+  GruShape s{5, 37, 19, 33, 2, kLinearBeforeReset};
+  s.batch_major = kBatchMajor;
   const GruOptions options{GruDirection::kBidirectional, 0.8};
   Arrays arrays;
   const auto x = arrays.random<S>(s.T * s.B * s.I, -1, 1), w = arrays.random<S>(s.D * 3 * s.H * s.I, -0.3f, 0.3f),
@@ -412,6 +413,7 @@ int run(const std::string& argument) {
   std::vector<Op> ops = {
       {"gru, float32", Threads::kPool, gru<float, false>},
       {"gru, float32, linear_before_reset", Threads::kPool, gru<float, true>},
+      {"gru, float32, batch-major", Threads::kPool, gru<float, true, true>},
       {"gru, float64", Threads::kPool, gru<double, false>},
       {"gru, bfloat16", Threads::kPool, gru<BFloat16, true>},
       {"batch_norm, float32, channels last", Threads::kPool,

@@ -111,6 +111,11 @@ def is_error(target, *arguments, **settings):
     return False
 
 operands, results, attributes = CALLS[TARGET]
+if BATCH_MAJOR:
+    attributes = {**attributes, "batch_major": True}
+    swapped = {gru_x: (G, B, T, I), states: (G, B, T, D, H)}
+    operands, results = (tuple(swapped.get(shape, shape) for shape in arrays) for arrays in (operands, results))
+    assert is_error(TARGET, *CALLS[TARGET][:2], attributes)
 call(TARGET, operands, results, attributes)
 for name, value in attributes.items():
     for bad in bad_attributes(value):
@@ -166,9 +171,12 @@ _TARGETS = [
 ]
 
 
-@pytest.mark.parametrize("target", _TARGETS)
-def test_bad_calls_are_errors(target, fork_python):
-    fork_python(f"TARGET = {target!r}\n{_SCRIPT}", JAX_PLATFORMS="cpu")
+@pytest.mark.parametrize(
+    ("target", "batch_major"),
+    [*((target, False) for target in _TARGETS), *((target, True) for target in _TARGETS if "gru" in target)],
+)
+def test_bad_calls_are_errors(target, batch_major, fork_python):
+    fork_python(f"TARGET, BATCH_MAJOR = {target!r}, {batch_major}\n{_SCRIPT}", JAX_PLATFORMS="cpu")
 
 
 @NEEDS_CUDA_MODULE
@@ -181,4 +189,6 @@ def test_bad_calls_are_errors(target, fork_python):
 )
 def test_bad_calls_on_a_gpu_are_errors(name, fork_python, fake_cuda):
     target = f"jaxgrad_cuda_{name}"
-    fork_python(f"TARGET = {target!r}\n{_SCRIPT}", JAX_PLATFORMS="cpu", LD_LIBRARY_PATH=str(fake_cuda))
+    fork_python(
+        f"TARGET, BATCH_MAJOR = {target!r}, False\n{_SCRIPT}", JAX_PLATFORMS="cpu", LD_LIBRARY_PATH=str(fake_cuda)
+    )

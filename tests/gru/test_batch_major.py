@@ -22,7 +22,9 @@ CASES = [
     Case(T=6, B=3, I=5, H=7),
     Case(T=6, B=5, I=4, H=17, direction="bidirectional", linear_before_reset=True),
     Case(T=5, B=4, I=3, H=6, direction="reverse").bare(),
-    Case(T=70, B=33, I=9, H=20, linear_before_reset=True),  # several chunks of steps and tasks of rows
+    Case(T=70, B=33, I=9, H=20, direction="bidirectional", linear_before_reset=True),  # several chunks and tasks
+    Case(T=0, B=3, I=4, H=5),
+    Case(T=4, B=0, I=4, H=5),
 ]
 ROWS = ("x", "initial_h", "reset", "reset_h")
 
@@ -46,10 +48,10 @@ def test_values_and_gradients(backend, case, remat_every):
     assert_results_close(actual, expected, dtype=backend.widest, terms=case.terms, backend=backend)
 
 
-def _loss(x, w, r, time_major, **settings):
+def _loss(x, w, r, time_major):
     """Of time-major x: the transposes are part of it."""
-    given = x if time_major else jnp.swapaxes(x, 0, 1)
-    y, y_h = jaxgrad.gru(given, w, r, time_major=time_major, implementation="cpu", **settings)
+    given, lens = x if time_major else jnp.swapaxes(x, 0, 1), jnp.arange(x.shape[1])
+    y, y_h = jaxgrad.gru(given, w, r, None, lens, time_major=time_major, implementation="cpu")
     y, y_h = (y, y_h) if time_major else (jnp.moveaxis(y, 0, 2), jnp.swapaxes(y_h, 0, 1))
     return jnp.sum(jnp.sin(y)) + jnp.sum(y_h**2)
 
@@ -62,9 +64,8 @@ def _arrays(*groups, D=1, T=5, B=4, I=3, H=6):  # noqa: E741
 
 @pytest.mark.parametrize("in_axes", [(0, None, None), (2, None, None), (0, 0, 0), (0, None, 0)], ids=str)
 def test_vmap(in_axes):
-    """Of examples, whose gradients of weights are sums of one each, and of groups with their own weights."""
-    arrays = [a if axis is not None else a[0] for a, axis in zip(_arrays(3), in_axes, strict=True)]
-    arrays = [jnp.moveaxis(a, 0, axis or 0) if axis else a for a, axis in zip(arrays, in_axes, strict=True)]
+    """Of examples, each with its own gradients of shared weights, and of groups with their own weights."""
+    arrays = [a[0] if axis is None else jnp.moveaxis(a, 0, axis) for a, axis in zip(_arrays(3), in_axes, strict=True)]
 
     def gradients(time_major):
         of_one = jax.grad(partial(_loss, time_major=time_major), (0, 1, 2))
@@ -75,30 +76,55 @@ def test_vmap(in_axes):
 
 
 def _transposed(program):
-    """The sizes of the arrays with 11 steps and 13 rows that a program transposes.
+    """The arrays with 11 steps and 13 rows that a program transposes, or copies to another order of these axes."""
+    found = []
+    for line in program.splitlines():
+        if moved := re.search(r"\[([\d,]+)\]\{([\d,]+)\} (transpose|copy)\(%([\w.-]+)\)", line):
+            sizes, layout, kind, operand = moved.groups()
+            orders = [layout, re.search(rf"%{re.escape(operand)} = \w+\[[\d,]+\]\{{([\d,]+)\}}", program)[1]]
+            axes = [[int(i) for i in order.split(",") if sizes.split(",")[int(i)] != "1"] for order in orders]
+            if {"11", "13"} <= set(sizes.split(",")) and (kind == "transpose" or axes[0] != axes[1]):
+                found.append(line)
+    return found
 
-    XLA copies some arrays too, in the same order, if they have dimensions of size 1.
-    """
-    found = re.findall(r"\[([\d,]+)\]\S* transpose\(", program)
-    return [sizes for sizes in found if {"11", "13"} <= set(sizes.split(","))]
 
-
-@pytest.mark.parametrize("groups", [(), (3,)], ids=["one", "groups"])
-@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
-def test_cpu_kernels_take_the_arrays_as_they_are(groups, direction):
-    """The compiled program transposes no array with rows and steps."""
-    x, w, r = _arrays(*groups, D=1 + (direction == "bidirectional"), T=11, B=13)
-    x = jnp.swapaxes(x, -3, -2)
-
+def _gradients(op, **settings):
     def loss(x, w, r, dy):
-        y, _ = jaxgrad.gru(x, w, r, direction=direction, time_major=False, implementation="cpu")
-        return jnp.vdot(y, dy)
+        return jnp.vdot(op(x, w, r, **settings)[0], dy)
 
+    return jax.grad(loss, (0, 1, 2))
+
+
+def _between_transposes(x, w, r, **settings):
+    y, y_h = jaxgrad.gru(jnp.swapaxes(x, 0, 1), w, r, **settings)
+    return jnp.moveaxis(y, 2, 0), y_h
+
+
+def _program(function, *arrays):
+    # The optimizations of a user's program, which conftest.py disables.
+    options = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+    return jax.jit(function).lower(*arrays).compile(options).as_text()
+
+
+@pytest.mark.parametrize("in_axes", [None, (0, 0, 0, 0), (0, None, None, 0)], ids=str)
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_cpu_kernels_take_the_arrays_as_they_are(direction, in_axes):
+    """The compiled program transposes no array with steps and rows, of groups neither, and fewer of examples."""
+    x, w, r = _arrays(*[3] * (in_axes is not None), D=1 + (direction == "bidirectional"), T=11, B=13)
+    if in_axes is not None and in_axes[1] is None:
+        w, r = w[0], r[0]
+    x = jnp.swapaxes(x, -3, -2)
     dy = jnp.ones((*x.shape[:-1], w.shape[-3], r.shape[-1]))
-    gradients = jax.grad(loss, (0, 1, 2))
-    program = jax.jit(jax.vmap(gradients) if groups else gradients).lower(x, w, r, dy).compile().as_text()
-    assert "jaxgrad_cpu_gru_backward" in program
-    assert not _transposed(program), program
+    found = []
+    for op in partial(jaxgrad.gru, time_major=False), _between_transposes:
+        gradients = _gradients(op, direction=direction, implementation="cpu")
+        program = _program(jax.vmap(gradients, in_axes) if in_axes else gradients, x, w, r, dy)
+        assert "jaxgrad_cpu_gru_backward" in program
+        found.append(len(_transposed(program)))
+    ours, between_transposes = found
+    assert ours < between_transposes
+    # The forward pass of examples folds them into the batch of a time-major call.
+    assert ours == 0 or in_axes == (0, None, None, 0)
 
 
 def test_flax_layers_take_the_arrays_as_they_are():
@@ -108,7 +134,6 @@ def test_flax_layers_take_the_arrays_as_they_are():
     layer, x = RNN(linen.GRUCell(6)), jnp.ones((13, 11, 3), jnp.float32)
     variables = layer.init(jax.random.key(0), x)
     with jax.default_device(CPU_KERNEL.device):
-        loss = jax.jit(jax.grad(lambda variables, x: jnp.sum(jnp.sin(layer.apply(variables, x))), (0, 1)))
-        program = loss.lower(variables, x).compile().as_text()
+        program = _program(jax.grad(lambda v, x: jnp.sum(jnp.sin(layer.apply(v, x))), (0, 1)), variables, x)
     assert "jaxgrad_cpu_gru_backward" in program
     assert not _transposed(program), program

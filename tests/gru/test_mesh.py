@@ -46,14 +46,15 @@ def check_a_batch():
 
 
 def check_a_batch_before_the_steps():
-    x, w, r, b, lens, *rows = _args(2)
-    args = jnp.swapaxes(x, 0, 1), w, r, b, lens, *(jnp.swapaxes(array, 0, 1) for array in rows)
     specs = (P("d"), P(), P(), P(), *[P("d")] * 4)
-    for explicit in (False, True):
-        loss = partial(_loss, **FULL, time_major=False)
-        (dx, *_), found = over(mesh(explicit=explicit), jax.grad(loss, BY), args, specs)
-        assert found == {"all-reduce": 1}, found
-        assert dx.sharding.spec[0] == "d"
+    for settings in FULL, {}:
+        x, w, r, b, lens, *rows = _args(2 if settings else 1)
+        args = jnp.swapaxes(x, 0, 1), w, r, b, lens, *(jnp.swapaxes(array, 0, 1) for array in rows)
+        gradient = jax.grad(partial(_loss, **settings, time_major=False), BY)
+        for explicit in (False, True):
+            (dx, *_), found = over(mesh(explicit=explicit), gradient, args, specs)
+            assert found == {"all-reduce": 1}, found
+            assert dx.sharding.spec[0] == "d"
 
 
 def check_plain_xla():
@@ -132,6 +133,7 @@ def check_inside_shard_map():
 @on_devices(
     [
         check_a_batch,
+        check_a_batch_before_the_steps,
         check_plain_xla,
         check_sharded_features,
         check_transformations,

@@ -50,8 +50,14 @@ def test_other_batches():
     """None, and two dimensions."""
     theirs, ours = _layers()
     variables = random_like(ours.init(jax.random.key(0), X))
-    for x in X[0], jnp.asarray(normal(2, B, T, I)):
-        found, expected = (layer.apply(variables, x, reverse=True, return_carry=True) for layer in (ours, theirs))
+    two = jnp.asarray(normal(2, B, T, I))
+    for x, options in (
+        (X[0], {"reverse": True}),
+        (two, {"reverse": True}),
+        (jnp.moveaxis(two, 2, 0), {"time_major": True}),
+        (jnp.moveaxis(two, 2, 0), {"reverse": True, "keep_order": True, "time_major": True}),
+    ):
+        found, expected = (layer.apply(variables, x, return_carry=True, **options) for layer in (ours, theirs))
         assert_trees_close(found, expected)
 
 

@@ -1,30 +1,53 @@
-"""`python -m benchmarks.once`: the calls that a profiler sees."""
+"""`python -m benchmarks once`: the calls that a profiler sees."""
 
 from __future__ import annotations
 
+import re
 import sys
+from types import SimpleNamespace
 
 import benchmarks_package  # noqa: F401
 import jax
 import pytest
 
+from benchmarks import __main__ as command
 from benchmarks import conv, gru, once
 
-
-def test_every_pass_of_the_matching_cases(monkeypatch, capsys):
-    platform = jax.default_backend()
-    monkeypatch.setattr(conv, "CASES", {platform: conv.QUICK_CASES})
-    monkeypatch.setattr(gru, "CASES", {platform: gru.QUICK_CASES})
-    for op, regex, label, calls in (
-        ("conv", f"^{conv.QUICK_CASES[0].label}$", conv.QUICK_CASES[0].label, ("forward", "dX", "dW")),
-        ("gru", "bidirectional", gru.QUICK_CASES[1].label, ("lbr=0", "lbr=1")),
-    ):
-        monkeypatch.setattr(sys, "argv", ["once", op, regex])
-        once.main()
-        assert capsys.readouterr().out.splitlines() == [f"{label} {call}" for call in calls]
+CONV, GRU = conv.QUICK_CASES[0], gru.QUICK_CASES[1]
 
 
-def test_no_case_matches(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["once", "gru", "no such case"])
+def _run(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "once", *arguments])
+    command.main()
+
+
+@pytest.mark.parametrize(
+    ("op", "label", "calls"),
+    [("conv", CONV.label, ("forward", "dX", "dW")), ("gru", GRU.label, ("lbr=0", "lbr=1"))],
+)
+def test_each_call_of_the_matching_cases_runs_once(monkeypatch, capsys, op, label, calls):
+    monkeypatch.setattr(conv, "CASES", {jax.default_backend(): conv.QUICK_CASES})
+    monkeypatch.setattr(gru, "CASES", {jax.default_backend(): gru.QUICK_CASES})
+    ran = []
+
+    def jit(function):
+        def call(*arrays):
+            ran.append(jax.jit(function).lower(*arrays).as_text())
+            return jax.jit(function)(*arrays)
+
+        return call
+
+    names = "default_backend", "default_matmul_precision", "block_until_ready"
+    monkeypatch.setattr(once, "jax", SimpleNamespace(jit=jit, **{name: getattr(jax, name) for name in names}))
+    _run(monkeypatch, op, f"^{re.escape(label)}$")
+    assert capsys.readouterr().out.splitlines() == [f"{label} {call}" for call in calls]
+    assert len(ran) == len(calls)
+    assert all("jaxgrad" in program for program in ran)
+
+
+def test_errors(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="no case matches no such case"):
-        once.main()
+        _run(monkeypatch, "gru", "no such case")
+    with pytest.raises(SystemExit):
+        _run(monkeypatch, "gru", "(")
+    assert "must be a regular expression, got (" in capsys.readouterr().err

@@ -30,7 +30,7 @@ struct GruShape {
 
   int64_t saved_gates() const { return linear_before_reset ? 4 : 3; }
 
-  // Of the vectors [I] in x and dx, and [H] in y and dy, the index of that of a row at time t.
+  // The index of the vector [I] of a row at time t in x and dx, and of the vector [H] in y and dy.
   int64_t input_at(int64_t t, int64_t row) const { return batch_major ? row * T + t : t * B + row; }
   int64_t state_at(int64_t t, int64_t d, int64_t row) const {
     return batch_major ? (row * T + t) * D + d : (t * D + d) * B + row;

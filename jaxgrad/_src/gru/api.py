@@ -85,8 +85,8 @@ def gru(
       clip: a positive number; the input of each activation is clipped to [-clip, clip], and its gradient is zero at
         the bounds and beyond. None for no clipping.
       time_major: False if the batch comes first, as with `layout=1` in ONNX: x [B, T, I], initial_h and reset_h
-        [B, D, H], reset [B, T], and the results y [B, T, D, H] and y_h [B, D, H]. The CPU kernels read and write x, y
-        and their gradients in this order; for other implementations, and with remat_every, they are transposed.
+        [B, D, H], reset [B, T], and the results y [B, T, D, H] and y_h [B, D, H]. Under `jax.jit`, the CPU kernels
+        read and write x, y and their gradients in this order. Other implementations, and remat_every, transpose them.
       remat_every: for long sequences, save the state for the backward pass only every `remat_every` steps, and compute
         the rest again. This costs one more forward pass, and for the 16-bit dtypes the state is rounded to the dtype
         of x every `remat_every` steps. The square root of T, or more, is a good choice. None saves the gates of all
@@ -164,8 +164,9 @@ def gru(
     def params_of(direction: str, x: Any, r: Any) -> GruParams:
         candidates = select(OP, implementation, GruProblem.of(x, r, **options), symbolic).candidates
         chosen: dict[str, Any] = {f"{name}_candidates": candidates[name] for name in PASSES}
-        # Chunks of steps are slices of time-major arrays.
-        return GruParams(direction, **options, batch_major=not time_major and remat_every is None, **chosen)
+        # Chunks of steps are slices of time-major arrays. Outside of `jax.jit`, XLA sees the transposes one by one.
+        batch_major = not time_major and remat_every is None and isinstance(x, jax.core.Tracer)
+        return GruParams(direction, **options, batch_major=batch_major, **chosen)
 
     if remat_every is None or arrays[0].shape[0] == 0:
         y, y_h = call(params_of(direction, x, r), *arrays)

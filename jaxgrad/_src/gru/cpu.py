@@ -59,6 +59,7 @@ class CpuBackend(GruBackend):
         (G, _, B, I), (_, D, _, H) = x.shape, r.shape  # noqa: E741
         state = (G, D, B, H)
         ordered_x, ordered_y = _ordered(params, _swapped, x), _ordered(params, batch_major_y, y)
+        ordered_dy = None if dy is None else _ordered(params, batch_major_y, dy)
         shapes = (ordered_x.shape, (G, D, 3 * H, I), (G, D, 3 * H, H), (G, D, 6 * H), state, state)
         found = ffi_call(
             "jaxgrad_cpu_gru_backward",
@@ -76,7 +77,7 @@ class CpuBackend(GruBackend):
                 empty_if_none(reset_h, x.dtype),
                 ordered_y,
                 gates,
-                empty_if_none(dy if dy is None else _ordered(params, batch_major_y, dy), x.dtype),
+                empty_if_none(ordered_dy, x.dtype),
                 empty_if_none(dy_h, x.dtype),
             ),
             _workspace(cpu.module.gru_backward_workspace, params, x, r),
@@ -88,7 +89,10 @@ class CpuBackend(GruBackend):
 
 
 def _ordered(params: GruParams, change: Callable[[jax.Array], jax.Array], array: jax.Array) -> jax.Array:
-    """The array [G, ...] in the caller's order of rows and steps, or from it back, as `change` has it of one group."""
+    """The array [G, ...] with `change` applied to each group, if the caller's arrays have the batch first.
+
+    XLA does not remove a pair of transposes if one of them moves the groups along: a single group is not an axis of it.
+    """
     if not params.batch_major:
         return array
     if array.shape[0] > 1:

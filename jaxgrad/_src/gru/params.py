@@ -23,8 +23,8 @@ class GruParams:
       clip: the bound on the input of each activation; None for no bound.
       precision: JAX's default precision where the op was called, and not None. It holds for the gradients too.
       has_lengths, has_resets: whether there are `sequence_lens` and `reset`, without which kernels are faster.
-      batch_major: whether the caller's x and y have the rows before the steps. The arrays of a call never do: they are
-        transposed, and a kernel that reads both orders transposes them back, which XLA simplifies to no transpose.
+      batch_major: whether the caller's x and y have the batch first. The passes always take time-major arrays. The CPU
+        backend transposes x and y back to the caller's order, and XLA removes the two transposes.
       forward_candidates: what may run the forward pass.
       backward_candidates: what may run the backward pass.
     """

@@ -162,29 +162,29 @@ class GRU:
         x = checks.as_array(_NAME, "x", x)
         if x.ndim not in (2, 3):
             raise ValueError(f"{_NAME}: x must have rank 2 or 3, got rank {x.ndim}, {x.shape}")
-        batch_axis = None if x.ndim == 2 else 0 if self.batch_first else 1
-        if batch_axis is None:
+        has_batch, batch_first = x.ndim == 3, x.ndim == 3 and self.batch_first
+        if not has_batch:
             x = x[:, None]
             reset = None if reset is None else jnp.expand_dims(jnp.asarray(reset), 1)
             hx = None if hx is None else jnp.expand_dims(jnp.asarray(hx), 1)
-        elif batch_axis == 0:
-            x = jnp.swapaxes(x, 0, 1)
-            reset = None if reset is None else jnp.swapaxes(jnp.asarray(reset), 0, 1)
         options: dict[str, Any] = {"reset": reset, "remat_every": remat_every, "implementation": implementation}
-        states = self._initial_states(hx, x.shape[1])
-        T, B = x.shape[:2]
+        states = self._initial_states(hx, x.shape[0 if batch_first else 1])
         last = []
         for number, (layer, initial_h) in enumerate(zip(self.layers, states, strict=True)):
             if number and key is not None and self.dropout:
                 x = _drop(x, self.dropout, jax.random.fold_in(key, number))
             with jax.named_scope(f"layer_{number}"):
-                y, y_h = layer(x, sequence_lens, initial_h, **options)
-            x = jnp.swapaxes(y, 1, 2).reshape(T, B, -1)
+                if batch_first:
+                    initial_h = None if initial_h is None else jnp.swapaxes(initial_h, 0, 1)
+                    y, y_h = layer(x, sequence_lens, initial_h, time_major=False, **options)
+                    y_h = jnp.swapaxes(y_h, 0, 1)
+                else:
+                    y, y_h = layer(x, sequence_lens, initial_h, **options)
+                    y = jnp.swapaxes(y, 1, 2)
+            x = y.reshape(*x.shape[:2], y.shape[2] * y.shape[3])
             last.append(y_h)
         h_n = jnp.concatenate(last)
-        if batch_axis is None:
-            return x[:, 0], h_n[:, 0]
-        return jnp.swapaxes(x, 0, 1) if batch_axis == 0 else x, h_n
+        return (x, h_n) if has_batch else (x[:, 0], h_n[:, 0])
 
     def _initial_states(self, hx: Any, B: int) -> list[jax.Array | None]:
         """[D, B, H] for each layer."""
