@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import pytest
 from backends import EVERY_OP, THOROUGH_ON_XLA, XLA, Backend
-from cuda_module import ENGINES, NO_CUDA_MODULE
+from cuda_module import ENGINES
 from fork_server import READ_LATER, ForkServer
 
 from jaxgrad._src.conv.geometry import ConvGeometry
@@ -49,9 +49,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="of the selected cases of each test, run the first and about one in N of the others; all cases of tests "
-        "over a mesh, and all that need a GPU or the CUDA module",
+        help="of the selected cases of each test, run the first and one in N of the others, and all cases over a mesh",
     )
+    parser.addoption("--salt", default="", metavar="TEXT", help="another text, such as a commit, selects other cases")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -111,12 +111,13 @@ def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"--sample must be at least 1, got {among}")
     seen, kept, left_out = set(), [], []
     for item in items:
-        is_first = (test := item.nodeid.partition("[")[0]) not in seen
-        seen.add(test)
-        needs_cuda = any(mark.kwargs.get("reason") == NO_CUDA_MODULE for mark in item.iter_markers("skipif"))
-        always = is_first or needs_cuda or item.get_closest_marker("gpu") or item.path.name.startswith("test_mesh")
+        test, of_gpu = item.nodeid.partition("[")[0], item.get_closest_marker("gpu")  # skipped without one
+        always = of_gpu or test not in seen or item.path.name.startswith("test_mesh")
+        if not of_gpu:
+            seen.add(test)
         # By a hash: every N-th case would leave out one value of a parameter altogether.
-        (kept if always or zlib.crc32(item.nodeid.encode()) % among == 0 else left_out).append(item)
+        digest = zlib.crc32((config.getoption("salt") + item.nodeid).encode())
+        (kept if always or digest % among == 0 else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
