@@ -48,6 +48,13 @@ def test_values_and_gradients(backend, case, remat_every):
     assert_results_close(actual, expected, dtype=backend.widest, terms=case.terms, backend=backend)
 
 
+@pytest.fixture
+def on_cpu():
+    """Also where JAX's default device is a GPU."""
+    with jax.default_device(CPU_KERNEL.device):
+        yield
+
+
 def _loss(x, w, r, time_major):
     """Of time-major x: the transposes are part of it."""
     given, lens = x if time_major else jnp.swapaxes(x, 0, 1), jnp.arange(x.shape[1])
@@ -63,7 +70,7 @@ def _arrays(*groups, D=1, T=5, B=4, I=3, H=6):  # noqa: E741
 
 
 @pytest.mark.parametrize("in_axes", [(0, None, None), (2, None, None), (0, 0, 0), (0, None, 0)], ids=str)
-def test_vmap(in_axes):
+def test_vmap(on_cpu, in_axes):
     """Of examples, each with its own gradients of shared weights, and of groups with their own weights."""
     arrays = [a[0] if axis is None else jnp.moveaxis(a, 0, axis) for a, axis in zip(_arrays(3), in_axes, strict=True)]
 
@@ -108,7 +115,7 @@ def _program(function, *arrays):
 
 @pytest.mark.parametrize("in_axes", [None, (0, 0, 0, 0), (0, None, None, 0)], ids=str)
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
-def test_cpu_kernels_take_the_arrays_as_they_are(direction, in_axes):
+def test_cpu_kernels_take_the_arrays_as_they_are(on_cpu, direction, in_axes):
     """The compiled program transposes no array with steps and rows, of groups neither, and fewer of examples."""
     x, w, r = _arrays(*[3] * (in_axes is not None), D=1 + (direction == "bidirectional"), T=11, B=13)
     if in_axes is not None and in_axes[1] is None:
@@ -127,13 +134,12 @@ def test_cpu_kernels_take_the_arrays_as_they_are(direction, in_axes):
     assert ours == 0 or in_axes == (0, None, None, 0)
 
 
-def test_flax_layers_take_the_arrays_as_they_are():
+def test_flax_layers_take_the_arrays_as_they_are(on_cpu):
     linen = pytest.importorskip("flax.linen")
     from jaxgrad.nn.linen import RNN
 
     layer, x = RNN(linen.GRUCell(6)), jnp.ones((13, 11, 3), jnp.float32)
     variables = layer.init(jax.random.key(0), x)
-    with jax.default_device(CPU_KERNEL.device):
-        program = _program(jax.grad(lambda v, x: jnp.sum(jnp.sin(layer.apply(v, x))), (0, 1)), variables, x)
+    program = _program(jax.grad(lambda v, x: jnp.sum(jnp.sin(layer.apply(v, x))), (0, 1)), variables, x)
     assert "jaxgrad_cpu_gru_backward" in program
     assert not _transposed(program), program
