@@ -52,7 +52,6 @@ def fold_or_group(
     out_axes: tuple[BatchAxis, ...],
     *,
     of_examples: Callable[..., Any] | None = None,
-    folded: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Returns `call` with a batching rule that never loops.
 
@@ -61,7 +60,6 @@ def fold_or_group(
       call, in_axes, out_axes: as in `fold_or_loop`.
       of_examples: given if a result of `call` sums over the batch, so that the mapped axis cannot be folded into it.
         Computes `call` for arrays with a first axis of examples, which share the operands that have no batch.
-      folded: computes `call` where a mapped axis is folded into the batch, and has a batching rule; `call` by default.
     """
     mapped, grouped = custom_vmap(call), custom_vmap(of_groups)
     shared = None if of_examples is None else _sharing_weights(of_examples, grouped, in_axes, len(out_axes))
@@ -73,7 +71,7 @@ def fold_or_group(
         if _weights_mapped(is_mapped, in_axes):
             return _all_mapped(grouped(*_broadcast_all(axis_size, is_mapped, args)))
         if shared is None:
-            return _folded(folded or mapped, in_axes, out_axes, axis_size, is_mapped, args)
+            return _folded(mapped, in_axes, out_axes, axis_size, is_mapped, args)
         as_examples = [axis is None or here for here, axis in zip(is_mapped, in_axes, strict=True)]
         return _all_mapped(shared(*_broadcast_all(axis_size, as_examples, args)))
 

@@ -8,7 +8,6 @@ examples are groups that share the weights.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -62,7 +61,6 @@ def forward(params: GruParams, save_gates: bool) -> Callable[..., Any]:
         *_calls_and_groups(rule, candidates, kernels, on_xla),
         in_axes=tuple(map(_AXIS.get, _FORWARD_OPERANDS)),
         out_axes=(_AXIS["y"], _AXIS["y_h"], _AXIS["gates"] if save_gates else None),
-        folded=_folded(forward, params, save_gates),
     )
     return named_jit(batched, "gru_forward", params, save_gates)
 
@@ -93,17 +91,8 @@ def backward(params: GruParams, needs_grad: tuple[bool, ...]) -> Callable[..., A
         in_axes=tuple(map(_AXIS.get, _BACKWARD_OPERANDS)),
         out_axes=tuple(map(_AXIS.get, _GRADIENTS)),
         of_examples=_call_of_examples(rule, candidates, kernels, as_tuple(xla.backward)) if has_sums else None,
-        folded=_folded(backward, params, needs_grad),
     )
     return named_jit(batched, "gru_backward", params, needs_grad)
-
-
-def _folded(pass_: Callable[..., Any], params: GruParams, option: Any) -> Callable[..., Any] | None:
-    """The pass for arrays in whose batch a mapped axis was folded; None for the same pass.
-
-    A reshape is then between the transposes of a batch-major call, and XLA removes none of them.
-    """
-    return pass_(dataclasses.replace(params, batch_major=False), option) if params.batch_major else None
 
 
 def _calls_and_groups(
