@@ -35,7 +35,7 @@ from jaxgrad._src.gru.features import GruFeatures
 from jaxgrad._src.gru.params import GruProblem
 from jaxgrad._src.native import cuda
 from jaxgrad._src.selection.table import Row, file_name
-from jaxgrad._src.tuning.api import measured_choice
+from jaxgrad._src.tuning.choices import measured_choice
 
 _HERE = Path(__file__).parent
 TUNINGS = _HERE / "results" / "tunings"

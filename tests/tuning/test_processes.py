@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
 import jaxgrad
-from jaxgrad._src.tuning import api
+from jaxgrad._src.tuning import choices
 
 def conv(x, w):
     return jaxgrad.conv_general_dilated(x, w, (1,), "SAME", feature_group_count=2)
@@ -23,7 +23,7 @@ def measure(programs):  # each process has another fastest implementation
     assert jax.process_index() == 0
     return {name: 1 + (name != "xla") for name in programs}
 
-api.medians = measure
+choices.medians = measure
 tuning = jaxgrad.tune(conv, jnp.ones((2, 4, 30)), jnp.ones((4, 2, 3)), progress=False)
 print([choice.implementation for choice in tuning.choices.values()])
 tuning.save(sys.argv[3])
@@ -50,9 +50,10 @@ index = int(sys.argv[2])
 environment._cpu_model = lambda: f"CPU {index}"
 jax.distributed.initialize(sys.argv[1], 2, index)
 import jaxgrad
-from jaxgrad._src.tuning import api
+from jaxgrad._src.core.tuning import Choice
+from jaxgrad._src.tuning import choices
 
-api.medians = lambda programs: {name: 1 + (name != "xla") for name in programs}
+choices.medians = lambda programs: {name: 1 + (name != "xla") for name in programs}
 
 @jax.jit
 def conv(x, w):
@@ -79,7 +80,7 @@ def load(machines):
     jaxgrad.Tuning(machines).save(sys.argv[3])
     return jaxgrad.Tuning.load(sys.argv[3])
 
-show("built by hand", jaxgrad.Tuning({here: {"conv": api.Choice("xla", "cpu", {"xla": 1.0, "cpu": 2.0})}}))
+show("built by hand", jaxgrad.Tuning({here: {"conv": Choice("xla", "cpu", {"xla": 1.0, "cpu": 2.0})}}))
 
 tuned = jaxgrad.tune(conv, *arrays, progress=False)
 show("tuned", tuned)

@@ -20,7 +20,7 @@ from jaxgrad._src.conv import tuning as conv_tuning
 from jaxgrad._src.core.environment import current_environment
 from jaxgrad._src.core.tuning import Measurable, Recorder
 from jaxgrad._src.native import cuda
-from jaxgrad._src.tuning import api, timing
+from jaxgrad._src.tuning import api, choices, timing
 
 _GROUPS = 8
 OWN = "cpu" if jax.default_backend() == "cpu" else "cudnn"
@@ -186,7 +186,7 @@ def test_an_implementation_that_does_not_compile_is_left_out(monkeypatch, name):
         return Measurable(alternatives, [equation.lhs, equation.rhs])
 
     alternatives = {}
-    monkeypatch.setattr(api, "lower_with_sets", fails)
+    monkeypatch.setattr(choices, "lower_with_sets", fails)
     monkeypatch.setattr(conv_tuning, "measurable_equation", recorded)
     (choice,) = _tune(jaxgrad.accelerate(convolve), *convolve_arrays()).choices.values()
     assert set(choice.times_us) == set(alternatives) - {name}
@@ -262,7 +262,7 @@ def test_calls_in_a_program_on_a_gpu(monkeypatch, steps, expected):
         raise jax.errors.JaxRuntimeError("not measured here")
 
     monkeypatch.setattr(timing.jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(api, "lower_with_sets", count)
+    monkeypatch.setattr(choices, "lower_with_sets", count)
     x, w, r = jnp.ones((steps, 2, 3)), jnp.ones((1, 12, 3)), jnp.ones((1, 12, 4))
     jaxgrad.tune(jaxgrad.gru, x, w, r, progress=False)
     assert set(calls) == {expected}
@@ -286,7 +286,16 @@ def test_what_fails_on_a_thread_is_compiled_again_alone(monkeypatch, failures):
         return Measurable(alternatives, [equation.lhs, equation.rhs])
 
     alternatives, attempts = {}, []
-    monkeypatch.setattr(api, "lower_with_sets", lower)
+    monkeypatch.setattr(choices, "lower_with_sets", lower)
     monkeypatch.setattr(conv_tuning, "measurable_equation", recorded)
     (choice,) = _tune(jaxgrad.accelerate(convolve), *convolve_arrays()).choices.values()
     assert set(choice.times_us) == set(alternatives) - ({"xla"} if failures == 2 else set())
+
+
+def test_the_function_itself_is_not_compiled(monkeypatch):
+    """On one device lowering finds all calls, and XLA compiles a training step for minutes."""
+    compiled = []
+    compile_ = jax.stages.Lowered.compile
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *args: compiled.append(args) or compile_(*args))
+    (choice,) = _tune(_loss, *_ARRAYS).choices.values()
+    assert len(compiled) == len(choice.times_us)

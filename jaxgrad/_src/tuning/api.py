@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 
-from jaxgrad._src.batch_norm import tuning as batch_norm_tuning
-from jaxgrad._src.batch_norm.params import BatchNormProblem
-from jaxgrad._src.conv import tuning as conv_tuning
-from jaxgrad._src.conv.equation import Equation
-from jaxgrad._src.conv.params import ConvCall
 from jaxgrad._src.core import checks, settings
 from jaxgrad._src.core.environment import current_environment, share_first_environment
 from jaxgrad._src.core.function_of_arrays import function_of_arrays
-from jaxgrad._src.core.op import platform_of
 from jaxgrad._src.core.processes import text_of_first_process
-from jaxgrad._src.core.tuning import Choice, Measurable, RecordedCall, Recorder
+from jaxgrad._src.core.tuning import Recorder
 from jaxgrad._src.core.warn import warn_caller
-from jaxgrad._src.gru import tuning as gru_tuning
-from jaxgrad._src.gru.params import GruProblem
+from jaxgrad._src.tuning.choices import measured_choice
 from jaxgrad._src.tuning.progress import with_progress
-from jaxgrad._src.tuning.timing import Program, lower_with_sets, medians, random_operands, run_once, with_arrays
+from jaxgrad._src.tuning.timing import medians, run_once, with_arrays
 from jaxgrad._src.tuning.tuning import Tuning, from_json, to_json
 
 _logger = logging.getLogger("jaxgrad")
-
-_MIN_GAIN = 1.03  # a default that is slower by less stays: times differ as much from run to run
 
 
 def tune(function: Callable[..., Any], /, *args: Any, progress: bool = True, **kwargs: Any) -> Tuning:
@@ -78,7 +67,7 @@ def tune(function: Callable[..., Any], /, *args: Any, progress: bool = True, **k
 def _tune(call: Callable[..., Any], arrays: list[Any], progress: bool) -> Tuning:
     recorder = Recorder()
     with settings.override(tuning=recorder):
-        jax.jit(call).lower(*arrays).compile()  # over a mesh, shards are lowered while XLA compiles
+        _lower(call, arrays)
     if not recorder.calls:
         warn_caller(
             "jaxgrad.tune: the function has no call to measure. jaxgrad.tune measures jaxgrad's ops without "
@@ -92,6 +81,14 @@ def _tune(call: Callable[..., Any], arrays: list[Any], progress: bool) -> Tuning
     return tuning
 
 
+def _lower(call: Callable[..., Any], arrays: list[Any]) -> None:
+    """Lowers the function and all that it calls. Over a mesh, shards are lowered while XLA compiles."""
+    lowered = jax.jit(call).lower(*arrays)
+    module = lowered.compiler_ir("stablehlo")
+    if module is None or int(module.operation.attributes["mhlo.num_partitions"]) > 1:
+        lowered.compile()
+
+
 def _measured(recorder: Recorder, progress: bool) -> Tuning:
     choices = {}
     platform, calls = current_environment().platform, recorder.calls.items()
@@ -101,58 +98,6 @@ def _measured(recorder: Recorder, progress: bool) -> Tuning:
                 choices[text] = choice
                 _logger.info("measured %s: %s, in microseconds: %s", text, choice.implementation, choice.times)
     return Tuning({current_environment(): choices})
-
-
-def measured_choice(recorded: RecordedCall, platform: str) -> Choice | None:
-    """Measures a call; None if only one implementation supports it."""
-    measurable = _measurable(recorded, platform)
-    try:
-        sets = random_operands(measurable.operands, one_call_a_program=measurable.one_call_a_program)
-    except jax.errors.JaxRuntimeError:  # such as too little memory
-        return None
-    programs = _programs(measurable, sets)
-    default = _default(recorded, platform)
-    if len(programs) < 2 or default not in programs:
-        return None
-    times = {name: round(1e6 * seconds, 3) for name, seconds in medians(programs).items()}
-    fastest = min(times, key=lambda name: times[name] * (1 if name == default else _MIN_GAIN))
-    return Choice(fastest, default, times)
-
-
-def _programs(measurable: Measurable, sets: list[list[jax.Array]]) -> dict[str, Program]:
-    """By implementation. An implementation that fails, such as for too little memory, is left out.
-
-    XLA compiles on several threads. A program that fails there, such as for the memory that the other programs take, is
-    compiled again alone. The programs are lowered on one thread, because lowering measures cuDNN's engines.
-    """
-    lowered, programs = {}, {}
-    for name, function in measurable.functions.items():
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            lowered[name] = lower_with_sets(function, sets)
-    with ThreadPoolExecutor() as threads:
-        compiling = {name: threads.submit(compiled) for name, compiled in lowered.items()}
-    for name, found in compiling.items():
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            programs[name] = run_once(lowered[name]() if found.exception() else found.result())
-    return programs
-
-
-def _measurable(recorded: RecordedCall, platform: str) -> Measurable:
-    call = recorded.call
-    if isinstance(call, Equation):
-        return conv_tuning.measurable_equation(call, platform)
-    if isinstance(call, ConvCall):
-        return conv_tuning.measurable_pass(recorded.pass_name, call, platform)
-    if isinstance(call, BatchNormProblem):
-        return batch_norm_tuning.measurable(call, platform)
-    assert isinstance(call, GruProblem)
-    return gru_tuning.measurable(call, platform)
-
-
-def _default(recorded: RecordedCall, platform: str) -> str:
-    if isinstance(recorded.call, Equation):
-        return recorded.implementations[0]
-    return next((name for name in recorded.implementations if platform_of(name) == platform), "xla")
 
 
 def _summary(call: Callable[..., Any], arrays: list[Any], tuning: Tuning) -> str:

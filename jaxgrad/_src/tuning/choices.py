@@ -1,0 +1,73 @@
+"""The fastest implementation of a call: all are compiled, and timed in turns."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+
+from jaxgrad._src.batch_norm import tuning as batch_norm_tuning
+from jaxgrad._src.batch_norm.params import BatchNormProblem
+from jaxgrad._src.conv import tuning as conv_tuning
+from jaxgrad._src.conv.equation import Equation
+from jaxgrad._src.conv.params import ConvCall
+from jaxgrad._src.core.op import platform_of
+from jaxgrad._src.core.tuning import Choice, Measurable, RecordedCall
+from jaxgrad._src.gru import tuning as gru_tuning
+from jaxgrad._src.gru.params import GruProblem
+from jaxgrad._src.tuning.timing import Program, lower_with_sets, medians, random_operands, run_once
+
+_MIN_GAIN = 1.03  # a default that is slower by less stays: times differ as much from run to run
+
+
+def measured_choice(recorded: RecordedCall, platform: str) -> Choice | None:
+    """Measures a call; None if only one implementation supports it."""
+    measurable = _measurable(recorded, platform)
+    try:
+        sets = random_operands(measurable.operands, one_call_a_program=measurable.one_call_a_program)
+    except jax.errors.JaxRuntimeError:  # such as too little memory
+        return None
+    programs = _programs(measurable, sets)
+    default = _default(recorded, platform)
+    if len(programs) < 2 or default not in programs:
+        return None
+    times = {name: round(1e6 * seconds, 3) for name, seconds in medians(programs).items()}
+    fastest = min(times, key=lambda name: times[name] * (1 if name == default else _MIN_GAIN))
+    return Choice(fastest, default, times)
+
+
+def _programs(measurable: Measurable, sets: list[list[jax.Array]]) -> dict[str, Program]:
+    """By implementation. An implementation that fails, such as for too little memory, is left out.
+
+    XLA compiles on several threads. A program that fails there, such as for the memory that the other programs take, is
+    compiled again alone. The programs are lowered on one thread, because lowering measures cuDNN's engines.
+    """
+    lowered, programs = {}, {}
+    for name, function in measurable.functions.items():
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            lowered[name] = lower_with_sets(function, sets)
+    with ThreadPoolExecutor() as threads:
+        compiling = {name: threads.submit(compiled) for name, compiled in lowered.items()}
+    for name, found in compiling.items():
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            programs[name] = run_once(lowered[name]() if found.exception() else found.result())
+    return programs
+
+
+def _measurable(recorded: RecordedCall, platform: str) -> Measurable:
+    call = recorded.call
+    if isinstance(call, Equation):
+        return conv_tuning.measurable_equation(call, platform)
+    if isinstance(call, ConvCall):
+        return conv_tuning.measurable_pass(recorded.pass_name, call, platform)
+    if isinstance(call, BatchNormProblem):
+        return batch_norm_tuning.measurable(call, platform)
+    assert isinstance(call, GruProblem)
+    return gru_tuning.measurable(call, platform)
+
+
+def _default(recorded: RecordedCall, platform: str) -> str:
+    if isinstance(recorded.call, Equation):
+        return recorded.implementations[0]
+    return next((name for name in recorded.implementations if platform_of(name) == platform), "xla")
