@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import tempfile
@@ -10,6 +11,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -265,21 +267,25 @@ def _results(compiled: Any, *args: Any) -> tuple[Callable[..., Any], Any, list[n
 
 
 def jax_loop_contenders(
-    steps: Mapping[str, Callable[..., tuple[Any, Any]]], state: Any, *args: Any
+    steps: Mapping[str, Callable[..., tuple[Any, Any]]],
+    state: Any,
+    *args: Any,
+    in_force: Mapping[str, Callable[[], AbstractContextManager[None]]] | None = None,
 ) -> list[Contender | Exception]:
     """`state, _ = jax.jit(step)(state, *args)` in a loop, with the state donated, for each step by its name.
 
     A sample is one call on a CPU, many queued calls on a GPU, so that the device never waits for JAX. A contender that
-    fails is its exception.
+    fails is its exception. A step is lowered in its context of `in_force`.
     """
 
-    def lowered(step: Callable[..., tuple[Any, Any]]) -> Any:
-        return jax.jit(step, donate_argnums=0).lower(state, *args)
+    def lowered(name: str) -> Any:
+        with in_force[name]() if in_force else contextlib.nullcontext():
+            return jax.jit(steps[name], donate_argnums=0).lower(state, *args)
 
     def contender(name: str, compiled: Any) -> Contender:
         return _loop(name, compiled, state, *args)
 
-    programs = _compiled([tried(lowered, step) for step in steps.values()])
+    programs = _compiled([tried(lowered, name) for name in steps])
     return [tried(contender, name, program) for name, program in zip(steps, programs, strict=True)]
 
 

@@ -20,7 +20,7 @@ from benchmarks.networks.initial import describe
 from benchmarks.networks.jax_ops import JaxgradOps
 from benchmarks.options import Options
 from benchmarks.steps import CASES, QUICK_CASES, Case, compared, parse_case, timed
-from benchmarks.timing import Contender, jax_loop_contenders, raised
+from benchmarks.timing import jax_loop_contenders, raised
 from benchmarks.training import arguments, training_step
 from jaxgrad._src.selection import table
 
@@ -47,25 +47,27 @@ def _row(case: Case, options: Options) -> dict[str, Any]:
     args = arguments(network, described, case.x)
     step = partial(training_step, JaxgradOps, network)
 
-    def contender(name: str) -> Contender:
-        (made,) = raised(timed(f"{name}: ready", partial(jax_loop_contenders, {name: step}, *args)))
-        return made
-
-    found = []
-    tables: dict[tuple[str, str], Callable[[], AbstractContextManager[None]]] = {
-        (OURS, OURS_TUNED): contextlib.nullcontext,
-        (OURS_WRONG, OURS_WRONG_TUNED): _wrong_table,
-    }
-    for (plain, tuned), in_force in tables.items():
-        with in_force():
-            if options.wants(plain):
-                found.append(contender(plain))
-            if options.wants(tuned):
-                tuning = timed("tuned", partial(jaxgrad.tune, step, *args, progress=False))
-                print(tuning)
-                with tuning:
-                    found.append(contender(tuned))
+    in_force: dict[str, Callable[[], AbstractContextManager[None]]] = {}
+    for plain, tuned, table_in_force in (
+        (OURS, OURS_TUNED, contextlib.nullcontext),
+        (OURS_WRONG, OURS_WRONG_TUNED, _wrong_table),
+    ):
+        if options.wants(plain):
+            in_force[plain] = table_in_force
+        if options.wants(tuned):
+            with table_in_force():
+                tuning = timed(f"{tuned}: measured", partial(jaxgrad.tune, step, *args, progress=False))
+            print(tuning)
+            in_force[tuned] = partial(_both, table_in_force, tuning)
+    made = partial(jax_loop_contenders, dict.fromkeys(in_force, step), *args, in_force=in_force)
+    found = raised(timed(f"{', '.join(in_force)}: ready", made))
     return compared(case, described.flops, args[0], found, options)
+
+
+@contextlib.contextmanager
+def _both(table_in_force: Callable[[], AbstractContextManager[None]], tuning: jaxgrad.Tuning) -> Iterator[None]:
+    with table_in_force(), tuning:
+        yield
 
 
 @contextlib.contextmanager
