@@ -32,7 +32,11 @@ NOTES = (
     "jaxgrad selects by its table of preferences; jaxgrad, tuned by what jaxgrad.tune measured for the step before.",
     "The wrong table prefers XLA where jaxgrad's prefers a kernel, and a kernel where it prefers XLA.",
 )
-_KERNEL = {"cpu": "cpu", "cuda": "cudnn"}  # that a wrong row prefers to XLA
+# What a wrong row prefers; XLA in place of other kernels. "cpu" is oneDNN or jaxgrad's kernel, which other rows decide.
+_OTHER = {
+    "cpu": {"xla": "cpu", "onednn": "depthwise", "depthwise": "onednn"},
+    "cuda": {"xla": "cudnn"},
+}
 
 
 def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
@@ -76,8 +80,7 @@ def _wrong_table() -> Iterator[None]:
 
     def wrong(platform: str) -> tuple[table.Row, ...]:
         return tuple(
-            dataclasses.replace(row, prefer="xla" if row.prefer != "xla" else _KERNEL[platform])
-            for row in right(platform)
+            dataclasses.replace(row, prefer=_OTHER[platform].get(row.prefer, "xla")) for row in right(platform)
         )
 
     jax.clear_caches()  # what was selected before

@@ -37,11 +37,13 @@ def _features(op):
     return {name for name in dir(ConvFeatures(recorded.call.problem, "cuda")) if not name.startswith("_")}
 
 
-def _recorded(x, w):
+def _recorded(x, w, window_strides=(1, 1), groups=1):
     recorder = preferences.Recorder()
     arrays = (jax.ShapeDtypeStruct(shape, "float32") for shape in (x, w))
+    settings = {"dimension_numbers": _NHWC, "feature_group_count": groups}
+    op = partial(jaxgrad.conv_general_dilated, window_strides=window_strides, padding="SAME", **settings)
     with jaxgrad.config.override(tuning=recorder):
-        jax.jit(lambda x, w: jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=_NHWC)).lower(*arrays)
+        jax.jit(op).lower(*arrays)
     return recorder.calls
 
 
@@ -190,6 +192,18 @@ def test_1x1_windows_with_groups_have_other_rows():
         row = _row_with("relu", "bfloat16", 1, groups)
         assert "1x1 windows, 16 bits" not in row.name
         assert row.prefer == "xla"
+
+
+@pytest.mark.parametrize(
+    ("window", "groups", "decides"), [(16, 2, True), (2, 2, False), (16, 1, False), (16, 6, False)]
+)
+def test_large_patches_in_groups_of_few_features_are_a_matrix_product(window, groups, decides):
+    """cuDNN pads the features of a group."""
+    calls = _recorded((4, 224, 224, 6), (window, window, 6 // groups, 36), (window, window), groups)
+    features = ConvFeatures(next(iter(calls.values())).call.problem, "cuda")
+    row = table.preference("conv", "weight_gradient", "cuda", features, ("cudnn", "xla"))
+    assert (row.name == "few features of a group, large windows that do not overlap") == decides, row
+    assert not decides or row.prefer == "xla"
 
 
 def _older(machine):

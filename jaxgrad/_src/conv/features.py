@@ -22,6 +22,7 @@ class ConvFeatures:
       span: the positions from the first element of the window to the last, dilation included.
       weights: the elements of w.
       features, out_features: their numbers.
+      features_of_group: the number of input features of a group.
       multiplications: of one pass of one problem.
       positions: the positions of the result, with those of the batch.
       problems: the number of independent problems that `vmap` makes; 0 for a call without it.
@@ -60,8 +61,8 @@ class ConvFeatures:
         self.disjoint = all(k <= stride for k, stride in zip(g.w_spatial, g.window_strides, strict=True))
         self.patches = g.has_disjoint_windows
         self.covers_x = g.is_matrix_product
-        inner = problem.features // g.feature_group_count
-        self.aligned = inner % _TENSOR_CORE == 0 and problem.out_features % _TENSOR_CORE == 0
+        self.features_of_group = problem.features // g.feature_group_count
+        self.aligned = self.features_of_group % _TENSOR_CORE == 0 and problem.out_features % _TENSOR_CORE == 0
         self.reversed = g.window_reversed
         self.relu = relu
         self._problem = problem
