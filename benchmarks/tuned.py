@@ -30,10 +30,12 @@ CONTENDERS = (OURS, OURS_TUNED, OURS_WRONG, OURS_WRONG_TUNED)
 NOTES = (
     "Cases are those of the training steps, with all ops of jaxgrad.",
     "jaxgrad selects by its table of preferences; jaxgrad, tuned by what jaxgrad.tune measured for the step before.",
-    "The wrong table prefers XLA where jaxgrad's prefers a kernel, and a kernel where it prefers XLA.",
+    "The wrong table prefers XLA where jaxgrad's prefers a kernel, a kernel where it prefers XLA, and on a CPU oneDNN "
+    "and jaxgrad's depthwise kernel in place of each other.",
 )
-# What a wrong row prefers; XLA in place of other kernels. "cpu" is oneDNN or jaxgrad's kernel, which other rows decide.
-_OTHER = {
+# The choices of the wrong table where they are not XLA. "cpu" is oneDNN or jaxgrad's depthwise kernel; other rows say
+# which.
+_WRONG_CHOICE = {
     "cpu": {"xla": "cpu", "onednn": "depthwise", "depthwise": "onednn"},
     "cuda": {"xla": "cudnn"},
 }
@@ -62,14 +64,16 @@ def _row(case: Case, options: Options) -> dict[str, Any]:
             with table_in_force():
                 tuning = timed(f"{tuned}: measured", partial(jaxgrad.tune, step, *args, progress=False))
             print(tuning)
-            in_force[tuned] = partial(_both, table_in_force, tuning)
+            in_force[tuned] = partial(_table_and_tuning, table_in_force, tuning)
     made = partial(jax_loop_contenders, dict.fromkeys(in_force, step), *args, in_force=in_force)
     found = raised(timed(f"{', '.join(in_force)}: ready", made))
     return compared(case, described.flops, args[0], found, options)
 
 
 @contextlib.contextmanager
-def _both(table_in_force: Callable[[], AbstractContextManager[None]], tuning: jaxgrad.Tuning) -> Iterator[None]:
+def _table_and_tuning(
+    table_in_force: Callable[[], AbstractContextManager[None]], tuning: jaxgrad.Tuning
+) -> Iterator[None]:
     with table_in_force(), tuning:
         yield
 
@@ -80,7 +84,7 @@ def _wrong_table() -> Iterator[None]:
 
     def wrong(platform: str) -> tuple[table.Row, ...]:
         return tuple(
-            dataclasses.replace(row, prefer=_OTHER[platform].get(row.prefer, "xla")) for row in right(platform)
+            dataclasses.replace(row, prefer=_WRONG_CHOICE[platform].get(row.prefer, "xla")) for row in right(platform)
         )
 
     jax.clear_caches()  # what was selected before

@@ -16,6 +16,7 @@ _LAUNCHES = """
 import json, sys, threading
 import jax, jax.numpy as jnp, numpy as np
 import jaxgrad
+from jaxgrad._src.native import cuda
 
 jax.config.update("jax_default_matmul_precision", "highest")
 T, KINDS = 12, 5
@@ -52,6 +53,9 @@ def largest_error(B, H, launches, seed=0):
         kind = i % KINDS
         worst = jnp.maximum(worst, error(op(layers, kind), expected[kind], scales[kind]))
     return float(worst)
+
+def recorded():
+    return cuda.module.conv_plan_cache_info()["recorded"]
 """
 
 
@@ -67,7 +71,9 @@ def run(run_python):
 @pytest.mark.parametrize(("B", "H"), [(20, 128), (40, 512)])
 def test_a_program_that_runs_a_thousand_times(run, B, H):
     """XLA records its calls into a CUDA graph, and replays it with new arrays."""
-    assert run(f"print(json.dumps(largest_error({B}, {H}, 1000)))") < 1e-4
+    error, recorded = run(f"print(json.dumps([largest_error({B}, {H}, 1000), recorded()]))")
+    assert error < 1e-4
+    assert recorded > 0
 
 
 def test_two_processes(run):

@@ -84,7 +84,7 @@ _SPLITS = {
     },
     "FLOAT32, tf32=True": {
         (128, 500): [["cluster", 32, 8, 1, 63, 63]] * 2,
-        (128, 2000): [["tensor block", 128, 8, 1, 250, 250]] * 2,
+        (128, 2000): [["tensor block", 128, 16, 1, 125, 125], ["tensor block", 128, 8, 1, 250, 250]],
         (257, 9): [["team", 32, 8, 1, 2, 2]] * 2,
         (1024, 64): [["team", 16, 32, 1, 2, 2], ["team", 16, 32, 2, 2, 2]],
     },
@@ -133,7 +133,7 @@ def holders(H, *rows, **kwargs):  # and their rows
 tf32 = dict(type=FLOAT32, tf32=True)
 print(json.dumps({
     "32 units": holders(32, 2048), "64 units": holders(64, 462, 463, 925), "90 units": holders(90, 463, 2048),
-    "128 units": holders(128, 462, 463, 1056, 1057), "128 units, TF32": holders(128, 594, 595, **tf32),
+    "128 units": holders(128, 462, 463, 1056, 1057), "128 units, TF32": holders(128, 594, 595, 1057, **tf32),
     "128 units, TF32, before": holders(128, 1057, **tf32, linear=False),
     "128 units, 200 groups": holders(128, 4, 5, problems=200)}))
 """)
@@ -143,7 +143,7 @@ print(json.dumps({
         "64 units": [["block", 2], ["block", 2], ["block", 2], tile, tile, tile],
         "90 units": [tile] * 4,
         "128 units": [["cluster", 8], ["cluster", 8], *[tile] * 4, *[tiles] * 2],
-        "128 units, TF32": [["cluster", 8], ["cluster", 8], tile, tile],
+        "128 units, TF32": [["cluster", 8], ["cluster", 8], tile, tile, tiles, tile],
         "128 units, TF32, before": [tiles] * 2,
         "128 units, 200 groups": [["cluster", 8], ["cluster", 8], tile, tile],
     }

@@ -91,6 +91,28 @@ def test_memory():
     assert temporaries(remat_every=64) < states
 
 
+@pytest.mark.parametrize("H", [40, 300])  # on a GPU blocks and teams
+def test_a_sequence_of_20_000_steps(backend, H):
+    """The gradients are those without `remat_every`, from a fraction of the memory."""
+    case = Case(T=20_000, B=2, I=4, H=H, sequence_lens=False, reset=False)
+    inputs = backend.put(make_inputs(case, "float32")[0])
+    found, temporaries = {}, {}
+    for every in (None, 200):
+
+        def loss(x, w, r, every=every):
+            y, y_h = backend.gru(*inputs._replace(x=x, w=w, r=r), remat_every=every)
+            return jnp.sum(jnp.sin(y[::100])) + jnp.sum(y_h)
+
+        compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(inputs.x, inputs.w, inputs.r).compile()
+        temporaries[every] = compiled.memory_analysis().temp_size_in_bytes
+        found[every] = compiled(inputs.x, inputs.w, inputs.r)
+    for one, other in zip(found[200], found[None], strict=True):
+        scale = float(jnp.abs(other).max())
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-4 * scale)
+    states = case.T * case.B * case.H * 4
+    assert temporaries[200] < temporaries[None] - 3 * states
+
+
 @pytest.mark.parametrize(("steps", "barriers"), [(8, False), (9, True)])
 def test_the_loop_has_no_barriers(steps, barriers):
     """Only the chunk after the loop needs them, or XLA would merge its two computations."""

@@ -195,11 +195,20 @@ def test_1x1_windows_with_groups_have_other_rows():
 
 
 @pytest.mark.parametrize(
-    ("window", "groups", "decides"), [(16, 2, True), (2, 2, False), (16, 1, False), (16, 6, False)]
+    ("window", "stride", "features", "groups", "decides"),
+    [
+        (16, 16, 6, 2, True),
+        (8, 8, 14, 2, True),
+        (8, 8, 16, 2, False),
+        (7, 7, 6, 2, False),
+        (16, 8, 6, 2, False),
+        (16, 16, 6, 1, False),
+        (16, 16, 6, 6, True),
+    ],
 )
-def test_large_patches_in_groups_of_few_features_are_a_matrix_product(window, groups, decides):
+def test_large_patches_in_groups_of_few_features_are_a_matrix_product(window, stride, features, groups, decides):
     """cuDNN pads the features of a group."""
-    calls = _recorded((4, 224, 224, 6), (window, window, 6 // groups, 36), (window, window), groups)
+    calls = _recorded((4, 224, 224, features), (window, window, features // groups, 48), (stride, stride), groups)
     features = ConvFeatures(next(iter(calls.values())).call.problem, "cuda")
     row = table.preference("conv", "weight_gradient", "cuda", features, ("cudnn", "xla"))
     assert (row.name == "few features of a group, large windows that do not overlap") == decides, row

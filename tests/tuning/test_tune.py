@@ -18,6 +18,7 @@ from jaxgrad._src.conv import cpu as conv_cpu
 from jaxgrad._src.conv import cudnn
 from jaxgrad._src.conv import tuning as conv_tuning
 from jaxgrad._src.core.environment import current_environment
+from jaxgrad._src.core.jax_internals import lower_all
 from jaxgrad._src.core.tuning import Measurable, Recorder
 from jaxgrad._src.native import cuda
 from jaxgrad._src.tuning import api, choices, timing
@@ -299,3 +300,12 @@ def test_the_function_itself_is_not_compiled(monkeypatch):
     monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *args: compiled.append(args) or compile_(*args))
     (choice,) = _tune(_loss, *_ARRAYS).choices.values()
     assert len(compiled) == len(choice.times_us)
+
+
+def test_a_release_of_jax_whose_modules_do_not_say_the_number_of_partitions(monkeypatch):
+    """The function is compiled."""
+    compiled = []
+    monkeypatch.setattr(jax.stages.Lowered, "compiler_ir", lambda *_: None)
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda lowered: compiled.append(lowered))
+    lower_all(_loss, *_ARRAYS)
+    assert len(compiled) == 1

@@ -221,11 +221,12 @@ bool has_tensor_block(const GruKey& key, int multiprocessors) {
   return static_cast<double>(key.rows * key.problems) > most * multiprocessors;
 }
 
-// One tile of rows; two if one gives more blocks than multiprocessors, with 128 hidden units, except in TF32 with
-// linear_before_reset, whose backward pass has no registers for two. With fewer units, one was faster.
+// One tile of rows; two if one gives more blocks than multiprocessors, with 128 hidden units, except in the backward
+// pass in TF32 with linear_before_reset, which has no registers for two. With fewer units, one was faster.
 GruVariant choose_tensor_block(const GruKey& key, int multiprocessors, int shared_bytes) {
   const GruVariant one = gru_tensor_block_variant(key, 1), two = gru_tensor_block_variant(key, 2);
-  const bool has_room = one.padded == kMaxBlockHidden && (mode_of(key) == kGruHalf || !key.linear_before_reset);
+  const bool fits_registers = mode_of(key) == kGruHalf || !key.linear_before_reset || !key.is_backward;
+  const bool has_room = one.padded == kMaxBlockHidden && fits_registers;
   return has_room && one.holders > multiprocessors && one.tiles > 1 && two.shared_bytes <= shared_bytes ? two : one;
 }
 

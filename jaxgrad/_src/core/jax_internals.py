@@ -206,3 +206,16 @@ def _with_marked_convolutions(requires_devices: Function, is_marked: Callable[[M
         return bool(requires_devices(jaxpr)) or has_marked_convolution(jaxpr)
 
     return check
+
+
+def lower_all(function: Function, *args: Any) -> None:
+    """Lowers a function and all calls in it.
+
+    Over a mesh, `custom_partitioning` lowers the calls of shards while XLA compiles. So the program is compiled too,
+    unless its module says that it has one partition.
+    """
+    lowered = jax.jit(function).lower(*args)
+    module: Any = lowered.compiler_ir("stablehlo")
+    attributes = module.operation.attributes if module else {}
+    if "mhlo.num_partitions" not in attributes or int(attributes["mhlo.num_partitions"]) > 1:
+        lowered.compile()

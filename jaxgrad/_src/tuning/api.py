@@ -12,6 +12,7 @@ import jax
 from jaxgrad._src.core import checks, settings
 from jaxgrad._src.core.environment import current_environment, share_first_environment
 from jaxgrad._src.core.function_of_arrays import function_of_arrays
+from jaxgrad._src.core.jax_internals import lower_all
 from jaxgrad._src.core.processes import text_of_first_process
 from jaxgrad._src.core.tuning import Recorder
 from jaxgrad._src.core.warn import warn_caller
@@ -67,7 +68,7 @@ def tune(function: Callable[..., Any], /, *args: Any, progress: bool = True, **k
 def _tune(call: Callable[..., Any], arrays: list[Any], progress: bool) -> Tuning:
     recorder = Recorder()
     with settings.override(tuning=recorder):
-        _lower(call, arrays)
+        lower_all(call, *arrays)
     if not recorder.calls:
         warn_caller(
             "jaxgrad.tune: the function has no call to measure. jaxgrad.tune measures jaxgrad's ops without "
@@ -79,14 +80,6 @@ def _tune(call: Callable[..., Any], arrays: list[Any], progress: bool) -> Tuning
     if progress and jax.process_count() == 1:
         print(_summary(call, arrays, tuning), file=sys.stderr)
     return tuning
-
-
-def _lower(call: Callable[..., Any], arrays: list[Any]) -> None:
-    """Lowers the function and all that it calls. Over a mesh, shards are lowered while XLA compiles."""
-    lowered = jax.jit(call).lower(*arrays)
-    module = lowered.compiler_ir("stablehlo")
-    if module is None or int(module.operation.attributes["mhlo.num_partitions"]) > 1:
-        lowered.compile()
 
 
 def _measured(recorder: Recorder, progress: bool) -> Tuning:
