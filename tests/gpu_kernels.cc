@@ -214,8 +214,8 @@ void check_gru(bool of_blocks, FloatType type, bool allow_tf32, bool linear, CUs
                          : is_tf32                     ? 3e-3
                                                        : 5e-6;
   const auto check = [&](const char* name, int T, int B, int H, int D, int groups, GruHolder holder,
-                         int rows_of_block = 0) {
-    const GruCase call = {type, allow_tf32, linear, T, B, H, D, groups, holder, rows_of_block};
+                         int rows_of_block = 0, int rows_of_backward_block = 0) {
+    const GruCase call = {type, allow_tf32, linear, T, B, H, D, groups, holder, rows_of_block, rows_of_backward_block};
     double error = INFINITY;
     try {
       error = gru_error(call, kDevice, stream);
@@ -237,7 +237,7 @@ void check_gru(bool of_blocks, FloatType type, bool allow_tf32, bool linear, CUs
     check("tensor block", 4, 400, 120, 2, 1, GruHolder::kTensorBlock, 8);
     check("tensor block, 64 units", 3, 600, 50, 2, 1, GruHolder::kTensorBlock, 8);
     check("cluster of four blocks", 4, 165, 120, 2, 1, GruHolder::kCluster);
-    check("tensor blocks in turn", 4, 707, 101, 2, 2, GruHolder::kTensorBlock, is_tf32 && linear ? 8 : 16);
+    check("tensor blocks in turn", 4, 707, 101, 2, 2, GruHolder::kTensorBlock, 16, is_tf32 && linear ? 8 : 16);
   }
   check("cluster", 4, 17, 200, 1, 1, GruHolder::kCluster);
   check("teams", 11, 20, 300, 2, 1, GruHolder::kTeam);

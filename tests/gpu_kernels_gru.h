@@ -21,7 +21,8 @@ struct GruCase {
   bool allow_tf32, linear;
   int T, B, H, D, groups;
   GruHolder holder;
-  int rows_of_block = 0;  // of single blocks
+  int rows_of_block = 0;           // of single blocks
+  int rows_of_backward_block = 0;  // where the backward pass has another number
 };
 
 // Elements of a FloatType as float32.
@@ -146,7 +147,8 @@ struct GruArrays {
     key.device = device;
     key.has_lengths = key.has_resets = true;
     const GruVariant variant = gru_variant(key);
-    if (variant.holder != c.holder || (c.rows_of_block != 0 && variant.rows != c.rows_of_block))
+    const int rows = is_backward && c.rows_of_backward_block != 0 ? c.rows_of_backward_block : c.rows_of_block;
+    if (variant.holder != c.holder || (rows != 0 && variant.rows != rows))
       throw NoPlan("another kernel runs, of " + std::to_string(variant.rows) + " rows");
     const GruPlan plan = gru_plan(key);
     const driver::Memory workspace(std::max<int64_t>(plan.workspace_bytes(), 4));
