@@ -1,0 +1,52 @@
+"""`python -m benchmarks tuned`: the wrong table, and the contenders that it is in force for."""
+
+from __future__ import annotations
+
+import contextlib
+
+import benchmarks_package  # noqa: F401
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import preferences, timing, tuned
+from jaxgrad._src.selection import table
+
+
+@pytest.mark.parametrize(
+    ("names", "least"), [(("cpu", "xla"), 150), (("onednn", "depthwise"), 40)], ids=["all", "depthwise"]
+)
+def test_the_wrong_table_has_another_choice_for_every_call(names, least):
+    """Also for depthwise calls, whose rows do not name XLA."""
+    calls = {
+        (each.pass_name, text): features
+        for text, each in preferences.calls("cpu").items()
+        if text.startswith("conv ") and ((features := preferences._features(each, "cpu")).depthwise or "xla" in names)
+    }
+
+    def choices():
+        return {key: table.preference("conv", key[0], "cpu", calls[key], names).prefer for key in calls}
+
+    right = choices()
+    with tuned._wrong_table():
+        wrong = choices()
+    assert len(right) > least
+    other = dict(zip(names, reversed(names), strict=True))
+    assert wrong == {key: other[choice] for key, choice in right.items()}
+    assert choices() == right
+
+
+def test_a_step_is_lowered_in_its_context():
+    factor = [1.0]
+
+    @contextlib.contextmanager
+    def tripled():
+        factor[0] = 3.0
+        yield
+        factor[0] = 1.0
+
+    steps = {name: lambda state: (state * factor[0], state) for name in ("plain", "tripled")}
+    in_force = {"plain": contextlib.nullcontext, "tripled": tripled}
+    plain, changed = timing.raised(timing.jax_loop_contenders(steps, jnp.ones(3), in_force=in_force))
+    np.testing.assert_array_equal(plain.outputs[0], np.ones(3))
+    np.testing.assert_array_equal(changed.outputs[0], 3 * np.ones(3))
