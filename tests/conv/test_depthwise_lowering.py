@@ -10,6 +10,8 @@ from cuda_module import NEEDS_CUDA_MODULE
 
 pytestmark = NEEDS_CUDA_MODULE
 
+NOT_DEPTHWISE = "jaxgrad's own kernel is for depthwise convolutions with a channel multiplier of 1"
+
 _PRELUDE = """
 import ctypes, json, os, warnings
 import jax, jax.numpy as jnp
@@ -150,10 +152,34 @@ report(unit=unit(groups=4), dense=error(other, groups=4), wide=error(other, grou
     assert found["unit"][0] != "cuda"
     assert "own kernel" not in found["unit"][1]
     cannot = "ValueError: jaxgrad.conv_general_dilated: implementation='cuda' cannot run: "
-    assert found["dense"] == cannot + "jaxgrad's own kernel is for depthwise convolutions"
+    assert (
+        found["dense"] == cannot + "jaxgrad's own kernel is for depthwise convolutions with a channel multiplier of 1"
+    )
     reason = "the depthwise kernel does not support this convolution: it does not support float64"
     assert found["wide"] == cannot + reason
     assert found["compilations"] == 0
+
+
+def test_multipliers_above_one_and_odd_channels(run):
+    """Another implementation is selected. With a forced implementation, `explain` raises the reason."""
+    found = run("""
+def explained(channels, multiplier, dtype, implementation=None):
+    x = jax.ShapeDtypeStruct((8, 28, 28, channels), dtype)
+    w = jax.ShapeDtypeStruct((7, 7, 1, channels * multiplier), dtype)
+    return str(jaxgrad.explain(jaxgrad.conv_general_dilated, x, w, **settings(channels), platform="gpu",
+                               implementation=implementation))
+calls = dict(multiplier=(32, 2, "float32"), odd=(33, 1, "bfloat16"), odd_half=(33, 1, "float16"),
+             odd_float=(33, 1, "float32"), even=(34, 1, "bfloat16"))
+report(selected={name: explained(*call) for name, call in calls.items()},
+       forced={name: error(explained, *call, "cuda") for name, call in calls.items()})
+""")
+    odd = "the channels of a pixel must be a multiple of 4 bytes"
+    for name, reason in (("multiplier", NOT_DEPTHWISE), ("odd", odd), ("odd_half", odd)):
+        assert found["forced"][name].endswith(reason)
+        assert "'cuda'" not in found["selected"][name]
+    for name in ("odd_float", "even"):
+        assert "'cuda'" in found["selected"][name]
+        assert found["forced"][name] == ""
 
 
 @pytest.mark.parametrize(("capability", "forward"), [((9, 0), "cuda"), ((8, 0), "xla")])

@@ -28,7 +28,7 @@ from jaxgrad._src.core.plan_directory import plan_directory
 from jaxgrad._src.native import cuda
 from jaxgrad._src.native.ffi import empty_if_none, ffi_call
 
-_NOT_DEPTHWISE = Rejection("jaxgrad's own kernel is for depthwise convolutions")
+_NOT_DEPTHWISE = Rejection("jaxgrad's own kernel is for depthwise convolutions with a channel multiplier of 1")
 
 
 class DepthwiseCudaBackend(ConvBackend):
