@@ -10,71 +10,18 @@ from cuda_module import NEEDS_CUDA_MODULE
 
 pytestmark = NEEDS_CUDA_MODULE
 
-_PRELUDE = """
-import ctypes, json, re
+_IMPORTS = """
+import re
 import jax, jax.numpy as jnp, numpy as np
-fake = ctypes.CDLL("libcuda.so.1")
 import jaxgrad
-from jaxgrad._src.native import cuda
-
-cuda.gpu_ordinal = lambda: 0
-
-def arrays(T=10, B=4, I=8, H=43, D=1, dtype="float32"):
-    shapes = dict(x=(T, B, I), w=(D, 3 * H, I), r=(D, 3 * H, H), b=(D, 6 * H), initial_h=(D, B, H))
-    return {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
-
-def lowered(*, implementation=None, precision="default", mapped=(), settings={}, **sizes):
-    "The program of the value and the gradients."
-    def gradients(given):
-        call = lambda given: jaxgrad.gru(**given, **settings, implementation=implementation)
-        y, pullback = jax.vjp(call, given)
-        return y, pullback(y)
-    given = arrays(**sizes)
-    if mapped:
-        axes = {name: 0 if name in mapped else None for name in given}
-        given |= {name: jax.ShapeDtypeStruct((3, *given[name].shape), given[name].dtype) for name in mapped}
-        gradients = jax.vmap(gradients, (axes,))
-    with jax.default_matmul_precision(precision):
-        return jax.jit(gradients).trace(given).lower(lowering_platforms=("cuda",)).as_text()
-
-def calls(text):
-    "The calls of the kernels: name, shapes of the operands, shapes of the results, and attributes."
-    found = []
-    for line in text.splitlines():
-        if match := re.search(r"custom_call @jaxgrad_cuda_gru_(\\w+)\\(.*backend_config = {(.*?)}.* : (\\(.*)", line):
-            found.append(match.groups())
-    return found
-
-def before_loads(call):
-    "Kernels are loaded after `call`, which gets the pass, problems, rows, hidden units, and has_clip."
-    class Module:
-        def __getattr__(self, name):
-            return getattr(module, name)
-        def load_gru_kernel(self, is_backward, *key):
-            *_, problems, rows, hidden, _, _, has_clip = key
-            call(is_backward, problems, rows, hidden, has_clip)
-            return module.load_gru_kernel(is_backward, *key)
-    module, cuda.module = cuda.module, Module()
-
-def explained(**kwargs):
-    sizes = {name: kwargs.pop(name) for name in ("T", "B", "I", "H", "D", "dtype") if name in kwargs}
-    return jaxgrad.explain(jaxgrad.gru, **arrays(**sizes), platform="gpu", **kwargs)
-
-def outcome(call, *args, **kwargs):
-    try:
-        return str(call(*args, **kwargs))
-    except (RuntimeError, ValueError) as raised:
-        return f"{type(raised).__name__}: {raised}"
-
-def report(**found):
-    print(json.dumps(found))
+from gru_lowering import arrays, before_loads, calls, cuda, explained, fake, lowered, outcome, report, text_for_gpu
 """
 
 
 @pytest.fixture
 def run(on_fake_cuda):
     """Runs a script in a process of its own and returns the values that it passes to `report`."""
-    return lambda script, **environment: on_fake_cuda(_PRELUDE + script, **environment)
+    return lambda script, **environment: on_fake_cuda(_IMPORTS + script, **environment)
 
 
 def test_program_and_explanation(run):
@@ -135,7 +82,7 @@ def loss(x, others):
     return jnp.sum(y)
 others = arrays()
 x = others.pop("x")
-report(calls=calls(jax.jit(jax.grad(loss)).trace(x, others).lower(lowering_platforms=("cuda",)).as_text()))
+report(calls=calls(text_for_gpu(jax.grad(loss), x, others)))
 """)
     assert [f"allow_tf32 = {str(allowed).lower()}" in attributes for _, attributes, _ in found["calls"]] == [True, True]
 
@@ -152,7 +99,7 @@ def gradients(x, others):
         return pullback(y)
 
 def flags():
-    text = jax.jit(gradients).trace(x, others).lower(lowering_platforms=("cuda",)).as_text()
+    text = text_for_gpu(gradients, x, others)
     return [re.search("allow_tf32 = (\\\\w+)", attributes)[1] for _, attributes, _ in calls(text)]
 
 others = arrays()
@@ -174,7 +121,7 @@ def steps_one_by_one(x, w, r, h):
     return jax.lax.scan(lambda h, x: jaxgrad.gru(x[None], w, r, initial_h=h)[::-1], h, x)
 
 of = {name: array for name, array in arrays().items() if name != "b"}
-scan = jax.jit(steps_one_by_one).trace(*of.values()).lower(lowering_platforms=("cuda",)).as_text()
+scan = text_for_gpu(steps_one_by_one, *of.values())
 report(few=few, forced=len(calls(lowered(T=1, implementation="cuda"))), in_scan=len(calls(scan)))
 """)
     assert found["in_scan"] == 0
