@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import reduce
 
 import numpy as np
 
@@ -64,15 +65,42 @@ LARGE_WINDOWS = {
 }
 
 
-def direct_sum(x, w, padding, bias=None):
-    """The forward pass in two dimensions, one product after the other, in float64; with a bias, also relu.
+def direct_sum(call, pass_name, array, w, bias=None, skipped_axes=()):
+    """A forward pass or an input gradient, one product after the other, in float64; with a bias, also relu.
 
-    x: [batch, height, width, channels], w: [window height, window width, channels].
+    Args:
+      call: the convolution.
+      pass_name: "forward", or "input_gradient".
+      array: x or dy, [batch, *spatial, channels].
+      w: [*window, channels].
+      bias: [channels].
+      skipped_axes: spatial axes along which padding is left out. Along the others it is multiplied as zeros, and the
+        product with an infinite weight is NaN.
     """
-    padded = np.pad(np.asarray(x, np.float64), ((0, 0), *padding, (0, 0)))
-    height, width = (padded.shape[i] - w.shape[i - 1] + 1 for i in (1, 2))
-    y = np.zeros((len(x), height, width, w.shape[-1]))
+    n = len(call.spatial)
+    padded = np.pad(np.asarray(array, np.float64), ((0, 0), *((0, 1),) * n, (0, 0)))  # element -1 is a zero
+    sizes = call.out_spatial if pass_name == "forward" else call.spatial
+    result = np.zeros((call.batch, *sizes, call.channels))
     with np.errstate(invalid="ignore"):  # of an infinite number by zero
-        for i, j in np.ndindex(*w.shape[:2]):
-            y += padded[:, i : i + height, j : j + width] * np.asarray(w[i, j], np.float64)
-        return y if bias is None else np.maximum(y + np.asarray(bias, np.float64), 0)
+        for tap in np.ndindex(*call.window):
+            found = [_elements(call, pass_name, axis, tap[axis]) for axis in range(n)]
+            taken = np.ix_(range(call.batch), *(elements for elements, _ in found), range(call.channels))
+            products = padded[taken] * np.asarray(w[tap], np.float64)
+            counts = [used & (elements >= 0) if i in skipped_axes else used for i, (elements, used) in enumerate(found)]
+            result += np.where(reduce(np.multiply.outer, counts)[..., None], products, 0)
+        return result if bias is None else np.maximum(result + np.asarray(bias, np.float64), 0)
+
+
+def _elements(call, pass_name, axis, tap):
+    """For each result along an axis: the element that a tap multiplies, -1 for padding, and whether there is a product.
+
+    In an input gradient with a stride, most results depend on some of the taps only.
+    """
+    stride, offset = call.strides[axis], tap * call.dilation[axis] - call.padding[axis][0]
+    if pass_name == "forward":
+        elements, size = np.arange(call.out_spatial[axis]) * stride + offset, call.spatial[axis]
+        used = np.full(elements.shape, True)
+    else:
+        elements, rest = np.divmod(np.arange(call.spatial[axis]) - offset, stride)
+        size, used = call.out_spatial[axis], rest == 0
+    return np.where((elements >= 0) & (elements < size), elements, -1), used

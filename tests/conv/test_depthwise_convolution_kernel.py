@@ -194,9 +194,7 @@ def _check(call, pass_name, tmp_path, kernel_emulation):
             zeros = jnp.zeros(x_shape, jnp.float64)
             (expected,) = jax.vjp(lambda x: _reference(call, x, wide[1]), zeros)[1](wide[0])
         expected = np.asarray(expected)
-    rounding = 2.0**-8 if call.dtype == "bfloat16" else 2.0**-21
-    scale = max(np.abs(expected).max(), 1)
-    np.testing.assert_allclose(out.astype(np.float64), expected, rtol=rounding, atol=rounding * scale)
+    _assert_close(out, expected, call.dtype)
 
 
 @pytest.mark.parametrize("pass_name", ["forward", "input_gradient"])
@@ -239,16 +237,51 @@ def test_emulated_products_of_matrices_keep_infinities_and_nan_in_their_windows(
     array[0, 3, column, 1], array[1, 17, column, 9] = np.inf, -np.inf
     array[0, 30, 44, 17] = np.nan
     w = aligned_random((*call.window, call.channels), call.dtype, 2)
+    w[0, 0, 3], w[8, 6, 20] = np.inf, np.nan
     bias = aligned_random((call.channels,), call.dtype, 3) if relu else None
     found = _run(call, pass_name, array, w, bias, tmp_path, kernel_emulation).astype(np.float64)
-    if pass_name == "forward":
-        expected = direct_sum(array, w, call.padding, bias)
-    else:  # a forward pass with the reversed window
-        padding = [(k - 1 - low, k - 1 - high) for k, (low, high) in zip(call.window, call.padding, strict=True)]
-        expected = direct_sum(array, w[::-1, ::-1], padding)
-    assert 50 < (~np.isfinite(expected)).sum() < 250
-    scale = np.abs(expected[np.isfinite(expected)]).max()
-    np.testing.assert_allclose(found, expected, rtol=2.0**-8, atol=2.0**-8 * scale)
+    expected = direct_sum(call, pass_name, array, w, bias)
+    assert 50 < (~np.isfinite(np.delete(expected, (3, 20), -1))).sum() < 250
+    _assert_close(found, expected, call.dtype)
+
+
+NON_FINITE = [
+    ("ConvNeXt's window", "forward"),
+    ("ConvNeXt's window", "input_gradient"),
+    ("one spatial axis", "forward"),
+    ("stride and lopsided padding", "forward"),
+    ("stride and lopsided padding", "input_gradient"),
+    ("three axes, dilation", "input_gradient"),
+]
+
+
+@pytest.mark.parametrize(("name", "pass_name"), NON_FINITE)
+def test_padding_is_multiplied_as_zeros_or_left_out(name, pass_name, tmp_path, kernel_emulation):
+    """An element reaches the results whose window covers it. Along the first of several axes, padding may be left out.
+
+    With the products by zeros, an infinite weight gives NaN where it meets padding; without, such a result is finite.
+    """
+    call = CALLS[name]
+    sizes = call.spatial if pass_name == "forward" else call.out_spatial
+    array = aligned_random((call.batch, *sizes, call.channels), call.dtype, 1)
+    w = aligned_random((*call.window, call.channels), call.dtype, 2)
+    first, last = (0,) * len(sizes), (-1,) * len(sizes)
+    array[(0, *first, 0)], array[(-1, *last, 1)] = np.inf, np.nan
+    for channel, tap, value in ((2, first, np.inf), (3, last, -np.inf), (4, last, np.nan)):
+        w[(*tap, channel)] = value
+    bias = aligned_random((call.channels,), call.dtype, 3) if call.relu and pass_name == "forward" else None
+    found = _run(call, pass_name, array, w, bias, tmp_path, kernel_emulation)
+    with_zeros, left_out = (
+        direct_sum(call, pass_name, array, w, bias, axes) for axes in ((), (0,) if len(sizes) > 1 else ())
+    )
+    is_left_out = np.isnan(with_zeros) & ~np.isnan(found)
+    _assert_close(found, np.where(is_left_out, left_out, with_zeros), call.dtype)
+
+
+def _assert_close(found, expected, dtype):
+    rounding = 2.0**-8 if dtype == "bfloat16" else 2.0**-21
+    scale = max(np.abs(expected[np.isfinite(expected)]).max(), 1)
+    np.testing.assert_allclose(found.astype(np.float64), expected, rtol=rounding, atol=rounding * scale)
 
 
 @pytest.mark.parametrize("pass_name", ["forward", "input_gradient"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import subprocess
 
 import jax.numpy as jnp
@@ -90,28 +91,65 @@ def _reference(call, x, dy):
     return dw
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_emulated_kernel_matches_the_reference(name, tmp_path, kernel_emulation):
-    call = CALLS[name]
+def _run(call, x, dy, tmp_path, kernel_emulation):
+    """The result of the emulated kernel, [taps, channels] in float64."""
     program = _program(call.problem, call.gpu)
     source, library = tmp_path / "kernel.cc", tmp_path / "kernel.so"
     source.write_text(f'#include "{kernel_emulation}"\n{program["definitions"]}{program["source"]}{_MAIN}')
     subprocess.run(["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", source, "-o", library], check=True)
-    x = aligned_random((call.batch, *call.spatial, call.channels), call.dtype, 1)
-    dy = aligned_random((call.batch, *call.out_spatial, call.channels), call.dtype, 2)
     taps = int(np.prod(call.window))
-    partial = np.full(program["workspace_bytes"] // 4, np.nan, np.float32)
+    unwritten = 12345
+    partial = np.full(program["workspace_bytes"] // 4, unwritten, np.float32)
     dw = np.empty(taps * call.channels, x.dtype)
     grid = (ctypes.c_int(program[key]) for key in ("chunks", "shares", "threads", "shared_bytes"))
     pointers = (ctypes.c_void_p(array.ctypes.data) for array in (x, dy, partial, dw))
     sizes = ctypes.c_longlong(x.nbytes), ctypes.c_longlong(dy.nbytes)
     ctypes.CDLL(str(library)).run(*pointers, program["arguments"], *sizes, *grid)
+    assert (partial != unwritten).all()  # the kernel writes all of the workspace
     found = dw.reshape((call.channels, taps) if call.taps_last else (taps, call.channels)).astype(np.float64)
-    found = found.T if call.taps_last else found
-    expected = _reference(call, x, dy).reshape(taps, call.channels)
-    rounding = 2.0**-8 if call.dtype == "bfloat16" else 2.0**-22
-    np.testing.assert_allclose(found, expected, rtol=rounding, atol=rounding * np.abs(expected).max())
-    assert not np.isnan(partial).any()  # the kernel writes all of the workspace
+    return found.T if call.taps_last else found
+
+
+def _arrays(call):
+    x = aligned_random((call.batch, *call.spatial, call.channels), call.dtype, 1)
+    return x, aligned_random((call.batch, *call.out_spatial, call.channels), call.dtype, 2)
+
+
+def _assert_close(found, expected, dtype):
+    expected = expected.reshape(found.shape)
+    rounding = 2.0**-8 if dtype == "bfloat16" else 2.0**-22
+    scale = np.abs(expected[np.isfinite(expected)]).max()
+    np.testing.assert_allclose(found, expected, rtol=rounding, atol=rounding * scale)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_emulated_kernel_matches_the_reference(name, tmp_path, kernel_emulation):
+    call = CALLS[name]
+    x, dy = _arrays(call)
+    _assert_close(_run(call, x, dy, tmp_path, kernel_emulation), _reference(call, x, dy), call.dtype)
+
+
+@pytest.mark.parametrize("name", ["a window over one axis", "dilation", "bfloat16", "three axes, strides and dilation"])
+def test_non_finite_elements_stay_in_their_channel(name, tmp_path, kernel_emulation):
+    """An element of dy reaches all taps; padding of x is multiplied as zeros. An element of x may reach more taps than
+    in exact arithmetic: those that it meets with the zeros after the end of dy, up to the end of a tile."""
+    call = CALLS[name]
+    x, dy = _arrays(call)
+    n, macros = len(call.spatial), _macros(call)
+    first, last = (0,) * n, (-1,) * n
+    x[(0, *last, 1)], x[(-1, *last, 2)], x[(0, *first, 3)] = np.inf, np.nan, np.nan
+    dy[(0, *first, 4)], dy[(-1, *last, 5)] = -np.inf, np.nan
+    tile = (1, macros["TH"], macros["TW"])[-n:]
+    added = [-size % part for size, part in zip(call.out_spatial, tile, strict=True)]
+    axes = zip(call.padding, call.strides, added, strict=True)
+    whole = dataclasses.replace(call, padding=tuple((low, high + s * more) for (low, high), s, more in axes))
+    with np.errstate(invalid="ignore"):
+        exact = _reference(call, x, dy)
+        expected = _reference(whole, x, np.pad(dy, ((0, 0), *((0, more) for more in added), (0, 0))))
+    assert np.isfinite(np.delete(expected, range(1, 6), -1)).all()
+    assert not np.isfinite(expected[..., 4:6]).any()
+    assert (np.isfinite(exact) & ~np.isfinite(expected)).any() == any(added)
+    _assert_close(_run(call, x, dy, tmp_path, kernel_emulation), expected, call.dtype)
 
 
 def _macros(call):
