@@ -1,4 +1,4 @@
-"""Calls of handlers with arrays and attributes that no op passes: those for CPUs, and jaxgrad's own kernels for GPUs.
+"""Calls of handlers with arrays and attributes that no op passes, on the CPU, and on a fake GPU.
 
 Programs reach the handlers without jaxgrad's checks if they were exported elsewhere, or call `jax.ffi.ffi_call`. A bad
 attribute is an error. A bad array is an error too, unless it stands for an absent one. Neither ends the process.
@@ -7,7 +7,7 @@ attribute is an error. A bad array is an error too, unless it stands for an abse
 from __future__ import annotations
 
 import pytest
-from cuda_module import NEEDS_CUDA_MODULE
+from cuda_module import ENGINES, NEEDS_CUDA_MODULE
 
 _SCRIPT = """
 import jax, jax.numpy as jnp, numpy as np
@@ -28,6 +28,12 @@ OWN_DTYPES = {lens: "int32", reset: "bool"}  # other arrays have the dtype of th
 gru_x, gru_w, gru_r, gru_b = (G, T, B, I), (G, D, 3 * H, I), (G, D, 3 * H, H), (G, D, 6 * H)
 h, states, gates = (G, D, B, H), (G, T, D, B, H), (G, T, D, B, 3 * H)
 bn, c = (3, 4, 5), (4,)
+cudnn = {**last, "feature_group_count": 2, "rhs_spec": (0, 3, 1, 2), "allow_tf32": False, "deterministic": False,
+         "search": 1}
+cudnn_w, untransposed = (3, 3, 2, 4), (4, 3, 3, 2)
+cudnn_dw = {"dw_spec": (3, 2, 0, 1), "dw_reversed": True}
+cudnn_bn = dict(feature_axis=2, epsilon=1e-5, relu=True)
+bn_last = (3, 5, 4)
 cuda_gru = dict(reversed=0, linear_before_reset=True, clip=np.inf, allow_tf32=True)
 inputs, linear_gates = (G, T, B, D, 3, H), (G, T, D, B, 4 * H)
 
@@ -47,7 +53,7 @@ CALLS = {
     "jaxgrad_cpu_batch_norm_backward": (
         (bn, c, c, c, c, c, (0,), bn, c, c), (bn, c, c, bn), dict(feature_axis=1, frozen=False, relu=False)),
 }
-if "cuda" in TARGET:
+if "_cu" in TARGET:
     import fake_gpu  # the handlers run in programs for the CPU
     CALLS = {
         "jaxgrad_cuda_gru_forward": (
@@ -57,9 +63,13 @@ if "cuda" in TARGET:
         "jaxgrad_cuda_depthwise_forward": ((last_x, last_w, bias), (last_y,), {**last, "relu": True}),
         "jaxgrad_cuda_depthwise_input_gradient": ((last_y, last_w), (last_x,), last),
         "jaxgrad_cuda_depthwise_weight_gradient": ((last_x, last_y), (last_w,), last),
+        "jaxgrad_cudnn_conv_forward": ((last_x, untransposed, bias), (last_y,), {**cudnn, "relu": True}),
+        "jaxgrad_cudnn_conv_input_gradient": ((last_y, untransposed), (last_x,), cudnn),
+        "jaxgrad_cudnn_conv_weight_gradient": ((last_x, last_y), (cudnn_w, untransposed), {**cudnn, **cudnn_dw}),
+        "jaxgrad_cudnn_batch_norm_forward": ((bn_last, c, c, bn_last), (bn_last, c, c, (2, *c)), cudnn_bn),
+        "jaxgrad_cudnn_batch_norm_backward": ((bn_last, bn_last, c, c, c, c), (bn_last, c, c), cudnn_bn),
     }
-    own = [name for name in jaxgrad._src.native.cuda.targets() if "gru" in name or "depthwise" in name]
-    assert CALLS.keys() == set(own), "a handler is not tested"
+    assert CALLS.keys() == set(jaxgrad._src.native.cuda.targets()), "a handler is not tested"
 else:
     assert CALLS.keys() == set(jaxgrad._src.native.cpu.targets()), "a handler is not tested"
 
@@ -149,6 +159,19 @@ if "onednn" in TARGET:
     print("a dilated window of 2**64 + 1", flush=True)
     arrays = reshaped({w: (4, 2, 5, 3), y: (2, 4, 6, 3)})
     assert is_error(TARGET, *arrays, {**attributes, "rhs_dilation": (HUGE, 1)})
+if "cudnn_conv" in TARGET:
+    print("a dilated window of 2**64 + 1", flush=True)
+    windows = {untransposed: (4, 5, 3, 2), cudnn_w: (5, 3, 2, 4)}
+    assert is_error(TARGET, *reshaped({**windows, last_y: (2, 6, 3, 4)}), {**attributes, "rhs_dilation": (HUGE, 1)})
+if "cudnn_conv_weight" in TARGET:
+    print("a reversed window without a transpose", flush=True)
+    assert is_error(TARGET, *reshaped({cudnn_w: untransposed}), {**attributes, "dw_spec": cudnn["rhs_spec"]})
+if "cudnn_batch_norm" in TARGET:
+    for shape in ((0, 5, 4), (0, 2**40, 4), (3, 0, 4)):
+        print("no elements", shape, flush=True)
+        assert is_error(TARGET, *reshaped({bn_last: shape}), attributes)
+    print("relu where the channels are not last", flush=True)
+    assert is_error(TARGET, *reshaped({bn_last: (3, 4, 5)}), {**attributes, "feature_axis": 1})
 if "cpu_depthwise" in TARGET:
     print("features in the middle", flush=True)
     assert is_error(TARGET, *reshaped({x: (6, 4, 5, 2)}), {**attributes, "lhs_spec": (3, 1, 0, 2)})
@@ -183,12 +206,15 @@ def test_bad_calls_are_errors(target, batch_major, fork_python):
 @pytest.mark.parametrize(
     "name",
     [
-        *(f"gru_{name}" for name in ("forward", "backward")),
-        *(f"depthwise_{name}" for name in ("forward", "input_gradient", "weight_gradient")),
+        *(f"{op}_{name}" for op in ("cuda_gru", "cudnn_batch_norm") for name in ("forward", "backward")),
+        *(
+            f"{op}_{name}"
+            for op in ("cuda_depthwise", "cudnn_conv")
+            for name in ("forward", "input_gradient", "weight_gradient")
+        ),
     ],
 )
 def test_bad_calls_on_a_gpu_are_errors(name, fork_python, fake_cuda):
-    target = f"jaxgrad_cuda_{name}"
-    fork_python(
-        f"TARGET, BATCH_MAJOR = {target!r}, False\n{_SCRIPT}", JAX_PLATFORMS="cpu", LD_LIBRARY_PATH=str(fake_cuda)
-    )
+    libraries = {"LD_LIBRARY_PATH": str(fake_cuda), "FAKE_ENGINES": ENGINES, "FAKE_FUSED": "3", "FAKE_BATCH_NORM": "64"}
+    script = f"TARGET, BATCH_MAJOR = {f'jaxgrad_{name}'!r}, False\n{_SCRIPT}"
+    fork_python(script, JAX_PLATFORMS="cpu", **libraries)
