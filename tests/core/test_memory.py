@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _SCRIPT = """
-import gc
+import gc, sys
 import jax, numpy as np
 import jaxgrad
 from jaxgrad._src.core.named_jit import _PASSES
@@ -19,6 +19,13 @@ calls = {
     "batch_norm_training": lambda n: jaxgrad.batch_norm_training(ones(8, n, 16), ones(16), ones(16)),
     "gru": lambda n: jaxgrad.gru(ones(n, 4, 8), ones(1, 24, 8), ones(1, 24, 8)),
 }
+def cached():
+    "The number of entries by cache. A cache without a limit holds nothing that depends on shapes."
+    modules = [module for name, module in sys.modules.items() if name.startswith("jaxgrad.")]
+    caches = {each for module in modules for each in vars(module).values() if hasattr(each, "cache_info")}
+    sizes = {f"{each.__module__}.{each.__name__}": each.cache_info() for each in caches}
+    return {name: info.currsize for name, info in sizes.items() if info.maxsize and "jaxgrad" in name}
+
 programs = []
 jax.monitoring.register_event_duration_secs_listener(
     lambda event, *_, **__: programs.append(event) if event.endswith("/backend_compile_duration") else None
@@ -30,11 +37,12 @@ for name, call in calls.items():
         call(n)
     print(name, len(programs))
     assert len(programs) == 3, (name, len(programs))
-before = len(_PASSES)
+before, entries = len(_PASSES), cached()
+print(before, entries)
+assert before >= 8 and entries["jaxgrad._src.conv.canonicalize._read"] >= 8, entries
 jax.clear_caches()
 gc.collect()
-print(before, len(_PASSES))
-assert before >= 8 and not _PASSES
+assert not _PASSES and not any(cached().values()), (len(_PASSES), cached())
 for call in calls.values():
     call(20)
 """
