@@ -44,7 +44,7 @@ def depthwise_case(seed: int) -> ConvCase:
         dilation = tuple(int(rng.integers(1, 4)) if stride == 1 else 1 for stride in strides)  # not both on an axis
         case = ConvCase(
             spatial=tuple(map(int, rng.integers(3, {1: 300, 2: 40, 3: 14}[n], n))),
-            window=tuple(map(int, rng.integers(1, {1: 32, 2: 9, 3: 5}[n], n))),
+            window=tuple(map(int, rng.integers(1, {1: 32, 2: 12, 3: 6}[n], n))),
             batch=int(rng.integers(1, 9)),
             features=1,
             out_features=1,
@@ -77,9 +77,32 @@ def test_values_and_gradients(seed):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("spatial", "window"), [((190,), (31,)), ((17, 19), (11, 11)), ((9, 7, 8), (5, 5, 5))])
+def test_the_largest_windows_of_the_random_calls(spatial, window, dtype):
+    n = len(spatial)
+    sizes = {"spatial": spatial, "window": window, "strides": (1,) * n, "padding": "SAME", "layout": layout("last", n)}
+    _check(CASE.replace(**sizes), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels", [2, 12, 24, 76, 160])
 def test_channels_that_blocks_do_and_do_not_divide(channels, dtype):
     _check(CASE.replace(groups=channels), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_empty_batch(dtype):
+    """It runs on XLA: the gradients of the weights and of the bias are zeros."""
+    case = CASE.replace(batch=0)
+    inputs = make_conv_inputs(case, dtype)
+    dy = cotangent(jax.eval_shape(lax_conv(case), *inputs).shape, dtype)
+    with pytest.raises(ValueError, match="an array without elements runs on XLA"):
+        conv(CUDA, **case.settings)(*inputs)
+    found = run(conv(Backend(None, "gpu"), **case.settings), inputs, dy)
+    assert found.y.shape == dy.shape
+    for gradient, operand in zip(found[1:], inputs, strict=True):
+        assert gradient.dtype == operand.dtype
+        np.testing.assert_array_equal(gradient, np.zeros(operand.shape))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -175,10 +198,36 @@ def _plain(case):
     return lambda x, w: lax.conv_general_dilated(x, w, **case.settings)
 
 
+REPEATED = {
+    "two axes": CASE.replace(batch=32, groups=64),
+    "one axis": CASE.replace(
+        batch=8,
+        groups=64,
+        spatial=(700,),
+        window=(31,),
+        strides=(1,),
+        padding=((15, 15),),
+        layout=layout("last", 1),
+    ),
+    "three axes": CASE.replace(
+        batch=8,
+        groups=64,
+        spatial=(13, 15, 14),
+        window=(5, 3, 5),
+        strides=(1, 2, 1),
+        padding=((2, 2), (1, 1), (2, 2)),
+        layout=layout("last", 3),
+    ),
+    "large window": _large("13x11"),
+    "largest window": _large("31x29"),
+}
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_repeated_calls_are_bitwise_equal(dtype):
-    inputs = make_conv_inputs(CASE.replace(batch=32, groups=64), dtype)
-    op = conv(CUDA, **CASE.replace(groups=64).settings)
+@pytest.mark.parametrize("name", REPEATED)
+def test_repeated_calls_are_bitwise_equal(name, dtype):
+    case = REPEATED[name].replace(bias=False)
+    inputs, op = make_conv_inputs(case, dtype), conv(CUDA, **case.settings)
     gradient = jax.jit(jax.value_and_grad(lambda x, w: jnp.sum(jnp.sin(op(x, w))), (0, 1)))
     found = {
         b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(gradient(inputs.lhs, inputs.rhs)))
