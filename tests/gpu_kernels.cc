@@ -1,6 +1,8 @@
 // Runs jaxgrad's own CUDA kernels without JAX, so that compute-sanitizer can watch them. .ci/gpu runs it.
 //
 //   gpu_kernels [PATH_OF_NVRTC [depthwise | gru | gru-blocks | transpose]...]   exits with 1 if a result is wrong
+//   gpu_kernels PATH_OF_NVRTC gru-missing-block   exits with 1 if a team of the GRU that waits in vain ends without an
+//                                                 error; not under compute-sanitizer
 //
 // All arrays have exactly the sizes of the call.
 #include <algorithm>
@@ -15,19 +17,17 @@
 #include <vector>
 
 #include "common/conv_problem.h"
-#include "cuda/depthwise/convolution_plan.h"
-#include "cuda/depthwise/weight_gradient_plan.h"
-#include "cuda/reference/op.h"
 #include "cuda/runtime/driver.h"
 #include "cuda/runtime/nvrtc.h"
 #include "cuda/transpose/op.h"
+#include "gpu_kernels_conv.h"
 #include "gpu_kernels_gru.h"
 
 namespace jaxgrad {
 namespace {
 
 constexpr int kDevice = 0;
-constexpr int kDigits = 4;  // of random operands: few, so that products in 16 bits are exact
+constexpr float kClip = 0.75F;
 constexpr std::array<FloatType, 3> kTypes = {FloatType::kFloat32, FloatType::kBFloat16, FloatType::kFloat16};
 
 int failures = 0;
@@ -36,123 +36,6 @@ void report(const std::string& what, double error, double allowed) {
   const bool right = error <= allowed;
   std::printf("%-60s %s (%.2g, allowed %.2g)\n", what.c_str(), right ? "right" : "WRONG", error, allowed);
   failures += right ? 0 : 1;
-}
-
-int64_t elements_of(const ConvOperand& operand) {
-  return std::accumulate(operand.sizes.begin(), operand.sizes.end(), int64_t{1},
-                         [](int64_t product, int64_t size) { return product * std::max<int64_t>(size, 1); });
-}
-
-// A depthwise convolution in channels last, with a window of `window` on each axis.
-ConvProblem depthwise_problem(const std::vector<int64_t>& spatial, int64_t batch, int64_t features, int64_t window,
-                              int64_t stride, int64_t dilation, int64_t low, int64_t high, ConvPass pass) {
-  const auto axes = static_cast<int64_t>(spatial.size());
-  ConvArguments a;
-  a.x = {batch};
-  a.y = {batch};
-  for (const int64_t size : spatial) {
-    a.x.push_back(size);
-    a.y.push_back((size + low + high - (window - 1) * dilation - 1) / stride + 1);
-    a.w.push_back(window);
-    a.window_strides.push_back(stride);
-    a.rhs_dilation.push_back(dilation);
-    a.padding.insert(a.padding.end(), {low, high});
-  }
-  a.x.push_back(features);
-  a.y.push_back(features);
-  a.w.insert(a.w.end(), {1, features});
-  a.lhs_spec = {0, axes + 1};
-  a.rhs_spec = {axes + 1, axes};
-  for (int64_t axis = 0; axis < axes; ++axis) {
-    a.lhs_spec.push_back(axis + 1);
-    a.rhs_spec.push_back(axis);
-  }
-  a.out_spec = a.lhs_spec;
-  a.feature_group_count = features;
-  std::string error;
-  ConvProblem problem = make_conv_problem(pass, a, error);
-  if (!error.empty()) throw std::runtime_error(error);
-  return problem;
-}
-
-// Sets the members that the keys of both kinds of plans share.
-template <class Key>
-Key key_of(const ConvProblem& problem, FloatType type) {
-  Key key;
-  static_cast<ConvProblem&>(key) = problem;
-  key.type = type;
-  key.device = kDevice;
-  return key;
-}
-
-// Computes one of x, w and y by the kernels of depthwise/ and returns its data.
-const void* run_depthwise(const ConvProblem& problem, FloatType type, const driver::Memory& x, const driver::Memory& w,
-                          const driver::Memory& y, CUstream stream) {
-  if (problem.pass == ConvPass::kWeightGradient) {
-    const auto plan = depthwise_plan(key_of<DepthwiseKey>(problem, type));
-    const driver::Memory workspace(plan->workspace_bytes());
-    plan->run(stream, x.data(), y.data(), w.data(), workspace.data());
-    JAXGRAD_DRIVER(driver::api().cuStreamSynchronize(stream));  // before the workspace is freed
-    return w.data();
-  }
-  const bool is_forward = problem.pass == ConvPass::kForward;
-  const void* const in = is_forward ? x.data() : y.data();
-  void* const out = is_forward ? y.data() : x.data();
-  depthwise_convolution_plan(key_of<DepthwiseConvolutionKey>(problem, type))->run(stream, in, w.data(), nullptr, out);
-  return out;
-}
-
-// The kernels of depthwise/ against those of reference/, on the samples of the latter. With `infinite`, the first
-// element of x, or of y for an input gradient, is infinite.
-void check_depthwise(const std::string& name, const ConvProblem& problem, FloatType type, CUstream stream,
-                     bool infinite = false) {
-  const auto reference = reference_kernels(type, kDevice);
-  if (reference == nullptr) throw std::runtime_error("NVRTC does not compile the reference");
-  const int64_t bytes = bytes_of(type);
-  driver::Memory x(elements_of(problem.x) * bytes), y(elements_of(problem.y) * bytes);
-  const driver::Memory w(elements_of(problem.w) * bytes);
-  const auto fill = [&](const driver::Memory& array, const ConvOperand& operand, uint64_t seed) {
-    reference->fill(stream, array.data(), elements_of(operand), kDigits, seed);
-  };
-  if (problem.pass != ConvPass::kInputGradient) fill(x, problem.x, 1);
-  if (problem.pass != ConvPass::kForward) fill(y, problem.y, 2);
-  if (problem.pass != ConvPass::kWeightGradient) fill(w, problem.w, 3);
-  const uint32_t infinity = type == FloatType::kFloat32 ? 0x7f800000 : type == FloatType::kBFloat16 ? 0x7f80 : 0x7c00;
-  if (infinite) (problem.pass == ConvPass::kInputGradient ? y : x).write(&infinity, static_cast<size_t>(bytes), stream);
-  const void* const result = run_depthwise(problem, type, x, w, y, stream);
-
-  const std::vector<int64_t> samples = sampled_elements(problem);
-  const auto count = static_cast<int>(samples.size());
-  std::vector<double> parts(samples.size() * kReferenceParts * 2), found(samples.size());
-  driver::Memory places(static_cast<int64_t>(samples.size() * sizeof(int64_t)));
-  const driver::Memory sums(static_cast<int64_t>(parts.size() * sizeof(double)));
-  const driver::Memory values(static_cast<int64_t>(found.size() * sizeof(double)));
-  places.write(samples.data(), samples.size() * sizeof(int64_t), stream);
-  const ReferenceProblem described = reference_problem(problem);
-  const auto* const at = static_cast<const int64_t*>(places.data());
-  reference->sums(stream, described, x.data(), w.data(), y.data(), nullptr, at, count,
-                  static_cast<double*>(sums.data()));
-  reference->gather(stream, described, result, at, count, static_cast<double*>(values.data()));
-  sums.read(parts.data(), parts.size() * sizeof(double), stream);
-  values.read(found.data(), found.size() * sizeof(double), stream);
-  JAXGRAD_DRIVER(driver::api().cuStreamSynchronize(stream));
-  double largest = 0;
-  for (size_t i = 0; i < samples.size(); ++i) {
-    double expected = 0, absolute = 1e-30;
-    for (size_t part = 0; part < kReferenceParts; ++part) {
-      expected += parts[2 * (i * kReferenceParts + part)];
-      absolute += parts[2 * (i * kReferenceParts + part) + 1];
-    }
-    const double error = std::isfinite(expected)   ? std::abs(found[i] - expected) / absolute
-                         : std::isfinite(found[i]) ? INFINITY
-                                                   : 0;
-    largest = error <= largest ? largest : std::isnan(error) ? INFINITY : error;
-  }
-  const double allowed = type == FloatType::kFloat32 ? 1e-6 : type == FloatType::kFloat16 ? 1e-3 : 8e-3;
-  const char* const pass = problem.pass == ConvPass::kForward         ? "forward"
-                           : problem.pass == ConvPass::kInputGradient ? "input gradient"
-                                                                      : "weight gradient";
-  report(std::string("depthwise ") + pass + ", " + name + ", " + std::to_string(8 * bytes) + " bits", largest, allowed);
 }
 
 // An array [sizes], in row-major order, to one with the axes in the order of `to_spec`, some of them reversed.
@@ -205,32 +88,42 @@ void check_transpose(const std::vector<int64_t>& sizes, const std::vector<int64_
   report(name, static_cast<double>(wrong), 0);
 }
 
+// `error` returns the error of the call, or throws NoPlan.
+template <class Error>
+void report_gru(const std::string& name, const GruCase& call, Error error) {
+  const bool is_tf32 = call.allow_tf32 && call.type == FloatType::kFloat32;
+  const double allowed = call.type == FloatType::kBFloat16             ? 2e-2
+                         : call.type == FloatType::kFloat16 || is_tf32 ? 3e-3
+                                                                       : 5e-6;
+  double found = INFINITY;
+  try {
+    found = error();
+  } catch (const NoPlan& reason) {
+    std::printf("%s\n", reason.what());
+  }
+  const std::string settings = std::string(is_tf32 ? ", TF32" : "") + (call.linear ? ", linear before reset" : "") +
+                               (std::isfinite(call.clip) ? ", clip" : "");
+  report("GRU, " + name + ", " + std::to_string(8 * bytes_of(call.type)) + " bits" + settings, found, allowed);
+}
+
 // Blocks that multiply in float32; or those on tensor cores, clusters, teams, and pairs of their blocks, on a GPU of
 // compute capability 9.0 with 100 to 150 multiprocessors.
 void check_gru(bool of_blocks, FloatType type, bool allow_tf32, bool linear, CUstream stream) {
   const bool is_tf32 = allow_tf32 && type == FloatType::kFloat32;
-  const double allowed = type == FloatType::kBFloat16  ? 2e-2
-                         : type == FloatType::kFloat16 ? 3e-3
-                         : is_tf32                     ? 3e-3
-                                                       : 5e-6;
+  float clip = INFINITY;
   const auto check = [&](const char* name, int T, int B, int H, int D, int groups, GruHolder holder,
                          int rows_of_block = 0, int rows_of_backward_block = 0) {
-    const GruCase call = {type, allow_tf32, linear, T, B, H, D, groups, holder, rows_of_block, rows_of_backward_block};
-    double error = INFINITY;
-    try {
-      error = gru_error(call, kDevice, stream);
-    } catch (const NoPlan& reason) {
-      std::printf("%s\n", reason.what());
-    }
-    const std::string settings = std::string(is_tf32 ? ", TF32" : "") + (linear ? ", linear before reset" : "");
-    report(std::string("GRU, ") + name + ", " + std::to_string(8 * bytes_of(type)) + " bits" + settings, error,
-           allowed);
+    const GruCase call = {type, allow_tf32, linear, T, B, H, D, groups, holder, rows_of_block, rows_of_backward_block,
+                          clip};
+    report_gru(name, call, [&] { return gru_error(call, kDevice, stream); });
   };
   if (of_blocks) {
     check("block", 7, 5, 43, 2, 2, GruHolder::kBlock, 1);
     check("block of two rows", 4, 90, 90, 2, 1, GruHolder::kBlock, 2);
     check("block of four rows", 3, 701, 20, 1, 1, GruHolder::kBlock, 4);
     check("block that takes registers", 5, 9, 103, 2, 2, GruHolder::kBlock, 1);
+    clip = kClip;
+    check("block", 7, 5, 43, 2, 2, GruHolder::kBlock, 1);
     return;
   }
   if (type != FloatType::kFloat32 || allow_tf32) {
@@ -241,16 +134,38 @@ void check_gru(bool of_blocks, FloatType type, bool allow_tf32, bool linear, CUs
   }
   check("cluster", 4, 17, 200, 1, 1, GruHolder::kCluster);
   check("teams", 11, 20, 300, 2, 1, GruHolder::kTeam);
+  clip = kClip;
+  if (type != FloatType::kFloat32 || allow_tf32) check("tensor block", 4, 400, 120, 2, 1, GruHolder::kTensorBlock, 8);
+  check("cluster", 4, 17, 200, 1, 1, GruHolder::kCluster);
+  check("teams", 11, 20, 300, 2, 1, GruHolder::kTeam);
+}
+
+// Teams and clusters on two streams. A launch of teams whose blocks do not all fit beside those of the other stream
+// must wait until they do: started in part, it could keep the other from ending.
+void check_gru_on_streams(FloatType type, const std::array<CUstream, 2>& streams) {
+  const auto check = [&](const char* name, const std::array<GruCase, 2>& calls) {
+    report_gru(name, calls[0], [&] { return gru_error_on_streams(calls, kDevice, streams); });
+  };
+  const auto call = [&](int B, int H, int D, GruHolder holder) {
+    return GruCase{type, /*allow_tf32=*/false, /*linear=*/true, /*T=*/11, B, H, D, /*groups=*/1, holder};
+  };
+  const GruCase few = call(5, 300, 1, GruHolder::kTeam), many = call(20, 300, 2, GruHolder::kTeam);
+  check("teams beside clusters", {many, call(17, 200, 2, GruHolder::kCluster)});
+  check("teams beside teams", {few, call(7, 400, 1, GruHolder::kTeam)});
+  check("teams that wait for teams", {many, call(20, 400, 2, GruHolder::kTeam)});
 }
 
 void check_depthwise_passes(FloatType type, CUstream stream) {
   for (const ConvPass pass : {ConvPass::kForward, ConvPass::kInputGradient, ConvPass::kWeightGradient}) {
     const auto check = [&](const char* name, const std::vector<int64_t>& spatial, int64_t batch, int64_t features,
                            int64_t window, int64_t stride, int64_t dilation, int64_t low, int64_t high,
-                           bool infinite = false) {
+                           Extra extra = Extra::kNone) {
       const ConvProblem problem =
           depthwise_problem(spatial, batch, features, window, stride, dilation, low, high, pass);
-      check_depthwise(name, problem, type, stream, infinite);
+      const double allowed = type == FloatType::kFloat32 ? 1e-6 : type == FloatType::kFloat16 ? 1e-3 : 8e-3;
+      report(
+          std::string("depthwise ") + name_of(pass) + ", " + name + ", " + std::to_string(8 * bytes_of(type)) + " bits",
+          depthwise_error(problem, type, extra, kDevice, stream), allowed);
     };
     check("1D", {301}, 3, 40, 31, 1, 1, 15, 15);
     check("1D causal", {77}, 2, 12, 4, 1, 2, 6, 0);
@@ -265,7 +180,12 @@ void check_depthwise_passes(FloatType type, CUstream stream) {
     check("2D 9x9", {14, 14}, 32, 384, 9, 1, 1, 4, 4);
     check("2D 13x13, several items of a block", {40, 40}, 9, 1040, 13, 1, 1, 6, 6);
     if (pass != ConvPass::kWeightGradient)
-      check("2D 13x13, infinite", {33, 40}, 2, 48, 13, 1, 1, 6, 6, /*infinite=*/true);
+      check("2D 13x13, infinite", {33, 40}, 2, 48, 13, 1, 1, 6, 6, Extra::kInfinity);
+    if (pass == ConvPass::kForward) {
+      check("1D causal, bias and relu", {77}, 2, 12, 4, 1, 2, 6, 0, Extra::kBiasAndRelu);
+      check("2D 3x3 strides, bias and relu", {33, 30}, 3, 96, 3, 2, 1, 0, 1, Extra::kBiasAndRelu);
+      check("2D 13x13, bias and relu", {33, 40}, 2, 48, 13, 1, 1, 6, 6, Extra::kBiasAndRelu);
+    }
     check("3D", {6, 11, 9}, 2, 20, 3, 1, 1, 1, 1);
     check("3D strides", {7, 12, 9}, 2, 12, 3, 2, 1, 0, 1);
   }
@@ -280,14 +200,20 @@ int run(int arguments, char** argument) {
     return arguments < 3 ||
            std::any_of(argument + 2, argument + arguments, [&](const char* name) { return std::string(name) == part; });
   };
-  for (const FloatType type : kTypes)
-    if (runs("depthwise")) check_depthwise_passes(type, stream);
+  if (runs("depthwise")) {
+    for (const FloatType type : kTypes) check_depthwise_passes(type, stream);
+    for (const ConvPass pass : {ConvPass::kForward, ConvPass::kInputGradient, ConvPass::kWeightGradient})
+      report(std::string("reference ") + name_of(pass) + ", 64 bits", reference_error(pass, kDevice, stream), 1e-14);
+  }
   for (const bool of_blocks : {false, true})
     for (const bool linear : {false, true}) {
       if (!runs(of_blocks ? "gru-blocks" : "gru")) break;
       for (const FloatType type : kTypes) check_gru(of_blocks, type, /*allow_tf32=*/false, linear, stream);
       check_gru(of_blocks, FloatType::kFloat32, /*allow_tf32=*/true, linear, stream);
     }
+  driver::Stopwatch other;
+  if (runs("gru"))
+    for (const FloatType type : kTypes) check_gru_on_streams(type, {stream, other.stream()});
   for (const int64_t bytes : {2, 4, 8}) {
     if (!runs("transpose")) break;
     check_transpose({65, 130}, {1, 0}, {}, bytes, stream);
@@ -295,6 +221,10 @@ int run(int arguments, char** argument) {
     check_transpose({300, 5, 9}, {2, 0, 1}, {}, bytes, stream);
     check_transpose({64, 3, 3, 128}, {3, 0, 1, 2}, {}, bytes, stream);
     check_transpose({12, 5, 7, 36}, {0, 2, 1, 3}, {1}, bytes, stream);
+  }
+  if (arguments == 3 && runs("gru-missing-block")) {  // last: the context is lost
+    const bool has_ended = gru_status_without_a_block(kDevice, stream) != CUDA_SUCCESS;
+    report("GRU, a team without one of its blocks ends with an error", has_ended ? 0 : INFINITY, 0);
   }
   return failures == 0 ? 0 : 1;
 }

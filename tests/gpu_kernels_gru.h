@@ -2,12 +2,14 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/gru/op.h"
@@ -23,6 +25,7 @@ struct GruCase {
   GruHolder holder;
   int rows_of_block = 0;           // of single blocks
   int rows_of_backward_block = 0;  // where the backward pass has another number
+  float clip = std::numeric_limits<float>::infinity();
 };
 
 // Elements of a FloatType as float32.
@@ -112,9 +115,17 @@ struct GruArrays {
         lengths_memory(static_cast<int64_t>(lengths.size() * sizeof(int))),
         reset_memory(static_cast<int64_t>(reset.size())) {
     std::mt19937 random(static_cast<unsigned>(c.H));
+    // With `clip`, pre-activations are near to zero or to twice the bound: rounding takes none to its other side.
+    const bool has_clip = std::isfinite(c.clip);
+    const float scale = has_clip ? 1.F / 64 : 1;
     inputs.draw(1, random, stream);
-    r.draw(std::exp2(std::round(-std::log2(static_cast<float>(c.H)) / 2)), random, stream);
-    for (GruArray* array : {&bias, &initial_h, &reset_h, &dy, &dy_h}) array->draw(1, random, stream);
+    if (has_clip) {
+      for (float& value : inputs.host) value = 2 * c.clip * std::round(value * 1.5F);
+      inputs.write(stream);
+    }
+    r.draw(scale * std::exp2(std::round(-std::log2(static_cast<float>(c.H)) / 2)), random, stream);
+    bias.draw(scale, random, stream);
+    for (GruArray* array : {&initial_h, &reset_h, &dy, &dy_h}) array->draw(1, random, stream);
     for (int& length : lengths)
       length = random() % 2 == 0 ? c.T : static_cast<int>(random() % static_cast<unsigned>(c.T + 1));
     for (unsigned char& flag : reset) flag = random() % 4 == 0;
@@ -126,7 +137,7 @@ struct GruArrays {
   GruArguments arguments() const {
     GruArguments a{};
     a.steps = c.T, a.rows = c.B, a.hidden = c.H, a.directions = c.D, a.reversed = c.D == 2 ? 2 : 0;
-    a.clip = std::numeric_limits<float>::infinity();
+    a.clip = c.clip;
     a.inputs = static_cast<const float*>(inputs.memory.data());
     a.r = r.memory.data(), a.bias = bias.memory.data();
     a.initial_h = initial_h.memory.data(), a.reset_h = reset_h.memory.data();
@@ -139,21 +150,24 @@ struct GruArrays {
     return a;
   }
 
-  void run(bool is_backward, int device, CUstream stream) const {
+  GruKey key(bool is_backward, int device) const {
     GruKey key;
     key.is_backward = is_backward;
     key.type = c.type, key.allow_tf32 = c.allow_tf32, key.linear_before_reset = c.linear;
     key.problems = static_cast<int64_t>(problems), key.rows = c.B, key.hidden = c.H;
     key.device = device;
     key.has_lengths = key.has_resets = true;
-    const GruVariant variant = gru_variant(key);
+    key.has_clip = std::isfinite(c.clip);
+    return key;
+  }
+
+  // Throws NoPlan if another kernel than expected computes a pass.
+  GruPlan plan(bool is_backward, int device) const {
+    const GruVariant variant = gru_variant(key(is_backward, device));
     const int rows = is_backward && c.rows_of_backward_block != 0 ? c.rows_of_backward_block : c.rows_of_block;
     if (variant.holder != c.holder || (rows != 0 && variant.rows != rows))
       throw NoPlan("another kernel runs, of " + std::to_string(variant.rows) + " rows");
-    const GruPlan plan = gru_plan(key);
-    const driver::Memory workspace(std::max<int64_t>(plan.workspace_bytes(), 4));
-    plan.run(stream, arguments(), workspace.data());
-    JAXGRAD_DRIVER(driver::api().cuStreamSynchronize(stream));
+    return gru_plan(key(is_backward, device));
   }
 };
 
@@ -174,7 +188,24 @@ struct GruExpected {
 
  private:
   using Vector = std::vector<double>;
-  static double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+  using ValueAndSlope = std::pair<double, double>;
+  static ValueAndSlope sigmoid(double x) {
+    const double value = 1 / (1 + std::exp(-x));
+    return {value, value * (1 - value)};
+  }
+  static ValueAndSlope tanh(double x) {
+    const double value = std::tanh(x);
+    return {value, 1 - value * value};
+  }
+  struct Gate {  // of all units in a step
+    Vector value, slope;
+    explicit Gate(size_t units) : value(units), slope(units) {}
+    void set(size_t unit, double before, double clip, ValueAndSlope (*activation)(double)) {
+      const auto [its_value, its_slope] = activation(std::min(std::max(before, -clip), clip));
+      value[unit] = its_value;
+      slope[unit] = std::abs(before) < clip ? its_slope : 0;
+    }
+  };
 
   void add_row(const GruArrays& a, size_t problem, size_t row) {
     const GruCase& c = a.c;
@@ -197,7 +228,8 @@ struct GruExpected {
     const auto of_step = [&](size_t t) { return (((group * T + t) * D + direction) * B + row) * H; };
     const auto of_gates = [&](size_t t) { return (((group * T + t) * B + row) * D + direction) * 3 * H; };
     const auto is_reset = [&](size_t t) { return a.reset[(group * T + t) * B + row] != 0; };
-    std::vector<Vector> before(T), z(T, Vector(H)), rg(T, Vector(H)), n(T, Vector(H)), recurrent(T, Vector(H));
+    std::vector<Vector> before(T), recurrent(T, Vector(H));
+    std::vector<Gate> z(T, Gate(H)), rg(T, Gate(H)), n(T, Gate(H));
     Vector h(a.initial_h.host.begin() + static_cast<int64_t>(state),
              a.initial_h.host.begin() + static_cast<int64_t>(state + H));
     for (size_t step = 0; step < T; ++step) {
@@ -211,14 +243,14 @@ struct GruExpected {
       };
       Vector gated(H);
       for (size_t u = 0; u < H; ++u) {
-        z[t][u] = sigmoid(x(0, u) + product(0, u, before[t]));
-        rg[t][u] = sigmoid(x(1, u) + product(1, u, before[t]));
-        gated[u] = rg[t][u] * before[t][u];
+        z[t].set(u, x(0, u) + product(0, u, before[t]), c.clip, sigmoid);
+        rg[t].set(u, x(1, u) + product(1, u, before[t]), c.clip, sigmoid);
+        gated[u] = rg[t].value[u] * before[t][u];
       }
       for (size_t u = 0; u < H; ++u) {
         recurrent[t][u] = product(2, u, c.linear ? before[t] : gated) + (c.linear ? bias[5 * H + u] : 0);
-        n[t][u] = std::tanh(x(2, u) + (c.linear ? rg[t][u] : 1) * recurrent[t][u]);
-        h[u] = (1 - z[t][u]) * n[t][u] + z[t][u] * before[t][u];
+        n[t].set(u, x(2, u) + (c.linear ? rg[t].value[u] : 1) * recurrent[t][u], c.clip, tanh);
+        h[u] = (1 - z[t].value[u]) * n[t].value[u] + z[t].value[u] * before[t][u];
         y[of_step(t) + u] = h[u];
       }
     }
@@ -231,17 +263,17 @@ struct GruExpected {
       Vector dz(H), dr(H), dn(H), drecurrent(H), dproduct(H);
       for (size_t u = 0; u < H; ++u) {
         dh[u] += a.dy.host[of_step(t) + u];
-        dz[u] = dh[u] * (before[t][u] - n[t][u]) * z[t][u] * (1 - z[t][u]);
-        dn[u] = dh[u] * (1 - z[t][u]) * (1 - n[t][u] * n[t][u]);
-        drecurrent[u] = c.linear ? dn[u] * rg[t][u] : dn[u];
+        dz[u] = dh[u] * (before[t][u] - n[t].value[u]) * z[t].slope[u];
+        dn[u] = dh[u] * (1 - z[t].value[u]) * n[t].slope[u];
+        drecurrent[u] = c.linear ? dn[u] * rg[t].value[u] : dn[u];
       }
       for (size_t u = 0; u < H; ++u) {
         dproduct[u] = transposed(2, u, drecurrent);
-        dr[u] = (c.linear ? dn[u] * recurrent[t][u] : dproduct[u] * before[t][u]) * rg[t][u] * (1 - rg[t][u]);
+        dr[u] = (c.linear ? dn[u] * recurrent[t][u] : dproduct[u] * before[t][u]) * rg[t].slope[u];
       }
       for (size_t u = 0; u < H; ++u) {
-        const double of_n = c.linear ? dproduct[u] : dproduct[u] * rg[t][u];
-        dh[u] = dh[u] * z[t][u] + of_n + transposed(0, u, dz) + transposed(1, u, dr);
+        const double of_n = c.linear ? dproduct[u] : dproduct[u] * rg[t].value[u];
+        dh[u] = dh[u] * z[t].value[u] + of_n + transposed(0, u, dz) + transposed(1, u, dr);
         dgates[of_gates(t) + u] = dz[u];
         dgates[of_gates(t) + H + u] = dr[u];
         dgates[of_gates(t) + 2 * H + u] = dn[u];
@@ -257,29 +289,75 @@ struct GruExpected {
   }
 };
 
-// The largest error of both passes, relative to the largest value of each array, or to 1.
+// Both passes of a call, whose launches need not be waited for.
+class GruCall {
+ public:
+  GruCall(const GruCase& of, int device, CUstream stream)
+      : arrays_(of, stream),
+        plans_{arrays_.plan(/*is_backward=*/false, device), arrays_.plan(/*is_backward=*/true, device)},
+        workspaces_{driver::Memory(plans_[0].workspace_bytes()), driver::Memory(plans_[1].workspace_bytes())} {}
+
+  void run(bool is_backward, CUstream stream) const {
+    plans_[is_backward].run(stream, arrays_.arguments(), workspaces_[is_backward].data());
+  }
+
+  // The largest error of the results, relative to the largest value of each array, or to 1.
+  double error(CUstream stream) {
+    const GruExpected expected(arrays_);
+    double largest = 0;
+    const auto compare = [&](GruArray& found, const std::vector<double>& right) {
+      found.read(stream);
+      double size = 1;
+      for (const double value : right) size = std::max(size, std::abs(value));
+      for (size_t i = 0; i < right.size(); ++i) {
+        const double error = std::abs(found.host[i] - right[i]) / size;
+        largest = error <= largest ? largest : std::isnan(error) ? INFINITY : error;
+      }
+    };
+    compare(arrays_.y, expected.y);
+    compare(arrays_.y_h, expected.y_h);
+    compare(arrays_.dgates, expected.dgates);
+    if (arrays_.c.linear) compare(arrays_.recurrent_dgates, expected.recurrent_dgates);
+    compare(arrays_.dh0, expected.dh0);
+    compare(arrays_.dreset_h, expected.dreset_h);
+    return largest;
+  }
+
+ private:
+  GruArrays arrays_;
+  std::array<GruPlan, 2> plans_;  // forward, backward
+  std::array<driver::Memory, 2> workspaces_;
+};
+
 inline double gru_error(const GruCase& of, int device, CUstream stream) {
-  GruArrays a(of, stream);
-  a.run(/*is_backward=*/false, device, stream);
-  a.run(/*is_backward=*/true, device, stream);
-  const GruExpected expected(a);
-  double largest = 0;
-  const auto compare = [&](GruArray& found, const std::vector<double>& right) {
-    found.read(stream);
-    double size = 1;
-    for (const double value : right) size = std::max(size, std::abs(value));
-    for (size_t i = 0; i < right.size(); ++i) {
-      const double error = std::abs(found.host[i] - right[i]) / size;
-      largest = error <= largest ? largest : std::isnan(error) ? INFINITY : error;
-    }
-  };
-  compare(a.y, expected.y);
-  compare(a.y_h, expected.y_h);
-  compare(a.dgates, expected.dgates);
-  if (of.linear) compare(a.recurrent_dgates, expected.recurrent_dgates);
-  compare(a.dh0, expected.dh0);
-  compare(a.dreset_h, expected.dreset_h);
-  return largest;
+  GruCall call(of, device, stream);
+  for (const bool is_backward : {false, true}) call.run(is_backward, stream);
+  return call.error(stream);
+}
+
+// Of two calls, each on a stream of its own. Their launches compete for the multiprocessors.
+inline double gru_error_on_streams(const std::array<GruCase, 2>& of, int device,
+                                   const std::array<CUstream, 2>& streams) {
+  constexpr int kRounds = 20;
+  std::array<GruCall, 2> calls = {GruCall(of[0], device, streams[0]), GruCall(of[1], device, streams[1])};
+  for (int round = 0; round < kRounds; ++round)
+    for (const bool is_backward : {false, true})
+      for (size_t i = 0; i < calls.size(); ++i) calls[i].run(is_backward, streams[i]);
+  return std::max(calls[0].error(streams[0]), calls[1].error(streams[1]));
+}
+
+// How a launch of a team without its last block ends, for whose words the others wait. An error loses the context.
+inline CUresult gru_status_without_a_block(int device, CUstream stream) {
+  const GruArrays arrays({FloatType::kBFloat16, false, true, 3, 5, 300, 1, 1, GruHolder::kTeam}, stream);
+  const GruKey key = arrays.key(/*is_backward=*/false, device);
+  const GruPlan whole = arrays.plan(key.is_backward, device);
+  GruVariant variant = gru_variant(key);
+  if (variant.holders != 1) throw NoPlan("there are several teams");
+  variant.padded -= variant.units;  // of the launch; the kernel has all units
+  const GruPlan plan(std::static_pointer_cast<const GruKernel>(whole.kernel()), variant, key.problems);
+  const driver::Memory workspace(plan.workspace_bytes());
+  plan.run(stream, arrays.arguments(), workspace.data());
+  return driver::api().cuStreamSynchronize(stream);
 }
 
 }  // namespace jaxgrad
