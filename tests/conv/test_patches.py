@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import jax
@@ -41,6 +42,12 @@ CASES = {
         spatial=(17, 23), window=(3, 2), strides=(6, 7), rhs_dilation=(2, 5), padding=((1, 2), (0, 3))
     ),
     "groups": PLAIN.replace(groups=3, padding=((2, 0), (0, 1)), layout=FIRST),
+    "rows": PLAIN.replace(features=4),
+    "rows, one axis": ConvCase(spatial=(12,), window=(4,), strides=(4,), layout=("NWC", "WIO", "NWC")),
+    "rows, gaps": PLAIN.replace(features=2, spatial=(11, 19), window=(2, 4), strides=(4, 7), rhs_dilation=(2, 2)),
+    "rows, volume": ConvCase(
+        spatial=(5, 3, 10), window=(2, 1, 5), strides=(2, 1, 5), features=2, layout=("NDHWC", "DHWIO", "NDHWC")
+    ),
     "no bias": PLAIN.replace(bias=False),
     "up": TransposeCase(window=(2, 3), strides=(2, 3), padding="VALID"),
     "up, first": TransposeCase(window=(2, 3), strides=(2, 3), padding="SAME", layout=FIRST, transpose_kernel=True),
@@ -127,6 +134,25 @@ def _lowered(case, platform):
 def test_every_pass_is_one_matrix_product(name, platform):
     text = _lowered(CASES[name], platform)
     assert (text.count("stablehlo.convolution"), text.count("stablehlo.dot_general")) == (0, 3)
+
+
+def _contracted_axes(case):
+    """The number of axes over which the product of the forward pass sums."""
+    op, _, inputs = _parts(Backend("xla", "gpu"), case.replace(bias=False))
+    (axes,) = re.findall(r"contracting_dims = \[([\d, ]+)\]", jax.jit(op).lower(*inputs[:2]).as_text())
+    return len(axes.split(","))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("rows")])
+def test_aligned_rows_have_one_axis_for_the_last_window_axis_and_the_features(name):
+    n = len(CASES[name].window)
+    assert _contracted_axes(CASES[name]) == n
+    assert _contracted_axes(CASES[name].replace(features=1, window=(*CASES[name].window[:-1], 3))) == n + 1
+
+
+@pytest.mark.parametrize("changed", [{"groups": 2}, {"layout": ("NHWC", "OHWI", "NHWC")}, {"layout": FIRST}])
+def test_other_layouts_and_groups_have_an_axis_for_the_features(changed):
+    assert _contracted_axes(CASES["rows"].replace(**changed)) == 3
 
 
 @pytest.mark.parametrize("name", OVERLAPPING)
