@@ -22,6 +22,8 @@
 
    FAKE_TOTAL: the bytes of memory; default 12 GiB
 
+   FAKE_CONTEXT: 0 if no context is current on any thread; default 1
+
    FAKE_VERSION: the version of cuDNN; default 91900
 
    FAKE_NAME: the name of the device; default "Fake GPU"
@@ -730,7 +732,7 @@ int cuDevicePrimaryCtxRetain(void** context) {
 }
 int cuCtxGetCurrent(void** context) {
   MAY_FAIL;
-  return *context = (void*)1, 0;
+  return *context = (void*)(uintptr_t)number_of("FAKE_CONTEXT", 1), 0;
 }
 int cuCtxGetDevice(int* device) {
   MAY_FAIL;

@@ -114,56 +114,75 @@ report(error=error, captured=captured, cold_error=cold_error, cold=cold.run(), e
 
 _CUDNN_STATUSES = (1001, 2000, 3000, 4000, 4001, 4003, 4004, 5000)
 _LASTING = (2000, 3000, 4001)  # bad parameter, not supported, compilation failed
-# Functions with many calls fail at one in so many, at others with each status.
-_EVERY = {
-    "cudnnBackendCreateDescriptor": 16,
-    "cudnnBackendSetAttribute": 8,
-    "cudnnBackendFinalize": 4,
-    "cudnnBackendGetAttribute": 4,
-    "cudnnSetStream": 4,
-}
-_EVERY_IN_A_RUN = {"cudnnBackendCreateDescriptor": 16, "cudnnBackendFinalize": 4, "cudnnSetStream": 4}
 _DRIVER_STATUSES = (1, 2, 700)  # invalid value, out of memory, illegal address
 
-_EVERY_CALL = """
-def trials(function, statuses, search):
-    "Lets each call of a function fail in turn while a plan is made, and then asks for the plan again."
-    for index, status in enumerate(statuses):
-        for n in itertools.count(1 + index % {every}, {every}):
-            size = new_size()
+# Functions with many calls, each of which fails with one status. Calls of other functions fail with each status.
+_MANY_CALLS = (
+    "cudnnBackendCreateDescriptor",
+    "cudnnBackendFinalize",
+    "cudnnBackendGetAttribute",
+    "cudnnBackendSetAttribute",
+    "cudnnSetStream",
+)
+
+# The function with the most calls, and the step from a call that fails to the next: half a minute for all of them.
+_MOST_CALLS = [
+    ("cudnnBackendCreateDescriptor", 5),
+    pytest.param("cudnnBackendCreateDescriptor", 1, marks=pytest.mark.thorough),
+]
+
+_TRIALS = """
+def trials(function, statuses, new_attempt):
+    "Lets each call of a function fail in turn during an attempt, and then makes the same attempt again."
+    for n in itertools.count(1, {step}):
+        for status in [statuses[n % len(statuses)]] if function in {many_calls} else statuses:
+            attempt = new_attempt()
             fail(function, n, status)
-            first = outcome(engine, size, search)
+            first = attempt()
             reached = fake.fake_calls() >= n
             fail(None)
             if not reached:
-                break
-            yield [status, n, first, outcome(engine, size, search)]
-
-report(found=list(trials({function!r}, {statuses}, {search!r})), other=engine(new_size(), {search!r}))
+                return
+            yield [status, n, first, attempt()]
 """
+
+_EVERY_CALL = (
+    _TRIALS
+    + """
+def new_plan():
+    size = new_size()
+    return lambda: outcome(engine, size, {search!r})
+
+report(found=list(trials({function!r}, {statuses}, new_plan)), other=engine(new_size(), {search!r}))
+"""
+)
+
+
+def _fail_while_a_plan_is_made(run, function, statuses, search, step=1):
+    settings = {"function": function, "statuses": statuses, "search": search, "step": step}
+    found = run(_EVERY_CALL.format(**settings, many_calls=_MANY_CALLS))
+    assert found["found"]
+    return found
 
 
 @pytest.mark.parametrize("search", ["heuristic", "exhaustive"])
 @pytest.mark.parametrize(
-    "function",
+    ("function", "step"),
     [
-        "cudnnBackendCreateDescriptor",
-        "cudnnBackendSetAttribute",
-        "cudnnBackendFinalize",
-        "cudnnBackendGetAttribute",
-        "cudnnBackendExecute",
-        "cudnnCreate",
-        "cudnnSetStream",
+        *_MOST_CALLS,
+        ("cudnnBackendSetAttribute", 1),
+        ("cudnnBackendFinalize", 1),
+        ("cudnnBackendGetAttribute", 1),
+        ("cudnnBackendExecute", 1),
+        ("cudnnCreate", 1),
+        ("cudnnSetStream", 1),
     ],
 )
-def test_every_call_of_cudnn_fails_while_a_plan_is_made(run, function, search):
+def test_every_call_of_cudnn_fails_while_a_plan_is_made(run, function, step, search):
     """An error that may pass is raised, or another engine is timed; neither changes the program."""
-    found = run(
-        _EVERY_CALL.format(function=function, statuses=_CUDNN_STATUSES, search=search, every=_EVERY.get(function, 1))
-    )
+    found = _fail_while_a_plan_is_made(run, function, _CUDNN_STATUSES, search, step)
     expected = ["engine 12", 300] if search == "exhaustive" else ["engine 11", 200]
     assert found["other"] == expected
-    assert found["found"]
     for status, n, first, again in found["found"]:
         context = status, n, first, again
         if isinstance(first, str):
@@ -186,6 +205,7 @@ def test_every_call_of_cudnn_fails_while_a_plan_is_made(run, function, search):
         "cuDeviceGetAttribute",
         "cuDeviceGetName",
         "cuDevicePrimaryCtxRetain",
+        "cuDeviceTotalMem_v2",
         "cuDriverGetVersion",
         "cuEventCreate",
         "cuEventElapsedTime",
@@ -204,9 +224,8 @@ def test_every_call_of_cudnn_fails_while_a_plan_is_made(run, function, search):
     ],
 )
 def test_every_call_of_the_driver_fails_while_a_plan_is_made(run, function):
-    found = run(_EVERY_CALL.format(function=function, statuses=_DRIVER_STATUSES, search="exhaustive", every=1))
+    found = _fail_while_a_plan_is_made(run, function, _DRIVER_STATUSES, "exhaustive")
     assert found["other"] == ["engine 12", 300]
-    assert found["found"]
     for status, n, first, again in found["found"]:
         context = status, n, first, again
         if isinstance(first, str):
@@ -219,42 +238,34 @@ def test_every_call_of_the_driver_fails_while_a_plan_is_made(run, function):
             assert first == ["engine 12", 300] or (status == 2 and first == ["engine 11", 300]), context
 
 
-_EVERY_RUN = """
-def trials(function, statuses, planned):
-    "Lets each call of a function fail in turn while a program runs, and then runs it again."
-    for index, status in enumerate(statuses):
-        for n in itertools.count(1 + index % {every}, {every}):
-            step = Step(planned=planned, gradients=False)
-            fail(function, n, status)
-            first = step.run()
-            reached = fake.fake_calls() >= n
-            fail(None)
-            if not reached:
-                break
-            yield [status, n, first, step.run()]
-
-report(found=list(trials({function!r}, {statuses}, {planned})))
+_EVERY_RUN = (
+    _TRIALS
+    + """
+report(found=list(trials({function!r}, {statuses}, lambda: Step(planned={planned}, gradients=False).run)))
 """
+)
 
 
 @pytest.mark.parametrize("planned", [True, False], ids=["planned", "unplanned"])
 @pytest.mark.parametrize(
-    ("function", "statuses"),
+    ("function", "step"),
     [
-        ("cudnnBackendCreateDescriptor", (3000, 4000, 4004)),
-        ("cudnnBackendExecute", _CUDNN_STATUSES),
-        ("cudnnBackendFinalize", (3000, 4000, 4004, 5000)),
-        ("cudnnSetStream", (4000, 5000)),
-        ("cuCtxGetCurrent", (1, 700)),
-        ("cuCtxGetDevice", (1, 700)),
-        ("cuStreamIsCapturing", (1, 700)),
+        *_MOST_CALLS,
+        ("cudnnBackendExecute", 1),
+        ("cudnnBackendFinalize", 1),
+        ("cudnnSetStream", 1),
+        ("cuCtxGetCurrent", 1),
+        ("cuCtxGetDevice", 1),
+        ("cuStreamGetCtx", 1),
+        ("cuStreamIsCapturing", 1),
     ],
 )
-def test_every_call_fails_while_a_program_runs(run, function, statuses, planned):
+def test_every_call_fails_while_a_program_runs(run, function, step, planned):
     """An error, or right values; the next run is right. Plans are made before or in the run."""
-    found = run(
-        _EVERY_RUN.format(function=function, statuses=statuses, planned=planned, every=_EVERY_IN_A_RUN.get(function, 1))
-    )["found"]
+    statuses = _CUDNN_STATUSES if function.startswith("cudnn") else (1, 700)
+    settings = {"function": function, "statuses": statuses, "planned": planned, "step": step}
+    script = _EVERY_RUN.format(**settings, many_calls=_MANY_CALLS)
+    found = run(script, FAKE_CONTEXT=str(int(function != "cuStreamGetCtx")))["found"]
     assert found
     for status, n, first, again in found:
         unsupported = status == 3000 and "cuDNN has no plan" in first
@@ -292,6 +303,23 @@ report(forced=forced, later=outcome(explained))
     assert found["forced"].startswith("RuntimeError: jaxgrad.conv_general_dilated: implementation='cudnn' cannot run")
     assert "status 4000" in found["forced"]
     assert "forced by implementation='cudnn'" in found["later"]
+
+
+def test_a_failure_to_ask_for_the_free_memory_does_not_hide_the_error(run):
+    """The memory is full, and no engine can be built. Without an answer, the error of cuDNN does not say so."""
+    full, unknown, calls = run(
+        """
+os.environ["FAKE_REFUSES"] = "11:5000,12:5000,13:5000"
+full = outcome(engine, new_size())
+fail("cuMemGetInfo_v2", 0, 1)
+report(found=[full, outcome(engine, new_size()), fake.fake_calls()])
+""",
+        FAKE_FREE="1000",
+    )["found"]
+    assert "the GPU's memory is full" in full
+    assert "status 5000" in unknown
+    assert "memory is full" not in unknown
+    assert calls
 
 
 _MISSING = """
