@@ -82,6 +82,34 @@ report(first=first, again=[engine(9, "heuristic"), counts()])
     assert run(one, FAKE_WRONG="11:corner", **kept) == {"found": expected, "counts": [2, 1, 0]}
 
 
+@pytest.mark.thorough
+def test_a_process_remembers_4096_verdicts_and_choices(run):
+    """Those used last, without a directory. The plans of 1,024 calls are kept besides."""
+    found = run("""
+spec = (0, 2, 1)
+
+def work(n):
+    "The engines that are checked and the plans that run while the n-th of many small calls is planned."
+    padding, batch, length = n // 1024, n // 32 % 32, n % 32
+    geometry = ConvGeometry(spec, spec, spec, (1,), ((padding, 0),), (1,), 1, (2 + length,), (2,))
+    problem = ConvProblem(geometry, 1 + batch, 1, 1, jnp.dtype("float32"))
+    before = counts()[0], fake.fake_executions()
+    cudnn_plan.cache_clear()
+    cudnn_plan("forward", problem, True, jaxgrad.config.current())
+    return [counts()[0] - before[0], fake.fake_executions() - before[1]]
+
+first = work(0)
+for n in range(1, 4096 + 8):
+    work(n)
+report(first=first, kept=work(100), evicted=work(1))
+""")
+    checked, executions = found["first"]
+    assert checked == 3
+    assert executions > checked  # the search times the plans, too
+    assert found["kept"] == [0, 0]
+    assert found["evicted"] == found["first"]
+
+
 def test_a_stored_choice_is_checked(run, tmp_path):
     """A result of the search whose verdict is lost. A new search follows if the engine is wrong."""
     kept = {"JAXGRAD_PLAN_CACHE_DIR": str(tmp_path)}

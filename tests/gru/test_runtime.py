@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from backends import GRU, SELECTED
+from cuda_module import NEEDS_CUDA_MODULE
 from gru_cases import Case, fill_padding, make_inputs
 from gru_running import values_and_gradients
 from jax import export
@@ -176,3 +177,29 @@ def test_without_64_bit_types(run_python, tmp_path):
         for implementation in ("cpu", "xla"):
             gradient = np.load(tmp_path / f"{implementation}-{clip}.npz")["gradient"]
             np.testing.assert_allclose(gradient, expected.w, rtol=0, atol=1e-5)
+
+
+@NEEDS_CUDA_MODULE
+def test_loaded_kernels_are_bounded(on_fake_cuda):
+    """One kernel for each set of flags and a few hidden sizes. The cache keeps those used last."""
+    found = on_fake_cuda("""
+from fake_gpu import *
+flags = (False, True)
+cuda.nvrtc_unavailable()
+
+def load(hidden, is_backward, tf32, *others):
+    linear_before_reset, *features = others
+    assert not cuda.module.load_gru_kernel(is_backward, 0, 0, tf32, linear_before_reset, 1, 4, hidden, *features)
+
+for settings in itertools.product((20, 50, 80, 300), *[flags] * 6):
+    load(*settings)
+compiled, loaded = fake.fake_compilations(), fake.fake_modules()
+load(*settings)
+last = fake.fake_compilations()
+load(20, *[False] * 6)
+report(found=[compiled, loaded, fake.fake_modules()], last=last, first=fake.fake_compilations())
+""")
+    compiled, *loaded = found["found"]
+    assert compiled > 2 * 64
+    assert loaded == [64, 64]
+    assert (found["last"], found["first"]) == (compiled, compiled + 1)
