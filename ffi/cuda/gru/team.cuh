@@ -1,7 +1,9 @@
 // The exchange between the blocks of a team, through global memory (the L2 cache).
 //
 // In a step every block publishes words of 16 bytes. The words of a step are in one slot of a ring, where the host has
-// marked all words absent: a reader loads a word until it is there. Memory is coherent in numbers of 64 bits at most,
+// marked all words absent: a reader loads a word until it is there. A memset before each launch does so. With a number
+// of the launch in each word it would not need to, but the ring is in temporary memory of XLA, which holds anything at
+// the start of a call: old bits could look like words of any launch. Memory is coherent in numbers of 64 bits at most,
 // so that each half of a word has a mark: its first 32 bits are a NaN that no conversion yields. Any other value may be
 // exchanged. When a block publishes a step, it (or the other of its pair, whose sums it has) has read all words of the
 // step before; so all blocks of the team have read those of the step before that one, and it marks its own of them
