@@ -104,27 +104,6 @@ report(one=one, size=full["size"], capacity=full["capacity"], hits=again["hits"]
     assert found["capacity"] == 2 * found["one"]
 
 
-def test_depthwise_convolutions_of_many_sizes_share_modules(run):
-    """2,000 sizes in one process: few compilations, and as many plans and modules as the caches hold."""
-    found = run("""
-import random
-random.seed(0)
-for _ in range(2000):
-    pass_index = random.randrange(2)
-    height, width, batch = (random.randint(3, 120) for _ in range(3))
-    spec = (0, 3, 1, 2)
-    geometry = ConvGeometry(spec, (3, 2, 0, 1), spec, (1, 1), ((1, 1), (1, 1)), (1, 1), 32, (height, width), (3, 3))
-    problem = ConvProblem(geometry, batch, 32, 32, jnp.dtype("bfloat16"))
-    cuda.module.prepare_depthwise_convolution(0, pass_index, 2, False, problem.shapes, geometry.attributes())
-info = cuda.module.depthwise_convolution_plan_cache_info()
-report(modules=fake.fake_modules(), compilations=fake.fake_compilations(), **info)
-""")
-    assert found["size"] <= found["capacity"]
-    assert found["misses"] > 1000
-    assert found["compilations"] < 150
-    assert found["modules"] <= 128
-
-
 def test_depthwise_modules_of_cuda_graphs_are_kept(run):
     """A graph that was captured runs the code of its module later."""
     found = run("""
