@@ -10,30 +10,26 @@ replayed: how much longer the measured calls take than on their fastest implemen
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import jax
 
 import jaxgrad
-from benchmarks import batch_norm, conv, gru
+from benchmarks.preference_calls import calls, with_plan
 from jaxgrad._src.batch_norm.cudnn import BatchNormFeatures, has_fast_kernels
 from jaxgrad._src.conv.features import ConvFeatures
 from jaxgrad._src.conv.params import ConvCall
 from jaxgrad._src.core.environment import Environment, current_environment
 from jaxgrad._src.core.op import lowering_platform
-from jaxgrad._src.core.tuning import Choice, RecordedCall, Recorder
+from jaxgrad._src.core.tuning import Choice, RecordedCall
 from jaxgrad._src.gru.features import GruFeatures
 from jaxgrad._src.gru.params import GruProblem
-from jaxgrad._src.native import cuda
 from jaxgrad._src.selection.table import Row, file_name
 from jaxgrad._src.tuning.choices import measured_choice
 
@@ -75,7 +71,7 @@ def measure(platform: str, *, again: str | None = None, seconds: float = math.in
             print(f"not measured in {seconds:g} s: {len(left) - index + 1} calls")
             break
         print(f"{index}/{len(left)} {text}", flush=True)
-        if choice := measured_choice(_with_plan(text, platform), machine.platform):
+        if choice := measured_choice(with_plan(text, platform), machine.platform):
             for choices in kept.values():
                 choices.pop(text, None)
             new[text] = choice
@@ -116,7 +112,7 @@ def tables() -> dict[str, dict[str, Any]]:
         own = [each for each in classes if each["platform"] == platform]
         of_devices = {}
         for path in sorted(TUNINGS.glob("*.json")):
-            times, measured_on = {}, []
+            times, dates, measured_on = {}, {}, []
             # A file may have measurements of several versions of jaxgrad, each of other calls.
             for machine, choices in jaxgrad.Tuning.load(path).machines.items():
                 if machine.platform == lowering_platform(platform):
@@ -124,8 +120,9 @@ def tables() -> dict[str, dict[str, Any]]:
                     count = sum(text in own_times for text in calls(platform))
                     measured_on.append(f"{count} of {len(calls(platform))} calls on {machine}")
                     times |= own_times
+                    dates |= {text: choice.date for text, choice in choices.items()}
             if times:
-                of_devices[path.stem] = {"measured_on": measured_on, "rows": _rows(own, platform, times)}
+                of_devices[path.stem] = {"measured_on": measured_on, "rows": _rows(own, platform, times, dates)}
         if platform == "gpu":  # CPUs differ in their models: they share one table
             found |= of_devices
         found[f"generic {platform}"] = _generic(own, list(of_devices.values()))
@@ -138,70 +135,6 @@ def _times_of_libraries(us: Mapping[str, float]) -> Mapping[str, float]:
         if other in us and same not in us and "cpu" in us:
             return {**us, same: us["cpu"]}
     return us
-
-
-def _functions(platform: str) -> Iterator[tuple[Any, list[Any]]]:
-    """Functions of the benchmark cases that make all calls to measure, and the shapes of their arguments."""
-    for case in conv.CASES[platform]:
-        op = jaxgrad.conv_transpose if case.transposed else jaxgrad.conv_general_dilated
-        x, w, dy = (jax.ShapeDtypeStruct(shape, case.dtype) for shape in case.shapes())
-        yield partial(_gradients, partial(op, **case.settings())), [dy, x, w]
-        if platform == "gpu" and not case.transposed and (case.groups == 1 < case.window or not case.extra):
-            # A kernel of cuDNN may add the bias and apply relu.
-            bias = jax.ShapeDtypeStruct((case.out_features,), case.dtype)
-            yield partial(_with_relu, **case.settings()), [x, w, bias]
-    for case in batch_norm.CASES[platform]:
-        x = jax.ShapeDtypeStruct(case.shape, case.dtype)
-        channels = jax.ShapeDtypeStruct((case.shape[case.feature_axis],), "float32")
-        op = partial(jaxgrad.batch_norm_training, feature_axis=case.feature_axis, activation=case.activation)
-        yield partial(_gradients, lambda *arrays, op=op: op(*arrays)[0]), [x, x, channels, channels]
-
-    for case, linear_before_reset in itertools.product(gru.PREFERENCE_CASES[platform], (False, True)):
-        inputs, (dy, dy_h) = jax.eval_shape(partial(gru.arrays, case))
-        op = partial(jaxgrad.gru, direction=gru.direction(case), linear_before_reset=linear_before_reset)
-        yield partial(_gradients, lambda x, w, r, b, h, op=op: op(x, w, r, b, None, h)), [(dy, dy_h), *inputs]
-
-
-def _with_relu(x: jax.Array, w: jax.Array, bias: jax.Array, **settings: Any) -> jax.Array:
-    return jaxgrad.conv_general_dilated(x, w, bias=bias, activation="relu", **settings)
-
-
-def _gradients(function: Any, dy: Any, *arrays: jax.Array) -> Any:
-    y, pullback = jax.vjp(function, *arrays)
-    return y, pullback(dy)
-
-
-@cache
-def calls(platform: str) -> dict[str, RecordedCall]:
-    """The calls of the benchmark cases, recorded without a plan: that takes seconds, where the plans take minutes."""
-    return {text: recorded for text, (recorded, _) in _calls_with_functions(platform).items()}
-
-
-@cache
-def _calls_with_functions(platform: str) -> dict[str, tuple[RecordedCall, tuple[Any, list[Any]]]]:
-    """The calls with the functions of `_functions` that make them."""
-    found: dict[str, tuple[RecordedCall, tuple[Any, list[Any]]]] = {}
-    with mock.patch.object(cuda, "gpu_ordinal", return_value=None):
-        for each in _functions(platform):
-            for text, recorded in _record(platform, *each).items():
-                found.setdefault(text, (recorded, each))
-    jax.clear_caches()  # they hold answers for a machine without a GPU
-    return found
-
-
-def _with_plan(text: str, platform: str) -> RecordedCall:
-    """The call as it is on this machine, with the implementation that runs it."""
-    _, each = _calls_with_functions(platform)[text]
-    return _record(platform, *each)[text]
-
-
-def _record(platform: str, function: Any, arguments: list[Any]) -> dict[str, RecordedCall]:
-    """The calls of a function. It is lowered, which needs no such device, and not run."""
-    recorder = Recorder()
-    # The settings of a user's process, on which the texts of calls depend.
-    with jaxgrad.config.override(tuning=recorder), jax.default_matmul_precision("default"), jax.enable_x64(False):
-        jax.jit(function).trace(*arguments).lower(lowering_platforms=(lowering_platform(platform),))
-    return recorder.calls
 
 
 class _Features(ConvFeatures):
@@ -221,7 +154,7 @@ def _features(recorded: RecordedCall, platform: str) -> Any:
     return BatchNormFeatures(call.outer * call.inner, call.channels, has_fast_kernels(call))
 
 
-def _rows(classes: Sequence[_Class], platform: str, times: _Times) -> list[dict[str, Any]]:
+def _rows(classes: Sequence[_Class], platform: str, times: _Times, dates: Mapping[str, str]) -> list[dict[str, Any]]:
     """The rows of a table, one for each class. A call belongs to the first class that matches it and whose preferred
     implementation supports it."""
     rows = []
@@ -237,7 +170,7 @@ def _rows(classes: Sequence[_Class], platform: str, times: _Times) -> list[dict[
             and recorded.pass_name in row.passes
             and row.matches(_features(recorded, platform))
         }
-        measured = _measured(members, list(each["why"]))
+        measured = _measured(members, list(each["why"]), dates)
         rows.append(_row(each, *(measured or (each["unmeasured"], None))))
         prefer = rows[-1]["prefer"]
         calls_left[with_xla] = {
@@ -256,7 +189,9 @@ def _row(each: _Class, prefer: str, measured: dict[str, Any] | None) -> dict[str
     return {**own, "prefer": prefer, "why": each["why"][prefer], "measured": measured}
 
 
-def _measured(members: _Times, implementations: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
+def _measured(
+    members: _Times, implementations: Sequence[str], dates: Mapping[str, str]
+) -> tuple[str, dict[str, Any]] | None:
     """The implementation to prefer for some calls, and the measurement; None if there is none."""
     kernel, other = sorted(implementations, key=_LIBRARIES.__contains__)
     pairs = {text: (us[other], us[kernel]) for text, us in members.items() if kernel in us and other in us}
@@ -275,6 +210,7 @@ def _measured(members: _Times, implementations: Sequence[str]) -> tuple[str, dic
         "least": round(ratios[in_order[0]], 3),
         "cases": len(ratios),
         "case": in_order[len(in_order) // 2],
+        "date": max(dates[text] for text in ratios),
     }
 
 

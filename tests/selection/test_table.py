@@ -18,7 +18,7 @@ from jaxgrad._src.batch_norm.cudnn import BatchNormFeatures
 from jaxgrad._src.conv.cudnn import CudnnBackend
 from jaxgrad._src.conv.features import ConvFeatures
 from jaxgrad._src.core.environment import Environment
-from jaxgrad._src.core.tuning import Choice
+from jaxgrad._src.core.tuning import Choice, Recorder
 from jaxgrad._src.gru.features import GruFeatures
 from jaxgrad._src.native import cuda
 from jaxgrad._src.selection import table
@@ -38,7 +38,7 @@ def _features(op):
 
 
 def _recorded(x, w, window_strides=(1, 1), groups=1):
-    recorder = preferences.Recorder()
+    recorder = Recorder()
     arrays = (jax.ShapeDtypeStruct(shape, "float32") for shape in (x, w))
     settings = {"dimension_numbers": _NHWC, "feature_group_count": groups}
     op = partial(jaxgrad.conv_general_dilated, window_strides=window_strides, padding="SAME", **settings)
@@ -81,6 +81,9 @@ def test_the_tables_prefer_implementations_that_are_nearly_the_fastest():
         assert max(found.values()) < 2.5, device
 
 
+_DATES = {"A100": "2026-11-20", "B200": "2026-11-26"}
+
+
 def _machine(kind):
     return Environment("cuda", kind, "0.11.2", "0.11.2", "0.1.0", "cuDNN 9.19.0", "580.1")
 
@@ -96,7 +99,7 @@ def measured(tmp_path, monkeypatch):
             choices = {}
             for text in calls:
                 gain = strided if "window_strides" in text else other
-                choices[text] = Choice("xla", "xla", {"xla": 10.0 * gain, "cudnn": 10.0})
+                choices[text] = Choice("xla", "xla", {"xla": 10.0 * gain, "cudnn": 10.0}, _DATES[kind])
             jaxgrad.Tuning({_machine(kind): choices}).save(tmp_path / f"{kind}.json")
         return preferences.tables()
 
@@ -122,6 +125,8 @@ def test_rows_follow_the_measurements(measured):
     assert row["measured"]["ratio"] == 2.0
     assert row["measured"]["cases"] > 5
     assert row["measured"]["case"] in preferences.calls("gpu")
+    assert {row["measured"]["date"] for row in a100 if row["measured"]} == {_DATES["A100"]}
+    assert {row["measured"]["date"] for row in generic if row["measured"]} == set(_DATES.values())
     (on_a100,), (on_b200,) = (found[name]["measured_on"] for name in ("A100", "B200"))
     assert on_a100.endswith(f" calls on {_machine('A100')}")
     assert found["generic gpu"]["measured_on"] == [on_a100, on_b200]
@@ -155,7 +160,7 @@ def test_a_device_takes_its_own_table(tmp_path, monkeypatch, measured):
             monkeypatch.setattr(cuda, "device_kind", lambda kind=kind: kind)
             row = table.preference("conv", "forward", "cuda", features, ("cudnn", "xla"))
             assert (row.table, row.prefer) == (name, prefer)
-            expected = rf"row 'other' of the table '{name}', measured \d\.\d\dx as fast as xla in \d+ cases"
+            expected = rf"row 'other' of the table '{name}', measured \d\.\d\dx as fast as xla in \d+ cases, the last on [\d-]+"
             assert re.fullmatch(expected, str(row))
     finally:
         table.read_table.cache_clear()
@@ -169,7 +174,7 @@ def _row_with(activation, dtype, window, groups=1):
     bias = jax.ShapeDtypeStruct((64,), dtype)
     settings = {"dimension_numbers": _NHWC, "feature_group_count": groups, "activation": activation}
     op = partial(jaxgrad.conv_general_dilated, window_strides=(1, 1), padding="SAME", **settings)
-    recorder = preferences.Recorder()
+    recorder = Recorder()
     with jaxgrad.config.override(tuning=recorder):
         jax.jit(op).trace(x, w, bias=bias).lower(lowering_platforms=("cuda",))
     (recorded,) = recorder.calls.values()
@@ -234,7 +239,7 @@ def test_a_measurement_goes_on_where_it_ended(tmp_path, monkeypatch, again, expe
     monkeypatch.setattr(preferences, "current_environment", lambda: machine)
     texts = ("first", "second", "third", "fourth")
     monkeypatch.setattr(preferences, "calls", lambda platform: texts)
-    monkeypatch.setattr(preferences, "_with_plan", lambda text, platform: text)
+    monkeypatch.setattr(preferences, "with_plan", lambda text, platform: text)
     choice = Choice("xla", "xla", {"xla": 1.0})
     old = {
         dataclasses.replace(machine, driver="another"): {"third": choice},
@@ -273,9 +278,12 @@ def test_a_table_joins_the_measurements_of_several_versions(measured, tmp_path):
 
 
 def test_a_row_says_where_the_other_one_is_faster_but_not_clearly():
-    measured = {"over": "cudnn", "ratio": 0.952, "least": 0.9, "cases": 7}
+    measured = {"over": "cudnn", "ratio": 0.952, "least": 0.9, "cases": 7, "date": "2026-11-20"}
     row = table.Row("other", "conv", ("forward",), {}, "xla", "a reason", measured, "A100")
-    assert str(row) == "row 'other' of the table 'A100': cudnn was measured 1.05x as fast in 7 cases, too little"
+    where = "in 7 cases, the last on 2026-11-20"
+    assert str(row) == f"row 'other' of the table 'A100': cudnn was measured 1.05x as fast {where}: too little"
+    row = dataclasses.replace(row, measured={**measured, "ratio": 1.25})
+    assert str(row).endswith(f"measured 1.25x as fast as cudnn {where}")
 
 
 def test_reports_of_different_devices_have_different_names():

@@ -22,11 +22,13 @@ class Choice:
         pass that it is read as: "forward on cudnn", "weight_gradient on cudnn". "xla" is the convolution on XLA.
       default: what jaxgrad selects without a tuning.
       times_us: microseconds of one call, the median, by implementation.
+      date: when it was measured, as in ISO 8601. Choices that differ in it alone are equal.
     """
 
     implementation: str
     default: str
     times_us: Mapping[str, float]
+    date: str = dataclasses.field(default="", repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in (self.implementation, self.default):

@@ -35,7 +35,7 @@ class Row:
       why: why, in one sentence.
       measured: the measurement behind it, or None: the implementation that it was compared with ("over"), the geometric
         mean and the least of the times of that one over those of the preferred one ("ratio", "least"), the number of
-        benchmark cases ("cases"), and the one in the middle ("case").
+        benchmark cases ("cases"), the one in the middle ("case"), and the day of the last measurement ("date").
       table: the name of the table.
     """
 
@@ -56,9 +56,10 @@ class Row:
         text = f"row {self.name!r} of the table {self.table!r}"
         if (m := self.measured) is None:
             return f"{text}, without a measurement"
+        where = f"in {m['cases']} cases, the last on {m['date']}"
         if m["ratio"] < 1:
-            return f"{text}: {m['over']} was measured {1 / m['ratio']:.2f}x as fast in {m['cases']} cases, too little"
-        return f"{text}, measured {m['ratio']:.2f}x as fast as {m['over']} in {m['cases']} cases"
+            return f"{text}: {m['over']} was measured {1 / m['ratio']:.2f}x as fast {where}: too little"
+        return f"{text}, measured {m['ratio']:.2f}x as fast as {m['over']} {where}"
 
 
 def _holds(condition: Any, value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -34,7 +35,7 @@ def measured_choice(recorded: RecordedCall, platform: str) -> Choice | None:
         return None
     times = {name: round(1e6 * seconds, 3) for name, seconds in medians(programs).items()}
     fastest = min(times, key=lambda name: times[name] * (1 if name == default else _MIN_GAIN))
-    return Choice(fastest, default, times)
+    return Choice(fastest, default, times, datetime.date.today().isoformat())
 
 
 def _programs(measurable: Measurable, sets: list[list[jax.Array]]) -> dict[str, Program]:

@@ -140,7 +140,10 @@ def from_json(text: str) -> Tuning:
             {
                 Environment(**machine["environment"]): {
                     call: Choice(
-                        c["implementation"], c["default"], {name: float(us) for name, us in c["times_us"].items()}
+                        c["implementation"],
+                        c["default"],
+                        {name: float(us) for name, us in c["times_us"].items()},
+                        c.get("date", ""),  # files of jaxgrad 0.1.0 have none
                     )
                     for call, c in machine["choices"].items()
                 }

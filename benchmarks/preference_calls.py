@@ -1,0 +1,117 @@
+"""The calls from whose times the tables of preferences are made: those of the benchmark cases, and of other classes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from functools import cache, partial
+from typing import Any
+from unittest import mock
+
+import jax
+
+import jaxgrad
+from benchmarks import batch_norm, conv, gru
+from benchmarks.conv_cases import Case
+from jaxgrad._src.core.op import lowering_platform
+from jaxgrad._src.core.tuning import RecordedCall, Recorder
+from jaxgrad._src.native import cuda
+
+# Of classes without a benchmark case.
+_OTHER_GPU_CASES = tuple(
+    dataclasses.replace(case, dtype=dtype)
+    for case in (
+        Case((14, 14), 8, 32, 32, 3, padding=1),  # small
+        Case((28, 28), 8, 32, 32, 3, stride=2, padding=1),
+        Case((28, 28), 64, 192, 192, 3, dilation=2, groups=192, padding=2),
+        Case((28, 28), 64, 75, 75, 3, groups=75, padding=1),  # not on jaxgrad's kernel in 16 bits
+        Case((28, 28), 64, 256, 256, 3, dilation=2, groups=32, padding=2),
+        Case((4096,), 16, 256, 256, 4, causal=True),
+        Case((4096,), 16, 256, 256, 4, groups=8, causal=True),
+    )
+    for dtype in ("bfloat16", "float32")
+)
+_CONV_CASES = {"cpu": conv.CASES["cpu"], "gpu": (*conv.CASES["gpu"], *_OTHER_GPU_CASES)}
+# Weight gradients under `vmap` of x and dy, by the number of independent problems.
+_INDEPENDENT = tuple(
+    (problems, dataclasses.replace(case, dtype=dtype))
+    for problems, case in (
+        (16, Case((14, 14), 8, 64, 64, 3, padding=1)),
+        (4, Case((14, 14), 16, 128, 128, 3, padding=1)),
+        (4, Case((56, 56), 16, 64, 64, 3, padding=1)),
+    )
+    for dtype in ("bfloat16", "float32")
+)
+
+
+def functions(platform: str) -> Iterator[tuple[Any, list[Any]]]:
+    """Functions that make all calls to measure, and the shapes of their arguments."""
+    for case in _CONV_CASES[platform]:
+        op = jaxgrad.conv_transpose if case.transposed else jaxgrad.conv_general_dilated
+        x, w, dy = (jax.ShapeDtypeStruct(shape, case.dtype) for shape in case.shapes())
+        yield partial(_gradients, partial(op, **case.settings())), [dy, x, w]
+        if platform == "gpu" and not case.transposed and (case.groups == 1 < case.window or not case.extra):
+            # A kernel of cuDNN may add the bias and apply relu.
+            bias = jax.ShapeDtypeStruct((case.out_features,), case.dtype)
+            yield partial(_with_relu, **case.settings()), [x, w, bias]
+    for problems, case in _INDEPENDENT if platform == "gpu" else ():
+        x, w, dy = (jax.ShapeDtypeStruct((problems, *shape), case.dtype) for shape in case.shapes())
+        yield jax.vmap(partial(_weight_gradient, partial(jaxgrad.conv_general_dilated, **case.settings()))), [dy, x, w]
+    for case in batch_norm.CASES[platform]:
+        x = jax.ShapeDtypeStruct(case.shape, case.dtype)
+        channels = jax.ShapeDtypeStruct((case.shape[case.feature_axis],), "float32")
+        op = partial(jaxgrad.batch_norm_training, feature_axis=case.feature_axis, activation=case.activation)
+        yield partial(_gradients, lambda *arrays, op=op: op(*arrays)[0]), [x, x, channels, channels]
+
+    for case, linear_before_reset in itertools.product(gru.PREFERENCE_CASES[platform], (False, True)):
+        inputs, (dy, dy_h) = jax.eval_shape(partial(gru.arrays, case))
+        op = partial(jaxgrad.gru, direction=gru.direction(case), linear_before_reset=linear_before_reset)
+        yield partial(_gradients, lambda x, w, r, b, h, op=op: op(x, w, r, b, None, h)), [(dy, dy_h), *inputs]
+
+
+def _with_relu(x: jax.Array, w: jax.Array, bias: jax.Array, **settings: Any) -> jax.Array:
+    return jaxgrad.conv_general_dilated(x, w, bias=bias, activation="relu", **settings)
+
+
+def _gradients(function: Any, dy: Any, *arrays: jax.Array) -> Any:
+    y, pullback = jax.vjp(function, *arrays)
+    return y, pullback(dy)
+
+
+def _weight_gradient(function: Any, dy: Any, x: jax.Array, w: jax.Array) -> Any:
+    _, pullback = jax.vjp(partial(function, x), w)
+    return pullback(dy)
+
+
+@cache
+def calls(platform: str) -> dict[str, RecordedCall]:
+    """The calls by their text, recorded without a plan: that takes seconds, where the plans take minutes."""
+    return {text: recorded for text, (recorded, _) in _calls_with_functions(platform).items()}
+
+
+@cache
+def _calls_with_functions(platform: str) -> dict[str, tuple[RecordedCall, tuple[Any, list[Any]]]]:
+    """The calls with the functions of `functions` that make them."""
+    found: dict[str, tuple[RecordedCall, tuple[Any, list[Any]]]] = {}
+    with mock.patch.object(cuda, "gpu_ordinal", return_value=None):
+        for each in functions(platform):
+            for text, recorded in _record(platform, *each).items():
+                found.setdefault(text, (recorded, each))
+    jax.clear_caches()  # they hold answers for a machine without a GPU
+    return found
+
+
+def with_plan(text: str, platform: str) -> RecordedCall:
+    """The call as it is on this machine, with the implementation that runs it."""
+    _, each = _calls_with_functions(platform)[text]
+    return _record(platform, *each)[text]
+
+
+def _record(platform: str, function: Any, arguments: list[Any]) -> dict[str, RecordedCall]:
+    """The calls of a function. It is lowered, which needs no such device, and not run."""
+    recorder = Recorder()
+    # The settings of a user's process, on which the texts of calls depend.
+    with jaxgrad.config.override(tuning=recorder), jax.default_matmul_precision("default"), jax.enable_x64(False):
+        jax.jit(function).trace(*arguments).lower(lowering_platforms=(lowering_platform(platform),))
+    return recorder.calls
