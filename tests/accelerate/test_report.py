@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from accelerated import convolve, convolve_arrays
+from cuda_module import NEEDS_CUDA_MODULE
 from flax import nnx
 from jax import lax
 from mesh_cases import NHWC
@@ -246,3 +248,38 @@ def test_a_report_is_data():
 def test_diagnosis_has_a_line_on_accelerate():
     done = subprocess.run([sys.executable, "-P", "-m", "jaxgrad"], capture_output=True, text=True, check=True)
     assert f"accelerate    available on jax {jax.__version__}" in done.stdout.splitlines()
+
+
+_DEPTHWISE = """
+import json
+import jax, jax.numpy as jnp
+from jax import lax
+import jaxgrad
+from jaxgrad._src.native import cuda
+
+cuda.gpu_ordinal = lambda: 0
+
+def loss(x, w):
+    y = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"),
+                                 feature_group_count=32)
+    return jnp.sum(jnp.sin(y))
+
+arrays = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((8, 28, 28, 32), (7, 7, 1, 32))]
+gradient = jax.grad(jaxgrad.accelerate(loss), (0, 1))
+rows = {p: [(row.pass_name, row.implementation, row.reason)
+            for row in jaxgrad.report(gradient, *arrays, platform=p).convolutions] for p in ("cpu", "gpu")}
+texts = {p: jax.jit(gradient).trace(*arrays).lower(lowering_platforms=(p,)).as_text() for p in ("cpu", "cuda")}
+print(json.dumps([rows, texts]))
+"""
+
+
+@NEEDS_CUDA_MODULE
+def test_depthwise_convolutions_name_their_kernels(on_fake_cuda):
+    """On a CPU, and with the fake driver of a GPU."""
+    rows, texts = on_fake_cuda(_DEPTHWISE)
+    names = {"forward", "input_gradient", "weight_gradient"}
+    for platform, implementation in (("cpu", "cpu"), ("gpu", "cuda")):
+        assert {name for name, _, _ in rows[platform]} == names
+        assert {tuple(why) for _, *why in rows[platform]} == {(implementation, "jaxgrad's own kernel")}
+    for platform, text in texts.items():
+        assert set(re.findall(rf"@jaxgrad_{platform}_depthwise_(\w+)", text)) == names

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from mesh_cases import NHWC
-from mesh_running import KERNEL, check_shard_map, close, mesh, needs, on_devices, over, run_checks
+from mesh_running import KERNEL, OWN_KERNEL, check_shard_map, close, mesh, needs, on_devices, over, run_checks
 
 import jaxgrad
 from jaxgrad._src.conv import autodiff
@@ -48,6 +48,30 @@ def check_a_batch():
         assert found == {"all-reduce": 1}, found
         assert dx.sharding.spec == P("d")
         assert all(g.sharding.is_fully_replicated for g in (*dws, dbias))
+
+
+def check_depthwise_kernels():
+    """jaxgrad's own kernels of all passes: the batch or the examples of `vmap` are split. Channels are gathered."""
+
+    def loss(x, w, bias):
+        conv = partial(jaxgrad.conv_general_dilated, dimension_numbers=NHWC, implementation=OWN_KERNEL)
+        return jnp.sum(jnp.sin(conv(x, w, (1, 1), "SAME", feature_group_count=w.shape[3], bias=bias)))
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    shapes = (16, 6, 8, 32), (3, 5, 1, 32), (32,)
+    args = tuple(jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
+    gradient = jax.grad(loss, BY)
+    text = jax.jit(gradient).lower(*args).as_text()
+    for name in ("forward", "input_gradient", "weight_gradient"):
+        assert f"@jaxgrad_{OWN_KERNEL}_depthwise_{name}" in text, name
+    _, found = over(mesh(), gradient, args, BATCH)
+    assert found == {"all-reduce": 1}, found
+    channels = P(None, None, None, "d")
+    over(mesh(), gradient, args, (channels, channels, P("d")))
+    of_one = jax.grad(lambda x, w, bias: loss(x[None], w, bias), BY)
+    _, found = over(mesh(), jax.vmap(of_one, (0, None, None)), args, BATCH)
+    assert not found, found
+    check_shard_map(loss, args, BATCH, BY)
 
 
 def check_arrays_on_no_mesh():
@@ -276,6 +300,7 @@ def check_pmap():
 @on_devices(
     [
         check_a_batch,
+        check_depthwise_kernels,
         check_arrays_on_no_mesh,
         check_explicit_axes,
         check_vmap_over_explicit_axes,

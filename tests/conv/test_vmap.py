@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from backends import CONVOLUTION, CPU_KERNEL, Backend
+from backends import CONVOLUTION, CPU_KERNEL, CUDA, Backend
 from conv_cases import FIELDS, ConvCase, ConvInputs, make_conv_inputs
-from conv_running import compiled_calls, conv, conv_transpose
+from conv_running import PASSES, compiled_calls, conv, conv_transpose
 from conv_transpose_cases import TransposeCase, make_transpose_inputs
 
 from jaxgrad._src.conv.geometry import ConvGeometry
@@ -85,6 +85,23 @@ def test_every_subset_of_mapped_operands(backend, kind, names):
     inputs = ConvInputs(*backend.put(tuple(inputs)))
     mapped = _jit(jax.vmap(partial(_results, op), in_axes=tuple(in_axes)))(*inputs)
     _compare(mapped, _single(backend, kind), inputs, in_axes)
+
+
+@pytest.mark.parametrize("names", [("lhs",), ("rhs",), FIELDS], ids="-".join)
+@pytest.mark.parametrize("kernel", [CPU_KERNEL, pytest.param(CUDA, marks=pytest.mark.gpu)], ids=str)
+def test_depthwise_kernels(kernel, names):
+    """With a channel multiplier of 1, all three passes run on jaxgrad's own kernels."""
+    case = ConvCase(
+        **{**SIZES, "features": 1, "out_features": 1}, groups=6, padding="SAME", layout=CASES["last"].layout
+    )
+    op, make = _op_and_draw(kernel, case)
+    inputs, in_axes = _stacked_inputs(case, make, names)
+    inputs = ConvInputs(*kernel.put(tuple(inputs)))
+    mapped, single = _jit(jax.vmap(partial(_results, op), in_axes=tuple(in_axes))), _jit(partial(_results, op))
+    text = mapped.lower(*inputs).as_text()
+    for name in PASSES:
+        assert f"@jaxgrad_{kernel.implementation}_depthwise_{name}" in text
+    _compare(mapped(*inputs), single, inputs, in_axes)
 
 
 _compiled = {}

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from backends import CPU_KERNEL, XLA, XLA_ON_GPU
+from backends import CPU_KERNEL, CUDA, XLA, XLA_ON_GPU
 from conv_references import with_bias
 from jax import lax
 from tolerances import DTYPES, assert_close, tolerance
@@ -54,6 +54,7 @@ _CONV = {
     "dimension_numbers": ("NHWC", "HWIO", "NHWC"),
     "feature_group_count": 2,
 }
+_DEPTHWISE = {**_CONV, "window_strides": (1, 1), "feature_group_count": 8}
 _TRANSPOSED = {"strides": (2, 3), "padding": "SAME"}
 _TRAINING = {"feature_axis": 1, "epsilon": 3e-3, "activation": "relu"}
 _INFERENCE = {"feature_axis": -1, "epsilon": 3e-3}
@@ -68,6 +69,10 @@ def _conv(lhs, rhs, bias, **kwargs):
 
 def _conv_reference(lhs, rhs, bias):
     return jax.nn.relu(with_bias(partial(lax.conv_general_dilated, **_CONV), 3)(lhs, rhs, bias))
+
+
+def _depthwise(lhs, rhs, bias, **kwargs):
+    return jaxgrad.conv_general_dilated(lhs, rhs, **_DEPTHWISE, bias=bias, **kwargs)
 
 
 def _conv_transpose(lhs, rhs, bias, **kwargs):
@@ -135,9 +140,17 @@ CASES = {
         {"cpu_gru_forward": 1},
         {"cpu_gru_forward": 1, "cpu_gru_backward": 1},
     ),
+    "depthwise": OpCase(
+        _depthwise,
+        with_bias(partial(lax.conv_general_dilated, **_DEPTHWISE), 3),
+        ((2, 6, 5, 8), (3, 2, 1, 8), (8,)),
+        1,
+        {"cpu_depthwise_forward": 3},
+        {"cpu_depthwise_forward": 1, "cpu_depthwise_input_gradient": 1, "cpu_depthwise_weight_gradient": 1},
+    ),
 }
 
-every_op = pytest.mark.parametrize("name", CASES)
+every_op = pytest.mark.parametrize("name", [name for name in CASES if name != "depthwise"])
 
 
 def _arrays(name: str, dtype: str, seed: int = 0) -> list[np.ndarray]:
@@ -314,6 +327,12 @@ def test_jvp_without_jit(name):
         _assert_same(jax.jvp(op, at, to), _expected(name, "jvp"), "float32")
 
 
+@pytest.mark.parametrize("transformation", ["jvp", "forward_over_reverse", "jvp_of_vmap"])
+@pytest.mark.parametrize("kernel", [CPU_KERNEL, pytest.param(CUDA, marks=pytest.mark.gpu)], ids=str)
+def test_depthwise_convolutions(kernel, transformation):
+    _check("depthwise", transformation, "float32", kernel.implementation, kernel.put)
+
+
 def _kernels(function: Callable[..., Any], *arrays: Any) -> Counter[str]:
     """Number of calls of each kernel in the compiled program."""
     options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -322,7 +341,7 @@ def _kernels(function: Callable[..., Any], *arrays: Any) -> Counter[str]:
     return Counter(re.findall(r'custom_call_target="jaxgrad_(\w+)"', text))
 
 
-@every_op
+@pytest.mark.parametrize("name", CASES)
 def test_kernels_in_the_program(name):
     """`forward_mode()` adds no kernel call to reverse mode, and forward mode runs only the kernels of the tangent."""
     case = CASES[name]
