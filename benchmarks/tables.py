@@ -9,6 +9,7 @@ with the chart of that name if there is one: without a report, the page does not
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -23,6 +24,7 @@ _SECTION = re.compile(
     r"(<!-- benchmark (?P<name>[\w-]+)(?:: (?P<heading>#+ [^\n]*))? -->\n).*?(<!-- /benchmark -->)", re.DOTALL
 )
 _PRODUCT = f"{MATRIX_PRODUCT} (ms, jaxgrad / {MATRIX_PRODUCT})"  # the header of a column
+_SLOWER = 0.9  # a speed-up below it is in the tables, whatever the case
 _UNPADDED = "\\*"  # marks a speed-up that lacks the peer with jnp.pad
 
 
@@ -61,7 +63,18 @@ def _table(results: Path, name: str) -> str | None:
 
 def markdown(results: Report) -> str:
     """The table without the extra rows, and below it a list of what a reader must know."""
-    return _markdown(lines(results, [row for row in results["rows"] if not row["extra"]]), facts(results))
+    hidden = _hidden(results)
+    return _markdown(lines(results, [row for row in results["rows"] if row["label"] not in hidden]), facts(results))
+
+
+def _hidden(results: Report) -> set[str]:
+    """The extra cases in which jaxgrad is not slower than a peer in any pass."""
+    slower = {
+        row["label"]
+        for row in results["rows"]
+        if any((report.speedup(row, library) or math.inf) < _SLOWER for library in PEERS)
+    }
+    return {row["label"] for row in results["rows"] if row["extra"]} - slower
 
 
 def text(results: Report) -> str:
@@ -185,10 +198,11 @@ def facts(results: Report) -> list[str]:
     found += _over_products(rows)
     if selected := wording.selected(results):
         found.append(f"jaxgrad selected (number of cases) {'; '.join(selected)}.")
-    if extra := len({row["label"] for row in rows if row["extra"]}):
-        found.append(f"Not in this table: {extra} cases in benchmarks/results/{report.name(results)}.json.")
+    if hidden := len(_hidden(results)):
+        path = f"benchmarks/results/{report.name(results)}.json"
+        found.append(f"Not in this table: {hidden} cases in {path}, none with a speed-up below {_SLOWER}.")
     if any(map(report.lacks_padded_peer, rows)):
-        shown = any(not row["extra"] for row in rows if report.lacks_padded_peer(row))
+        shown = any(row["label"] not in _hidden(results) for row in rows if report.lacks_padded_peer(row))
         mark = f"{_UNPADDED} " if shown else ""
         found.append(f"{mark}Causal cases: `{LAX_PADDED}` was not measured, only asymmetric padding in `jax.lax`.")
     if any(map(report.of_several_runs, rows)):

@@ -165,3 +165,12 @@ def test_how_jaxgrad_compares_with_it_over_all_cases():
     (fact,) = [fact for fact in tables.facts(_report(rows)) if "matrix product" in fact]
     expected = "geometric means over 2 cases: forward 1.00x, at most 2.0x (a)."
     assert fact == f"Time of jaxgrad over that of the matrix product, {expected}"
+
+
+@pytest.mark.parametrize(("lax", "shown"), [(1.7, True), (1.9, False)])
+def test_a_case_in_which_jaxgrad_is_slower_is_shown(lax, shown):
+    """jaxgrad takes 2 ms. Other extra cases are only counted."""
+    rows = [_row("a", "forward", lax=10.0), {**_row("b", "forward", lax=lax), "extra": True}]
+    text = tables.markdown(_report(rows))
+    assert ("| b |" in text) == shown
+    assert ("Not in this table: 1 cases" in text) != shown
