@@ -1,14 +1,21 @@
-"""Thousands of shapes in one process: plans and kernels are evicted, and memory does not grow with their number."""
+"""Thousands of shapes in one process: plans and kernels are evicted, and memory does not grow with their number.
+
+The environment variable MANY_SHAPES is another number of shapes, such as 20000 on a GPU.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
 _SCRIPT = """
-import ctypes, gc, itertools, json, random
-import jax, jax.numpy as jnp
+import ctypes, gc, itertools, json, os, random
+from concurrent.futures import ThreadPoolExecutor
+import jax, jax.numpy as jnp, numpy as np
 import jaxgrad
 
 jaxgrad.config.update(search="heuristic")  # an exhaustive search takes up to a second for each shape
@@ -16,14 +23,16 @@ platform, count, parts = {platform!r}, {count}, 6
 device = jax.devices(platform)[0]
 
 def resident():
-    "MiB of the process, and of the GPU, whose memory other processes may change."
+    "Bytes of the process, and of the GPU, whose memory other processes may change."
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/status") as status:
-        host = next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) / 1024
+        host = next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) * 1024
     if platform == "cpu":
         return [host]
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     assert ctypes.CDLL("libcuda.so.1").cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
-    return [host, (total.value - free.value) / 2**20]
+    return [host, total.value - free.value]
 
 def shapes():
     "Calls of jaxgrad's kernels: grouped and depthwise ones, with strides, in two dtypes; no two are alike."
@@ -36,49 +45,71 @@ def shapes():
         shape += draw.choice((1, 2)), draw.choice(("float32", "bfloat16"))
         if shape not in seen:
             seen.add(shape)
-            yield shape
+            yield len(seen) % 2 == 0, *shape  # whether to compute the gradients
 
-def run(batch, height, width, features, out_features, groups, window, stride, dtype):
-    x = jnp.ones((batch, height, width, features), dtype, device=device)
-    w = jnp.ones((window, window, features // groups, out_features), dtype, device=device)
-    def loss(x, w):
-        y = jaxgrad.conv_general_dilated(
+def run(gradients, batch, height, width, features, out_features, groups, window, stride, dtype):
+    arrays = [
+        jax.device_put(np.ones(shape, dtype), device)
+        for shape in ((batch, height, width, features), (window, window, features // groups, out_features))
+    ]
+    def conv(x, w):
+        return CONV(
             x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups)
-        return y.astype("float32").sum()
-    jax.block_until_ready(jax.jit(jax.grad(loss, (0, 1)))(x, w))
+    def loss(x, w):
+        return conv(x, w).astype("float32").sum()
+    step = jax.jit(jax.grad(loss, (0, 1)) if gradients else conv)
+    for _ in range(2):
+        jax.block_until_ready(step(*arrays))
 
+CONV = jaxgrad.conv_general_dilated
 found = []
 calls = shapes()
-for _ in range(parts):
-    for shape in itertools.islice(calls, count // parts):
-        run(*shape)
-    jax.clear_caches()
-    gc.collect()
-    found.append(resident())
+with ThreadPoolExecutor() as threads:
+    for _ in range(parts):
+        list(threads.map(run, *zip(*itertools.islice(calls, count // parts))))
+        jax.clear_caches()
+        found.append(resident())
 print(json.dumps([found, jaxgrad.plan_cache_info()]))
 """
+
+
+# Bytes of the host and of the GPU that a shape may add, and the noise of the measurement. With `jax.lax` in place of
+# jaxgrad, JAX adds 6 KiB of host memory for each shape on a CPU.
+_OF_A_SHAPE, _NOISE = (8 << 10, 2 << 10), 6 << 20
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("platform", "count"),
-    [("cpu", 900), pytest.param("gpu", 720, marks=pytest.mark.gpu)],
+    [("cpu", 900), pytest.param("gpu", 1800, marks=pytest.mark.gpu)],
 )
-def test_memory_does_not_grow_with_the_shapes(run_python, platform, count):
-    """By less than 20 KiB for each shape: with `jax.lax` it is some 7.
+def test_memory_does_not_grow_with_the_shapes(environment_of_scripts, platform, count):
+    """In the second half of the shapes.
+
+    XLA records no CUDA graphs here: a plan that was recorded is kept until the process ends, see docs/gpu.md.
 
     oneDNN before 3.4 never frees its matrix kernels (https://github.com/uxlfoundation/oneDNN/pull/1757); with SSE4.1 it
     has none.
     """
+    count = int(os.environ.get("MANY_SHAPES", count))
     environment = {"ONEDNN_MAX_CPU_ISA": "SSE41"}
     if platform == "gpu":
         environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-        environment["XLA_FLAGS"] = "--xla_gpu_autotune_level=0"  # compiles in less time
-    done = run_python(_SCRIPT.format(platform=platform, count=count), **environment)
+        # No autotuning: XLA compiles in less time.
+        environment["XLA_FLAGS"] = "--xla_gpu_autotune_level=0 --xla_gpu_enable_command_buffer="
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT.format(platform=platform, count=count)],
+        env=environment_of_scripts(**environment),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=240 + count // 10,
+        check=True,
+    )
     memory, plans = json.loads(done.stdout.splitlines()[-1])
     print(memory, plans)
     info = plans["cpu" if platform == "cpu" else "cudnn"]
     if not info["misses"] > info["capacity"] >= info["size"]:
         pytest.fail("no plans were evicted")
-    for series in zip(*memory, strict=True):
-        assert (series[-1] - series[2]) * 1024 / (count / 2) < 20
+    assert not info.get("recorded")
+    for series, of_a_shape in zip(zip(*memory, strict=True), _OF_A_SHAPE, strict=False):
+        assert series[-1] - series[2] < of_a_shape * count / 2 + _NOISE
