@@ -89,13 +89,13 @@ def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
 
 
 def _row(case: Case, options: Options) -> dict[str, Any]:
-    args = jax.device_put(_arrays(case))
+    args = jax.device_put(arrays(case))
     calls = [
-        Call(name, gradients(op), args)
-        for name, gradients, op in (
-            (OURS, _mapped, jaxgrad.conv_general_dilated),
+        Call(name, how(op), args)
+        for name, how, op in (
+            (OURS, gradients, jaxgrad.conv_general_dilated),
             (OURS_LOOPED, _looped, jaxgrad.conv_general_dilated),
-            (LAX, _mapped, lax.conv_general_dilated),
+            (LAX, gradients, lax.conv_general_dilated),
             (LAX_LOOPED, _looped, lax.conv_general_dilated),
         )
         if options.wants(name)
@@ -113,7 +113,12 @@ def _row(case: Case, options: Options) -> dict[str, Any]:
     return compare(work, contenders, options.effort, tolerance and [tolerance] * len(contenders[0].outputs))
 
 
-def _arrays(case: Case) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+def gradients(conv: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the arrays of a case: the gradients of the loss of each example."""
+    return jax.vmap(jax.grad(partial(_loss, conv)), in_axes=(None, 0, 0))
+
+
+def arrays(case: Case) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
     """Parameters [..., out] with unit gain, images [N, H, W, 3], labels [N]."""
     rng = np.random.default_rng(0)
     params = [rng.standard_normal(s, np.float32) / np.float32(np.prod(s[:-1]) ** 0.5) for s in case.shapes]
@@ -127,10 +132,6 @@ def _loss(conv: Callable[..., Any], params: list[Any], x: Any, label: Any) -> An
     for w, stride in zip(params, _STRIDES, strict=False):
         x = jax.nn.relu(conv(x, w, (stride, stride), "SAME", dimension_numbers=_LAST))
     return -jax.nn.log_softmax(x.mean((0, 1, 2)) @ params[-1])[label]
-
-
-def _mapped(conv: Callable[..., Any]) -> Callable[..., Any]:
-    return jax.vmap(jax.grad(partial(_loss, conv)), in_axes=(None, 0, 0))
 
 
 def _looped(conv: Callable[..., Any]) -> Callable[..., Any]:

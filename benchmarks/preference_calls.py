@@ -12,7 +12,7 @@ from unittest import mock
 import jax
 
 import jaxgrad
-from benchmarks import batch_norm, conv, gru
+from benchmarks import batch_norm, conv, gru, per_example
 from benchmarks.conv_cases import Case
 from jaxgrad._src.core.op import lowering_platform
 from jaxgrad._src.core.tuning import RecordedCall, Recorder
@@ -33,11 +33,11 @@ _OTHER_GPU_CASES = tuple(
     for dtype in ("bfloat16", "float32")
 )
 _CONV_CASES = {"cpu": conv.CASES["cpu"], "gpu": (*conv.CASES["gpu"], *_OTHER_GPU_CASES)}
-# Weight gradients under `vmap` of x and dy, by the number of independent problems.
+# Weight gradients under `vmap` of x and dy, by the number of independent problems: a few models at once.
 _INDEPENDENT = tuple(
     (problems, dataclasses.replace(case, dtype=dtype))
     for problems, case in (
-        (16, Case((14, 14), 8, 64, 64, 3, padding=1)),
+        (4, Case((8, 8), 4, 32, 32, 3, padding=1)),
         (4, Case((14, 14), 16, 128, 128, 3, padding=1)),
         (4, Case((56, 56), 16, 64, 64, 3, padding=1)),
     )
@@ -58,6 +58,10 @@ def functions(platform: str) -> Iterator[tuple[Any, list[Any]]]:
     for problems, case in _INDEPENDENT if platform == "gpu" else ():
         x, w, dy = (jax.ShapeDtypeStruct((problems, *shape), case.dtype) for shape in case.shapes())
         yield jax.vmap(partial(_weight_gradient, partial(jaxgrad.conv_general_dilated, **case.settings()))), [dy, x, w]
+    if platform == "gpu":  # many independent problems of one example
+        for examples in (per_example.Case(64, 28, 8), per_example.Case(256, 32, 32)):
+            arrays = jax.eval_shape(partial(per_example.arrays, examples))
+            yield per_example.gradients(jaxgrad.conv_general_dilated), list(arrays)
     for case in batch_norm.CASES[platform]:
         x = jax.ShapeDtypeStruct(case.shape, case.dtype)
         channels = jax.ShapeDtypeStruct((case.shape[case.feature_axis],), "float32")

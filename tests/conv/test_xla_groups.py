@@ -80,8 +80,8 @@ def test_independent_problems_are_batched_matrix_products(platform, groups):
         return jax.vmap(lambda lhs, dy: jax.vjp(lambda rhs: op(lhs, rhs), rhs)[1](dy)[0])(lhs, dy)
 
     lhs, rhs, _ = make_conv_inputs(case)
-    dy = np.zeros((3, *op(lhs, rhs).shape), np.float32)
-    lowered = jax.jit(gradients).trace(np.stack([lhs] * 3), rhs, dy).lower(lowering_platforms=(platform,))
+    dy = np.zeros((9, *op(lhs, rhs).shape), np.float32)
+    lowered = jax.jit(gradients).trace(np.stack([lhs] * 9), rhs, dy).lower(lowering_platforms=(platform,))
     text = lowered.as_text()
     assert not any(calls(text).values())
     assert "stablehlo.convolution" not in text

@@ -6,7 +6,12 @@ import os
 import subprocess
 import sys
 
+import pytest
 from processes import free_address, outputs
+
+from jaxgrad._src.native import cpu
+
+pytestmark = pytest.mark.skipif(bool(cpu.onednn_unavailable()), reason="needs oneDNN")
 
 _PROCESS = """
 import sys

@@ -125,7 +125,7 @@ def test_the_sizes_that_vmap_makes():
 
 @pytest.mark.skipif(not cuda.targets(), reason="the package is built without CUDA")
 def test_independent_problems_are_measured_on_what_the_table_prefers_not():
-    x, w = (np.stack([array] * 3) for array in convolve_arrays())
+    x, w = (np.stack([array] * 9) for array in convolve_arrays())
     recorder = Recorder()
     with jaxgrad.config.override(tuning=recorder):
         op = partial(jaxgrad.conv_general_dilated, window_strides=(1, 1), padding="SAME")
