@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -196,6 +196,8 @@ def facts(results: Report) -> list[str]:
     if results.get("layout") == "gru":
         found += gru_table.facts(results)
     found += _over_products(rows)
+    if results["op"] == "conv":
+        found += _over_rooflines(rows)
     if selected := wording.selected(results):
         found.append(f"jaxgrad selected (number of cases) {'; '.join(selected)}.")
     if hidden := len(_hidden(results)):
@@ -240,20 +242,31 @@ def _means(rows: list[Row]) -> str:
 
 def _over_products(rows: list[Row]) -> list[str]:
     """Of each pass, how many times longer jaxgrad takes than the matrix product."""
+    count = len({row["label"] for row in rows if MATRIX_PRODUCT in row["times_ms"]})
+    start = f"Time of jaxgrad over that of the {MATRIX_PRODUCT}, geometric means over {count} cases"
+    found = _means_and_most(rows, report.over_matrix_product)
+    return [f"{start}: {found}."] if found else []
+
+
+def _over_rooflines(rows: list[Row]) -> list[str]:
+    """Of each pass of the depthwise convolutions, how many times longer jaxgrad takes than the roofline."""
+    rows = [row for row in rows if 1 < row["settings"].get("groups", 1) == row["settings"]["features"]]
+    count = len({row["label"] for row in rows})
+    start = f"Depthwise, time of jaxgrad over the roofline, geometric means over {count} cases"
+    found = _means_and_most(rows, lambda row: row["jaxgrad_over_floor"])
+    return [f"{start}: {found}."] if found else []
+
+
+def _means_and_most(rows: list[Row], over: Callable[[Row], float | None]) -> str:
+    """The geometric mean and the largest of the ratios of each pass; empty without one."""
     found = []
     for measure in dict.fromkeys(row["measure"] for row in rows):
-        ratios = {
-            row["label"]: value
-            for row in rows
-            if row["measure"] == measure and (value := report.over_matrix_product(row)) is not None
-        }
+        ratios = {row["label"]: value for row in rows if row["measure"] == measure and (value := over(row)) is not None}
         if ratios:
             most = max(ratios, key=lambda label: ratios[label])
             mean = ratio(report.geometric_mean(ratios.values()))
             found.append(f"{wording.pass_name(measure)} {mean}, at most {ratio(ratios[most])} ({most})")
-    count = len({row["label"] for row in rows if MATRIX_PRODUCT in row["times_ms"]})
-    start = f"Time of jaxgrad over that of the {MATRIX_PRODUCT}, geometric means over {count} cases"
-    return [f"{start}: {'; '.join(found)}."] if found else []
+    return "; ".join(found)
 
 
 def _difference(losses: dict[str, list[float]]) -> str:

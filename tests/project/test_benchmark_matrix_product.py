@@ -103,6 +103,7 @@ def _row(label, measure, **others):
         "dtype": "bfloat16",
         "flops": 1,
         "extra": False,
+        "settings": {"groups": 1, "features": 3},
         "times_ms": {name: {"median": ms} for name, ms in {OURS: 2.0, **times}.items()},
         "times_slower_than_jaxgrad": {name: ms / 2 for name, ms in times.items()},
     }
@@ -174,3 +175,16 @@ def test_a_case_in_which_jaxgrad_is_slower_is_shown(lax, shown):
     text = tables.markdown(_report(rows))
     assert ("| b |" in text) == shown
     assert ("Not in this table: 1 cases" in text) != shown
+
+
+def test_how_depthwise_convolutions_compare_with_the_roofline():
+    depthwise = {"settings": {"groups": 8, "features": 8}}
+    rows = [
+        {**_row("a", "forward", lax=10.0), **depthwise, "jaxgrad_over_floor": 2.0},
+        {**_row("b", "forward", lax=10.0), **depthwise, "jaxgrad_over_floor": 8.0, "extra": True},
+        {**_row("c", "forward", lax=10.0), "jaxgrad_over_floor": 100.0},
+        {**_row("d", "forward", lax=10.0), "settings": {"groups": 2, "features": 8}, "jaxgrad_over_floor": 100.0},
+    ]
+    (fact,) = [fact for fact in tables.facts(_report(rows)) if "roofline" in fact]
+    expected = "geometric means over 2 cases: forward 4.0x, at most 8.0x (b)."
+    assert fact == f"Depthwise, time of jaxgrad over the roofline, {expected}"
