@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from functools import partial
 
 import jax
@@ -58,6 +59,7 @@ def test_the_passes_of_an_op():
         assert set(choice.times_us) == {OWN, "xla"}
         assert min(choice.times_us.values()) > 0
         assert choice.times_us[choice.implementation] <= choice.times_us[choice.default]
+        assert datetime.date.fromisoformat(choice.date)
 
 
 def test_calls_that_are_alike_are_measured_once():

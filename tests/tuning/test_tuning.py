@@ -177,6 +177,19 @@ def test_files(tmp_path):
     assert all("2.00x" in row for row in rows)
 
 
+def test_the_date_of_a_choice(tmp_path):
+    """It is kept in files, which had none in jaxgrad 0.1.0, and does not make choices differ."""
+    path, plain = tmp_path / "tuning.json", _tuning(_conv, _X, _W, implementation="xla", other=OWN)
+    dated = {text: dataclasses.replace(choice, date="2026-01-02") for text, choice in plain.choices.items()}
+    tuning = Tuning({current_environment(): dated})
+    assert tuning == plain
+    assert repr(tuning) == repr(plain)
+    tuning.save(path)
+    assert {choice.date for choice in Tuning.load(path).choices.values()} == {"2026-01-02"}
+    path.write_text(re.sub(r',\s*"date": "[\d-]+"', "", path.read_text()))
+    assert {choice.date for choice in Tuning.load(path).choices.values()} == {""}
+
+
 def test_merged():
     old = _tuning(_both_gradients, _X, _W, implementation="xla", other=OWN)
     new = _tuning(_conv, _X, _W, implementation=OWN)
