@@ -1,4 +1,4 @@
-"""The tables of preferences in jaxgrad/_src/selection/tables, from measurements of the benchmark cases.
+"""The tables of preferences in jaxgrad/_src/selection/tables, from measurements of the calls in preference_calls.py.
 
 `--measure` measures every implementation of the cases' calls on the device at hand, as `jaxgrad.tune` does, and adds a
 file to benchmarks/results/tunings. `--again` measures some calls anew, such as those of a changed kernel. The tables

@@ -68,7 +68,7 @@ def markdown(results: Report) -> str:
 
 
 def _hidden(results: Report) -> set[str]:
-    """The extra cases in which jaxgrad is not slower than a peer in any pass."""
+    """The extra cases in which no pass has a speed-up below `_SLOWER`."""
     slower = {
         row["label"]
         for row in results["rows"]
@@ -200,11 +200,11 @@ def facts(results: Report) -> list[str]:
         found += _over_rooflines(rows)
     if selected := wording.selected(results):
         found.append(f"jaxgrad selected (number of cases) {'; '.join(selected)}.")
-    if hidden := len(_hidden(results)):
+    if hidden := _hidden(results):
         path = f"benchmarks/results/{report.name(results)}.json"
-        found.append(f"Not in this table: {hidden} cases in {path}, none with a speed-up below {_SLOWER}.")
+        found.append(f"Not in this table: {len(hidden)} cases in {path}, none with a speed-up below {_SLOWER}.")
     if any(map(report.lacks_padded_peer, rows)):
-        shown = any(row["label"] not in _hidden(results) for row in rows if report.lacks_padded_peer(row))
+        shown = any(row["label"] not in hidden for row in rows if report.lacks_padded_peer(row))
         mark = f"{_UNPADDED} " if shown else ""
         found.append(f"{mark}Causal cases: `{LAX_PADDED}` was not measured, only asymmetric padding in `jax.lax`.")
     if any(map(report.of_several_runs, rows)):
@@ -249,7 +249,10 @@ def _over_products(rows: list[Row]) -> list[str]:
 
 
 def _over_rooflines(rows: list[Row]) -> list[str]:
-    """Of each pass of the depthwise convolutions, how many times longer jaxgrad takes than the roofline."""
+    """Of each pass of the depthwise convolutions, how many times longer jaxgrad takes than the roofline.
+
+    Less than once where data is in a cache.
+    """
     rows = [row for row in rows if 1 < row["settings"].get("groups", 1) == row["settings"]["features"]]
     count = len({row["label"] for row in rows})
     start = f"Depthwise, time of jaxgrad over the roofline, geometric means over {count} cases"

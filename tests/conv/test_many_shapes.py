@@ -73,9 +73,9 @@ print(json.dumps([found, jaxgrad.plan_cache_info()]))
 """
 
 
-# Bytes of the host and of the GPU that a shape may add, and the noise of the measurement. With `jax.lax` in place of
-# jaxgrad, JAX adds 6 KiB of host memory for each shape on a CPU.
-_OF_A_SHAPE, _NOISE = (8 << 10, 2 << 10), 6 << 20
+# Bytes of the host and of the GPU that a shape may add, and the noise of the measurement. On CPUs the memory has grown
+# by 6 to 11 MB; with `jax.lax` in place of jaxgrad, by 3 to 16 MB.
+_OF_A_SHAPE, _NOISE = (8 << 10, 2 << 10), 12 << 20
 
 
 @pytest.mark.thorough

@@ -86,7 +86,7 @@ def test_values_and_gradients(backend, name):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["cropped and padded", "groups", "up"])
+@pytest.mark.parametrize("name", ["cropped and padded", "groups", "rows, gaps", "up"])
 def test_dtypes(backend, name, dtype):
     _check(backend, CASES[name], dtype)
 
@@ -150,8 +150,10 @@ def test_aligned_rows_have_one_axis_for_the_last_window_axis_and_the_features(na
     assert _contracted_axes(CASES[name].replace(features=1, window=(*CASES[name].window[:-1], 3))) == n + 1
 
 
-@pytest.mark.parametrize("changed", [{"groups": 2}, {"layout": ("NHWC", "OHWI", "NHWC")}, {"layout": FIRST}])
-def test_other_layouts_and_groups_have_an_axis_for_the_features(changed):
+@pytest.mark.parametrize(
+    "changed", [{"groups": 2}, {"layout": ("NHWC", "OHWI", "NHWC")}, {"layout": FIRST}, {"features": 7}]
+)
+def test_others_have_an_axis_for_the_features(changed):
     assert _contracted_axes(CASES["rows"].replace(**changed)) == 3
 
 
@@ -209,7 +211,7 @@ def test_an_empty_batch():
 
 
 @pytest.mark.parametrize("mapped", [("lhs",), ("rhs", "bias"), FIELDS], ids="-".join)
-@pytest.mark.parametrize("name", ["padded", "groups", "up"])
+@pytest.mark.parametrize("name", ["padded", "groups", "rows, gaps", "up"])
 def test_vmap(backend, name, mapped):
     case = CASES[name]
     op, _, inputs = _parts(backend, case)

@@ -178,7 +178,7 @@ def test_files(tmp_path):
 
 
 def test_the_date_of_a_choice(tmp_path):
-    """It is kept in files, which had none in jaxgrad 0.1.0, and does not make choices differ."""
+    """It is kept in files, where it may be missing, and does not make choices differ."""
     path, plain = tmp_path / "tuning.json", _tuning(_conv, _X, _W, implementation="xla", other=OWN)
     dated = {text: dataclasses.replace(choice, date="2026-01-02") for text, choice in plain.choices.items()}
     tuning = Tuning({current_environment(): dated})

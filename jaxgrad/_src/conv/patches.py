@@ -67,14 +67,15 @@ def product_of_patches(geometry: ConvGeometry, precision: Any, x: jax.Array, w: 
 def _is_product_of_rows(geometry: ConvGeometry, x: jax.Array) -> bool:
     """Whether the last window axis and the features are one axis of the product.
 
-    XLA then makes a matrix of the patches first, and calls cuBLAS: forward passes in float32 take 0.7 times as long on
-    an H200, but twice as long where the rows of that matrix are not aligned.
+    XLA then makes a matrix of the patches first, and calls cuBLAS on a GPU: forward passes in float32 take 0.7 times as
+    long on an H200, but twice as long where the rows of that matrix are not aligned. Many features take longer on a
+    CPU.
     """
-    g, n = geometry, len(geometry.w_spatial)
+    g, n, features = geometry, len(geometry.w_spatial), x.shape[-1]
     last = (0, n + 1, *range(1, n + 1))
     adjacent = g.lhs_spec == last and g.out_spec == last and g.rhs_spec == (n + 1, n, *range(n))
-    row = math.prod(g.w_spatial) * x.shape[-1]
-    return adjacent and g.feature_group_count == 1 and row * x.dtype.itemsize % _ALIGNED_BYTES == 0
+    is_aligned = math.prod(g.w_spatial) * features * x.dtype.itemsize % _ALIGNED_BYTES == 0
+    return adjacent and is_aligned and features < _TENSOR_CORE and g.feature_group_count == 1
 
 
 def _product_of_rows(geometry: ConvGeometry, precision: Any, x: jax.Array, w: jax.Array) -> jax.Array:

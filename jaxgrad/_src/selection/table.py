@@ -35,7 +35,7 @@ class Row:
       why: why, in one sentence.
       measured: the measurement behind it, or None: the implementation that it was compared with ("over"), the geometric
         mean and the least of the times of that one over those of the preferred one ("ratio", "least"), the number of
-        benchmark cases ("cases"), the one in the middle ("case"), and the day of the last measurement ("date").
+        measured calls ("cases"), the one in the middle ("case"), and the day of the last measurement ("date").
       table: the name of the table.
     """
 

@@ -143,7 +143,7 @@ def from_json(text: str) -> Tuning:
                         c["implementation"],
                         c["default"],
                         {name: float(us) for name, us in c["times_us"].items()},
-                        c.get("date", ""),  # files of jaxgrad 0.1.0 have none
+                        c.get("date", ""),  # files of earlier development versions have none
                     )
                     for call, c in machine["choices"].items()
                 }
