@@ -77,6 +77,8 @@ def test_a_class_without_a_measurement_has_a_reason():
         # Hopper has the features last in memory here, which an earlier row takes.
         ("conv", "depthwise with a large window, float32", ("weight_gradient",)),
         ("conv", "depthwise with dilation, float32", ("weight_gradient",)),
+        # Without jaxgrad's kernel, which an earlier row takes.
+        ("conv", "depthwise with dilation", ("input_gradient",)),
         # Per-example gradients: so far measured as a whole, in benchmarks/per_example.py.
         ("conv", "more than 8 independent problems", ("weight_gradient",)),
         # Transposed convolutions have strides.
