@@ -78,7 +78,7 @@ def test_a_class_without_a_measurement_has_a_reason():
         ("conv", "depthwise with a large window, float32", ("weight_gradient",)),
         ("conv", "depthwise with dilation, float32", ("weight_gradient",)),
         # Without jaxgrad's kernel, which an earlier row takes.
-        ("conv", "depthwise with dilation", ("input_gradient",)),
+        ("conv", "groups of one input feature with dilation", ("input_gradient",)),
         # Per-example gradients: so far measured as a whole, in benchmarks/per_example.py.
         ("conv", "more than 8 independent problems", ("weight_gradient",)),
         # Transposed convolutions have strides.
