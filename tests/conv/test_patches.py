@@ -151,7 +151,8 @@ def test_aligned_rows_have_one_axis_for_the_last_window_axis_and_the_features(na
 
 
 @pytest.mark.parametrize(
-    "changed", [{"groups": 2}, {"layout": ("NHWC", "OHWI", "NHWC")}, {"layout": FIRST}, {"features": 7}]
+    "changed",
+    [{"groups": 2}, {"layout": ("NHWC", "OHWI", "NHWC")}, {"layout": FIRST}, {"features": 7}, {"features": 8}],
 )
 def test_others_have_an_axis_for_the_features(changed):
     assert _contracted_axes(CASES["rows"].replace(**changed)) == 3
