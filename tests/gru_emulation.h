@@ -27,6 +27,15 @@ static float __shfl_xor_sync(unsigned, float value, int bits) {
   return found;
 }
 
+/* Bit i: whether `set` is true in lane i of the warp. */
+static unsigned __ballot_sync(unsigned, bool set) {
+  return exchanged({set}, [] {
+    unsigned bits = 0;
+    for (unsigned lane = 0; lane < 32; ++lane) bits |= given_by(lane)[0] << lane;
+    return bits;
+  });
+}
+
 /* Registers are not emulated. */
 template <int>
 static void take_registers() {}

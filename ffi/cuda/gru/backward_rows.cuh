@@ -3,7 +3,7 @@
 // What a step needs of a unit of a row. Not converted yet, so that nothing waits for the loads.
 struct Saved {
   T gates[kSaved], before, dy;  // `before`: the state before the step, unless the row was reset
-  unsigned char reset;
+  unsigned char reset;          // unless threads share it
   bool valid;
 };
 
@@ -87,6 +87,10 @@ struct BackwardRows {
   // Whether a row has a step at a time: padding has none, and stays zero.
   __device__ bool is_valid(int i, int time) const { return LENGTHS ? time < length[i] : has(i); }
 
+  __device__ T reset_state(int i) const {
+    return p.reset_h != nullptr && has_unit ? static_cast<const T*>(p.reset_h)[state_of(i)] : static_cast<T>(0);
+  }
+
   // Starts to load what the step needs.
   __device__ Saved load(int i) const {
     Saved saved;
@@ -97,7 +101,7 @@ struct BackwardRows {
     for (int gate = 0; gate < kSaved; ++gate)
       saved.gates[gate] = loads ? gates_from[kSaved * offset + gate * p.hidden] : static_cast<T>(0);
     saved.dy = loads && p.dy != nullptr ? dy_from[offset] : static_cast<T>(0);
-    saved.reset = RESETS && saved.valid ? reset_from[i * kItemRows] : static_cast<unsigned char>(0);
+    saved.reset = RESETS && !kSharesResets && saved.valid ? reset_from[i * kItemRows] : static_cast<unsigned char>(0);
     const bool from_y = step > 0 && is_valid(i, t + towards);
     const T* const before = from_y ? y_from + offset : static_cast<const T*>(p.initial_h) + state_of(i);
     saved.before = loads && (from_y || p.initial_h != nullptr) ? *before : static_cast<T>(0);
@@ -105,8 +109,7 @@ struct BackwardRows {
   }
 
   __device__ Factors factors_of(int i, const Saved& now) const {
-    float before = widen(now.before);
-    if (RESETS && now.reset != 0) before = p.reset_h != nullptr && has_unit ? element(p.reset_h, state_of(i)) : 0.f;
+    float before = widen(RESETS && now.reset != 0 ? reset_state(i) : now.before);
     float z = widen(now.gates[0]), r = widen(now.gates[1]), n = widen(now.gates[2]);
     float z_slope = z * (1 - z), r_slope = r * (1 - r), n_slope = 1 - n * n;
     if (CLIP) {  // a gate of +2 or -2: its pre-activation was clipped
@@ -136,10 +139,11 @@ struct BackwardRows {
   // zero, or NaN if a weight is not finite.
   __device__ void finish(int i, float sum, bool valid, bool is_reset) {
     if (valid) dh[i] += sum;
-    if (is_reset) {
-      if (has(i) && p.dreset_h != nullptr) p.dreset_h[state_of(i)] += dh[i];
-      dh[i] = 0;
-    }
+    if (is_reset) end_at_reset(i);
+  }
+  __device__ void end_at_reset(int i) {
+    if (has(i) && p.dreset_h != nullptr) p.dreset_h[state_of(i)] += dh[i];
+    dh[i] = 0;
   }
 
   __device__ void store(int i, float dz, float dr, float dn, float r) {

@@ -95,7 +95,7 @@ __device__ inline void compute_gates(const GruArguments& p, const Place& place, 
     const float product = sum_of(2);
 #endif
     rows.finish(0, gates, rows.input(inputs, 2) + product);
-    rows.reset(0, inputs.reset_next);
+    rows.reset(0, inputs.reset_next != 0);
     if (step + 1 < p.steps) {
       operand = rows.state[0];
       arrive_at<kOperandsReady, kThreads>();

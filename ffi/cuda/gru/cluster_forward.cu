@@ -192,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
 #endif
     part ^= 1;
     rows.finish(0, gates, rows.input(inputs, 2) + product);
-    rows.reset(0, inputs.reset_next);
+    rows.reset(0, inputs.reset_next != 0);
     if (step + 1 < p.steps) exchange.send(rows.state[0], buffer ^ 1);
     rows.store(0, gates);
     rows.move_inputs();

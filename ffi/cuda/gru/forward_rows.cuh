@@ -1,7 +1,7 @@
 // The elementwise part of the forward pass.
 
-// The inputs of a unit of a row in a step, and whether the row is reset before the next one. Not compared yet, so that
-// nothing waits for the loads.
+// The inputs of a unit of a row in a step, and whether the row is reset before the next one, unless threads share that.
+// Not compared yet, so that nothing waits for the loads.
 struct Inputs {
   float of_gate[3];
   unsigned char reset_next;
@@ -102,7 +102,7 @@ struct ForwardRows {
     for (int gate = 0; gate < 3; ++gate)
       inputs.of_gate[gate] = has(i) && input_step < p.steps ? from[gate * p.hidden] : 0.f;
     inputs.reset_next = 0;
-    if (input_step + 1 < p.steps) inputs.reset_next = reset_of(i);
+    if (!kSharesResets && input_step + 1 < p.steps) inputs.reset_next = reset_of(i);
     return inputs;
   }
   __device__ float input(const Inputs& inputs, int gate) const { return inputs.of_gate[gate] + biases[gate]; }
@@ -131,8 +131,8 @@ struct ForwardRows {
     if (gates.valid) state[i] = gates.h;
   }
   // What resets it then.
-  __device__ void reset(int i, unsigned char reset_next) {
-    if (RESETS && reset_next != 0 && is_valid(i, t + towards)) state[i] = reset_state(i);
+  __device__ void reset(int i, bool reset_next) {
+    if (RESETS && reset_next && is_valid(i, t + towards)) state[i] = reset_state(i);
   }
 
   // Zeros past the length of a row, where the inputs may be NaN.

@@ -24,13 +24,16 @@ constexpr int kSaved = 3 + LINEAR;  // values that the forward pass saves of a u
 #if BLOCK_ROWS
 constexpr int kRows = BLOCK_ROWS, kUnits = 32, kThreads = gru_block_threads(kPadded, kRows);
 constexpr int kItemRows = kRows, kItems = 1;
+constexpr bool kSharesResets = false;
 #else
 constexpr int kTile = kGruTile, kRows = BATCHES * ROW_TILES * kTile;
 #if UNITS == HIDDEN
 constexpr int kUnits = 32, kThreads = gru_tensor_block_threads(kPadded);
+constexpr bool kSharesResets = true;  // see Resets
 constexpr int kItemRows = kThreads / kPadded, kItems = kRows / kItemRows;
 #else
 constexpr int kThreads = kGruThreads, kUnits = UNITS, kBlocks = kPadded / kUnits;
+constexpr bool kSharesResets = false;
 constexpr int kItemRows = kThreads / kUnits, kItems = kRows / kItemRows;
 #endif
 #endif

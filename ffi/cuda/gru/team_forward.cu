@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
       rows.move_inputs();
       const auto finish = [&](int i, float product) {
         rows.finish(i, gates[i], rows.input(inputs[i], 2) + product);
-        rows.reset(i, inputs[i].reset_next);
+        rows.reset(i, inputs[i].reset_next != 0);
         if (step + 1 < p.steps) block.publish(rows.state[i], block.published + 1, 0, i);
       };
       block.load_ahead<0, 0>(block.published, 0);

@@ -117,6 +117,35 @@ __device__ inline void multiply(const Weights& weights, unsigned shared) {
     }
 }
 
+// Which rows of the block are reset in a step. Each lane loads the flag of one row, and its warp shares the flags: if
+// threads load those of all their rows, a step takes up to a tenth longer.
+class Resets {
+  static_assert(kRows <= 32, "");
+  const bool loads_;
+  const int stride_;  // of a step
+  const unsigned char* from_;
+
+ public:
+  // The first step is at `time`, the next one at `time + towards`.
+  __device__ Resets(const GruArguments& p, const Place& place, int time, int towards)
+      : loads_(RESETS && lane() < kRows && place.first_row + lane() < p.rows),
+        stride_(towards * p.rows),
+        from_(p.reset + (static_cast<long long>(place.group) * p.steps + time) * p.rows + place.first_row + lane()) {}
+
+  // The flag of the lane. Not shared yet, so that nothing waits for the load.
+  __device__ unsigned char load() const { return loads_ ? *from_ : static_cast<unsigned char>(0); }
+  __device__ void move() { from_ += stride_; }
+
+  // The rows that are reset, from that of the thread on: see is_set(). All threads of a warp call it.
+  __device__ static uint32 shared(unsigned char flag) {
+    return RESETS ? __ballot_sync(~0u, flag != 0) >> row_of_thread() : 0;
+  }
+  __device__ static bool is_set(uint32 rows, int item) { return RESETS && (rows >> item * kItemRows & 1) != 0; }
+
+ private:
+  __device__ static int lane() { return threadIdx.x % 32; }
+};
+
 // Items whose gates a thread computes beside each other, so that their instructions do not wait for each other.
 constexpr int kAtOnce = kItems < 4 ? kItems : 4;
 static_assert(kItems % kAtOnce == 0, "");

@@ -10,18 +10,33 @@ extern "C" __global__ void __launch_bounds__(kThreads, kResident) gru_backward(c
   Saved next[kItems];
 #pragma unroll
   for (int i = 0; i < kItems; ++i) next[i] = rows.load(i);
+  Resets resets(p, place, rows.t, rows.towards);
+  unsigned char next_flag = resets.load();
   rows.move_loads();
-  uint32 were_valid = 0, were_reset = 0;  // of the step before, bit i
+  uint32 were_valid = 0, were_reset = 0;  // of the step before: bit i, and as Resets shares them
   const auto finish = [&](int first) {
     float sums[1][kAtOnce];
     items.load_sums(first, 0, sums);
 #pragma unroll
     for (int i = first; i < first + kAtOnce; ++i)
-      rows.finish(i, sums[0][i - first], were_valid >> i & 1, were_reset >> i & 1);
+      rows.finish(i, sums[0][i - first], were_valid >> i & 1, /*is_reset=*/false);
+    if (were_reset != 0) {
+#pragma unroll
+      for (int i = first; i < first + kAtOnce; ++i)
+        if (Resets::is_set(were_reset, i) && (were_valid >> i & 1) != 0) rows.end_at_reset(i);
+    }
   };
 
 #pragma unroll 1
   for (int done = 0; done < p.steps; ++done) {
+    const uint32 are_reset = Resets::shared(next_flag);
+    if (are_reset != 0) {
+#pragma unroll
+      for (int i = 0; i < kItems; ++i)
+        if (Resets::is_set(are_reset, i)) next[i].before = rows.reset_state(i);
+    }
+    resets.move();
+    if (done + 1 < p.steps) next_flag = resets.load();
 #if !LINEAR
     float outs[kItems];
 #pragma unroll
@@ -67,7 +82,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, kResident) gru_backward(c
 #endif
         const uint32 bit = 1u << i;
         were_valid = f.valid ? were_valid | bit : were_valid & ~bit;
-        were_reset = f.is_reset ? were_reset | bit : were_reset & ~bit;
       }
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
@@ -81,6 +95,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kResident) gru_backward(c
         rows.store(first + k, dz[k], dr[k], dn[k], r[k]);
       }
     }
+    were_reset = are_reset;
     rows.move_loads();
     rows.move_results();
     __syncthreads();

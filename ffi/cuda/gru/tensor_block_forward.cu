@@ -14,6 +14,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kResident) gru_forward(co
     next[i] = rows.load_inputs(i);
   }
   rows.move_inputs();
+  Resets resets(p, place, rows.t + rows.towards, rows.towards);
+  unsigned char next_flag = p.steps > 1 ? resets.load() : static_cast<unsigned char>(0);
 
 #pragma unroll 1
   for (int step = 0; step < p.steps; ++step) {
@@ -41,6 +43,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kResident) gru_forward(co
     multiply<2, 1>(weights, shared);
     __syncthreads();
 #endif
+    const uint32 resets_next = Resets::shared(next_flag);
 #pragma unroll
     for (int first = 0; first < kItems; first += kAtOnce) {
       Gates gates[kAtOnce];
@@ -53,11 +56,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, kResident) gru_forward(co
         const float product = LINEAR ? gates[k].r * gates[k].recurrent : gates[k].recurrent;
         rows.finish(first + k, gates[k], rows.input(next[first + k], 2) + product);
       }
+      if (resets_next != 0) {
 #pragma unroll
-      for (int i = first; i < first + kAtOnce; ++i) {
-        rows.reset(i, next[i].reset_next);
-        items.store(i, rows.state[i]);
+        for (int i = first; i < first + kAtOnce; ++i) rows.reset(i, Resets::is_set(resets_next, i));
       }
+#pragma unroll
+      for (int i = first; i < first + kAtOnce; ++i) items.store(i, rows.state[i]);
 #pragma unroll
       for (int i = first; i < first + kAtOnce; ++i) {
         next[i] = rows.load_inputs(i);
@@ -66,6 +70,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kResident) gru_forward(co
     }
     rows.move_inputs();
     rows.move_results();
+    resets.move();
+    next_flag = step + 2 < p.steps ? resets.load() : static_cast<unsigned char>(0);
   }
   rows.store_last();
 }
