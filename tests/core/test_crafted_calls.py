@@ -159,6 +159,9 @@ if "onednn" in TARGET:
     print("a dilated window of 2**64 + 1", flush=True)
     arrays = reshaped({w: (4, 2, 5, 3), y: (2, 4, 6, 3)})
     assert is_error(TARGET, *arrays, {**attributes, "rhs_dilation": (HUGE, 1)})
+if "cuda_gru_backward" in TARGET:
+    print("the gradient of an absent reset_h", flush=True)
+    assert is_error(TARGET, replaced(operands, 4, (0,)), results, attributes)
 if "cudnn_conv" in TARGET:
     print("a dilated window of 2**64 + 1", flush=True)
     windows = {untransposed: (4, 5, 3, 2), cudnn_w: (5, 3, 2, 4)}

@@ -66,6 +66,7 @@ def run(tmp_path, kernel_emulation):
             case.H,
             case.sequence_lens,
             case.reset,
+            case.reset and case.reset_h,
             case.clip is not None,
             rows_of_block,
             on_tensor_cores,
@@ -155,6 +156,8 @@ _CALLS = {
     "two rows, linear": (2, Case(T=6, B=4, H=64, direction="reverse", linear_before_reset=True)),
     "four rows": (4, Case(T=4, B=6, H=17, linear_before_reset=True)),
     "four rows, before": (4, Case(T=5, B=9, H=31, direction="bidirectional")),
+    "resets to zero": (2, Case(T=6, B=5, H=90, direction="bidirectional", linear_before_reset=True, reset_h=False)),
+    "resets to zero, before": (1, Case(T=5, B=3, H=33, direction="reverse", reset_h=False)),
     "no options": (2, Case(T=4, B=3, H=20, linear_before_reset=True).bare()),
     "no options, before": (1, Case(T=4, B=3, H=33).bare()),
     "long": (1, Case(T=30, B=1, H=5, linear_before_reset=True)),
@@ -184,12 +187,14 @@ _TENSOR_CALLS = {
     "128 units": (16, Case(T=4, B=19, H=128, direction="bidirectional", linear_before_reset=True)),
     "128 units, before": (16, Case(T=3, B=33, H=101, direction="reverse")),
     "one step": (8, Case(T=1, B=3, H=17, linear_before_reset=True)),
+    "resets to zero": (16, Case(T=6, B=19, H=128, direction="bidirectional", linear_before_reset=True, reset_h=False)),
+    "resets to zero, before": (8, Case(T=5, B=11, H=43, direction="reverse", reset_h=False)),
     "no options": (16, Case(T=4, B=3, H=20, linear_before_reset=True).bare()),
     "no options, before": (8, Case(T=4, B=9, H=33).bare()),
 }
 _TENSOR_DTYPES = {
     "float32": list(_TENSOR_CALLS),
-    "bfloat16": ["one tile", "32 units", "96 units, before", "128 units", "128 units, before"],
+    "bfloat16": ["one tile", "32 units", "resets to zero", "96 units, before", "128 units", "128 units, before"],
     "float16": ["96 units, before", "128 units, one tile", "no options"],
 }
 

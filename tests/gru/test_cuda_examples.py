@@ -74,7 +74,7 @@ def emulated(monkeypatch):
 )
 def test_examples_that_share_weights(emulated, monkeypatch, case, many_units):
     monkeypatch.setattr(cuda, "_MANY_UNITS", many_units)
-    features = case.sequence_lens, case.reset
+    features = case.sequence_lens, case.reset, case.reset and case.reset_h
     params = GruParams(case.direction, case.linear_before_reset, case.clip, "highest", *features, False, XLA, XLA)
     emulated(params)
     drawn = [make_inputs(case.replace(seed=seed)) for seed in range(EXAMPLES)]

@@ -191,12 +191,12 @@ def load(hidden, is_backward, tf32, *others):
     linear_before_reset, *features = others
     assert not cuda.module.load_gru_kernel(is_backward, 0, 0, tf32, linear_before_reset, 1, 4, hidden, *features)
 
-for settings in itertools.product((20, 50, 80, 300), *[flags] * 6):
+for settings in itertools.product((20, 50, 80, 300), *[flags] * 7):
     load(*settings)
 compiled, loaded = fake.fake_compilations(), fake.fake_modules()
 load(*settings)
 last = fake.fake_compilations()
-load(20, *[False] * 6)
+load(20, *[False] * 7)
 report(found=[compiled, loaded, fake.fake_modules()], last=last, first=fake.fake_compilations())
 """)
     compiled, *loaded = found["found"]

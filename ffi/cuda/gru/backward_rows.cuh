@@ -28,8 +28,10 @@ struct BackwardRows {
   const T *gates_from, *y_from, *dy_from;  // y of the step before
   const unsigned char* reset_from;
   T *dgates_to, *recurrent_dgates_to;
-  static constexpr int kArrays = kSaved + 2, kPrefetches = (kArrays * kItems + kUnits - 1) / kUnits;
-  const T* prefetch_from[kPrefetches] = {};
+  // What is prefetched: the saved gates, y, dy and the flags of reset rows.
+  static constexpr int kY = kSaved, kDy = kSaved + 1, kResets = kSaved + 2, kArrays = kSaved + 2 + (RESETS != 0);
+  static constexpr int kPrefetches = (kArrays * kItems + kUnits - 1) / kUnits;
+  const void* prefetch_from[kPrefetches] = {};
 
   __device__ BackwardRows(const GruArguments& arguments, const Place& place, int unit, int row)
       : p(arguments),
@@ -65,21 +67,27 @@ struct BackwardRows {
     const int index = index_in_block();
 #pragma unroll
     for (int j = 0; j < kPrefetches; ++j) {
-      const int array = (index + j * kUnits) % kArrays, prefetched = (index + j * kUnits) / kArrays * kItemRows;
+      const int array = array_of(j), prefetched = (index + j * kUnits) / kArrays * kItemRows;
       if (prefetched >= kItems * kItemRows || row + prefetched >= p.rows || unit - index >= H) continue;
-      if (array == kSaved + 1 && p.dy == nullptr) continue;
-      const int width = array < kSaved ? kSaved : 1;
-      prefetch_from[j] = (array < kSaved    ? saved + array * H
-                          : array == kSaved ? y
-                                            : dy) +
-                         prefetched * width * H + unit - index;
-      for (int s = 0; s < kAhead && s + (array == kSaved) < p.steps; ++s)
-        prefetch(prefetch_from[j] + static_cast<long long>(s * width) * y_stride);
-      prefetch_from[j] += static_cast<long long>(kAhead * width) * y_stride;
+      if (array == kDy && p.dy == nullptr) continue;
+      const long long element_at = prefetched * (array < kSaved ? kSaved : 1) * H + unit - index;
+      if (array == kResets)
+        prefetch_from[j] = reset_from + prefetched;
+      else
+        prefetch_from[j] = (array < kSaved ? saved + array * H : array == kY ? y : dy) + element_at;
+      for (int s = 0; s < kAhead; ++s) prefetch_and_move(j, s + (array == kY) < p.steps);
     }
   }
 
   __device__ static int index_in_block() { return threadIdx.x % kUnits; }  // of the unit
+  __device__ static int array_of(int prefetch) { return (index_in_block() + prefetch * kUnits) % kArrays; }
+  __device__ void prefetch_and_move(int j, bool is_step) {
+    if (is_step) prefetch(prefetch_from[j]);
+    const int array = array_of(j);
+    const long long bytes_of_step = static_cast<long long>(array < kSaved ? kSaved : 1) * y_stride * sizeof(T);
+    prefetch_from[j] =
+        static_cast<const char*>(prefetch_from[j]) + (array == kResets ? towards * p.rows : bytes_of_step);
+  }
   __device__ bool in_batch(int i) const { return first_row + i * kItemRows < p.rows; }
   __device__ bool has(int i) const { return in_batch(i) && has_unit; }
   __device__ long long state_of(int i) const { return state_at + static_cast<long long>(i * kItemRows) * p.hidden; }
@@ -88,7 +96,8 @@ struct BackwardRows {
   __device__ bool is_valid(int i, int time) const { return LENGTHS ? time < length[i] : has(i); }
 
   __device__ T reset_state(int i) const {
-    return p.reset_h != nullptr && has_unit ? static_cast<const T*>(p.reset_h)[state_of(i)] : static_cast<T>(0);
+    if (RESETS != kGruResetsToGiven || !has_unit) return static_cast<T>(0);
+    return static_cast<const T*>(p.reset_h)[state_of(i)];
   }
 
   // Starts to load what the step needs.
@@ -142,7 +151,7 @@ struct BackwardRows {
     if (is_reset) end_at_reset(i);
   }
   __device__ void end_at_reset(int i) {
-    if (has(i) && p.dreset_h != nullptr) p.dreset_h[state_of(i)] += dh[i];
+    if (RESETS == kGruResetsToGiven && has(i) && p.dreset_h != nullptr) p.dreset_h[state_of(i)] += dh[i];
     dh[i] = 0;
   }
 
@@ -162,9 +171,7 @@ struct BackwardRows {
 #pragma unroll
     for (int j = 0; j < kPrefetches; ++j) {
       if (prefetch_from[j] == nullptr) continue;
-      if (step > kAhead) prefetch(prefetch_from[j]);  // not at the first step, before which there is no y
-      const bool of_gates = (index_in_block() + j * kUnits) % kArrays < kSaved;
-      prefetch_from[j] += of_gates ? static_cast<long long>(kSaved) * y_stride : y_stride;
+      prefetch_and_move(j, step > kAhead);  // not at the first step, before which there is no y
     }
     --step;
     t += towards;

@@ -40,10 +40,12 @@ std::string rejection(int64_t device, int64_t type, bool allow_tf32, bool linear
 // Returns why the kernel of a pass cannot be compiled; empty if it is loaded. Throws nb::value_error if the GPU cannot
 // run it, and std::runtime_error for an error that may pass.
 std::string load(bool is_backward, int64_t device, int64_t type, bool allow_tf32, bool linear_before_reset,
-                 int64_t problems, int64_t rows, int64_t hidden, bool has_lengths, bool has_resets, bool has_clip) {
+                 int64_t problems, int64_t rows, int64_t hidden, bool has_lengths, bool has_resets, bool has_reset_h,
+                 bool has_clip) {
   GruKey key = key_of(is_backward, device, type, allow_tf32, linear_before_reset, problems, rows, hidden);
   key.has_lengths = has_lengths;
   key.has_resets = has_resets;
+  key.has_reset_h = has_reset_h;
   key.has_clip = has_clip;
   const nb::gil_scoped_release release;
   const driver::CurrentDevice current(key.device);
@@ -59,11 +61,12 @@ std::string load(bool is_backward, int64_t device, int64_t type, bool allow_tf32
 
 // The kernel of a pass for single blocks of so many rows, which multiply in float32 or on tensor cores.
 nb::dict block_program(bool is_backward, int64_t type, bool linear_before_reset, int64_t problems, int64_t rows,
-                       int64_t hidden, bool has_lengths, bool has_resets, bool has_clip, int64_t rows_of_block,
-                       bool on_tensor_cores) {
+                       int64_t hidden, bool has_lengths, bool has_resets, bool has_reset_h, bool has_clip,
+                       int64_t rows_of_block, bool on_tensor_cores) {
   GruKey key = key_of(is_backward, 0, type, on_tensor_cores, linear_before_reset, problems, rows, hidden);
   key.has_lengths = has_lengths;
   key.has_resets = has_resets;
+  key.has_reset_h = has_reset_h;
   key.has_clip = has_clip;
   const auto rows_at_once = static_cast<int>(rows_of_block);
   if (on_tensor_cores && rows_at_once % kGruTile != 0) throw nb::value_error("rows_of_block must be a multiple of 8");
@@ -110,13 +113,13 @@ void bind_gru(nb::module_& module) {
   module.def("load_gru_kernel", &load, nb::arg("is_backward"), nb::arg("device"), nb::arg("type"),
              nb::arg("allow_tf32"), nb::arg("linear_before_reset"), nb::arg("problems"), nb::arg("rows"),
              nb::arg("hidden"), nb::arg("has_lengths") = false, nb::arg("has_resets") = false,
-             nb::arg("has_clip") = false,
+             nb::arg("has_reset_h") = false, nb::arg("has_clip") = false,
              "Compiles and loads the kernel of a pass. Returns why it cannot be compiled; empty if it is loaded. "
              "Raises ValueError if the GPU cannot run it, and RuntimeError for an error that may pass.");
   module.def(
       "gru_block_program", &block_program, nb::arg("is_backward"), nb::arg("type"), nb::arg("linear_before_reset"),
       nb::arg("problems"), nb::arg("rows"), nb::arg("hidden"), nb::arg("has_lengths"), nb::arg("has_resets"),
-      nb::arg("has_clip"), nb::arg("rows_of_block"), nb::arg("on_tensor_cores"),
+      nb::arg("has_reset_h"), nb::arg("has_clip"), nb::arg("rows_of_block"), nb::arg("on_tensor_cores"),
       "The source and launch parameters of the kernel of a pass for single blocks of so many rows. Needs no GPU.");
   module.def("gru_variant", &variant, nb::arg("is_backward"), nb::arg("device"), nb::arg("type"), nb::arg("allow_tf32"),
              nb::arg("linear_before_reset"), nb::arg("problems"), nb::arg("rows"), nb::arg("hidden"),

@@ -34,8 +34,10 @@ struct ForwardRows {
   float state[kItems];
   float biases[3] = {}, recurrent_bias = 0;  // of z, r and n; Rbn where the reset gate multiplies it
   int length[kItems];                        // with LENGTHS
-  const float *inputs_from, *prefetch_from = nullptr;
+  const float* inputs_from;
   const unsigned char* reset_from;
+  const void* prefetch_from = nullptr;
+  bool prefetches_inputs = true;  // or the flags of reset rows
   T *y_to, *gates_to;
 
   __device__ ForwardRows(const GruArguments& arguments, const Place& place, int unit, int row)
@@ -71,15 +73,20 @@ struct ForwardRows {
       state[i] = has(i) && p.initial_h != nullptr ? element(p.initial_h, state_of(i)) : 0.f;
       if (reset_of(i) != 0 && is_valid(i, t)) state[i] = reset_state(i);
     }
-    reset_from += towards * B;
 
-    // The first threads of a row prefetch the inputs of one gate and row each.
-    const int index = unit % kUnits, prefetched = index / 3 * kItemRows;
-    if (index < 3 * kItems && row + prefetched < p.rows && unit - index < H) {
-      prefetch_from = inputs + prefetched * D * 3 * H + index % 3 * H + unit - index;
-      for (int s = 0; s < kAhead && s < p.steps; ++s) prefetch(prefetch_from + s * (3LL * y_stride));
-      prefetch_from += kAhead * (3LL * y_stride);
+    // The first threads of a row prefetch the inputs of one gate, or the flag of a reset, of one row each.
+    constexpr int kArrays = 3 + (RESETS != 0);
+    static_assert(kArrays * kItems <= kUnits, "");
+    const int index = unit % kUnits, array = index % kArrays, prefetched = index / kArrays * kItemRows;
+    if (index < kArrays * kItems && row + prefetched < p.rows && unit - index < H) {
+      prefetches_inputs = array < 3;
+      if (prefetches_inputs)
+        prefetch_from = inputs + prefetched * D * 3 * H + array * H + unit - index;
+      else
+        prefetch_from = reset_from + prefetched;
+      for (int s = 0; s < kAhead && s < p.steps; ++s) prefetch_and_move(true);
     }
+    reset_from += towards * B;
   }
 
   __device__ bool in_batch(int i) const { return first_row + i * kItemRows < p.rows; }
@@ -91,7 +98,13 @@ struct ForwardRows {
     return RESETS && in_batch(i) ? reset_from[i * kItemRows] : static_cast<unsigned char>(0);
   }
   __device__ float reset_state(int i) const {
-    return p.reset_h != nullptr && has_unit ? element(p.reset_h, state_of(i)) : 0.f;
+    return RESETS == kGruResetsToGiven && has_unit ? element(p.reset_h, state_of(i)) : 0.f;
+  }
+
+  __device__ void prefetch_and_move(bool is_step) {
+    if (is_step) prefetch(prefetch_from);
+    const long long bytes = prefetches_inputs ? 3LL * y_stride * sizeof(float) : towards * p.rows;
+    prefetch_from = static_cast<const char*>(prefetch_from) + bytes;
   }
 
   // Starts to load the inputs of step `input_step`.
@@ -107,10 +120,7 @@ struct ForwardRows {
   }
   __device__ float input(const Inputs& inputs, int gate) const { return inputs.of_gate[gate] + biases[gate]; }
   __device__ void move_inputs() {
-    if (prefetch_from != nullptr) {
-      if (input_step + kAhead < p.steps) prefetch(prefetch_from);
-      prefetch_from += 3LL * y_stride;
-    }
+    if (prefetch_from != nullptr) prefetch_and_move(input_step + kAhead < p.steps);
     ++input_step;
     inputs_from += 3LL * y_stride;
     reset_from += towards * p.rows;

@@ -70,6 +70,7 @@ ffi::Error run(Checks& checks, CUstream stream, const Sizes& s, ffi::DataType dt
   key.hidden = s.H;
   key.has_lengths = arguments.lengths != nullptr;
   key.has_resets = arguments.reset != nullptr;
+  key.has_reset_h = arguments.reset_h != nullptr;
   key.has_clip = std::isfinite(arguments.clip);
   if (checks.failed()) return checks.error();
   return driver::on_device(stream, [&](int device) {
@@ -122,6 +123,8 @@ ffi::Error backward(CUstream stream, Arg r, Arg lens, Arg initial_h, Arg reset, 
   checks.optional_array("recurrent_dgates", *recurrent_dgates, dtype, {s.groups, s.T, s.B, s.D, 3, s.H});
   checks.optional_array("dh0", *dh0, ffi::DataType::F32, {s.groups, s.D, s.B, s.H});
   checks.optional_array("dreset_h", *dreset_h, ffi::DataType::F32, {s.groups, s.D, s.B, s.H});
+  const bool has_dreset_h = dreset_h->element_count() > 0;
+  checks.require(!has_dreset_h || reset_h.element_count() > 0, "dreset_h needs reset_h");
   a.y = y.untyped_data();
   a.gates = gates.untyped_data();
   a.dy = data_or_null<const void>(dy);

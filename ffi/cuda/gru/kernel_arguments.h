@@ -22,7 +22,7 @@ struct GruArguments {
   const void* initial_h;                          // [problems, B, H] or null
   const int* lengths;                             // [groups, B] or null
   const unsigned char* reset;                     // [groups, T, B] or null
-  const void* reset_h;                            // [problems, B, H] or null
+  const void* reset_h;                            // [problems, B, H], with kGruResetsToGiven
   void* y;                                        // [groups, T, D, B, H]
   void* y_h;                                      // [problems, B, H]
   void* gates;                                    // [groups, T, D, B, 3H], with linear_before_reset 4H; or null
@@ -41,6 +41,9 @@ enum {
   kGruStride = 36,    // of rows of 32 units in float32 in shared memory, without bank conflicts
   kGruSlots = 8       // of the ring through which a team exchanges
 };
+
+// What rows are reset to: with zero, the kernels have no load that is seldom needed, for which later loads would wait.
+enum GruResets { kGruNoResets = 0, kGruResetsToZero = 1, kGruResetsToGiven = 2 };
 
 // How products are computed.
 enum GruMode {

@@ -230,6 +230,11 @@ GruVariant choose_tensor_block(const GruKey& key, int multiprocessors, int share
   return has_room && one.holders > multiprocessors && one.tiles > 1 && two.shared_bytes <= shared_bytes ? two : one;
 }
 
+GruResets resets_of(const GruKey& key) {
+  if (!key.has_resets) return kGruNoResets;
+  return key.has_reset_h ? kGruResetsToGiven : kGruResetsToZero;
+}
+
 }  // namespace
 
 std::string gru_definitions(const GruKey& key, const GruVariant& variant) {
@@ -244,7 +249,7 @@ std::string gru_definitions(const GruKey& key, const GruVariant& variant) {
          define("T", key.type == FloatType::kFloat32 ? "float" : "unsigned short") + number("MODE", mode) +
          number("HIDDEN", variant.padded) + number("UNITS", variant.units) + number("ROW_TILES", variant.row_tiles) +
          number("BATCHES", variant.batches) + number("PAIR", variant.pair) + number("LINEAR", key.linear_before_reset) +
-         number("LENGTHS", key.has_lengths) + number("RESETS", key.has_resets) + number("CLIP", key.has_clip) +
+         number("LENGTHS", key.has_lengths) + number("RESETS", resets_of(key)) + number("CLIP", key.has_clip) +
          number("BACKWARD", key.is_backward) + number("BLOCK_ROWS", is_block ? variant.rows : 0);
 }
 

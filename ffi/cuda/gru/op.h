@@ -18,7 +18,7 @@ struct GruKey {
   FloatType type{};
   bool allow_tf32 = false;  // for float32
   bool linear_before_reset = false;
-  bool has_lengths = false, has_resets = false, has_clip = false;
+  bool has_lengths = false, has_resets = false, has_reset_h = false, has_clip = false;
   int64_t problems = 0, rows = 0, hidden = 0;
   int device = 0;
 };

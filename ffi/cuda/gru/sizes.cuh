@@ -10,7 +10,7 @@
 //   BLOCK_ROWS rows of a single block that multiplies in float32; 0 for others
 //   LINEAR     linear_before_reset
 //   LENGTHS    whether rows have lengths
-//   RESETS     whether rows are reset
+//   RESETS     a GruResets, as a number
 //   CLIP       whether pre-activations are clipped
 //   BACKWARD   whether the kernel is that of the backward pass
 using namespace jaxgrad;

@@ -118,7 +118,7 @@ __device__ inline void multiply(const Weights& weights, unsigned shared) {
 }
 
 // Which rows of the block are reset in a step. Each lane loads the flag of one row, and its warp shares the flags: if
-// threads load those of all their rows, a step takes up to a tenth longer.
+// threads load those of all their rows, a step takes up to a twentieth longer.
 class Resets {
   static_assert(kRows <= 32, "");
   const bool loads_;

@@ -151,13 +151,14 @@ def gru(
     precision = default_precision()
     _check_remat_every(remat_every, arrays[0].shape[0])
 
-    x, _, r, _, sequence_lens, _, reset, _ = arrays
+    x, _, r, _, sequence_lens, _, reset, reset_h = arrays
     options: dict[str, Any] = {
         "linear_before_reset": linear_before_reset,
         "clip": clip,
         "precision": precision,
         "has_lengths": sequence_lens is not None,
         "has_resets": reset is not None,
+        "has_reset_h": reset_h is not None,
     }
     symbolic = reject_symbolic_shapes(*arrays)
 

@@ -199,7 +199,7 @@ def _load(call: GruProblem) -> Rejection | None:
     for pass_name in PASSES:
         with np.errstate(over="ignore"):
             has_clip = call.clip is not None and bool(np.isfinite(np.float32(call.clip)))  # as the handler reads it
-        features = call.has_lengths, call.has_resets, has_clip
+        features = call.has_lengths, call.has_resets, call.has_reset_h, has_clip
         try:
             if reason := cuda.module.load_gru_kernel(pass_name == "backward", *_key(call), *features):
                 return _missing(reason)

@@ -22,7 +22,8 @@ class GruParams:
       linear_before_reset: as in `jaxgrad.gru`.
       clip: the bound on the input of each activation; None for no bound.
       precision: JAX's default precision where the op was called, and not None. It holds for the gradients too.
-      has_lengths, has_resets: whether there are `sequence_lens` and `reset`, without which kernels are faster.
+      has_lengths, has_resets, has_reset_h: whether there are `sequence_lens`, `reset` and `reset_h`, without which
+        kernels are faster.
       batch_major: whether the caller's x and y have the batch first. The passes always take time-major arrays. The CPU
         backend transposes x and y back to the caller's order, and XLA removes the two transposes.
       forward_candidates: what may run the forward pass.
@@ -35,6 +36,7 @@ class GruParams:
     precision: Any
     has_lengths: bool
     has_resets: bool
+    has_reset_h: bool
     batch_major: bool
     forward_candidates: Candidates
     backward_candidates: Candidates
@@ -46,7 +48,7 @@ class GruParams:
 
     def problem(self, x: jax.Array, r: jax.Array) -> GruProblem:
         """The problem of operands x and r, which may have a first axis of groups or, x alone, of examples."""
-        names = "linear_before_reset", "clip", "precision", "has_lengths", "has_resets"
+        names = "linear_before_reset", "clip", "precision", "has_lengths", "has_resets", "has_reset_h"
         return GruProblem.of(x, r, **{name: getattr(self, name) for name in names})
 
 
@@ -58,7 +60,7 @@ class GruProblem:
       T, B, I, H, D: the numbers of steps, rows, inputs, hidden units and directions.
       groups: the number of GRUs with their own weights that one call computes: `vmap` over weights makes more than one.
       dtype: the dtype of every floating-point operand.
-      linear_before_reset, clip, precision, has_lengths, has_resets: as in `GruParams`.
+      linear_before_reset, clip, precision, has_lengths, has_resets, has_reset_h: as in `GruParams`.
     """
 
     T: int
@@ -72,12 +74,13 @@ class GruProblem:
     precision: Any
     has_lengths: bool = False
     has_resets: bool = False
+    has_reset_h: bool = False
     groups: int = 1
 
     def text(self, pass_name: str) -> str:
         """The text of a call in a tuning, with its gradients."""
         flags = {"linear_before_reset": self.linear_before_reset, "clip": self.clip is not None}
-        flags |= {"sequence_lens": self.has_lengths, "reset": self.has_resets}
+        flags |= {"sequence_lens": self.has_lengths, "reset": self.has_resets, "reset_h": self.has_reset_h}
         sizes = f"T={self.T} B={self.B} I={self.I} H={self.H} D={self.D}"
         sizes += f" groups={self.groups}" if self.groups > 1 else ""
         words = [*(name for name, is_set in flags.items() if is_set), *precision_flags(self.dtype, self.precision)]

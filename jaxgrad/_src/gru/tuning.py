@@ -20,18 +20,20 @@ _RESETS = 0.01  # of all steps
 
 
 def measurable(call: GruProblem, platform: str) -> Measurable:
-    """The op and the gradients of x, w, r, b and initial_h, on every implementation that supports it.
+    """The op and the gradients of its floating-point operands, on every implementation that supports it.
 
-    It has `sequence_lens` and `reset` where the call has them, and the precision of the call.
+    It has `sequence_lens`, `reset` and `reset_h` where the call has them, and the precision of the call.
     """
     p = call
-    shapes = (p.T, p.B, p.I), (p.D, 3 * p.H, p.I), (p.D, 3 * p.H, p.H), (p.D, 6 * p.H), (p.D, p.B, p.H)
+    state = p.D, p.B, p.H
+    shapes = [(p.T, p.B, p.I), (p.D, 3 * p.H, p.I), (p.D, 3 * p.H, p.H), (p.D, 6 * p.H), state]
+    shapes += [state] if p.has_reset_h else []
     groups = (p.groups,) if p.groups > 1 else ()
     floating = [jax.ShapeDtypeStruct((*groups, *shape), p.dtype) for shape in shapes]
     lengths_and_resets = _lengths_and_resets(p, groups)
 
     def step(implementation: str) -> Callable[..., Any]:
-        def value(others, x, w, r, b, initial_h):
+        def value(others, x, w, r, b, initial_h, reset_h=None):
             with jax.default_matmul_precision(p.precision):
                 return gru(
                     x,
@@ -39,6 +41,7 @@ def measurable(call: GruProblem, platform: str) -> Measurable:
                     r,
                     b,
                     initial_h=initial_h,
+                    reset_h=reset_h,
                     direction="bidirectional" if p.D == 2 else "forward",
                     linear_before_reset=p.linear_before_reset,
                     clip=p.clip,
