@@ -102,7 +102,8 @@ void report_gru(const std::string& name, const GruCase& call, Error error) {
     std::printf("%s\n", reason.what());
   }
   const std::string settings = std::string(is_tf32 ? ", TF32" : "") + (call.linear ? ", linear before reset" : "") +
-                               (std::isfinite(call.clip) ? ", clip" : "");
+                               (std::isfinite(call.clip) ? ", clip" : "") +
+                               (call.resets_to_zero ? ", resets to zero" : "");
   report("GRU, " + name + ", " + std::to_string(8 * bytes_of(call.type)) + " bits" + settings, found, allowed);
 }
 
@@ -111,10 +112,22 @@ void report_gru(const std::string& name, const GruCase& call, Error error) {
 void check_gru(bool of_blocks, FloatType type, bool allow_tf32, bool linear, CUstream stream) {
   const bool is_tf32 = allow_tf32 && type == FloatType::kFloat32;
   float clip = INFINITY;
+  int checked = linear ? 1 : 0;  // each check resets to zero with one value of `linear`
   const auto check = [&](const char* name, int T, int B, int H, int D, int groups, GruHolder holder,
                          int rows_of_block = 0, int rows_of_backward_block = 0) {
-    const GruCase call = {type, allow_tf32, linear, T, B, H, D, groups, holder, rows_of_block, rows_of_backward_block,
-                          clip};
+    const GruCase call = {type,
+                          allow_tf32,
+                          linear,
+                          T,
+                          B,
+                          H,
+                          D,
+                          groups,
+                          holder,
+                          rows_of_block,
+                          rows_of_backward_block,
+                          clip,
+                          /*resets_to_zero=*/checked++ % 2 == 1};
     report_gru(name, call, [&] { return gru_error(call, kDevice, stream); });
   };
   if (of_blocks) {
