@@ -71,16 +71,16 @@ def runs(text: str) -> dict[str, int]:
 
 
 def before_loads(call: Callable[..., Any]) -> None:
-    """Kernels are loaded after `call`, which gets the pass, problems, rows, hidden units, and has_clip."""
+    """Kernels are loaded after `call`, which gets the pass, problems, rows, hidden units, and the features."""
 
     class Module:
         def __getattr__(self, name):
             return getattr(module, name)
 
-        def load_gru_kernel(self, is_backward, *key):
-            *_, problems, rows, hidden, _, _, has_clip = key
-            call(is_backward, problems, rows, hidden, has_clip)
-            return module.load_gru_kernel(is_backward, *key)
+        def load_gru_kernel(self, is_backward, *key, **features):
+            *_, problems, rows, hidden = key
+            call(is_backward, problems, rows, hidden, features)
+            return module.load_gru_kernel(is_backward, *key, **features)
 
     module, cuda.module = cuda.module, Module()
 

@@ -238,7 +238,7 @@ def test_a_kernel_with_a_bound_is_loaded_where_there_is_one(run):
     """The kernel that the handler runs. It reads the bound as float32, in which the last one is infinite."""
     found = run("""
 loaded = []
-before_loads(lambda *call: loaded.append(call[-1]))
+before_loads(lambda *call: loaded.append(call[-1]["has_clip"]))
 for clip in (None, 0.5, 3e38, 1e39):
     lowered(settings={"clip": clip})
 report(loaded=loaded)
@@ -246,10 +246,23 @@ report(loaded=loaded)
     assert found["loaded"] == [False, False, True, True, True, True, False, False]
 
 
+def test_a_kernel_with_the_arrays_of_a_call_is_loaded(run):
+    """The kernel that the handler runs."""
+    found = run("""
+loaded = []
+before_loads(lambda *call: loaded.append([name for name, is_set in call[-1].items() if is_set]))
+given = {"sequence_lens": np.ones(4, np.int32), "reset": np.zeros((10, 4), bool), "reset_h": np.zeros((1, 4, 43), "f")}
+for names in ((), ("sequence_lens",), ("reset",), ("reset", "reset_h")):
+    lowered(settings={name: given[name] for name in names})
+report(loaded=loaded[::2], backward=loaded[1::2])
+""")
+    assert found["loaded"] == found["backward"] == [[], ["has_lengths"], ["has_resets"], ["has_resets", "has_reset_h"]]
+
+
 def test_a_failing_compiler_of_sizes_that_vmap_makes(run):
     """Such a call runs on XLA, unless there are other processes, whose programs would have the kernel."""
     found = run("""
-def fail(is_backward, problems, rows, hidden, has_clip):
+def fail(is_backward, problems, rows, hidden, features):
     if (problems, rows) == (3, 4):
         raise RuntimeError("out of memory")
 before_loads(fail)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from converted_gru import B, H, I, T, assert_same_bits, assert_trees_close, normal, random_like
+from recorded_calls import recorded_calls
 from rnn_cases import CALLS, inputs_of, program_of, values_and_gradients
 
 from jaxgrad.nn import linen
@@ -98,16 +101,35 @@ def test_mixed_precision(call):
     _compare(*_layers(cell), X.astype(jnp.float32), call, tolerance=4 * 2.0**-7)
 
 
+class _CellWithItsOwnCarry(nn.GRUCell):
+    def initialize_carry(self, rng, input_shape):
+        return jnp.full((*input_shape[:-1], self.features), 0.3, self.param_dtype)
+
+
+@pytest.mark.parametrize(
+    ("cell", "start"),
+    [
+        (nn.GRUCell(**CELL), 0),
+        (nn.GRUCell(**CELL, carry_init=nn.initializers.constant(0.3)), 0.3),
+        (_CellWithItsOwnCarry(**CELL), 0.3),
+    ],
+    ids=["default", "carry_init", "initialize_carry"],
+)
 @pytest.mark.parametrize("time_major", [False, True])
-def test_steps_of_a_rollout(time_major):
-    """A rollout calls flax's cell with the same parameters; one call with `reset` computes it again."""
-    _, ours = _layers({**CELL, "carry_init": nn.initializers.constant(0.3)})
+def test_steps_of_a_rollout(time_major, cell, start):
+    """A rollout calls flax's cell with the same parameters; one call with `reset` computes it again.
+
+    Zeros after a reset are not an array of the op.
+    """
+    ours = linen.RNN(cell)
     variables = random_like(ours.init(jax.random.key(0), X))
-    cell, params = nn.GRUCell(**CELL), {"params": variables["params"]["cell"]}
+    params = {"params": variables["params"]["cell"]}
     reset = np.random.default_rng(0).random((B, T)) < 0.4
-    carry, outputs = jnp.full((B, H), 0.3), []
+    (text,) = recorded_calls(partial(ours.apply, variables, reset=reset), X)
+    assert ("reset_h" in text) == (start != 0)
+    carry, outputs = jnp.full((B, H), start, X.dtype), []
     for t in range(T):
-        carry = jnp.where(reset[:, t, None], 0.3, carry)
+        carry = jnp.where(reset[:, t, None], start, carry)
         carry, y = cell.apply(params, carry, X[:, t])
         outputs.append(y)
     if time_major:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from converted_gru import B, H, I, T, assert_same_bits, assert_trees_close, normal, random_like
 from flax import nnx as flax_nnx
+from recorded_calls import recorded_calls
 from rnn_cases import CALLS, inputs_of, program_of, values_and_gradients
 
 from jaxgrad.nn import nnx
@@ -103,14 +104,21 @@ def test_promotion_of_the_cell():
     assert "f16" in program_of(run, params, X)
 
 
-def test_steps_of_a_rollout():
-    """A rollout calls flax's cell; one call with `reset` computes it again."""
-    rnn = nnx.RNN(_cell())
+@pytest.mark.parametrize("carry_init", [None, flax_nnx.initializers.constant(0.3)])
+def test_steps_of_a_rollout(carry_init):
+    """A rollout calls flax's cell; one call with `reset` computes it again.
+
+    Zeros after a reset are not an array of the op.
+    """
+    start = 0 if carry_init is None else 0.3
+    rnn = nnx.RNN(_cell(carry_init=carry_init))
     flax_nnx.update(rnn, random_like(flax_nnx.to_pure_dict(flax_nnx.state(rnn, flax_nnx.Param))))
     reset = np.random.default_rng(0).random((B, T)) < 0.4
-    carry, outputs = jnp.zeros((B, H)), []
+    (text,) = recorded_calls(lambda x: rnn(x, reset=reset, rngs=flax_nnx.Rngs(0)), X)
+    assert ("reset_h" in text) == (start != 0)
+    carry, outputs = jnp.full((B, H), start, X.dtype), []
     for t in range(T):
-        carry, y = rnn.cell(jnp.where(reset[:, t, None], 0, carry), X[:, t])
+        carry, y = rnn.cell(jnp.where(reset[:, t, None], start, carry), X[:, t])
         outputs.append(y)
     assert_trees_close(rnn(X, reset=reset, return_carry=True), (carry, jnp.stack(outputs, 1)))
 

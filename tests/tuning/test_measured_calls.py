@@ -35,17 +35,28 @@ def _vjp(function, *args):
 
 
 _GRU = Case(T=40, B=30, direction="bidirectional")
-_OPTIONAL = [(), ("sequence_lens",), ("reset",), ("sequence_lens", "reset")]
+_OPTIONAL = [(), ("sequence_lens",), ("reset",), ("reset", "reset_h"), ("sequence_lens", "reset")]
 
 
-def _gru(x, w, r, b, initial_h, *optional, given):
-    settings = {**_GRU.settings, **dict(zip(given, optional, strict=True))}
-    return _vjp(lambda *arrays: jaxgrad.gru(*arrays[:4], initial_h=arrays[4], **settings), x, w, r, b, initial_h)
+def _names(given):
+    """The floating-point operands, which have gradients, and the others."""
+    floating = ["x", "w", "r", "b", "initial_h", *(name for name in given if name == "reset_h")]
+    return floating, [name for name in given if name not in floating]
+
+
+def _gru(*arrays, given):
+    floating, others = _names(given)
+    settings = {**_GRU.settings, **dict(zip(others, arrays[len(floating) :], strict=True))}
+
+    def call(*arrays):
+        return jaxgrad.gru(**dict(zip(floating, arrays, strict=True)), **settings)
+
+    return _vjp(call, *arrays[: len(floating)])
 
 
 def _gru_arrays(given=()):
     inputs = make_inputs(_GRU, "float32")[0]._asdict()
-    return [jnp.asarray(inputs[name]) for name in ("x", "w", "r", "b", "initial_h", *given)]
+    return [jnp.asarray(inputs[name]) for names in _names(given) for name in names]
 
 
 def test_lengths_and_resets_have_rows_of_their_own():
@@ -64,7 +75,8 @@ def test_lengths_and_resets_are_measured(given, groups):
         function, arrays = jax.vmap(function), [jnp.stack([array] * groups) for array in arrays]
     measurable = gru_tuning.measurable(_call_of(function, *arrays), current_environment().platform)
     (operands,) = timing.random_operands(measurable.operands, [0.1] * len(arrays), one_call_a_program=True)
-    optional = dict(zip(given, operands[5:], strict=True))
+    floating, others = _names(given)
+    optional = dict(zip([*floating, *others], operands, strict=True))
     if "sequence_lens" in given:
         lengths = set(np.ravel(optional["sequence_lens"]))
         assert len(lengths) > 5

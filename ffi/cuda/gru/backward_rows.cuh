@@ -3,7 +3,7 @@
 // What a step needs of a unit of a row. Not converted yet, so that nothing waits for the loads.
 struct Saved {
   T gates[kSaved], before, dy;  // `before`: the state before the step, unless the row was reset
-  unsigned char reset;          // unless threads share it
+  unsigned char reset;          // 0 with kSharesResets: class Resets has it
   bool valid;
 };
 
@@ -28,7 +28,7 @@ struct BackwardRows {
   const T *gates_from, *y_from, *dy_from;  // y of the step before
   const unsigned char* reset_from;
   T *dgates_to, *recurrent_dgates_to;
-  // What is prefetched: the saved gates, y, dy and the flags of reset rows.
+  // The arrays that are prefetched: the saved gates, y, dy and the flags of reset rows.
   static constexpr int kY = kSaved, kDy = kSaved + 1, kResets = kSaved + 2, kArrays = kSaved + 2 + (RESETS != 0);
   static constexpr int kPrefetches = (kArrays * kItems + kUnits - 1) / kUnits;
   const void* prefetch_from[kPrefetches] = {};
@@ -146,13 +146,17 @@ struct BackwardRows {
 
   // Adds the products of the step: then dh is the gradient of the state before it. Past the length of a row the sum is
   // zero, or NaN if a weight is not finite.
-  __device__ void finish(int i, float sum, bool valid, bool is_reset) {
+  __device__ void add_products(int i, float sum, bool valid) {
     if (valid) dh[i] += sum;
-    if (is_reset) end_at_reset(i);
   }
+  // Then, where the row was reset: the gradient of the state goes to that of reset_h.
   __device__ void end_at_reset(int i) {
-    if (RESETS == kGruResetsToGiven && has(i) && p.dreset_h != nullptr) p.dreset_h[state_of(i)] += dh[i];
+    if (RESETS == kGruResetsToGiven && p.dreset_h != nullptr) p.dreset_h[state_of(i)] += dh[i];
     dh[i] = 0;
+  }
+  __device__ void finish(int i, float sum, bool valid, bool is_reset) {
+    add_products(i, sum, valid);
+    if (is_reset) end_at_reset(i);
   }
 
   __device__ void store(int i, float dz, float dr, float dn, float r) {

@@ -1,7 +1,7 @@
 // The elementwise part of the forward pass.
 
-// The inputs of a unit of a row in a step, and whether the row is reset before the next one, unless threads share that.
-// Not compared yet, so that nothing waits for the loads.
+// The inputs of a unit of a row in a step, and whether the row is reset before the next one: with kSharesResets, class
+// Resets says that. Not compared yet, so that nothing waits for the loads.
 struct Inputs {
   float of_gate[3];
   unsigned char reset_next;

@@ -42,7 +42,8 @@ enum {
   kGruSlots = 8       // of the ring through which a team exchanges
 };
 
-// What rows are reset to: with zero, the kernels have no load that is seldom needed, for which later loads would wait.
+// What rows are reset to. With zero, a kernel has no load of reset_h: what uses its result would also wait for the
+// loads of the next step.
 enum GruResets { kGruNoResets = 0, kGruResetsToZero = 1, kGruResetsToGiven = 2 };
 
 // How products are computed.

@@ -117,8 +117,8 @@ __device__ inline void multiply(const Weights& weights, unsigned shared) {
     }
 }
 
-// Which rows of the block are reset in a step. Each lane loads the flag of one row, and its warp shares the flags: if
-// threads load those of all their rows, a step takes up to a twentieth longer.
+// Which rows of the block are reset in a step. Each lane loads the flag of one row, and its warp shares the flags: they
+// take one register of a thread until then, instead of one for each of its rows.
 class Resets {
   static_assert(kRows <= 32, "");
   const bool loads_;
@@ -136,7 +136,7 @@ class Resets {
   __device__ unsigned char load() const { return loads_ ? *from_ : static_cast<unsigned char>(0); }
   __device__ void move() { from_ += stride_; }
 
-  // The rows that are reset, from that of the thread on: see is_set(). All threads of a warp call it.
+  // The rows that are reset: bit 0 is the first row of the thread. All threads of a warp call it.
   __device__ static uint32 shared(unsigned char flag) {
     return RESETS ? __ballot_sync(~0u, flag != 0) >> row_of_thread() : 0;
   }

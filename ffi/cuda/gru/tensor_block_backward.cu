@@ -18,8 +18,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kResident) gru_backward(c
     float sums[1][kAtOnce];
     items.load_sums(first, 0, sums);
 #pragma unroll
-    for (int i = first; i < first + kAtOnce; ++i)
-      rows.finish(i, sums[0][i - first], were_valid >> i & 1, /*is_reset=*/false);
+    for (int i = first; i < first + kAtOnce; ++i) rows.add_products(i, sums[0][i - first], were_valid >> i & 1);
     if (were_reset != 0) {
 #pragma unroll
       for (int i = first; i < first + kAtOnce; ++i)

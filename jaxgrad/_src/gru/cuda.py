@@ -199,9 +199,14 @@ def _load(call: GruProblem) -> Rejection | None:
     for pass_name in PASSES:
         with np.errstate(over="ignore"):
             has_clip = call.clip is not None and bool(np.isfinite(np.float32(call.clip)))  # as the handler reads it
-        features = call.has_lengths, call.has_resets, call.has_reset_h, has_clip
+        features = {
+            "has_lengths": call.has_lengths,
+            "has_resets": call.has_resets,
+            "has_reset_h": call.has_reset_h,
+            "has_clip": has_clip,
+        }
         try:
-            if reason := cuda.module.load_gru_kernel(pass_name == "backward", *_key(call), *features):
+            if reason := cuda.module.load_gru_kernel(pass_name == "backward", *_key(call), **features):
                 return _missing(reason)
         except ValueError as error:  # such as too few blocks at once, which is known only of a compiled kernel
             return Rejection(str(error))

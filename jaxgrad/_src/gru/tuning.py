@@ -20,9 +20,10 @@ _RESETS = 0.01  # of all steps
 
 
 def measurable(call: GruProblem, platform: str) -> Measurable:
-    """The op and the gradients of its floating-point operands, on every implementation that supports it.
+    """The op and its gradients, on every implementation that supports it.
 
-    It has `sequence_lens`, `reset` and `reset_h` where the call has them, and the precision of the call.
+    The gradients are those of x, w, r, b, initial_h and, where the call has it, reset_h. The op has `sequence_lens` and
+    `reset` where the call has them, and the precision of the call.
     """
     p = call
     state = p.D, p.B, p.H

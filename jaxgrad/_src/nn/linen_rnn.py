@@ -11,7 +11,7 @@ from flax.core.scope import in_filter
 from flax.linen.dtypes import promote_dtype
 
 from jaxgrad._src.convert.flax_gru import read_cell
-from jaxgrad._src.nn.rnn import as_reset, check_cell, given_or_own, run_rnn, shape_of_step
+from jaxgrad._src.nn.rnn import as_reset, check_cell, given_or_own, run_rnn, shape_of_step, starts_at_zero
 
 _NAME = "jaxgrad.nn.linen.RNN"
 
@@ -83,7 +83,7 @@ class RNN(nn.RNN):
             inputs,
             carry,
             reset=reset,
-            reset_carry=initialize_carry,
+            reset_carry=None if starts_at_zero(self.cell, nn.GRUCell) else initialize_carry,
             seq_lengths=seq_lengths,
             **settings,
         )

@@ -10,7 +10,7 @@ from flax import nnx
 
 from jaxgrad._src.convert.flax_gru import read_cell
 from jaxgrad._src.convert.flax_layers import check_linear
-from jaxgrad._src.nn.rnn import as_reset, check_cell, given_or_own, run_rnn, shape_of_step
+from jaxgrad._src.nn.rnn import as_reset, check_cell, given_or_own, run_rnn, shape_of_step, starts_at_zero
 
 _NAME = "jaxgrad.nn.nnx.RNN"
 
@@ -82,7 +82,7 @@ class RNN(nnx.RNN):
             inputs,
             carry,
             reset=reset,
-            reset_carry=initialize_carry,
+            reset_carry=None if starts_at_zero(cell, nnx.GRUCell) else initialize_carry,
             seq_lengths=seq_lengths,
             **settings,
         )

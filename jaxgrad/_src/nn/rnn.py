@@ -26,6 +26,12 @@ def check_cell(name: str, cell: Any, cell_class: type) -> None:
     check_functions(name, cell, "; use flax's own RNN for others")
 
 
+def starts_at_zero(cell: Any, cell_class: Any) -> bool:
+    """Whether `initialize_carry` of a cell returns zeros, with which resets are faster than with an array."""
+    is_own = type(cell).initialize_carry is not cell_class.initialize_carry
+    return not is_own and cell.carry_init in (None, jax.nn.initializers.zeros)
+
+
 def given_or_own(rnn: Any, **given: bool | None) -> dict[str, bool]:
     """The arguments of a call, and the attributes of `rnn` in place of those that are None."""
     return {name: getattr(rnn, name) if value is None else value for name, value in given.items()}
@@ -52,7 +58,7 @@ def run_rnn(
     carry: jax.Array,
     *,
     reset: jax.Array | None,
-    reset_carry: Callable[[], jax.Array],
+    reset_carry: Callable[[], jax.Array] | None,
     seq_lengths: Any,
     time_major: bool,
     reverse: bool,
@@ -69,7 +75,7 @@ def run_rnn(
       inputs: [*batch, T, I] or, with `time_major`, [T, *batch, I].
       carry: [*batch, H].
       reset: [*batch, T] or [T, *batch], bool.
-      reset_carry: returns the carry [*batch, H] after a reset.
+      reset_carry: returns the carry [*batch, H] after a reset; None for zeros.
     """
     time_axis = 0 if time_major else inputs.ndim - 2
     batch, T = carry.shape[:-1], inputs.shape[time_axis]
@@ -94,7 +100,7 @@ def run_rnn(
         weights.b,
         initial_h=state(carry),
         reset=None if reset is None else to_rows(reset),
-        reset_h=None if reset is None else state(reset_carry()),
+        reset_h=None if reset is None or reset_carry is None else state(reset_carry()),
         direction="reverse" if reverse and not flips_rows else "forward",
         linear_before_reset=weights.linear_before_reset,
         time_major=time_major,
