@@ -117,8 +117,8 @@ __device__ inline void multiply(const Weights& weights, unsigned shared) {
     }
 }
 
-// Which rows of the block are reset in a step. Each lane loads the flag of one row, and its warp shares the flags: they
-// take one register of a thread until then, instead of one for each of its rows.
+// Which rows of the block are reset in a step. Each lane loads the flag of one row, and then its warp shares the flags:
+// those that are being loaded take one register of a thread, instead of one for each of its rows.
 class Resets {
   static_assert(kRows <= 32, "");
   const bool loads_;
