@@ -35,14 +35,14 @@ struct BackwardRows {
 
   __device__ BackwardRows(const GruArguments& arguments, const Place& place, int unit, int row)
       : p(arguments),
-        has_unit(unit < arguments.hidden),
+        has_unit(FILLED || unit < arguments.hidden),
         first_row(row),
         towards(place.reversed ? 1 : -1),
-        y_stride(towards * p.directions * p.rows * p.hidden),
-        state_at((static_cast<long long>(place.problem) * p.rows + row) * p.hidden + unit),
+        y_stride(towards * p.directions * p.rows * hidden()),
+        state_at((static_cast<long long>(place.problem) * p.rows + row) * hidden() + unit),
         t(place.time(arguments, arguments.steps - 1)),
         step(arguments.steps - 1) {
-    const long long H = p.hidden, D = p.directions, B = p.rows;
+    const long long H = hidden(), D = p.directions, B = p.rows;
     const long long last_step = static_cast<long long>(place.group) * p.steps + t;
     const long long row_at = ((last_step * D + place.direction) * B + row) * H;
     const T* const saved = static_cast<const T*>(p.gates) + kSaved * row_at;
@@ -88,9 +88,10 @@ struct BackwardRows {
     prefetch_from[j] =
         static_cast<const char*>(prefetch_from[j]) + (array == kResets ? towards * p.rows : bytes_of_step);
   }
+  __device__ int hidden() const { return hidden_of(p); }
   __device__ bool in_batch(int i) const { return first_row + i * kItemRows < p.rows; }
   __device__ bool has(int i) const { return in_batch(i) && has_unit; }
-  __device__ long long state_of(int i) const { return state_at + static_cast<long long>(i * kItemRows) * p.hidden; }
+  __device__ long long state_of(int i) const { return state_at + static_cast<long long>(i * kItemRows) * hidden(); }
 
   // Whether a row has a step at a time: padding has none, and stays zero.
   __device__ bool is_valid(int i, int time) const { return LENGTHS ? time < length[i] : has(i); }
@@ -105,10 +106,10 @@ struct BackwardRows {
     Saved saved;
     saved.valid = is_valid(i, t);
     const bool loads = saved.valid;
-    const int offset = i * kItemRows * p.hidden;
+    const int offset = i * kItemRows * hidden();
 #pragma unroll
     for (int gate = 0; gate < kSaved; ++gate)
-      saved.gates[gate] = loads ? gates_from[kSaved * offset + gate * p.hidden] : static_cast<T>(0);
+      saved.gates[gate] = loads ? gates_from[kSaved * offset + gate * hidden()] : static_cast<T>(0);
     saved.dy = loads && p.dy != nullptr ? dy_from[offset] : static_cast<T>(0);
     saved.reset = RESETS && !kSharesResets && saved.valid ? reset_from[i * kItemRows] : static_cast<unsigned char>(0);
     const bool from_y = step > 0 && is_valid(i, t + towards);
@@ -161,14 +162,14 @@ struct BackwardRows {
 
   __device__ void store(int i, float dz, float dr, float dn, float r) {
     if (!has(i)) return;
-    const int offset = i * kItemRows * p.directions * 3 * p.hidden;
+    const int offset = i * kItemRows * p.directions * 3 * hidden();
     store(dgates_to + offset, dz, dr, dn);
     if (LINEAR && p.recurrent_dgates != nullptr) store(recurrent_dgates_to + offset, dz, dr, dn * r);
   }
   __device__ void store(T* to, float dz, float dr, float dn) const {
     narrow(dz, to);
-    narrow(dr, to + p.hidden);
-    narrow(dn, to + 2 * p.hidden);
+    narrow(dr, to + hidden());
+    narrow(dn, to + 2 * hidden());
   }
 
   __device__ void move_loads() {

@@ -4,7 +4,7 @@ struct Weights {  // transposed
   float at[3][kWords][kUnitsOfThread][4];
 
   __device__ void load(const GruArguments& p, int problem) {
-    const int H = p.hidden;
+    const int H = hidden_of(p);
     const T* const r = static_cast<const T*>(p.r) + static_cast<long long>(problem) * 3 * H * H;
 #pragma unroll
     for (int gate = 0; gate < 3; ++gate)

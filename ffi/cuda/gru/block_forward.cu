@@ -4,7 +4,7 @@ struct Weights {
   float at[kWords][kUnitsOfThread][3][4];
 
   __device__ void load(const GruArguments& p, int problem) {
-    const int H = p.hidden;
+    const int H = hidden_of(p);
     const T* const r = static_cast<const T*>(p.r) + static_cast<long long>(problem) * 3 * H * H;
 #pragma unroll
     for (int word = 0; word < kWords; ++word)
@@ -84,7 +84,7 @@ __device__ inline void compute_gates(const GruArguments& p, const Place& place, 
     ahead[kLoadsAhead - 1] = load();
     Gates gates;
     wait_at<kSumsReady, kThreads>();
-    gates.set_z_and_r(rows.input(inputs, 0) + sum_of(0), rows.input(inputs, 1) + sum_of(1), p.clip);
+    gates.set_z_and_r(rows.with_input(inputs, 0, sum_of(0)), rows.with_input(inputs, 1, sum_of(1)), p.clip);
 #if LINEAR
     gates.recurrent = sum_of(2) + rows.recurrent_bias;
     const float product = gates.r * gates.recurrent;
@@ -94,7 +94,7 @@ __device__ inline void compute_gates(const GruArguments& p, const Place& place, 
     wait_at<kSumsReady, kThreads>();
     const float product = sum_of(2);
 #endif
-    rows.finish(0, gates, rows.input(inputs, 2) + product);
+    rows.finish(0, gates, rows.with_input(inputs, 2, product));
     rows.reset(0, inputs.reset_next != 0);
     if (step + 1 < p.steps) {
       operand = rows.state[0];

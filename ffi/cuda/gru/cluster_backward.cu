@@ -24,7 +24,7 @@ struct Weights {  // transposed: the rows are the units of the state before, the
 
 __device__ inline void load_weights(Weights& weights, const GruArguments& p, const Place& place, int warp, int g,
                                     int c) {
-  const int H = p.hidden;
+  const int H = hidden_of(p);
   const T* const r = static_cast<const T*>(p.r) + static_cast<long long>(place.problem) * 3 * H * H;
 #pragma unroll
   for (int tile = 0; tile < kTilesOfWarp; ++tile)
@@ -94,7 +94,7 @@ __device__ inline void send_products(const Weights& weights, unsigned operands, 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_backward(const __grid_constant__ GruArguments p) {
+extern "C" __global__ void __launch_bounds__(kThreads, kResident) gru_backward(const __grid_constant__ GruArguments p) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
   const Place place(p, blockIdx.x / kBlocks, block_in_cluster());
   const unsigned shared = shared_address(shared_memory());

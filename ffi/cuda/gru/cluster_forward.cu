@@ -30,7 +30,7 @@ struct Weights {
 
 __device__ inline void load_weights(Weights& weights, const GruArguments& p, const Place& place, int quarter, int half,
                                     int g, int c) {
-  const int H = p.hidden;
+  const int H = hidden_of(p);
   const T* const r = static_cast<const T*>(p.r) + static_cast<long long>(place.problem) * 3 * H * H;
 #pragma unroll
   for (int word = 0; word < kWords; ++word)
@@ -123,7 +123,7 @@ struct Exchange {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __grid_constant__ GruArguments p) {
+extern "C" __global__ void __launch_bounds__(kThreads, kResident) gru_forward(const __grid_constant__ GruArguments p) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
   const int quarter = warp % 4, half = warp / 4;  // of the products: the terms, and the units of the block
   const Place place(p, blockIdx.x / kBlocks, block_in_cluster());
@@ -179,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
     add_products<0, LINEAR ? 3 : 2>(weights, receive(buffer, parity), parts_to + part * kPartBytes);
     __syncthreads();
     Gates gates;
-    gates.set_z_and_r(rows.input(inputs, 0) + sum_of(0), rows.input(inputs, 1) + sum_of(1), p.clip);
+    gates.set_z_and_r(rows.with_input(inputs, 0, sum_of(0)), rows.with_input(inputs, 1, sum_of(1)), p.clip);
 #if LINEAR
     gates.recurrent = sum_of(2) + rows.recurrent_bias;
     const float product = gates.r * gates.recurrent;
@@ -191,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
     const float product = sum_of(2);
 #endif
     part ^= 1;
-    rows.finish(0, gates, rows.input(inputs, 2) + product);
+    rows.finish(0, gates, rows.with_input(inputs, 2, product));
     rows.reset(0, inputs.reset_next != 0);
     if (step + 1 < p.steps) exchange.send(rows.state[0], buffer ^ 1);
     rows.store(0, gates);

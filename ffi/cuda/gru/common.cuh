@@ -1,5 +1,9 @@
 // Shared by the kernels of the GRU.
 
+// The hidden units of a call. Where they fill the blocks, the compiler knows their number, and addresses have constant
+// offsets.
+__device__ inline int hidden_of(const GruArguments& p) { return FILLED ? kPadded : p.hidden; }
+
 // The gate as it is saved where pre-activations are clipped: +2 or -2 if this one was.
 __device__ inline float marked(float gate, float before, float clip) {
   return before >= clip ? 2.f : before <= -clip ? -2.f : gate;

@@ -42,13 +42,13 @@ struct ForwardRows {
 
   __device__ ForwardRows(const GruArguments& arguments, const Place& place, int unit, int row)
       : p(arguments),
-        has_unit(unit < arguments.hidden),
+        has_unit(FILLED || unit < arguments.hidden),
         first_row(row),
         towards(place.reversed ? -1 : 1),
-        y_stride(towards * p.directions * p.rows * p.hidden),
-        state_at((static_cast<long long>(place.problem) * p.rows + row) * p.hidden + unit),
+        y_stride(towards * p.directions * p.rows * hidden()),
+        state_at((static_cast<long long>(place.problem) * p.rows + row) * hidden() + unit),
         t(place.time(arguments, 0)) {
-    const long long H = p.hidden, D = p.directions, B = p.rows;
+    const long long H = hidden(), D = p.directions, B = p.rows;
     const long long first_step = static_cast<long long>(place.group) * p.steps + t;
     const long long step_row = (first_step * D + place.direction) * B + row;
     const float* const inputs = p.inputs + ((first_step * B + row) * D + place.direction) * 3 * H;
@@ -89,9 +89,10 @@ struct ForwardRows {
     reset_from += towards * B;
   }
 
+  __device__ int hidden() const { return hidden_of(p); }
   __device__ bool in_batch(int i) const { return first_row + i * kItemRows < p.rows; }
   __device__ bool has(int i) const { return in_batch(i) && has_unit; }
-  __device__ long long state_of(int i) const { return state_at + static_cast<long long>(i * kItemRows) * p.hidden; }
+  __device__ long long state_of(int i) const { return state_at + static_cast<long long>(i * kItemRows) * hidden(); }
   // Whether a row has a step at a time: padding has none, and stays zero.
   __device__ bool is_valid(int i, int time) const { return LENGTHS ? time < length[i] : has(i); }
   __device__ unsigned char reset_of(int i) const {
@@ -109,16 +110,19 @@ struct ForwardRows {
 
   // Starts to load the inputs of step `input_step`.
   __device__ Inputs load_inputs(int i) const {
-    const float* const from = inputs_from + i * kItemRows * p.directions * 3 * p.hidden;
+    const float* const from = inputs_from + i * kItemRows * p.directions * 3 * hidden();
     Inputs inputs;
 #pragma unroll
     for (int gate = 0; gate < 3; ++gate)
-      inputs.of_gate[gate] = has(i) && input_step < p.steps ? from[gate * p.hidden] : 0.f;
+      inputs.of_gate[gate] = has(i) && input_step < p.steps ? from[gate * hidden()] : 0.f;
     inputs.reset_next = 0;
     if (!kSharesResets && input_step + 1 < p.steps) inputs.reset_next = reset_of(i);
     return inputs;
   }
-  __device__ float input(const Inputs& inputs, int gate) const { return inputs.of_gate[gate] + biases[gate]; }
+  // A product with the input of a gate, which is added last: its load may still be in flight.
+  __device__ float with_input(const Inputs& inputs, int gate, float product) const {
+    return product + biases[gate] + inputs.of_gate[gate];
+  }
   __device__ void move_inputs() {
     if (prefetch_from != nullptr) prefetch_and_move(input_step + kAhead < p.steps);
     ++input_step;
@@ -148,7 +152,7 @@ struct ForwardRows {
   // Zeros past the length of a row, where the inputs may be NaN.
   __device__ void store(int i, const Gates& gates) {
     if (!has(i)) return;
-    const int offset = i * kItemRows * p.hidden;
+    const int offset = i * kItemRows * hidden();
     narrow(gates.valid ? gates.h : 0.f, y_to + offset);
     if (p.gates == nullptr) return;
     float z = gates.z, r = gates.r, n = gates.n;
@@ -159,9 +163,9 @@ struct ForwardRows {
     }
     T* const to = gates_to + kSaved * offset;
     narrow(gates.valid ? z : 0.f, to);
-    narrow(gates.valid ? r : 0.f, to + p.hidden);
-    narrow(gates.valid ? n : 0.f, to + 2 * p.hidden);
-    if (LINEAR) narrow(gates.valid ? gates.recurrent : 0.f, to + 3 * p.hidden);
+    narrow(gates.valid ? r : 0.f, to + hidden());
+    narrow(gates.valid ? n : 0.f, to + 2 * hidden());
+    if (LINEAR) narrow(gates.valid ? gates.recurrent : 0.f, to + 3 * hidden());
   }
   __device__ void store_last() {
 #pragma unroll

@@ -248,7 +248,8 @@ std::string gru_definitions(const GruKey& key, const GruVariant& variant) {
   return number("ELEMENT_IS_BFLOAT16", key.type == FloatType::kBFloat16) +
          define("T", key.type == FloatType::kFloat32 ? "float" : "unsigned short") + number("MODE", mode) +
          number("HIDDEN", variant.padded) + number("UNITS", variant.units) + number("ROW_TILES", variant.row_tiles) +
-         number("BATCHES", variant.batches) + number("PAIR", variant.pair) + number("LINEAR", key.linear_before_reset) +
+         number("BATCHES", variant.batches) + number("PAIR", variant.pair) +
+         number("FILLED", key.hidden == variant.padded) + number("LINEAR", key.linear_before_reset) +
          number("LENGTHS", key.has_lengths) + number("RESETS", resets_of(key)) + number("CLIP", key.has_clip) +
          number("BACKWARD", key.is_backward) + number("BLOCK_ROWS", is_block ? variant.rows : 0);
 }

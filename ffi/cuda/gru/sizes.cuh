@@ -8,6 +8,7 @@
 //   BATCHES    batches of so many tiles that a step computes in turn
 //   PAIR       blocks of a team that share products: 1, or 2 in a cluster
 //   BLOCK_ROWS rows of a single block that multiplies in float32; 0 for others
+//   FILLED     whether the call has HIDDEN hidden units
 //   LINEAR     linear_before_reset
 //   LENGTHS    whether rows have lengths
 //   RESETS     a GruResets, as a number

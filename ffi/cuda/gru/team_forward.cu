@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
       for (int i = 0; i < kItems; ++i) inputs[i] = rows.load_inputs(i);
       rows.move_inputs();
       const auto finish = [&](int i, float product) {
-        rows.finish(i, gates[i], rows.input(inputs[i], 2) + product);
+        rows.finish(i, gates[i], rows.with_input(inputs[i], 2, product));
         rows.reset(i, inputs[i].reset_next != 0);
         if (step + 1 < p.steps) block.publish(rows.state[i], block.published + 1, 0, i);
       };
@@ -39,8 +39,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
         block.add_up<0>(sums, batch, 0);
 #pragma unroll
         for (int i = batch * kItemsOfBatch; i < (batch + 1) * kItemsOfBatch; ++i) {
-          gates[i].set_z_and_r(rows.input(inputs[i], 0) + sums[0][i % kItemsOfBatch],
-                               rows.input(inputs[i], 1) + sums[1][i % kItemsOfBatch], p.clip);
+          gates[i].set_z_and_r(rows.with_input(inputs[i], 0, sums[0][i % kItemsOfBatch]),
+                               rows.with_input(inputs[i], 1, sums[1][i % kItemsOfBatch]), p.clip);
           block.publish(rows.gated_state(i, gates[i]), block.published, 1, i);
           block.mark(block.published, 1, i);
         }
@@ -58,8 +58,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gru_forward(const __gr
         block.add_up<0>(sums, batch, 0);
 #pragma unroll
         for (int i = first; i < first + kItemsOfBatch; ++i) {
-          gates[i].set_z_and_r(rows.input(inputs[i], 0) + sums[0][i - first],
-                               rows.input(inputs[i], 1) + sums[1][i - first], p.clip);
+          gates[i].set_z_and_r(rows.with_input(inputs[i], 0, sums[0][i - first]),
+                               rows.with_input(inputs[i], 1, sums[1][i - first]), p.clip);
           gates[i].recurrent = sums[2][i - first] + rows.recurrent_bias;
           finish(i, gates[i].r * gates[i].recurrent);
         }

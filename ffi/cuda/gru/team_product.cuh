@@ -39,7 +39,7 @@ struct Weights {
   __device__ static void load_word_of(uint32 (&to)[kFragments][4], const GruArguments& p, const Place& place, int word,
                                       int warp, int lane) {
     const int g = lane / 4, c = lane % 4;
-    const int H = p.hidden;
+    const int H = hidden_of(p);
     const T* const r = static_cast<const T*>(p.r) + static_cast<long long>(place.problem) * 3 * H * H;
     const int words = (place.rank % PAIR * kWarps + warp) * kWords + word % kWords;  // before this one, of a row
     const int term = (words * 4 + c) * kWordTerms, first_unit = place.rank / PAIR * (PAIR * kUnits);

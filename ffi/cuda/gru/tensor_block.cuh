@@ -29,7 +29,7 @@ struct Weights {
 
   __device__ Weights(const GruArguments& p, const Place& place, unsigned shared)
       : others(kept(shared + kOtherWeights + threadIdx.x * 16)) {
-    const int H = p.hidden, warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+    const int H = hidden_of(p), warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
     const T* const r = static_cast<const T*>(p.r) + static_cast<long long>(place.problem) * 3 * H * H;
 #pragma unroll
     for (int gate = 0; gate < 3; ++gate)

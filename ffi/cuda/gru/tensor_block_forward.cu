@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kResident) gru_forward(co
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
         const Inputs& inputs = next[first + k];
-        gates[k].set_z_and_r(rows.input(inputs, 0) + sums[0][k], rows.input(inputs, 1) + sums[1][k], p.clip);
+        gates[k].set_z_and_r(rows.with_input(inputs, 0, sums[0][k]), rows.with_input(inputs, 1, sums[1][k]), p.clip);
       }
     };
     __syncthreads();
@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kResident) gru_forward(co
       for (int k = 0; k < kAtOnce; ++k) {
         gates[k].recurrent = sums[0][k] + rows.recurrent_bias;
         const float product = LINEAR ? gates[k].r * gates[k].recurrent : gates[k].recurrent;
-        rows.finish(first + k, gates[k], rows.input(next[first + k], 2) + product);
+        rows.finish(first + k, gates[k], rows.with_input(next[first + k], 2, product));
       }
       if (resets_next != 0) {
 #pragma unroll
