@@ -22,6 +22,7 @@ from benchmarks.contender_names import (
     CUDNN_RNN_F16,
     OURS,
     OURS_ON_XLA,
+    OURS_WITHOUT_RESETS,
     SCAN,
     TORCH_GRU,
     TORCH_GRU_GRAPH,
@@ -41,12 +42,13 @@ from benchmarks.wording import brief
 
 PASSES = ("forward", "forward+backward")
 _OUTSIDE_JAX = (TORCH_GRU, TORCH_GRU_GRAPH, CUDNN_RNN, CUDNN_RNN_F16)
-CONTENDERS = (OURS, OURS_ON_XLA, SCAN, *_OUTSIDE_JAX)
+CONTENDERS = (OURS, OURS_ON_XLA, SCAN, *_OUTSIDE_JAX, OURS_WITHOUT_RESETS)
 _KERNELS = {"forward": "gru_forward", "backward": "gru_backward"}  # the names in ffi/cuda/gru
 NOTES = (
     "Cases are T,B,I,H; lbr is linear_before_reset.",
     "forward is a call without gradients; forward+backward is a call with the gradients of x, w, r, b and initial_h.",
     "torch.nn.GRU and cuDNN compute lbr=1 only, and take no resets. torch.nn.GRU is not measured with lengths.",
+    "jaxgrad without resets is the call without them, for cases with resets: what they cost.",
     "cuDNN RNN is the fastest of cuDNN's algorithms, data layouts and math types, called without a framework, queued "
     "or in a CUDA graph. algorithms has the times of all.",
     "kernel_us_a_step is the device time of jaxgrad's CUDA kernels in a call with gradients, over the number of steps, "
@@ -168,7 +170,12 @@ def _rows(case: Case, left_out: dict[str, str], options: Options) -> list[dict[s
     """Those of both passes, without and with linear_before_reset; contenders that fail are added to `left_out`."""
     inputs, cotangents = arrays(case)
     programs = {
-        key: InProgram(name, *function_and_args, "highest" if case.highest else "default", key[1] != "forward")
+        key: InProgram(
+            name,
+            *function_and_args,
+            "highest" if case.highest else "default",
+            with_memory=key[1] != "forward" and name != OURS_WITHOUT_RESETS,
+        )
         for key, function_and_args in functions(case, inputs, cotangents).items()
         if options.wants(name := key[2]) and name not in left_out
     }
@@ -192,7 +199,7 @@ def _row(work: Work, found: dict[str, Contender | Exception], left_out: dict[str
         try:
             if isinstance(contender, Exception):
                 raise contender
-            if contenders:
+            if contenders and name != OURS_WITHOUT_RESETS:
                 check_agreement(work, contenders[0], contender)
             contenders.append(contender)
         except Exception as error:  # any error of a compiler or a library
@@ -226,17 +233,19 @@ def functions(case: Case, inputs: Any, cotangents: Any) -> dict[tuple[bool, str,
     lens, reset = rows_of(case)
     found: dict[tuple[bool, str, str], tuple[Any, tuple[Any, ...]]] = {}
     for lbr in (False, True):
-        ours = partial(jaxgrad.gru, direction=direction(case), linear_before_reset=lbr, reset=reset)
+        ours = partial(jaxgrad.gru, direction=direction(case), linear_before_reset=lbr)
         scan = partial(scan_gru, bidirectional=case.bidirectional, linear_before_reset=lbr)
 
-        def ours_on(implementation: str | None, ours: Callable[..., Any] = ours) -> Callable[..., Any]:
-            return lambda x, w, r, b, initial_h: ours(x, w, r, b, lens, initial_h, implementation=implementation)
+        def ours_with(ours: Callable[..., Any] = ours, **settings: Any) -> Callable[..., Any]:
+            return lambda x, w, r, b, initial_h: ours(x, w, r, b, lens, initial_h, **settings)
 
         layers = {
-            OURS: ours_on(None),
-            OURS_ON_XLA: ours_on("xla"),
+            OURS: ours_with(reset=reset),
+            OURS_ON_XLA: ours_with(reset=reset, implementation="xla"),
             SCAN: lambda *inputs, scan=scan: scan(*inputs, lens, reset),
         }
+        if case.resets:
+            layers[OURS_WITHOUT_RESETS] = ours_with()
         for name, layer in layers.items():
             found[lbr, "forward", name] = layer, inputs
             found[lbr, "forward+backward", name] = _gradients(layer), (inputs, cotangents)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks import report
-from benchmarks.contender_names import CUDNN_RNN_F16, GRU_PEERS, ORDER, TORCH_GRU_GRAPH
+from benchmarks.contender_names import CUDNN_RNN_F16, GRU_PEERS, ORDER, OURS_WITHOUT_RESETS, TORCH_GRU_GRAPH
 from benchmarks.report import Report, Row
 from benchmarks.wording import digits, ratio
 
@@ -26,29 +26,39 @@ def lines(rows: list[Row]) -> list[list[str]]:
     for row in rows:
         cases.setdefault(row["label"], []).append(row)
     kernels = any("kernel_us_a_step" in row for row in rows)
+    resets = any(OURS_WITHOUT_RESETS in row["times_ms"] for row in rows)
     memory = [name for name in ORDER if any(name in row["temporary_bytes"] for row in rows)]
     header = [
         "case",
         "jaxgrad (ms)",
         *(f"{_TITLES.get(name, name)} (ms, speed-up)" for name in libraries),
+        *(["cost of resets"] if resets else []),
         *(["kernels, us a step"] if kernels else []),
         "roofline (ms)",
         f"temporary memory (MB): {' / '.join(memory)}",
     ]
-    return [header, *(_line(label, those, libraries, kernels, memory) for label, those in cases.items())]
+    return [header, *(_line(label, those, libraries, resets, kernels, memory) for label, those in cases.items())]
 
 
-def _line(label: str, rows: list[Row], libraries: list[str], kernels: bool, memory: list[str]) -> list[str]:
+def _line(
+    label: str, rows: list[Row], libraries: list[str], resets: bool, kernels: bool, memory: list[str]
+) -> list[str]:
     last = rows[-1]  # the pass with the gradients
     steps = last.get("kernel_us_a_step", {})
     return [
         label,
         " / ".join(digits(report.median_ms(row)) for row in rows),
         *(_peer(rows, library) for library in libraries),
+        *([_cost_of_resets(rows)] if resets else []),
         *([" / ".join(digits(steps[n]) if n in steps else "-" for n in ("forward", "backward"))] if kernels else []),
         " / ".join(digits(row["floor_ms"]) for row in rows),
         " / ".join(digits(last["temporary_bytes"][n] / 1e6) if n in last["temporary_bytes"] else "-" for n in memory),
     ]
+
+
+def _cost_of_resets(rows: list[Row]) -> str:
+    over = [report.over(row, OURS_WITHOUT_RESETS) for row in rows]
+    return " / ".join("-" if times is None else f"{100 * (times - 1):.1f} %" for times in over) if any(over) else ""
 
 
 def _peer(rows: list[Row], library: str) -> str:
@@ -80,6 +90,8 @@ def facts(results: Report) -> list[str]:
         note = "cuDNN: its RNN functions called directly, with the fastest algorithm (named)"
         half = "; for bf16 the faster of bfloat16 and float16 (f16)" if CUDNN_RNN_F16 in names else ""
         found.append(f"{note}{half}.")
+    if OURS_WITHOUT_RESETS in names:
+        found.append("Cost of resets: how much longer a call takes than the same call without them.")
     if any("kernel_us_a_step" in row for row in results["rows"]):
         found.append(
             "Kernels: the device time of jaxgrad's CUDA kernels, forward / backward, over the number of steps; none "

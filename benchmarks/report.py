@@ -26,7 +26,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contender_names import GRU_PEERS, LAX, LAX_PADDED, MATRIX_PRODUCT, ORDER, OURS, PEERS, RENAMED
+from benchmarks.contender_names import GRU_PEERS, LAX, LAX_PADDED, ORDER, OURS, PEERS, RENAMED
 
 Report = dict[str, Any]
 Row = dict[str, Any]
@@ -107,14 +107,14 @@ def speedup(row: Row, library: str) -> float | None:
     return None if peer is None else row["times_slower_than_jaxgrad"][peer]
 
 
-def over_matrix_product(row: Row) -> float | None:
-    """How many times longer jaxgrad takes than the bare matrix product of a pass; None in a row without the product."""
-    if MATRIX_PRODUCT not in row["times_ms"]:
+def over(row: Row, name: str) -> float | None:
+    """How many times longer jaxgrad takes than a contender; None in a row without it."""
+    if name not in row["times_ms"]:
         return None
     runs = row.get("runs", {})
-    if runs.get(OURS) == runs.get(MATRIX_PRODUCT):
-        return median_ms(row) / median_ms(row, MATRIX_PRODUCT)
-    return 1 / row["times_slower_than_jaxgrad"][MATRIX_PRODUCT]  # which compares times of one run
+    if runs.get(OURS) == runs.get(name):
+        return median_ms(row) / median_ms(row, name)
+    return 1 / row["times_slower_than_jaxgrad"][name]  # which compares times of one run
 
 
 def of_several_runs(row: Row) -> bool:

@@ -123,7 +123,7 @@ def _product(passes: Sequence[Row]) -> str:
     if not any(medians):
         return ""
     times = " / ".join("-" if ms is None else digits(ms) for ms in medians)
-    return f"{times} ({' / '.join(ratio(report.over_matrix_product(row)) for row in passes)})"
+    return f"{times} ({' / '.join(ratio(report.over(row, MATRIX_PRODUCT)) for row in passes)})"
 
 
 def _speedup(row: Row, library: str) -> str:
@@ -244,7 +244,7 @@ def _over_products(rows: list[Row]) -> list[str]:
     """Of each pass, how many times longer jaxgrad takes than the matrix product."""
     count = len({row["label"] for row in rows if MATRIX_PRODUCT in row["times_ms"]})
     start = f"Time of jaxgrad over that of the {MATRIX_PRODUCT}, geometric means over {count} cases"
-    found = _means_and_most(rows, report.over_matrix_product)
+    found = _means_and_most(rows, lambda row: report.over(row, MATRIX_PRODUCT))
     return [f"{start}: {found}."] if found else []
 
 

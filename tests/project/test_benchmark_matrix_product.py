@@ -153,7 +153,7 @@ def test_the_ratio_is_exact_within_one_run(runs, expected):
     """Of several runs, the report has the ratio of the times of one run."""
     row = _row("patches", "forward", lax=10.0, product=3.0)
     row["times_slower_than_jaxgrad"][MATRIX_PRODUCT] = 1.25
-    assert report.over_matrix_product(row if runs is None else {**row, "runs": runs}) == expected
+    assert report.over(row if runs is None else {**row, "runs": runs}, MATRIX_PRODUCT) == expected
 
 
 def test_how_jaxgrad_compares_with_it_over_all_cases():

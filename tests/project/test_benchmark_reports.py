@@ -15,7 +15,16 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import charts, environment, gru, recurrent, report, roofline, steps, tables, timing, wording
-from benchmarks.contender_names import CUDNN_RNN, CUDNN_RNN_F16, OURS, OURS_ON_XLA, SCAN, TORCH_GRU, TORCH_GRU_GRAPH
+from benchmarks.contender_names import (
+    CUDNN_RNN,
+    CUDNN_RNN_F16,
+    OURS,
+    OURS_ON_XLA,
+    OURS_WITHOUT_RESETS,
+    SCAN,
+    TORCH_GRU,
+    TORCH_GRU_GRAPH,
+)
 from benchmarks.options import Effort, Options
 from jaxgrad._src.core.environment import current_environment
 from jaxgrad._src.native import cpu
@@ -101,7 +110,14 @@ def test_table_of_the_gru():
     )
     both = _gru_row(
         "forward+backward",
-        {SCAN: 20.0, OURS_ON_XLA: 10.0, TORCH_GRU: 7.0, CUDNN_RNN: 3.0, CUDNN_RNN_F16: 4.0},
+        {
+            SCAN: 20.0,
+            OURS_ON_XLA: 10.0,
+            TORCH_GRU: 7.0,
+            CUDNN_RNN: 3.0,
+            CUDNN_RNN_F16: 4.0,
+            OURS_WITHOUT_RESETS: 1.6,
+        },
         algorithms={CUDNN_RNN: {"fastest": "STANDARD, packed, tensor cores, CUDA graph"}},
         kernel_us_a_step={"forward": 0.5, "backward": 0.75},
     )
@@ -113,6 +129,7 @@ def test_table_of_the_gru():
         "jaxgrad on XLA (ms, speed-up)": "5.00 / 10.0 (2.5x / 5.0x)",
         "torch.nn.GRU (ms, speed-up)": "4.00 / 7.00 (2.0x / 3.5x)",
         "cuDNN (ms, speed-up)": "1.00 / 3.00 (0.50x / 1.50x, f16 small H / standard)",
+        "cost of resets": "- / 25.0 %",
         "kernels, us a step": "0.500 / 0.750",
         "roofline (ms)": "0.500 / 0.500",
         f"temporary memory (MB): jaxgrad / {SCAN}": "1.00 / 30.0",
@@ -223,6 +240,21 @@ def test_contenders_that_fail_are_left_out(monkeypatch):
     left_out = {name: reason for name, reason in found["left_out"].items() if name.startswith(SCAN)}
     assert len(left_out) == 4
     assert all("differs from that of" in reason for reason in left_out.values())
+
+
+def test_the_gru_without_resets_is_measured_beside_it():
+    """Though its results differ, and only in cases with resets."""
+    cases = [gru.Case(5, 2, 3, 4, resets=resets) for resets in (False, True)]
+    found = gru.measure(cases, Options(Effort(1, 0), frozenset({SCAN, OURS_WITHOUT_RESETS})))
+    names = {row["label"]: set(row["times_ms"]) for row in found["rows"]}
+    assert names == {
+        **{f"{cases[0].label} lbr={lbr}": {OURS, SCAN} for lbr in (0, 1)},
+        **{f"{cases[1].label} lbr={lbr}": {OURS, SCAN, OURS_WITHOUT_RESETS} for lbr in (0, 1)},
+    }
+    inputs, cotangents = gru.arrays(cases[1])
+    for (_, which, name), (function, args) in gru.functions(cases[1], inputs, cotangents).items():
+        if which == "forward" and name in (OURS, OURS_WITHOUT_RESETS):
+            assert ("reset" in str(jax.make_jaxpr(function)(*args))) == (name == OURS)
 
 
 def test_many_calls_in_a_program(monkeypatch):
