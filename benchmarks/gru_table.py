@@ -27,7 +27,8 @@ def lines(rows: list[Row]) -> list[list[str]]:
         cases.setdefault(row["label"], []).append(row)
     kernels = any("kernel_us_a_step" in row for row in rows)
     resets = any(OURS_WITHOUT_RESETS in row["times_ms"] for row in rows)
-    memory = [name for name in ORDER if any(name in row["temporary_bytes"] for row in rows)]
+    with_memory = [name for name in ORDER if name != OURS_WITHOUT_RESETS]
+    memory = [name for name in with_memory if any(name in row["temporary_bytes"] for row in rows)]
     header = [
         "case",
         "jaxgrad (ms)",

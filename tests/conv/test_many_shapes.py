@@ -13,7 +13,7 @@ import sys
 import pytest
 
 _SCRIPT = """
-import ctypes, gc, itertools, json, os, random
+import ctypes, gc, itertools, json, os, random, sys
 from concurrent.futures import ThreadPoolExecutor
 import jax, jax.numpy as jnp, numpy as np
 import jaxgrad
@@ -69,6 +69,7 @@ with ThreadPoolExecutor() as threads:
         list(threads.map(run, *zip(*itertools.islice(calls, count // parts))))
         jax.clear_caches()
         found.append(resident())
+        print(found[-1], file=sys.stderr, flush=True)  # in case the process is ended before
 print(json.dumps([found, jaxgrad.plan_cache_info()]))
 """
 
