@@ -49,6 +49,7 @@ class Contender:
       program: the text of the compiled program, where it is kept.
       one_call: makes a single call, for a profile, where that is kept.
       details: what else a row has about the contender.
+      has_same_results: whether the results are those of the others.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Contender:
     program: str = ""
     one_call: Callable[[], Any] | None = None
     details: dict[str, Any] = dataclasses.field(default_factory=dict)
+    has_same_results: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

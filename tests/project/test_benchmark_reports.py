@@ -244,7 +244,7 @@ def test_contenders_that_fail_are_left_out(monkeypatch):
 
 def test_the_gru_without_resets_is_measured_beside_it():
     """Though its results differ, and only in cases with resets."""
-    cases = [gru.Case(5, 2, 3, 4, resets=resets) for resets in (False, True)]
+    cases = [gru.Case(50, 8, 3, 4, resets=resets) for resets in (False, True)]
     found = gru.measure(cases, Options(Effort(1, 0), frozenset({SCAN, OURS_WITHOUT_RESETS})))
     names = {row["label"]: set(row["times_ms"]) for row in found["rows"]}
     assert names == {
@@ -254,7 +254,7 @@ def test_the_gru_without_resets_is_measured_beside_it():
     inputs, cotangents = gru.arrays(cases[1])
     for (_, which, name), (function, args) in gru.functions(cases[1], inputs, cotangents).items():
         if which == "forward" and name in (OURS, OURS_WITHOUT_RESETS):
-            assert ("bool[5,2]" in str(jax.make_jaxpr(function)(*args))) == (name == OURS)  # the resets
+            assert ("bool[50,8]" in str(jax.make_jaxpr(function)(*args))) == (name == OURS)  # the resets
 
 
 def test_many_calls_in_a_program(monkeypatch):
