@@ -75,7 +75,7 @@ def compare(
 def check_agreement(work: Work, ours: Contender, other: Contender, tolerances: Sequence[float] | None = None) -> None:
     """Raises RuntimeError where the outputs differ in shape or by more than `tolerances`, as in `compare`.
 
-    Contenders whose results are others are not checked.
+    A contender with has_same_results=False is not compared.
     """
     if not other.has_same_results:
         return

@@ -48,7 +48,7 @@ NOTES = (
     "Cases are T,B,I,H; lbr is linear_before_reset.",
     "forward is a call without gradients; forward+backward is a call with the gradients of x, w, r, b and initial_h.",
     "torch.nn.GRU and cuDNN compute lbr=1 only, and take no resets. torch.nn.GRU is not measured with lengths.",
-    "jaxgrad without resets is the call without them, for cases with resets: what they cost.",
+    "jaxgrad without resets is the call of a case with resets without its argument reset.",
     "cuDNN RNN is the fastest of cuDNN's algorithms, data layouts and math types, called without a framework, queued "
     "or in a CUDA graph. algorithms has the times of all.",
     "kernel_us_a_step is the device time of jaxgrad's CUDA kernels in a call with gradients, over the number of steps, "

@@ -92,7 +92,7 @@ def facts(results: Report) -> list[str]:
         half = "; for bf16 the faster of bfloat16 and float16 (f16)" if CUDNN_RNN_F16 in names else ""
         found.append(f"{note}{half}.")
     if OURS_WITHOUT_RESETS in names:
-        found.append("Cost of resets: how much longer a call takes than the same call without them.")
+        found.append("Cost of resets: how much longer a call takes with reset than without.")
     if any("kernel_us_a_step" in row for row in results["rows"]):
         found.append(
             "Kernels: the device time of jaxgrad's CUDA kernels, forward / backward, over the number of steps; none "

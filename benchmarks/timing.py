@@ -49,7 +49,7 @@ class Contender:
       program: the text of the compiled program, where it is kept.
       one_call: makes a single call, for a profile, where that is kept.
       details: what else a row has about the contender.
-      has_same_results: whether the results are those of the others.
+      has_same_results: whether it computes what the others compute.
     """
 
     name: str

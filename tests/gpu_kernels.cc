@@ -131,26 +131,26 @@ void check_gru(bool of_blocks, FloatType type, bool allow_tf32, bool linear, CUs
     report_gru(name, call, [&] { return gru_error(call, kDevice, stream); });
   };
   if (of_blocks) {
-    check("block", 7, 5, 43, 2, 2, GruHolder::kBlock, 1);
+    check("block", 7, 5, 64, 2, 2, GruHolder::kBlock, 1);  // hidden units that fill the block
     check("block of two rows", 4, 90, 90, 2, 1, GruHolder::kBlock, 2);
     check("block of four rows", 3, 701, 20, 1, 1, GruHolder::kBlock, 4);
     check("block that takes registers", 5, 9, 103, 2, 2, GruHolder::kBlock, 1);
-    clip = kClip;  // and hidden units that fill the block
-    check("block", 7, 5, 64, 2, 2, GruHolder::kBlock, 1);
+    clip = kClip;
+    check("block", 7, 5, 43, 2, 2, GruHolder::kBlock, 1);
     return;
   }
   if (type != FloatType::kFloat32 || allow_tf32) {
-    check("tensor block", 4, 400, 120, 2, 1, GruHolder::kTensorBlock, 8);
+    check("tensor block", 4, 400, 128, 2, 1, GruHolder::kTensorBlock, 8);
     check("tensor block, 64 units", 3, 600, 50, 2, 1, GruHolder::kTensorBlock, 8);
-    check("cluster of four blocks", 4, 165, 120, 2, 1, GruHolder::kCluster);
+    check("cluster of four blocks", 4, 165, 128, 2, 1, GruHolder::kCluster);
     check("tensor blocks in turn", 4, 707, 101, 2, 2, GruHolder::kTensorBlock, 16, is_tf32 && linear ? 8 : 16);
   }
+  check("cluster", 4, 17, 256, 1, 1, GruHolder::kCluster);
+  check("teams", 11, 20, 512, 2, 1, GruHolder::kTeam);
+  clip = kClip;  // and hidden units that do not fill the blocks
+  if (type != FloatType::kFloat32 || allow_tf32) check("tensor block", 4, 400, 120, 2, 1, GruHolder::kTensorBlock, 8);
   check("cluster", 4, 17, 200, 1, 1, GruHolder::kCluster);
   check("teams", 11, 20, 300, 2, 1, GruHolder::kTeam);
-  clip = kClip;  // and hidden units that fill the blocks
-  if (type != FloatType::kFloat32 || allow_tf32) check("tensor block", 4, 400, 128, 2, 1, GruHolder::kTensorBlock, 8);
-  check("cluster", 4, 17, 256, 1, 1, GruHolder::kCluster);
-  check("teams", 11, 20, 320, 2, 1, GruHolder::kTeam);
 }
 
 // Teams and clusters on two streams. A launch of teams whose blocks do not all fit beside those of the other stream

@@ -144,7 +144,15 @@ def _inputs(case, dtype):
     return inputs._replace(w=identity.astype(inputs.w.dtype)), cotangents
 
 
-# The rows of a block, and calls whose hidden units and rows do not fill the blocks. Each dtype runs some of them.
+@pytest.mark.parametrize("on_tensor_cores", [False, True])
+@pytest.mark.parametrize(("hidden", "is_filled"), [(31, 0), (32, 1), (43, 0), (101, 0), (128, 1)])
+def test_the_compiler_knows_hidden_units_that_fill_the_blocks(hidden, is_filled, on_tensor_cores):
+    settings = True, 1, 4, hidden, *[False] * 4, 8 if on_tensor_cores else 1, on_tensor_cores
+    program = cuda.module.gru_block_program(False, cuda.float_type(jnp.dtype("bfloat16")), *settings)
+    assert f"#define FILLED {is_filled}\n" in program["definitions"]
+
+
+# The rows of a block, and calls. Most hidden units and rows do not fill the blocks. Each dtype runs some of them.
 _CALLS = {
     "one row": (1, Case(T=5, B=3, H=43, direction="bidirectional", linear_before_reset=True)),
     "one row, before": (1, Case(T=4, B=2, H=64, direction="reverse")),

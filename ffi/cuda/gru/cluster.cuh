@@ -1,8 +1,9 @@
 // What the kernels of the GRU use of a cluster of blocks: asynchronous stores to the shared memory of its other blocks,
 // counted by memory barriers.
 
-// Blocks on a multiprocessor. In 16-bit types, the weights leave registers for two, which many clusters need.
-constexpr int kResident = MODE == kGruHalf ? 2 : 1;
+// The least blocks of clusters on a multiprocessor. Without a bound, the compiler gives a thread up to 151 registers in
+// 16-bit types with 256 hidden units, and one block fits. Two blocks leave 128, and more clusters run at once.
+[[maybe_unused]] constexpr int kClusterResident = MODE == kGruHalf ? 2 : 1;
 
 // The address of the same variable in the shared memory of another block of the cluster.
 __device__ inline unsigned address_in(unsigned address, unsigned block) {

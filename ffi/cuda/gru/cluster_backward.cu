@@ -94,7 +94,8 @@ __device__ inline void send_products(const Weights& weights, unsigned operands, 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, kResident) gru_backward(const __grid_constant__ GruArguments p) {
+extern "C" __global__ void __launch_bounds__(kThreads, kClusterResident)
+    gru_backward(const __grid_constant__ GruArguments p) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
   const Place place(p, blockIdx.x / kBlocks, block_in_cluster());
   const unsigned shared = shared_address(shared_memory());

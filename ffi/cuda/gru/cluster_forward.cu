@@ -123,7 +123,8 @@ struct Exchange {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads, kResident) gru_forward(const __grid_constant__ GruArguments p) {
+extern "C" __global__ void __launch_bounds__(kThreads, kClusterResident)
+    gru_forward(const __grid_constant__ GruArguments p) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
   const int quarter = warp % 4, half = warp / 4;  // of the products: the terms, and the units of the block
   const Place place(p, blockIdx.x / kBlocks, block_in_cluster());

@@ -211,7 +211,8 @@ GruVariant choose_block(const GruKey& key, int multiprocessors) {
 
 // Whether blocks on tensor cores compute a call: one with many rows for each multiprocessor. With more rows than that,
 // up to 2048, and 64 to 128 hidden units, they were up to 4 times as fast as the other kernels on an H200; with 32, on
-// an H100, they were never faster. Other GPUs are not measured.
+// an H100, they were never faster. This was measured before the kernels knew the number of hidden units that fill a
+// block. Other GPUs are not measured.
 bool has_tensor_block(const GruKey& key, int multiprocessors) {
   const int padded = padded_of_block(key);
   if (key.hidden > kMaxBlockHidden || padded <= 32 || mode_of(key) == kGruSplit) return false;
