@@ -48,7 +48,7 @@ NOTES = (
     "Cases are T,B,I,H; lbr is linear_before_reset.",
     "forward is a call without gradients; forward+backward is a call with the gradients of x, w, r, b and initial_h.",
     "torch.nn.GRU and cuDNN compute lbr=1 only, and take no resets. torch.nn.GRU is not measured with lengths.",
-    "jaxgrad without resets is the call of a case with resets without its argument reset.",
+    "jaxgrad without resets is the same call without the argument reset, in cases with resets.",
     "cuDNN RNN is the fastest of cuDNN's algorithms, data layouts and math types, called without a framework, queued "
     "or in a CUDA graph. algorithms has the times of all.",
     "kernel_us_a_step is the device time of jaxgrad's CUDA kernels in a call with gradients, over the number of steps, "
@@ -170,12 +170,7 @@ def _rows(case: Case, left_out: dict[str, str], options: Options) -> list[dict[s
     """Those of both passes, without and with linear_before_reset; contenders that fail are added to `left_out`."""
     inputs, cotangents = arrays(case)
     programs = {
-        key: InProgram(
-            name,
-            *function_and_args,
-            "highest" if case.highest else "default",
-            with_memory=key[1] != "forward" and name != OURS_WITHOUT_RESETS,
-        )
+        key: InProgram(name, *function_and_args, "highest" if case.highest else "default", key[1] != "forward")
         for key, function_and_args in functions(case, inputs, cotangents).items()
         if options.wants(name := key[2]) and name not in left_out
     }

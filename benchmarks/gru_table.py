@@ -27,8 +27,8 @@ def lines(rows: list[Row]) -> list[list[str]]:
         cases.setdefault(row["label"], []).append(row)
     kernels = any("kernel_us_a_step" in row for row in rows)
     resets = any(OURS_WITHOUT_RESETS in row["times_ms"] for row in rows)
-    with_memory = [name for name in ORDER if name != OURS_WITHOUT_RESETS]
-    memory = [name for name in with_memory if any(name in row["temporary_bytes"] for row in rows)]
+    others = [name for name in ORDER if name != OURS_WITHOUT_RESETS]
+    memory = [name for name in others if any(name in row["temporary_bytes"] for row in rows)]
     header = [
         "case",
         "jaxgrad (ms)",
@@ -92,7 +92,7 @@ def facts(results: Report) -> list[str]:
         half = "; for bf16 the faster of bfloat16 and float16 (f16)" if CUDNN_RNN_F16 in names else ""
         found.append(f"{note}{half}.")
     if OURS_WITHOUT_RESETS in names:
-        found.append("Cost of resets: how much longer a call takes with reset than without.")
+        found.append("Cost of resets: how much longer a call takes with `reset` than without.")
     if any("kernel_us_a_step" in row for row in results["rows"]):
         found.append(
             "Kernels: the device time of jaxgrad's CUDA kernels, forward / backward, over the number of steps; none "

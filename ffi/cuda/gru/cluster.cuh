@@ -1,8 +1,9 @@
 // What the kernels of the GRU use of a cluster of blocks: asynchronous stores to the shared memory of its other blocks,
 // counted by memory barriers.
 
-// The least blocks of clusters on a multiprocessor. Without a bound, the compiler gives a thread up to 151 registers in
-// 16-bit types with 256 hidden units, and one block fits. Two blocks leave 128, and more clusters run at once.
+// The number of blocks that a multiprocessor must have registers for. Without this bound, the compiler gives a thread
+// up to 151 registers in 16-bit types with 256 hidden units, and only one block fits. With 128, two blocks fit, and
+// more clusters run at once.
 [[maybe_unused]] constexpr int kClusterResident = MODE == kGruHalf ? 2 : 1;
 
 // The address of the same variable in the shared memory of another block of the cluster.
