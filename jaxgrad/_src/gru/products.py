@@ -69,6 +69,7 @@ def products_after_the_scan(
     w: jax.Array,
     sequence_lens: jax.Array | None,
     needs_grad: tuple[bool, ...],
+    joins_products: bool = False,
 ) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None, jax.Array | None]:
     """Returns the gradients of x, w, r and b that are needed: matrix products over all steps.
 
@@ -81,6 +82,8 @@ def products_after_the_scan(
       previous: for each direction, the states before the steps [T, B, H].
       x, w, sequence_lens: the operands of the op.
       needs_grad: which gradients are needed, of all that have one.
+      joins_products: whether one product computes dr of all gates also where their operands differ; half of its results
+        are not used.
     """
     valid = valid_steps(sequence_lens, x.shape[0])
     dtype = compute_dtype(x)
@@ -90,7 +93,7 @@ def products_after_the_scan(
         dx = functools.reduce(jnp.add, of_directions).astype(x.dtype)
     recurrent: Sequence[jax.Array | None] = recurrent_dgates or [None] * len(dgates)
     of_weights = [
-        _weight_gradients(params, dgate, dgate_r, gates[:, d], states, x, valid, needs_grad)
+        _weight_gradients(params, dgate, dgate_r, gates[:, d], states, x, valid, needs_grad, joins_products)
         for d, (dgate, dgate_r, states) in enumerate(zip(dgates, recurrent, previous, strict=True))
     ]
 
@@ -110,6 +113,7 @@ def _weight_gradients(
     x: jax.Array,
     valid: jax.Array | None,
     needs_grad: tuple[bool, ...],
+    joins_products: bool,
 ) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None]:
     """Returns dw [3H, I], dr [3H, H] and db [6H] of one direction, by products over all steps."""
     linear_before_reset, clip = params.linear_before_reset, params.clip
@@ -140,5 +144,14 @@ def _weight_gradients(
         dn_recurrent, state_n = keep_valid(valid, dn * gate), previous
     else:
         dn_recurrent, state_n = dn, gate * previous.astype(dtype)
-    dr = jnp.concatenate([product(dzr, previous), product(dn_recurrent, state_n)]) if needs_dr else None
+    if not needs_dr:
+        dr = None
+    elif joins_products and not linear_before_reset:
+        # This product reads dgates as it is; XLA would copy a slice of it.
+        operand = lax.broadcasted_iota(jnp.int32, (1, 1, 2, 1), 2)
+        states = jnp.where(operand == 0, previous.astype(dtype)[:, :, None], state_n[:, :, None])
+        of_all = product(dgates, states.reshape(*states.shape[:2], 2 * H))
+        dr = jnp.concatenate([of_all[: 2 * H, :H], of_all[2 * H :, H:]])
+    else:
+        dr = jnp.concatenate([product(dzr, previous), product(dn_recurrent, state_n)])
     return dw, dr, bias_gradients(dn_recurrent) if needs_db else None
