@@ -45,28 +45,37 @@ def shapes():
         shape += draw.choice((1, 2)), draw.choice(("float32", "bfloat16"))
         if shape not in seen:
             seen.add(shape)
-            yield len(seen) % 2 == 0, *shape  # whether to compute the gradients
+            yield len(seen) % 4 == 0, *shape  # whether to compute the gradients
 
-def run(gradients, batch, height, width, features, out_features, groups, window, stride, dtype):
-    arrays = [
-        jax.device_put(np.ones(shape, dtype), device)
-        for shape in ((batch, height, width, features), (window, window, features // groups, out_features))
-    ]
+def call_of(gradients, batch, height, width, features, out_features, groups, window, stride, dtype):
+    "A function and the shapes of its operands."
     def conv(x, w):
         return CONV(
             x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups)
-    def loss(x, w):
-        return conv(x, w).astype("float32").sum()
-    step = jax.jit(jax.grad(loss, (0, 1)) if gradients else conv)
+    def both_gradients(x, w, dy):
+        return jax.vjp(conv, x, w)[1](dy)
+    shapes = (batch, height, width, features), (window, window, features // groups, out_features)
+    if not gradients:
+        return conv, shapes, dtype
+    return both_gradients, (*shapes, (batch, -(-height // stride), -(-width // stride), out_features)), dtype
+
+def run(calls):
+    "Some calls in one program."
+    functions = [call_of(*call) for call in calls]
+    operands = [
+        [jax.device_put(np.ones(shape, dtype), device) for shape in shapes] for _, shapes, dtype in functions
+    ]
+    step = jax.jit(lambda operands: [function(*of_one) for (function, *_), of_one in zip(functions, operands)])
     for _ in range(2):
-        jax.block_until_ready(step(*arrays))
+        jax.block_until_ready(step(operands))
 
 CONV = jaxgrad.conv_general_dilated
 found = []
 calls = shapes()
-with ThreadPoolExecutor() as threads:
+with ThreadPoolExecutor(16) as threads:  # Python traces one call at a time; more threads take longer
     for _ in range(parts):
-        list(threads.map(run, *zip(*itertools.islice(calls, count // parts))))
+        part = list(itertools.islice(calls, count // parts))
+        list(threads.map(run, (part[i : i + 5] for i in range(0, len(part), 5))))
         jax.clear_caches()
         found.append(resident())
         print(found[-1], file=sys.stderr, flush=True)  # in case the process is ended before
