@@ -13,6 +13,14 @@ def host_seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
+def timed(what: str, function: Callable[[], Any]) -> Any:
+    """The function's result; prints how long it took."""
+    start = time.perf_counter()
+    found = function()
+    print(f"  {what} after {time.perf_counter() - start:.1f} s", flush=True)
+    return found
+
+
 def torch_gpu_seconds(run: Callable[[], Any]) -> float:
     """Of what `run` puts on PyTorch's stream."""
     import torch

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxgrad
 from benchmarks import steps
+from benchmarks.clock import timed
 from benchmarks.compare import Work, compare
 from benchmarks.contender_names import LAX, ONE_DEVICE, OURS
 from benchmarks.measuring import measured
@@ -92,7 +93,7 @@ def _row(case: Case, options: Options) -> dict[str, Any]:
         mesh = _mesh(count)
         of = {name + suffix: partial(_step, library, case.network, mesh) for name, library in libraries.items()}
         placed = _placed(mesh, state, *(jnp.concatenate([array] * count) for array in (x, target)))
-        found += raised(steps.timed(f"{', '.join(of)}: ready", partial(jax_loop_contenders, of, *placed)))
+        found += raised(timed(f"{', '.join(of)}: ready", partial(jax_loop_contenders, of, *placed)))
     collectives = {c.name: _collectives(c.program) for c in found if not c.name.endswith(ONE_DEVICE)}
     found = [dataclasses.replace(steps.in_pieces(c, state), temporary_bytes=None) for c in found]
     work = Work(
@@ -104,7 +105,7 @@ def _row(case: Case, options: Options) -> dict[str, Any]:
         array_bytes={"parameters": sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))},
     )
     limits = steps.tolerances(case.network, case.dtype, state)
-    row = steps.timed("measured", partial(compare, work, found, options.effort, limits))
+    row = timed("measured", partial(compare, work, found, options.effort, limits))
     times = {name: row["times_ms"][name]["median"] for name in row["times_ms"]}
     throughput = {name: round(devices * times[name + ONE_DEVICE] / times[name], 3) for name in libraries}
     print(f"  throughput over one device's: {throughput}; between devices: {collectives}", flush=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 
 import jaxgrad
 from benchmarks import case_text, torch_peers
+from benchmarks.clock import timed
 from benchmarks.compare import Work, compare, precision_in_use
 from benchmarks.contender_names import (
     ACCELERATED,
@@ -179,14 +179,6 @@ def tolerances(network: str, dtype: str, state: State) -> list[float]:
     if network in _ROUNDED and precision in _ROUNDED_GRADIENTS:
         limits = {**limits, "gradients": _ROUNDED_GRADIENTS[precision]}
     return [limits[kind] for kind, _ in _pieces(state, 0.0)]
-
-
-def timed(what: str, function: Callable[[], Any]) -> Any:
-    """The function's result; prints how long it took."""
-    start = time.perf_counter()
-    found = function()
-    print(f"  {what} after {time.perf_counter() - start:.1f} s", flush=True)
-    return found
 
 
 def _torch_contender(name: str, case: Case, state: State, x: jax.Array, target: jax.Array) -> Contender:

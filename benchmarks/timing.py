@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks.clock import host_seconds, torch_gpu_seconds
+from benchmarks.clock import host_seconds, timed, torch_gpu_seconds
 from benchmarks.options import Effort
 
 _SETTLE_SECONDS = 0.02  # of untimed calls first: the worker threads of the previous contender go to sleep
@@ -279,17 +279,29 @@ def jax_loop_contenders(
     A sample is one call on a CPU, many queued calls on a GPU, so that the device never waits for JAX. A contender that
     fails is its exception. A step is lowered in its context of `in_force`, and compiled outside of it: on one device
     only, because over several devices shards are lowered while XLA compiles.
+
+    Prints how long each step was lowered, which includes the search of cuDNN's engines, and compiled, on one GPU beside
+    the others.
     """
 
     def lowered(name: str) -> Any:
         with in_force[name]() if in_force else contextlib.nullcontext():
-            return jax.jit(steps[name], donate_argnums=0).lower(state, *args)
+            lower = jax.jit(steps[name], donate_argnums=0).lower
+            return _Step(name, timed(f"{name}: lowered", partial(lower, state, *args)))
 
     def contender(name: str, compiled: Any) -> Contender:
         return _loop(name, compiled, state, *args)
 
     programs = _compiled([tried(lowered, name) for name in steps])
     return [tried(contender, name, program) for name, program in zip(steps, programs, strict=True)]
+
+
+class _Step(NamedTuple):
+    name: str
+    lowered: Any
+
+    def compile(self) -> Any:
+        return timed(f"{self.name}: compiled", self.lowered.compile)
 
 
 def _loop(name: str, compiled: Any, state: Any, *args: Any) -> Contender:

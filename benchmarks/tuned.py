@@ -13,13 +13,14 @@ from unittest import mock
 import jax
 
 import jaxgrad
+from benchmarks.clock import timed
 from benchmarks.contender_names import OURS, OURS_TUNED, OURS_WRONG, OURS_WRONG_TUNED
 from benchmarks.measuring import measured
 from benchmarks.networks import NETWORKS
 from benchmarks.networks.initial import describe
 from benchmarks.networks.jax_ops import JaxgradOps
 from benchmarks.options import Options
-from benchmarks.steps import CASES, QUICK_CASES, Case, compared, parse_case, timed
+from benchmarks.steps import CASES, QUICK_CASES, Case, compared, parse_case
 from benchmarks.timing import jax_loop_contenders, raised
 from benchmarks.training import arguments, training_step
 from jaxgrad._src.selection import table
