@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import json
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from script_results import outcome as outcome
+from script_results import report as report
 
 import jaxgrad
 from jaxgrad._src.batch_norm.cudnn import CudnnBackend as BatchNormBackend
@@ -66,19 +67,6 @@ cuda.gpu_ordinal = lambda: 0
 def fail(function: str | None, n: int = 0, status: int = 0) -> None:
     """From now on the n-th call of a function fails, or each call with n = 0."""
     fake.fake_fail(function and function.encode(), n, status)
-
-
-def report(**found: Any) -> None:
-    """Hands values to the test."""
-    print(json.dumps(found))
-
-
-def outcome(function: Any, *args: Any) -> Any:
-    """The result of a function, or the error that it raises."""
-    try:
-        return function(*args)
-    except (RuntimeError, NotImplementedError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
 
 
 def new_size() -> int:

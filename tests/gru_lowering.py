@@ -6,13 +6,14 @@ Importing this module makes jaxgrad find a GPU, that of fake_cuda.c, while it lo
 from __future__ import annotations
 
 import ctypes
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from script_results import outcome as outcome
+from script_results import report as report
 
 import jaxgrad
 from jaxgrad._src.native import cuda
@@ -88,16 +89,3 @@ def before_loads(call: Callable[..., Any]) -> None:
 def explained(**kwargs):
     sizes = {name: kwargs.pop(name) for name in ("T", "B", "I", "H", "D", "dtype") if name in kwargs}
     return jaxgrad.explain(jaxgrad.gru, **arrays(**sizes), platform="gpu", **kwargs)
-
-
-def outcome(call, *args, **kwargs):
-    """The text of a result, or of the error that a call raises."""
-    try:
-        return str(call(*args, **kwargs))
-    except (RuntimeError, ValueError) as raised:
-        return f"{type(raised).__name__}: {raised}"
-
-
-def report(**found):
-    """Hands values to the test."""
-    print(json.dumps(found))
