@@ -16,7 +16,7 @@ _ROWS = (
     ("WaveNet (causal) training step, bf16", "steps-h200", "wavenet-causal 8x16384 bf16", "training step"),
     ("ResNet-50 training step, bf16", "steps-h200", "resnet50 64x224x224 bf16", "training step"),
     ("small ResNeXt training step, f32", "steps-cpu", "resnext 8x32x32", "training step"),
-    ("GRU (T=500, H=128), forward + backward, f32", "gru-h200", "500,16,64,128 lbr=1", "forward+backward"),
+    ("GRU (T=500, H=128), forward + backward, TF32", "gru-h200", "500,16,64,128 lbr=1", "forward+backward"),
 )
 
 

@@ -280,8 +280,8 @@ def jax_loop_contenders(
     fails is its exception. A step is lowered in its context of `in_force`, and compiled outside of it: on one device
     only, because over several devices shards are lowered while XLA compiles.
 
-    Prints how long each step was lowered, which includes the search of cuDNN's engines, and compiled, on one GPU beside
-    the others.
+    Prints the time to lower each step, which includes the search for cuDNN's engines, and the time to compile it. On
+    one GPU, steps compile concurrently.
     """
 
     def lowered(name: str) -> Any:

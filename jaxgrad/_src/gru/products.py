@@ -82,8 +82,8 @@ def products_after_the_scan(
       previous: for each direction, the states before the steps [T, B, H].
       x, w, sequence_lens: the operands of the op.
       needs_grad: which gradients are needed, of all that have one.
-      joins_products: whether one product computes dr of all gates also where their operands differ; half of its results
-        are not used.
+      joins_products: whether, without linear_before_reset, one product of dgates with both operands [3H, 2H] computes
+        dr, half of it unused, in place of two products.
     """
     valid = valid_steps(sequence_lens, x.shape[0])
     dtype = compute_dtype(x)
@@ -147,7 +147,7 @@ def _weight_gradients(
     if not needs_dr:
         dr = None
     elif joins_products and not linear_before_reset:
-        # This product reads dgates as it is; XLA would copy a slice of it.
+        # This product reads all of dgates; for two products, XLA copies slices of it.
         operand = lax.broadcasted_iota(jnp.int32, (1, 1, 2, 1), 2)
         states = jnp.where(operand == 0, previous.astype(dtype)[:, :, None], state_n[:, :, None])
         of_all = product(dgates, states.reshape(*states.shape[:2], 2 * H))
