@@ -78,7 +78,7 @@ def assert_runs_kernel(case: ConvCase, dtype: str) -> None:
     assert {name for name in PASSES if f"jaxgrad_cpu_depthwise_{name}" in text} == PASSES
 
 
-@pytest.mark.parametrize("seed", thorough_after(24, range(300)))
+@pytest.mark.parametrize("seed", thorough_after(14, range(300)))
 def test_values_and_gradients(seed):
     case, dtype = depthwise_case(seed), ("float32", "bfloat16", "float16")[seed % 3]
     inputs, plain = make_conv_inputs(case, dtype), lax_conv(case)
