@@ -72,7 +72,7 @@ def run(calls):
 CONV = jaxgrad.conv_general_dilated
 found = []
 calls = shapes()
-with ThreadPoolExecutor(16) as threads:  # Python traces one call at a time; more threads take longer
+with ThreadPoolExecutor(16) as threads:  # to compile; Python traces one call at a time
     for _ in range(parts):
         part = list(itertools.islice(calls, count // parts))
         list(threads.map(run, (part[i : i + 5] for i in range(0, len(part), 5))))

@@ -70,24 +70,23 @@ report(plain=calls(lowered()), linear=calls(lowered(settings=settings, D=2, B=10
 
 
 @pytest.mark.parametrize(
-    ("call", "joins"),
+    ("call", "hidden", "joins"),
     [
-        ('dtype="bfloat16"', True),
-        ("", True),
-        ('precision="highest"', False),
-        ('settings={"linear_before_reset": True}', False),
-        ('dtype="bfloat16", H=256', True),
-        ('dtype="bfloat16", H=257', False),
-        ("H=129", False),
+        ('dtype="bfloat16"', 43, True),
+        ('dtype="float32"', 43, True),
+        ('precision="highest"', 43, False),
+        ('settings={"linear_before_reset": True}', 43, False),
+        ('dtype="bfloat16"', 256, True),
+        ('dtype="bfloat16"', 257, False),
+        ('dtype="float32"', 129, False),
     ],
 )
-def test_joined_products(run, call, joins):
+def test_joined_products(run, call, hidden, joins):
     """One product computes the gradient of r for few hidden units, on tensor cores."""
     found = run(f"""
-text = lowered({call})
+text = lowered(H={hidden}, {call})
 report(shapes=re.findall(r"dot_general.* -> tensor<1x(\\w+)xf32>", text), calls=calls(text))
 """)
-    hidden = {"H=256": 256, "H=257": 257, "H=129": 129}.get(call.split(", ")[-1], 43)
     assert len(found["calls"]) == 2
     assert (f"{3 * hidden}x{2 * hidden}" in found["shapes"]) == joins
     assert (f"{2 * hidden}x{hidden}" in found["shapes"]) == (not joins)
