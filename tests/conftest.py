@@ -152,13 +152,13 @@ def _successful(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedP
 def run_python(environment_of_scripts) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a script in a fresh interpreter."""
 
-    def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(script: str, seconds: float = _SECONDS, **environment: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-c", script],
             env=environment_of_scripts(**environment),
             capture_output=True,
             text=True,
-            timeout=_SECONDS,
+            timeout=seconds,
             check=False,
         )
         return _successful(done)

@@ -1,6 +1,7 @@
 // Runs jaxgrad's own CUDA kernels without JAX, so that compute-sanitizer can watch them. .ci/gpu runs it.
 //
-//   gpu_kernels [PATH_OF_NVRTC [depthwise | gru | gru-blocks | transpose]...]   exits with 1 if a result is wrong
+//   gpu_kernels [PATH_OF_NVRTC [PART...]]         exits with 1 if a result is wrong. A PART is depthwise, gru,
+//                                                 gru-streams, gru-blocks or transpose
 //   gpu_kernels PATH_OF_NVRTC gru-missing-block   exits with 1 if a team of the GRU that waits in vain ends without an
 //                                                 error; not under compute-sanitizer
 //
@@ -225,7 +226,7 @@ int run(int arguments, char** argument) {
       check_gru(of_blocks, FloatType::kFloat32, /*allow_tf32=*/true, linear, stream);
     }
   driver::Stopwatch other;
-  if (runs("gru"))
+  if (runs("gru-streams"))
     for (const FloatType type : kTypes) check_gru_on_streams(type, {stream, other.stream()});
   for (const int64_t bytes : {2, 4, 8}) {
     if (!runs("transpose")) break;

@@ -113,7 +113,7 @@ print(json.dumps([found, caches()]))
     if platform == "fake":
         memory, caches = on_fake_cuda(script, **environment)
     else:
-        done = run_python(script, **environment, XLA_PYTHON_CLIENT_PREALLOCATE="false")
+        done = run_python(script, seconds=900, **environment, XLA_PYTHON_CLIENT_PREALLOCATE="false")
         memory, caches = json.loads(done.stdout.splitlines()[-1])
     print(memory, caches)
     for cache in caches:
