@@ -31,6 +31,7 @@ class Work:
       bytes_moved: the fewest bytes that one call must read and write; 0 where the arithmetic bounds the time.
       array_bytes: sizes of arrays to compare the memory with, by name.
       extra: the row is not in the tables of docs/benchmarks.md.
+      precision: of matrix products, as `jax.default_matmul_precision` takes it.
     """
 
     label: str
@@ -41,6 +42,7 @@ class Work:
     array_bytes: dict[str, int]
     extra: bool = False
     bytes_moved: int = 0
+    precision: str = "default"
 
 
 def precision_in_use(dtype: str) -> str:
@@ -59,13 +61,13 @@ def compare(
         check_agreement(work, contenders[0], contender, tolerances)
     times = interleaved(contenders, effort)
     ours = times[contenders[0].name].median
-    floor = roofline_ms(work.flops, work.dtype, work.bytes_moved)
+    floor = roofline_ms(work.flops, work.dtype, work.bytes_moved, work.precision)
     return {
         **dataclasses.asdict(work),
         "times_ms": {name: dataclasses.asdict(t) for name, t in times.items()},
         "times_slower_than_jaxgrad": {c.name: round(times[c.name].median / ours, 3) for c in contenders[1:]},
         **({"memory_gbps": round(memory_gbps(), 1)} if work.bytes_moved else {}),
-        **({"matmul_gflops": round(matmul_gflops(work.dtype), 1)} if work.flops else {}),
+        **({"matmul_gflops": round(matmul_gflops(work.dtype, work.precision), 1)} if work.flops else {}),
         "floor_ms": round(floor, 6),
         "jaxgrad_over_floor": round(ours / floor, 3),
         **{name: {c.name: size for c in contenders if (size := getattr(c, name)) is not None} for name in _MEMORY},

@@ -54,7 +54,7 @@ NOTES = (
     "kernel_us_a_step is the device time of jaxgrad's CUDA kernels in a call with gradients, over the number of steps, "
     "without the products before and after them.",
     "On a GPU, a time is that of many calls in one program of JAX. f32 is float32 without TF32.",
-    "floor_ms is the time of the same operations as large matrix products.",
+    "floor_ms is the time of the same operations as large matrix products of the same precision.",
 )
 
 
@@ -71,13 +71,18 @@ class Case:
     extra: bool = False
     resets: bool = False
     lengths: bool = False
-    highest: bool = False  # precision: float32 without TF32
+    highest: bool = False  # float32 without TF32
 
     @property
     def label(self) -> str:
         words = {"bf16": self.dtype == "bfloat16", "f32": self.highest}
         words |= {name: getattr(self, name) for name in ("bidirectional", "resets", "lengths")}
         return " ".join([f"{self.T},{self.B},{self.I},{self.H}", *(word for word, is_set in words.items() if is_set)])
+
+    @property
+    def precision(self) -> str:
+        """Of matrix products, as `jax.default_matmul_precision` takes it."""
+        return "highest" if self.highest else "default"
 
     @property
     def D(self) -> int:  # noqa: N802
@@ -170,7 +175,7 @@ def _rows(case: Case, left_out: dict[str, str], options: Options) -> list[dict[s
     """Those of both passes, without and with linear_before_reset; contenders that fail are added to `left_out`."""
     inputs, cotangents = arrays(case)
     programs = {
-        key: InProgram(name, *function_and_args, "highest" if case.highest else "default", key[1] != "forward")
+        key: InProgram(name, *function_and_args, case.precision, key[1] != "forward")
         for key, function_and_args in functions(case, inputs, cotangents).items()
         if options.wants(name := key[2]) and name not in left_out
     }
@@ -330,6 +335,7 @@ def _work(case: Case, linear_before_reset: bool, which: str) -> Work:
         flops=case.forward_flops * (1 if which == "forward" else 3),
         array_bytes={"[T, B, 3H]": math.prod((case.T, case.B, case.D, 3, case.H)) * jnp.dtype(case.dtype).itemsize},
         extra=case.extra,
+        precision=case.precision,
     )
 
 

@@ -52,7 +52,7 @@ def _line(
         *(_peer(rows, library) for library in libraries),
         *([_cost_of_resets(rows)] if resets else []),
         *([" / ".join(digits(steps[n]) if n in steps else "-" for n in ("forward", "backward"))] if kernels else []),
-        " / ".join(digits(row["floor_ms"]) for row in rows),
+        " / ".join(digits(row["floor_ms"]) if "floor_ms" in row else "-" for row in rows),
         " / ".join(digits(last["temporary_bytes"][n] / 1e6) if n in last["temporary_bytes"] else "-" for n in memory),
     ]
 

@@ -24,9 +24,8 @@ def run(op: str, match: re.Pattern[str]) -> None:
     if not cases:
         raise SystemExit(f"no case matches {match.pattern}")
     for case in cases:
-        precision = "highest" if getattr(case, "highest", False) else "default"
         for what, function, operands in _calls(case):
-            with jax.default_matmul_precision(precision):
+            with jax.default_matmul_precision(getattr(case, "precision", "default")):
                 jax.block_until_ready(jax.jit(function)(*operands))
             print(f"{case.label} {what}", flush=True)
 

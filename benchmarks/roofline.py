@@ -5,7 +5,7 @@ Reports call it `floor_ms`.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -19,21 +19,22 @@ _EFFORT = Effort(rounds=5, seconds=1)
 
 
 @cache
-def matmul_gflops(dtype: str) -> float:
-    """The rate of the fastest of X Y, X' Y and X Y' in this process, at JAX's default precision.
+def matmul_gflops(dtype: str, precision: str = "default") -> float:
+    """The rate of the fastest of X Y, X' Y and X Y' in this process.
 
     16-bit types count at the rate of float32 where that is higher, as on a CPU that has no instructions for them.
     """
     n = _SIZE[jax.default_backend()]
     a, b = (jax.random.normal(key, (n, n), dtype) for key in jax.random.split(jax.random.key(0)))
+    product = partial(jnp.matmul, precision=precision)
     calls = [
-        Call("X Y", lambda a, b: a @ b, (a, b)),
-        Call("X' Y", lambda a, b: a.T @ b, (a, b)),
-        Call("X Y'", lambda a, b: a @ b.T, (a, b)),
+        Call("X Y", product, (a, b)),
+        Call("X' Y", lambda a, b: product(a.T, b), (a, b)),
+        Call("X Y'", lambda a, b: product(a, b.T), (a, b)),
     ]
     best_ms = min(times.p10 for times in interleaved(jax_contenders(calls), _EFFORT).values())
     rate = 2 * n**3 / best_ms / 1e6
-    return max(rate, matmul_gflops("float32")) if jnp.dtype(dtype).itemsize == 2 else rate
+    return max(rate, matmul_gflops("float32", precision)) if jnp.dtype(dtype).itemsize == 2 else rate
 
 
 @cache
@@ -44,7 +45,7 @@ def memory_gbps() -> float:
     return 3 * a.nbytes / times["X + Y"].p10 / 1e6
 
 
-def roofline_ms(flops: int, dtype: str, bytes_moved: int = 0) -> float:
+def roofline_ms(flops: int, dtype: str, bytes_moved: int = 0, precision: str = "default") -> float:
     """The larger of the times of the arithmetic and of the memory traffic; 0 operations or bytes take no time."""
-    arithmetic = flops / matmul_gflops(dtype) / 1e6 if flops else 0.0
+    arithmetic = flops / matmul_gflops(dtype, precision) / 1e6 if flops else 0.0
     return max(arithmetic, bytes_moved / memory_gbps() / 1e6 if bytes_moved else 0.0)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import charts, environment, gru, recurrent, report, roofline, steps, tables, timing, wording
+from benchmarks import charts, compare, environment, gru, recurrent, report, roofline, steps, tables, timing, wording
 from benchmarks.contender_names import (
     CUDNN_RNN,
     CUDNN_RNN_F16,
@@ -252,6 +252,16 @@ def test_the_gru_without_resets_is_measured_beside_it():
     for (_, which, name), (function, args) in gru.functions(case, inputs, cotangents).items():
         if which == "forward" and name in (OURS, OURS_WITHOUT_RESETS):
             assert ("bool[50,8]" in str(jax.make_jaxpr(function)(*args))) == (name == OURS)  # the resets
+
+
+def test_the_roofline_has_the_precision_of_the_case(monkeypatch):
+    rates = {"default": 1e6, "highest": 1e3}
+    for module in (compare, roofline):
+        monkeypatch.setattr(module, "matmul_gflops", lambda dtype, precision="default": rates[precision])
+    cases = [gru.Case(5, 2, 3, 4, highest=highest) for highest in (False, True)]
+    tf32, highest = (gru.measure([case], Options(Effort(1, 0), frozenset()))["rows"][0] for case in cases)
+    assert (tf32["matmul_gflops"], highest["matmul_gflops"]) == (1e6, 1e3)
+    assert highest["floor_ms"] == round(tf32["flops"] / 1e9, 6)
 
 
 def test_many_calls_in_a_program(monkeypatch):
