@@ -31,7 +31,7 @@ class Work:
       bytes_moved: the fewest bytes that one call must read and write; 0 where the arithmetic bounds the time.
       array_bytes: sizes of arrays to compare the memory with, by name.
       extra: the row is not in the tables of docs/benchmarks.md.
-      precision: of matrix products, as `jax.default_matmul_precision` takes it.
+      precision: of matrix products, as `jax.default_matmul_precision` takes it; None for JAX's default one.
     """
 
     label: str
@@ -42,7 +42,7 @@ class Work:
     array_bytes: dict[str, int]
     extra: bool = False
     bytes_moved: int = 0
-    precision: str = "default"
+    precision: str | None = None
 
 
 def precision_in_use(dtype: str) -> str:

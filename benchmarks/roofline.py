@@ -19,8 +19,8 @@ _EFFORT = Effort(rounds=5, seconds=1)
 
 
 @cache
-def matmul_gflops(dtype: str, precision: str = "default") -> float:
-    """The rate of the fastest of X Y, X' Y and X Y' in this process.
+def matmul_gflops(dtype: str, precision: str | None = None) -> float:
+    """The rate of the fastest of X Y, X' Y and X Y' in this process. The precision is JAX's default one, or as given.
 
     16-bit types count at the rate of float32 where that is higher, as on a CPU that has no instructions for them.
     """
@@ -45,7 +45,7 @@ def memory_gbps() -> float:
     return 3 * a.nbytes / times["X + Y"].p10 / 1e6
 
 
-def roofline_ms(flops: int, dtype: str, bytes_moved: int = 0, precision: str = "default") -> float:
+def roofline_ms(flops: int, dtype: str, bytes_moved: int = 0, precision: str | None = None) -> float:
     """The larger of the times of the arithmetic and of the memory traffic; 0 operations or bytes take no time."""
     arithmetic = flops / matmul_gflops(dtype, precision) / 1e6 if flops else 0.0
     return max(arithmetic, bytes_moved / memory_gbps() / 1e6 if bytes_moved else 0.0)

@@ -205,7 +205,15 @@ void check_depthwise_passes(FloatType type, CUstream stream) {
   }
 }
 
+constexpr std::array<const char*, 6> kParts = {"depthwise",  "gru",       "gru-streams",
+                                               "gru-blocks", "transpose", "gru-missing-block"};
+
 int run(int arguments, char** argument) {
+  for (int i = 2; i < arguments; ++i) {
+    const std::string name = argument[i];
+    if (std::find(kParts.begin(), kParts.end(), name) == kParts.end())
+      throw std::invalid_argument("there is no part " + name);
+  }
   const driver::CurrentDevice current(kDevice);
   nvrtc::load(arguments > 1 ? std::vector<std::string>{argument[1]} : std::vector<std::string>());
   driver::Stopwatch watch;

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import conv, gru, once
 
-CONV, GRU = conv.QUICK_CASES[0], gru.QUICK_CASES[1]
+CONV, GRU, HIGHEST = conv.QUICK_CASES[0], gru.QUICK_CASES[1], gru.Case(5, 2, 3, 4, highest=True)
 
 
 def _run(monkeypatch, *arguments):
@@ -23,16 +23,21 @@ def _run(monkeypatch, *arguments):
 
 @pytest.mark.parametrize(
     ("op", "label", "calls"),
-    [("conv", CONV.label, ("forward", "dX", "dW")), ("gru", GRU.label, ("lbr=0", "lbr=1"))],
+    [
+        ("conv", CONV.label, ("forward", "dX", "dW")),
+        ("gru", GRU.label, ("lbr=0", "lbr=1")),
+        ("gru", HIGHEST.label, ("lbr=0", "lbr=1")),
+    ],
 )
 def test_each_call_of_the_matching_cases_runs_once(monkeypatch, capsys, op, label, calls):
     monkeypatch.setattr(conv, "CASES", {jax.default_backend(): conv.QUICK_CASES})
-    monkeypatch.setattr(gru, "CASES", {jax.default_backend(): gru.QUICK_CASES})
-    ran = []
+    monkeypatch.setattr(gru, "CASES", {jax.default_backend(): (*gru.QUICK_CASES, HIGHEST)})
+    ran, precisions = [], set()
 
     def jit(function):
         def call(*arrays):
             ran.append(jax.jit(function).lower(*arrays).as_text())
+            precisions.add(jax.config.jax_default_matmul_precision)
             return jax.jit(function)(*arrays)
 
         return call
@@ -43,6 +48,7 @@ def test_each_call_of_the_matching_cases_runs_once(monkeypatch, capsys, op, labe
     assert capsys.readouterr().out.splitlines() == [f"{label} {call}" for call in calls]
     assert len(ran) == len(calls)
     assert all("jaxgrad" in program for program in ran)
+    assert precisions == {"highest" if label == HIGHEST.label else "default"}
 
 
 def test_errors(monkeypatch, capsys):

@@ -254,14 +254,40 @@ def test_the_gru_without_resets_is_measured_beside_it():
             assert ("bool[50,8]" in str(jax.make_jaxpr(function)(*args))) == (name == OURS)  # the resets
 
 
-def test_the_roofline_has_the_precision_of_the_case(monkeypatch):
+def test_the_gru_and_its_roofline_have_the_precision_of_the_case(monkeypatch):
+    programs = []
+    in_program = gru.jax_in_program_contenders
+    monkeypatch.setattr(gru, "jax_in_program_contenders", lambda of: programs.extend(of) or in_program(of))
     rates = {"default": 1e6, "highest": 1e3}
     for module in (compare, roofline):
-        monkeypatch.setattr(module, "matmul_gflops", lambda dtype, precision="default": rates[precision])
-    cases = [gru.Case(5, 2, 3, 4, highest=highest) for highest in (False, True)]
+        monkeypatch.setattr(module, "matmul_gflops", lambda dtype, precision: rates[precision])
+    cases = [gru.Case(50, 20, 30, 40, highest=highest) for highest in (False, True)]
     tf32, highest = (gru.measure([case], Options(Effort(1, 0), frozenset()))["rows"][0] for case in cases)
     assert (tf32["matmul_gflops"], highest["matmul_gflops"]) == (1e6, 1e3)
+    assert {program.precision for program in programs[: len(programs) // 2]} == {"default"}
+    assert {program.precision for program in programs[len(programs) // 2 :]} == {"highest"}
     assert highest["floor_ms"] == round(tf32["flops"] / 1e9, 6)
+
+
+@pytest.mark.parametrize(("dtype", "others"), [("float32", []), ("bfloat16", ["float32"])])
+@pytest.mark.parametrize(
+    ("precision", "by_default", "is_highest"),
+    [("highest", "default", True), ("default", "highest", False), (None, "highest", True), (None, "default", False)],
+)
+def test_the_roofline_multiplies_in_the_precision(monkeypatch, dtype, others, precision, by_default, is_highest):
+    """Or in JAX's default one."""
+    programs = []
+
+    def contenders(calls):
+        programs.extend((args[0].dtype.name, str(jax.make_jaxpr(function)(*args))) for _, function, args in calls)
+        return jax_contenders(calls)
+
+    jax_contenders = roofline.jax_contenders
+    monkeypatch.setattr(roofline, "jax_contenders", contenders)
+    with jax.default_matmul_precision(by_default):
+        roofline.matmul_gflops(dtype, precision)
+    assert [of for of, _ in programs] == [each for each in (dtype, *others) for _ in range(3)]
+    assert all(("HIGHEST" in program) == is_highest for _, program in programs)
 
 
 def test_many_calls_in_a_program(monkeypatch):
