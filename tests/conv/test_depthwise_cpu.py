@@ -148,32 +148,35 @@ def test_lesser_instruction_sets(run_python, name):
         pytest.skip(f"this machine has {found} only")
 
 
-NON_FINITE = [*itertools.product(("NWC", "NCW"), (1, 2), ("float32", "bfloat16"))]
+# The spatial axes have the sizes at the end of these, and so do the window and the padding.
+SPATIAL, WINDOW, PADDING = (4, 7, 21), (3, 2, 5), ((1, 0), (2, 1), (4, 3))
+NON_FINITE = [
+    *itertools.product((1, 2, 3), (False, True), (1, 2), ("float32",)),
+    *itertools.product((1,), (False, True), (1, 2), ("bfloat16",)),
+]
 
 
-@pytest.mark.parametrize(("layout", "stride", "dtype"), NON_FINITE)
-def test_non_finite_values_stay_where_the_window_reads_them(layout, stride, dtype):
+@pytest.mark.parametrize(("n", "features_last", "stride", "dtype"), NON_FINITE)
+def test_non_finite_values_stay_where_the_window_reads_them(n, features_last, stride, dtype):
     """Padding is skipped: an infinite weight or cotangent times the zero of padding would be NaN."""
-    case = ConvCase(
-        (21,), (5,), 2, 1, 1, 18, (stride,), ((4, 3),), layout=(layout, "WIO" if layout == "NWC" else "OIW", layout)
-    )
+    layout = LAYOUTS[n][0 if features_last else 1]
+    case = ConvCase(SPATIAL[-n:], WINDOW[-n:], 2, 1, 1, 18, (stride,) * n, PADDING[-n:], layout=layout)
     inputs = make_conv_inputs(case, dtype)
     dy = np.array(cotangent(jax.eval_shape(lax_conv(case), *inputs).shape, dtype))
     x, w = np.array(inputs.lhs), np.array(inputs.rhs)
-    feature, position = case.numbers.lhs_spec[1], case.numbers.lhs_spec[2]
+    batch_and_feature, spatial = case.numbers.lhs_spec[:2], case.numbers.lhs_spec[2:]
     for array, channel, index, value in (
-        (x, 3, 20, np.nan),
+        (x, 3, -1, np.nan),
         (x, 17, 0, np.inf),
         (dy, 5, 0, np.inf),
         (dy, 16, -1, np.nan),
     ):
-        at = [0, 0, 0]
-        at[feature], at[position] = channel, index
+        at = np.zeros(n + 2, int)
+        at[batch_and_feature[1]], at[list(spatial)] = channel, index
         array[tuple(at)] = value
-    out, window = case.numbers.rhs_spec[0], case.numbers.rhs_spec[2]
-    for channel, tap, value in ((9, 0, np.inf), (10, 4, np.nan)):
-        at = [0, 0, 0]
-        at[out], at[window] = channel, tap
+    for channel, tap, value in ((9, 0, np.inf), (10, -1, np.nan)):
+        at = np.zeros(n + 2, int)
+        at[case.numbers.rhs_spec[0]], at[list(case.numbers.rhs_spec[2:])] = channel, tap
         w[tuple(at)] = value
     actual = run(conv(CPU_KERNEL, **case.settings), inputs._replace(lhs=x, rhs=w), dy)
     expected = _direct_sums(case, *(np.asarray(a, np.float64) for a in (x, w, dy)))
@@ -186,21 +189,37 @@ def test_non_finite_values_stay_where_the_window_reads_them(layout, stride, dtyp
 
 def _direct_sums(case, x, w, dy):
     """y, dx and dw without the bias, as sums over the elements that a window reads."""
-    n = case.numbers
-    x_, dy_ = (np.moveaxis(a, spec, (0, 1, 2)) for a, spec in ((x, n.lhs_spec), (dy, n.out_spec)))
-    w_ = np.moveaxis(w, n.rhs_spec, (0, 1, 2))[:, 0]
+    numbers, axes = case.numbers, range(case.n + 2)
+    x_, dy_ = (np.moveaxis(a, spec, axes) for a, spec in ((x, numbers.lhs_spec), (dy, numbers.out_spec)))
+    w_ = np.moveaxis(w, numbers.rhs_spec, axes)[:, 0]
     y, dx, dw = np.zeros(dy_.shape), np.zeros(x_.shape), np.zeros(w_.shape)
-    for o, k in itertools.product(range(dy_.shape[2]), range(w_.shape[1])):
-        i = o * case.strides[0] + k - case.padding[0][0]
-        if 0 <= i < x_.shape[2]:
-            y[..., o] += x_[..., i] * w_[:, k]
-            dx[..., i] += dy_[..., o] * w_[:, k]
-            dw[:, k] += (x_[..., i] * dy_[..., o]).sum(0)
+    for o, k in itertools.product(np.ndindex(dy_.shape[2:]), np.ndindex(w_.shape[1:])):
+        i = tuple(a * s + b - low for a, s, b, (low, _) in zip(o, case.strides, k, case.padding, strict=True))
+        if all(0 <= place < size for place, size in zip(i, x_.shape[2:], strict=True)):
+            y[:, :, *o] += x_[:, :, *i] * w_[:, *k]
+            dx[:, :, *i] += dy_[:, :, *o] * w_[:, *k]
+            dw[:, *k] += (x_[:, :, *i] * dy_[:, :, *o]).sum(0)
     return (
-        np.moveaxis(y, (0, 1, 2), n.out_spec),
-        np.moveaxis(dx, (0, 1, 2), n.lhs_spec),
-        np.moveaxis(dw[:, None], (0, 1, 2), n.rhs_spec),
+        np.moveaxis(y, axes, numbers.out_spec),
+        np.moveaxis(dx, axes, numbers.lhs_spec),
+        np.moveaxis(dw[:, None], axes, numbers.rhs_spec),
     )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[2][:2], ids=lambda layout: layout[0])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_empty_batch(layout, dtype):
+    """It runs on XLA: the gradients of the weights and of the bias are zeros."""
+    case = ConvCase((9, 8), (3, 3), 0, 1, 1, 18, padding="SAME", layout=layout)
+    inputs = make_conv_inputs(case, dtype)
+    dy = cotangent(jax.eval_shape(lax_conv(case), *inputs).shape, dtype)
+    with pytest.raises(ValueError, match="an array without elements runs on XLA"):
+        conv(CPU_KERNEL, **case.settings)(*inputs)
+    found = run(conv(Backend(None, "cpu"), **case.settings), inputs, dy)
+    assert found.y.shape == dy.shape
+    for gradient, operand in zip(found[1:], inputs, strict=True):
+        assert gradient.dtype == operand.dtype
+        np.testing.assert_array_equal(gradient, np.zeros(operand.shape))
 
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])

@@ -22,6 +22,7 @@ BACKENDS = (Backend(None, "cpu"), Backend(None, "gpu"))
 LAST = ("NHWC", "HWIO", "NHWC")
 CASES = {
     "conv": ConvCase(spatial=(9, 8), features=8, out_features=16, padding=((2, 0), (0, 1)), layout=LAST),
+    "depthwise": ConvCase((9, 8), (3, 3), 2, 1, 1, 16, padding=((2, 0), (0, 1)), layout=LAST),
     "no bias": ConvCase(spatial=(6, 7), groups=2, strides=(2, 1), padding="SAME", bias=False),
     "transposed": TransposeCase(spatial=(4, 5), strides=(2, 1)),
 }

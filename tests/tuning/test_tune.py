@@ -62,6 +62,24 @@ def test_the_passes_of_an_op():
         assert datetime.date.fromisoformat(choice.date)
 
 
+def test_the_passes_of_a_depthwise_convolution():
+    """XLA, jaxgrad's kernel and the library's, which may lack a pass on a GPU; on a CPU, one of both is "cpu"."""
+
+    def loss(w, x):
+        op = jaxgrad.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=32
+        )
+        return jnp.sum(jnp.sin(op))
+
+    tuning = _tune(jax.grad(loss, (0, 1)), random_array(5, 5, 1, 32), random_array(2, 24, 17, 32))
+    assert sorted(_passes(tuning)) == ["conv forward", "conv input_gradient", "conv weight_gradient"]
+    on_a_gpu = {"xla", "cuda"}, {"xla", "cuda", "cudnn"}
+    possible = ({"xla", "cpu", "depthwise"}, {"xla", "cpu", "onednn"}) if OWN == "cpu" else on_a_gpu
+    for choice in tuning.choices.values():
+        assert set(choice.times_us) in possible
+        assert min(choice.times_us.values()) > 0
+
+
 def test_calls_that_are_alike_are_measured_once():
     def twice(w, x):
         return _conv(_conv(x, w), w)
