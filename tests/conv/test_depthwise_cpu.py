@@ -206,22 +206,6 @@ def _direct_sums(case, x, w, dy):
     )
 
 
-@pytest.mark.parametrize("layout", LAYOUTS[2][:2], ids=lambda layout: layout[0])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_empty_batch(layout, dtype):
-    """It runs on XLA: the gradients of the weights and of the bias are zeros."""
-    case = ConvCase((9, 8), (3, 3), 0, 1, 1, 18, padding="SAME", layout=layout)
-    inputs = make_conv_inputs(case, dtype)
-    dy = cotangent(jax.eval_shape(lax_conv(case), *inputs).shape, dtype)
-    with pytest.raises(ValueError, match="an array without elements runs on XLA"):
-        conv(CPU_KERNEL, **case.settings)(*inputs)
-    found = run(conv(Backend(None, "cpu"), **case.settings), inputs, dy)
-    assert found.y.shape == dy.shape
-    for gradient, operand in zip(found[1:], inputs, strict=True):
-        assert gradient.dtype == operand.dtype
-        np.testing.assert_array_equal(gradient, np.zeros(operand.shape))
-
-
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 def test_relu_is_fused(layout):
     case = ConvCase(

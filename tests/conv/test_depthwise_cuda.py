@@ -91,21 +91,6 @@ def test_channels_that_blocks_do_and_do_not_divide(channels, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_an_empty_batch(dtype):
-    """It runs on XLA: the gradients of the weights and of the bias are zeros."""
-    case = CASE.replace(batch=0)
-    inputs = make_conv_inputs(case, dtype)
-    dy = cotangent(jax.eval_shape(lax_conv(case), *inputs).shape, dtype)
-    with pytest.raises(ValueError, match="an array without elements runs on XLA"):
-        conv(CUDA, **case.settings)(*inputs)
-    found = run(conv(Backend(None, "gpu"), **case.settings), inputs, dy)
-    assert found.y.shape == dy.shape
-    for gradient, operand in zip(found[1:], inputs, strict=True):
-        assert gradient.dtype == operand.dtype
-        np.testing.assert_array_equal(gradient, np.zeros(operand.shape))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("spatial", [(14, 15), (41,), (6, 9, 8)])
 def test_relu_keeps_nan(spatial, dtype):
     """Bias and relu are part of the kernel. A NaN reaches the elements whose window covers it, and no other."""
