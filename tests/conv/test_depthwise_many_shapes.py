@@ -39,9 +39,8 @@ def shapes():
         last = 0, n + 1, *range(1, n + 1)
         padding = tuple((dilation * (k - 1) // 2,) * 2 for k in window)
         for i in range(count):
-            spatial = tuple(draw.randint(8, LONGEST[n]) for _ in window)
-            if n == 3:
-                spatial = spatial[0], *PICTURES[i % 2]
+            fixed = PICTURES[i % 2] if n == 3 else ()
+            spatial = *(draw.randint(8, LONGEST[n]) for _ in window[len(fixed):]), *fixed
             g = ConvGeometry(last, (n + 1, n, *range(n)), last, (stride,) * n, padding, (dilation,) * n, channels,
                              spatial, window)
             yield PASSES[i % 3], ConvProblem(g, draw.randint(1, 64), channels, channels, jnp.dtype(dtype))
