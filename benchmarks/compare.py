@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from benchmarks.options import Effort
-from benchmarks.roofline import matmul_gflops, memory_gbps, roofline_ms
+from benchmarks.roofline import fma_gflops, matmul_gflops, memory_gbps, roofline_ms
 from benchmarks.timing import Contender, interleaved
 
 # Limits of ||a - b|| / ||b||. float32: another order of summation, and TF32 on a GPU; bfloat16: 8 bits of mantissa.
@@ -32,6 +32,8 @@ class Work:
       array_bytes: sizes of arrays to compare the memory with, by name.
       extra: the row is not in the tables of docs/benchmarks.md.
       precision: of matrix products, as `jax.default_matmul_precision` takes it; None for JAX's default one.
+      is_product: whether the roofline counts the operations at the rate of matrix products; at that of float32
+        multiply-adds otherwise.
     """
 
     label: str
@@ -43,6 +45,7 @@ class Work:
     extra: bool = False
     bytes_moved: int = 0
     precision: str | None = None
+    is_product: bool = True
 
 
 def precision_in_use(dtype: str) -> str:
@@ -61,17 +64,25 @@ def compare(
         check_agreement(work, contenders[0], contender, tolerances)
     times = interleaved(contenders, effort)
     ours = times[contenders[0].name].median
-    floor = roofline_ms(work.flops, work.dtype, work.bytes_moved, work.precision)
+    gflops = _gflops(work)
+    floor = roofline_ms(work.flops, gflops, work.bytes_moved)
     return {
         **dataclasses.asdict(work),
         "times_ms": {name: dataclasses.asdict(t) for name, t in times.items()},
         "times_slower_than_jaxgrad": {c.name: round(times[c.name].median / ours, 3) for c in contenders[1:]},
         **({"memory_gbps": round(memory_gbps(), 1)} if work.bytes_moved else {}),
-        **({"matmul_gflops": round(matmul_gflops(work.dtype, work.precision), 1)} if work.flops else {}),
+        **({"matmul_gflops" if work.is_product else "fma_gflops": round(gflops, 1)} if work.flops else {}),
         "floor_ms": round(floor, 6),
         "jaxgrad_over_floor": round(ours / floor, 3),
         **{name: {c.name: size for c in contenders if (size := getattr(c, name)) is not None} for name in _MEMORY},
     }
+
+
+def _gflops(work: Work) -> float:
+    """The rate of the arithmetic in the roofline; 1 where there is none, which takes seconds to measure."""
+    if not work.flops:
+        return 1.0
+    return matmul_gflops(work.dtype, work.precision) if work.is_product else fma_gflops()
 
 
 def check_agreement(work: Work, ours: Contender, other: Contender, tolerances: Sequence[float] | None = None) -> None:

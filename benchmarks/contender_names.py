@@ -5,6 +5,7 @@ from __future__ import annotations
 OURS = "jaxgrad"
 OURS_ON_XLA = "jaxgrad on XLA"
 OURS_ON_CUDNN = "jaxgrad on cuDNN"
+OURS_ON_ONEDNN = "jaxgrad on oneDNN"
 OURS_LOOPED = "jaxgrad in lax.map"
 # Convolutions of jaxgrad, everything else as in jax.lax.
 OURS_CONVOLUTIONS = "jaxgrad convolutions"
@@ -58,6 +59,7 @@ ORDER = (
         ACCELERATED,
         OURS_ON_XLA,
         OURS_ON_CUDNN,
+        OURS_ON_ONEDNN,
         OURS_LOOPED,
     ),
     *(name for names in PEERS.values() for name in names),

@@ -16,7 +16,16 @@ from jax import lax
 import jaxgrad
 from benchmarks import matrix_product, torch_peers
 from benchmarks.compare import Work, compare
-from benchmarks.contender_names import LAX, LAX_PADDED, MATRIX_PRODUCT, OURS, OURS_ON_CUDNN, TORCH_COMPILED, TORCH_EAGER
+from benchmarks.contender_names import (
+    LAX,
+    LAX_PADDED,
+    MATRIX_PRODUCT,
+    OURS,
+    OURS_ON_CUDNN,
+    OURS_ON_ONEDNN,
+    TORCH_COMPILED,
+    TORCH_EAGER,
+)
 from benchmarks.conv_cases import CASES, QUICK_CASES, Case, parse_case
 from benchmarks.measuring import measured
 from benchmarks.options import Options
@@ -25,19 +34,24 @@ from benchmarks.timing import Call, Contender, jax_contenders, torch_contender
 __all__ = ["CASES", "CONTENDERS", "QUICK_CASES", "measure", "parse_case"]
 
 _TORCH = (TORCH_EAGER, TORCH_COMPILED)
-CONTENDERS = (OURS, LAX, LAX_PADDED, OURS_ON_CUDNN, *_TORCH, MATRIX_PRODUCT)
+# By platform, the implementation of a vendor, and its targets in a program, of which those of cuDNN have had two names.
+_VENDOR = {
+    "gpu": (OURS_ON_CUDNN, "cudnn", "jaxgrad_(cuda|cudnn)_conv"),
+    "cpu": (OURS_ON_ONEDNN, "onednn", "jaxgrad_onednn_conv"),
+}
+CONTENDERS = (OURS, LAX, LAX_PADDED, OURS_ON_CUDNN, OURS_ON_ONEDNN, *_TORCH, MATRIX_PRODUCT)
 NOTES = (
     "Cases are batch x sizes, input features -> output features, k the window, s the stride, d the window's dilation, "
     "g the groups, p the padding at both ends, causal padding before the first element alone, T a transposed "
     "convolution, and the layout.",
     "forward, dX (input gradient) and dW (weight gradient) are separate calls.",
     "jax.lax after jnp.pad pads causal convolutions with jnp.pad first, as Flax does.",
-    "jaxgrad on cuDNN is implementation='cudnn', for calls that jaxgrad runs on XLA.",
+    "jaxgrad on cuDNN, on oneDNN is implementation='cudnn', 'onednn', for calls that jaxgrad runs on another one.",
     "matrix product is the pass as one jax.lax.dot_general, for the cases of matrix_product.has_product. Rearranging "
     "the operands and the result is not timed.",
     "torch, compiled is torch.compile of the same call in its default mode.",
-    "floor_ms is the larger of two times: the same operations as large matrix products, and reading and writing each "
-    "array once at the rate of a large addition.",
+    "floor_ms is the larger of two times: the same operations as large matrix products, those of depthwise convolutions "
+    "as float32 multiply-adds, and reading and writing each array once at the rate of a large addition.",
 )
 
 
@@ -58,15 +72,16 @@ def _rows(case: Case, left_out: dict[str, str], options: Options) -> list[dict[s
     ops = {OURS: ours, LAX: theirs}
     if case.causal:
         ops[LAX_PADDED] = _padded_first
-    if jax.default_backend() == "gpu" and _cudnn_has_all_passes(ours, arrays, settings):
-        ops[OURS_ON_CUDNN] = partial(ours, implementation="cudnn")
+    vendor, implementation, targets = _VENDOR[jax.default_backend()]
+    if _has_all_passes(implementation, ours, arrays, settings):
+        ops[vendor] = partial(ours, implementation=implementation)
     calls: list[tuple[str, Call]] = []  # with their passes
     for name, op in ops.items():
         if not options.wants(name):
             continue
         for which, function in passes(op, case).items():
             operands = tuple(arrays[i] for i in OPERANDS[which])
-            if name == OURS_ON_CUDNN and _runs_on_cudnn(passes(ours, case)[which], operands):
+            if name == vendor and _calls(targets, passes(ours, case)[which], operands):
                 continue  # the same program as jaxgrad's
             calls.append((which, Call(name, function, operands)))
     products = {}
@@ -121,17 +136,19 @@ def _padded_first(x: jax.Array, w: jax.Array, **settings: Any) -> jax.Array:
     return lax.conv_general_dilated(padded, w, **{**settings, "padding": "VALID"})
 
 
-def _cudnn_has_all_passes(op: Callable[..., jax.Array], arrays: Sequence[jax.Array], settings: dict[str, Any]) -> bool:
+def _has_all_passes(
+    implementation: str, op: Callable[..., jax.Array], arrays: Sequence[jax.Array], settings: dict[str, Any]
+) -> bool:
     try:
-        jaxgrad.explain(op, *arrays[:2], **settings, implementation="cudnn")
+        jaxgrad.explain(op, *arrays[:2], **settings, implementation=implementation)
     except ValueError:
         return False
     return True
 
 
-def _runs_on_cudnn(function: Callable[..., jax.Array], operands: Sequence[jax.Array]) -> bool:
-    """Whether the program calls jaxgrad's convolution on cuDNN, whose targets have had two names."""
-    return re.search("jaxgrad_(cuda|cudnn)_conv", jax.jit(function).lower(*operands).as_text()) is not None
+def _calls(targets: str, function: Callable[..., jax.Array], operands: Sequence[jax.Array]) -> bool:
+    """Whether the program calls one of the targets, a regular expression."""
+    return re.search(targets, jax.jit(function).lower(*operands).as_text()) is not None
 
 
 # The operands of each pass, of x, w and dy.
@@ -160,6 +177,7 @@ def _work(case: Case, which: str) -> Work:
         array_bytes=sizes,
         extra=case.extra,
         bytes_moved=sum(sizes.values()),
+        is_product=not case.is_depthwise,
     )
 
 

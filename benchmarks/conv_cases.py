@@ -57,6 +57,10 @@ class Case:
         ]
         return " ".join([*words, *(["bf16"] if self.dtype == "bfloat16" else [])])
 
+    @property
+    def is_depthwise(self) -> bool:
+        return 1 < self.groups == self.features
+
     def settings(self) -> dict[str, Any]:
         """The keyword arguments of the convolution."""
         n = len(self.spatial)
@@ -195,12 +199,15 @@ _GPU_NETWORKS = {
         Case((56, 56), 64, 144, 144, 5, stride=2, groups=144, padding=2),
         Case((14, 14), 64, 672, 672, 5, groups=672, padding=2),
     ),
+    "EfficientNet-B4": (Case((48, 48), 64, 336, 336, 5, groups=336, padding=2),),
+    "MobileOne": (Case((28, 28), 64, 192, 192, 3, stride=2, groups=192, padding=1),),
     "ConvNeXt-T": (
         Case((224, 224), 64, 3, 96, 4, stride=4),
         Case((56, 56), 64, 96, 192, 2, stride=2),
         Case((14, 14), 64, 384, 384, 7, groups=384, padding=3),
         Case((56, 56), 64, 96, 384, 1),
     ),
+    "ConvNeXt-B": (Case((7, 7), 64, 1024, 1024, 7, groups=1024, padding=3),),
     "ViT": (
         Case((224, 224), 64, 3, 1024, 14, stride=14),
         Case((224, 224), 64, 3, 768, 16, stride=16),
@@ -242,14 +249,8 @@ _GPU_NETWORKS = {
         Case((128, 128), 8, 304, 256, 3, padding=1),
     ),
 }
-# Measured in bfloat16 only: in float32 these cases resemble cases above. The case of ViT embeds two images, each with
-# its own weights.
-_GPU_NETWORKS_IN_16_BITS = {
-    "EfficientNet-B4": (Case((48, 48), 64, 336, 336, 5, groups=336, padding=2),),
-    "ConvNeXt-B": (Case((7, 7), 64, 1024, 1024, 7, groups=1024, padding=3),),
-    "MobileOne": (Case((28, 28), 64, 192, 192, 3, stride=2, groups=192, padding=1),),
-    "ViT": (Case((224, 224), 64, 6, 768, 16, stride=16, groups=2),),
-}
+# Measured in bfloat16 only: in float32 it resembles a case above. It embeds two images, each with its own weights.
+_GPU_NETWORKS_IN_16_BITS = {"ViT": (Case((224, 224), 64, 6, 768, 16, stride=16, groups=2),)}
 _GPU_CASES = tuple(
     dataclasses.replace(case, dtype=dtype, extra=extra and not case.causal)
     for dtype, networks in (

@@ -1,4 +1,5 @@
-"""The roofline: the time of the same operations as large matrix products, or of the same bytes as a large addition.
+"""The roofline: the time of the same operations as large matrix products or multiply-adds, or of the same bytes as a
+large addition.
 
 Reports call it `floor_ms`.
 """
@@ -15,6 +16,7 @@ from benchmarks.timing import Call, interleaved, jax_contenders
 
 _SIZE = {"cpu": 2048, "gpu": 8192}  # of square matrices
 _SUM_ELEMENTS = 1 << 25
+_FMA_ELEMENTS, _FMA_CHAIN = 1 << 24, 512  # multiply-adds of each element, one after the other
 _EFFORT = Effort(rounds=5, seconds=1)
 
 
@@ -45,7 +47,26 @@ def memory_gbps() -> float:
     return 3 * a.nbytes / times["X + Y"].p10 / 1e6
 
 
-def roofline_ms(flops: int, dtype: str, bytes_moved: int = 0, precision: str | None = None) -> float:
+@cache
+def fma_gflops() -> float:
+    """The rate of float32 multiplications and additions outside of tensor cores.
+
+    On a CPU matrix products have the same instructions and keep them busy.
+    """
+    if jax.default_backend() == "cpu":
+        return matmul_gflops("float32")
+    x = jnp.ones((_FMA_ELEMENTS,), jnp.float32)
+    times = interleaved(jax_contenders([Call("x a + b", multiply_adds, (x,))]), _EFFORT)
+    return 2 * _FMA_CHAIN * x.size / times["x a + b"].p10 / 1e6
+
+
+def multiply_adds(x: jax.Array) -> jax.Array:
+    """x a + b, again and again: XLA makes one kernel of it, with a fused multiply-add for each."""
+    for _ in range(_FMA_CHAIN):
+        x = x * 0.5 + 1
+    return x
+
+
+def roofline_ms(flops: int, gflops: float, bytes_moved: int = 0) -> float:
     """The larger of the times of the arithmetic and of the memory traffic; 0 operations or bytes take no time."""
-    arithmetic = flops / matmul_gflops(dtype, precision) / 1e6 if flops else 0.0
-    return max(arithmetic, bytes_moved / memory_gbps() / 1e6 if bytes_moved else 0.0)
+    return max(flops / gflops / 1e6 if flops else 0.0, bytes_moved / memory_gbps() / 1e6 if bytes_moved else 0.0)
