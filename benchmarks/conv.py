@@ -50,8 +50,8 @@ NOTES = (
     "matrix product is the pass as one jax.lax.dot_general, for the cases of matrix_product.has_product. Rearranging "
     "the operands and the result is not timed.",
     "torch, compiled is torch.compile of the same call in its default mode.",
-    "floor_ms is the larger of two times: the same operations as large matrix products, those of depthwise convolutions "
-    "as float32 multiply-adds, and reading and writing each array once at the rate of a large addition.",
+    "floor_ms is the larger of two times: the same operations as large matrix products, those of depthwise "
+    "convolutions as float32 multiply-adds, and reading and writing each array once at the rate of a large addition.",
 )
 
 

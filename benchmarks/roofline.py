@@ -16,7 +16,7 @@ from benchmarks.timing import Call, interleaved, jax_contenders
 
 _SIZE = {"cpu": 2048, "gpu": 8192}  # of square matrices
 _SUM_ELEMENTS = 1 << 25
-_FMA_ELEMENTS, _FMA_CHAIN = 1 << 24, 512  # multiply-adds of each element, one after the other
+_PRODUCTS, _FACTORS = 1 << 24, 512
 _EFFORT = Effort(rounds=5, seconds=1)
 
 
@@ -49,21 +49,22 @@ def memory_gbps() -> float:
 
 @cache
 def fma_gflops() -> float:
-    """The rate of float32 multiplications and additions outside of tensor cores.
+    """The rate of float32 multiplications and additions outside of tensor cores, by fused multiply-adds.
 
-    On a CPU matrix products have the same instructions and keep them busy.
+    On a CPU matrix products have the same instructions and keep them busy. A GPU takes as long for a multiplication as
+    for a fused multiply-add, to which XLA does not join a multiplication and an addition.
     """
     if jax.default_backend() == "cpu":
         return matmul_gflops("float32")
-    x = jnp.ones((_FMA_ELEMENTS,), jnp.float32)
-    times = interleaved(jax_contenders([Call("x a + b", multiply_adds, (x,))]), _EFFORT)
-    return 2 * _FMA_CHAIN * x.size / times["x a + b"].p10 / 1e6
+    x = jnp.ones((_PRODUCTS,), jnp.float32)
+    times = interleaved(jax_contenders([Call("x y y ...", products_in_turn, (x, x))]), _EFFORT)
+    return 2 * _FACTORS * _PRODUCTS / times["x y y ..."].p10 / 1e6
 
 
-def multiply_adds(x: jax.Array) -> jax.Array:
-    """x a + b, again and again: XLA makes one kernel of it, with a fused multiply-add for each."""
-    for _ in range(_FMA_CHAIN):
-        x = x * 0.5 + 1
+def products_in_turn(x: jax.Array, y: jax.Array) -> jax.Array:
+    """x y y y ..., which XLA computes in one kernel, with an instruction for each factor."""
+    for _ in range(_FACTORS):
+        x = x * y
     return x
 
 

@@ -7,10 +7,12 @@ matrix product. JAX writes both gradients as convolutions with a dilation, for w
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import string
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,10 +22,11 @@ from jaxgrad._src.conv.geometry import ConvGeometry, dilated_size, laid_out, pad
 from jaxgrad._src.conv.params import ConvCall
 from jaxgrad._src.conv.problem import ConvProblem
 
-PATCHES = "XLA runs one matrix product, because windows do not overlap"
+PATCHES = "XLA runs one matrix product, or one for each of a few groups, because windows do not overlap"
 _LARGE_WINDOW = 9  # elements
 _TENSOR_CORE = 8  # the features that cuDNN's kernels take at a time; they pad fewer
 _ALIGNED_BYTES = 16  # of a row, for the fastest kernels of cuBLAS
+_FEW_GROUPS = 4
 
 
 def prefers_patches(pass_name: str, problem: ConvProblem, platform: str) -> bool:
@@ -62,6 +65,21 @@ def product_of_patches(geometry: ConvGeometry, precision: Any, x: jax.Array, w: 
     subscripts = f"{''.join(of_x)},{''.join(of_w)}->{''.join(of_y)}"
     y = jnp.einsum(subscripts, _patches(g, x), _split(w, {g.rhs_spec[0]: groups}), precision=precision)
     return y.reshape(shape_of(g.out_spec, x.shape[batch], out_features, g.y_spatial))
+
+
+def products_by_group(geometry: ConvGeometry, precision: Any, x: jax.Array, w: jax.Array) -> jax.Array:
+    """y as by `product_of_patches`, for the forward pass: a few groups have a product each.
+
+    To move the groups before the patches takes XLA longer than to rearrange the slice of each group: on an H100,
+    patches of 16 x 16 in two groups of three features take 0.64 times as long in bfloat16 and 0.71 times in float32.
+    The gradients would take 1.1 to 1.6 times as long.
+    """
+    groups = geometry.feature_group_count
+    if not 1 < groups <= _FEW_GROUPS:
+        return product_of_patches(geometry, precision, x, w)
+    product = partial(product_of_patches, dataclasses.replace(geometry, feature_group_count=1), precision)
+    of_groups = zip(jnp.split(x, groups, geometry.lhs_spec[1]), jnp.split(w, groups, geometry.rhs_spec[0]), strict=True)
+    return jnp.concatenate([product(*each) for each in of_groups], geometry.out_spec[1])
 
 
 def _is_product_of_rows(geometry: ConvGeometry, x: jax.Array) -> bool:

@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxgrad._src.conv.batching import as_groups
 from jaxgrad._src.conv.geometry import ConvGeometry, maybe_reverse_window, pad_spatial, shape_of
 from jaxgrad._src.conv.params import ConvParams
-from jaxgrad._src.conv.patches import PATCHES, prefers_patches, product_of_patches
+from jaxgrad._src.conv.patches import PATCHES, prefers_patches, product_of_patches, products_by_group
 from jaxgrad._src.conv.problem import (
     ConvProblem,
     forward_problem,
@@ -105,9 +105,9 @@ def _fastest_form(
     """The pass in its fastest form, which may depend on the platform of the program."""
     if problem.geometry.is_matrix_product:
         return in_form(_matrix_product)
+    products = products_by_group if pass_name == "forward" else product_of_patches
     on_gpu, elsewhere = (
-        product_of_patches if prefers_patches(pass_name, problem, platform) else _convolution
-        for platform in ("cuda", "cpu")
+        products if prefers_patches(pass_name, problem, platform) else _convolution for platform in ("cuda", "cpu")
     )
     if on_gpu is elsewhere:
         return in_form(on_gpu)
