@@ -105,9 +105,9 @@ class OutputTiles {
         x_steps_(x_steps) {}
 
   // Calls body(Constant<kStride of the register tile>, rows, n, tile) for tiles of n rows below each other, at most
-  // kMaxRows, until all outputs are computed.
+  // kMaxRows, until all outputs are computed. The tiles have kTile outputs, or half as many if they are narrow.
   template <bool kMayOverlap, int64_t kMaxRows, class Body>
-  JAXGRAD_INLINE void for_each(Body body) const {
+  JAXGRAD_INLINE void for_each(bool narrow, Body body) const {
     const auto run = [&](const OutputRow* rows, int64_t n, int64_t first, int64_t count) __attribute__((noinline)) {
       const OutputTile tile{first, count, axes_[2].input(first, 0) * x_steps_[2], tiling.inputs_inside(first, 0)};
       if (tiling.has_stride_2) {
@@ -116,13 +116,20 @@ class OutputTiles {
         body(Constant<1>{}, rows, n, tile);
       }
     };
+    const auto for_tiles = [&](auto body) {
+      if (narrow) {
+        tiling.for_tiles<kTile / 2, kMayOverlap>(body);
+      } else {
+        tiling.for_tiles<kTile, kMayOverlap>(body);
+      }
+    };
     if (axes_[0].taps > 1) {  // a column of tiles at a time: the planes of its window stay in the L2 cache
-      tiling.for_tiles<kTile, kMayOverlap>([&](int64_t first, int64_t count) {
+      for_tiles([&](int64_t first, int64_t count) {
         for_row_groups<kMaxRows>([&](const OutputRow* rows, int64_t n) { run(rows, n, first, count); });
       });
     } else {
       for_row_groups<kMaxRows>([&](const OutputRow* rows, int64_t n) {
-        tiling.for_tiles<kTile, kMayOverlap>([&](int64_t first, int64_t count) { run(rows, n, first, count); });
+        for_tiles([&](int64_t first, int64_t count) { run(rows, n, first, count); });
       });
     }
   }

@@ -26,7 +26,11 @@ struct WindowSum {
     const OutputTiles tiles(axes, x_steps, kMinSharing);
     // The inputs that rows share are still in the L1 cache: no other channels come between.
     constexpr int64_t kMaxRows = 4;
-    tiles.for_each<true, kMaxRows>([&](auto stride, const OutputRow* rows, int64_t n, const OutputTile& tile) {
+    constexpr int64_t kWidth = NarrowTile::kVectors * kLanes<float>;
+    // Outputs of a short window share few inputs. Where its rows come from several places in memory, two lines next to
+    // each other in each are worth more.
+    const bool narrow = kHasNarrowTile && tiles.tiling.has_one_chunk() && inner.taps > 1 && channels >= kWidth;
+    tiles.for_each<true, kMaxRows>(narrow, [&](auto stride, const OutputRow* rows, int64_t n, const OutputTile& tile) {
       constexpr int kStride = decltype(stride)::value;
       S* const first = y + (last.out + tile.first * last.out_step) * y_steps[2];
       const auto run = [&](auto shape, int64_t c, auto lanes) __attribute__((always_inline)) {
@@ -41,13 +45,15 @@ struct WindowSum {
           }
         }
       };
-      int64_t done = 0;  // channels
       if constexpr (kHasNarrowTile) {
-        constexpr int64_t kWidth = NarrowTile::kVectors * kLanes<float>;
-        if (tile.count <= NarrowTile::kOutputs)
+        int64_t done = 0;  // channels
+        if (tile.count <= NarrowTile::kOutputs) {
           for (; done + kWidth <= channels; done += kWidth) run(NarrowTile{}, done, AllLanes<float>{});
+          for_vectors<float>(channels - done, [&](int64_t c, auto lanes) { run(SmallTile{}, done + c, lanes); });
+          return;
+        }
       }
-      for_vectors<float>(channels - done, [&](int64_t c, auto lanes) { run(WideTile{}, done + c, lanes); });
+      for_vectors<float>(channels, [&](int64_t c, auto lanes) { run(WideTile{}, c, lanes); });
     });
   }
 
