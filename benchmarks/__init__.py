@@ -6,7 +6,8 @@ Measuring:
   torch_*.py: the peers in PyTorch. scan_gru.py: the GRU in plain JAX. networks/: those of steps.py and scaling.py.
   recurrent_models.py: those of recurrent.py. cudnn_rnn.py: the GRU by cuDNN's functions; cudnn_worker.py: its process.
   timing.py times contenders in turn; compare.py makes one row of a report; roofline.py has the lower bounds of times.
-  environment.py describes hardware and versions. options.py holds the options of the command line.
+  memory.py keeps page faults out of the times. environment.py describes hardware and versions. options.py holds the
+  options of the command line.
 
 Reading, without JAX:
   report.py: the JSON files in results/. contender_names.py: the names in them.

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from benchmarks import report, tables
+from benchmarks.memory import keep_freed_memory
 from benchmarks.options import Effort, Options
 
 _ROOT = Path(__file__).parents[1]
@@ -132,6 +133,8 @@ def _measure(op: ModuleType, args: argparse.Namespace) -> None:
     platform = jax.default_backend()
     if platform not in op.CASES and not (args.quick or args.cases):
         raise SystemExit(f"{args.command} has cases for the platform {' and '.join(op.CASES)}, JAX runs on {platform}")
+    if args.command == "conv" and platform == "cpu" and not args.quick:
+        keep_freed_memory()
     effort = Effort(args.repeats, 0) if args.repeats else Effort(3, 0) if args.quick else Effort(12, 1)
     options = Options(effort, args.contenders and frozenset(args.contenders), args.compile_seconds)
     folder = args.output or (None if args.quick else _RESULTS)

@@ -50,6 +50,7 @@ NOTES = (
     "matrix product is the pass as one jax.lax.dot_general, for the cases of matrix_product.has_product. Rearranging "
     "the operands and the result is not timed.",
     "torch, compiled is torch.compile of the same call in its default mode.",
+    "On a CPU the process keeps the memory that it frees (memory.py), so that calls do not wait for page faults.",
     "floor_ms is the larger of two times: the same operations as large matrix products, those of depthwise "
     "convolutions as float32 multiply-adds, and reading and writing each array once at the rate of a large addition.",
 )

@@ -150,7 +150,15 @@ _CPU_CHANNELS_LAST = (
     Case((224, 224), 8, 3, 1024, 14, stride=14),
     Case((14, 14), 8, 768, 3, 16, stride=16, transposed=True),
 )
-_CPU_CASES = (*_CPU_BOTH_LAYOUTS, *_CPU_CHANNELS_LAST)
+_CPU_16_BITS = tuple(
+    dataclasses.replace(case, dtype="bfloat16")
+    for case in (
+        Case((56, 56), 8, 144, 144, 3, groups=144, padding=1),
+        Case((56, 56), 8, 96, 96, 7, groups=96, padding=3),
+        Case((512,), 8, 256, 256, 31, groups=256, padding=15),
+    )
+)
+_CPU_CASES = (*_CPU_BOTH_LAYOUTS, *_CPU_CHANNELS_LAST, *_CPU_16_BITS)
 # Shapes for which XLA is known to be slow or fast; below, the other shapes of some networks.
 _GPU_KNOWN = (
     Case((16384,), 8, 128, 128, 3, dilation=8, padding=8),

@@ -168,12 +168,16 @@ def test_other_windows_are_convolutions(name):
     _check(XLA, OVERLAPPING[name], "float32")
 
 
-def test_many_features_on_a_gpu_are_convolutions_but_for_the_input_gradient_of_large_windows():
+def test_many_features_on_a_gpu_are_convolutions_but_for_some_large_windows():
     text = _lowered(PLAIN.replace(features=16), "gpu")
     assert (text.count("stablehlo.convolution"), text.count("stablehlo.dot_general")) == (2, 1)
     small = PLAIN.replace(features=16, window=(2, 3), strides=(2, 3))
     text = _lowered(small, "gpu")
     assert (text.count("stablehlo.convolution"), text.count("stablehlo.dot_general")) == (3, 0)
+    huge = {"spatial": (16, 32), "window": (16, 16), "strides": (16, 16)}
+    for groups, found in ((1, (2, 1)), (2, (0, 4)), (5, (0, 3))):
+        text = _lowered(PLAIN.replace(features=16, groups=groups, **huge), "gpu")
+        assert (text.count("stablehlo.convolution"), text.count("stablehlo.dot_general")) == found
     for case in (PLAIN.replace(features=16), small):
         assert "stablehlo.convolution" not in _lowered(case, "cpu")
 

@@ -1,4 +1,4 @@
-"""The benchmarks of convolutions: depthwise rooflines in multiply-adds, and the implementation of a vendor beside ours."""
+"""The benchmarks of convolutions: rooflines in multiply-adds, and the implementation of a vendor beside jaxgrad's."""
 
 from __future__ import annotations
 
