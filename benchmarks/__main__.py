@@ -133,6 +133,7 @@ def _measure(op: ModuleType, args: argparse.Namespace) -> None:
     platform = jax.default_backend()
     if platform not in op.CASES and not (args.quick or args.cases):
         raise SystemExit(f"{args.command} has cases for the platform {' and '.join(op.CASES)}, JAX runs on {platform}")
+    # Results of single calls are large. Quick cases run in tests too, whose process stays as it is.
     if args.command == "conv" and platform == "cpu" and not args.quick:
         keep_freed_memory()
     effort = Effort(args.repeats, 0) if args.repeats else Effort(3, 0) if args.quick else Effort(12, 1)

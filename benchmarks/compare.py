@@ -79,7 +79,7 @@ def compare(
 
 
 def _gflops(work: Work) -> float:
-    """The rate of the arithmetic in the roofline; 1 where there is none, which takes seconds to measure."""
+    """The rate of the arithmetic in the roofline; 1 without arithmetic, because to measure a rate takes seconds."""
     if not work.flops:
         return 1.0
     return matmul_gflops(work.dtype, work.precision) if work.is_product else fma_gflops()

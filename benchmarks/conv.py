@@ -46,7 +46,7 @@ NOTES = (
     "convolution, and the layout.",
     "forward, dX (input gradient) and dW (weight gradient) are separate calls.",
     "jax.lax after jnp.pad pads causal convolutions with jnp.pad first, as Flax does.",
-    "jaxgrad on cuDNN, on oneDNN is implementation='cudnn', 'onednn', for calls that jaxgrad runs on another one.",
+    "jaxgrad on cuDNN is implementation='cudnn', and on oneDNN 'onednn', for calls that run elsewhere in jaxgrad.",
     "matrix product is the pass as one jax.lax.dot_general, for the cases of matrix_product.has_product. Rearranging "
     "the operands and the result is not timed.",
     "torch, compiled is torch.compile of the same call in its default mode.",

@@ -257,7 +257,8 @@ _GPU_NETWORKS = {
         Case((128, 128), 8, 304, 256, 3, padding=1),
     ),
 }
-# Measured in bfloat16 only: in float32 it resembles a case above. It embeds two images, each with its own weights.
+# Measured in bfloat16 only: in float32 it resembles the 16x16 windows of one image above. It embeds two images, each
+# with its own weights.
 _GPU_NETWORKS_IN_16_BITS = {"ViT": (Case((224, 224), 64, 6, 768, 16, stride=16, groups=2),)}
 _GPU_CASES = tuple(
     dataclasses.replace(case, dtype=dtype, extra=extra and not case.causal)

@@ -33,7 +33,7 @@ _OTHER_GPU_CASES = tuple(
     for dtype in ("bfloat16", "float32")
 )
 _OTHER_CPU_CASES = tuple(
-    Case((224, 224), 8, 3 * groups, 768, 16, stride=16, groups=groups) for groups in (2, 4)
+    Case((224, 224), 8, 3 * groups, 768, 16, stride=16, groups=groups) for groups in (2, 4, 8, 32)
 )  # several images, each with its own patch embedding
 _CONV_CASES = {"cpu": (*conv.CASES["cpu"], *_OTHER_CPU_CASES), "gpu": (*conv.CASES["gpu"], *_OTHER_GPU_CASES)}
 # Weight gradients under `vmap` of x and dy, by the number of independent problems: a few models at once.

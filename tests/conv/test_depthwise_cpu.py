@@ -62,7 +62,7 @@ def depthwise_case(seed: int) -> ConvCase:
         cropped = [size + sum(min(p, 0) for p in pads) for size, pads in zip(spatial, padding, strict=True)]
         if min(cropped) > 0 and all(k <= size for k, size in zip(extents, padded, strict=True)):
             break
-    channels = int(rng.choice([2, 3, 7, 16, 17, 32, 40]))
+    channels = int(rng.choice([2, 3, 7, 16, 17, 32, 40, 48, 64, 75]))
     layout = LAYOUTS[n][int(rng.integers(4))]
     return ConvCase(
         spatial, window, int(rng.integers(1, 5)), 1, 1, channels, strides, padding, None, dilation, layout, seed=seed

@@ -1,4 +1,4 @@
-"""Windows that do not overlap, such as patch embeddings: on XLA, every pass is one matrix product."""
+"""Windows that do not overlap, such as patch embeddings: on XLA, every pass is a matrix product."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from conv_transpose_cases import TransposeCase, lax_conv_transpose, make_transpo
 from jax import lax
 
 import jaxgrad
-from jaxgrad._src.conv.patches import PATCHES
+from jaxgrad._src.conv import patches
 from jaxgrad._src.native import cuda
 
 BACKENDS = (Backend(None, "cpu"), Backend(None, "gpu"), XLA, XLA_ON_GPU)
@@ -136,7 +136,7 @@ def _lowered(case, platform):
 def test_every_pass_is_one_matrix_product(name, platform):
     """But for the forward pass of a few groups, which have a product each."""
     text, groups = _lowered(CASES[name], platform), CASES[name].groups
-    products = 2 + (groups if groups <= 4 else 1)
+    products = 2 + (groups if groups <= patches._FEW_GROUPS else 1)
     assert (text.count("stablehlo.convolution"), text.count("stablehlo.dot_general")) == (0, products)
 
 
@@ -175,7 +175,7 @@ def test_many_features_on_a_gpu_are_convolutions_but_for_some_large_windows():
     text = _lowered(small, "gpu")
     assert (text.count("stablehlo.convolution"), text.count("stablehlo.dot_general")) == (3, 0)
     huge = {"spatial": (16, 32), "window": (16, 16), "strides": (16, 16)}
-    for groups, found in ((1, (2, 1)), (2, (0, 4)), (5, (0, 3))):
+    for groups, found in ((1, (2, 1)), (2, (0, 4)), (5, (2, 1))):
         text = _lowered(PLAIN.replace(features=16, groups=groups, **huge), "gpu")
         assert (text.count("stablehlo.convolution"), text.count("stablehlo.dot_general")) == found
     for case in (PLAIN.replace(features=16), small):
@@ -289,15 +289,17 @@ def _explained(case, platform, dtype, **settings):
 @pytest.mark.parametrize("name", ["last", "groups", "up"])
 def test_explain_names_the_matrix_product(name):
     for settings in {"dtype": "float64"}, {"dtype": "float32", "implementation": "xla"}:
-        assert PATCHES in _explained(CASES[name], "cpu", **settings)
-    assert PATCHES not in _explained(CASES[name].replace(batch=16), "cpu", "float32")  # oneDNN
-    assert PATCHES not in _explained(OVERLAPPING["stride"], "cpu", "float64")
+        explained = _explained(CASES[name], "cpu", **settings)
+        assert patches.PATCHES in explained
+        assert (patches.PATCHES_BY_GROUP in explained) == (name == "groups")  # the forward pass
+    assert patches.PATCHES not in _explained(CASES[name].replace(batch=16), "cpu", "float32")  # oneDNN
+    assert patches.PATCHES not in _explained(OVERLAPPING["stride"], "cpu", "float64")
 
 
 @pytest.mark.skipif(not cuda.targets(), reason="needs the compiled CUDA module")
 def test_explain_names_the_matrix_product_of_a_patch_embedding_on_a_gpu():
     large = PATCH_16.replace(batch=64, spatial=(224, 224), out_features=768)
-    assert _explained(large, "gpu", "bfloat16").count(PATCHES) == 1  # all passes alike
+    assert _explained(large, "gpu", "bfloat16").count(patches.PATCHES) == 1  # all passes alike
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -311,9 +313,9 @@ def test_accelerate_reads_each_pass_by_its_windows(dtype):
     gradient = jax.value_and_grad(loss, (0, 1))
     accelerated = jaxgrad.accelerate(gradient)
     found = jaxgrad.report(accelerated, lhs, rhs, platform="cpu").convolutions
-    reasons = {"forward": "oneDNN", "input_gradient": PATCHES, "weight_gradient": "oneDNN"}
+    reasons = {"forward": "oneDNN", "input_gradient": patches.PATCHES, "weight_gradient": "oneDNN"}
     if dtype == "float64":
-        reasons = dict.fromkeys(reasons, PATCHES)
+        reasons = dict.fromkeys(reasons, patches.PATCHES)
     assert {convolution.pass_name: convolution.reason for convolution in found} == reasons
     lowered = jax.jit(accelerated).lower(lhs, rhs)
     assert passes_in(lowered) == {name: 1 for name, reason in reasons.items() if reason == "oneDNN"}

@@ -37,8 +37,9 @@ def _small_rooflines(monkeypatch):
     """Large matrix products take most of the time of a quick measurement."""
     monkeypatch.setattr(roofline, "_SIZE", {"cpu": 64, "gpu": 64})
     monkeypatch.setattr(roofline, "_SUM_ELEMENTS", 1 << 10)
+    monkeypatch.setattr(roofline, "_PRODUCTS", 1 << 10)
     monkeypatch.setattr(roofline, "_EFFORT", Effort(rounds=2, seconds=0))
-    rates = roofline.matmul_gflops, roofline.memory_gbps
+    rates = roofline.matmul_gflops, roofline.memory_gbps, roofline.fma_gflops
     for rate in rates:
         rate.cache_clear()
     yield

@@ -21,7 +21,7 @@ struct ProductSum {
     const Axis &outer = axes[0], &inner = axes[1], &last = axes[2];
     constexpr int64_t kMinSharing = 8;  // fewer outputs cost more, as a tile is divided into parts, than sharing saves
     const OutputTiles tiles(axes, x_steps, kMinSharing);
-    tiles.for_each<false, 1>(false, [&](auto stride, const OutputRow* row, int64_t, const OutputTile& tile) {
+    tiles.for_each<false, 1>(/*narrow=*/false, [&](auto stride, const OutputRow* row, int64_t, const OutputTile& tile) {
       constexpr int kStride = decltype(stride)::value;
       const S* const from = dy + (outer.out + row->i) * dy_steps[0] + (inner.out + row->j) * dy_steps[1];
       for_parts<kStride>(tiles, tile, [&](const OutputTile& part, auto outputs) {

@@ -20,7 +20,7 @@ struct TileShape {
 };
 using WideTile = TileShape<kTile, 1>;
 using NarrowTile = TileShape<kTile / 2, 2>;
-using SmallTile = TileShape<kTile / 2, 1>;  // of the vectors of channels that narrow tiles leave
+using SmallTile = TileShape<kTile / 2, 1>;  // for the vector of channels that narrow tiles leave over
 constexpr bool kHasNarrowTile = kRegisters >= 32;
 
 // The inputs that `kOutputs` outputs and a chunk of taps read.

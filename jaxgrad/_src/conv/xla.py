@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxgrad._src.conv.batching import as_groups
 from jaxgrad._src.conv.geometry import ConvGeometry, maybe_reverse_window, pad_spatial, shape_of
 from jaxgrad._src.conv.params import ConvParams
-from jaxgrad._src.conv.patches import PATCHES, prefers_patches, product_of_patches, products_by_group
+from jaxgrad._src.conv.patches import prefers_patches, product_of_patches, products_by_group, remark_on_patches
 from jaxgrad._src.conv.problem import (
     ConvProblem,
     forward_problem,
@@ -45,7 +45,7 @@ def replaces_convolution(pass_name: str, problem: ConvProblem, platform: str) ->
     if problem.geometry.is_matrix_product:
         return MATRIX_PRODUCT
     if prefers_patches(pass_name, problem, platform):
-        return PATCHES
+        return remark_on_patches(pass_name, problem.geometry)
     if pass_name != "weight_gradient" or problem.is_depthwise:
         return ""
     if problem.num_problems:
