@@ -52,7 +52,7 @@ def fma_gflops() -> float:
     """The rate of float32 multiplications and additions outside of tensor cores, by fused multiply-adds.
 
     On a CPU matrix products have the same instructions and keep them busy. A GPU takes as long for a multiplication as
-    for a fused multiply-add. XLA does not fuse the two, so multiplications alone are timed.
+    for a fused multiply-add. Multiplications are timed, because XLA does not fuse them with additions.
     """
     if jax.default_backend() == "cpu":
         return matmul_gflops("float32", None)  # as compare.py calls it: a cached result
