@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 
 import benchmarks_package  # noqa: F401
 import jax.numpy as jnp
@@ -50,3 +51,15 @@ def test_a_step_is_lowered_in_its_context():
     plain, changed = timing.raised(timing.jax_loop_contenders(steps, jnp.ones(3), in_force=in_force))
     np.testing.assert_array_equal(plain.outputs[0], np.ones(3))
     np.testing.assert_array_equal(changed.outputs[0], 3 * np.ones(3))
+
+
+def test_the_step_of_jax_lax_is_compiled_first(capsys):
+    """It leaves the most to XLA's autotuner, which then knows the operations of the others."""
+    factors = {"jaxgrad": 1.0, "jax.lax": 2.0, "other": 3.0}
+    steps = {name: partial(lambda factor, state: (state * factor, state), factor) for name, factor in factors.items()}
+    found = timing.raised(timing.jax_loop_contenders(steps, jnp.ones(3)))
+    lines = capsys.readouterr().out.splitlines()
+    assert next(line for line in lines if "compiled" in line).startswith("  jax.lax: compiled")
+    assert [each.name for each in found] == list(factors)
+    for each, factor in zip(found, factors.values(), strict=True):
+        np.testing.assert_array_equal(each.outputs[0], factor * np.ones(3))
