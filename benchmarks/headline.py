@@ -37,7 +37,7 @@ def lines(results: Path) -> tuple[list[list[str]], list[str]] | None:
         parts.setdefault(wording.hardware(environment), []).append(report.of_rows(found, [row]))
     below = [
         "In brackets: the speed-up of jaxgrad, below 1 where jaxgrad is slower. "
-        f"JAX is `jax.lax`, with causal padding the faster of `jax.lax` and `{LAX_PADDED}`; for the GRU a `lax.scan`. "
+        f"JAX is `jax.lax`; for causal padding, the faster of `jax.lax` and `{LAX_PADDED}`; for the GRU, `lax.scan`. "
         "PyTorch is the fastest measured of eager, `torch.compile` and, for the GRU, a CUDA graph.",
         *(f"{device}: {wording.versions(*of)}; measured {wording.dates(*of)}." for device, of in parts.items()),
     ]

@@ -3,8 +3,8 @@
 The photograph comes with scikit-image: Greek coins from Pompeii on a background whose brightness varies. The target is
 the segmentation of scikit-image's own guide, a watershed on the edges. The U-Net (Ronneberger et al., "U-Net:
 Convolutional Networks for Biomedical Image Segmentation", 2015) is trained on random crops of the right half, and
-tested on the left half by the intersection over union. There the background is as bright as some coins: the baseline,
-the threshold of Otsu, takes it for one.
+tested on the left half by the intersection over union. There the background is as bright as some coins, and the
+baseline, the threshold of Otsu, takes parts of it for coins.
 
   pip install ".[examples]"
   python examples/segment_images.py

@@ -99,7 +99,7 @@ def _advice(results: Results) -> Iterator[str]:
     unsteady = sum(not each.is_steady for *_, each in passes)
     if unsteady:
         yield f"Warning: the times of {unsteady} of {len(passes)} passes vary by more than 25 %: too much for advice."
-        yield "Measure on an idle machine: other work slows down most the kernels that wait for all threads."
+        yield "Measure on an idle machine: other work slows down kernels that wait for all threads the most."
     if better := [each for each in passes if each[2].is_faster_on_xla]:
         yield "XLA is the better choice for:"
         yield from (f"  {text}, {name}: {_versus(each)}" for text, name, each in better)
