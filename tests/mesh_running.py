@@ -121,7 +121,10 @@ def over(mesh: Mesh, function: Callable[..., Any], args: Sequence[Any], specs: S
 
 
 def check_shard_map(loss: Callable[..., Any], args: Sequence[Any], specs: Sequence[Any], by: tuple[int, ...]) -> None:
-    """Checks gradients of a sum over the batch: outside `shard_map`, with and without `check_vma`, and inside."""
+    """Checks gradients of a sum over the batch: outside `shard_map`, with and without `check_vma`, and inside.
+
+    Also without `jax.jit`, where `shard_map` runs each operation by itself.
+    """
     d = mesh()
     expected = jax.jit(jax.grad(loss, by))(*args)
 
@@ -132,5 +135,7 @@ def check_shard_map(loss: Callable[..., Any], args: Sequence[Any], specs: Sequen
     for check_vma in (True, False):
         sharded = shard_map(everywhere, out_specs=P(), check_vma=check_vma)
         close(jax.jit(jax.grad(sharded, by))(*args), expected)
+        close(jax.grad(sharded, by)(*args), expected)
     inside = shard_map(jax.grad(loss, by), out_specs=tuple(specs[i] for i in by))
     close(jax.jit(inside)(*args), expected)
+    close(inside(*args), expected)

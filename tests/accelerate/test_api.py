@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import inspect
 import pickle
@@ -159,6 +160,26 @@ def test_nnx():
     assert _on_kernels(inside, model, IMAGES)
     assert _on_kernels(model.accelerated, IMAGES)
     assert set(passes(around.lower(model, IMAGES))) == {"forward", "weight_gradient"}
+
+
+def test_assignments_reach_the_model():
+    class Model(nnx.Module):
+        def __init__(self):
+            self.conv = nnx.Conv(8, 6, (3, 3), rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            return self.conv(x)
+
+    model = Model()
+    accelerated = jaxgrad.accelerate(model)
+    accelerated.conv = lambda x: 2 * x
+    assert model.conv is accelerated.conv
+    np.testing.assert_array_equal(accelerated(IMAGES), 2 * IMAGES)
+    del accelerated.conv
+    assert not hasattr(model, "conv")
+    layer = jaxgrad.accelerate(eqx.nn.Conv2d(8, 6, 3, key=jax.random.key(0)))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        layer.weight = 0
 
 
 def test_linen():

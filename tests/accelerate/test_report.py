@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import operator
 import os
 import re
 import subprocess
@@ -235,6 +236,36 @@ def test_layers_of_frameworks_name_the_line_of_the_caller():
         assert [row.pass_name for row in rows] == ["forward", "weight_gradient"]
         for row in rows:
             _check_source(row, name, function)
+
+
+class _Normalized(nnx.Module):
+    """Its calls change running statistics."""
+
+    def __init__(self):
+        self.conv = nnx.Conv(8, 6, (3, 3), rngs=nnx.Rngs(0))
+        self.norm = nnx.BatchNorm(6, rngs=nnx.Rngs(0))
+
+    @jaxgrad.accelerate
+    def __call__(self, x):
+        return self.norm(self.conv(x))
+
+    around, inside = jaxgrad.accelerate(nnx.jit(__call__)), nnx.jit(jaxgrad.accelerate(__call__))
+
+
+@pytest.mark.parametrize(
+    "function_of",
+    [lambda model: model, jaxgrad.accelerate, *map(operator.attrgetter, ("__call__", "around", "inside"))],
+    ids=["model", "accelerated", "method", "around", "inside"],
+)
+def test_a_model_with_state_stays_as_it_is(function_of):
+    """The model is the function, or the object of a method: it is traced as an argument."""
+    model = _Normalized()
+    state = jax.tree.map(jnp.copy, nnx.state(model))
+    (row,) = _rows(function_of(model), IMAGES)
+    assert (row.pass_name, row.implementation) == ("forward", "cpu")
+    assert jaxgrad.tune(function_of(model), IMAGES, progress=False).choices
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(model), state)
+    assert model(IMAGES).shape == (2, 9, 7, 6)
 
 
 def test_a_report_is_data():

@@ -193,12 +193,23 @@ def test_too_small_workspace():
             "axis_index_groups must be None for axes of vmap, got [[0, 1], [2, 3]]",
         ),
         ({"axis_index_groups": [[0]]}, "axis_index_groups requires axis_name, got axis_name=None"),
+        ({"axis_name": (), "axis_index_groups": [[0]]}, "axis_index_groups requires axis_name, got axis_name=()"),
     ],
 )
 def test_axis_names(names, message):
     c = jnp.ones(3)
     with pytest.raises(ValueError, match=re.escape(message)):
         jax.vmap(lambda x: jaxgrad.batch_norm_training(x, c, c, **names), axis_name="batch")(jnp.ones((4, 2, 3)))
+
+
+def test_no_axis_names():
+    """As in `jax.lax.pmean`, an empty tuple means no axis."""
+    x, c = jax.random.normal(jax.random.key(0), (4, 2, 3)), jnp.ones(3)
+    found, expected = (
+        jax.vmap(lambda x, names=names: jaxgrad.batch_norm_training(x, c, c, axis_name=names), axis_name="batch")(x)
+        for names in ((), None)
+    )
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_an_axis_name_is_a_name():

@@ -121,6 +121,22 @@ def _assert_results_match(found, expected, *, infinities=True):
     jax.tree.map(lambda a, b: check(a, b, False), tuple(found[1]), tuple(expected[1]))
 
 
+@pytest.mark.parametrize("value", [1e30, -1e38, 3e38])
+def test_a_variance_larger_than_float32_is_infinite(backend, value):
+    """Its channel is then zero before scale and bias, as with `jax.numpy`, and all results are finite."""
+    if backend == CUDNN:
+        pytest.skip("the kernels of cuDNN have sums of their own")
+    (x, scale, bias, _), (dy, *_) = make_inputs(Case((40, 7), 1))
+    x[3, 2] = value
+    arrays = ((x, scale, bias), (dy, None, None))
+    (y, _, var), gradients = values_and_gradients(training(backend), *backend.put(arrays))
+    assert np.isposinf(var[2])
+    assert np.isfinite(np.delete(var, 2)).all()
+    np.testing.assert_allclose(y[:, 2], bias[2], rtol=1e-6)
+    for array in (y, *gradients):
+        assert np.isfinite(array).all()
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf], ids=str)
 @pytest.mark.parametrize("where", range(5))
 def test_nonfinite_values_with_frozen_statistics(backend, value, where):

@@ -164,6 +164,16 @@ class _AcceleratedStages:
         attribute = getattr(self.__wrapped__, name)
         return self._acceleration(attribute) if name in _STAGES else attribute
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Assigns to the function, such as a layer of a model; its own attributes begin with an underscore twice."""
+        if name.startswith("__") or name == "_acceleration":
+            super().__setattr__(name, value)
+        else:
+            setattr(self.__wrapped__, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.__wrapped__, name)
+
 
 @jax.tree_util.register_pytree_with_keys_class
 class _AcceleratedTree(_AcceleratedStages):

@@ -231,14 +231,14 @@ def batch_norm_inference(
 
 def _check_axis_name(axis_name: Any, axis_index_groups: Any) -> tuple[MeshAxes | None, tuple[str, ...]]:
     """Returns the axes of a mesh and the axes of `vmap` among the names."""
-    if axis_name is None:
-        if axis_index_groups is not None:
-            raise ValueError(f"{_TRAINING}: axis_index_groups requires axis_name, got axis_name=None")
-        return None, ()
-    if not isinstance(axis_name, (str, Sequence)):
+    if axis_name is not None and not isinstance(axis_name, (str, Sequence)):
         raise TypeError(f"{_TRAINING}: axis_name must be a name, names or None, got {type(axis_name).__name__}")
-    axes = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
-    if not axes or not all(map(_is_bound, axes)):
+    axes = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name or ())
+    if not axes:  # as in jax.lax.pmean
+        if axis_index_groups is not None:
+            raise ValueError(f"{_TRAINING}: axis_index_groups requires axis_name, got axis_name={axis_name!r}")
+        return None, ()
+    if not all(map(_is_bound, axes)):
         raise ValueError(
             f"{_TRAINING}: axis_name must name axes of the enclosing shard_map, pmap or vmap, got {axis_name!r}"
         )

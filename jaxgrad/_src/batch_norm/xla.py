@@ -129,10 +129,16 @@ def statistics(params: BatchNormParams, x: jax.Array) -> tuple[jax.Array, jax.Ar
     deviation = x.astype(dtype) - _expand(shift, x, feature_axis)
     total, total_of_squares = _two_sums(deviation, deviation * deviation, axes)
     rest = _rounded(total / n)
-    var = jnp.maximum(total_of_squares / n - rest * rest, 0)
+    var = _variance(total_of_squares / n, rest)
     mean = shift + rest
     mean_low = jnp.where(jnp.isfinite(mean), rest - (mean - shift), 0)
     return mean, mean_low, var, lax.rsqrt(var + params.epsilon)
+
+
+def _variance(mean_of_squares: jax.Array, mean: jax.Array) -> jax.Array:
+    """Of finite numbers, infinite where it is too large for the dtype: there, both terms may be infinite."""
+    too_large = jnp.isfinite(mean) & jnp.isinf(mean_of_squares)
+    return jnp.where(too_large, jnp.inf, jnp.maximum(mean_of_squares - mean * mean, 0))
 
 
 def combine_statistics(
@@ -153,7 +159,7 @@ def combine_statistics(
     deviation = (mean - shift) + mean_low
     rest, square = pmean((deviation, var + deviation * deviation))
     rest = _rounded(rest)
-    var = jnp.maximum(square - rest * rest, 0)
+    var = _variance(square, rest)
     mean = shift + rest
     mean_low = jnp.where(jnp.isfinite(mean), rest - (mean - shift), 0)
     return mean, mean_low, var, lax.rsqrt(var + params.epsilon)

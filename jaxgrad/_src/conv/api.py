@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -135,9 +136,13 @@ def conv_general_dilated(
 
 def _as_tuple(name: str, values: Any) -> tuple[Any, ...]:
     try:
-        return tuple(values)
+        elements = tuple(values)
     except TypeError as error:
         raise TypeError(f"{_NAME}: {name} must be a sequence of ints, got {type(values).__name__}") from error
+    # jax.lax checks types and dilations, but finds strides below 1 only when it lowers the program.
+    if name == "window_strides" and any(isinstance(each, (int, np.integer)) and each < 1 for each in elements):
+        raise ValueError(f"{_NAME}: {name} must be positive integers, got {elements}")
+    return elements
 
 
 @marks.exempt()  # inside `jaxgrad.accelerate`, the selection of this call stands

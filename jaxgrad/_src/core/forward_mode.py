@@ -84,12 +84,19 @@ def call(op: Callable[..., Any], rules: JvpRules, params: Any, *arrays: Any) -> 
             if "forward-mode" in str(error):
                 error.add_note(_HINT)
             raise
+        except NotImplementedError as error:
+            # JAX has no `custom_vjp` with symbolic zeros in a `shard_map` that runs op by op. Under `jax.jit` it has.
+            if "symbolic_zeros" not in str(error):
+                raise
+            with jax.disable_jit(False):
+                return _call_in_jit(op, params, *arrays)
     leaves, tree = jax.tree.flatten(arrays)
     primal = Primal(op, rules, params, tree)
     results = _bind(primal, *leaves)
     return jax.tree.unflatten(jax.tree.structure(_traced(primal, *leaves).out_info), results)
 
 
+_call_in_jit = jax.jit(lambda op, params, *arrays: op(params, *arrays), static_argnums=(0, 1))
 _call_p = Primitive("jaxgrad_call")
 _call_p.multiple_results = True
 _run = jax.jit(lambda map_, *arrays: map_(*arrays), static_argnums=0)
