@@ -296,7 +296,7 @@ def jax_loop_contenders(
     all_lowered = {name: tried(lowered, name) for name in steps}
     programs: dict[str, Any] = {}
     # XLA's autotuner remembers what it measured in this process, but programs that compile concurrently each measure
-    # the same operations. The step of jax.lax leaves the most to it.
+    # the same operations. The step of jax.lax, which has the most for it, is compiled first and alone.
     for names in ([name for name in steps if name == LAX], [name for name in steps if name != LAX]):
         programs.update(zip(names, _compiled([all_lowered[name] for name in names]), strict=True))
     return [tried(contender, name, programs[name]) for name in steps]

@@ -251,11 +251,19 @@ class _Normalized(nnx.Module):
 
     around, inside = jaxgrad.accelerate(nnx.jit(__call__)), nnx.jit(jaxgrad.accelerate(__call__))
 
+    def scaled(self, x, scale):
+        return scale * self(x)
+
 
 @pytest.mark.parametrize(
     "function_of",
-    [lambda model: model, jaxgrad.accelerate, *map(operator.attrgetter, ("__call__", "around", "inside"))],
-    ids=["model", "accelerated", "method", "around", "inside"],
+    [
+        lambda model: model,
+        jaxgrad.accelerate,
+        *map(operator.attrgetter, ("__call__", "around", "inside")),
+        lambda model: functools.partial(model.scaled, scale=2.0),
+    ],
+    ids=["model", "accelerated", "method", "around", "inside", "partial"],
 )
 def test_a_model_with_state_stays_as_it_is(function_of):
     """The model is the function, or the object of a method: it is traced as an argument."""
@@ -266,6 +274,17 @@ def test_a_model_with_state_stays_as_it_is(function_of):
     assert jaxgrad.tune(function_of(model), IMAGES, progress=False).choices
     jax.tree.map(np.testing.assert_array_equal, nnx.state(model), state)
     assert model(IMAGES).shape == (2, 9, 7, 6)
+
+
+def test_bound_values_are_constant():
+    """Arrays that `functools.partial` binds may be sizes, as of padding."""
+    bound = functools.partial(
+        jaxgrad.conv_general_dilated, window_strides=np.array([2, 1]), padding=np.array([[1, 0], [0, 2]])
+    )
+    (row,) = _rows(bound, X, W)
+    assert (row.pass_name, row.implementation) == ("forward", "cpu")
+    weight = functools.partial(jaxgrad.conv_general_dilated, X, window_strides=np.array([2, 1]), padding="SAME")
+    assert jaxgrad.tune(weight, W, progress=False).choices
 
 
 def test_a_report_is_data():

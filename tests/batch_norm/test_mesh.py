@@ -77,6 +77,18 @@ def check_digits():
     np.testing.assert_allclose(var, (deviation**2).mean((0, 1)), rtol=2e-6)
 
 
+def check_a_variance_larger_than_float32():
+    """It is infinite, and not the NaN of inf - inf, where the means of the devices differ by so much."""
+    x = np.random.default_rng(0).normal(size=(64, 5, 3)).astype(np.float32)
+    x[..., 1] += np.arange(64, dtype=np.float32)[:, None] * np.float32(1e34)
+    one = jnp.ones(3)
+    for implementation in (XLA_ON_GPU, "xla"):
+        call = jax.jit(partial(jaxgrad.batch_norm_training, implementation=implementation))
+        y, _, var = call(jax.device_put(x, NamedSharding(mesh(), P("d"))), one, one)
+        assert np.isposinf(var[1])
+        assert np.isfinite(y).all()
+
+
 def check_frozen_statistics():
     def loss(x, scale, bias, mean, var):
         return jnp.sum(jnp.sin(jaxgrad.batch_norm_inference(x, scale, bias, mean, var, implementation=XLA_ON_GPU)))
@@ -178,6 +190,7 @@ def check_groups():
         check_on_xla,
         check_two_axes,
         check_digits,
+        check_a_variance_larger_than_float32,
         check_frozen_statistics,
         check_vmap_over_explicit_axes,
         check_inside_shard_map,

@@ -98,6 +98,7 @@ def test_errors_of_jaxgrad_arguments(op, settings, error, message):
         ({"window_strides": None}, TypeError, "window_strides must be a sequence of ints, got NoneType"),
         ({"window_strides": (0, 1)}, ValueError, r"window_strides must be positive integers, got \(0, 1\)"),
         ({"window_strides": (1, np.int64(-1))}, ValueError, r"window_strides must be positive integers, got \(1, "),
+        ({"window_strides": jnp.array([1, 0])}, ValueError, "window_strides must be positive integers, got "),
         ({"lhs_dilation": 2}, TypeError, "lhs_dilation must be a sequence of ints, got int"),
         ({"feature_group_count": 1.0}, TypeError, "feature_group_count must be an int, got float"),
         ({"batch_group_count": None}, TypeError, "batch_group_count must be an int, got NoneType"),

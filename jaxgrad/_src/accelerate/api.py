@@ -165,14 +165,21 @@ class _AcceleratedStages:
         return self._acceleration(attribute) if name in _STAGES else attribute
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Assigns to the function, such as a layer of a model; its own attributes begin with an underscore twice."""
-        if name.startswith("__") or name == "_acceleration":
+        """Sets an attribute of the function, such as a layer of a model. Some names belong to the wrapper."""
+        if _is_of_wrapper(name):
             super().__setattr__(name, value)
         else:
             setattr(self.__wrapped__, name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(self.__wrapped__, name)
+        if _is_of_wrapper(name):
+            super().__delattr__(name)
+        else:
+            delattr(self.__wrapped__, name)
+
+
+def _is_of_wrapper(name: str) -> bool:
+    return name.startswith("__") or name == "_acceleration"
 
 
 @jax.tree_util.register_pytree_with_keys_class

@@ -63,8 +63,8 @@ def batch_norm_training(
       statistics_dtype: the dtype of the returned mean and variance: the dtype of x, or float32 if x is 16-bit. None for
         float32, or float64 if x is float64. The dtype does not affect the computation.
       axis_name: inside `vmap`, `shard_map` or `pmap`, the name or names of the axes over which the batch is split: the
-        statistics are those of all examples or devices along these axes. None for the statistics of x alone. Not needed
-        under `jit` over a mesh, where x is the whole array.
+        statistics are those of all examples or devices along these axes. None or no names for the statistics of x
+        alone. Not needed under `jit` over a mesh, where x is the whole array.
       axis_index_groups: groups of devices along `axis_name` that share statistics, all of the same size, as in
         `jax.lax.psum`. None for one group. `shard_map` accepts groups only with `check_vma=False`, and `vmap` none.
       implementation: "cpu" for the C++ kernels, "cudnn" for cuDNN, "xla" for XLA, None for the fastest available. An

@@ -136,7 +136,7 @@ def statistics(params: BatchNormParams, x: jax.Array) -> tuple[jax.Array, jax.Ar
 
 
 def _variance(mean_of_squares: jax.Array, mean: jax.Array) -> jax.Array:
-    """Of finite numbers, infinite where it is too large for the dtype: there, both terms may be infinite."""
+    """Infinite where the mean is finite and the mean of the squares is not: there, both terms may be infinite."""
     too_large = jnp.isfinite(mean) & jnp.isinf(mean_of_squares)
     return jnp.where(too_large, jnp.inf, jnp.maximum(mean_of_squares - mean * mean, 0))
 

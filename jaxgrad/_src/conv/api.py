@@ -7,11 +7,11 @@ backend (`onednn`, `cudnn`, `depthwise_cuda`) or `xla` runs it.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -121,7 +121,7 @@ def conv_general_dilated(
             f"{_NAME}: padding must be {', '.join(map(repr, _PADDINGS))} or pairs of ints, got {padding!r}"
         )
     arguments = LaxArguments(
-        window_strides=_as_tuple("window_strides", window_strides),
+        window_strides=_check_strides(_as_tuple("window_strides", window_strides)),
         padding=padding,
         lhs_dilation=None if lhs_dilation is None else _as_tuple("lhs_dilation", lhs_dilation),
         rhs_dilation=None if rhs_dilation is None else _as_tuple("rhs_dilation", rhs_dilation),
@@ -136,13 +136,16 @@ def conv_general_dilated(
 
 def _as_tuple(name: str, values: Any) -> tuple[Any, ...]:
     try:
-        elements = tuple(values)
+        return tuple(values)
     except TypeError as error:
         raise TypeError(f"{_NAME}: {name} must be a sequence of ints, got {type(values).__name__}") from error
-    # jax.lax checks types and dilations, but finds strides below 1 only when it lowers the program.
-    if name == "window_strides" and any(isinstance(each, (int, np.integer)) and each < 1 for each in elements):
-        raise ValueError(f"{_NAME}: {name} must be positive integers, got {elements}")
-    return elements
+
+
+def _check_strides(strides: tuple[Any, ...]) -> tuple[Any, ...]:
+    """jax.lax checks types and dilations, but finds strides below 1 only when it lowers the program."""
+    if any(hasattr(stride, "__index__") and operator.index(stride) < 1 for stride in strides):
+        raise ValueError(f"{_NAME}: window_strides must be positive integers, got {strides}")
+    return strides
 
 
 @marks.exempt()  # inside `jaxgrad.accelerate`, the selection of this call stands

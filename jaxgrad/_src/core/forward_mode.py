@@ -7,7 +7,7 @@ whose parameter is a `Map` of `derivative_maps`. The derivative of a call is a c
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -77,23 +77,31 @@ def jvp(
 def call(op: Callable[..., Any], rules: JvpRules, params: Any, *arrays: Any) -> Any:
     """Calls `op(params, *arrays)`, with forward mode inside the context; `params` must be hashable."""
     if not forward_mode_enabled.value:
-        try:
-            # JAX raises some errors when it lowers or runs the program. Their tracebacks show the source of this line.
-            return op(params, *arrays)  # for forward mode: with jaxgrad.forward_mode(), see docs/forward_mode.md
-        except TypeError as error:
-            if "forward-mode" in str(error):
-                error.add_note(_HINT)
-            raise
-        except NotImplementedError as error:
+        with _with_hint():
+            try:
+                # JAX raises some errors when it lowers or runs the program. Their tracebacks show the next line.
+                return op(params, *arrays)  # for forward mode: with jaxgrad.forward_mode(), see docs/forward_mode.md
+            except NotImplementedError as error:
+                if "symbolic_zeros" not in str(error):
+                    raise
             # JAX has no `custom_vjp` with symbolic zeros in a `shard_map` that runs op by op. Under `jax.jit` it has.
-            if "symbolic_zeros" not in str(error):
-                raise
             with jax.disable_jit(False):
                 return _call_in_jit(op, params, *arrays)
     leaves, tree = jax.tree.flatten(arrays)
     primal = Primal(op, rules, params, tree)
     results = _bind(primal, *leaves)
     return jax.tree.unflatten(jax.tree.structure(_traced(primal, *leaves).out_info), results)
+
+
+@contextlib.contextmanager
+def _with_hint() -> Iterator[None]:
+    """Adds to JAX's error for forward mode how it is switched on."""
+    try:
+        yield
+    except TypeError as error:
+        if "forward-mode" in str(error):
+            error.add_note(_HINT)
+        raise
 
 
 _call_in_jit = jax.jit(lambda op, params, *arrays: op(params, *arrays), static_argnums=(0, 1))
