@@ -283,8 +283,8 @@ def test_bound_values_are_constant():
     )
     (row,) = _rows(bound, X, W)
     assert (row.pass_name, row.implementation) == ("forward", "cpu")
-    weight = functools.partial(jaxgrad.conv_general_dilated, X, window_strides=np.array([2, 1]), padding="SAME")
-    assert jaxgrad.tune(weight, W, progress=False).choices
+    by_position = functools.partial(jaxgrad.conv_general_dilated, X, W, np.array([2, 1]))
+    assert jaxgrad.tune(by_position, "SAME", progress=False).choices
 
 
 def test_a_report_is_data():

@@ -82,7 +82,7 @@ def check_a_variance_larger_than_float32():
     x = np.random.default_rng(0).normal(size=(64, 5, 3)).astype(np.float32)
     x[..., 1] += np.arange(64, dtype=np.float32)[:, None] * np.float32(1e34)
     one = jnp.ones(3)
-    for implementation in (XLA_ON_GPU, "xla"):
+    for implementation in {XLA_ON_GPU, "xla"}:
         call = jax.jit(partial(jaxgrad.batch_norm_training, implementation=implementation))
         y, _, var = call(jax.device_put(x, NamedSharding(mesh(), P("d"))), one, one)
         assert np.isposinf(var[1])

@@ -7,6 +7,7 @@ backend (`onednn`, `cudnn`, `depthwise_cuda`) or `xla` runs it.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -143,8 +144,10 @@ def _as_tuple(name: str, values: Any) -> tuple[Any, ...]:
 
 def _check_strides(strides: tuple[Any, ...]) -> tuple[Any, ...]:
     """jax.lax checks types and dilations, but finds strides below 1 only when it lowers the program."""
-    if any(hasattr(stride, "__index__") and operator.index(stride) < 1 for stride in strides):
-        raise ValueError(f"{_NAME}: window_strides must be positive integers, got {strides}")
+    for stride in strides:
+        with contextlib.suppress(TypeError):  # for a fraction or a traced number, which jax.lax refuses
+            if operator.index(stride) < 1:
+                raise ValueError(f"{_NAME}: window_strides must be positive integers, got {strides}")
     return strides
 
 
