@@ -124,6 +124,52 @@ def test_methods_and_callable_objects():
         close(function(*arguments), convolve(X, W))
 
 
+def test_methods_of_an_accelerated_object():
+    class Model(_Layer):
+        name = "model"
+
+        def plain(self, x):
+            return convolve(x, self.w)
+
+        def pieces(self):
+            yield self.w
+
+        @staticmethod
+        def outside(x, w):
+            return convolve(x, w)
+
+    model = Model(W)
+    accelerated = jaxgrad.accelerate(model)
+    assert _on_kernels(accelerated.plain, X)
+    assert set(jaxgrad.report(accelerated.outside, X, W, platform="cpu").counts) == {"xla"}
+    close(accelerated.plain(X), convolve(X, W))
+    assert accelerated.name == "model"
+    assert next(accelerated.pieces()) is W
+
+
+def test_a_method_stays_one():
+    """Frameworks look for the model that it binds, and `jaxgrad.report` traces the model as an argument."""
+
+    class Model(nnx.Module):
+        def __init__(self):
+            self.conv = nnx.Conv(8, 6, (3, 3), rngs=nnx.Rngs(0))
+            self.calls = nnx.Variable(jnp.zeros((), int))
+
+        def count(self, x):
+            self.calls[...] += 1
+            return self.conv(x)
+
+        __call__ = count
+
+    model = Model()
+    for method in (jaxgrad.accelerate(model.count), jaxgrad.accelerate(model).count):
+        assert inspect.ismethod(method)
+        assert method.__self__ is model
+        assert _on_kernels(method, IMAGES)
+        close(method(IMAGES), model.conv(IMAGES))
+    assert model.calls == 2
+
+
 def test_stages_of_a_function_under_jit():
     """`lower`, `trace` and `eval_shape`, which functions that are made of it do not inherit."""
     accelerated = jaxgrad.accelerate(jax.jit(lambda x, w: loss(convolve(x, w))))
@@ -204,6 +250,33 @@ def test_linen():
     close(jaxgrad.accelerate(plain.apply)(params, IMAGES), plain.apply(params, IMAGES))
     params = marked.init(jax.random.key(0), IMAGES)
     assert _on_kernels(jax.jit(marked.apply), params, IMAGES)
+
+
+def test_methods_of_an_accelerated_module_of_linen():
+    class Model(nn.Module):
+        def setup(self):
+            self.conv = nn.Conv(6, (3, 3))
+
+        def encode(self, x):
+            return self.conv(x)
+
+        def __call__(self, x):
+            return nn.relu(self.encode(x))
+
+    model = Model()
+    accelerated = jaxgrad.accelerate(model)
+    params = accelerated.init(jax.random.key(0), IMAGES)
+    assert jax.tree.structure(params) == jax.tree.structure(model.init(jax.random.key(0), IMAGES))
+    assert _on_kernels(accelerated.init, jax.random.key(0), IMAGES)
+    for apply, method in (
+        (accelerated.apply, None),
+        (accelerated.apply, "encode"),
+        (accelerated.apply, model.encode),
+        (model.apply, accelerated.encode),
+    ):
+        apply = functools.partial(apply, method=method)
+        assert _on_kernels(apply, params, IMAGES)
+        close(apply(params, IMAGES), model.apply(params, IMAGES, method=method and "encode"))
 
 
 def test_equinox():

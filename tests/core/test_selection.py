@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -111,6 +113,14 @@ def test_explain_takes_a_jitted_op():
     arrays = list(_inputs().values())[:3]
     for _ in range(2):
         assert jaxgrad.explain(call, *arrays, platform="cpu").implementation == "cpu"
+
+
+def test_explain_takes_a_partial_op():
+    x, *weights = list(_inputs().values())[:3]
+    on_xla = functools.partial(jaxgrad.gru, x, implementation="xla")
+    assert jaxgrad.explain(on_xla, *weights, platform="cpu").reason == "forced by implementation='xla'"
+    explained = jaxgrad.explain(functools.partial(on_xla, *weights), implementation="cpu", platform="cpu")
+    assert explained.reason == "forced by implementation='cpu'"
 
 
 @pytest.mark.parametrize(

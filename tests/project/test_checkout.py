@@ -18,13 +18,21 @@ from jaxgrad._src.native.ffi import ffi_call
 ROOT = Path(__file__).parents[2]
 
 
+_IMPORT_CHECKOUT = """
+import os, sys
+sys.meta_path = [finder for finder in sys.meta_path if isinstance(finder, type)]  # without that of an editable install
+sys.path.insert(0, os.getcwd())
+import jaxgrad
+"""
+
+
 def test_importing_a_checkout_that_was_not_built(tmp_path):
     shutil.copytree(ROOT / "jaxgrad", tmp_path / "jaxgrad", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "ffi").mkdir()
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
     done = subprocess.run(
-        [sys.executable, "-c", "import sys, os; sys.path.insert(0, os.getcwd()); import jaxgrad"],
+        [sys.executable, "-c", _IMPORT_CHECKOUT],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

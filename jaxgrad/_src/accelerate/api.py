@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 import types
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +14,7 @@ import jax
 from jaxgrad._src.accelerate.lowering import installed_or_warn
 from jaxgrad._src.core import marks
 from jaxgrad._src.core.op import check_implementation
+from jaxgrad._src.core.reentrant import Reentrant
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _UNSUPPORTED: dict[Callable[[Any], bool], str] = {
@@ -23,7 +23,7 @@ _UNSUPPORTED: dict[Callable[[Any], bool], str] = {
     inspect.iscoroutinefunction: "a coroutine function",
     inspect.isasyncgenfunction: "a generator function",
 }
-_STAGES = ("lower", "trace", "eval_shape")  # methods of a function under `jax.jit` that trace it
+_FUNCTIONS = types.FunctionType, types.BuiltinFunctionType, functools.partial
 
 
 @overload
@@ -53,8 +53,9 @@ def accelerate(function: Any = None, /, *, implementation: str | None = None) ->
         innermost `accelerate` around a convolution applies to it.
 
     Returns:
-      The accelerated function, or the context manager. A function that is a pytree, such as a module of equinox, stays
-      a pytree with the same leaves.
+      The accelerated function, or the context manager. An object that can be called, such as a model, keeps its
+      attributes, and its methods are accelerated too. If it is a pytree, such as a module of equinox, it stays a pytree
+      with the same leaves.
 
     Raises:
       TypeError: function is not callable, or it is a class, a generator function or a coroutine function.
@@ -81,16 +82,13 @@ def accelerate(function: Any = None, /, *, implementation: str | None = None) ->
     return acceleration if function is None else acceleration(function)
 
 
-class Acceleration(AbstractContextManager["Acceleration"]):
-    """The context manager of `jaxgrad.accelerate`. It may be entered again, also inside itself and in other threads.
-
-    As with JAX's own context managers, blocks must be left in the reverse order.
-    """
+class Acceleration(Reentrant):
+    """The context manager of `jaxgrad.accelerate`."""
 
     def __init__(self, implementation: str | None) -> None:
+        super().__init__()
         self._implementation = implementation
         self._mark = marks.AUTOMATIC if implementation is None else implementation
-        self._entered = threading.local()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Acceleration, (self._implementation,)
@@ -101,45 +99,40 @@ class Acceleration(AbstractContextManager["Acceleration"]):
     def __hash__(self) -> int:
         return hash(self._mark)
 
-    def __enter__(self) -> Acceleration:
-        marked = self._marked()
-        marked.__enter__()
-        self._entered.stack = [*getattr(self._entered, "stack", []), marked]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        *self._entered.stack, marked = self._entered.stack
-        marked.__exit__(*error)
-
     def __call__(self, function: _Function) -> _Function:
         """Returns the function, accelerated."""
         if not callable(function):
             raise TypeError(f"jaxgrad.accelerate: function must be callable, got {type(function).__name__}")
-        for matches, kind in _UNSUPPORTED.items():
-            if matches(function):
-                raise TypeError(
-                    f"jaxgrad.accelerate: function must not be {kind}, got {function.__name__}; "
-                    "accelerate the functions that it calls"
-                )
+        if kind := _unsupported(function):
+            raise TypeError(
+                f"jaxgrad.accelerate: function must not be {kind}, got {function.__name__}; "
+                "accelerate the functions that it calls"
+            )
+        if isinstance(function, types.MethodType):  # stays one: frameworks look for the model that it binds
+            return types.MethodType(self(function.__func__), function.__self__)  # type: ignore[return-value]
         if not jax.tree_util.all_leaves([function]):
             return _AcceleratedTree(self, function)  # type: ignore[return-value]
-        if any(callable(getattr(function, name, None)) for name in _STAGES):
-            return _AcceleratedStages(self, function)  # type: ignore[return-value]
+        if not isinstance(function, _FUNCTIONS):
+            return _AcceleratedObject(self, function)  # type: ignore[return-value]
 
         # flax marks methods by attributes. The attributes of an object belong to the object alone.
         @functools.wraps(function, updated=("__dict__",) if inspect.isfunction(function) else ())
         def accelerated(*args: Any, **kwargs: Any) -> Any:
-            with self._marked():
+            with self:
                 return function(*args, **kwargs)
 
         return accelerated  # type: ignore[return-value]
 
-    def _marked(self) -> AbstractContextManager[None]:
+    def _new_context(self) -> AbstractContextManager[None]:
         return marks.marked(self._mark) if installed_or_warn() else nullcontext()
 
 
-class _AcceleratedStages:
-    """An accelerated function that has methods which trace it, as a function under `jax.jit` has.
+def _unsupported(function: Callable[..., Any]) -> str | None:
+    return next((kind for matches, kind in _UNSUPPORTED.items() if matches(function)), None)
+
+
+class _AcceleratedObject:
+    """An accelerated callable object, such as a model or a function under `jax.jit`. Its methods are accelerated too.
 
     They are no attributes of the instance: JAX's transformations copy those to their results.
     """
@@ -149,7 +142,7 @@ class _AcceleratedStages:
         self._acceleration = acceleration
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self._acceleration._marked():
+        with self._acceleration:
             return self.__wrapped__(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -162,7 +155,8 @@ class _AcceleratedStages:
         if name.startswith("__"):  # such as the methods by which copies are made
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         attribute = getattr(self.__wrapped__, name)
-        return self._acceleration(attribute) if name in _STAGES else attribute
+        is_method = getattr(attribute, "__self__", None) is self.__wrapped__ and callable(attribute)
+        return self._acceleration(attribute) if is_method and not _unsupported(attribute) else attribute
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets an attribute of the function, such as a layer of a model. Some names belong to the wrapper."""
@@ -183,7 +177,7 @@ def _is_of_wrapper(name: str) -> bool:
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class _AcceleratedTree(_AcceleratedStages):
+class _AcceleratedTree(_AcceleratedObject):
     """An accelerated function that is a pytree, such as a module of equinox. It is a pytree with the same leaves."""
 
     def tree_flatten_with_keys(self) -> tuple[Any, Acceleration]:

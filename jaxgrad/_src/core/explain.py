@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -71,7 +72,7 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
     """Returns which implementation runs a call of an op and of its gradients, and why. Runs nothing.
 
     Args:
-      op: an op of jaxgrad, such as `jaxgrad.conv_general_dilated`.
+      op: an op of jaxgrad, such as `jaxgrad.conv_general_dilated`, or a `functools.partial` of one.
       *args: the arguments of the call. Arrays may be `jax.ShapeDtypeStruct`. Without arguments, a typical call is
         explained.
       platform: "cpu", "gpu" (or "cuda"), "rocm" or "tpu"; by default the platform of JAX's default device.
@@ -92,6 +93,8 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
       >>> explained.implementation, explained.reason
       ('cpu', 'oneDNN')
     """
+    if isinstance(op, functools.partial):
+        return explain(op.func, *op.args, *args, platform=platform, **{**op.keywords, **kwargs})
     function = inspect.unwrap(op) if callable(op) else op
     contract = op_of(function)
     if contract is None:

@@ -16,13 +16,21 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from jaxgrad._src.core.derivative_maps import Batched, JvpRules, Map, Primal
+from jaxgrad._src.core.reentrant import Reentrant
 from jaxgrad._src.core.settings import forward_mode_enabled
 
 _HINT = "jaxgrad's ops support forward mode inside `with jaxgrad.forward_mode():`; see docs/forward_mode.md."
 
 
-def forward_mode() -> contextlib.AbstractContextManager[None]:
-    """Enables forward-mode differentiation of jaxgrad's ops inside a `with` block.
+class ForwardMode(contextlib.ContextDecorator, Reentrant):
+    """The context manager of `jaxgrad.forward_mode`."""
+
+    def _new_context(self) -> contextlib.AbstractContextManager[Any]:
+        return forward_mode_enabled(True)
+
+
+def forward_mode() -> ForwardMode:
+    """Enables forward-mode differentiation of jaxgrad's ops inside a `with` block, or in a decorated function.
 
     `jax.jvp`, `jax.linearize`, `jax.jacfwd` and `jax.hessian` then work on every op, and forward and reverse mode nest
     to any order. Outside the block the ops are `jax.custom_vjp` functions, for which JAX raises "can't apply
@@ -33,7 +41,7 @@ def forward_mode() -> contextlib.AbstractContextManager[None]:
     what the tangents of each op run on, and what reverse mode costs inside the block.
 
     Returns:
-      A context manager for the thread that enters it.
+      A context manager for the thread that enters it. It is a decorator too, and may be entered again.
 
     Examples:
       >>> x, w = jnp.ones((2, 3, 8, 8)), jnp.ones((4, 3, 3, 3))
@@ -44,7 +52,7 @@ def forward_mode() -> contextlib.AbstractContextManager[None]:
       >>> hessian_times_w.shape
       (4, 3, 3, 3)
     """
-    return forward_mode_enabled(True)
+    return ForwardMode()
 
 
 def jvp(

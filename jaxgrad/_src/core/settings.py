@@ -6,12 +6,12 @@ import contextlib
 import dataclasses
 import os
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.extend.core
 
+from jaxgrad._src.core.reentrant import Reentrant
 from jaxgrad._src.core.tuning import MeasuredChoices
 from jaxgrad._src.core.warn import warn_caller
 from jaxgrad._src.native import cuda
@@ -149,8 +149,8 @@ def update(**changes: Any) -> None:
             use_plan_directory()
 
 
-def override(**changes: Any) -> contextlib.AbstractContextManager[Settings]:
-    """Changes settings inside a `with` block, for the thread that enters it.
+def override(**changes: Any) -> Override:
+    """Changes settings inside a `with` block, or in the calls of a decorated function, for the thread that enters it.
 
     Functions under `jax.jit` that were traced outside the block are traced again inside it. All settings of the block
     are fixed when `override` is called: an `update` inside the block takes effect after it.
@@ -159,7 +159,8 @@ def override(**changes: Any) -> contextlib.AbstractContextManager[Settings]:
       **changes: attributes of `Settings` except `plan_cache_dir`.
 
     Returns:
-      A context manager whose value is the settings in force inside the block.
+      A context manager whose value is the settings in force inside the block. It is a decorator too, and may be entered
+      again.
 
     Raises:
       TypeError: a setting is unknown, or a value has the wrong type.
@@ -173,13 +174,22 @@ def override(**changes: Any) -> contextlib.AbstractContextManager[Settings]:
         raise ValueError(
             "jaxgrad.config: plan_cache_dir applies to the whole process; set it with jaxgrad.config.update"
         )
-    return _entered(_changed(current(), changes))
+    return Override(_changed(current(), changes))
 
 
-@contextlib.contextmanager
-def _entered(settings: Settings) -> Iterator[Settings]:
-    with _context(_traced(settings)):
-        yield settings
+class Override(contextlib.ContextDecorator, Reentrant):
+    """The context manager of `override`."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self._settings = settings
+
+    def __enter__(self) -> Settings:
+        super().__enter__()
+        return self._settings
+
+    def _new_context(self) -> contextlib.AbstractContextManager[Any]:
+        return _context(_traced(self._settings))
 
 
 def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import logging
 import os
-import threading
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +17,7 @@ import jax
 from jaxgrad._src.core import settings
 from jaxgrad._src.core.environment import Environment, program_environment, share_first_environment
 from jaxgrad._src.core.processes import text_of_first_process
+from jaxgrad._src.core.reentrant import Reentrant
 from jaxgrad._src.core.tuning import Choice, MeasuredChoices
 
 _logger = logging.getLogger("jaxgrad")
@@ -25,7 +25,7 @@ _logger = logging.getLogger("jaxgrad")
 _FORMAT = 1
 
 
-class Tuning(MeasuredChoices):
+class Tuning(MeasuredChoices, Reentrant):
     """The fastest implementation of each call, as `jaxgrad.tune` has measured it, for one or more machines.
 
     A tuning is in force inside `with tuning:`, and in the whole process after
@@ -50,8 +50,8 @@ class Tuning(MeasuredChoices):
     """
 
     def __init__(self, machines: Mapping[Environment, Mapping[str, Choice]]) -> None:
-        super().__init__(machines)
-        self._entered = threading.local()
+        MeasuredChoices.__init__(self, machines)
+        Reentrant.__init__(self)
 
     @property
     def choices(self) -> Mapping[str, Choice]:
@@ -94,21 +94,8 @@ class Tuning(MeasuredChoices):
         machines = [*self.machines, *(machine for machine in other.machines if machine not in self.machines)]
         return Tuning({m: {**self.machines.get(m, {}), **other.machines.get(m, {})} for m in machines})
 
-    def __enter__(self) -> Tuning:
-        context = settings.override(tuning=self)
-        context.__enter__()
-        self._contexts.append(context)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._contexts.pop().__exit__(*error)
-
-    @property
-    def _contexts(self) -> list[contextlib.AbstractContextManager[Any]]:
-        """Those that this thread has entered, the innermost last."""
-        if not hasattr(self._entered, "contexts"):
-            self._entered.contexts = []
-        return self._entered.contexts
+    def _new_context(self) -> AbstractContextManager[Any]:
+        return settings.override(tuning=self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return from_json, (to_json(self),)
