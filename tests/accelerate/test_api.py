@@ -124,29 +124,6 @@ def test_methods_and_callable_objects():
         close(function(*arguments), convolve(X, W))
 
 
-def test_methods_of_an_accelerated_object():
-    class Model(_Layer):
-        name = "model"
-
-        def plain(self, x):
-            return convolve(x, self.w)
-
-        def pieces(self):
-            yield self.w
-
-        @staticmethod
-        def outside(x, w):
-            return convolve(x, w)
-
-    model = Model(W)
-    accelerated = jaxgrad.accelerate(model)
-    assert _on_kernels(accelerated.plain, X)
-    assert set(jaxgrad.report(accelerated.outside, X, W, platform="cpu").counts) == {"xla"}
-    close(accelerated.plain(X), convolve(X, W))
-    assert accelerated.name == "model"
-    assert next(accelerated.pieces()) is W
-
-
 def test_a_method_stays_one():
     """Frameworks look for the model that it binds, and `jaxgrad.report` traces the model as an argument."""
 

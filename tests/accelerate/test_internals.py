@@ -80,18 +80,3 @@ def test_64_bit_types_that_were_disabled_after_tracing():
         traced = jax.jit(jaxgrad.accelerate(lambda x, w: lax.conv(x, w, (1, 1), "VALID"))).trace(*shapes)
     with jax.enable_x64(False):
         assert "stablehlo.convolution" in traced.lower().as_text()
-
-
-@pytest.mark.parametrize("kind", ["class", "generator", "coroutine"])
-def test_functions_that_run_outside_the_mark_are_refused(kind):
-    class Model:
-        pass
-
-    def generator():
-        yield 1
-
-    async def coroutine():
-        return 1
-
-    with pytest.raises(TypeError, match=f"jaxgrad.accelerate: function must not be a {kind}"):
-        jaxgrad.accelerate({"class": Model, "generator": generator, "coroutine": coroutine}[kind])

@@ -42,18 +42,6 @@ def test_an_override_ends_with_an_error():
     assert not config.current().deterministic
 
 
-def test_an_override_may_be_entered_again_and_decorates():
-    deterministic = config.override(deterministic=True)
-    with deterministic as outer, ThreadPoolExecutor(1) as pool:
-        with deterministic as inner:
-            assert inner == outer == config.current() == config.Settings(deterministic=True)
-        assert pool.submit(deterministic(config.current)).result() == outer
-        assert not pool.submit(config.current).result().deterministic
-        assert config.current() == outer
-    assert config.current() == config.Settings()
-    assert deterministic(config.current)() == outer
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [

@@ -425,20 +425,3 @@ def test_a_tangent_along_a_bias_alone_runs_no_convolution():
     with jaxgrad.forward_mode():
         found = jax.jit(tangent)(lhs, rhs, bias)
     np.testing.assert_array_equal(found, np.broadcast_to(2 * bias, found.shape))
-
-
-def test_the_context_may_be_entered_again_and_decorates():
-    x, w = jnp.ones((1, 2, 4)), jnp.ones((3, 2, 3))  # sums of ones are exact in every precision
-    expected = lax.conv_general_dilated(x, w, (1,), "SAME")
-    enabled = jaxgrad.forward_mode()
-
-    def derivative():
-        return jax.jvp(lambda w: jaxgrad.conv_general_dilated(x, w, (1,), "SAME"), (w,), (w,))[1]
-
-    with enabled:
-        with enabled:
-            np.testing.assert_array_equal(derivative(), expected)
-        np.testing.assert_array_equal(derivative(), expected)
-    np.testing.assert_array_equal(enabled(derivative)(), expected)
-    with pytest.raises(TypeError, match="forward-mode"):
-        derivative()

@@ -121,6 +121,7 @@ def test_explain_takes_a_partial_op():
     assert jaxgrad.explain(on_xla, *weights, platform="cpu").reason == "forced by implementation='xla'"
     explained = jaxgrad.explain(functools.partial(on_xla, *weights), implementation="cpu", platform="cpu")
     assert explained.reason == "forced by implementation='cpu'"
+    assert jaxgrad.explain(jax.jit(on_xla), *weights, platform="cpu").reason == "forced by implementation='xla'"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -93,9 +92,7 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
       >>> explained.implementation, explained.reason
       ('cpu', 'oneDNN')
     """
-    if isinstance(op, functools.partial):
-        return explain(op.func, *op.args, *args, platform=platform, **{**op.keywords, **kwargs})
-    function = inspect.unwrap(op) if callable(op) else op
+    function, args, kwargs = _unwrapped(op, args, kwargs)
     contract = op_of(function)
     if contract is None:
         raise ValueError(f"jaxgrad.explain: op must be one of jaxgrad's ops ({', '.join(OPS)}), got {op!r}")
@@ -116,6 +113,17 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
     with recording() as selections:
         jax.eval_shape(call, specs)
     return explanation(selections[0], platform)
+
+
+def _unwrapped(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The op inside decorators and partials, and the arguments of its call."""
+    while True:
+        if isinstance(op, functools.partial):
+            op, args, kwargs = op.func, (*op.args, *args), {**op.keywords, **kwargs}
+        elif callable(op) and hasattr(op, "__wrapped__"):
+            op = op.__wrapped__
+        else:
+            return op, args, kwargs
 
 
 def explanation(selection: Selection, platform: str) -> Explanation:

@@ -15,15 +15,17 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
+from jaxgrad._src.core.decorator import Decorator
 from jaxgrad._src.core.derivative_maps import Batched, JvpRules, Map, Primal
-from jaxgrad._src.core.reentrant import Reentrant
 from jaxgrad._src.core.settings import forward_mode_enabled
 
 _HINT = "jaxgrad's ops support forward mode inside `with jaxgrad.forward_mode():`; see docs/forward_mode.md."
 
 
-class ForwardMode(contextlib.ContextDecorator, Reentrant):
+class ForwardMode(Decorator):
     """The context manager of `jaxgrad.forward_mode`."""
+
+    name = "jaxgrad.forward_mode"
 
     def _new_context(self) -> contextlib.AbstractContextManager[Any]:
         return forward_mode_enabled(True)

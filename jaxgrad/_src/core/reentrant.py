@@ -9,8 +9,7 @@ from typing import Any
 
 
 class Reentrant(contextlib.AbstractContextManager[Any]):
-    """Each `with` block of it enters a context of its own. As with JAX's own context managers, blocks must be left in
-    the reverse order."""
+    """Each `with` block of it enters a context of its own. A thread leaves its blocks in the reverse order."""
 
     def __init__(self) -> None:
         self._entered = threading.local()
@@ -26,4 +25,6 @@ class Reentrant(contextlib.AbstractContextManager[Any]):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._entered.contexts.pop().__exit__(*error)
+        if not (contexts := vars(self._entered).get("contexts")):
+            raise RuntimeError(f"{type(self).__name__}: this thread leaves a block that it has not entered")
+        contexts.pop().__exit__(*error)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.extend.core
 
-from jaxgrad._src.core.reentrant import Reentrant
+from jaxgrad._src.core.decorator import Decorator
 from jaxgrad._src.core.tuning import MeasuredChoices
 from jaxgrad._src.core.warn import warn_caller
 from jaxgrad._src.native import cuda
@@ -177,12 +177,17 @@ def override(**changes: Any) -> Override:
     return Override(_changed(current(), changes))
 
 
-class Override(contextlib.ContextDecorator, Reentrant):
+class Override(Decorator):
     """The context manager of `override`."""
+
+    name = "jaxgrad.config.override"
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self._settings = settings
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Override, (self._settings,)
 
     def __enter__(self) -> Settings:
         super().__enter__()

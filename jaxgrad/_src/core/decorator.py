@@ -1,0 +1,157 @@
+"""Context managers that decorate functions, methods and callable objects: their calls run inside the context."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+
+from jaxgrad._src.core.reentrant import Reentrant
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_UNSUPPORTED: dict[Callable[[Any], bool], str] = {
+    inspect.isclass: "a class",
+    inspect.isgeneratorfunction: "a generator function",
+    inspect.iscoroutinefunction: "a coroutine function",
+    inspect.isasyncgenfunction: "a generator function",
+}
+_FUNCTIONS = types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial
+_STAGES = "lower", "trace", "eval_shape"  # attributes of a function under `jax.jit` that trace it
+
+
+class Decorator(Reentrant):
+    """A context manager that is a decorator too. Two are equal if their `__reduce__` is.
+
+    Attributes:
+      name: what users call it.
+    """
+
+    name: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Decorator) and self.__reduce__() == other.__reduce__()
+
+    def __hash__(self) -> int:
+        return hash(self.__reduce__())
+
+    def __call__(self, function: _Function) -> _Function:
+        """Returns the function, decorated."""
+        if not callable(function):
+            raise TypeError(f"{self.name}: function must be callable, got {type(function).__name__}")
+        if kind := _unsupported(function):
+            raise TypeError(
+                f"{self.name}: function must not be {kind}, got {function.__name__}; "
+                "decorate the functions that it calls"
+            )
+        return self._decorated(function)
+
+    def _decorated(self, function: Any) -> Any:
+        # Methods and partials stay what they are: nnx and `jaxgrad.report` look for the model that they bind.
+        if isinstance(function, types.MethodType) and not _unsupported(function.__func__):
+            return types.MethodType(_decorated_once(self, function.__func__), function.__self__)
+        if type(function) is functools.partial and not _unsupported(function.func):
+            return functools.partial(self._decorated(function.func), *function.args, **function.keywords)
+        if not jax.tree_util.all_leaves([function]):
+            return _DecoratedTree(self, function)
+        if not isinstance(function, _FUNCTIONS) or any(callable(getattr(function, name, None)) for name in _STAGES):
+            return _DecoratedObject(self, function)
+
+        # flax marks methods by attributes. The attributes of an object belong to the object alone.
+        @functools.wraps(function, updated=("__dict__",) if inspect.isfunction(function) else ())
+        def decorated(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return decorated
+
+
+@functools.lru_cache(maxsize=1024)
+def _cached(decorator: Decorator, function: Callable[..., Any]) -> Any:
+    return decorator._decorated(function)
+
+
+def _decorated_once(decorator: Decorator, function: Callable[..., Any]) -> Any:
+    """The same result for the same function of a class: a method equals itself, as JAX's caches require."""
+    return (_cached if inspect.isfunction(function) else Decorator._decorated)(decorator, function)
+
+
+def _unsupported(function: Callable[..., Any]) -> str | None:
+    return next((kind for matches, kind in _UNSUPPORTED.items() if matches(function)), None)
+
+
+class _DecoratedObject:
+    """A decorated callable object, such as a model or a function under `jax.jit`. Its methods are decorated too.
+
+    `__getattr__` decorates them when they are asked for. Were they attributes of the instance, JAX's transformations
+    would copy them to their results.
+    """
+
+    def __init__(self, decorator: Decorator, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function, updated=())
+        self._decorator = decorator
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._decorator:
+            return self.__wrapped__(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"{self._decorator.name}({self.__wrapped__!r})"
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # such as the methods by which copies are made
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        attribute = getattr(self.__wrapped__, name)
+        is_method = callable(attribute) and (name in _STAGES or _bound_object(attribute) is self.__wrapped__)
+        return self._decorator._decorated(attribute) if is_method and not _unsupported(attribute) else attribute
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets an attribute of the object, such as a layer of a model. Some names belong to the wrapper."""
+        if _is_of_wrapper(name):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.__wrapped__, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if _is_of_wrapper(name):
+            super().__delattr__(name)
+        else:
+            delattr(self.__wrapped__, name)
+
+
+def _is_of_wrapper(name: str) -> bool:
+    return name.startswith("__") or name == "_decorator"
+
+
+def _bound_object(method: Any) -> Any:
+    """The object of a method; None if it is no method. That of a jitted method may be the first argument of a partial.
+
+    Methods of equinox have types of their own. Their attributes are read without code of the object.
+    """
+    if isinstance(method, types.MethodType):
+        return method.__self__
+    args = method.args if isinstance(method, functools.partial) else inspect.getattr_static(method, "args", ())
+    if isinstance(args, tuple) and args:
+        return args[0]
+    return inspect.getattr_static(method, "__self__", None)
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class _DecoratedTree(_DecoratedObject):
+    """A decorated object that is a pytree, such as a module of equinox. It is a pytree with the same leaves."""
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Decorator]:
+        return [(jax.tree_util.GetAttrKey("__wrapped__"), self.__wrapped__)], self._decorator
+
+    @classmethod
+    def tree_unflatten(cls, decorator: Decorator, children: Sequence[Any]) -> _DecoratedTree:
+        return cls(decorator, *children)

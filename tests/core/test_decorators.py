@@ -1,0 +1,240 @@
+"""`jaxgrad.accelerate`, `config.override` and `forward_mode` as decorators of functions, methods and objects."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import pickle
+import types
+from concurrent.futures import ThreadPoolExecutor
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+from accelerated import convolve, convolve_arrays, passes
+from flax import nnx
+
+import jaxgrad
+from jaxgrad._src.core.jax_internals import current_metadata
+from jaxgrad._src.core.marks import is_accelerated
+from jaxgrad._src.core.settings import forward_mode_enabled
+
+X, W = convolve_arrays()
+DECORATORS = {
+    "jaxgrad.accelerate": lambda: jaxgrad.accelerate(),
+    "jaxgrad.config.override": lambda: jaxgrad.config.override(deterministic=True),
+    "jaxgrad.forward_mode": lambda: jaxgrad.forward_mode(),
+}
+every_decorator = pytest.mark.parametrize("name", DECORATORS)
+
+
+def _inside(name):
+    """Whether this code runs inside the context."""
+    return {
+        "jaxgrad.accelerate": is_accelerated(current_metadata()),
+        "jaxgrad.config.override": jaxgrad.config.current().deterministic,
+        "jaxgrad.forward_mode": bool(forward_mode_enabled.value),
+    }[name]
+
+
+def _inside_any():
+    return [name for name in DECORATORS if _inside(name)]
+
+
+@every_decorator
+def test_a_context_may_be_entered_again(name):
+    context = DECORATORS[name]()
+    with context, ThreadPoolExecutor(1) as pool:
+        with context:
+            assert _inside_any() == [name]
+        assert pool.submit(_inside_any).result() == []
+        assert pool.submit(context(_inside_any)).result() == [name]
+        assert _inside_any() == [name]
+    assert _inside_any() == []
+    with pytest.raises(KeyError), context:
+        raise KeyError
+    assert _inside_any() == []
+    assert context(_inside_any)() == [name]
+
+
+@every_decorator
+def test_a_block_is_left_in_the_thread_that_entered_it(name):
+    context = DECORATORS[name]()
+    with ThreadPoolExecutor(1) as pool, context:
+        left = pool.submit(context.__exit__, None, None, None)
+        with pytest.raises(RuntimeError, match="leaves a block that it has not entered"):
+            left.result()
+
+
+@every_decorator
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda context: pickle.loads(pickle.dumps(context))])
+def test_copies_are_equal(name, copied):
+    context = DECORATORS[name]()
+    same = copied(context)
+    assert same == context
+    assert hash(same) == hash(context)
+    assert [other() == context for other in DECORATORS.values()] == [other == name for other in DECORATORS]
+    with same:
+        assert _inside_any() == [name]
+
+
+@every_decorator
+@pytest.mark.parametrize("kind", ["class", "generator", "coroutine", "async generator"])
+def test_functions_that_run_after_the_block_are_refused(name, kind):
+    class Model:
+        pass
+
+    def generator():
+        yield 1
+
+    async def coroutine():
+        return 1
+
+    async def async_generator():
+        yield 1
+
+    functions = {"class": Model, "generator": generator, "coroutine": coroutine, "async generator": async_generator}
+    with pytest.raises(TypeError, match=f"{name}: function must not be a {kind.removeprefix('async ')}"):
+        DECORATORS[name]()(functions[kind])
+
+
+class _Module(eqx.Module):
+    @eqx.filter_jit
+    def jitted(self):
+        return _inside_any()
+
+    def method(self):
+        return _inside_any()
+
+    def __call__(self):
+        return _inside_any()
+
+
+class _Model(nnx.Module):
+    """An object with every kind of attribute that can be called."""
+
+    def __init__(self):
+        self.child = _Module()
+        self.function = _inside_any
+        self.make = types.MethodType(_Module, self)  # binds a class
+
+    def __call__(self):
+        return _inside_any()
+
+    def method(self):
+        return _inside_any()
+
+    partial = functools.partialmethod(method)
+    jitted = jax.jit(method, static_argnums=0)
+    jitted_by_nnx = nnx.jit(method)
+
+    @staticmethod
+    def static():
+        return _inside_any()
+
+    @classmethod
+    def of_class(cls):
+        return _inside_any()
+
+    def pieces(self):
+        yield _inside_any()
+
+
+@every_decorator
+def test_methods_of_an_object(name):
+    model = _Model()
+    decorated = DECORATORS[name]()(model)
+    for method in ("method", "partial", "__call__"):
+        assert getattr(decorated, method)() == [name], method
+    assert decorated.method.__self__ is model
+    assert decorated.method == decorated.method
+    assert decorated.method != model.method
+    module = DECORATORS[name]()(_Module())
+    for method in (module, module.method):
+        assert method() == [name]
+    for others in (decorated.child, decorated.function, decorated.static, decorated.of_class):
+        assert others() == []
+    assert next(decorated.pieces()) == []
+    assert callable(decorated.make)
+    assert repr(decorated).startswith(f"{name}(_Model(")
+
+
+def _convolutions_on_kernels(function, *arguments):
+    return set(jaxgrad.report(function, *arguments, platform="cpu").counts) == {"cpu"}
+
+
+def test_jitted_methods_of_frameworks():
+    class Layer(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(W)
+
+        def __call__(self, x):
+            return convolve(x, self.w[...])
+
+        jitted = nnx.jit(__call__)
+
+    class Module(eqx.Module):
+        w: jax.Array
+
+        def __call__(self, x):
+            return convolve(x, self.w)
+
+        jitted = eqx.filter_jit(__call__)
+
+    for model in (Layer(), Module(jnp.asarray(W))):
+        for jitted in (jaxgrad.accelerate(model).jitted, jaxgrad.accelerate(model.jitted)):
+            assert _convolutions_on_kernels(jitted, X)
+            assert jitted(X).shape == convolve(X, W).shape
+
+
+def test_stages_of_an_object():
+    """`lower` of an object that is not its own method."""
+    jitted = jax.jit(convolve)
+
+    class Proxy:
+        def __call__(self, *arguments):
+            return jitted(*arguments)
+
+        def __getattr__(self, name):
+            return getattr(jitted, name)
+
+    attribute = Proxy()
+    attribute.lower = jitted.lower
+    for function in (Proxy(), attribute):
+        assert passes(jaxgrad.accelerate(function).lower(X, W)) == {"forward": 1}
+    assert passes(jaxgrad.accelerate(jax.pmap(convolve)).lower(X[None], W[None])) == {"forward": 1}
+
+
+def test_attributes_are_read_without_their_code():
+    class Child:
+        def __getattr__(self, name):
+            raise KeyError(name)
+
+        def __call__(self):
+            return 1
+
+    class Parent:
+        child = Child()
+
+        def __call__(self):
+            return 2
+
+    assert jaxgrad.accelerate(Parent()).child() == 1
+
+
+def test_partials_stay_partials():
+    partial = jaxgrad.forward_mode()(functools.partial(lambda *values: (*values, _inside_any()), 1))
+    assert type(partial) is functools.partial
+    assert partial.args == (1,)
+    assert partial(2) == (1, 2, ["jaxgrad.forward_mode"])
+
+
+def test_signature():
+    @jaxgrad.config.override(deterministic=True)
+    def function(x, *, y=2):
+        """Docstring."""
+
+    assert (function.__name__, function.__doc__) == ("function", "Docstring.")
+    assert list(inspect.signature(function).parameters) == ["x", "y"]
