@@ -185,7 +185,10 @@ def test_numpy_integers_are_ints():
     padding = ((np.int8(1), np.int64(0)), (0, np.uint8(1)))
     y = jaxgrad.conv_transpose(LAST, WINDOW, np.array([2, 3]), padding, **settings)
     plain = {"rhs_dilation": (1, 2), "output_padding": 1}
-    np.testing.assert_array_equal(y, jaxgrad.conv_transpose(LAST, WINDOW, (2, 3), ((1, 0), (0, 1)), **plain))
+    expected = jaxgrad.conv_transpose(LAST, WINDOW, (2, 3), ((1, 0), (0, 1)), **plain)
+    np.testing.assert_array_equal(y, expected)
+    y = jaxgrad.conv_transpose(LAST, WINDOW, (2, 3), np.array([[1, 0], [0, 1]]), **plain)
+    np.testing.assert_array_equal(y, expected)
 
 
 def test_equal_arguments_of_other_types_are_checked_again():

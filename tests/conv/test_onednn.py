@@ -220,3 +220,46 @@ def test_strides_without_effect(width, window, stride, dilation, padding, dtype)
     expected = jax.lax.conv_general_dilated(x.astype("float32"), w.astype("float32"), **settings)
     assert found.shape[2] == 1
     np.testing.assert_allclose(found.astype("float32"), expected, rtol=0, atol=0.05 if dtype == "bfloat16" else 1e-5)
+
+
+_CLEARED = """
+import ctypes, gc
+import jax, numpy as np, jaxgrad
+from jaxgrad._src.conv import onednn
+from jaxgrad._src.native import cpu
+
+class MallInfo(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks used".split()] + [
+        ("others", ctypes.c_size_t * 2)]
+
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = MallInfo
+library = ctypes.CDLL(cpu.find_onednn().library.path)
+limit = ctypes.c_int()
+
+def capacity():
+    library.dnnl_get_primitive_cache_capacity(ctypes.byref(limit))
+    return limit.value
+
+x, w = np.ones((2, 16, 20, 20), np.float32), np.ones((16, 16, 3, 3), np.float32)
+call = jax.jit(lambda x, w: jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME")).lower(x, w).compile()
+expected, before = call(x, w), capacity()
+for n in range(200):  # plans alone, without programs
+    shape = (2, 16, 20, 30 + n)
+    jax.eval_shape(lambda x: jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME"), jax.ShapeDtypeStruct(shape, "float32"))
+assert onednn.plan_cache_info()["size"] > 200
+gc.collect()
+used = libc.mallinfo2().used
+cpu.module.clear_conv_plan_cache()
+freed = used - libc.mallinfo2().used
+assert freed > 200 * 10_000, freed
+np.testing.assert_array_equal(call(x, w), expected)  # makes its plan anew
+assert onednn.plan_cache_info()["size"] > 0
+jax.clear_caches()
+assert onednn.plan_cache_info()["size"] == 0
+assert capacity() == before > 0
+"""
+
+
+def test_clearing_the_caches_of_jax_frees_plans(run_python):
+    run_python(_CLEARED, JAX_PLATFORMS="cpu")

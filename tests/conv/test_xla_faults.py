@@ -127,6 +127,9 @@ calls = {
     "integers": ((3, 5, 2, 2), (3, 2, 5, 4), (1, 1), ((0, 0), (4, 4)), (2, 1), None, jnp.int32),
     "input dilation and strides": ((3, 5, 2, 2), (3, 3, 5, 4), (2, 1), ((0, 0), (4, 4)), (3, 1), None, jnp.float32),
     "windows over padding only": ((128, 2, 5, 1), (128, 1, 4, 256), (1, 1), ((1, -2), (0, 0)), None, None, jnp.float32),
+    "wide padding": ((3, 7, 7, 2), (3, 2, 3, 4), (2, 1), ((2, 1), (0, 0)), None, (1, 3), jnp.float32),
+    "wider padding": ((3, 6, 7, 2), (3, 2, 3, 4), (2, 1), ((3, 1), (0, 0)), None, (1, 3), jnp.float32),
+    "an unread row": ((3, 7, 7, 2), (3, 2, 3, 4), (2, 1), ((4, 2), (0, 0)), None, (1, 3), jnp.float32),
     "weight gradient": ((3, 3, 9, 2), (3, 4, 2, 4), (1, 1), ((0, 0), (0, 0)), (2, 1), None, jnp.float32),
 }
 rng = np.random.default_rng(0)

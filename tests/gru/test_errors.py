@@ -152,7 +152,7 @@ def test_states_of_resets_without_resets():
         _call(reset=None)
 
 
-@pytest.mark.parametrize("wrong", [6, -1, 2**31, -(2**40)])
+@pytest.mark.parametrize("wrong", [6, -1, 2**31, -(2**40), 2**64, -(2**70)])
 @pytest.mark.parametrize("convert", [list, tuple, np.array], ids=["list", "tuple", "numpy"])
 def test_lengths_out_of_range_on_the_host(wrong, convert):
     with pytest.raises(ValueError, match=_says("sequence_lens must lie in [0, T] = [0, 5]", f"got {wrong}")):

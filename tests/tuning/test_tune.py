@@ -87,6 +87,11 @@ def test_calls_that_are_alike_are_measured_once():
     assert _passes(_tune(twice, *_ARRAYS)) == ["conv forward"]
 
 
+def test_traced_arguments_are_refused():
+    with pytest.raises(TypeError, match=r"jaxgrad.tune: an argument has no value: .* outside of functions that JAX"):
+        jax.jit(lambda w, x: _tune(_conv, w, x).choices)(*_ARRAYS)
+
+
 def test_calls_that_are_forced_or_not_accelerated_are_left_alone():
     for function, arrays in ((_forced, _ARRAYS), (convolve, convolve_arrays())):
         with pytest.warns(UserWarning, match=r"jaxgrad.tune: the function has no call to measure") as warnings:

@@ -212,6 +212,10 @@ def test_merged():
         ('"machines"', '"computers"'),
         ('"jaxlib"', '"xla"'),
         ("1.0", '"fast"'),
+        ("1.0", "0.0"),
+        ("1.0", "NaN"),
+        ("{", "\N{LATIN SMALL LETTER E WITH ACUTE}"),
+        ("{", "[" * 100_000),
         ('"implementation": "xla"', '"implementation": "metal"'),
         ('"times_us": {', '"times_us": [{'),
     ],
@@ -221,7 +225,7 @@ def test_a_file_that_is_no_tuning(tmp_path, part, changed):
     _tuning(_conv, _X, _W, implementation="xla", other=OWN).save(path)
     content = path.read_text()
     assert part in content
-    path.write_text(content.replace(part, changed, 1))
+    path.write_text(content.replace(part, changed, 1), encoding="latin-1")
     with pytest.raises(ValueError, match=r"jaxgrad.Tuning.load: .*tuning.json' is no tuning: "):
         Tuning.load(path)
 
@@ -229,6 +233,13 @@ def test_a_file_that_is_no_tuning(tmp_path, part, changed):
 def test_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError):
         Tuning.load(tmp_path / "tuning.json")
+
+
+def test_the_cores_are_those_of_the_process(run_python):
+    script = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\nimport jaxgrad\n" + (
+        "from jaxgrad._src.core.environment import current_environment; print(current_environment().device_kind)"
+    )
+    assert run_python(script, JAX_PLATFORMS="cpu").stdout.strip().endswith(", 1 cores")
 
 
 @pytest.mark.parametrize("field", ["device_kind", "jax", "jaxlib", "jaxgrad", "library", "driver"])

@@ -63,6 +63,11 @@ std::shared_ptr<const ConvPlan> conv_plan(const ConvKey& key) {
 
 CacheInfo conv_plan_cache_info() { return cache().info(); }
 
+void clear_conv_plan_cache() {
+  cache().clear();
+  onednn::clear_primitive_cache();
+}
+
 namespace {
 
 // The workspace of a call.

@@ -32,6 +32,9 @@ std::shared_ptr<const ConvPlan> conv_plan(const ConvKey& key);
 
 CacheInfo conv_plan_cache_info();
 
+// Frees the cached plans and the primitives that oneDNN keeps. Those in use stay until their call ends.
+void clear_conv_plan_cache();
+
 // An array of a call. Those of independent problems follow each other.
 template <class T>
 struct ConvArray {

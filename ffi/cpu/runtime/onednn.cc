@@ -122,4 +122,14 @@ dnnl_engine_t engine() {
   return cpu;
 }
 
+void clear_primitive_cache() {
+  if (!ready) return;
+  static std::mutex clearing;
+  const std::lock_guard<std::mutex> lock(clearing);
+  int capacity = 0;
+  JAXGRAD_ONEDNN(api().dnnl_get_primitive_cache_capacity(&capacity));
+  JAXGRAD_ONEDNN(api().dnnl_set_primitive_cache_capacity(0));
+  JAXGRAD_ONEDNN(api().dnnl_set_primitive_cache_capacity(capacity));
+}
+
 }  // namespace jaxgrad::onednn

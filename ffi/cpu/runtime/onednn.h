@@ -16,6 +16,7 @@ namespace jaxgrad::onednn {
   X(dnnl_convolution_backward_weights_primitive_desc_create) \
   X(dnnl_convolution_forward_primitive_desc_create)          \
   X(dnnl_engine_create)                                      \
+  X(dnnl_get_primitive_cache_capacity)                       \
   X(dnnl_memory_create)                                      \
   X(dnnl_memory_desc_create_with_strides)                    \
   X(dnnl_memory_desc_create_with_tag)                        \
@@ -35,6 +36,7 @@ namespace jaxgrad::onednn {
   X(dnnl_primitive_destroy)                                  \
   X(dnnl_primitive_execute)                                  \
   X(dnnl_reorder_primitive_desc_create)                      \
+  X(dnnl_set_primitive_cache_capacity)                       \
   X(dnnl_stream_create)                                      \
   X(dnnl_stream_destroy)                                     \
   X(dnnl_stream_wait)                                        \
@@ -104,5 +106,7 @@ using Primitive = Owned<dnnl_primitive_t>;
 using Stream = Owned<dnnl_stream_t>;
 
 dnnl_engine_t engine();  // the CPU engine; never destroyed
+
+void clear_primitive_cache();  // of oneDNN itself, which keeps primitives that nothing uses; nothing before load()
 
 }  // namespace jaxgrad::onednn

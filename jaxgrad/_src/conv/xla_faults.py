@@ -75,7 +75,9 @@ def padding_of_x(geometry: ConvGeometry) -> Pairs:
     g, found = geometry, []
     axes = zip(g.x_spatial, g.w_spatial, g.y_spatial, g.window_strides, g.rhs_dilation, g.padding, strict=True)
     for x, window, y, stride, dilation, (low, high) in axes:
-        unread = x + low + high - dilated_size(window, dilation) - (y - 1) * stride
-        aborts = (window, stride, dilation, low, high - unread) == (2, 2, 1, 1, 1)
-        found.append((1 if aborts else max(0, low - dilated_size(window, dilation) + 1), 0))
+        extent = dilated_size(window, dilation)
+        unread = x + low + high - extent - (y - 1) * stride
+        padded = max(0, low - extent + 1)
+        aborts = (window, stride, dilation, low - padded, high - unread) == (2, 2, 1, 1, 1)
+        found.append((low if aborts else padded, 0))
     return tuple(found)

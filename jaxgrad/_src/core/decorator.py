@@ -54,9 +54,9 @@ class Decorator(Reentrant):
 
     def _decorated(self, function: Any) -> Any:
         # Methods and partials stay what they are: nnx and `jaxgrad.report` look for the model that they bind.
-        if isinstance(function, types.MethodType) and not _unsupported(function.__func__):
+        if isinstance(function, types.MethodType):
             return types.MethodType(_decorated_once(self, function.__func__), function.__self__)
-        if type(function) is functools.partial and not _unsupported(function.func):
+        if type(function) is functools.partial:
             return functools.partial(self._decorated(function.func), *function.args, **function.keywords)
         if not jax.tree_util.all_leaves([function]):
             return _DecoratedTree(self, function)

@@ -47,11 +47,16 @@ def cleared_lru_cache(maxsize: int) -> Callable[[_Function], _Function]:
 
     def decorate(function: _Function) -> _Function:
         cached = lru_cache(maxsize)(function)
-        if register_cache is not None:
-            register_cache(cached, str(function))
+        clear_with_caches_of_jax(cached)
         return cached  # type: ignore[return-value]
 
     return decorate
+
+
+def clear_with_caches_of_jax(cache: Any) -> None:
+    """Lets `jax.clear_caches` empty a cache that has the methods of those of `functools.lru_cache`."""
+    if register_cache is not None:
+        register_cache(cache, str(cache))
 
 
 def install(rule: Function, lower_marked_convolution: Function, is_marked: Callable[[Metadata], bool]) -> str:

@@ -34,6 +34,9 @@ class Choice:
         for name in (self.implementation, self.default):
             if name not in self.times_us:
                 raise ValueError(f"there is no time of {name!r}")
+        for name, us in self.times_us.items():
+            if not us > 0:
+                raise ValueError(f"the time of {name!r} must be positive, got {us!r}")
 
     @property
     def gain(self) -> float:

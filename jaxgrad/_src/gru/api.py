@@ -294,7 +294,10 @@ def _check_lengths(sequence_lens: Any, T: int, B: int, note: str) -> jax.Array |
             values = np.asarray(sequence_lens)
         except ValueError as error:  # nested lists of unequal lengths
             raise TypeError(f"{_NAME}: sequence_lens must be an array, got {type(sequence_lens).__name__}") from error
-        if isinstance(T, int) and values.dtype.kind in "iu" and ((values < 0) | (values > T)).any():
+        # NumPy has objects for Python ints that do not fit into 64 bits.
+        kind = values.dtype.kind
+        are_ints = kind in "iu" or (kind == "O" and all(isinstance(value, int) for value in values.flat))
+        if isinstance(T, int) and are_ints and ((values < 0) | (values > T)).any():
             wrong = values[(values < 0) | (values > T)][0]
             raise ValueError(f"{_NAME}: sequence_lens must lie in [0, T] = [0, {T}], got {wrong}{note}")
     lengths = checks.as_array(_NAME, "sequence_lens", sequence_lens)

@@ -45,7 +45,7 @@ def tune(function: Callable[..., Any], /, *args: Any, progress: bool = True, **k
       the first process measures and all return its choices. Over a mesh, the shards are measured.
 
     Raises:
-      TypeError: function is not callable, or progress is not a bool.
+      TypeError: function is not callable, an argument is traced by JAX, or progress is not a bool.
 
     Warns:
       UserWarning: the function has no call to measure.
@@ -66,6 +66,11 @@ def tune(function: Callable[..., Any], /, *args: Any, progress: bool = True, **k
 
 
 def _tune(call: Callable[..., Any], arrays: list[Any], progress: bool) -> Tuning:
+    if any(isinstance(array, jax.core.Tracer) for array in arrays):
+        raise TypeError(
+            "jaxgrad.tune: an argument has no value: call tune outside of functions that JAX traces, such as those under "
+            "jax.jit, with arrays or jax.ShapeDtypeStruct"
+        )
     recorder = Recorder()
     with settings.override(tuning=recorder):
         lower_all(call, *arrays)

@@ -79,10 +79,9 @@ class Tuning(MeasuredChoices, Reentrant):
           ValueError: the file is not a tuning.
         """
         share_first_environment()
-        text = text_of_first_process(lambda: Path(path).read_text(encoding="utf-8"))
         try:
-            tuning = from_json(text)
-        except ValueError as error:
+            tuning = from_json(text_of_first_process(lambda: Path(path).read_text(encoding="utf-8")))
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"jaxgrad.Tuning.load: {os.fspath(path)!r} is no tuning: {error}") from error
         for machine, choices in tuning.machines.items():
             _logger.info("%d choices for %s in the tuning %s", len(choices), machine, os.fspath(path))
