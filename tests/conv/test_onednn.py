@@ -229,8 +229,7 @@ from jaxgrad._src.conv import onednn
 from jaxgrad._src.native import cpu
 
 class MallInfo(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks used".split()] + [
-        ("others", ctypes.c_size_t * 2)]
+    _fields_ = [("others", ctypes.c_size_t * 7), ("used", ctypes.c_size_t), ("last", ctypes.c_size_t * 2)]
 
 libc = ctypes.CDLL(None)
 libc.mallinfo2.restype = MallInfo

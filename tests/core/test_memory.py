@@ -22,7 +22,7 @@ calls = {
 def cached():
     "The number of entries by cache. A cache without a limit holds nothing that depends on shapes."
     modules = [module for name, module in sys.modules.items() if name.startswith("jaxgrad.")]
-    caches = {each for module in modules for each in vars(module).values() if hasattr(each, "cache_info")}
+    caches = {each for module in modules for each in vars(module).values() if hasattr(each, "cache_parameters")}
     sizes = {f"{each.__module__}.{each.__name__}": each.cache_info() for each in caches}
     return {name: info.currsize for name, info in sizes.items() if info.maxsize and "jaxgrad" in name}
 

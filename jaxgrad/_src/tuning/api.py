@@ -68,8 +68,8 @@ def tune(function: Callable[..., Any], /, *args: Any, progress: bool = True, **k
 def _tune(call: Callable[..., Any], arrays: list[Any], progress: bool) -> Tuning:
     if any(isinstance(array, jax.core.Tracer) for array in arrays):
         raise TypeError(
-            "jaxgrad.tune: an argument has no value: call tune outside of functions that JAX traces, such as those under "
-            "jax.jit, with arrays or jax.ShapeDtypeStruct"
+            "jaxgrad.tune: an argument has no value: call tune outside of functions that JAX traces, such as those "
+            "under jax.jit, with arrays or jax.ShapeDtypeStruct"
         )
     recorder = Recorder()
     with settings.override(tuning=recorder):
