@@ -106,8 +106,8 @@ def conv_transpose(
     strides = _sizes("strides", strides, n)
     dilation = _sizes("rhs_dilation", (1,) * n if rhs_dilation is None else rhs_dilation, n)
     extents = [dilated_size(rhs.shape[axis], d) for axis, d in zip(dn.rhs_spec[2:], dilation, strict=True)]
-    is_same_lower = isinstance(padding, str) and padding == "SAME_LOWER"
-    if is_same_lower and max(strides, default=1) == 1:  # a plain convolution, as in jax.lax
+    is_plain = max(strides, default=1) == 1
+    if is_plain and isinstance(padding, str) and padding == "SAME_LOWER":  # as in jax.lax
         padding = lax.padtype_to_pads([lhs.shape[axis] for axis in dn.lhs_spec[2:]], extents, strides, padding)
     pads = _padding(padding, use_consistent_padding, extents, strides)
     added = _output_padding(output_padding, strides, dilation)
