@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import inspect
 import pickle
 import types
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import equinox as eqx
@@ -101,10 +103,6 @@ def test_functions_that_run_after_the_block_are_refused(name, kind):
 
 
 class _Module(eqx.Module):
-    @eqx.filter_jit
-    def jitted(self):
-        return _inside_any()
-
     def method(self):
         return _inside_any()
 
@@ -113,7 +111,7 @@ class _Module(eqx.Module):
 
 
 class _Model(nnx.Module):
-    """An object with every kind of attribute that can be called."""
+    """An object with several kinds of attributes that can be called."""
 
     def __init__(self):
         self.child = _Module()
@@ -127,8 +125,6 @@ class _Model(nnx.Module):
         return _inside_any()
 
     partial = functools.partialmethod(method)
-    jitted = jax.jit(method, static_argnums=0)
-    jitted_by_nnx = nnx.jit(method)
 
     @staticmethod
     def static():
@@ -229,6 +225,32 @@ def test_partials_stay_partials():
     assert type(partial) is functools.partial
     assert partial.args == (1,)
     assert partial(2) == (1, 2, ["jaxgrad.forward_mode"])
+    named = functools.update_wrapper(functools.partial(_inside_any), _inside_any)
+    assert jaxgrad.forward_mode()(named).__name__ == "_inside_any"
+    with pytest.raises(TypeError, match="must not be a generator function, got"):
+        jaxgrad.forward_mode()(functools.partial(_Model.pieces))
+
+
+def test_functions_of_methods_are_freed():
+    def make():
+        def method(self):
+            return _inside_any()
+
+        return types.MethodType(method, "an object"), weakref.ref(method)
+
+    method, function = make()
+    assert jaxgrad.forward_mode()(method)() == ["jaxgrad.forward_mode"]
+    del method
+    gc.collect()
+    assert function() is None
+
+
+def test_an_attribute_of_the_name_decorator():
+    model = _Model()
+    decorated = jaxgrad.forward_mode()(model)
+    decorated._decorator = 3
+    assert model._decorator == decorated._decorator == 3
+    assert decorated.method() == ["jaxgrad.forward_mode"]
 
 
 def test_signature():

@@ -122,6 +122,9 @@ def test_explain_takes_a_partial_op():
     explained = jaxgrad.explain(functools.partial(on_xla, *weights), implementation="cpu", platform="cpu")
     assert explained.reason == "forced by implementation='cpu'"
     assert jaxgrad.explain(jax.jit(on_xla), *weights, platform="cpu").reason == "forced by implementation='xla'"
+    functools.update_wrapper(loop := lambda x: x, loop)
+    with pytest.raises(ValueError, match="wrapper loop"):
+        jaxgrad.explain(loop, x)
 
 
 @pytest.mark.parametrize(

@@ -235,13 +235,6 @@ def test_a_missing_file(tmp_path):
         Tuning.load(tmp_path / "tuning.json")
 
 
-def test_the_cores_are_those_of_the_process(run_python):
-    script = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\nimport jaxgrad\n" + (
-        "from jaxgrad._src.core.environment import current_environment; print(current_environment().device_kind)"
-    )
-    assert run_python(script, JAX_PLATFORMS="cpu").stdout.strip().endswith(", 1 cores")
-
-
 @pytest.mark.parametrize("field", ["device_kind", "jax", "jaxlib", "jaxgrad", "library", "driver"])
 def test_another_machine_has_no_effect_but_one_warning(recwarn, field):
     other = dataclasses.replace(current_environment(), **{field: "another"})

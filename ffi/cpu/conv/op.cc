@@ -6,6 +6,7 @@
 #include "cpu/conv/onednn_plan.h"
 #include "cpu/conv/summed_plan.h"
 #include "cpu/runtime/arena.h"
+#include "cpu/runtime/onednn.h"
 
 namespace jaxgrad {
 namespace {

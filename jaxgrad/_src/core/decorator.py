@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -47,8 +48,8 @@ class Decorator(Reentrant):
             raise TypeError(f"{self.name}: function must be callable, got {type(function).__name__}")
         if kind := _unsupported(function):
             raise TypeError(
-                f"{self.name}: function must not be {kind}, got {function.__name__}; "
-                "decorate the functions that it calls"
+                f"{self.name}: function must not be {kind}, got "
+                f"{getattr(function, '__name__', function)}; decorate the functions that it calls"
             )
         return self._decorated(function)
 
@@ -57,7 +58,9 @@ class Decorator(Reentrant):
         if isinstance(function, types.MethodType):
             return types.MethodType(_decorated_once(self, function.__func__), function.__self__)
         if type(function) is functools.partial:
-            return functools.partial(self._decorated(function.func), *function.args, **function.keywords)
+            partial = functools.partial(self._decorated(function.func), *function.args, **function.keywords)
+            vars(partial).update(vars(function))
+            return partial
         if not jax.tree_util.all_leaves([function]):
             return _DecoratedTree(self, function)
         if not isinstance(function, _FUNCTIONS) or any(callable(getattr(function, name, None)) for name in _STAGES):
@@ -72,14 +75,13 @@ class Decorator(Reentrant):
         return decorated
 
 
-@functools.lru_cache(maxsize=1024)
-def _cached(decorator: Decorator, function: Callable[..., Any]) -> Any:
-    return decorator._decorated(function)
+_methods: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 
 
-def _decorated_once(decorator: Decorator, function: Callable[..., Any]) -> Any:
-    """The same result for the same function of a class: a method equals itself, as JAX's caches require."""
-    return (_cached if inspect.isfunction(function) else Decorator._decorated)(decorator, function)
+def _decorated_once(decorator: Decorator, function: Any) -> Any:
+    """The same result for the same function of a class while it is in use: a method equals itself."""
+    decorated = decorator._decorated(function)
+    return _methods.setdefault((decorator, function), decorated) if inspect.isfunction(function) else decorated
 
 
 def _unsupported(function: Callable[..., Any]) -> str | None:
@@ -95,14 +97,14 @@ class _DecoratedObject:
 
     def __init__(self, decorator: Decorator, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function, updated=())
-        self._decorator = decorator
+        self._jaxgrad_decorator = decorator
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self._decorator:
+        with self._jaxgrad_decorator:
             return self.__wrapped__(*args, **kwargs)
 
     def __repr__(self) -> str:
-        return f"{self._decorator.name}({self.__wrapped__!r})"
+        return f"{self._jaxgrad_decorator.name}({self.__wrapped__!r})"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -112,7 +114,7 @@ class _DecoratedObject:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         attribute = getattr(self.__wrapped__, name)
         is_method = callable(attribute) and (name in _STAGES or _bound_object(attribute) is self.__wrapped__)
-        return self._decorator._decorated(attribute) if is_method and not _unsupported(attribute) else attribute
+        return self._jaxgrad_decorator._decorated(attribute) if is_method and not _unsupported(attribute) else attribute
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets an attribute of the object, such as a layer of a model. Some names belong to the wrapper."""
@@ -129,7 +131,7 @@ class _DecoratedObject:
 
 
 def _is_of_wrapper(name: str) -> bool:
-    return name.startswith("__") or name == "_decorator"
+    return name.startswith("__") or name == "_jaxgrad_decorator"
 
 
 def _bound_object(method: Any) -> Any:
@@ -150,7 +152,7 @@ class _DecoratedTree(_DecoratedObject):
     """A decorated object that is a pytree, such as a module of equinox. It is a pytree with the same leaves."""
 
     def tree_flatten_with_keys(self) -> tuple[Any, Decorator]:
-        return [(jax.tree_util.GetAttrKey("__wrapped__"), self.__wrapped__)], self._decorator
+        return [(jax.tree_util.GetAttrKey("__wrapped__"), self.__wrapped__)], self._jaxgrad_decorator
 
     @classmethod
     def tree_unflatten(cls, decorator: Decorator, children: Sequence[Any]) -> _DecoratedTree:

@@ -24,7 +24,7 @@ class Environment:
 
     Attributes:
       platform: the platform of JAX's default device when a program is lowered for it: "cpu" or "cuda".
-      device_kind: of the device; on a CPU its model, instruction set and the number of cores that the process may use.
+      device_kind: of the device; on a CPU its model, instruction set and number of cores.
       jax, jaxlib, jaxgrad: their versions.
       library: the version of the library behind jaxgrad's kernels: cuDNN or oneDNN.
       driver: the version of the GPU's driver; empty on a CPU.
@@ -59,7 +59,7 @@ def current_environment() -> Environment:
         return Environment("cuda", device.device_kind, *versions, library, _driver())
     if device.platform != "cpu":
         return Environment(device.platform, device.device_kind, *versions, "")
-    cores = len(os.sched_getaffinity(0))  # those that this process may use, as many as XLA's threads
+    cores = os.cpu_count()  # of the machine, which all processes on it agree about
     library = f"oneDNN {cpu.build_info().get('onednn', '')}"
     return Environment("cpu", f"{cpu_name()}, {cores} cores", *versions, library)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -118,12 +119,10 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
 def _unwrapped(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The op inside decorators and partials, and the arguments of its call."""
     while True:
-        if isinstance(op, functools.partial):
-            op, args, kwargs = op.func, (*op.args, *args), {**op.keywords, **kwargs}
-        elif callable(op) and hasattr(op, "__wrapped__"):
-            op = op.__wrapped__
-        else:
+        op = inspect.unwrap(op) if callable(op) else op
+        if not isinstance(op, functools.partial):
             return op, args, kwargs
+        op, args, kwargs = op.func, (*op.args, *args), {**op.keywords, **kwargs}
 
 
 def explanation(selection: Selection, platform: str) -> Explanation:
