@@ -25,7 +25,7 @@ _STAGES = "lower", "trace", "eval_shape"  # attributes of a function under `jax.
 
 
 class Decorator(Reentrant):
-    """A context manager that is a decorator too. Two are equal if their `__reduce__` is.
+    """A context manager that is a decorator too. Two are equal if `__reduce__` returns the same.
 
     Attributes:
       name: what users call it.
@@ -79,7 +79,8 @@ _methods: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 
 
 def _decorated_once(decorator: Decorator, function: Any) -> Any:
-    """The same result for the same function of a class while it is in use: a method equals itself."""
+    """Decorates the function of a method. While the result is in use, the same function gives the same result, so that
+    a decorated method equals itself, as methods do."""
     decorated = decorator._decorated(function)
     return _methods.setdefault((decorator, function), decorated) if inspect.isfunction(function) else decorated
 

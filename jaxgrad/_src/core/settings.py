@@ -152,9 +152,9 @@ def update(**changes: Any) -> None:
 def override(**changes: Any) -> Override:
     """Changes settings inside a `with` block, or in the calls of a decorated function, for the thread that enters it.
 
-    Functions under `jax.jit` that were traced outside the block are traced again inside it. All settings of the block
-    are fixed when `override` is called: an `update` inside the block takes effect after it. So are those of a decorated
-    function, when it is decorated.
+    Functions under `jax.jit` that were traced outside the block are traced again inside it. All settings of the block,
+    or of the calls of a decorated function, are fixed when `override` is called: a later `update` takes effect outside
+    of them only.
 
     Args:
       **changes: attributes of `Settings` except `plan_cache_dir`.
