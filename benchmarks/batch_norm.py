@@ -168,24 +168,11 @@ def _explanation(case: Case) -> Any:
 
 
 def _rows(case: Case, left_out: set[str], options: Options) -> list[dict[str, Any]]:
-    inputs, dy = _arrays(case)
-
-    def ours_on(implementation: str | None) -> Callable[..., jax.Array]:
-        settings = {
-            "feature_axis": case.feature_axis,
-            "activation": case.activation,
-            "implementation": implementation,
-        }
-
-        def layer(x: jax.Array, scale: jax.Array, bias: jax.Array, *residual: jax.Array) -> jax.Array:
-            given = residual[0] if residual else None
-            return jaxgrad.batch_norm_training(x, scale, bias, residual=given, **settings)[0]
-
-        return layer
+    inputs, dy = arrays_of(case)
 
     layers = {
-        OURS: ours_on(None),
-        OURS_ON_XLA: ours_on("xla"),
+        OURS: layer_of(case),
+        OURS_ON_XLA: layer_of(case, implementation="xla"),
         NUMPY_FUSED: partial(plain, case=case),
         NUMPY_VAR: partial(with_var, case=case),
     }
@@ -195,7 +182,7 @@ def _rows(case: Case, left_out: set[str], options: Options) -> list[dict[str, An
     contenders = {
         "forward": jax_contenders([Call(name, layer, inputs) for name, layer in layers.items()]),
         "forward+backward": jax_contenders(
-            [Call(name, _gradients(layer), (inputs, dy)) for name, layer in layers.items()]
+            [Call(name, gradients(layer), (inputs, dy)) for name, layer in layers.items()]
         ),
     }
     if options.wants(TORCH_EAGER) and TORCH_EAGER not in left_out:
@@ -205,10 +192,27 @@ def _rows(case: Case, left_out: set[str], options: Options) -> list[dict[str, An
         settings = {"feature_axis": case.feature_axis, "relu": case.activation is not None, "on_gpu": on_gpu}
         for which, (function, outputs) in torch_batch_norm.passes(inputs, dy, **settings).items():
             contenders[which].append(torch_contender(TORCH_EAGER, function, outputs, on_gpu))
-    return [compare(_work(case, which), those, options.effort) for which, those in contenders.items()]
+    return [compare(work_of(case, which), those, options.effort) for which, those in contenders.items()]
 
 
-def _work(case: Case, which: str) -> Work:
+def layer_of(case: Case, implementation: str | None = None) -> Callable[..., jax.Array]:
+    """y of jaxgrad.batch_norm_training, as a function of x, scale, bias and the residual if the case has one."""
+
+    def layer(x: jax.Array, scale: jax.Array, bias: jax.Array, *residual: jax.Array) -> jax.Array:
+        return jaxgrad.batch_norm_training(
+            x,
+            scale,
+            bias,
+            residual=residual[0] if residual else None,
+            feature_axis=case.feature_axis,
+            activation=case.activation,
+            implementation=implementation,
+        )[0]
+
+    return layer
+
+
+def work_of(case: Case, which: str) -> Work:
     return Work(
         label=case.label,
         measure=which,
@@ -221,15 +225,15 @@ def _work(case: Case, which: str) -> Work:
     )
 
 
-def _arrays(case: Case) -> tuple[tuple[jax.Array, ...], jax.Array]:
+def arrays_of(case: Case) -> tuple[tuple[jax.Array, ...], jax.Array]:
     keys = jax.random.split(jax.random.key(0), 5)
     channels = (case.shape[case.feature_axis],)
     x, dy, residual = (jax.random.normal(key, case.shape).astype(case.dtype) for key in keys[:3])
-    scale, bias = (jax.random.normal(key, channels) for key in keys[3:])
+    scale, bias = (jax.random.normal(key, channels, jnp.float32) for key in keys[3:])
     return (x, 1 + scale / 2, bias, *([residual] if case.residual else [])), dy
 
 
-def _gradients(layer: Callable[..., jax.Array]) -> Callable[..., Any]:
+def gradients(layer: Callable[..., jax.Array]) -> Callable[..., Any]:
     """y, and the gradients of sum(y dy) with respect to the inputs."""
 
     def run(inputs: tuple[jax.Array, ...], dy: jax.Array) -> tuple[jax.Array, ...]:

@@ -100,7 +100,7 @@ def _rows(case: Case, left_out: dict[str, str], options: Options) -> list[dict[s
             for which, contender in _torch_contenders(name, case, arrays, options, left_out).items():
                 contenders[which].append(contender)
     return [
-        {**compare(_work(case, which), those, options.effort), "taken": taken} for which, those in contenders.items()
+        {**compare(work_of(case, which), those, options.effort), "taken": taken} for which, those in contenders.items()
     ]
 
 
@@ -166,7 +166,7 @@ def passes(op: Callable[..., jax.Array], case: Case) -> dict[str, Callable[..., 
     }
 
 
-def _work(case: Case, which: str) -> Work:
+def work_of(case: Case, which: str) -> Work:
     itemsize = jnp.dtype(case.dtype).itemsize
     sizes = {name: math.prod(shape) * itemsize for name, shape in zip("xwy", case.shapes(), strict=True)}
     return Work(

@@ -191,7 +191,7 @@ def _rows(case: Case, left_out: dict[str, str], options: Options) -> list[dict[s
             own |= peers.get(which, {})
             if isinstance(ours := own[OURS], Exception):
                 raise ours
-            rows.append(_row(_work(case, linear_before_reset, which), own, left_out, options))
+            rows.append(_row(work_of(case, linear_before_reset, which), own, left_out, options))
     return rows
 
 
@@ -251,7 +251,7 @@ def functions(case: Case, inputs: Any, cotangents: Any) -> dict[tuple[bool, str,
             layers[OURS_WITHOUT_RESETS] = ours_with()
         for name, layer in layers.items():
             found[lbr, "forward", name] = layer, inputs
-            found[lbr, "forward+backward", name] = _gradients(layer), (inputs, cotangents)
+            found[lbr, "forward+backward", name] = gradients(layer), (inputs, cotangents)
     return found
 
 
@@ -326,7 +326,7 @@ def cudnn_problem(
     )
 
 
-def _work(case: Case, linear_before_reset: bool, which: str) -> Work:
+def work_of(case: Case, linear_before_reset: bool, which: str) -> Work:
     return Work(
         label=f"{case.label} lbr={int(linear_before_reset)}",
         measure=which,
@@ -363,7 +363,7 @@ def arrays(case: Case) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     return (x, w, r, b, initial_h), (dy, dy_h)
 
 
-def _gradients(layer: Callable[..., Any]) -> Callable[..., Any]:
+def gradients(layer: Callable[..., Any]) -> Callable[..., Any]:
     """Those of sum(y dy) + sum(y_h dy_h) with respect to the inputs."""
 
     def run(inputs: tuple[jax.Array, ...], cotangents: tuple[jax.Array, ...]) -> Any:

@@ -101,11 +101,12 @@ def _times(seconds: list[float]) -> Times:
 
 
 class Call(NamedTuple):
-    """A contender before it is compiled: `jax.jit(function)(*args)`."""
+    """A contender before it is compiled: `jax.jit(function)(*args)`, lowered in the context `in_force`."""
 
     name: str
     function: Callable[..., Any]
     args: tuple[Any, ...]
+    in_force: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
 
 def jax_contenders(calls: Sequence[Call]) -> list[Contender]:
@@ -114,7 +115,7 @@ def jax_contenders(calls: Sequence[Call]) -> list[Contender]:
     The device time is the sum over all kernels and copies in the profile, without JAX's dispatch and without the gaps
     between kernels.
     """
-    return [_one_call(name, *found) for (name, _, _), found in zip(calls, _results_of(calls), strict=True)]
+    return [_one_call(name, *found) for (name, *_), found in zip(calls, _results_of(calls), strict=True)]
 
 
 def _one_call(name: str, compiled: Callable[..., Any], args: Any, outputs: list[np.ndarray], memory: int) -> Contender:
@@ -128,7 +129,7 @@ def _one_call(name: str, compiled: Callable[..., Any], args: Any, outputs: list[
 
 def jax_queued_contenders(calls: Sequence[Call]) -> list[Contender]:
     """As `jax_contenders`, for functions with loops, where gaps count: on a GPU the wall time of queued calls."""
-    return [_queued(name, *found) for (name, _, _), found in zip(calls, _results_of(calls), strict=True)]
+    return [_queued(name, *found) for (name, *_), found in zip(calls, _results_of(calls), strict=True)]
 
 
 class InProgram(NamedTuple):
@@ -259,7 +260,12 @@ def _queued(name: str, compiled: Callable[..., Any], args: Any, outputs: list[np
 
 def _results_of(calls: Sequence[Call]) -> list[tuple[Callable[..., Any], Any, list[np.ndarray], int]]:
     """`_results` of each call. Lowering jaxgrad's ops measures cuDNN's engines, so that calls are lowered in turn."""
-    programs = _compiled([jax.jit(each.function).lower(*each.args) for each in calls])
+
+    def lowered(each: Call) -> Any:
+        with each.in_force():
+            return jax.jit(each.function).lower(*each.args)
+
+    programs = _compiled([lowered(each) for each in calls])
     return [_results(program, *each.args) for program, each in zip(raised(programs), calls, strict=True)]
 
 

@@ -28,11 +28,14 @@ from jaxgrad._src.selection import table
 __all__ = ["CASES", "CONTENDERS", "QUICK_CASES", "measure", "parse_case"]
 
 CONTENDERS = (OURS, OURS_TUNED, OURS_WRONG, OURS_WRONG_TUNED)
+WRONG_TABLE = (
+    "The wrong table prefers XLA where jaxgrad's prefers a kernel, a kernel where it prefers XLA, and on a CPU oneDNN "
+    "and jaxgrad's depthwise kernel in place of each other."
+)
 NOTES = (
     "Cases are those of the training steps, with all ops of jaxgrad.",
     "jaxgrad selects by its table of preferences; jaxgrad, tuned by what jaxgrad.tune measured for the step before.",
-    "The wrong table prefers XLA where jaxgrad's prefers a kernel, a kernel where it prefers XLA, and on a CPU oneDNN "
-    "and jaxgrad's depthwise kernel in place of each other.",
+    WRONG_TABLE,
 )
 # The choices of the wrong table where they are not XLA. "cpu" is oneDNN or jaxgrad's depthwise kernel; other rows say
 # which.
@@ -53,22 +56,29 @@ def _row(case: Case, options: Options) -> dict[str, Any]:
     described = describe(network.run, case.x)
     args = arguments(network, described, case.x)
     step = partial(training_step, JaxgradOps, network)
+    in_force = contexts(step, args, options)
+    made = partial(jax_loop_contenders, dict.fromkeys(in_force, step), *args, in_force=in_force)
+    found = raised(timed(f"{', '.join(in_force)}: ready", made))
+    return compared(case, described.flops, args[0], found, options)
 
-    in_force: dict[str, Callable[[], AbstractContextManager[None]]] = {}
+
+def contexts(
+    function: Callable[..., Any], args: Sequence[Any], options: Options
+) -> dict[str, Callable[[], AbstractContextManager[None]]]:
+    """By contender, the context in which the function is lowered: a table, and what `jaxgrad.tune` measured."""
+    found: dict[str, Callable[[], AbstractContextManager[None]]] = {}
     for plain, tuned, table_in_force in (
         (OURS, OURS_TUNED, contextlib.nullcontext),
         (OURS_WRONG, OURS_WRONG_TUNED, _wrong_table),
     ):
         if options.wants(plain):
-            in_force[plain] = table_in_force
+            found[plain] = table_in_force
         if options.wants(tuned):
             with table_in_force():
-                tuning = timed(f"{tuned}: measured", partial(jaxgrad.tune, step, *args, progress=False))
+                tuning = timed(f"{tuned}: measured", partial(jaxgrad.tune, function, *args, progress=False))
             print(tuning)
-            in_force[tuned] = partial(_table_and_tuning, table_in_force, tuning)
-    made = partial(jax_loop_contenders, dict.fromkeys(in_force, step), *args, in_force=in_force)
-    found = raised(timed(f"{', '.join(in_force)}: ready", made))
-    return compared(case, described.flops, args[0], found, options)
+            found[tuned] = partial(_table_and_tuning, table_in_force, tuning)
+    return found
 
 
 @contextlib.contextmanager

@@ -90,7 +90,7 @@ def test_results_of_other_shapes_do_not_agree():
     """Also where they would broadcast."""
     ours, other = (Contender(name, float, [np.ones(shape)]) for name, shape in ((OURS, (3, 3)), (LAX, (3, 1))))
     with pytest.raises(RuntimeError, match=r"'jaxgrad' has the shape \(3, 3\), that of 'jax.lax' \(3, 1\)"):
-        compare.check_agreement(conv._work(PATCHES[0], "dX"), ours, other)
+        compare.check_agreement(conv.work_of(PATCHES[0], "dX"), ours, other)
 
 
 def _row(label, measure, **others):

@@ -280,7 +280,7 @@ def test_the_roofline_multiplies_in_the_precision(monkeypatch, dtype, others, pr
     programs = []
 
     def contenders(calls):
-        programs.extend((args[0].dtype.name, str(jax.make_jaxpr(function)(*args))) for _, function, args in calls)
+        programs.extend((call.args[0].dtype.name, str(jax.make_jaxpr(call.function)(*call.args))) for call in calls)
         return jax_contenders(calls)
 
     jax_contenders = roofline.jax_contenders

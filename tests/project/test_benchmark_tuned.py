@@ -1,16 +1,19 @@
-"""`python -m benchmarks tuned`: the wrong table, and the contenders that it is in force for."""
+"""`python -m benchmarks tuned` and `tuned_calls`: the wrong table, and the contenders that it is in force for."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 from functools import partial
 
 import benchmarks_package  # noqa: F401
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import preferences, timing, tuned
+from benchmarks import compare, preferences, timing, tuned, tuned_calls
+from benchmarks.options import Effort, Options
 from jaxgrad._src.selection import table
 
 
@@ -63,3 +66,32 @@ def test_the_step_of_jax_lax_is_compiled_first(capsys):
     assert [each.name for each in found] == list(factors)
     for each, factor in zip(found, factors.values(), strict=True):
         np.testing.assert_array_equal(each.outputs[0], factor * np.ones(3))
+
+
+@pytest.mark.parametrize("case", tuned_calls.QUICK_CASES, ids=lambda case: case.op)
+def test_a_call_has_the_gradients_of_all_operands(case):
+    function, args, _ = tuned_calls._function(case)
+    operands = args[:2] if case.op == "conv" else jax.tree.leaves(args[0])  # without the cotangents
+    results = jax.tree.leaves(jax.eval_shape(function, *args))
+    assert [each.shape for each in results[-len(operands) :]] == [each.shape for each in operands]
+
+
+def test_a_call_is_measured_under_the_wrong_table(monkeypatch):
+    monkeypatch.setattr(compare, "matmul_gflops", lambda *_: 1.0)
+    monkeypatch.setattr(compare, "memory_gbps", lambda: 1.0)
+    case, names = tuned_calls.QUICK_CASES[0], ("jaxgrad, wrong table", "jaxgrad, wrong table, tuned")
+    (row,) = tuned_calls.measure([case], Options(Effort(1, 0), frozenset(names)))["rows"]
+    assert row["label"] == case.label
+    assert tuple(row["times_ms"]) == ("jaxgrad", *names)
+    wrong, recovered = (row["temporary_bytes"][name] for name in names)
+    assert wrong > recovered == row["temporary_bytes"]["jaxgrad"]
+
+
+@pytest.mark.parametrize("text", ["conv", "gru:", "gru:1,2", "step:1,2,3,4", ""])
+def test_cases_that_are_no_call(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="must be"):
+        tuned_calls.parse_case(text)
+
+
+def test_a_case_is_that_of_its_benchmark():
+    assert tuned_calls.parse_case("gru:100,32,64,128") in tuned_calls.CASES["cpu"]
