@@ -11,8 +11,8 @@
 
    FAKE_WRONG: engines with wrong results: "number:kind", with commas between. Wrong are the last element ("corner"),
    the first feature of the last group ("border"), the feature in the middle ("channel"), or all, by one per cent
-   ("factor"); half of the columns are not written ("unwritten"), and the first element is not a number ("nan"). With
-   "scribble" the result is right, and the first element of the first operand is overwritten
+   ("factor"); half of the columns are not written ("unwritten"), the first element is not a number ("nan"), and NaN
+   becomes 0 ("zero"). With "scribble" the result is right, and the first element of the first operand is overwritten
 
    FAKE_CREATE: the status of creating a handle
 
@@ -410,6 +410,7 @@ static void write_result(const Array* result, const double* sums, long number, i
     if (strcmp(fault, "channel") == 0 && i[grouped] == result->sizes[grouped] / 2) value += 1;
     if (strcmp(fault, "factor") == 0) value *= 1.01;
     if (strcmp(fault, "nan") == 0 && first) value = 0.0 / 0.0;
+    if (strcmp(fault, "zero") == 0 && value != value) value = 0;
     if (strcmp(fault, "unwritten") == 0 && i[4] % 2 == 0) continue;
     put(result, offset(result, i), value);
   } while (next(i, result->sizes, 5));

@@ -39,6 +39,22 @@ def test_a_wrong_engine_is_not_used(run, kind):
     }
 
 
+def test_an_engine_whose_relu_loses_nan_is_not_used(run):
+    """Without relu it is right."""
+    script = """
+prepare = cuda.cudnn_unavailable(), cuda.nvrtc_unavailable()
+spec = (0, 2, 1)
+problem = ConvProblem(ConvGeometry(spec, spec, spec, (1,), ((1, 0),), (1,), 1, (5,), (2,)), 2, 3, 4, jnp.dtype("float32"))
+arguments = 0, 0, cuda.float_type(problem.dtype), problem.shapes, problem.geometry.attributes()
+report(found=[
+    cuda.module.run_every_engine(*arguments, relu, relu, True, 1 << 30, lambda *_: True) for relu in (False, True)
+])
+"""
+    without, with_relu = run(script, FAKE_FUSED="3", FAKE_WRONG="12:zero")["found"]
+    assert [error < 1 for _, error, _ in without] == [True, True, True]
+    assert [error < 1 for _, error, _ in with_relu] == [True, False, True]
+
+
 def test_an_engine_that_overwrites_an_operand_does_not_make_the_next_ones_wrong(run):
     script = 'report(found=engine(9, "exhaustive"), counts=counts())'
     assert run(script, FAKE_WRONG="11:scribble") == {"found": ["engine 12", 300], "counts": [3, 0, 0]}

@@ -73,7 +73,7 @@ std::string stored_plan_key(const ConvKey& key, int64_t reserved_bytes) {
 }
 
 std::string stored_check_key(const ConvKey& key) {
-  return "check 1 of " + describe_values(key) + describe_machine(key);
+  return "check 2 of " + describe_values(key) + describe_machine(key);
 }
 
 }  // namespace jaxgrad

@@ -7,8 +7,9 @@
 namespace jaxgrad {
 namespace {
 
-constexpr uint32_t kPattern = 0x3c003c00;  // 1 in float16, 0.0078 in bfloat16 and float32
-constexpr uint32_t kNan = 0xffffffff;      // in every type
+constexpr uint32_t kPattern = 0x3c003c00;     // 1 in float16, 0.0078 in bfloat16 and float32
+constexpr uint32_t kUnwritten = 0xffffffff;   // NaN in every type
+constexpr uint32_t kNanOperand = 0x7fff7fff;  // NaN in every type; rounding to TF32 must not carry into the sign
 
 // The binary digits of an operand after the first one: as many as the math settings let every engine use, so that only
 // sums and results are rounded.
@@ -105,7 +106,7 @@ float ConvTrial::run(const cudnn::Descriptor& plan) {
   return watch_.milliseconds();
 }
 
-void ConvTrial::compute_reference() {
+std::vector<ConvTrial::Expected> ConvTrial::reference() {
   const CUstream stream = watch_.stream();
   const auto count = static_cast<int>(elements_.size());
   samples_.write(elements_.data(), elements_.size() * sizeof(int64_t), stream);
@@ -114,30 +115,37 @@ void ConvTrial::compute_reference() {
   std::vector<double> parts(elements_.size() * kReferenceParts * 2);
   sums_.read(parts.data(), parts.size() * sizeof(double), stream);
   watch_.wait();
+  std::vector<Expected> expected;
   for (size_t i = 0; i < elements_.size(); ++i) {
     double sum = 0, absolute = 0;
     for (int part = 0; part < kReferenceParts; ++part) {
       sum += parts[2 * (i * kReferenceParts + part)];
       absolute += parts[2 * (i * kReferenceParts + part) + 1];
     }
-    expected_.push_back({key_.relu ? std::max(sum, 0.0) : sum, absolute});
+    expected.push_back({key_.relu && sum < 0 ? 0 : sum, absolute});
   }
+  return expected;
 }
 
-double ConvTrial::error_of(const cudnn::Descriptor& plan, bool has_transforms) {
-  fill_operands();  // the engine before this one may have written to them
-  if (expected_.empty()) compute_reference();
+std::vector<double> ConvTrial::sampled_result(const cudnn::Descriptor& plan) {
   const CUstream stream = watch_.stream();
   driver::Memory& result = key_.pass == ConvPass::kForward ? y_ : key_.pass == ConvPass::kInputGradient ? x_ : w_;
   // A plan must write every element, and must not read a workspace that it did not write.
-  result.fill(kNan, stream);
-  workspace_.fill(kNan, stream);
+  result.fill(kUnwritten, stream);
+  workspace_.fill(kUnwritten, stream);
   run(plan);
   std::vector<double> found(elements_.size());
   kernels_->gather(stream, problem_, result.data(), static_cast<const int64_t*>(samples_.data()),
                    static_cast<int>(elements_.size()), static_cast<double*>(values_.data()));
   values_.read(found.data(), found.size() * sizeof(double), stream);
   watch_.wait();
+  return found;
+}
+
+double ConvTrial::error_of(const cudnn::Descriptor& plan, bool has_transforms) {
+  fill_operands();  // the engine before this one may have written to them
+  if (expected_.empty()) expected_ = reference();
+  const std::vector<double> found = sampled_result(plan);
   const auto terms = static_cast<double>(terms_of(key_));
   double largest = 0;
   for (size_t i = 0; i < found.size(); ++i) {
@@ -147,7 +155,18 @@ double ConvTrial::error_of(const cudnn::Descriptor& plan, bool has_transforms) {
     const double allowed = tolerance(key_.type, has_transforms, terms, expected, absolute);
     if (error > 0) largest = std::max(largest, error / allowed);  // infinity if nothing is allowed
   }
+  if (key_.relu && !keeps_nan(plan)) return std::numeric_limits<double>::infinity();
   return largest;
+}
+
+bool ConvTrial::keeps_nan(const cudnn::Descriptor& plan) {
+  x_.fill(kNanOperand, watch_.stream());
+  const std::vector<Expected> expected = reference();
+  const std::vector<double> found = sampled_result(plan);
+  fill_operands();  // to time the plan with numbers
+  for (size_t i = 0; i < found.size(); ++i)
+    if (std::isnan(expected[i].value) && !std::isnan(found[i])) return false;
+  return true;
 }
 
 }  // namespace jaxgrad

@@ -34,12 +34,25 @@ class ConvTrial {
   bool has_reference() const { return kernels_ != nullptr; }
 
   // Runs a plan and returns the largest error of the sampled elements of its result, as a multiple of what rounding
-  // explains: above 1, the plan is wrong. Infinity if the result has a NaN. Throws as run() does.
+  // explains: above 1, the plan is wrong. Infinity if the result has a NaN, or if relu(NaN) is a number. Throws as run()
+  // does.
   double error_of(const cudnn::Descriptor& plan, bool has_transforms);
 
  private:
+  struct Expected {
+    double value, absolute;  // the latter is the sum of the absolute products
+  };
+
   void fill_operands();
-  void compute_reference();
+
+  // The sampled elements, computed from the operands.
+  std::vector<Expected> reference();
+
+  // Runs a plan and returns the sampled elements of its result.
+  std::vector<double> sampled_result(const cudnn::Descriptor& plan);
+
+  // Whether the sampled elements are NaN if x is.
+  bool keeps_nan(const cudnn::Descriptor& plan);
 
   const ConvKey key_;
   const std::shared_ptr<const ReferenceKernels> kernels_;
@@ -48,9 +61,6 @@ class ConvTrial {
   const std::vector<int64_t> elements_;  // that are sampled; empty without kernels
   driver::Stopwatch watch_;
   driver::Memory x_, w_, y_, bias_, workspace_, samples_, sums_, values_;
-  struct Expected {
-    double value, absolute;  // the latter is the sum of the absolute products
-  };
   std::vector<Expected> expected_;  // of each sample; empty before the first use
 };
 
