@@ -34,8 +34,8 @@ class ConvTrial {
   bool has_reference() const { return kernels_ != nullptr; }
 
   // Runs a plan and returns the largest error of the sampled elements of its result, as a multiple of what rounding
-  // explains: above 1, the plan is wrong. Infinity if the result has a NaN, or if relu(NaN) is a number. Throws as run()
-  // does.
+  // explains: above 1, the plan is wrong. Infinity if the result has a NaN, or if relu(NaN) is a number. Throws as
+  // run() does.
   double error_of(const cudnn::Descriptor& plan, bool has_transforms);
 
  private:
