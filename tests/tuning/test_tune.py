@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from functools import partial
 
@@ -292,6 +293,45 @@ def test_calls_in_a_program_on_a_gpu(monkeypatch, steps, expected):
     x, w, r = jnp.ones((steps, 2, 3)), jnp.ones((1, 12, 3)), jnp.ones((1, 12, 4))
     jaxgrad.tune(jaxgrad.gru, x, w, r, progress=False)
     assert set(calls) == {expected}
+
+
+def _two_programs():
+    sets = [[jnp.full((4, 3), value)] for value in (1.0, 2.0)]
+    functions = {"sum": jnp.sum, "exp": lambda x: {"of x": jnp.exp(x)}}
+    return {name: timing.with_sets(function, sets) for name, function in functions.items()}
+
+
+def test_short_programs_make_their_calls_in_rounds_on_a_gpu(monkeypatch):
+    programs = _two_programs()
+    assert timing.in_rounds(programs) == programs or OWN != "cpu"
+    monkeypatch.setattr(timing.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(timing, "_seconds_of_a_run", lambda _: 3e-3)
+    found = timing.in_rounds(programs)
+    assert [program.calls for program in found.values()] == [2 * 4, 2 * 4]
+    jax.tree.map(np.testing.assert_array_equal, *({n: p.run() for n, p in each.items()} for each in (found, programs)))
+    monkeypatch.setattr(timing, "_seconds_of_a_run", lambda _: 10e-3)
+    assert timing.in_rounds(programs) == programs
+
+
+def test_programs_without_memory_for_rounds_make_their_calls_once(monkeypatch):
+    """All of them: the time of a call differs between the two kinds of program."""
+
+    def fails():
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")
+
+    programs = _two_programs()
+    programs["sum"] = dataclasses.replace(programs["sum"], lower_rounds=lambda rounds: fails)
+    monkeypatch.setattr(timing.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(timing, "_seconds_of_a_run", lambda _: 1e-3)
+    assert timing.in_rounds(programs) == programs
+
+
+@pytest.mark.gpu
+def test_rounds_are_in_the_loop():
+    """XLA would move equal calls out of it."""
+    sets = [[jnp.ones((4096, 4096)), jnp.ones((4096, 4096))]]
+    few, many = (timing.run_once(timing.lower_with_sets(jnp.dot, sets, rounds)()) for rounds in (2, 40))
+    assert min(many.seconds(1) for _ in range(3)) > 10 * min(few.seconds(1) for _ in range(3))
 
 
 @pytest.mark.parametrize("failures", [1, 2])

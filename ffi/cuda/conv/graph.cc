@@ -127,8 +127,7 @@ Descriptor engine_of(const Descriptor& config) {
 // The wrong engines that were found before engine_check.h, which finds others (cuDNN 9.19, H200). They are left out
 // where engines cannot be checked too. With padding that differs between the two sides, they compute as if it were
 // symmetric, or return NaN. Engine 78 is correct on small shapes, but wrong for a window of 2 with dilation 512 over
-// 16384 elements, padded by 512 on one side. Engine 39 returns 0 for relu(NaN), even if NaN propagation is requested: a
-// check has no NaN.
+// 16384 elements, padded by 512 on one side. Engine 39 returns 0 for relu(NaN), even if NaN propagation is requested.
 bool is_known_wrong(const ConvKey& key, int64_t engine) {
   if (key.relu && engine == 39) return true;
   if (key.padding_low == key.padding_high) return false;

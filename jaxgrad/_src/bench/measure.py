@@ -16,7 +16,7 @@ from jaxgrad._src.bench.results import JAXGRAD, PYTORCH, XLA, CallResult, PassRe
 from jaxgrad._src.core.environment import current_environment
 from jaxgrad._src.core.explain import PassExplanation
 from jaxgrad._src.tuning.progress import with_progress
-from jaxgrad._src.tuning.timing import Program, random_operands, run_once, samples_in_turns, with_sets
+from jaxgrad._src.tuning.timing import Program, in_rounds, random_operands, run_once, samples_in_turns, with_sets
 
 _SECONDS = 1.0  # of samples of one pass, at least
 
@@ -62,17 +62,25 @@ def _measured(call: Call, torch: Any) -> CallResult:
         }
         if theirs:
             makers[PYTORCH] = partial(torch.program, theirs[each.name])
-        passes[each.name] = _measured_pass(makers, explained[each.name], dict(failed))
+        own_failed = dict(failed)
+        programs = _programs(makers, own_failed)
+        if not call.one_call_a_program:
+            programs = in_rounds(programs)
+        passes[each.name] = _measured_pass(programs, explained[each.name], own_failed)
     return CallResult(call.text, call.dtype, passes, call.total)
 
 
-def _measured_pass(
-    makers: Mapping[str, Callable[[], Program]], explained: tuple[PassExplanation, ...], failed: dict[str, str]
-) -> PassResult:
+def _programs(makers: Mapping[str, Callable[[], Program]], failed: dict[str, str]) -> dict[str, Program]:
     programs = {}
     for name, make in makers.items():
         if program := _tried(name, failed, lambda make: run_once(make()), make):
             programs[name] = program
+    return programs
+
+
+def _measured_pass(
+    programs: Mapping[str, Program], explained: tuple[PassExplanation, ...], failed: dict[str, str]
+) -> PassResult:
     samples: dict[str, list[float]] = {name: [] for name in programs}
     result = PassResult(explained, samples, failed, _difference(programs))
     for _ in range(2):
@@ -93,7 +101,7 @@ def _tried(name: str, failed: dict[str, str], function: Callable[..., Any], *arg
         return None
 
 
-def _difference(programs: dict[str, Program]) -> float | None:
+def _difference(programs: Mapping[str, Program]) -> float | None:
     if not {JAXGRAD, XLA} <= programs.keys():
         return None
     ours, theirs = (jax.tree.leaves(programs[name].run()[0]) for name in (JAXGRAD, XLA))

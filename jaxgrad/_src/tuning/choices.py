@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from concurrent.futures import ThreadPoolExecutor
 
 import jax
 
@@ -17,7 +16,7 @@ from jaxgrad._src.core.op import platform_of
 from jaxgrad._src.core.tuning import Choice, Measurable, RecordedCall
 from jaxgrad._src.gru import tuning as gru_tuning
 from jaxgrad._src.gru.params import GruProblem
-from jaxgrad._src.tuning.timing import Program, lower_with_sets, medians, random_operands, run_once
+from jaxgrad._src.tuning.timing import Program, compile_all, in_rounds, lower_with_sets, medians, random_operands
 
 _MIN_GAIN = 1.03  # a default that is slower by less stays: times differ as much from run to run
 
@@ -33,27 +32,20 @@ def measured_choice(recorded: RecordedCall, platform: str) -> Choice | None:
     default = _default(recorded, platform)
     if len(programs) < 2 or default not in programs:
         return None
+    if not measurable.one_call_a_program:
+        programs = in_rounds(programs)
     times = {name: round(1e6 * seconds, 3) for name, seconds in medians(programs).items()}
     fastest = min(times, key=lambda name: times[name] * (1 if name == default else _MIN_GAIN))
     return Choice(fastest, default, times, datetime.date.today().isoformat())
 
 
 def _programs(measurable: Measurable, sets: list[list[jax.Array]]) -> dict[str, Program]:
-    """By implementation. An implementation that fails, such as for too little memory, is left out.
-
-    XLA compiles on several threads. A program that fails there, such as for the memory that the other programs take, is
-    compiled again alone. The programs are lowered on one thread, because lowering measures cuDNN's engines.
-    """
-    lowered, programs = {}, {}
+    """By implementation, without those that fail. They are lowered on one thread: that measures cuDNN's engines."""
+    lowered = {}
     for name, function in measurable.functions.items():
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             lowered[name] = lower_with_sets(function, sets)
-    with ThreadPoolExecutor() as threads:
-        compiling = {name: threads.submit(compiled) for name, compiled in lowered.items()}
-    for name, found in compiling.items():
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            programs[name] = run_once(lowered[name]() if found.exception() else found.result())
-    return programs
+    return compile_all(lowered)
 
 
 def _measurable(recorded: RecordedCall, platform: str) -> Measurable:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 _ROUNDS, _SECONDS = 7, 0.2  # at least so many samples of each function, and so much time for all of them
 _FEW_ROUNDS, _HOPELESS = 3, 3.0  # after so many rounds, functions that take so much longer than the fastest drop out
@@ -30,10 +34,12 @@ class Program:
     Attributes:
       run: starts the program and returns its results.
       calls: the calls in it.
+      lower_rounds: lowers a program that makes the calls so many times; returns the function that compiles it.
     """
 
     run: Callable[[], Any]
     calls: int = 1
+    lower_rounds: Callable[[int], Callable[[], Program]] | None = None
 
     def seconds(self, times: int) -> float:
         """Of so many runs."""
@@ -77,15 +83,60 @@ def with_sets(function: Callable[..., Any], sets: list[list[jax.Array]]) -> Prog
     return lower_with_sets(function, sets)()
 
 
-def lower_with_sets(function: Callable[..., Any], sets: list[list[jax.Array]]) -> Callable[[], Program]:
-    """Lowers the program of `with_sets`. Returns the function that compiles it."""
-    lowered = jax.jit(lambda sets: [function(*each) for each in sets]).lower(sets)
+def lower_with_sets(
+    function: Callable[..., Any], sets: list[list[jax.Array]], rounds: int = 1
+) -> Callable[[], Program]:
+    """Lowers the program of `with_sets`, with so many rounds of its calls. Returns the function that compiles it."""
+
+    def calls(sets: list[list[jax.Array]]) -> list[Any]:
+        return [function(*each) for each in sets]
+
+    def one_round(round_: jax.Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
+        # Without the barrier, XLA moves calls whose operands do not change out of the loop.
+        sets, _ = lax.optimization_barrier((state[0], round_))
+        return sets, calls(sets)
+
+    def all_rounds(sets: list[list[jax.Array]]) -> list[Any]:
+        empty = jax.tree.map(lambda result: jnp.zeros(result.shape, result.dtype), jax.eval_shape(calls, sets))
+        return lax.fori_loop(0, rounds, one_round, (sets, empty))[1]
+
+    lowered = jax.jit(calls if rounds == 1 else all_rounds).lower(sets)
 
     def compiled() -> Program:
         program = lowered.compile()
-        return Program(lambda: program(sets), len(sets))
+        return Program(lambda: program(sets), rounds * len(sets), partial(lower_with_sets, function, sets))
 
     return compiled
+
+
+def compile_all(lowered: Mapping[str, Callable[[], Program]]) -> dict[str, Program]:
+    """Compiles programs on several threads and runs each once. Those that fail, such as for too little memory, are left
+    out. One that fails to compile there, such as for the memory that the others take, is compiled again alone.
+    """
+    programs = {}
+    with ThreadPoolExecutor() as threads:
+        compiling = {name: threads.submit(compiled) for name, compiled in lowered.items()}
+    for name, found in compiling.items():
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            programs[name] = run_once(lowered[name]() if found.exception() else found.result())
+    return programs
+
+
+def in_rounds(programs: Mapping[str, Program]) -> dict[str, Program]:
+    """On a GPU, the programs with as many rounds of their calls as a sample takes; on a CPU the same programs.
+
+    To start a program takes the host 0.1 to 0.7 ms, and more for XLA's kernels than for those of a custom call. Where
+    the calls take less, the times of programs that make each call once are those of the host.
+    """
+    if jax.default_backend() == "cpu":
+        return dict(programs)
+    lowered = {}
+    for name, program in programs.items():
+        rounds = math.ceil(_sample_seconds() / _seconds_of_a_run(program))
+        if rounds > 1 and program.lower_rounds is not None:
+            lowered[name] = program.lower_rounds(rounds)
+    compiled = compile_all(lowered)
+    return {**programs, **compiled} if len(compiled) == len(lowered) else dict(programs)
 
 
 def _drawn(operand: jax.ShapeDtypeStruct | np.ndarray, deviation: float, seed: int) -> jax.Array:
