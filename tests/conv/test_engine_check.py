@@ -44,8 +44,9 @@ def test_an_engine_whose_relu_loses_nan_is_not_used(run):
     script = """
 prepare = cuda.cudnn_unavailable(), cuda.nvrtc_unavailable()
 spec = (0, 2, 1)
-problem = ConvProblem(ConvGeometry(spec, spec, spec, (1,), ((1, 0),), (1,), 1, (5,), (2,)), 2, 3, 4, jnp.dtype("float32"))
-arguments = 0, 0, cuda.float_type(problem.dtype), problem.shapes, problem.geometry.attributes()
+geometry = ConvGeometry(spec, spec, spec, (1,), ((1, 0),), (1,), 1, (5,), (2,))
+problem = ConvProblem(geometry, 2, 3, 4, jnp.dtype("float32"))
+arguments = 0, 0, cuda.float_type(problem.dtype), problem.shapes, geometry.attributes()
 report(found=[
     cuda.module.run_every_engine(*arguments, relu, relu, True, 1 << 30, lambda *_: True) for relu in (False, True)
 ])
