@@ -98,4 +98,5 @@ def _work(case: Case) -> Work:
     else:
         one = conv.work_of(case.call, "forward")
         work = dataclasses.replace(one, measure=_BACKWARD, flops=3 * one.flops, bytes_moved=3 * one.bytes_moved)
-    return dataclasses.replace(work, label=case.label, settings=dataclasses.asdict(case))
+    extra = work.extra or case.op != "conv"
+    return dataclasses.replace(work, label=case.label, settings=dataclasses.asdict(case), extra=extra)

@@ -206,7 +206,9 @@ def test_the_default_runs_on_xla_where_cudnn_fails(on_fake_cuda):
 import ctypes, json
 import jax, jaxgrad
 from jaxgrad._src.native import cuda
+from preferring import preferring
 
+preferring("batch_norm", "some thousand rows", "cudnn").start()
 cuda.gpu_ordinal = lambda: 0
 fake = ctypes.CDLL("libcuda.so.1")
 x, scale = jax.ShapeDtypeStruct((1568, 256), "bfloat16"), jax.ShapeDtypeStruct((256,), "float32")

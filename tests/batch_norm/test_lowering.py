@@ -7,12 +7,22 @@ import jax.numpy as jnp
 import pytest
 from backends import CUDNN, Backend
 from cuda_module import NEEDS_CUDA_MODULE
+from preferring import preferring
 
 import jaxgrad
 
 pytestmark = NEEDS_CUDA_MODULE
 
 DEFAULT = Backend(None, "gpu")
+
+
+@pytest.fixture
+def cudnn_for_few_rows():
+    """No table that ships prefers cuDNN on every GPU."""
+    jax.clear_caches()
+    with preferring("batch_norm", "some thousand rows", "cudnn"):
+        yield
+    jax.clear_caches()
 
 
 def _arrays(shape, axis=-1, dtype="bfloat16"):
@@ -55,6 +65,7 @@ RULES = {  # shape of x, channel axis, dtype, selected implementation
 
 
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.usefixtures("cudnn_for_few_rows")
 def test_default_selection(name):
     """The program calls cuDNN exactly when `explain` reports it."""
     shape, axis, dtype, expected = RULES[name]
@@ -68,6 +79,7 @@ def test_default_selection(name):
         assert "cuDNN" in choice.reason or "XLA" in choice.reason
 
 
+@pytest.mark.usefixtures("cudnn_for_few_rows")
 def test_a_loss_of_dscale_alone_runs_on_xla():
     """cuDNN computes all gradients at once; XLA skips the work that only dx needs."""
     arrays = _arrays((8, 14, 14, 256))
@@ -118,6 +130,7 @@ def test_too_many_elements_for_cudnn_run_on_xla():
         jaxgrad.explain(jaxgrad.batch_norm_training, *arrays, platform="gpu", implementation="cudnn")
 
 
+@pytest.mark.usefixtures("cudnn_for_few_rows")
 def test_too_many_elements_for_cudnn_run_on_xla_under_vmap():
     x, scale, bias = _arrays((4096, 1024))
     mapped = jax.vmap(_gradient(DEFAULT), in_axes=(0, None, None))

@@ -1,0 +1,21 @@
+"""Tables of preferences with another choice, for tests of what follows from a choice."""
+
+from __future__ import annotations
+
+import dataclasses
+from unittest import mock
+
+from jaxgrad._src.selection import table
+
+
+def preferring(op: str, name: str, implementation: str):
+    """A context in which the rows of this name prefer the implementation."""
+    rows = table.rows
+
+    def changed(platform: str) -> tuple[table.Row, ...]:
+        return tuple(
+            dataclasses.replace(row, prefer=implementation) if (row.op, row.name) == (op, name) else row
+            for row in rows(platform)
+        )
+
+    return mock.patch.object(table, "rows", changed)
