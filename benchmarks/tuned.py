@@ -56,13 +56,13 @@ def _row(case: Case, options: Options) -> dict[str, Any]:
     described = describe(network.run, case.x)
     args = arguments(network, described, case.x)
     step = partial(training_step, JaxgradOps, network)
-    in_force = contexts(step, args, options)
+    in_force = measured_contexts(step, args, options)
     made = partial(jax_loop_contenders, dict.fromkeys(in_force, step), *args, in_force=in_force)
     found = raised(timed(f"{', '.join(in_force)}: ready", made))
     return compared(case, described.flops, args[0], found, options)
 
 
-def contexts(
+def measured_contexts(
     function: Callable[..., Any], args: Sequence[Any], options: Options
 ) -> dict[str, Callable[[], AbstractContextManager[None]]]:
     """By contender, the context in which the function is lowered: a table, and what `jaxgrad.tune` measured."""

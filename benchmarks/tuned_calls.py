@@ -67,7 +67,7 @@ def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
 def _row(case: Case, options: Options) -> dict[str, Any]:
     function, args, precision = _function(case)
     with jax.default_matmul_precision(precision):
-        in_force = tuned.contexts(function, args, options)
+        in_force = tuned.measured_contexts(function, args, options)
         contenders = jax_queued_contenders if case.op == "gru" else jax_contenders
         found = contenders([Call(name, function, args, context) for name, context in in_force.items()])
     return compare(_work(case), found, options.effort)

@@ -45,7 +45,7 @@ RULES = {
     "small, without a window": (PLAIN.replace(spatial=(64, 64), window=(1, 1)), "bfloat16", ()),
     "small groups": (PLAIN.replace(spatial=(64, 64), groups=4), "bfloat16", ()),
     "window dilation": (PLAIN.replace(rhs_dilation=(2, 2)), "bfloat16", ("weight_gradient",)),
-    "stride": (PLAIN.replace(strides=(2, 2), padding=((1, 1), (1, 1))), "float32", ()),
+    "stride": (PLAIN.replace(strides=(2, 2), padding=((1, 1), (1, 1))), "float32", ("weight_gradient",)),
     "windows side by side": (
         PLAIN.replace(window=(4, 4), strides=(4, 4), padding="VALID", out_features=64),
         "bfloat16",
@@ -54,7 +54,7 @@ RULES = {
     "windows side by side, wide": (
         PLAIN.replace(window=(4, 4), strides=(4, 4), padding="VALID", out_features=64),
         "float32",
-        (),
+        ("weight_gradient",),
     ),
     "lopsided padding": (PLAIN.replace(strides=(2, 2)), "bfloat16", PASSES),
     "lopsided and dilated": (
@@ -80,18 +80,18 @@ RULES = {
         "float32",
         ("forward", "weight_gradient"),
     ),
-    "transposed, small windows do not overlap": (UP, "float32", ("input_gradient",)),
+    "transposed, small windows do not overlap": (UP, "float32", ("input_gradient", "weight_gradient")),
     "transposed, windows do not overlap": (
         UP.replace(window=(3, 3), strides=(3, 3)),
         "float32",
-        (),
+        ("weight_gradient",),
     ),
-    "transposed, windows overlap": (UP.replace(window=(4, 4)), "float32", ("input_gradient",)),
+    "transposed, windows overlap": (UP.replace(window=(4, 4)), "float32", ("input_gradient", "weight_gradient")),
     "transposed, no stride": (UP.replace(strides=(1, 1), window=(3, 3)), "float32", ()),
     "groups and stride, evenly padded": (
         PLAIN.replace(groups=4, strides=(2, 2), padding=((1, 1), (1, 1))),
         "bfloat16",
-        ("input_gradient",),
+        ("input_gradient", "weight_gradient"),
     ),
     "volume of few features": (
         VOLUME.replace(spatial=(64, 64, 64), features=3, out_features=32),

@@ -14,7 +14,9 @@ import pytest
 
 from benchmarks import compare, preferences, timing, tuned, tuned_calls
 from benchmarks.options import Effort, Options
+from jaxgrad._src.core.tuning import Choice
 from jaxgrad._src.selection import table
+from jaxgrad._src.tuning import api
 
 
 @pytest.mark.parametrize(
@@ -79,6 +81,7 @@ def test_a_call_has_the_gradients_of_all_operands(case):
 def test_a_call_is_measured_under_the_wrong_table(monkeypatch):
     monkeypatch.setattr(compare, "matmul_gflops", lambda *_: 1.0)
     monkeypatch.setattr(compare, "memory_gbps", lambda: 1.0)
+    monkeypatch.setattr(api, "measured_choice", lambda *_: Choice("cpu", "xla", {"cpu": 1.0, "xla": 2.0}, "2026-01-02"))
     case, names = tuned_calls.QUICK_CASES[0], ("jaxgrad, wrong table", "jaxgrad, wrong table, tuned")
     (row,) = tuned_calls.measure([case], Options(Effort(1, 0), frozenset(names)))["rows"]
     assert row["label"] == case.label

@@ -78,7 +78,6 @@ def test_a_class_without_a_measurement_has_a_reason():
         ("conv", "depthwise with a large window, float32", ("weight_gradient",)),
         ("conv", "depthwise with dilation, float32", ("weight_gradient",)),
         # Without jaxgrad's kernel, which an earlier row takes.
-        ("conv", "groups of one input feature with strides", ("weight_gradient",)),
         ("conv", "groups of one input feature with dilation", ("input_gradient",)),
         # Transposed convolutions have strides.
         ("conv", "reversed, three spatial axes", ("input_gradient",)),

@@ -301,36 +301,58 @@ def _two_programs():
     return {name: timing.with_sets(function, sets) for name, function in functions.items()}
 
 
-def test_short_programs_make_their_calls_in_rounds_on_a_gpu(monkeypatch):
+def test_short_calls_are_repeated_on_a_gpu(monkeypatch):
     programs = _two_programs()
-    assert timing.in_rounds(programs) == programs or OWN != "cpu"
+    assert timing.repeated_on_gpu(programs) == programs or OWN != "cpu"
     monkeypatch.setattr(timing.jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(timing, "_seconds_of_a_run", lambda _: 3e-3)
-    found = timing.in_rounds(programs)
+    found = timing.repeated_on_gpu(programs)
     assert [program.calls for program in found.values()] == [2 * 4, 2 * 4]
     jax.tree.map(np.testing.assert_array_equal, *({n: p.run() for n, p in each.items()} for each in (found, programs)))
-    monkeypatch.setattr(timing, "_seconds_of_a_run", lambda _: 10e-3)
-    assert timing.in_rounds(programs) == programs
+    monkeypatch.setattr(timing, "_seconds_of_a_run", lambda _: 11e-3)
+    assert timing.repeated_on_gpu(programs) == programs
 
 
-def test_programs_without_memory_for_rounds_make_their_calls_once(monkeypatch):
-    """All of them: the time of a call differs between the two kinds of program."""
-
-    def fails():
+@pytest.mark.parametrize("where", ["lowered", "compiled"])
+def test_no_program_repeats_calls_if_one_of_them_lacks_memory(monkeypatch, where):
+    def fails(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")
 
     programs = _two_programs()
-    programs["sum"] = dataclasses.replace(programs["sum"], lower_rounds=lambda rounds: fails)
+    lower = fails if where == "lowered" else lambda _: fails
+    programs["exp"] = dataclasses.replace(programs["exp"], lower_repeated=lower)
     monkeypatch.setattr(timing.jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(timing, "_seconds_of_a_run", lambda _: 1e-3)
-    assert timing.in_rounds(programs) == programs
+    assert timing.repeated_on_gpu(programs) == programs
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bool", "key"])
+def test_every_repeated_call_transposes_its_operand(monkeypatch, dtype):
+    """As in a program that makes it once. LAPACK takes and returns arrays in another layout; others have no number."""
+    texts = []
+    compile_ = jax.stages.Lowered.compile
+
+    def compiled(lowered):
+        program = compile_(lowered)
+        texts.append(program.as_text())
+        return program
+
+    def factors(x, other):
+        return jnp.linalg.qr(x), other
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compiled)
+    other = {"float32": jnp.ones(3), "bool": jnp.array([True]), "key": jax.random.key(0)}[dtype]
+    timing.lower_with_sets(factors, [[jnp.ones((16, 8), "float32"), other]], 5)().run()
+    loop, program = texts[-1].split("\nENTRY")
+    assert "{0,1}" in loop or OWN != "cpu"  # the layout of LAPACK
+    assert "{0,1}" not in program
 
 
 @pytest.mark.gpu
-def test_rounds_are_in_the_loop():
+def test_repeated_calls_stay_in_the_loop():
     """XLA would move equal calls out of it."""
     sets = [[jnp.ones((4096, 4096)), jnp.ones((4096, 4096))]]
-    few, many = (timing.run_once(timing.lower_with_sets(jnp.dot, sets, rounds)()) for rounds in (2, 40))
+    few, many = (timing.run_once(timing.lower_with_sets(jnp.dot, sets, repeats)()) for repeats in (2, 40))
     assert min(many.seconds(1) for _ in range(3)) > 10 * min(few.seconds(1) for _ in range(3))
 
 

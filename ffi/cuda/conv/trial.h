@@ -51,7 +51,7 @@ class ConvTrial {
   // Runs a plan and returns the sampled elements of its result.
   std::vector<double> sampled_result(const cudnn::Descriptor& plan);
 
-  // Whether the sampled elements are NaN if x is.
+  // Whether each sampled element that reads x is NaN where all of x is.
   bool keeps_nan(const cudnn::Descriptor& plan);
 
   const ConvKey key_;
@@ -61,6 +61,7 @@ class ConvTrial {
   const std::vector<int64_t> elements_;  // that are sampled; empty without kernels
   driver::Stopwatch watch_;
   driver::Memory x_, w_, y_, bias_, workspace_, samples_, sums_, values_;
+  std::vector<bool> reads_x_;       // of each sample; empty before the first use
   std::vector<Expected> expected_;  // of each sample; empty before the first use
 };
 

@@ -16,7 +16,7 @@ from jaxgrad._src.bench.results import JAXGRAD, PYTORCH, XLA, CallResult, PassRe
 from jaxgrad._src.core.environment import current_environment
 from jaxgrad._src.core.explain import PassExplanation
 from jaxgrad._src.tuning.progress import with_progress
-from jaxgrad._src.tuning.timing import Program, in_rounds, random_operands, run_once, samples_in_turns, with_sets
+from jaxgrad._src.tuning.timing import Program, random_operands, repeated_on_gpu, run_once, samples_in_turns, with_sets
 
 _SECONDS = 1.0  # of samples of one pass, at least
 
@@ -65,7 +65,7 @@ def _measured(call: Call, torch: Any) -> CallResult:
         own_failed = dict(failed)
         programs = _programs(makers, own_failed)
         if not call.one_call_a_program:
-            programs = in_rounds(programs)
+            programs = repeated_on_gpu(programs)
         passes[each.name] = _measured_pass(programs, explained[each.name], own_failed)
     return CallResult(call.text, call.dtype, passes, call.total)
 

@@ -16,7 +16,7 @@ from jaxgrad._src.core.op import platform_of
 from jaxgrad._src.core.tuning import Choice, Measurable, RecordedCall
 from jaxgrad._src.gru import tuning as gru_tuning
 from jaxgrad._src.gru.params import GruProblem
-from jaxgrad._src.tuning.timing import Program, compile_all, in_rounds, lower_with_sets, medians, random_operands
+from jaxgrad._src.tuning.timing import Program, compile_all, lower_with_sets, medians, random_operands, repeated_on_gpu
 
 _MIN_GAIN = 1.03  # a default that is slower by less stays: times differ as much from run to run
 
@@ -33,7 +33,7 @@ def measured_choice(recorded: RecordedCall, platform: str) -> Choice | None:
     if len(programs) < 2 or default not in programs:
         return None
     if not measurable.one_call_a_program:
-        programs = in_rounds(programs)
+        programs = repeated_on_gpu(programs)
     times = {name: round(1e6 * seconds, 3) for name, seconds in medians(programs).items()}
     fastest = min(times, key=lambda name: times[name] * (1 if name == default else _MIN_GAIN))
     return Choice(fastest, default, times, datetime.date.today().isoformat())

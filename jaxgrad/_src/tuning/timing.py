@@ -16,12 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 _ROUNDS, _SECONDS = 7, 0.2  # at least so many samples of each function, and so much time for all of them
 _FEW_ROUNDS, _HOPELESS = 3, 3.0  # after so many rounds, functions that take so much longer than the fastest drop out
 _SETTLE_SECONDS = 0.02  # of untimed calls before a sample on a CPU: the threads of the previous function go to sleep
 _LONG_SECONDS = 0.5  # a call that takes longer needs none of these
 _SAMPLE_SECONDS = {"cpu": 1e-3, "gpu": 1e-2}  # of calls, at least
+_START_SECONDS = 5e-4  # in which the host starts a program on a GPU
 _CALLS_IN_A_PROGRAM = 8  # on a GPU, where starting a program takes longer than a small kernel
 _OPERAND_BYTES = 1 << 28  # of all these calls
 _DRAWN_ELEMENTS = 1 << 20
@@ -34,12 +36,12 @@ class Program:
     Attributes:
       run: starts the program and returns its results.
       calls: the calls in it.
-      lower_rounds: lowers a program that makes the calls so many times; returns the function that compiles it.
+      lower_repeated: lowers a program that repeats the calls so often, and returns the function that compiles it.
     """
 
     run: Callable[[], Any]
     calls: int = 1
-    lower_rounds: Callable[[int], Callable[[], Program]] | None = None
+    lower_repeated: Callable[[int], Callable[[], Program]] | None = None
 
     def seconds(self, times: int) -> float:
         """Of so many runs."""
@@ -84,29 +86,41 @@ def with_sets(function: Callable[..., Any], sets: list[list[jax.Array]]) -> Prog
 
 
 def lower_with_sets(
-    function: Callable[..., Any], sets: list[list[jax.Array]], rounds: int = 1
+    function: Callable[..., Any], sets: list[list[jax.Array]], repeats: int = 1
 ) -> Callable[[], Program]:
-    """Lowers the program of `with_sets`, with so many rounds of its calls. Returns the function that compiles it."""
+    """Lowers the program of `with_sets`, with the calls repeated in a loop. Returns the function that compiles it."""
 
     def calls(sets: list[list[jax.Array]]) -> list[Any]:
         return [function(*each) for each in sets]
 
-    def one_round(round_: jax.Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
-        # Without the barrier, XLA moves calls whose operands do not change out of the loop.
-        sets, _ = lax.optimization_barrier((state[0], round_))
-        return sets, calls(sets)
+    def repeat(i: jax.Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
+        # Without the barrier, XLA moves calls out of the loop whose operands do not change. Without the layouts, it
+        # moves the transposes out that each call needs elsewhere.
+        sets, _ = lax.optimization_barrier((state[0], i))
+        return sets, _row_major(calls(_row_major(sets)))
 
-    def all_rounds(sets: list[list[jax.Array]]) -> list[Any]:
+    def repeated(sets: list[list[jax.Array]]) -> list[Any]:
         empty = jax.tree.map(lambda result: jnp.zeros(result.shape, result.dtype), jax.eval_shape(calls, sets))
-        return lax.fori_loop(0, rounds, one_round, (sets, empty))[1]
+        return lax.fori_loop(0, repeats, repeat, (sets, empty))[1]
 
-    lowered = jax.jit(calls if rounds == 1 else all_rounds).lower(sets)
+    lowered = jax.jit(calls if repeats == 1 else repeated).lower(sets)
 
     def compiled() -> Program:
         program = lowered.compile()
-        return Program(lambda: program(sets), rounds * len(sets), partial(lower_with_sets, function, sets))
+        return Program(lambda: program(sets), repeats * len(sets), partial(lower_with_sets, function, sets))
 
     return compiled
+
+
+def _row_major(arrays: Any) -> Any:
+    """The arrays in the layout that they have between programs."""
+
+    def constrained(array: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(array.dtype, jnp.number):
+            return array
+        return with_layout_constraint(array, Layout(major_to_minor=tuple(range(array.ndim))))
+
+    return jax.tree.map(constrained, arrays)
 
 
 def compile_all(lowered: Mapping[str, Callable[[], Program]]) -> dict[str, Program]:
@@ -122,8 +136,8 @@ def compile_all(lowered: Mapping[str, Callable[[], Program]]) -> dict[str, Progr
     return programs
 
 
-def in_rounds(programs: Mapping[str, Program]) -> dict[str, Program]:
-    """On a GPU, the programs with as many rounds of their calls as a sample takes; on a CPU the same programs.
+def repeated_on_gpu(programs: Mapping[str, Program]) -> dict[str, Program]:
+    """On a GPU, programs that repeat short calls, so that a run takes as long as a sample; on a CPU the same programs.
 
     To start a program takes the host 0.1 to 0.7 ms, and more for XLA's kernels than for those of a custom call. Where
     the calls take less, the times of programs that make each call once are those of the host.
@@ -131,11 +145,16 @@ def in_rounds(programs: Mapping[str, Program]) -> dict[str, Program]:
     if jax.default_backend() == "cpu":
         return dict(programs)
     lowered = {}
-    for name, program in programs.items():
-        rounds = math.ceil(_sample_seconds() / _seconds_of_a_run(program))
-        if rounds > 1 and program.lower_rounds is not None:
-            lowered[name] = program.lower_rounds(rounds)
+    try:
+        for name, program in programs.items():
+            of_calls = max(_seconds_of_a_run(program) - _START_SECONDS, _START_SECONDS / 5)
+            repeats = math.ceil(_sample_seconds() / of_calls)
+            if repeats > 1 and program.lower_repeated is not None:
+                lowered[name] = program.lower_repeated(repeats)
+    except jax.errors.JaxRuntimeError:  # cuDNN's engines are measured again
+        return dict(programs)
     compiled = compile_all(lowered)
+    # Not some of them: the time of a call differs between the two kinds of program.
     return {**programs, **compiled} if len(compiled) == len(lowered) else dict(programs)
 
 
