@@ -77,16 +77,12 @@ def _function(case: Case) -> tuple[Callable[..., Any], tuple[Any, ...], str]:
     """The function of a call and its gradients, its arguments, and the precision of matrix products."""
     if case.op == "conv":
         op = jaxgrad.conv_transpose if case.call.transposed else jaxgrad.conv_general_dilated
-        return partial(_with_gradients, partial(op, **case.call.settings())), conv.make_arrays(case.call), "default"
+        *operands, dy = conv.make_arrays(case.call)
+        return batch_norm.gradients(partial(op, **case.call.settings())), (tuple(operands), dy), "default"
     if case.op == "batch_norm":
         return batch_norm.gradients(batch_norm.layer_of(case.call)), batch_norm.arrays_of(case.call), "default"
     functions = gru.functions(case.call, *gru.arrays(case.call))
     return *functions[True, _BACKWARD, OURS], case.call.precision
-
-
-def _with_gradients(op: Callable[..., jax.Array], x: jax.Array, w: jax.Array, dy: jax.Array) -> tuple[Any, ...]:
-    y, pullback = jax.vjp(op, x, w)
-    return y, *pullback(dy)
 
 
 def _work(case: Case) -> Work:

@@ -18,7 +18,7 @@ DEFAULT = Backend(None, "gpu")
 
 @pytest.fixture
 def cudnn_for_few_rows():
-    """No table that ships prefers cuDNN on every GPU."""
+    """The table of unknown GPUs prefers XLA for these calls, too."""
     jax.clear_caches()
     with preferring("batch_norm", "some thousand rows", "cudnn"):
         yield

@@ -124,6 +124,15 @@ def test_where_xla_is_the_better_choice(bench, canned, tmp_path):
     assert all(text in drawn for text in (f"conv {_CONV}", ">2.7x<", ">0.50x<", "over XLA"))
 
 
+@pytest.mark.parametrize(("option", "value", "expected"), [("--conv", _CONV, 3), ("--gru", "64,2,3,4", 0)])
+def test_short_calls_are_measured_as_repeated(bench, monkeypatch, option, value, expected):
+    """Each pass, but not of a long GRU."""
+    found = []
+    monkeypatch.setattr(measure, "repeated_on_gpu", lambda programs: found.append(programs) or programs)
+    bench(option, value, "--no-torch")
+    assert [list(programs) for programs in found] == [["jaxgrad", "XLA"]] * expected
+
+
 def test_chance_does_not_decide(bench, monkeypatch):
     """What XLA seems to be faster in is measured once more. These samples are no longer steady."""
     taken = []

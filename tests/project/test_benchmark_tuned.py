@@ -73,7 +73,7 @@ def test_the_step_of_jax_lax_is_compiled_first(capsys):
 @pytest.mark.parametrize("case", tuned_calls.QUICK_CASES, ids=lambda case: case.op)
 def test_a_call_has_the_gradients_of_all_operands(case):
     function, args, _ = tuned_calls._function(case)
-    operands = args[:2] if case.op == "conv" else jax.tree.leaves(args[0])  # without the cotangents
+    operands = jax.tree.leaves(args[0])
     results = jax.tree.leaves(jax.eval_shape(function, *args))
     assert [each.shape for each in results[-len(operands) :]] == [each.shape for each in operands]
 

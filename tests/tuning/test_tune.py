@@ -313,6 +313,16 @@ def test_short_calls_are_repeated_on_a_gpu(monkeypatch):
     assert timing.repeated_on_gpu(programs) == programs
 
 
+@pytest.mark.parametrize(("steps", "expected"), [(63, 1), (64, 0)])
+def test_short_calls_are_measured_as_repeated(monkeypatch, steps, expected):
+    """Not a long GRU, whose loops XLA would compile once more."""
+    found = []
+    monkeypatch.setattr(choices, "repeated_on_gpu", lambda programs: found.append(programs) or programs)
+    x, w, r = jnp.ones((steps, 2, 3)), jnp.ones((1, 12, 3)), jnp.ones((1, 12, 4))
+    jaxgrad.tune(jaxgrad.gru, x, w, r, progress=False)
+    assert len(found) == expected
+
+
 @pytest.mark.parametrize("where", ["lowered", "compiled"])
 def test_no_program_repeats_calls_if_one_of_them_lacks_memory(monkeypatch, where):
     def fails(*_):
