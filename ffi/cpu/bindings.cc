@@ -123,8 +123,7 @@ NB_MODULE(_cpu, module) {
   module.def("conv_plan", &plan_of, nb::arg("conv_pass"), nb::arg("bfloat16"), nb::arg("has_bias"), nb::arg("shapes"),
              nb::arg("layout"), "Builds a convolution plan; returns (bytes of workspace, name of the kernel) or None.");
   module.def("conv_plan_cache_info", &plan_cache_info, "Hits, misses, size and capacity of the plan cache.");
-  module.def("clear_conv_plan_cache", &clear_conv_plan_cache,
-             "Frees the cached plans and the primitives that oneDNN keeps.");
+  module.def("clear_caches", &clear_conv_plan_cache, "Frees the cached plans and the primitives that oneDNN keeps.");
   module.def("depthwise_workspace", &depthwise_workspace_bytes, nb::arg("conv_pass"), nb::arg("shapes"),
              nb::arg("layout"), "Bytes of workspace of a depthwise convolution pass with the threads of this machine.");
   module.def("gru_forward_workspace", &gru_workspace<gru_forward_workspace>, "Bytes of workspace of a forward call.");

@@ -25,6 +25,7 @@
 #include "cuda/reference/kernel_source.h"
 #include "cuda/reference/op.h"
 #include "cuda/runtime/cudnn.h"
+#include "cuda/runtime/device_caches.h"
 #include "cuda/runtime/driver.h"
 #include "cuda/runtime/nvrtc.h"
 #include "cuda/runtime/retained.h"
@@ -252,6 +253,8 @@ NB_MODULE(_cuda, module) {
   module.def(
       "conv_plan_cache_info", &plan_cache_info,
       "Hits, misses, size and capacity of the plan cache, and counts of retained and stored plans and of checks.");
+  module.def("clear_caches", &clear_device_caches, nb::call_guard<nb::gil_scoped_release>(),
+             "Frees the cached plans and kernels, but those of CUDA graphs.");
 }
 
 }  // namespace jaxgrad

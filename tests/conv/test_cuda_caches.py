@@ -1,4 +1,4 @@
-"""Caches of plans and kernels: they are bounded, and calls run while another thread fills them.
+"""Caches of plans and kernels: they are bounded, JAX clears them, and calls run while another thread fills them.
 
 With the fakes of fake_cuda.c; no GPU is needed.
 """
@@ -122,3 +122,77 @@ for _ in range(2):
 report(found=[before, jaxgrad.plan_cache_info()["cudnn"]["recorded"]])
 """)["found"]
     assert found == [0, 1]
+
+
+_DEPTHWISE = """
+def depthwise_plans(length):
+    spec = (0, 2, 1)
+    geometry = ConvGeometry(spec, (0, 2, 1), spec, (1,), ((1, 1),), (1,), 16, (length,), (3,))
+    problem = ConvProblem(geometry, 2, 16, 16, jnp.dtype("float32"))
+    cuda.module.depthwise_weight_gradient_plan(0, 0, problem.shapes, geometry.attributes())
+    cuda.module.prepare_depthwise_convolution(0, 0, 0, False, problem.shapes, geometry.attributes())
+
+def sizes():
+    infos = "conv", "depthwise", "depthwise_convolution"
+    return [getattr(cuda.module, f"{name}_plan_cache_info")()["size"] for name in infos]
+"""
+
+
+def test_jax_clears_plans_and_kernels(run):
+    """Programs that were compiled before make their plans anew."""
+    found = run(f"""
+{_DEPTHWISE}
+step = Step()
+step.run()
+descriptors, modules = fake.fake_descriptors(), fake.fake_modules()
+for _ in range(3):
+    engine(new_size())
+    depthwise_plans(new_size())
+before, more = sizes(), [fake.fake_descriptors() - descriptors, fake.fake_modules() - modules]
+jax.clear_caches()
+after, left = sizes(), [fake.fake_descriptors(), fake.fake_modules()]
+report(before=before, more=more, after=after, left=left, ran=[step.run(), step.run()], again=sizes())
+""")
+    assert min(found["before"]) > 0
+    assert min(found["more"]) > 0
+    assert found["after"] == [0, 0, 0]
+    assert found["left"][0] == 0
+    assert found["ran"] == ["right", "right"]
+    assert found["again"][0] == 3
+
+
+def test_a_cleared_plan_stays_for_its_cuda_graph(run):
+    found = run("""
+step = Step()
+step.run()
+fake.fake_capture(1)
+step.run()
+captured = fake.fake_descriptors()
+jax.clear_caches()
+kept, recorded = fake.fake_descriptors(), jaxgrad.plan_cache_info()["cudnn"]["recorded"]
+report(captured=captured, kept=kept, recorded=recorded, ran=step.run())
+""")
+    assert found["recorded"] == 3
+    assert found["kept"] == found["captured"] > 0
+    assert found["ran"] == "right"
+
+
+def test_caches_are_cleared_while_calls_run(run):
+    found = run("""
+import threading
+step, results = Step(), []
+
+def run_often():
+    results.extend(step.run() for _ in range(20))
+
+threads = [threading.Thread(target=run_often) for _ in range(2)]
+for thread in threads:
+    thread.start()
+cleared = 0
+while any(thread.is_alive() for thread in threads):
+    cuda.module.clear_caches()
+    cleared += 1
+report(results=results, cleared=cleared)
+""")
+    assert found["results"] == ["right"] * 40
+    assert found["cleared"] > 5

@@ -347,8 +347,8 @@ expected = jax.jit(lambda x, w: step(lambda x, w: lax.conv_general_dilated(x, w,
 shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in ((2, 9, 9, 8), (8, 3, 3, 8, 8))]
 rng = np.random.default_rng(0)
 for search in ("heuristic", "exhaustive", "fallback"):
-    before = jaxgrad.plan_cache_info()["cudnn"]
     jax.clear_caches()  # traced functions keep the settings of their trace
+    before = jaxgrad.plan_cache_info()["cudnn"]
     with config.override(search=search):
         exported = export.export(jax.jit(ours), disabled_checks=checks, platforms=["cuda"])(*shapes)
     assert jaxgrad.plan_cache_info()["cudnn"] == before

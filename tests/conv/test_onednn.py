@@ -249,7 +249,7 @@ for n in range(200):  # plans alone, without programs
 assert onednn.plan_cache_info()["size"] > 200
 gc.collect()
 used = libc.mallinfo2().used
-cpu.module.clear_conv_plan_cache()
+cpu.module.clear_caches()
 freed = used - libc.mallinfo2().used
 assert freed > 200 * 10_000, freed
 library.dnnl_set_primitive_cache_capacity(0)

@@ -3,12 +3,20 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "common/lru_cache.h"
 
 namespace jaxgrad {
+
+// Empties all caches of this kind. Calls that are running, and CUDA graphs, keep what they use.
+void clear_device_caches();
+
+// Also calls `clear` in clear_device_caches().
+void clear_with_device_caches(std::function<void()> clear);
 
 // Entries of one device do not evict those of another. Unloading a kernel waits until its GPU is idle, and that GPU may
 // be waiting for a GPU on which this thread has yet to launch. Create it with `new` and never destroy it: at exit, the
@@ -18,7 +26,9 @@ class DeviceCaches {
  public:
   using Cache = LruCache<Key, Value, KeyHash>;
 
-  explicit DeviceCaches(size_t capacity) : capacity_(capacity) {}  // of each device
+  explicit DeviceCaches(size_t capacity) : capacity_(capacity) {  // of each device
+    clear_with_device_caches([this] { clear(); });
+  }
 
   Cache& of(int device) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -40,6 +50,15 @@ class DeviceCaches {
   }
 
  private:
+  void clear() {
+    std::vector<Cache*> found;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      for (auto& [device, cache] : caches_) found.push_back(&cache);
+    }
+    for (Cache* cache : found) cache->clear();
+  }
+
   const size_t capacity_;
   std::mutex mutex_;
   std::map<int, Cache> caches_;

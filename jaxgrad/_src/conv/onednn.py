@@ -14,7 +14,7 @@ from jaxgrad._src.conv.geometry import ConvGeometry, dilated_size
 from jaxgrad._src.conv.params import ConvCall
 from jaxgrad._src.conv.problem import ConvProblem
 from jaxgrad._src.conv.xla import add_bias_and_relu
-from jaxgrad._src.core.jax_internals import clear_with_caches_of_jax, cleared_lru_cache
+from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.op import Rejection
 from jaxgrad._src.native import cpu
 
@@ -86,24 +86,6 @@ def missing_onednn() -> Rejection | None:
 def plan_cache_info() -> dict[str, int]:
     """The counters of the cache of oneDNN's plans; empty without the compiled module."""
     return dict(cpu.module.conv_plan_cache_info()) if cpu.module is not None else {}
-
-
-class _PlanCache:
-    """The plans of the CPU module, as JAX knows a cache."""
-
-    def cache_clear(self) -> None:
-        if cpu.module is not None:
-            cpu.module.clear_conv_plan_cache()
-
-    def cache_info(self) -> dict[str, int]:
-        return plan_cache_info()
-
-    def cache_keys(self) -> tuple[()]:
-        return ()
-
-
-_plan_cache = _PlanCache()
-clear_with_caches_of_jax(_plan_cache)
 
 
 class OneDnnPlan(NamedTuple):

@@ -12,9 +12,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from jaxgrad._src.core import checks
+from jaxgrad._src.core import checks, compiled_caches
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+compiled_caches.register()
 
 
 @dataclasses.dataclass(frozen=True)
