@@ -14,6 +14,7 @@ from jaxgrad._src.native.checkout import require_compiled_kernels as _require_co
 _require_compiled_kernels()
 
 from jaxgrad import config as config  # noqa: E402
+from jaxgrad._src.core import compiled_caches as _compiled_caches  # noqa: E402, F401
 from jaxgrad._src.native import cpu as _cpu_kernels  # noqa: E402, F401
 from jaxgrad._src.native import cuda as _cuda_kernels  # noqa: E402, F401
 

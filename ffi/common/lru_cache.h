@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -67,6 +68,25 @@ class LruCache {
     const std::lock_guard<std::mutex> lock(mutex_);
     index_.clear();
     dropped.swap(entries_);
+  }
+
+  // Drops the values that only this cache holds, less those for which keeps() is true. To drop others would free
+  // nothing, and a new call would build them again.
+  template <class Keeps>
+  void clear_unused(Keeps keeps) {
+    std::list<Entry> dropped;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::unordered_map<const Value*, long> held;  // a value may have several keys
+    for (const auto& [key, value] : entries_) ++held[value.get()];
+    for (auto entry = entries_.begin(); entry != entries_.end();) {
+      const auto next = std::next(entry);
+      const Shared& value = entry->second;
+      if (value.use_count() == held[value.get()] && !keeps(*value)) {
+        index_.erase(entry->first);
+        dropped.splice(dropped.begin(), entries_, entry);
+      }
+      entry = next;
+    }
   }
 
   CacheInfo info() {

@@ -254,7 +254,7 @@ NB_MODULE(_cuda, module) {
       "conv_plan_cache_info", &plan_cache_info,
       "Hits, misses, size and capacity of the plan cache, and counts of retained and stored plans and of checks.");
   module.def("clear_caches", &clear_device_caches, nb::call_guard<nb::gil_scoped_release>(),
-             "Frees the cached plans and kernels, but those of CUDA graphs.");
+             "Frees the cached plans and kernels, except those in use and those that a CUDA graph recorded.");
 }
 
 }  // namespace jaxgrad

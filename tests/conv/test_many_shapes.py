@@ -1,4 +1,4 @@
-"""Thousands of shapes in one process: plans and kernels are evicted, and memory grows by little.
+"""Thousands of shapes in one process: `jax.clear_caches` frees plans, and memory grows by little.
 
 The environment variable MANY_SHAPES is another number of shapes, such as 20000 on a GPU.
 """
@@ -119,8 +119,8 @@ def test_memory_grows_by_little_with_the_shapes(environment_of_scripts, platform
     memory, plans = json.loads(done.stdout.splitlines()[-1])
     print(memory, plans)
     info = plans["cpu" if platform == "cpu" else "cudnn"]
-    if not info["misses"] > info["capacity"] >= info["size"]:
-        pytest.fail("no plans were evicted")
+    if not info["misses"] > 100 > info["size"]:
+        pytest.fail("jax.clear_caches freed no plans")
     assert not info.get("recorded")
     for series, of_a_shape in zip(zip(*memory, strict=True), _OF_A_SHAPE[platform], strict=True):
         assert series[-1] - series[2] < of_a_shape * count / 2 + _NOISE

@@ -390,16 +390,26 @@ report(same=ran_on(132, many), fewer_teams=ran_on(40, many), too_small=ran_on(10
 
 
 def test_captures_retain_a_kernel_once(run):
-    """A CUDA graph keeps the code that it runs. Another graph of the same kernel keeps nothing more."""
+    """A CUDA graph keeps the code that it runs. Another graph of the same kernel keeps nothing more, also after
+    `jax.clear_caches`, which frees kernels without a graph.
+    """
     found = run("""
 import fake_gpu
 given = {name: np.ones(a.shape, a.dtype) for name, a in arrays().items()}
 program = jax.jit(lambda given: jaxgrad.gru(**given, implementation="cuda")).lower(given).compile()
+loaded = [fake_gpu.fake.fake_modules()]
+jax.clear_caches()
+loaded.append(fake_gpu.fake.fake_modules())
 fake.fake_capture(1)
 retained = []
 for _ in range(20):
     jax.block_until_ready(program(given))
     retained.append(cuda.module.conv_plan_cache_info()["recorded"])
-report(retained=retained)
+    jax.clear_caches()
+report(retained=retained, loaded=[*loaded, fake_gpu.fake.fake_modules()])
 """)
     assert found["retained"] == [1] * 20
+    before, after, recorded = found["loaded"]
+    assert before >= 1
+    assert after == 0
+    assert recorded == 1

@@ -124,7 +124,9 @@ std::shared_ptr<const ConvPlan> build_plan(const ConvKey& key, bool capturing, c
 }
 
 auto& caches() {
-  static auto& plans = *new DeviceCaches<ConvKey, ConvPlan, ConvKeyHash>(kCapacity);
+  // Without the plan that replaced one, the call would try the one again that failed to run.
+  const auto replaced_another = [](const ConvPlan& plan) { return !plan.failed_places.empty(); };
+  static auto& plans = *new DeviceCaches<ConvKey, ConvPlan, ConvKeyHash>(kCapacity, replaced_another);
   return plans;
 }
 

@@ -6,16 +6,18 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "common/lru_cache.h"
 
 namespace jaxgrad {
 
-// Empties all caches of this kind. Calls that are running, and CUDA graphs, keep what they use.
+// Drops from all caches of this kind what nothing else uses. A call that is running, and a CUDA graph, keep what they
+// use in its cache. Waits for the GPUs: not to be called where a GPU may be waiting for this thread.
 void clear_device_caches();
 
-// Also calls `clear` in clear_device_caches().
+// Makes clear_device_caches() call `clear` too, after those of older caches: plans go before their kernels.
 void clear_with_device_caches(std::function<void()> clear);
 
 // Entries of one device do not evict those of another. Unloading a kernel waits until its GPU is idle, and that GPU may
@@ -26,7 +28,10 @@ class DeviceCaches {
  public:
   using Cache = LruCache<Key, Value, KeyHash>;
 
-  explicit DeviceCaches(size_t capacity) : capacity_(capacity) {  // of each device
+  // capacity: of each device. keeps: whether clear_device_caches() keeps a value.
+  explicit DeviceCaches(
+      size_t capacity, std::function<bool(const Value&)> keeps = [](const Value&) { return false; })
+      : capacity_(capacity), keeps_(std::move(keeps)) {
     clear_with_device_caches([this] { clear(); });
   }
 
@@ -56,10 +61,11 @@ class DeviceCaches {
       const std::lock_guard<std::mutex> lock(mutex_);
       for (auto& [device, cache] : caches_) found.push_back(&cache);
     }
-    for (Cache* cache : found) cache->clear();
+    for (Cache* cache : found) cache->clear_unused(keeps_);
   }
 
   const size_t capacity_;
+  const std::function<bool(const Value&)> keeps_;
   std::mutex mutex_;
   std::map<int, Cache> caches_;
 };

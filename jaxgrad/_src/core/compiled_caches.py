@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
+import atexit
 from typing import Any
 
 from jaxgrad._src.core.jax_internals import clear_with_caches_of_jax
 from jaxgrad._src.native import cpu, cuda
 
 
-class _CompiledCaches:
+class _PlanCaches:
     """The caches of a compiled module, as JAX knows a cache."""
 
     def __init__(self, module: Any):
-        self._module = module
-
-    def cache_clear(self) -> None:
-        self._module.clear_caches()
-
-    def cache_info(self) -> dict[str, int]:
-        return dict(self._module.conv_plan_cache_info())
+        self.cache_clear = module.clear_caches
+        self.cache_info = module.conv_plan_cache_info
 
     def cache_keys(self) -> tuple[()]:
         return ()
 
 
-_OF_MODULES = [_CompiledCaches(module) for module in (cpu.module, cuda.module) if module is not None]
+# JAX keeps weak references to them.
+_of_modules = [_PlanCaches(module) for module in (cpu.module, cuda.module) if module is not None]
+for _caches in _of_modules:
+    clear_with_caches_of_jax(_caches)
+del _caches
 
-
-def register() -> None:
-    """Lets `jax.clear_caches` empty them. JAX keeps no reference to a cache."""
-    for caches in _OF_MODULES:
-        clear_with_caches_of_jax(caches)
+# JAX clears all caches when the process ends, which would wait for the GPUs. This runs before.
+atexit.register(_of_modules.clear)

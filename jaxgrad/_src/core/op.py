@@ -12,11 +12,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from jaxgrad._src.core import checks, compiled_caches
+from jaxgrad._src.core import checks
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-compiled_caches.register()
 
 
 @dataclasses.dataclass(frozen=True)
