@@ -22,9 +22,8 @@ class _PlanCaches:
 
 # JAX keeps weak references to them.
 _of_modules = [_PlanCaches(module) for module in (cpu.module, cuda.module) if module is not None]
-for _caches in _of_modules:
-    clear_with_caches_of_jax(_caches)
-del _caches
+for _caches_of_one in _of_modules:
+    clear_with_caches_of_jax(_caches_of_one)
 
 # JAX clears all caches when the process ends, which would wait for the GPUs. This runs before.
 atexit.register(_of_modules.clear)
