@@ -20,10 +20,13 @@ class _PlanCaches:
         return ()
 
 
-# JAX keeps weak references to them.
-_of_modules = [_PlanCaches(module) for module in (cpu.module, cuda.module) if module is not None]
-for _caches_of_one in _of_modules:
-    clear_with_caches_of_jax(_caches_of_one)
+def _registered() -> list[_PlanCaches]:
+    """Lets `jax.clear_caches` clear them as long as they are referenced: JAX keeps weak references."""
+    found = [_PlanCaches(module) for module in (cpu.module, cuda.module) if module is not None]
+    for caches in found:
+        clear_with_caches_of_jax(caches)
+    return found
 
-# JAX clears all caches when the process ends, which would wait for the GPUs. This runs before.
-atexit.register(_of_modules.clear)
+
+# JAX clears all caches when the process ends, which would wait for the GPUs. Before that, these are forgotten.
+atexit.register(_registered().clear)
