@@ -104,9 +104,7 @@ report(one=one, size=full["size"], capacity=full["capacity"], hits=again["hits"]
     assert found["capacity"] == 2 * found["one"]
 
 
-def test_depthwise_modules_of_cuda_graphs_are_kept(run):
-    """A graph that was captured runs the code of its module later."""
-    found = run("""
+_DEPTHWISE_GRADIENT = """
 x, w = jnp.ones((2, 9, 8, 16)), jnp.ones((3, 3, 1, 16))
 settings = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
 
@@ -114,6 +112,13 @@ def loss(x, w):
     return jnp.sum(jaxgrad.conv_general_dilated(x, w, **settings, feature_group_count=16, implementation="cuda"))
 
 gradient = jax.jit(jax.grad(loss, 1)).lower(x, w).compile()
+"""
+
+
+def test_depthwise_modules_of_cuda_graphs_are_kept(run):
+    """A graph that was captured runs the code of its module later."""
+    found = run(f"""
+{_DEPTHWISE_GRADIENT}
 jax.block_until_ready(gradient(x, w))
 before = jaxgrad.plan_cache_info()["cudnn"]["recorded"]
 fake.fake_capture(1)
@@ -183,14 +188,8 @@ report(counts=counts)
 
 
 def test_a_kernel_of_a_cuda_graph_stays_in_its_cache(run):
-    found = run("""
-x, w = jnp.ones((2, 9, 8, 16)), jnp.ones((3, 3, 1, 16))
-settings = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
-
-def loss(x, w):
-    return jnp.sum(jaxgrad.conv_general_dilated(x, w, **settings, feature_group_count=16, implementation="cuda"))
-
-gradient = jax.jit(jax.grad(loss, 1)).lower(x, w).compile()
+    found = run(f"""
+{_DEPTHWISE_GRADIENT}
 fake.fake_capture(1)
 counts = []
 for _ in range(3):
