@@ -215,7 +215,7 @@ jax.clear_caches()
 report(first=first, replaced=replaced, size=cuda.module.conv_plan_cache_info()["size"], ran=step.run())
 """)
     assert found["first"] == found["ran"] == "right"
-    assert found["size"] == 1
+    assert found["replaced"] >= found["size"] == 1
 
 
 def test_caches_are_cleared_while_calls_run(run):
