@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import pickle
 import re
 import warnings
@@ -355,3 +356,17 @@ def test_explain_names_the_choice_of_a_call_with_bias_and_relu():
     assert explained.implementation == "xla"
     assert "measured by jaxgrad.tune" in explained.reason
     assert not explained.passes
+
+
+@pytest.mark.parametrize("decorated", [lambda f: f, jax.jit, functools.partial], ids=["plain", "jit", "partial"])
+def test_explain_is_under_the_overrides_that_decorate_the_op(decorated):
+    """The innermost of them holds."""
+    settings = {"window_strides": (2, 1), "padding": "SAME", "feature_group_count": 2}
+    op = functools.partial(jaxgrad.conv_general_dilated, **settings)
+    with _tuning(_conv, _X, _W, implementation="xla", other=OWN) as tuning:
+        expected = jaxgrad.explain(op, _X, _W)
+    assert expected.passes[0].implementation == "xla"
+    with_tuning, without = (jaxgrad.config.override(tuning=each) for each in (tuning, None))
+    assert jaxgrad.explain(with_tuning(decorated(op)), _X, _W) == expected
+    assert jaxgrad.explain(without(decorated(with_tuning(op))), _X, _W) == expected
+    assert jaxgrad.explain(with_tuning(decorated(without(op))), _X, _W) == jaxgrad.explain(op, _X, _W) != expected

@@ -72,7 +72,14 @@ class Decorator(Reentrant):
             with self:
                 return function(*args, **kwargs)
 
+        decorated._jaxgrad_decorator = self  # type: ignore[attr-defined]
         return decorated
+
+
+def decorator_of(function: Any) -> Decorator | None:
+    """The decorator that made a function of the function's `__wrapped__`, if jaxgrad's did."""
+    found = inspect.getattr_static(function, "_jaxgrad_decorator", None)
+    return found if isinstance(found, Decorator) and hasattr(function, "__wrapped__") else None
 
 
 _methods: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()

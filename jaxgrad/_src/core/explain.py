@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from jaxgrad._src.core.candidates import Forced
 from jaxgrad._src.core.checks import check_choice
-from jaxgrad._src.core.op import OPS, Backend, lowering_platform, op_of, public_platform
+from jaxgrad._src.core.decorator import Decorator, decorator_of
+from jaxgrad._src.core.op import OPS, Backend, Op, lowering_platform, op_of, public_platform
 from jaxgrad._src.core.selection import Selection, recording, select_typical
 
 
@@ -72,7 +74,8 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
     """Returns which implementation runs a call of an op and of its gradients, and why. Runs nothing.
 
     Args:
-      op: an op of jaxgrad, such as `jaxgrad.conv_general_dilated`, or a `functools.partial` of one.
+      op: an op of jaxgrad, such as `jaxgrad.conv_general_dilated`, or a `functools.partial` of one. The settings of
+        a `jaxgrad.config.override` that decorates it are in force.
       *args: the arguments of the call. Arrays may be `jax.ShapeDtypeStruct`. Without arguments, a typical call is
         explained.
       platform: "cpu", "gpu" (or "cuda"), "rocm" or "tpu"; by default the platform of JAX's default device.
@@ -93,16 +96,23 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
       >>> explained.implementation, explained.reason
       ('cpu', 'oneDNN')
     """
-    function, args, kwargs = _unwrapped(op, args, kwargs)
+    function, decorators, args, kwargs = _unwrapped(op, args, kwargs)
     contract = op_of(function)
     if contract is None:
         raise ValueError(f"jaxgrad.explain: op must be one of jaxgrad's ops ({', '.join(OPS)}), got {op!r}")
     check_choice("jaxgrad.explain", "platform", platform, (None, "cpu", "gpu", "cuda", "rocm", "tpu"))
-    platform = platform or jax.default_backend()
+    with contextlib.ExitStack() as contexts:
+        for decorator in decorators:
+            contexts.enter_context(decorator)
+        return explanation(_selected(contract, function, args, kwargs), platform or jax.default_backend())
+
+
+def _selected(contract: Op, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Selection:
+    """The selection for a call of an op; for a typical call if there are no arrays."""
     if not args and not any(hasattr(value, "ndim") and value.ndim > 0 for value in kwargs.values()):
         implementation = kwargs.get("implementation")
         contract.check_implementation(implementation)
-        return explanation(select_typical(contract, implementation), platform)
+        return select_typical(contract, implementation)
     # Only arrays without values are traced: the call checks the values of the others as it always does.
     given: dict[str, Any] = {**{str(i): value for i, value in enumerate(args)}, **kwargs}
     specs = {key: value for key, value in given.items() if isinstance(value, jax.ShapeDtypeStruct)}
@@ -113,16 +123,23 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
 
     with recording() as selections:
         jax.eval_shape(call, specs)
-    return explanation(selections[0], platform)
+    return selections[0]
 
 
-def _unwrapped(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The op inside decorators and partials, and the arguments of its call."""
+def _unwrapped(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, list[Decorator], tuple[Any, ...], dict[str, Any]]:
+    """The op inside decorators and partials, jaxgrad's own decorators from the outside in, and the arguments."""
+    decorators = []
     while True:
-        op = inspect.unwrap(op) if callable(op) else op
-        if not isinstance(op, functools.partial):
-            return op, args, kwargs
-        op, args, kwargs = op.func, (*op.args, *args), {**op.keywords, **kwargs}
+        op = inspect.unwrap(op, stop=lambda function: decorator_of(function) is not None) if callable(op) else op
+        if (decorator := decorator_of(op)) is not None:
+            decorators.append(decorator)
+            op = op.__wrapped__
+        elif isinstance(op, functools.partial):
+            op, args, kwargs = op.func, (*op.args, *args), {**op.keywords, **kwargs}
+        else:
+            return op, decorators, args, kwargs
 
 
 def explanation(selection: Selection, platform: str) -> Explanation:
