@@ -225,7 +225,7 @@ def fake_cuda(tmp_path_factory: pytest.TempPathFactory, reference_kernels: Path)
     """A directory with fake CUDA libraries: fake_cuda.c, the reference kernels, and fake_gpu_calls.c."""
     folder = tmp_path_factory.mktemp("fake_cuda")
     (folder / reference_kernels.name).symlink_to(reference_kernels)
-    build = ["gcc", "-O2", "-shared", "-fPIC", f"-I{jax.ffi.include_dir()}", "-o"]
+    build = ["gcc", "-O2", "-shared", "-fPIC", f"-I{jax.ffi.include_dir()}", f"-I{_TESTS}", "-o"]
     subprocess.run([*build, folder / "libcuda.so.1", _TESTS / "fake_cuda.c"], check=True)
     subprocess.run([*build, folder / "libfake_gpu_calls.so", _TESTS / "fake_gpu_calls.c"], check=True)
     for name in ("libcudnn.so.9", "libnvrtc.so.13"):

@@ -13,18 +13,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cuda_on_cpu import register
 from script_results import outcome as outcome
 from script_results import report as report
 
 import jaxgrad
-from jaxgrad._src.batch_norm.cudnn import CudnnBackend as BatchNormBackend
-from jaxgrad._src.conv.cudnn import CudnnBackend
 from jaxgrad._src.conv.cudnn_plan import cudnn_plan
-from jaxgrad._src.conv.depthwise_cuda import DepthwiseCudaBackend
 from jaxgrad._src.conv.geometry import ConvGeometry
 from jaxgrad._src.conv.problem import ConvProblem
-from jaxgrad._src.core import op
-from jaxgrad._src.gru.cuda import CudaBackend as GruBackend
 from jaxgrad._src.native import cuda
 
 fake: Any = ctypes.CDLL("libcuda.so.1")
@@ -47,21 +43,7 @@ _rng = np.random.default_rng(0)
 _sizes = itertools.count(9)
 
 
-def _register() -> None:
-    pointer, capsule = ctypes.pythonapi.PyCapsule_GetPointer, ctypes.pythonapi.PyCapsule_New
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    calls.fake_gpu_handler.restype, calls.fake_gpu_handler.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-    for name, handler in cuda.module.registrations().items():
-        wrapped = capsule(calls.fake_gpu_handler(pointer(handler, None)), None, None)
-        jax.ffi.register_ffi_target(name, wrapped, platform="cpu")
-    for backend in (CudnnBackend, BatchNormBackend, DepthwiseCudaBackend, GruBackend):
-        backend.platform = "cpu"
-        op._PLATFORMS[backend.implementation] = "cpu"
-
-
-_register()
-cuda.gpu_ordinal = lambda: 0
+register(calls)
 
 
 def fail(function: str | None, n: int = 0, status: int = 0) -> None:
