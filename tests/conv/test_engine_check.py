@@ -56,6 +56,34 @@ report(found=[
     assert [error < 1 for _, error, _ in with_relu] == [True, False, True]
 
 
+@pytest.mark.parametrize(
+    ("version", "environment", "expected", "rejected"),
+    [
+        ("91900", {}, "engine 13", 0),  # in this release it is known to be wrong
+        ("92000", {}, "engine 1", 0),
+        ("92000", {"FAKE_WRONG": "1:factor"}, "engine 13", 1),
+        ("92000", {"FAKE_NVRTC": "6"}, "engine 13", 0),  # it cannot be checked
+    ],
+)
+@pytest.mark.parametrize("search", ["exhaustive", "heuristic"])
+def test_an_engine_that_was_wrong_is_used_in_a_later_release_if_it_is_right(
+    run, search, version, environment, expected, rejected
+):
+    found = run(
+        f"""
+spec = (0, 3, 1, 2)
+geometry = ConvGeometry(spec, (0, 3, 1, 2), spec, (1, 1), ((2, 0), (2, 0)), (1, 1), 1, (9, 8), (3, 3))
+with jaxgrad.config.override(search={search!r}):
+    problem = ConvProblem(geometry, 2, 4, 4, jnp.dtype("float32"))
+    report(found=cudnn_plan("weight_gradient", problem, False, jaxgrad.config.current()).engine, counts=counts())
+""",
+        FAKE_VERSION=version,
+        FAKE_ENGINES="1:100:10,13:300:20",
+        **environment,
+    )
+    assert (found["found"], found["counts"][1]) == (expected, rejected)
+
+
 def test_an_engine_that_overwrites_an_operand_does_not_make_the_next_ones_wrong(run):
     script = 'report(found=engine(9, "exhaustive"), counts=counts())'
     assert run(script, FAKE_WRONG="11:scribble") == {"found": ["engine 12", 300], "counts": [3, 0, 0]}

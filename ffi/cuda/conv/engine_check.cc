@@ -52,6 +52,12 @@ Verdict EngineChecks::check(const std::string& tag, const ConvCandidate& candida
 }
 
 Verdict EngineChecks::verdict(const ConvCandidate& candidate, const ExecutionPlan& plan, ConvTrial* trial) {
+  const Verdict found = remembered_or_checked(candidate, plan, trial);
+  return found == Verdict::kUnchecked && candidate.is_known_wrong ? Verdict::kWrong : found;
+}
+
+Verdict EngineChecks::remembered_or_checked(const ConvCandidate& candidate, const ExecutionPlan& plan,
+                                            ConvTrial* trial) {
   try {
     const std::string tag = tag_of(candidate);
     const auto known = verdicts_.find(tag);

@@ -22,11 +22,12 @@ class EngineChecks {
   EngineChecks(const ConvKey& key, bool capturing);
 
   // The verdict on the plan of a candidate, from a run in `trial` if nothing is remembered. Without a trial, allocates
-  // memory of its own. kUnchecked if memory or NVRTC is missing, or the plan fails to run. Throws driver::DeviceFault
-  // and driver::Error.
+  // memory of its own. kUnchecked if memory or NVRTC is missing, or the plan fails to run; but kWrong then for an
+  // engine that is known to be wrong in some release of cuDNN. Throws driver::DeviceFault and driver::Error.
   Verdict verdict(const ConvCandidate& candidate, const ExecutionPlan& plan, ConvTrial* trial);
 
  private:
+  Verdict remembered_or_checked(const ConvCandidate& candidate, const ExecutionPlan& plan, ConvTrial* trial);
   Verdict check(const std::string& tag, const ConvCandidate& candidate, const ExecutionPlan& plan, ConvTrial& trial);
 
   const ConvKey key_;

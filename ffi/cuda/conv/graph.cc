@@ -124,10 +124,14 @@ Descriptor engine_of(const Descriptor& config) {
   return engine;
 }
 
-// The wrong engines that were found before engine_check.h, which finds others (cuDNN 9.19, H200). They are left out
-// where engines cannot be checked too. With padding that differs between the two sides, they compute as if it were
-// symmetric, or return NaN. Engine 78 is correct on small shapes, but wrong for a window of 2 with dilation 512 over
-// 16384 elements, padded by 512 on one side. Engine 39 returns 0 for relu(NaN), even if NaN propagation is requested.
+// The last release in which these engines were found to be wrong (9.19, on an H200). In a later one, engine_check.h
+// decides whether they are used.
+constexpr size_t kLastWrongRelease = 91999;
+
+// The wrong engines that were found before engine_check.h, which finds others. With padding that differs between the
+// two sides, they compute as if it were symmetric, or return NaN. Engine 78 is correct on small shapes, but wrong for a
+// window of 2 with dilation 512 over 16384 elements, padded by 512 on one side. Engine 39 returns 0 for relu(NaN), even
+// if NaN propagation is requested.
 bool is_known_wrong(const ConvKey& key, int64_t engine) {
   if (key.relu && engine == 39) return true;
   if (key.padding_low == key.padding_high) return false;
@@ -250,7 +254,8 @@ std::vector<ConvCandidate> conv_candidates(const ConvKey& key, const ConvGraph& 
                                                                   CUDNN_TYPE_NUMERICAL_NOTE, kMaxNotes);
       const int64_t number = engine.integer(CUDNN_ATTR_ENGINE_GLOBAL_INDEX);
       const bool is_wrong = is_known_wrong(key, number);
-      if (!respects_math_settings(key, notes) || (is_wrong && !with_known_wrong)) continue;
+      const bool leaves_out = is_wrong && !with_known_wrong && api().cudnnGetVersion() <= kLastWrongRelease;
+      if (!respects_math_settings(key, notes) || leaves_out) continue;
       const int64_t workspace = config.integer(CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE);
       const bool has_transforms =
           has_note(notes, CUDNN_NUMERICAL_NOTE_WINOGRAD) || has_note(notes, CUDNN_NUMERICAL_NOTE_FFT);

@@ -33,11 +33,11 @@ struct ConvCandidate {
   int64_t workspace_bytes;
   std::string name;     // "engine 52"
   bool has_transforms;  // sums products of transformed operands, as Winograd and FFT do
-  bool is_known_wrong;
+  bool is_known_wrong;  // the engine, in some release of cuDNN
 };
 
 // The candidates that respect the math settings of the key, in the order of the lists of cuDNN that the search uses.
-// Leaves out engines that are known to be wrong, unless they are asked for.
+// Leaves out engines that are known to be wrong in this release, unless they are asked for.
 std::vector<ConvCandidate> conv_candidates(const ConvKey& key, const ConvGraph& graph, bool with_known_wrong = false);
 
 // The number of an engine and the values of its knobs, such as "eng52_k3=1_k5=2". Unique within a list of candidates.
