@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
@@ -14,8 +15,13 @@ import jax
 import jaxgrad
 from benchmarks import batch_norm, conv, gru, per_example
 from benchmarks.conv_cases import Case
+from jaxgrad._src.conv import xla
+from jaxgrad._src.conv.params import ConvCall
+from jaxgrad._src.conv.tuning import operands, params_of
+from jaxgrad._src.conv.xla_forms import forms
+from jaxgrad._src.core.candidates import XLA
 from jaxgrad._src.core.op import lowering_platform
-from jaxgrad._src.core.tuning import RecordedCall, Recorder
+from jaxgrad._src.core.tuning import Measurable, RecordedCall, Recorder
 from jaxgrad._src.native import cuda
 
 # Of classes without a benchmark case.
@@ -32,9 +38,12 @@ _OTHER_GPU_CASES = tuple(
     )
     for dtype in ("bfloat16", "float32")
 )
-_OTHER_CPU_CASES = tuple(
-    Case((224, 224), 8, 3 * groups, 768, 16, stride=16, groups=groups) for groups in (2, 4, 8, 32)
-)  # several images, each with its own patch embedding
+_OTHER_CPU_CASES = (
+    # Several images, each with its own patch embedding.
+    *(Case((224, 224), 8, 3 * groups, 768, 16, stride=16, groups=groups) for groups in (2, 4, 8, 32)),
+    # Weight gradients that XLA computes in seconds as convolutions.
+    *(Case((14, 14), 4, 64, 64, 3, padding=1, groups=groups) for groups in (8, 64)),
+)
 _CONV_CASES = {"cpu": (*conv.CASES["cpu"], *_OTHER_CPU_CASES), "gpu": (*conv.CASES["gpu"], *_OTHER_GPU_CASES)}
 # Weight gradients under `vmap` of x and dy, by the number of independent problems: a few models at once.
 _INDEPENDENT = tuple(
@@ -107,6 +116,45 @@ def _calls_with_functions(platform: str) -> dict[str, tuple[RecordedCall, tuple[
                 found.setdefault(text, (recorded, each))
     jax.clear_caches()  # they hold answers for a machine without a GPU
     return found
+
+
+ON_XLA = " on XLA"  # the end of the text of a call whose forms on XLA are compared
+# Of the gradients with groups that are measured on a CPU. As convolutions, they multiply zeros between the elements of
+# dy, or all pairs of groups, without fast code: larger ones take minutes, and matrix products less than a second.
+_MOST_MULTIPLICATIONS = 1 << 30
+
+
+@cache
+def all_calls(platform: str) -> dict[str, RecordedCall]:
+    """`calls`, and by another text the convolutions among them that XLA may run in several forms."""
+    found = calls(platform)
+    return found | {text + ON_XLA: each for text, each in found.items() if _has_forms_to_measure(each, platform)}
+
+
+def _has_forms_to_measure(recorded: RecordedCall, platform: str) -> bool:
+    call = recorded.call
+    if not isinstance(call, ConvCall) or call.has_bias:
+        return False
+    g = call.problem.geometry
+    if platform == "cpu" and g.feature_group_count > 1 and recorded.pass_name != "forward":
+        repeated = g.feature_group_count if recorded.pass_name == "weight_gradient" else math.prod(g.window_strides)
+        if call.problem.multiplications * repeated > _MOST_MULTIPLICATIONS:
+            return False
+    return len(forms(recorded.pass_name, call.problem)) > 1
+
+
+def forms_to_measure(recorded: RecordedCall) -> Measurable:
+    """A pass of a convolution on XLA, in all its forms."""
+    call = recorded.call
+    assert isinstance(call, ConvCall)
+    params = params_of(recorded.pass_name, call, XLA)
+    run = {
+        "forward": lambda x, w, form: xla.forward(params, False, x, w, None, form=form),
+        "input_gradient": lambda dy, w, form: xla.input_gradient(params, dy, w, form=form),
+        "weight_gradient": lambda x, dy, form: xla.weight_gradient(params, False, x, dy, form=form)[0],
+    }[recorded.pass_name]
+    functions = {form: partial(run, form=form) for form in forms(recorded.pass_name, call.problem)}
+    return Measurable(functions, operands(recorded.pass_name, call))
 
 
 def with_plan(text: str, platform: str) -> RecordedCall:

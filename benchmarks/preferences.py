@@ -21,8 +21,9 @@ from typing import Any
 import jax
 
 import jaxgrad
-from benchmarks.preference_calls import calls, with_plan
+from benchmarks.preference_calls import ON_XLA, all_calls, forms_to_measure, with_plan
 from jaxgrad._src.batch_norm.cudnn import BatchNormFeatures, has_fast_kernels
+from jaxgrad._src.conv import xla_forms
 from jaxgrad._src.conv.features import ConvFeatures
 from jaxgrad._src.conv.params import ConvCall
 from jaxgrad._src.core.environment import Environment, current_environment
@@ -31,7 +32,7 @@ from jaxgrad._src.core.tuning import Choice, RecordedCall
 from jaxgrad._src.gru.features import GruFeatures
 from jaxgrad._src.gru.params import GruProblem
 from jaxgrad._src.selection.table import Row, file_name
-from jaxgrad._src.tuning.choices import measured_choice
+from jaxgrad._src.tuning.choices import fastest, measured_choice
 
 _HERE = Path(__file__).parent
 TUNINGS = _HERE / "results" / "tunings"
@@ -40,7 +41,7 @@ _CLASSES = _HERE / "shape_classes.json"
 # Of a kernel over XLA, which can fuse neighboring operations and on a GPU calls cuDNN too: in the geometric mean of a
 # class, in which its small calls count as much as the large ones, and in the sum of its times.
 _MIN_GAIN = 1.03
-_LIBRARIES = ("xla", "onednn")  # the others are compared with them
+_LIBRARIES = ("xla", "onednn", xla_forms.CONVOLUTION)  # the others are compared with them
 _CPU_LIBRARIES = ("onednn", "depthwise")  # of convolutions; "cpu" is one of them
 
 _Class = Mapping[str, Any]
@@ -65,19 +66,25 @@ def measure(platform: str, *, again: str | None = None, seconds: float = math.in
     old = jaxgrad.Tuning.load(path).machines if path.exists() else {}
     kept = {each: dict(choices) for each, choices in old.items() if _jaxgrad_apart(each) == _jaxgrad_apart(machine)}
     new = kept.setdefault(machine, {})
-    left = _left(calls(platform), kept, machine, again)
+    left = _left(all_calls(platform), kept, machine, again)
     for index, text in enumerate(left, 1):
         if time.monotonic() - start > seconds:
             print(f"not measured in {seconds:g} s: {len(left) - index + 1} calls")
             break
         print(f"{index}/{len(left)} {text}", flush=True)
-        if choice := measured_choice(with_plan(text, platform), machine.platform):
+        if choice := _choice(text, platform):
             for choices in kept.values():
                 choices.pop(text, None)
             new[text] = choice
             jaxgrad.Tuning({each: choices for each, choices in kept.items() if choices}).save(path)
         jax.clear_caches()  # the memory of compiled programs
     return path
+
+
+def _choice(text: str, platform: str) -> Choice | None:
+    if text.endswith(ON_XLA):
+        return fastest(forms_to_measure(all_calls(platform)[text]), xla_forms.CONVOLUTION)
+    return measured_choice(with_plan(text, platform), lowering_platform(platform))
 
 
 def _left(texts: Collection[str], kept: _Measured, machine: Environment, again: str | None) -> list[str]:
@@ -117,8 +124,8 @@ def tables() -> dict[str, dict[str, Any]]:
             for machine, choices in jaxgrad.Tuning.load(path).machines.items():
                 if machine.platform == lowering_platform(platform):
                     own_times = {text: _times_of_libraries(choice.times_us) for text, choice in choices.items()}
-                    count = sum(text in own_times for text in calls(platform))
-                    measured_on.append(f"{count} of {len(calls(platform))} calls on {machine}")
+                    count = sum(text in own_times for text in all_calls(platform))
+                    measured_on.append(f"{count} of {len(all_calls(platform))} calls on {machine}")
                     times |= own_times
                     dates |= {text: choice.date for text, choice in choices.items()}
             if times:
@@ -158,19 +165,19 @@ def _rows(classes: Sequence[_Class], platform: str, times: _Times, dates: Mappin
     """The rows of a table, one for each class. A call belongs to the first class that matches it and whose preferred
     implementation supports it."""
     rows = []
-    all_calls = {text: recorded for text, recorded in calls(platform).items() if text in times}
-    calls_left = {True: all_calls, False: all_calls}  # for rows that compare with XLA, and for others
+    measured_calls = {text: recorded for text, recorded in all_calls(platform).items() if text in times}
+    calls_left = {True: measured_calls, False: measured_calls}  # for rows that compare with XLA, and for others
     for each in classes:
         left = calls_left[with_xla := "xla" in each["why"]]
         row = Row(each["name"], each["op"], tuple(each["passes"]), each["when"], "", "", None, "")
         members = {
             text: times[text]
             for text, recorded in left.items()
-            if _op(recorded) == row.op
+            if _op(text, recorded) == row.op
             and recorded.pass_name in row.passes
             and row.matches(_features(recorded, platform))
         }
-        measured = _measured(members, list(each["why"]), dates)
+        measured = _measured(members, list(each["why"]), dates) if len(each["why"]) > 1 else None
         rows.append(_row(each, *(measured or (each["unmeasured"], None))))
         prefer = rows[-1]["prefer"]
         calls_left[with_xla] = {
@@ -179,7 +186,9 @@ def _rows(classes: Sequence[_Class], platform: str, times: _Times, dates: Mappin
     return rows
 
 
-def _op(recorded: RecordedCall) -> str:
+def _op(text: str, recorded: RecordedCall) -> str:
+    if text.endswith(ON_XLA):
+        return xla_forms.OP
     kinds = {ConvCall: "conv", GruProblem: "gru"}
     return next((name for kind, name in kinds.items() if isinstance(recorded.call, kind)), "batch_norm")
 
@@ -236,12 +245,12 @@ def regrets(platform: str, table: Sequence[Row], times: _Times) -> dict[str, flo
     """By call of an op that the table has, the time of the preferred implementation over that of the fastest."""
     found = {}
     ops = {row.op for row in table}
-    for text, recorded in calls(platform).items():
-        if (us := times.get(text)) is not None and _op(recorded) in ops:
+    for text, recorded in all_calls(platform).items():
+        if (us := times.get(text)) is not None and (op := _op(text, recorded)) in ops:
             features = _features(recorded, platform)
+            own = [row for row in table if row.op == op and recorded.pass_name in row.passes]
 
-            def preferred(names: Collection[str], recorded: RecordedCall = recorded, features: Any = features) -> str:
-                own = (row for row in table if row.op == _op(recorded) and recorded.pass_name in row.passes)
+            def preferred(names: Collection[str], own: Sequence[Row] = own, features: Any = features) -> str:
                 return next(row.prefer for row in own if row.prefer in names and row.matches(features))
 
             prefer = preferred(us.keys() - set(_CPU_LIBRARIES))

@@ -15,7 +15,7 @@ from conv_running import assert_same, calls, conv, conv_transpose, run, terms
 from conv_transpose_cases import TransposeCase, lax_conv_transpose, make_transpose_inputs
 
 import jaxgrad
-from jaxgrad._src.conv.xla import MATRIX_PRODUCT
+from jaxgrad._src.conv.xla_forms import MATRIX_PRODUCT
 from jaxgrad._src.native import cuda
 
 BACKENDS = (Backend(None, "cpu"), Backend(None, "gpu"), *CONVOLUTION)

@@ -18,7 +18,7 @@ from conv_transpose_cases import TransposeCase, lax_conv_transpose, make_transpo
 from jax import lax
 
 import jaxgrad
-from jaxgrad._src.conv import patches
+from jaxgrad._src.conv import patches, xla_forms
 from jaxgrad._src.native import cuda
 
 BACKENDS = (Backend(None, "cpu"), Backend(None, "gpu"), XLA, XLA_ON_GPU)
@@ -290,16 +290,16 @@ def _explained(case, platform, dtype, **settings):
 def test_explain_names_the_matrix_product(name):
     for settings in {"dtype": "float64"}, {"dtype": "float32", "implementation": "xla"}:
         explained = _explained(CASES[name], "cpu", **settings)
-        assert patches.PATCHES in explained
-        assert (patches.PATCHES_BY_GROUP in explained) == (name == "groups")  # the forward pass
-    assert patches.PATCHES not in _explained(CASES[name].replace(batch=16), "cpu", "float32")  # oneDNN
-    assert patches.PATCHES not in _explained(OVERLAPPING["stride"], "cpu", "float64")
+        assert xla_forms.OF_PATCHES in explained
+        assert (xla_forms.OF_PATCHES_BY_GROUP in explained) == (name == "groups")  # the forward pass
+    assert xla_forms.OF_PATCHES not in _explained(CASES[name].replace(batch=16), "cpu", "float32")  # oneDNN
+    assert xla_forms.OF_PATCHES not in _explained(OVERLAPPING["stride"], "cpu", "float64")
 
 
 @pytest.mark.skipif(not cuda.targets(), reason="needs the compiled CUDA module")
 def test_explain_names_the_matrix_product_of_a_patch_embedding_on_a_gpu():
     large = PATCH_16.replace(batch=64, spatial=(224, 224), out_features=768)
-    assert _explained(large, "gpu", "bfloat16").count(patches.PATCHES) == 1  # all passes alike
+    assert _explained(large, "gpu", "bfloat16").count(xla_forms.OF_PATCHES) == 1  # all passes alike
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -313,9 +313,9 @@ def test_accelerate_reads_each_pass_by_its_windows(dtype):
     gradient = jax.value_and_grad(loss, (0, 1))
     accelerated = jaxgrad.accelerate(gradient)
     found = jaxgrad.report(accelerated, lhs, rhs, platform="cpu").convolutions
-    reasons = {"forward": "oneDNN", "input_gradient": patches.PATCHES, "weight_gradient": "oneDNN"}
+    reasons = {"forward": "oneDNN", "input_gradient": xla_forms.OF_PATCHES, "weight_gradient": "oneDNN"}
     if dtype == "float64":
-        reasons = dict.fromkeys(reasons, patches.PATCHES)
+        reasons = dict.fromkeys(reasons, xla_forms.OF_PATCHES)
     assert {convolution.pass_name: convolution.reason for convolution in found} == reasons
     lowered = jax.jit(accelerated).lower(lhs, rhs)
     assert passes_in(lowered) == {name: 1 for name, reason in reasons.items() if reason == "oneDNN"}

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import compare, preferences, timing, tuned, tuned_calls
+from benchmarks import compare, preference_calls, preferences, timing, tuned, tuned_calls
 from benchmarks.options import Effort, Options
 from jaxgrad._src.core.tuning import Choice
 from jaxgrad._src.selection import table
@@ -26,7 +26,7 @@ def test_the_wrong_table_has_another_choice_for_every_call(names, least):
     """Also for depthwise calls, whose rows do not name XLA."""
     calls = {
         (each.pass_name, text): features
-        for text, each in preferences.calls("cpu").items()
+        for text, each in preference_calls.calls("cpu").items()
         if text.startswith("conv ") and ((features := preferences._features(each, "cpu")).depthwise or "xla" in names)
     }
 

@@ -21,8 +21,8 @@ from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.conv.backends import BACKENDS
 from jaxgrad._src.conv.canonicalize import LaxArguments, Reading, read
 from jaxgrad._src.conv.params import ConvCall, ConvParams
-from jaxgrad._src.conv.patches import remark_on_xla
 from jaxgrad._src.conv.xla import add_bias_and_relu
+from jaxgrad._src.conv.xla_forms import remark_on_xla
 from jaxgrad._src.core import checks, marks
 from jaxgrad._src.core.activations import Activation, activation_name
 from jaxgrad._src.core.candidates import XLA

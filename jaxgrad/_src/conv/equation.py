@@ -26,7 +26,7 @@ from jaxgrad._src.conv.pass_calls import (
     input_gradient_call,
     weight_gradient_call,
 )
-from jaxgrad._src.conv.xla import replaces_convolution
+from jaxgrad._src.conv.xla_forms import replaces_convolution
 from jaxgrad._src.core.batching import fold, unfold
 from jaxgrad._src.core.explain import explain_pass
 from jaxgrad._src.core.precision import precision_flags

@@ -22,6 +22,7 @@ class ConvFeatures:
       span: the positions from the first element of the window to the last, dilation included.
       weights: the elements of w.
       features, out_features: their numbers.
+      groups: their number.
       features_of_group: the number of input features of a group.
       multiplications: of one pass of one problem.
       positions: the positions of the result, with those of the batch.
@@ -54,6 +55,7 @@ class ConvFeatures:
         self.problems = math.prod(problem.num_problems) if problem.num_problems else 0
         as_given = g.lhs_spec[1] == g.out_spec[1] == last and g.lhs_spec[0] == g.out_spec[0] == 0
         self.channels_last = as_given or (platform == "cuda" and xla_moves_features_last(problem))
+        self.groups = g.feature_group_count
         self.grouped, self.depthwise = g.feature_group_count > 1, problem.is_depthwise
         self.several = problem.features != g.feature_group_count
         self.strided, self.dilated = max(g.window_strides) > 1, max(g.rhs_dilation) > 1

@@ -20,50 +20,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxgrad._src.conv.geometry import ConvGeometry, dilated_size, laid_out, pad_spatial, shape_of
-from jaxgrad._src.conv.params import ConvCall
-from jaxgrad._src.conv.problem import ConvProblem
 
-PATCHES = "XLA runs one matrix product, because windows do not overlap"
-PATCHES_BY_GROUP = "XLA runs one matrix product for each group, because windows do not overlap"
-_LARGE_WINDOW, _HUGE_WINDOW = 9, 256  # elements
-_TENSOR_CORE = 8  # the features that cuDNN's kernels take at a time; they pad fewer
+_TENSOR_CORE = 8  # the features that kernels take at a time; they pad fewer
 _ALIGNED_BYTES = 16  # of a row, for the fastest kernels of cuBLAS
 _FEW_GROUPS = 4
 
 
-def prefers_patches(pass_name: str, problem: ConvProblem, platform: str) -> bool:
-    """Whether XLA runs a pass faster as a matrix product of patches than as a convolution.
-
-    On a CPU it does, as measured with jaxlib 0.10.2 and 0.12.0.1. On a GPU, a convolution with large windows takes
-    milliseconds for the input gradient; windows of 2 x 2 are as fast or faster. The other passes rearrange x first,
-    which pays where cuDNN would pad features, and for a few groups with huge windows: on an H100, 16 x 16 windows of
-    two groups of 16 features take 0.3 to 0.6 times as long.
-    """
-    g = problem.geometry
-    if g.is_matrix_product or not g.has_disjoint_windows or problem.is_depthwise:
-        return False
-    pads_features = problem.features // g.feature_group_count < _TENSOR_CORE
-    window = math.prod(g.w_spatial)
-    has_large_windows = window >= _LARGE_WINDOW and pass_name == "input_gradient"
-    has_huge_windows = window >= _HUGE_WINDOW and _has_few_groups(g)
-    return platform != "cuda" or pads_features or has_large_windows or has_huge_windows
-
-
-def remark_on_xla(pass_name: str, call: ConvCall, platform: str) -> str:
-    """Returns the remark that `jaxgrad.explain` adds where XLA runs a pass."""
-    return (
-        remark_on_patches(pass_name, call.problem.geometry)
-        if prefers_patches(pass_name, call.problem, platform)
-        else ""
-    )
-
-
-def remark_on_patches(pass_name: str, geometry: ConvGeometry) -> str:
-    """Returns how a pass that `prefers_patches` is written."""
-    return PATCHES_BY_GROUP if pass_name == "forward" and _has_few_groups(geometry) else PATCHES
-
-
-def _has_few_groups(geometry: ConvGeometry) -> bool:
+def has_few_groups(geometry: ConvGeometry) -> bool:
+    """Whether `products_by_group` makes a product for each group."""
     return 1 < geometry.feature_group_count <= _FEW_GROUPS
 
 
@@ -93,7 +57,7 @@ def products_by_group(geometry: ConvGeometry, precision: Any, x: jax.Array, w: j
     The gradients would take 1.1 to 1.6 times as long. On a CPU both forms take about as long.
     """
     groups = geometry.feature_group_count
-    if not _has_few_groups(geometry):
+    if not has_few_groups(geometry):
         return product_of_patches(geometry, precision, x, w)
     product = partial(product_of_patches, dataclasses.replace(geometry, feature_group_count=1), precision)
     of_groups = zip(jnp.split(x, groups, geometry.lhs_spec[1]), jnp.split(w, groups, geometry.rhs_spec[0]), strict=True)

@@ -13,7 +13,7 @@ from jaxgrad._src.conv.api import convolve
 from jaxgrad._src.conv.backends import BACKENDS
 from jaxgrad._src.conv.canonicalize import LaxArguments
 from jaxgrad._src.conv.geometry import dilated_size, swap_features, transpose_padding
-from jaxgrad._src.conv.patches import remark_on_xla
+from jaxgrad._src.conv.xla_forms import remark_on_xla
 from jaxgrad._src.core import checks
 from jaxgrad._src.core.activations import Activation
 from jaxgrad._src.core.op import Op

@@ -27,19 +27,12 @@ def measurable_pass(pass_name: str, call: ConvCall, platform: str) -> Measurable
                 own = supporting(own, (backend,), pass_name, call)
                 candidates |= dict.fromkeys(own.implementations, own)
     return Measurable(
-        {name: _pass(pass_name, call, own) for name, own in candidates.items()}, _operands(pass_name, call)
+        {name: _pass(pass_name, call, own) for name, own in candidates.items()}, operands(pass_name, call)
     )
 
 
 def _pass(pass_name: str, call: ConvCall, candidates: Candidates) -> Callable[..., Any]:
-    problem = call.problem
-    params = ConvParams(
-        problem.geometry,
-        call.precision,
-        ((pass_name, candidates),),
-        call.settings,
-        batched=bool(problem.num_problems),
-    )
+    params = params_of(pass_name, call, candidates)
     if pass_name == "forward":
         run = forward_pass(params, call.relu)
         return run if call.has_bias else lambda x, w: run(x, w, None)
@@ -48,7 +41,15 @@ def _pass(pass_name: str, call: ConvCall, candidates: Candidates) -> Callable[..
     return weight_gradient_pass(params, call.has_bias)
 
 
-def _operands(pass_name: str, call: ConvCall) -> list[jax.ShapeDtypeStruct]:
+def params_of(pass_name: str, call: ConvCall, candidates: Candidates) -> ConvParams:
+    """The parameters of a pass."""
+    problem = call.problem
+    of_pass = ((pass_name, candidates),)
+    return ConvParams(problem.geometry, call.precision, of_pass, call.settings, batched=bool(problem.num_problems))
+
+
+def operands(pass_name: str, call: ConvCall) -> list[jax.ShapeDtypeStruct]:
+    """The operands of a pass."""
     p = call.problem
     array = partial(jax.ShapeDtypeStruct, dtype=p.dtype)
     x, w, y = (array((*p.num_problems, *shape)) for shape in p.shapes)

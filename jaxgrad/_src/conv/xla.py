@@ -1,9 +1,9 @@
-"""The convolution passes on XLA, written as matrix products where XLA is slow at convolutions.
+"""The convolution passes on XLA, in the forms of conv/xla_forms.py.
 
 A window that covers all of x is one matrix product, and so are windows that do not overlap (conv/patches.py). The
 weight gradient of a grouped convolution is a convolution with `batch_group_count`, for which XLA has no fast code on a
-CPU; there it is one matrix product for each tap of the window: the elements of x under the tap times dy, by groups. The
-weight gradients of independent problems, which JAX turns into groups, are such products on every platform.
+CPU; as one matrix product for each tap of the window, it multiplies the elements of x under the tap by dy, by groups.
+So are the weight gradients of independent problems, which JAX turns into groups.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxgrad._src.conv.batching import as_groups
 from jaxgrad._src.conv.geometry import ConvGeometry, maybe_reverse_window, pad_spatial, shape_of
 from jaxgrad._src.conv.params import ConvParams
-from jaxgrad._src.conv.patches import prefers_patches, product_of_patches, products_by_group, remark_on_patches
+from jaxgrad._src.conv.patches import product_of_patches, products_by_group
 from jaxgrad._src.conv.problem import (
     ConvProblem,
     forward_problem,
@@ -31,98 +31,92 @@ from jaxgrad._src.conv.problem import (
     weight_gradient_problem,
 )
 from jaxgrad._src.conv.xla_faults import padding_of_x
+from jaxgrad._src.conv.xla_forms import CONVOLUTION, PATCHES, PRODUCT, TAPS, preferred_form
 from jaxgrad._src.core.mesh_axes import explicit_mesh, pvary_to_match
 
-MATRIX_PRODUCT = "XLA lowers a window that covers all of x to a matrix product"
 _MOST_TAPS_UNROLLED = 64
 _TAPS_BYTES = 1 << 29  # of the elements of x that a GPU gathers for one matrix product
 
 _Convolve = Callable[[ConvGeometry, Any, jax.Array, jax.Array], jax.Array]  # y of (geometry, precision, x, w)
 
 
-def replaces_convolution(pass_name: str, problem: ConvProblem, platform: str) -> str:
-    """Returns how a pass on XLA is written if it is not a convolution; empty if it is one."""
-    if problem.geometry.is_matrix_product:
-        return MATRIX_PRODUCT
-    if prefers_patches(pass_name, problem, platform):
-        return remark_on_patches(pass_name, problem.geometry)
-    if pass_name != "weight_gradient" or problem.is_depthwise:
-        return ""
-    if problem.num_problems:
-        return "XLA runs one matrix product for each independent problem"
-    grouped = problem.geometry.feature_group_count > 1 and platform != "cuda"
-    return "XLA runs one matrix product for each tap of the window" if grouped else ""
-
-
-def forward(params: ConvParams, relu: bool, x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """y = conv(x, w) + bias, or the relu of it."""
+def forward(
+    params: ConvParams, relu: bool, x: jax.Array, w: jax.Array, bias: jax.Array | None, *, form: str | None = None
+) -> jax.Array:
+    """y = conv(x, w) + bias, or the relu of it. form: as in `conv.xla_forms`; None for the fastest."""
     g = params.geometry
 
-    def in_form(convolve):
+    def in_form(form: str) -> Callable[..., Any]:
+        convolve = products_by_group if form == PATCHES else _CONVOLVE[form]
+
         def call_of(params):
             return partial(_forward, params.geometry, params.precision, convolve, relu)
 
         return _per_problem(params, convolve, call_of, (g.lhs_spec[1], g.rhs_spec[0], 0), g.out_spec[1])
 
-    return _fastest_form("forward", forward_problem(g, x, w), in_form)(x, w, bias)
+    return _in_form(form, "forward", forward_problem(g, x, w), in_form)(x, w, bias)
 
 
-def input_gradient(params: ConvParams, dy: jax.Array, w: jax.Array) -> jax.Array:
-    """dx, the transpose of the convolution in x."""
+def input_gradient(params: ConvParams, dy: jax.Array, w: jax.Array, *, form: str | None = None) -> jax.Array:
+    """dx, the transpose of the convolution in x. form: as in `forward`."""
     g = params.geometry
 
-    def in_form(convolve):
+    def in_form(form: str) -> Callable[..., Any]:
+        convolve = _CONVOLVE[form]
+
         def call_of(params):
             return partial(_input_gradient, params.geometry, params.precision, convolve)
 
         return _per_problem(params, convolve, call_of, (g.out_spec[1], g.rhs_spec[0]), g.lhs_spec[1])
 
-    return _fastest_form("input_gradient", input_gradient_problem(g, dy, w), in_form)(dy, w)
+    return _in_form(form, "input_gradient", input_gradient_problem(g, dy, w), in_form)(dy, w)
 
 
 def weight_gradient(
-    params: ConvParams, needs_bias_gradient: bool, x: jax.Array, dy: jax.Array
+    params: ConvParams, needs_bias_gradient: bool, x: jax.Array, dy: jax.Array, *, form: str | None = None
 ) -> tuple[jax.Array, jax.Array | None]:
-    """dw, the transpose of the convolution in w, and the bias gradient if needed."""
+    """dw, the transpose of the convolution in w, and the bias gradient if needed. form: as in `forward`."""
     g = params.geometry
     problem = weight_gradient_problem(g, x, dy)
 
-    def in_form(convolve):
-        def call_of(params):
-            return partial(_weight_gradient, params.geometry, params.precision, convolve, needs_bias_gradient)
-
-        if params.batched and convolve is _convolution and not problem.is_depthwise:
+    def in_form(form: str) -> Callable[..., Any]:
+        if form == TAPS and params.batched and not problem.is_depthwise:
             return partial(_weight_gradients_of_problems, g, params.precision, needs_bias_gradient)
+        convolve = _CONVOLVE.get(form)
+
+        def call_of(params):
+            g = params.geometry
+            if convolve is None:
+                transpose = partial(_grouped_weight_gradient, g, params.precision)
+            else:
+                transpose = partial(_transpose_in_w, g, params.precision, convolve)
+            return partial(_weight_gradient, g, transpose, needs_bias_gradient)
+
         results = (g.rhs_spec[0], 0 if needs_bias_gradient else None)
         return _per_problem(params, convolve, call_of, (g.lhs_spec[1], g.out_spec[1]), results)
 
-    return _fastest_form("weight_gradient", problem, in_form)(x, dy)
+    return _in_form(form, "weight_gradient", problem, in_form)(x, dy)
 
 
-def _fastest_form(
-    pass_name: str, problem: ConvProblem, in_form: Callable[[_Convolve], Callable[..., Any]]
+def _in_form(
+    form: str | None, pass_name: str, problem: ConvProblem, in_form: Callable[[str], Callable[..., Any]]
 ) -> Callable[..., Any]:
-    """The pass in its fastest form, which may depend on the platform of the program."""
-    if problem.geometry.is_matrix_product:
-        return in_form(_matrix_product)
-    products = products_by_group if pass_name == "forward" else product_of_patches
-    on_gpu, elsewhere = (
-        products if prefers_patches(pass_name, problem, platform) else _convolution for platform in ("cuda", "cpu")
-    )
-    if on_gpu is elsewhere:
+    """The pass in a form; in the fastest one, which may depend on the platform of the program, if it is None."""
+    on_gpu, elsewhere = (form or preferred_form(pass_name, problem, platform) for platform in ("cuda", "cpu"))
+    if on_gpu == elsewhere:
         return in_form(on_gpu)
     return partial(lax.platform_dependent, cuda=in_form(on_gpu), default=in_form(elsewhere))
 
 
 def _per_problem(
     params: ConvParams,
-    convolve: _Convolve,
+    convolve: _Convolve | None,
     call_of: Callable[[ConvParams], Callable[..., Any]],
     operand_axes: Sequence[int],
     result_axes: Any,
 ) -> Callable[..., Any]:
     """A call for independent problems: a batched matrix product, or groups of one convolution."""
-    if params.batched and convolve is not _convolution:
+    if params.batched and convolve in (_matrix_product, product_of_patches, products_by_group):
         return jax.vmap(call_of(params))
     return as_groups(params, call_of, operand_axes, result_axes)
 
@@ -164,6 +158,14 @@ def _matrix_product(geometry: ConvGeometry, precision: Any, x: jax.Array, w: jax
     y = lax.dot_general(x, w, (contracted, ((), ())), precision=precision)
     batch, feature, *spatial = geometry.out_spec
     return lax.expand_dims(y if batch < feature else y.T, spatial)
+
+
+# By form, y. The passes are this and its transposes, except the weight gradient by taps.
+_CONVOLVE: dict[str, _Convolve] = {
+    CONVOLUTION: _convolution,
+    PRODUCT: _matrix_product,
+    PATCHES: product_of_patches,
+}
 
 
 def add_bias_and_relu(y: jax.Array, bias: jax.Array | None, with_relu: bool, spec: Sequence[int]) -> jax.Array:
@@ -219,18 +221,12 @@ def _input_gradient(
 
 def _weight_gradient(
     geometry: ConvGeometry,
-    precision: Any,
-    convolve: _Convolve,
+    transpose: Callable[[jax.Array, jax.Array], jax.Array],
     needs_bias_gradient: bool,
     x: jax.Array,
     dy: jax.Array,
 ) -> tuple[jax.Array, jax.Array | None]:
-    transposed = partial(_transpose_in_w, geometry, precision, convolve)
-    if geometry.feature_group_count > 1 and convolve is _convolution:
-        by_taps = partial(_grouped_weight_gradient, geometry, precision)
-        dw = lax.platform_dependent(x, dy, cuda=transposed, default=by_taps)  # on a GPU, XLA has kernels for groups
-    else:
-        dw = transposed(x, dy)
+    dw = transpose(x, dy)
     return dw, bias_gradient(geometry, dy) if needs_bias_gradient else None
 
 

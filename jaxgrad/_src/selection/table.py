@@ -27,7 +27,8 @@ class Row:
 
     Attributes:
       name: of the class of calls.
-      op: "conv", "batch_norm" or "gru".
+      op: "conv", "batch_norm" or "gru"; "conv_on_xla" for the forms in which XLA runs a convolution
+        (conv/xla_forms.py), which the row calls implementations.
       passes: the passes that the row is for.
       when: by feature of the call, a value, or the least and the largest value as "at_least" and "at_most". The row
         matches a call with all of them.

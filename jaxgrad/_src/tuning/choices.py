@@ -23,20 +23,26 @@ _MIN_GAIN = 1.03  # a default that is slower by less stays: times differ as much
 
 def measured_choice(recorded: RecordedCall, platform: str) -> Choice | None:
     """Measures a call; None if only one implementation supports it."""
-    measurable = _measurable(recorded, platform)
+    return fastest(_measurable(recorded, platform), _default(recorded, platform))
+
+
+def fastest(measurable: Measurable, default: str) -> Choice | None:
+    """The fastest function, which is the default where no other one is clearly faster.
+
+    None if fewer than two of the functions run, or the default does not.
+    """
     try:
         sets = random_operands(measurable.operands, one_call_a_program=measurable.one_call_a_program)
     except jax.errors.JaxRuntimeError:  # such as too little memory
         return None
     programs = _programs(measurable, sets)
-    default = _default(recorded, platform)
     if len(programs) < 2 or default not in programs:
         return None
     if not measurable.one_call_a_program:
         programs = repeated_on_gpu(programs)
     times = {name: round(1e6 * seconds, 3) for name, seconds in medians(programs).items()}
-    fastest = min(times, key=lambda name: times[name] * (1 if name == default else _MIN_GAIN))
-    return Choice(fastest, default, times, datetime.date.today().isoformat())
+    chosen = min(times, key=lambda name: times[name] * (1 if name == default else _MIN_GAIN))
+    return Choice(chosen, default, times, datetime.date.today().isoformat())
 
 
 def _programs(measurable: Measurable, sets: list[list[jax.Array]]) -> dict[str, Program]:

@@ -1,0 +1,76 @@
+"""The form in which XLA runs a pass: as a convolution, or as matrix products where XLA is slow at convolutions.
+
+`conv/xla.py` writes the forms. Which of them is the fastest is in the tables of preferences (selection/table.py).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from jaxgrad._src.conv.features import ConvFeatures
+from jaxgrad._src.conv.params import ConvCall
+from jaxgrad._src.conv.patches import has_few_groups
+from jaxgrad._src.conv.problem import ConvProblem
+from jaxgrad._src.selection.table import preference
+
+CONVOLUTION = "convolution"
+PRODUCT = "product"  # one matrix product, of a window that covers all of x
+PATCHES = "patches"  # one matrix product of the windows, which do not overlap (conv/patches.py)
+TAPS = "taps"  # weight gradients only: a matrix product for each tap of the window, or for each independent problem
+
+OP = "conv_on_xla"  # of the rows of the tables
+
+MATRIX_PRODUCT = "XLA lowers a window that covers all of x to a matrix product"
+OF_PATCHES = "XLA runs one matrix product, because windows do not overlap"
+OF_PATCHES_BY_GROUP = "XLA runs one matrix product for each group, because windows do not overlap"
+_BY_TAPS = "XLA runs one matrix product for each tap of the window"
+_OF_PROBLEMS = "XLA runs one matrix product for each independent problem"
+
+
+def forms(pass_name: str, problem: ConvProblem) -> tuple[str, ...]:
+    """The forms that compute a pass."""
+    g = problem.geometry
+    if g.is_matrix_product:
+        return (PRODUCT, CONVOLUTION)
+    found: list[str] = []
+    if g.has_disjoint_windows and not problem.is_depthwise:
+        found.append(PATCHES)
+    if pass_name == "weight_gradient" and (g.feature_group_count > 1 or problem.num_problems):
+        found.append(TAPS)
+    return (*found, CONVOLUTION)
+
+
+def preferred_form(pass_name: str, problem: ConvProblem, platform: str) -> str:
+    """The fastest form of a pass in a program for a platform: "cuda", or another one, which is taken for a CPU."""
+    among = forms(pass_name, problem)
+    if len(among) == 1:
+        return among[0]
+    platform = "cuda" if platform == "cuda" else "cpu"
+    choose = partial(preference, OP, pass_name, platform, ConvFeatures(problem, platform), among)
+    row = choose()
+    if row is not None and row.prefer == CONVOLUTION and problem.num_problems:
+        row = choose(resized=True) or row  # the convolution has the groups that independent problems become
+    assert row is not None
+    return row.prefer
+
+
+def replaces_convolution(pass_name: str, problem: ConvProblem, platform: str) -> str:
+    """Returns how a pass on XLA is written if it is not a convolution; empty if it is one."""
+    form = preferred_form(pass_name, problem, platform)
+    return "" if form == TAPS and problem.is_depthwise else _reason(form, pass_name, problem)
+
+
+def remark_on_xla(pass_name: str, call: ConvCall, platform: str) -> str:
+    """Returns the remark that `jaxgrad.explain` adds where XLA runs a pass."""
+    form = preferred_form(pass_name, call.problem, platform)
+    return _reason(form, pass_name, call.problem) if form == PATCHES else ""
+
+
+def _reason(form: str, pass_name: str, problem: ConvProblem) -> str:
+    by_group = pass_name == "forward" and has_few_groups(problem.geometry)
+    return {
+        PRODUCT: MATRIX_PRODUCT,
+        PATCHES: OF_PATCHES_BY_GROUP if by_group else OF_PATCHES,
+        TAPS: _OF_PROBLEMS if problem.num_problems else _BY_TAPS,
+        CONVOLUTION: "",
+    }[form]
