@@ -24,8 +24,11 @@ from cuda_module import NEEDS_CUDA_MODULE
 from flax import nnx
 from jax import lax
 from mesh_cases import NHWC
+from recorded_calls import recorded_calls
 
 import jaxgrad
+from jaxgrad._src.core.environment import current_environment
+from jaxgrad._src.core.tuning import Choice
 
 X, W = convolve_arrays()
 IMAGES = np.zeros((2, 9, 7, 8), np.float32)
@@ -148,6 +151,18 @@ def test_another_platform():
     assert jaxgrad.report(gradient, W, X, platform="cuda") == jaxgrad.report(gradient, W, X, platform="gpu")
     with pytest.raises(ValueError, match=r"jaxgrad.report: platform must be .*, got 'tpu'"):
         jaxgrad.report(gradient, W, X, platform="tpu")
+
+
+def test_a_convolution_that_a_tuning_leaves_on_xla_keeps_its_pass():
+    function, arrays = jaxgrad.accelerate(jax.grad(lambda w, x: jnp.sum(jnp.sin(convolve(x, w))))), (W, X)
+    passes = [row.pass_name for row in _rows(function, *arrays)]
+    assert "weight_gradient" in passes
+    times = {"xla": 1.0, "forward on cpu": 2.0}
+    choices = {text: Choice("xla", "forward on cpu", times) for text in recorded_calls(function, *arrays)}
+    with jaxgrad.Tuning({current_environment(): choices}):
+        rows = _rows(function, *arrays)
+    assert {row.implementation for row in rows} == {"xla"}
+    assert [row.pass_name for row in rows] == passes
 
 
 def test_arguments():

@@ -300,6 +300,8 @@ def test_explain_names_the_matrix_product(name):
 def test_explain_names_the_matrix_product_of_a_patch_embedding_on_a_gpu():
     large = PATCH_16.replace(batch=64, spatial=(224, 224), out_features=768)
     assert _explained(large, "gpu", "bfloat16").count(xla_forms.OF_PATCHES) == 1  # all passes alike
+    groups = PATCH_16.replace(groups=2, spatial=(32, 32))
+    assert "cuDNN" not in _explained(groups, "gpu", "bfloat16")  # but not that XLA calls cuDNN for this class
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

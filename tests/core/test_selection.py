@@ -145,6 +145,19 @@ def test_a_platform_is_no_implementation(name, on_a_gpu):
         jaxgrad.accelerate(implementation="GPU")
 
 
+@pytest.mark.parametrize("implementation", ["onednn", "depthwise"])
+def test_explain_of_a_typical_call_that_forces_a_cpu_library(implementation):
+    explained = jaxgrad.explain(jaxgrad.conv_general_dilated, implementation=implementation, platform="cpu")
+    assert (explained.implementation, explained.passes) == (implementation, ())
+    with pytest.raises(ValueError, match=f"implementation='{implementation}' runs on the platform 'cpu' only"):
+        jaxgrad.explain(jaxgrad.conv_general_dilated, implementation=implementation, platform="gpu")
+
+
+def test_explain_checks_the_names_of_arguments_without_arrays():
+    with pytest.raises(TypeError, match=r"jaxgrad.gru: got an unexpected keyword argument 'implemantation'"):
+        jaxgrad.explain(jaxgrad.gru, implemantation="xla")
+
+
 def test_explain_raises_for_an_unknown_implementation_without_arrays():
     with pytest.raises(ValueError, match="implementation must be one of"):
         jaxgrad.explain(jaxgrad.gru, implementation="metal")

@@ -25,5 +25,5 @@ def test_calls_are_recorded_without_plans(monkeypatch):
     assert kernel_rejection.cache_info().currsize == 0
     for text in texts:
         recorded = preference_calls.with_plan(text, "gpu")
-        assert recorded.call.text(recorded.pass_name) == text
+        assert recorded.call.text(recorded.pass_name, "cuda") == text
     assert asked

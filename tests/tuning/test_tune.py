@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -89,8 +90,41 @@ def test_calls_that_are_alike_are_measured_once():
 
 
 def test_traced_arguments_are_refused():
-    with pytest.raises(TypeError, match=r"jaxgrad.tune: an argument has no value: .* outside of functions that JAX"):
+    with pytest.raises(TypeError, match=r"jaxgrad.tune: arrays have no values here: .* outside of functions that JAX"):
         jax.jit(lambda w, x: _tune(_conv, w, x).choices)(*_ARRAYS)
+    with pytest.raises(TypeError, match="arrays have no values here"):
+        jax.jit(lambda: _tune(_conv, *_ARRAYS).choices)()
+
+
+async def _coroutine(w, x):
+    return _conv(w, x)
+
+
+def _generator(w, x):
+    yield _conv(w, x)
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"), [(_coroutine, "a coroutine"), (_generator, "a generator"), (SimpleNamespace, "a class")]
+)
+def test_functions_that_compute_nothing_are_refused(function, kind):
+    with pytest.raises(TypeError, match=rf"jaxgrad.tune: function must not be {kind}.*, got \w+$"):
+        _tune(function, *_ARRAYS)
+
+
+def test_calls_under_an_override_of_the_function_are_recorded():
+    """Also those under a tuning, which may hold choices for other calls."""
+    expected = _tune(_loss, *_ARRAYS)
+    calls = list(expected.choices)
+    assert calls
+    for decorator in (jaxgrad.config.override(search="heuristic"), jaxgrad.config.override(tuning=expected)):
+        assert len(_tune(decorator(_loss), *_ARRAYS).choices) == len(calls)
+
+    def under_a_tuning(w, x):
+        with expected:
+            return _loss(w, x)
+
+    assert list(_tune(under_a_tuning, *_ARRAYS).choices) == calls
 
 
 def test_calls_that_are_forced_or_not_accelerated_are_left_alone():

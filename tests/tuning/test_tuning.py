@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import json
 import pickle
 import re
 import warnings
@@ -219,6 +220,14 @@ def test_merged():
         ("{", "[" * 100_000),
         ('"implementation": "xla"', '"implementation": "metal"'),
         ('"times_us": {', '"times_us": [{'),
+        ("1.0", "1" + 400 * "0"),
+        ("1.0", "Infinity"),
+        ("1.0", "true"),
+        ('"default": "', '"default": 5, "no": "'),
+        ('"date": "', '"date": 5, "no": "'),
+        ('"jaxlib": "', '"jaxlib": 5, "no": "'),
+        ('"choices": {', '"choices": [], "no": {'),
+        ('"machines": [', '"machines": {}, "no": ['),
     ],
 )
 def test_a_file_that_is_no_tuning(tmp_path, part, changed):
@@ -229,6 +238,56 @@ def test_a_file_that_is_no_tuning(tmp_path, part, changed):
     path.write_text(content.replace(part, changed, 1), encoding="latin-1")
     with pytest.raises(ValueError, match=r"jaxgrad.Tuning.load: .*tuning.json' is no tuning: "):
         Tuning.load(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "it has no 'format' where one must be"),
+        ('{"format": 1}', "it has no 'machines' where one must be"),
+        ('{"format": 1, "machines": {}}', "'machines' must be of type list, got dict"),
+    ],
+)
+def test_what_a_file_lacks(tmp_path, content, message):
+    path = tmp_path / "tuning.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=f"is no tuning: {message}$"):
+        Tuning.load(path)
+
+
+def test_a_file_has_each_machine_once(tmp_path):
+    path = tmp_path / "tuning.json"
+    _tuning(_conv, _X, _W, implementation="xla", other=OWN).save(path)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "machines": 2 * content["machines"]}))
+    with pytest.raises(ValueError, match="it has this machine twice: "):
+        Tuning.load(path)
+
+
+@pytest.mark.parametrize("path", [5, None, b"a.json"])
+def test_a_path_of_another_type(path):
+    for method in (Tuning.load, Tuning({}).save):
+        with pytest.raises(TypeError, match=rf"jaxgrad.Tuning.\w+: path must be .*, got {type(path).__name__}"):
+            method(path)
+
+
+@pytest.mark.skipif(OWN != "cpu", reason="these settings matter on a GPU")
+def test_settings_of_cudnn_do_not_matter_on_a_cpu():
+    with _tuning(_conv, _X, _W, implementation="xla", other=OWN):
+        expected = _explained()
+        with jaxgrad.config.override(search="heuristic", deterministic=True, workspace_limit=0):
+            assert _explained() == expected
+    assert expected.implementation == "xla"
+
+
+def test_an_override_of_other_settings_keeps_the_tuning():
+    """That of the place where its block is entered."""
+    tuning, older = _tuning(_conv, _X, _W, implementation="xla", other=OWN), jaxgrad.config.override(search="fallback")
+    with tuning, older as settings:
+        assert settings == jaxgrad.config.current()
+        assert (settings.tuning, settings.search) == (tuning, "fallback")
+        with jaxgrad.config.override(tuning=None), pickle.loads(pickle.dumps(older)) as inner:
+            assert inner.tuning is None
 
 
 def test_a_missing_file(tmp_path):

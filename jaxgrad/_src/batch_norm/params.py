@@ -102,7 +102,7 @@ class BatchNormProblem:
         outer, inner = math.prod(x.shape[:feature_axis]), math.prod(x.shape[feature_axis + 1 :])
         return cls(outer, x.shape[feature_axis], inner, x.dtype, relu, residual, frozen)
 
-    def text(self, pass_name: str) -> str:
+    def text(self, pass_name: str, platform: str) -> str:
         """The text of a call in a tuning, with its gradients: both passes run on one implementation."""
         op = "batch_norm_inference" if self.frozen else "batch_norm_training"
         x = f"{short_dtype(self.dtype)}[{self.outer},{self.channels},{self.inner}]"

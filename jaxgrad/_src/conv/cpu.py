@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 
 from jaxgrad._src.conv import depthwise_cpu
@@ -79,15 +81,17 @@ class _OneOfBoth(ConvBackend):
         return ""  # `supports` reports it, so that the warning names the kernels once, under "cpu"
 
     def supports(self, pass_name: str, call: ConvCall) -> Rejection | None:
-        if problem := CPU.unavailable():
-            return Rejection(f"the {self.title} are missing: {problem}", missing=problem)
-        return super().supports(pass_name, call)
+        return self._missing() or super().supports(pass_name, call)
+
+    def _missing(self) -> Rejection | None:
+        problem = CPU.unavailable()
+        return Rejection(f"the {self.title} are missing: {problem}", missing=problem) if problem else None
 
     def reject(self, pass_name: str, call: ConvCall, *, forced: bool) -> Rejection | None:
         return super().reject(pass_name, call, forced=True) if forced else _RUNS_AS_CPU
 
     def typical_rejection(self, op_name: str, pass_name: str) -> Rejection | None:
-        return _RUNS_AS_CPU
+        return self._missing() or dataclasses.replace(_RUNS_AS_CPU, slower=True)  # a call that forces it runs on it
 
     def prefers_resized(self, pass_name: str, call: ConvCall) -> bool:
         return CPU.prefers_resized(pass_name, call)
@@ -100,7 +104,8 @@ class _OneOfBoth(ConvBackend):
 
 
 class _OneDnn(_OneOfBoth, OneDnnBackend):
-    pass
+    def _missing(self) -> Rejection | None:
+        return super()._missing() or missing_onednn()
 
 
 class _OwnKernels(_OneOfBoth, DepthwiseCpuBackend):

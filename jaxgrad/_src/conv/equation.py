@@ -141,12 +141,12 @@ class Equation:
         shapes = self.lhs.shape, self.rhs.shape, self.result.shape
         return is_miscompiled_by_xla(self.arguments, *shapes, only_on=platform)
 
-    def text(self, pass_name: str) -> str:
+    def text(self, pass_name: str, platform: str) -> str:
         """The text of the equation in a tuning, whose choice names the pass."""
         a, arrays = self.normalized, (self.lhs, self.rhs, self.result)
         specs = zip(arrays, a.dimension_numbers, ("NC", "OI", "NC"), strict=True)
         texts = (described(array.dtype, array.shape, spec, leading) for array, spec, leading in specs)
-        flags = *precision_flags(self.lhs.dtype, self.arguments.precision), *of_kernels().texts()
+        flags = *precision_flags(self.lhs.dtype, self.arguments.precision), *of_kernels().texts(platform)
         return " ".join(["jax.lax", *texts, *a.unusual(), *flags])
 
     def plan(self, platform: str, implementation: str | None) -> EquationPlan:
@@ -185,6 +185,8 @@ class Equation:
     def plan_of(self, name: str, platform: str, reason: str) -> EquationPlan:
         """The plan that has a name in a tuning. The reason says why it is chosen."""
         pass_name, _, implementation = name.rpartition(_ON)
+        if not pass_name:  # XLA, as the equation is; its pass is that of the plan without a tuning
+            return EquationPlan(None, self.plan(platform, None).pass_name, "xla", reason, is_slower=True)
         for reading in _readings(self.normalized):
             if reading.call.pass_name == pass_name and min(reading.call.geometry.x_spatial) > 0:
                 plan = self.plan_reading(reading, platform, implementation)

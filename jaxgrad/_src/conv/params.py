@@ -59,13 +59,13 @@ class ConvCall:
     relu: bool = False
     transposed: bool = False
 
-    def text(self, pass_name: str) -> str:
+    def text(self, pass_name: str, platform: str) -> str:
         """The text of a pass in a tuning."""
         p = self.problem
         flags = precision_flags(p.dtype, self.precision)
         flags += ["bias"] * (self.fused_bias and pass_name != "input_gradient")
         flags += ["relu"] * (self.fused_relu and pass_name == "forward")
-        return " ".join(["conv", pass_name, p.text(), *flags, *self.settings.texts()])
+        return " ".join(["conv", pass_name, p.text(), *flags, *self.settings.texts(platform)])
 
     @property
     def fused_bias(self) -> bool:

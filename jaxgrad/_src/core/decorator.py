@@ -46,7 +46,7 @@ class Decorator(Reentrant):
         """Returns the function, decorated."""
         if not callable(function):
             raise TypeError(f"{self.name}: function must be callable, got {type(function).__name__}")
-        if kind := _unsupported(function):
+        if kind := unsupported_kind(function):
             raise TypeError(
                 f"{self.name}: function must not be {kind}, got "
                 f"{getattr(function, '__name__', function)}; decorate the functions that it calls"
@@ -92,7 +92,8 @@ def _decorated_once(decorator: Decorator, function: Any) -> Any:
     return _methods.setdefault((decorator, function), decorated) if inspect.isfunction(function) else decorated
 
 
-def _unsupported(function: Callable[..., Any]) -> str | None:
+def unsupported_kind(function: Callable[..., Any]) -> str | None:
+    """What a function is, if a call of it runs nothing of it or makes an object."""
     return next((kind for matches, kind in _UNSUPPORTED.items() if matches(function)), None)
 
 
@@ -122,7 +123,11 @@ class _DecoratedObject:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         attribute = getattr(self.__wrapped__, name)
         is_method = callable(attribute) and (name in _STAGES or _bound_object(attribute) is self.__wrapped__)
-        return self._jaxgrad_decorator._decorated(attribute) if is_method and not _unsupported(attribute) else attribute
+        return (
+            self._jaxgrad_decorator._decorated(attribute)
+            if is_method and not unsupported_kind(attribute)
+            else attribute
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets an attribute of the object, such as a layer of a model. Some names belong to the wrapper."""

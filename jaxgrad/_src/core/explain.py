@@ -110,6 +110,10 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
 def _selected(contract: Op, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Selection:
     """The selection for a call of an op; for a typical call if there are no arrays."""
     if not args and not any(hasattr(value, "ndim") and value.ndim > 0 for value in kwargs.values()):
+        try:
+            inspect.signature(function).bind_partial(**kwargs)
+        except TypeError as error:
+            raise TypeError(f"jaxgrad.{contract.name}: {error}") from None
         implementation = kwargs.get("implementation")
         contract.check_implementation(implementation)
         return select_typical(contract, implementation)
@@ -183,6 +187,8 @@ def _decided(selection: Selection, pass_name: str, platform: str) -> tuple[str, 
         reason = rejection.reason + missing
         missing += f"; {rejection.reason}" if rejection.missing else ""
         decided_by = backend if rejection.slower and by_table else None
+    if decided_by is not None and (remark := _remark_on_xla(selection, pass_name, platform)):
+        return "xla", remark, decided_by  # the reason of the row is about other calls of the class
     return "xla", _on_xla(reason, selection, pass_name, platform), decided_by
 
 
@@ -192,6 +198,10 @@ def _with_remark(reason: str, selection: Selection, backend: Backend, pass_name:
 
 
 def _on_xla(reason: str, selection: Selection, pass_name: str, platform: str) -> str:
-    call, op = selection.call, selection.op
-    remark = "" if call is None else op.remark_on_xla(pass_name, call, lowering_platform(platform))
+    remark = _remark_on_xla(selection, pass_name, platform)
     return f"{reason}; {remark}" if remark else reason
+
+
+def _remark_on_xla(selection: Selection, pass_name: str, platform: str) -> str:
+    call = selection.call
+    return "" if call is None else selection.op.remark_on_xla(pass_name, call, lowering_platform(platform))

@@ -277,7 +277,7 @@ def _log(selection: Selection) -> None:
             rejections = {name: selection.rejections.get((name, pass_name)) for name in names}
             reasons = [f"{name}: {rejection.reason}" for name, rejection in rejections.items() if rejection]
             parts.append(f"{chosen} on {public_platform(platform)}" + (f" ({'; '.join(reasons)})" if reasons else ""))
-        call = f" [{selection.call.text(pass_name)}]" if isinstance(selection.call, Call) else ""
+        call = f" [{selection.call.text(pass_name, 'cuda')}]" if isinstance(selection.call, Call) else ""
         _logger.debug("%s, %s%s: %s", selection.op.name, pass_name, call, ", ".join(parts))
 
 

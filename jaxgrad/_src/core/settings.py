@@ -12,7 +12,7 @@ import jax
 import jax.extend.core
 
 from jaxgrad._src.core.decorator import Decorator
-from jaxgrad._src.core.tuning import MeasuredChoices
+from jaxgrad._src.core.tuning import MeasuredChoices, Recorder
 from jaxgrad._src.core.warn import warn_caller
 from jaxgrad._src.native import cuda
 
@@ -80,8 +80,11 @@ class Settings:
                 f"jaxgrad.config: tuning must be a jaxgrad.Tuning or None, got {type(self.tuning).__name__}"
             )
 
-    def texts(self) -> list[str]:
-        """The settings of cuDNN that differ from the defaults, as the texts of calls in a tuning have them."""
+    def texts(self, platform: str) -> list[str]:
+        """The settings that matter on a platform and differ from the defaults, as the texts of calls in a tuning have
+        them: those of cuDNN."""
+        if platform != "cuda":
+            return []
         found = ["deterministic"] * self.deterministic
         found += [] if self.search is None else [f"search={self.search}"]
         return found + ([] if self.workspace_limit is None else [f"workspace_limit={self.workspace_limit}"])
@@ -154,7 +157,7 @@ def override(**changes: Any) -> Override:
 
     Functions under `jax.jit` that were traced outside the block are traced again inside it. All settings of the block,
     or of the calls of a decorated function, are fixed when `override` is called: a later `update` takes effect outside
-    of them only.
+    of them only. But the tuning is the one in force where the block is entered, unless `changes` has one.
 
     Args:
       **changes: attributes of `Settings` except `plan_cache_dir`.
@@ -175,7 +178,7 @@ def override(**changes: Any) -> Override:
         raise ValueError(
             "jaxgrad.config: plan_cache_dir applies to the whole process; set it with jaxgrad.config.update"
         )
-    return Override(_changed(current(), changes))
+    return Override(_changed(current(), changes), "tuning" in changes)
 
 
 class Override(Decorator):
@@ -183,19 +186,23 @@ class Override(Decorator):
 
     name = "jaxgrad.config.override"
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, has_tuning: bool) -> None:
         super().__init__()
         self._settings = settings
+        self._has_tuning = has_tuning
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Override, (self._settings,)
+        return Override, (self._settings, self._has_tuning)
 
     def __enter__(self) -> Settings:
         super().__enter__()
-        return self._settings
+        return current()
 
     def _new_context(self) -> contextlib.AbstractContextManager[Any]:
-        return _context(_traced(self._settings))
+        outer, own = current().tuning, self._settings.tuning
+        # While `jaxgrad.tune` traces a function, it records the calls under the tunings of the function too.
+        keeps = not self._has_tuning or (isinstance(outer, Recorder) and not isinstance(own, Recorder))
+        return _context(_traced(dataclasses.replace(self._settings, tuning=outer if keeps else own)))
 
 
 def _changed(settings: Settings, changes: dict[str, Any]) -> Settings:

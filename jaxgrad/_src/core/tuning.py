@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -35,8 +36,8 @@ class Choice:
             if name not in self.times_us:
                 raise ValueError(f"there is no time of {name!r}")
         for name, us in self.times_us.items():
-            if not us > 0:
-                raise ValueError(f"the time of {name!r} must be positive, got {us!r}")
+            if not 0 < us < math.inf:
+                raise ValueError(f"the time of {name!r} must be positive and finite, got {us!r}")
 
     @property
     def gain(self) -> float:
@@ -57,8 +58,9 @@ class Choice:
 class Call(Protocol):
     """A call of an op, as its backends are asked about it. Ops whose calls have no text are not tuned."""
 
-    def text(self, pass_name: str) -> str:
-        """All that the times of a pass depend on: shapes, dtypes and parameters. Passes measured together share it."""
+    def text(self, pass_name: str, platform: str) -> str:
+        """All that the times of a pass on a platform depend on: shapes, dtypes and parameters. Passes that are measured
+        together share it."""
         ...
 
 
@@ -81,7 +83,7 @@ class MeasuredChoices:
         machine = program_environment()
         if machine is None or machine.platform != platform or machine not in self.machines:
             return None
-        return self.machines[machine].get(call.text(pass_name))
+        return self.machines[machine].get(call.text(pass_name, platform))
 
     def covers(self, call: Call, pass_name: str) -> bool:
         """Whether there are choices on this machine for calls of the same kind, whatever their shapes.
@@ -92,7 +94,7 @@ class MeasuredChoices:
         if machine is None or machine not in self.machines:
             self._warn_once(machine)
             return False
-        return _kind(call.text(pass_name)) in self._kinds[machine]
+        return _kind(call.text(pass_name, machine.platform)) in self._kinds[machine]
 
     def _warn_once(self, machine: Environment | None) -> None:
         if self._warned or not self.machines:
@@ -181,4 +183,4 @@ class RecordedCall:
     implementations: tuple[str, ...]
 
     def lowered_for(self, platform: str) -> None:
-        self.recorder.calls.setdefault(self.call.text(self.pass_name), self)
+        self.recorder.calls.setdefault(self.call.text(self.pass_name, platform), self)

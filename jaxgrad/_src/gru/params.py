@@ -77,7 +77,7 @@ class GruProblem:
     has_reset_h: bool = False
     groups: int = 1
 
-    def text(self, pass_name: str) -> str:
+    def text(self, pass_name: str, platform: str) -> str:
         """The text of a call in a tuning, with its gradients."""
         flags = {"linear_before_reset": self.linear_before_reset, "clip": self.clip is not None}
         flags |= {"sequence_lens": self.has_lengths, "reset": self.has_resets, "reset_h": self.has_reset_h}

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxgrad._src.core import checks, settings
+from jaxgrad._src.core.decorator import unsupported_kind
 from jaxgrad._src.core.environment import current_environment, share_first_environment
 from jaxgrad._src.core.function_of_arrays import function_of_arrays
 from jaxgrad._src.core.jax_internals import lower_all
@@ -45,7 +47,8 @@ def tune(function: Callable[..., Any], /, *args: Any, progress: bool = True, **k
       the first process measures and all return its choices. Over a mesh, the shards are measured.
 
     Raises:
-      TypeError: function is not callable, an argument is traced by JAX, or progress is not a bool.
+      TypeError: function is not callable, or is a class, a generator function or a coroutine function; tune is called
+        while JAX traces a function; or progress is not a bool.
 
     Warns:
       UserWarning: the function has no call to measure.
@@ -60,15 +63,17 @@ def tune(function: Callable[..., Any], /, *args: Any, progress: bool = True, **k
     """
     if not callable(function):
         raise TypeError(f"jaxgrad.tune: function must be callable, got {type(function).__name__}")
+    if kind := unsupported_kind(function):
+        raise TypeError(f"jaxgrad.tune: function must not be {kind}, got {getattr(function, '__name__', function)}")
     progress = checks.check_flag("jaxgrad.tune", "progress", progress)
     with jax.disable_jit(False):
         return _tune(*function_of_arrays(function, args, kwargs), progress)
 
 
 def _tune(call: Callable[..., Any], arrays: list[Any], progress: bool) -> Tuning:
-    if any(isinstance(array, jax.core.Tracer) for array in arrays):
+    if any(isinstance(array, jax.core.Tracer) for array in (*arrays, jax.device_put(np.zeros(())))):
         raise TypeError(
-            "jaxgrad.tune: an argument has no value: call tune outside of functions that JAX traces, such as those "
+            "jaxgrad.tune: arrays have no values here: call tune outside of functions that JAX traces, such as those "
             "under jax.jit, with arrays or jax.ShapeDtypeStruct"
         )
     recorder = Recorder()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -23,6 +23,7 @@ from jaxgrad._src.core.tuning import Choice, MeasuredChoices
 _logger = logging.getLogger("jaxgrad")
 
 _FORMAT = 1
+_Member = TypeVar("_Member")
 
 
 class Tuning(MeasuredChoices, Reentrant):
@@ -63,7 +64,13 @@ class Tuning(MeasuredChoices, Reentrant):
         return MappingProxyType({}) if machine is None else self.machines.get(machine, MappingProxyType({}))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a JSON file. In a program of several processes the first one writes it."""
+        """Writes a JSON file. In a program of several processes the first one writes it.
+
+        Raises:
+          TypeError: path is no path.
+          OSError: the file cannot be written.
+        """
+        _check_path("save", path)
         if jax.process_index() == 0:
             Path(path).write_text(to_json(self) + "\n", encoding="utf-8")
 
@@ -75,13 +82,15 @@ class Tuning(MeasuredChoices, Reentrant):
         for its machine, so that they lower the same program.
 
         Raises:
+          TypeError: path is no path.
           OSError: the file cannot be read.
           ValueError: the file is not a tuning.
         """
+        _check_path("load", path)
         share_first_environment()
         try:
             tuning = from_json(text_of_first_process(lambda: Path(path).read_text(encoding="utf-8")))
-        except (ValueError, RecursionError) as error:
+        except (ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"jaxgrad.Tuning.load: {os.fspath(path)!r} is no tuning: {error}") from error
         for machine, choices in tuning.machines.items():
             _logger.info("%d choices for %s in the tuning %s", len(choices), machine, os.fspath(path))
@@ -104,6 +113,11 @@ class Tuning(MeasuredChoices, Reentrant):
         return "\n\n".join(tables) or "an empty tuning"
 
 
+def _check_path(method: str, path: Any) -> None:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"jaxgrad.Tuning.{method}: path must be a str or an os.PathLike, got {type(path).__name__}")
+
+
 def to_json(tuning: Tuning) -> str:
     """The content of a file."""
     machines = [
@@ -118,26 +132,44 @@ def to_json(tuning: Tuning) -> str:
 
 def from_json(text: str) -> Tuning:
     """Raises ValueError where the text is no tuning."""
-    try:
-        content = json.loads(text)
-        if content["format"] != _FORMAT:
-            raise ValueError(f"its format is {content['format']!r}, and this jaxgrad reads {_FORMAT}")
-        return Tuning(
-            {
-                Environment(**machine["environment"]): {
-                    call: Choice(
-                        c["implementation"],
-                        c["default"],
-                        {name: float(us) for name, us in c["times_us"].items()},
-                        c.get("date", ""),  # files of earlier development versions have none
-                    )
-                    for call, c in machine["choices"].items()
-                }
-                for machine in content["machines"]
-            }
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from error
+    content = json.loads(text)
+    file_format = _member(content, "format", int)
+    if file_format != _FORMAT:
+        raise ValueError(f"its format is {file_format!r}, and this jaxgrad reads {_FORMAT}")
+    machines: dict[Environment, dict[str, Choice]] = {}
+    for machine in _member(content, "machines", list):
+        environment = _environment(_member(machine, "environment", dict))
+        if environment in machines:
+            raise ValueError(f"it has this machine twice: {environment}")
+        choices = _member(machine, "choices", dict)
+        machines[environment] = {call: _choice(choice) for call, choice in choices.items()}
+    return Tuning(machines)
+
+
+def _environment(content: Mapping[str, Any]) -> Environment:
+    names = {field.name for field in dataclasses.fields(Environment)}
+    if unknown := content.keys() - names:
+        raise ValueError(f"an environment has an unknown {min(unknown)!r}")
+    return Environment(**{name: _member(content, name, str) for name in names})
+
+
+def _choice(content: Any) -> Choice:
+    times = _member(content, "times_us", dict)
+    if wrong := [us for us in times.values() if isinstance(us, bool) or not isinstance(us, int | float)]:
+        raise ValueError(f"a time must be a number of microseconds, got {wrong[0]!r}")
+    implementation, default = (_member(content, name, str) for name in ("implementation", "default"))
+    # Files of earlier development versions have no date.
+    date = _member({"date": "", **content}, "date", str)
+    return Choice(implementation, default, {name: float(us) for name, us in times.items()}, date)
+
+
+def _member(content: Any, name: str, kind: type[_Member]) -> _Member:
+    """A value of a JSON object."""
+    if not isinstance(content, dict) or name not in content:
+        raise ValueError(f"it has no {name!r} where one must be")
+    if not isinstance(content[name], kind):
+        raise ValueError(f"{name!r} must be of type {kind.__name__}, got {type(content[name]).__name__}")
+    return content[name]
 
 
 def _table(machine: Environment, choices: Mapping[str, Choice]) -> Iterator[str]:
