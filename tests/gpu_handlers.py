@@ -4,7 +4,7 @@
 
 `.ci/gpu` runs it. JAX runs on the CPU, and gpu_calls.c hands its arrays to the handlers. Each value and gradient is
 compared with XLA's. Exits with 1 if one is wrong, or was not computed by a
-handler.
+handler, or if there is a handler that no case calls.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxgrad
+from jaxgrad._src.native import cuda
 
 _TESTS = Path(__file__).parent
 _ALLOWED = {"float32": 5e-6, "float64": 1e-13, "bfloat16": 1.2e-2}  # of the largest value
@@ -169,8 +170,9 @@ def main(names: Sequence[str]) -> int:
             right = error <= allowed[arrays[0].dtype.name] and called == calls
             failures += not right
             print(f"{name:60s} {'right' if right else 'WRONG'} ({error:.2g}, {called} of {calls} calls)", flush=True)
-    print(f"{failures} wrong, {library.num_gpu_calls()} calls")
-    return 1 if failures else 0
+    called, handlers = library.num_handlers(), len(cuda.module.registrations())
+    print(f"{failures} wrong, {library.num_gpu_calls()} calls of {called} handlers")
+    return 1 if failures or called < (1 if names else handlers) else 0
 
 
 if __name__ == "__main__":

@@ -21,10 +21,11 @@ def test_handlers_read_and_write_what_the_script_copies(environment_of_scripts, 
         command = [sys.executable, _SCRIPT, *names]
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
         found = done.stdout.splitlines()
-        assert done.returncode == (0 if found[-1].startswith("0 wrong") else 1)
+        assert done.returncode == (0 if found[-1].startswith("0 wrong, 12") else 1)
         return found
 
     right = lines("first float64", "mixed float64")
     assert [" right (" in line for line in right[:-1]] == [True] * 4, right
-    assert right[-1] == "0 wrong, 12 calls"
-    assert lines("1x5")[-1] == "1 wrong, 3 calls"
+    assert right[-1] == "0 wrong, 12 calls of 3 handlers"
+    assert lines("no such case") == ["0 wrong, 0 calls of 0 handlers"]
+    assert lines("1x5")[-1] == "1 wrong, 3 calls of 3 handlers"

@@ -125,6 +125,8 @@ def test_calls_under_an_override_of_the_function_are_recorded():
             return _loss(w, x)
 
     assert list(_tune(under_a_tuning, *_ARRAYS).choices) == calls
+    with pytest.warns(UserWarning, match="no call to measure"):
+        assert not _tune(jaxgrad.config.override(tuning=None)(_loss), *_ARRAYS).choices
 
 
 def test_calls_that_are_forced_or_not_accelerated_are_left_alone():

@@ -286,6 +286,7 @@ def test_an_override_of_other_settings_keeps_the_tuning():
     with tuning, older as settings:
         assert settings == jaxgrad.config.current()
         assert (settings.tuning, settings.search) == (tuning, "fallback")
+        assert jaxgrad.config.override(search="fallback") == older
         with jaxgrad.config.override(tuning=None), pickle.loads(pickle.dumps(older)) as inner:
             assert inner.tuning is None
 

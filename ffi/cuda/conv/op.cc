@@ -92,7 +92,8 @@ std::shared_ptr<const ConvPlan> build_plan(const ConvKey& key, bool capturing, c
       if (!std::exchange(reserved, true)) reserve_workspace(key, candidates, i, plan.workspace_bytes, order);
       const Verdict verdict = checks.verdict(candidate, plan, /*trial=*/nullptr);
       if (verdict == Verdict::kWrong) {
-        order.rejections += "; " + candidate.name + " computes wrong values";
+        order.rejections +=
+            "; " + candidate.name + (candidate.is_known_wrong ? " was wrong in cuDNN 9.19" : " computes wrong values");
         continue;
       }
       if (verdict == Verdict::kUnchecked) count_unchecked_plan();

@@ -1,9 +1,9 @@
 """The convolution passes on XLA, in the forms of conv/xla_forms.py.
 
-A window that covers all of x is one matrix product, and so are windows that do not overlap (conv/patches.py). The
-weight gradient of a grouped convolution is a convolution with `batch_group_count`, for which XLA has no fast code on a
-CPU; as one matrix product for each tap of the window, it multiplies the elements of x under the tap by dy, by groups.
-So are the weight gradients of independent problems, which JAX turns into groups.
+A window that covers all of x is one matrix product, and so are windows that do not overlap (conv/patches.py). JAX
+writes the weight gradient of a grouped convolution as a convolution with `batch_group_count`, for which XLA has no fast
+code on a CPU. The form by taps is one matrix product for each tap of the window: the elements of x under the tap times
+dy, by groups. The weight gradients of independent problems, which JAX turns into groups, have that form too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def forward(
 
         return _per_problem(params, convolve, call_of, (g.lhs_spec[1], g.rhs_spec[0], 0), g.out_spec[1])
 
-    return _in_form(form, "forward", forward_problem(g, x, w), in_form)(x, w, bias)
+    return _in_form_or_fastest(form, "forward", forward_problem(g, x, w), in_form)(x, w, bias)
 
 
 def input_gradient(params: ConvParams, dy: jax.Array, w: jax.Array, *, form: str | None = None) -> jax.Array:
@@ -69,7 +69,7 @@ def input_gradient(params: ConvParams, dy: jax.Array, w: jax.Array, *, form: str
 
         return _per_problem(params, convolve, call_of, (g.out_spec[1], g.rhs_spec[0]), g.lhs_spec[1])
 
-    return _in_form(form, "input_gradient", input_gradient_problem(g, dy, w), in_form)(dy, w)
+    return _in_form_or_fastest(form, "input_gradient", input_gradient_problem(g, dy, w), in_form)(dy, w)
 
 
 def weight_gradient(
@@ -82,30 +82,32 @@ def weight_gradient(
     def in_form(form: str) -> Callable[..., Any]:
         if form == TAPS and params.batched and not problem.is_depthwise:
             return partial(_weight_gradients_of_problems, g, params.precision, needs_bias_gradient)
-        convolve = _CONVOLVE.get(form)
+        convolve = None if form == TAPS else _CONVOLVE[form]
 
-        def call_of(params):
-            g = params.geometry
+        def call_of(own):
             if convolve is None:
-                transpose = partial(_grouped_weight_gradient, g, params.precision)
+                transpose = partial(_grouped_weight_gradient, own.geometry, own.precision)
             else:
-                transpose = partial(_transpose_in_w, g, params.precision, convolve)
-            return partial(_weight_gradient, g, transpose, needs_bias_gradient)
+                transpose = partial(_transpose_in_w, own.geometry, own.precision, convolve)
+            return partial(_weight_gradient, own.geometry, transpose, needs_bias_gradient)
 
         results = (g.rhs_spec[0], 0 if needs_bias_gradient else None)
         return _per_problem(params, convolve, call_of, (g.lhs_spec[1], g.out_spec[1]), results)
 
-    return _in_form(form, "weight_gradient", problem, in_form)(x, dy)
+    return _in_form_or_fastest(form, "weight_gradient", problem, in_form)(x, dy)
 
 
-def _in_form(
-    form: str | None, pass_name: str, problem: ConvProblem, in_form: Callable[[str], Callable[..., Any]]
+def _in_form_or_fastest(
+    form: str | None, pass_name: str, problem: ConvProblem, make: Callable[[str], Callable[..., Any]]
 ) -> Callable[..., Any]:
-    """The pass in a form; in the fastest one, which may depend on the platform of the program, if it is None."""
+    """The pass in a form, or if it is None in the fastest one, which may depend on the platform of the program.
+
+    `make` returns the pass in a given form.
+    """
     on_gpu, elsewhere = (form or preferred_form(pass_name, problem, platform) for platform in ("cuda", "cpu"))
     if on_gpu == elsewhere:
-        return in_form(on_gpu)
-    return partial(lax.platform_dependent, cuda=in_form(on_gpu), default=in_form(elsewhere))
+        return make(on_gpu)
+    return partial(lax.platform_dependent, cuda=make(on_gpu), default=make(elsewhere))
 
 
 def _per_problem(

@@ -77,7 +77,7 @@ class Decorator(Reentrant):
 
 
 def decorator_of(function: Any) -> Decorator | None:
-    """The decorator that made a function of the function's `__wrapped__`, if jaxgrad's did."""
+    """The decorator of jaxgrad whose result a function is, or wraps: `functools.wraps` copies the attribute."""
     found = inspect.getattr_static(function, "_jaxgrad_decorator", None)
     return found if isinstance(found, Decorator) and hasattr(function, "__wrapped__") else None
 
@@ -93,7 +93,7 @@ def _decorated_once(decorator: Decorator, function: Any) -> Any:
 
 
 def unsupported_kind(function: Callable[..., Any]) -> str | None:
-    """What a function is, if a call of it runs nothing of it or makes an object."""
+    """What a function is, if it is one that cannot be decorated: a call of it makes an object and computes nothing."""
     return next((kind for matches, kind in _UNSUPPORTED.items() if matches(function)), None)
 
 

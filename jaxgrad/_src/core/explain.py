@@ -74,8 +74,8 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
     """Returns which implementation runs a call of an op and of its gradients, and why. Runs nothing.
 
     Args:
-      op: an op of jaxgrad, such as `jaxgrad.conv_general_dilated`, or a `functools.partial` of one. The settings of
-        a `jaxgrad.config.override` that decorates it are in force.
+      op: an op of jaxgrad, such as `jaxgrad.conv_general_dilated`, or a `functools.partial` of one. Decorators
+        of jaxgrad around it, such as `jaxgrad.config.override(...)`, are in force.
       *args: the arguments of the call. Arrays may be `jax.ShapeDtypeStruct`. Without arguments, a typical call is
         explained.
       platform: "cpu", "gpu" (or "cuda"), "rocm" or "tpu"; by default the platform of JAX's default device.

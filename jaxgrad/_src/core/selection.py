@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jaxgrad._src.core.candidates import XLA, Candidates, Forced
-from jaxgrad._src.core.op import Backend, Op, Rejection, public_platform
+from jaxgrad._src.core.op import Backend, Op, Rejection, lowering_platform, public_platform
 from jaxgrad._src.core.settings import current
 from jaxgrad._src.core.tuning import Call, Choice, MeasuredChoices, RecordedCall, Recorder
 from jaxgrad._src.core.warn import warn_caller
@@ -277,7 +277,8 @@ def _log(selection: Selection) -> None:
             rejections = {name: selection.rejections.get((name, pass_name)) for name in names}
             reasons = [f"{name}: {rejection.reason}" for name, rejection in rejections.items() if rejection]
             parts.append(f"{chosen} on {public_platform(platform)}" + (f" ({'; '.join(reasons)})" if reasons else ""))
-        call = f" [{selection.call.text(pass_name, 'cuda')}]" if isinstance(selection.call, Call) else ""
+        here = lowering_platform(jax.default_backend())
+        call = f" [{selection.call.text(pass_name, here)}]" if isinstance(selection.call, Call) else ""
         _logger.debug("%s, %s%s: %s", selection.op.name, pass_name, call, ", ".join(parts))
 
 

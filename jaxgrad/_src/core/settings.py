@@ -157,7 +157,7 @@ def override(**changes: Any) -> Override:
 
     Functions under `jax.jit` that were traced outside the block are traced again inside it. All settings of the block,
     or of the calls of a decorated function, are fixed when `override` is called: a later `update` takes effect outside
-    of them only. But the tuning is the one in force where the block is entered, unless `changes` has one.
+    of them only. An override without `tuning` does not change which tuning is in force.
 
     Args:
       **changes: attributes of `Settings` except `plan_cache_dir`.
@@ -178,7 +178,9 @@ def override(**changes: Any) -> Override:
         raise ValueError(
             "jaxgrad.config: plan_cache_dir applies to the whole process; set it with jaxgrad.config.update"
         )
-    return Override(_changed(current(), changes), "tuning" in changes)
+    has_tuning = "tuning" in changes
+    settings = _changed(current(), changes)
+    return Override(settings if has_tuning else dataclasses.replace(settings, tuning=None), has_tuning)
 
 
 class Override(Decorator):
@@ -200,8 +202,9 @@ class Override(Decorator):
 
     def _new_context(self) -> contextlib.AbstractContextManager[Any]:
         outer, own = current().tuning, self._settings.tuning
-        # While `jaxgrad.tune` traces a function, it records the calls under the tunings of the function too.
-        keeps = not self._has_tuning or (isinstance(outer, Recorder) and not isinstance(own, Recorder))
+        # While `jaxgrad.tune` traces a function, it records the calls under another tuning too.
+        records = isinstance(outer, Recorder) and own is not None and not isinstance(own, Recorder)
+        keeps = records or not self._has_tuning
         return _context(_traced(dataclasses.replace(self._settings, tuning=outer if keeps else own)))
 
 

@@ -90,7 +90,7 @@ class Tuning(MeasuredChoices, Reentrant):
         share_first_environment()
         try:
             tuning = from_json(text_of_first_process(lambda: Path(path).read_text(encoding="utf-8")))
-        except (ValueError, OverflowError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"jaxgrad.Tuning.load: {os.fspath(path)!r} is no tuning: {error}") from error
         for machine, choices in tuning.machines.items():
             _logger.info("%d choices for %s in the tuning %s", len(choices), machine, os.fspath(path))
@@ -142,18 +142,25 @@ def from_json(text: str) -> Tuning:
         if environment in machines:
             raise ValueError(f"it has this machine twice: {environment}")
         choices = _member(machine, "choices", dict)
-        machines[environment] = {call: _choice(choice) for call, choice in choices.items()}
+        machines[environment] = {call: _choice(call, choice) for call, choice in choices.items()}
     return Tuning(machines)
 
 
 def _environment(content: Mapping[str, Any]) -> Environment:
     names = {field.name for field in dataclasses.fields(Environment)}
     if unknown := content.keys() - names:
-        raise ValueError(f"an environment has an unknown {min(unknown)!r}")
+        raise ValueError(f"an environment has the unknown member {min(unknown)!r}")
     return Environment(**{name: _member(content, name, str) for name in names})
 
 
-def _choice(content: Any) -> Choice:
+def _choice(call: str, content: Any) -> Choice:
+    try:
+        return _read_choice(content)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"the choice of {call!r}: {error}") from error
+
+
+def _read_choice(content: Any) -> Choice:
     times = _member(content, "times_us", dict)
     if wrong := [us for us in times.values() if isinstance(us, bool) or not isinstance(us, int | float)]:
         raise ValueError(f"a time must be a number of microseconds, got {wrong[0]!r}")
