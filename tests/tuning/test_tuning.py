@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import errno
 import functools
 import json
 import pickle
@@ -289,6 +290,31 @@ def test_an_override_of_other_settings_keeps_the_tuning():
         assert jaxgrad.config.override(search="fallback") == older
         with jaxgrad.config.override(tuning=None), pickle.loads(pickle.dumps(older)) as inner:
             assert inner.tuning is None
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
+    """Through a link too. Where the text cannot be written, such as on a full disk, the old file stays."""
+    path, link = tmp_path / "tuning.json", tmp_path / "link.json"
+    tuning = _tuning(_conv, _X, _W, implementation="xla", other=OWN)
+    Tuning({}).save(path)
+    link.symlink_to(path)
+    tuning.save(link)
+    assert link.is_symlink()
+    assert Tuning.load(path) == tuning
+
+    def write_half(self, text, **kwargs):
+        self.write_bytes(text[: len(text) // 2].encode())
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(path), "write_text", write_half)
+        with pytest.raises(OSError, match="no space"):
+            Tuning({}).save(path)
+    assert Tuning.load(path) == tuning
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["link.json", "tuning.json"]
+    with pytest.raises(FileNotFoundError) as raised:
+        Tuning({}).save(tmp_path / "nowhere" / "tuning.json")
+    assert raised.value.filename == str(tmp_path / "nowhere" / "tuning.json")
 
 
 def test_a_missing_file(tmp_path):
