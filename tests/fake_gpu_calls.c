@@ -21,16 +21,8 @@ static XLA_FFI_Error* allocate(XLA_FFI_DeviceMemory_Allocate_Args* args) {
 static XLA_FFI_Error* release(XLA_FFI_DeviceMemory_Free_Args* args) { return free(args->data), NULL; }
 
 static XLA_FFI_Error* call(XLA_FFI_Handler* handler, XLA_FFI_CallFrame* frame) {
-  XLA_FFI_Api api = *frame->api;
-  create_error = api.XLA_FFI_Error_Create;
-  api.XLA_FFI_Stream_Get = get_stream;
-  api.XLA_FFI_DeviceMemory_Allocate = allocate;
-  api.XLA_FFI_DeviceMemory_Free = release;
-  const XLA_FFI_Api* given = frame->api;
-  frame->api = &api;
-  XLA_FFI_Error* error = handler(frame);
-  frame->api = given;
-  return error;
+  create_error = frame->api->XLA_FFI_Error_Create;
+  return call_with(handler, frame, get_stream, allocate, release);
 }
 
 size_t fake_scratch_bytes(void) { return scratch_bytes; }

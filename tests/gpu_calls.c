@@ -120,14 +120,7 @@ static XLA_FFI_Error* call(XLA_FFI_Handler* handler, XLA_FFI_CallFrame* frame) {
     buffers[i]->data = (void*)(size_t)data;
   }
 
-  XLA_FFI_Api api = *frame->api;
-  api.XLA_FFI_Stream_Get = get_stream;
-  api.XLA_FFI_DeviceMemory_Allocate = allocate_scratch;
-  api.XLA_FFI_DeviceMemory_Free = free_scratch;
-  const XLA_FFI_Api* given = frame->api;
-  frame->api = &api;
-  XLA_FFI_Error* error = handler(frame);
-  frame->api = given;
+  XLA_FFI_Error* error = call_with(handler, frame, get_stream, allocate_scratch, free_scratch);
 
   for (int64_t i = num_args; i < count; ++i)
     CHECK(cuMemcpyDtoHAsync_v2(on_host[i], (size_t)buffers[i]->data, bytes_of(buffers[i]), stream));

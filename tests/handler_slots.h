@@ -6,6 +6,20 @@
 
 static XLA_FFI_Error* call(XLA_FFI_Handler* handler, XLA_FFI_CallFrame* frame);
 
+/* Runs a handler with a stream and with scratch memory from these functions. */
+static XLA_FFI_Error* call_with(XLA_FFI_Handler* handler, XLA_FFI_CallFrame* frame, XLA_FFI_Stream_Get* get_stream,
+                                XLA_FFI_DeviceMemory_Allocate* allocate, XLA_FFI_DeviceMemory_Free* release) {
+  XLA_FFI_Api api = *frame->api;
+  api.XLA_FFI_Stream_Get = get_stream;
+  api.XLA_FFI_DeviceMemory_Allocate = allocate;
+  api.XLA_FFI_DeviceMemory_Free = release;
+  const XLA_FFI_Api* given = frame->api;
+  frame->api = &api;
+  XLA_FFI_Error* error = handler(frame);
+  frame->api = given;
+  return error;
+}
+
 #define SLOT(n)                        \
   static XLA_FFI_Handler* handler_##n; \
   static XLA_FFI_Error* slot_##n(XLA_FFI_CallFrame* frame) { return call(handler_##n, frame); }
