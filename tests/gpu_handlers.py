@@ -3,8 +3,7 @@
     JAX_PLATFORMS=cpu python tests/gpu_handlers.py [PART OF A NAME...]
 
 `.ci/gpu` runs it. JAX runs on the CPU, and gpu_calls.c hands its arrays to the handlers. Each value and gradient is
-compared with XLA's. Exits with 1 if one is wrong, or was not computed by a
-handler, or if there is a handler that no case calls.
+compared with XLA's. Exits with 1 if one is wrong or was not computed by a handler, or if no case calls a handler.
 """
 
 from __future__ import annotations

@@ -185,10 +185,12 @@ class Equation:
     def plan_of(self, name: str, platform: str, reason: str) -> EquationPlan:
         """The plan that has a name in a tuning. The reason says why it is chosen."""
         pass_name, _, implementation = name.rpartition(_ON)
-        if not pass_name:  # XLA, as the equation is; its pass is that of the plan without a tuning
-            return EquationPlan(None, self.plan(platform, None).pass_name, "xla", reason, is_slower=True)
-        for reading in _readings(self.normalized):
-            if reading.call.pass_name == pass_name and min(reading.call.geometry.x_spatial) > 0:
+        readings = [each for each in _readings(self.normalized) if min(each.call.geometry.x_spatial) > 0]
+        if not pass_name:  # XLA, as the equation is: no kernel is planned, and its pass is that of the first reading
+            pass_name = readings[0].call.pass_name if readings else ""
+            return EquationPlan(None, pass_name, "xla", reason, is_slower=True)
+        for reading in readings:
+            if reading.call.pass_name == pass_name:
                 plan = self.plan_reading(reading, platform, implementation)
                 return dataclasses.replace(plan, reason=reason) if plan.compute is not None else plan
         return EquationPlan(None, pass_name, "xla", reason, is_slower=True)
