@@ -326,7 +326,7 @@ def test_calls_in_a_program_on_a_gpu(monkeypatch, steps, expected):
 
     monkeypatch.setattr(timing.jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(choices, "lower_with_sets", count)
-    x, w, r = jnp.ones((steps, 2, 3)), jnp.ones((1, 12, 3)), jnp.ones((1, 12, 4))
+    x, w, r = (jnp.ones(shape, "float32") for shape in ((steps, 2, 3), (1, 12, 3), (1, 12, 4)))
     jaxgrad.tune(jaxgrad.gru, x, w, r, progress=False)
     assert set(calls) == {expected}
 
@@ -354,7 +354,7 @@ def test_short_calls_are_measured_as_repeated(monkeypatch, steps, expected):
     """Not a long GRU, whose loops XLA would compile once more."""
     found = []
     monkeypatch.setattr(choices, "repeated_on_gpu", lambda programs: found.append(programs) or programs)
-    x, w, r = jnp.ones((steps, 2, 3)), jnp.ones((1, 12, 3)), jnp.ones((1, 12, 4))
+    x, w, r = (jnp.ones(shape, "float32") for shape in ((steps, 2, 3), (1, 12, 3), (1, 12, 4)))
     jaxgrad.tune(jaxgrad.gru, x, w, r, progress=False)
     assert len(found) == expected
 
@@ -432,7 +432,8 @@ def test_the_function_itself_is_not_compiled(monkeypatch):
     compile_ = jax.stages.Lowered.compile
     monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *args: compiled.append(args) or compile_(*args))
     (choice,) = _tune(_loss, *_ARRAYS).choices.values()
-    assert len(compiled) == len(choice.times_us)
+    programs = 1 if OWN == "cpu" else 2  # of each implementation: on a GPU, short calls are repeated in another one
+    assert len(compiled) == programs * len(choice.times_us)
 
 
 def test_a_release_of_jax_whose_modules_do_not_say_the_number_of_partitions(monkeypatch):
