@@ -28,6 +28,7 @@ CASES = {
     "groups": ConvCase(strides=(2, 1), groups=2, padding=((2, 0), (0, 1)), rhs_dilation=(1, 2), bias=False),
     "depthwise": ConvCase(features=1, out_features=1, groups=5, padding="SAME", bias=False),
     "plain": ConvCase(padding="SAME", bias=False),
+    "plain groups": ConvCase(groups=2, padding="SAME", bias=False),
 }
 # By case, the forms that compute the forward pass and the input gradient, and the weight gradient, also of independent
 # problems.
@@ -38,6 +39,7 @@ FORMS = {
     "groups": ([], ["taps"], ["taps"]),
     "depthwise": ([], ["taps"], ["taps"]),
     "plain": ([], [], ["taps"]),
+    "plain groups": ([], ["taps"], ["taps"]),
 }
 
 
@@ -95,7 +97,8 @@ def _lowered(case, platform):
         ("disjoint", "cpu", "patches"),
         ("groups", "cpu", "taps"),
         ("depthwise", "cpu", "taps"),
-        ("groups", "cuda", "convolution"),
+        ("groups", "cuda", "taps"),
+        ("plain groups", "cuda", "convolution"),
     ],
 )
 def test_the_table_chooses(name, platform, preferred, monkeypatch, request):

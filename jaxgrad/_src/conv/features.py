@@ -38,6 +38,7 @@ class ConvFeatures:
         product.
       covers_x: whether the window covers all of x, so that the result is a matrix product.
       aligned: whether both feature counts of a group are multiples of 8.
+      odd: whether the number of output features is odd.
       reversed: whether the window is reversed, as in `jax.lax.conv_transpose`. XLA does not recognize the convolution.
       relu: whether a kernel of the forward pass may apply relu.
     """
@@ -65,6 +66,7 @@ class ConvFeatures:
         self.covers_x = g.is_matrix_product
         self.features_of_group = problem.features // g.feature_group_count
         self.aligned = self.features_of_group % _TENSOR_CORE == 0 and problem.out_features % _TENSOR_CORE == 0
+        self.odd = problem.out_features % 2 == 1
         self.reversed = g.window_reversed
         self.relu = relu
         self._problem = problem
