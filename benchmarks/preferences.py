@@ -15,6 +15,7 @@ import math
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from jaxgrad._src.core.op import lowering_platform
 from jaxgrad._src.core.tuning import Choice, RecordedCall
 from jaxgrad._src.gru.features import GruFeatures
 from jaxgrad._src.gru.params import GruProblem
-from jaxgrad._src.selection.table import Row, file_name
+from jaxgrad._src.selection.table import Row, file_name, first_row, read_table, typed_rows
 from jaxgrad._src.tuning.choices import fastest, measured_choice
 
 _HERE = Path(__file__).parent
@@ -129,6 +130,8 @@ def tables() -> dict[str, dict[str, Any]]:
                     times |= own_times
                     dates |= {text: choice.date for text, choice in choices.items()}
             if times:
+                forms = [each for each in own if each["op"] == xla_forms.OP]
+                times = _in_preferred_forms(typed_rows(_rows(forms, platform, times, dates), path.stem), platform, times)
                 of_devices[path.stem] = {"measured_on": measured_on, "rows": _rows(own, platform, times, dates)}
         if platform == "gpu":  # CPUs differ in their models: they share one table
             found |= of_devices
@@ -142,6 +145,33 @@ def _times_of_libraries(us: Mapping[str, float]) -> Mapping[str, float]:
         if other in us and same not in us and "cpu" in us:
             return {**us, same: us["cpu"]}
     return us
+
+
+def _in_preferred_forms(table: Sequence[Row], platform: str, times: _Times) -> _Times:
+    """The times with those of XLA in the form that a table prefers, where the forms of a call were measured.
+
+    The time of the call itself may be from before the table preferred this form.
+    """
+    of_calls = {}
+    for text, recorded in all_calls(platform).items():
+        call = text.removesuffix(ON_XLA)
+        if call != text and text in times and "xla" in times.get(call, ()):
+            form = _preferred(table, xla_forms.OP, recorded, platform, times[text].keys())
+            of_calls[call] = {**times[call], "xla": times[text][form]}
+    return {**times, **of_calls}
+
+
+def _preferred(table: Sequence[Row], op: str, recorded: RecordedCall, platform: str, names: Collection[str]) -> str:
+    """The implementation, or form on XLA, among `names` that a table prefers, as jaxgrad selects it."""
+    found = partial(first_row, table, op, recorded.pass_name, _features(recorded, platform), names)
+    row = found()
+    assert row is not None
+    if isinstance(recorded.call, ConvCall) and recorded.call.problem.num_problems:
+        resized = found(resized=True)
+        if op == xla_forms.OP:
+            return (resized or row).prefer if row.prefer == xla_forms.CONVOLUTION else row.prefer
+        return row.prefer if resized is None or resized.prefer == row.prefer else "xla"
+    return row.prefer
 
 
 class _Features(ConvFeatures):
@@ -247,15 +277,9 @@ def regrets(platform: str, table: Sequence[Row], times: _Times) -> dict[str, flo
     ops = {row.op for row in table}
     for text, recorded in all_calls(platform).items():
         if (us := times.get(text)) is not None and (op := _op(text, recorded)) in ops:
-            features = _features(recorded, platform)
-            own = [row for row in table if row.op == op and recorded.pass_name in row.passes]
-
-            def preferred(names: Collection[str], own: Sequence[Row] = own, features: Any = features) -> str:
-                return next(row.prefer for row in own if row.prefer in names and row.matches(features))
-
-            prefer = preferred(us.keys() - set(_CPU_LIBRARIES))
+            prefer = _preferred(table, op, recorded, platform, us.keys() - set(_CPU_LIBRARIES))
             if prefer == "cpu" and us.keys() >= set(_CPU_LIBRARIES):  # which of them runs under the name "cpu"
-                prefer = preferred(_CPU_LIBRARIES)
+                prefer = _preferred(table, op, recorded, platform, _CPU_LIBRARIES)
             found[text] = us[prefer] / min(us.values())
     return found
 
@@ -266,13 +290,12 @@ def replays() -> dict[str, dict[str, float]]:
     for path in sorted(TUNINGS.glob("*.json")):
         machines = jaxgrad.Tuning.load(path).machines
         platform = "cpu" if {machine.platform for machine in machines} == {"cpu"} else "gpu"
-        table = path.stem if platform == "gpu" else "generic cpu"
-        rows = json.loads((TABLES / f"{table}.json").read_text())["rows"]
+        name = path.stem if platform == "gpu" else "generic cpu"
+        table = read_table(name)
         times: dict[str, Mapping[str, float]] = {}
         for choices in machines.values():
             times |= {text: _times_of_libraries(choice.times_us) for text, choice in choices.items()}
-        typed = [Row(**{**row, "passes": tuple(row["passes"])}, table=table) for row in rows]
-        found[path.stem] = regrets(platform, typed, times)
+        found[path.stem] = regrets(platform, table, _in_preferred_forms(table, platform, times))
     return found
 
 

@@ -14,7 +14,7 @@ from conv_references import lax_conv, numpy_conv, numpy_weight_gradient
 from conv_running import calls, conv, run, terms
 from tolerances import assert_close
 
-from jaxgrad._src.conv import xla as conv_xla
+from jaxgrad._src.conv import taps
 from jaxgrad._src.conv.canonicalize import LaxArguments, _pass_call
 
 CASES = [
@@ -56,14 +56,14 @@ def test_numpy_reference_matches_lax():
         np.testing.assert_allclose(dw, expected.rhs, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("taps_bytes", [0, 4000, 1 << 30])
+@pytest.mark.parametrize("gathered_bytes", [0, 4000, 1 << 30])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_weight_gradients_of_independent_problems(case, taps_bytes):
+def test_weight_gradients_of_independent_problems(case, gathered_bytes):
     drawn = [make_conv_inputs(case.replace(seed=seed)) for seed in range(3)]
     x, w = np.stack([one.lhs for one in drawn]), drawn[0].rhs
     dys = [cotangent(numpy_conv(one.lhs, w, *_settings(case)).shape, "float32", seed=i) for i, one in enumerate(drawn)]
     geometry = _pass_call(LaxArguments(**case.settings), x.shape[1:], w.shape, case.numbers).geometry
-    found = conv_xla._products_by_taps(geometry, None, taps_bytes, jnp.asarray(x), jnp.asarray(np.stack(dys)))
+    found = taps._of_groups(geometry, None, gathered_bytes, jnp.asarray(x), jnp.asarray(np.stack(dys)))
     for i, (one, dy) in enumerate(zip(drawn, dys, strict=True)):
         expected = numpy_weight_gradient(one.lhs.astype(np.float64), w.shape, dy, *_settings(case))
         np.testing.assert_allclose(found[i], expected, rtol=0, atol=2e-5 * np.abs(expected).max())

@@ -71,7 +71,7 @@ def test_the_tables_are_up_to_date():
     assert preferences.write(preferences.TABLES, check=True) == []
 
 
-# Of the ops, and of the forms on XLA, whose table was measured on an H100.
+# The ops of the table of the H200, and the forms on XLA of that of the H100: no form was measured on an H200.
 WITHOUT_MEASUREMENT = {
     "NVIDIA H200": {
         # Hopper has the features last in memory here, which an earlier row takes.
@@ -127,7 +127,7 @@ def _machine(kind):
 def measured(tmp_path, monkeypatch):
     """Writes measurements: by kind of GPU, how much faster cuDNN is for calls with a stride, and for others."""
     monkeypatch.setattr(preferences, "TUNINGS", tmp_path)
-    calls = preferences.all_calls("gpu")
+    calls = preference_calls.calls("gpu")
 
     def write(**gains):
         for kind, (strided, other) in gains.items():
@@ -177,6 +177,40 @@ def test_what_a_table_costs(measured):
     regrets = preferences.regrets("gpu", rows, times)
     assert len(regrets) == len(times)
     assert set(regrets.values()) == {1.0, 3.0}
+
+
+def _row(op, when, prefer):
+    return table.Row("a class", op, _OF_CONV, when, prefer, "a reason", None, "A100")
+
+
+def _call_of_problems():
+    """The text and the description of a weight gradient of independent problems."""
+    calls = preference_calls.calls("gpu").items()
+    return next((text, recorded) for text, recorded in calls if text.startswith("conv") and "problems=" in text)
+
+
+@pytest.mark.parametrize("form", ["taps", "convolution"])
+def test_the_time_of_xla_is_that_of_the_form_that_it_runs(form):
+    """The call itself may have been measured in another form."""
+    text, _ = _call_of_problems()
+    times = {text: {"xla": 9.0, "cudnn": 2.0}, text + " on XLA": {"taps": 3.0, "convolution": 5.0}}
+    rows = [_row("conv_on_xla", {"problems": {"at_least": 1}}, form), _row("conv_on_xla", {}, "convolution")]
+    found = preferences._in_preferred_forms(rows, "gpu", times)
+    assert found == {**times, text: {"xla": times[text + " on XLA"][form], "cudnn": 2.0}}
+    without = {text: times[text]}
+    assert preferences._in_preferred_forms(rows, "gpu", without) == without
+
+
+@pytest.mark.parametrize(
+    ("of_one", "of_problems", "expected"),
+    [("cudnn", "cudnn", "cudnn"), ("cudnn", "xla", "xla"), ("xla", "cudnn", "xla"), ("xla", "xla", "xla")],
+)
+def test_what_a_table_prefers_for_independent_problems(of_one, of_problems, expected):
+    """`vmap` takes a kernel away that was selected for one problem, and adds none."""
+    _, recorded = _call_of_problems()
+    rows = [_row("conv", {"problems": {"at_least": 1}}, of_problems), _row("conv", {}, of_one)]
+    rows.append(_row("conv", {}, "xla"))
+    assert preferences._preferred(rows, "conv", recorded, "gpu", {"cudnn", "xla"}) == expected
 
 
 def test_a_device_takes_its_own_table(tmp_path, monkeypatch, measured):

@@ -89,7 +89,7 @@ def test_a_choice_is_followed(implementation):
         explained = _explained()
         found, program = step(_X, _W), step.lower(_X, _W)
     assert explained.implementation == implementation
-    assert "measured by jaxgrad.tune" in explained.reason
+    assert "chosen by jaxgrad.tune" in explained.reason
     assert ("xla" in passes(program)) == (implementation == "xla")
     jax.tree.map(_assert_close, found, expected)
     assert "measured" not in _explained().reason
@@ -139,7 +139,7 @@ def test_a_choice_for_an_accelerated_convolution(name):
         program = jax.jit(accelerated).lower(*arrays)
         y = jax.jit(accelerated)(*arrays)
     assert row.implementation == name.split()[-1]
-    assert "measured by jaxgrad.tune" in row.reason
+    assert "chosen by jaxgrad.tune" in row.reason
     assert list(passes(program)) == [name.split()[0]]
     _assert_close(y, expected)
 
@@ -175,7 +175,7 @@ def test_files(tmp_path):
     assert str(loaded) == str(tuning)
     first, header, *rows = str(tuning).splitlines()
     assert f"jax {jax.__version__}" in first
-    assert header.split() == ["call", "fastest", "gain", "microseconds"]
+    assert header.split() == ["call", "choice", "gain", "microseconds"]
     assert len(rows) == 3
     assert all("2.00x" in row for row in rows)
 
@@ -423,7 +423,7 @@ def test_a_choice_is_followed_in_calls_with_optional_arrays(
         explained = jaxgrad.explain(op, *arrays, **optional)
         program = jax.jit(gradient).lower(arrays[0]).as_text()
     assert explained.implementation == implementation
-    assert "measured by jaxgrad.tune" in explained.reason
+    assert "chosen by jaxgrad.tune" in explained.reason
     assert set(re.findall(r"@(jaxgrad_\w+)", program)) == (targets if followed == "own" else set())
 
 
@@ -440,7 +440,7 @@ def test_explain_names_the_choice_of_a_call_with_bias_and_relu():
         found = passes(jax.jit(gradients).lower(_X, _W, bias))
     assert set(found) == {"xla"}
     assert explained.implementation == "xla"
-    assert "measured by jaxgrad.tune" in explained.reason
+    assert "chosen by jaxgrad.tune" in explained.reason
     assert not explained.passes
 
 

@@ -33,11 +33,11 @@ class ConvFeatures:
       several: whether a group has several input features.
       strided, dilated: whether a window stride or the dilation of the window is above 1.
       asymmetric: whether the padding differs between the two sides of an axis.
-      disjoint: whether windows do not overlap.
+      disjoint: whether windows do not overlap, if they are not dilated.
       patches: whether windows have several elements and do not overlap, dilation included, so that XLA may run a matrix
         product.
       covers_x: whether the window covers all of x, so that the result is a matrix product.
-      aligned: whether both feature counts of a group are multiples of 8.
+      aligned: whether the input features of a group and all output features are multiples of 8.
       odd: whether the number of output features is odd.
       reversed: whether the window is reversed, as in `jax.lax.conv_transpose`. XLA does not recognize the convolution.
       relu: whether a kernel of the forward pass may apply relu.

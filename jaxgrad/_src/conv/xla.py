@@ -1,15 +1,12 @@
 """The convolution passes on XLA, in the forms of conv/xla_forms.py.
 
-A window that covers all of x is one matrix product, and so are windows that do not overlap (conv/patches.py). JAX
-writes the weight gradient of a grouped convolution as a convolution with `batch_group_count`, for which XLA has no fast
-code on a CPU. The form by taps is one matrix product for each tap of the window: the elements of x under the tap times
-dy, by groups. The weight gradients of independent problems, which JAX turns into groups, have that form too.
+A window that covers all of x is one matrix product, and so are windows that do not overlap (conv/patches.py). The
+weight gradients of groups, and of independent problems, which JAX turns into groups, may be matrix products for each
+tap of the window (conv/taps.py).
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -30,12 +27,10 @@ from jaxgrad._src.conv.problem import (
     input_gradient_problem,
     weight_gradient_problem,
 )
+from jaxgrad._src.conv.taps import weight_gradient_by_taps, weight_gradients_of_problems
 from jaxgrad._src.conv.xla_faults import padding_of_x
 from jaxgrad._src.conv.xla_forms import CONVOLUTION, PATCHES, PRODUCT, TAPS, preferred_form
 from jaxgrad._src.core.mesh_axes import explicit_mesh, pvary_to_match
-
-_MOST_TAPS_UNROLLED = 64
-_TAPS_BYTES = 1 << 29  # of the elements of x that a GPU gathers for one matrix product
 
 _Convolve = Callable[[ConvGeometry, Any, jax.Array, jax.Array], jax.Array]  # y of (geometry, precision, x, w)
 
@@ -86,7 +81,7 @@ def weight_gradient(
 
         def call_of(own):
             if convolve is None:
-                transpose = partial(_grouped_weight_gradient, own.geometry, own.precision)
+                transpose = partial(weight_gradient_by_taps, own.geometry, own.precision)
             else:
                 transpose = partial(_transpose_in_w, own.geometry, own.precision, convolve)
             return partial(_weight_gradient, own.geometry, transpose, needs_bias_gradient)
@@ -235,13 +230,7 @@ def _weight_gradient(
 def _weight_gradients_of_problems(
     geometry: ConvGeometry, precision: Any, needs_bias_gradient: bool, x: jax.Array, dy: jax.Array
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The weight gradients of independent problems, along a first axis of x, dy and the results.
-
-    A GPU has the memory to take many taps at once: one matrix product for each problem, of the elements of x under all
-    taps of the window. JAX makes groups of one convolution of them, for which XLA is slow if the problems are small.
-    """
-    on_cpu, on_gpu = (partial(_products_by_taps, geometry, precision, limit) for limit in (0, _TAPS_BYTES))
-    dw = lax.platform_dependent(x, dy, cuda=on_gpu, default=on_cpu)
+    dw = weight_gradients_of_problems(geometry, precision, x, dy)
     return dw, jax.vmap(partial(bias_gradient, geometry))(dy) if needs_bias_gradient else None
 
 
@@ -258,56 +247,3 @@ def _transpose_in_w(
 def bias_gradient(geometry: ConvGeometry, dy: jax.Array) -> jax.Array:
     """dy summed over all axes but the feature axis."""
     return dy.sum([axis for axis in range(dy.ndim) if axis != geometry.out_spec[1]])
-
-
-def _grouped_weight_gradient(geometry: ConvGeometry, precision: Any, x: jax.Array, dy: jax.Array) -> jax.Array:
-    (dw,) = _products_by_taps(geometry, precision, 0, x[None], dy[None])
-    return dw
-
-
-def _products_by_taps(
-    geometry: ConvGeometry, precision: Any, taps_bytes: int, x: jax.Array, dy: jax.Array
-) -> jax.Array:
-    """dw of each independent problem, tap by tap, or by as many taps at once as gather at most `taps_bytes` of x."""
-    num_problems, groups, spatial = x.shape[0], geometry.feature_group_count, len(geometry.w_spatial)
-    x = _by_group(x, geometry.lhs_spec, groups)
-    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), (0, 0, 0), *((*p, 0) for p in geometry.padding), (0, 0, 0)])
-    dy = _by_group(dy, geometry.out_spec, groups)
-    dy = dy.reshape(dy.shape[0], -1, dy.shape[-1])
-    spans = [(n - 1) * s + 1 for n, s in zip(geometry.y_spatial, geometry.window_strides, strict=True)]
-
-    def gathered(offsets: Any) -> jax.Array:
-        """[P G, positions, input features of a group], the elements of x under one tap of the window."""
-        start = [o * d for o, d in zip(offsets, geometry.rhs_dilation, strict=True)]
-        found = lax.dynamic_slice(x, (0, 0, *start, 0), (*x.shape[:2], *spans, x.shape[-1]))
-        found = lax.slice(found, (0,) * found.ndim, found.shape, (1, 1, *geometry.window_strides, 1))
-        return found.reshape(found.shape[0], -1, found.shape[-1])
-
-    def product(taps: Sequence[Any]) -> jax.Array:
-        """[P G, output features of a group, taps, input features of a group]"""
-        elements = jnp.concatenate([gathered(offsets) for offsets in taps], -1)
-        found = lax.dot_general(dy, elements, (((1,), (1,)), ((0,), (0,))), precision=precision)
-        return found.reshape(*found.shape[:2], len(taps), -1)
-
-    window = geometry.w_spatial
-    if math.prod(window) <= _MOST_TAPS_UNROLLED:
-        taps = list(itertools.product(*map(range, window)))
-        tap_bytes = math.prod(dy.shape[:2]) * x.shape[-1] * x.dtype.itemsize
-        at_once = max(1, min(len(taps), taps_bytes // tap_bytes))
-        found = jnp.concatenate([product(taps[i : i + at_once]) for i in range(0, len(taps), at_once)], 2)
-    else:  # computed, because `custom_partitioning` does not accept constants
-        indices = jnp.arange(math.prod(window))
-        found = jnp.moveaxis(lax.map(lambda i: product([jnp.unravel_index(i, window)])[:, :, 0], indices), 0, 2)
-    # [P G, O, taps, I] -> [P, G O, I, window] -> the layout of w.
-    found = found.reshape(num_problems, -1, *window, found.shape[-1])
-    canonical = jnp.moveaxis(found, -1, 2)
-    dw = jnp.transpose(canonical, [0, *(1 + geometry.rhs_spec.index(axis) for axis in range(spatial + 2))])
-    return maybe_reverse_window(geometry, dw)
-
-
-def _by_group(array: jax.Array, spec: tuple[int, ...], groups: int) -> jax.Array:
-    """[P G, N, *spatial, features of a group] of an array with an axis of P problems before the axes of `spec`."""
-    batch, feature, *spatial = (axis + 1 for axis in spec)
-    array = jnp.transpose(array, (0, batch, *spatial, feature))
-    array = jnp.moveaxis(array.reshape(*array.shape[:-1], groups, -1), -2, 1)
-    return array.reshape(-1, *array.shape[2:])

@@ -16,7 +16,7 @@ from jaxgrad._src.selection.table import preference
 CONVOLUTION = "convolution"
 PRODUCT = "product"  # one matrix product, of a window that covers all of x
 PATCHES = "patches"  # one matrix product of the windows, which do not overlap (conv/patches.py)
-TAPS = "taps"  # weight gradients only: a matrix product for each tap of the window, or for each independent problem
+TAPS = "taps"  # weight gradients only: products for each tap of the window, or each independent problem (conv/taps.py)
 
 OP = "conv_on_xla"  # of the rows of the tables
 
@@ -56,8 +56,7 @@ def preferred_form(pass_name: str, problem: ConvProblem, platform: str) -> str:
 
 def replaces_convolution(pass_name: str, problem: ConvProblem, platform: str) -> str:
     """Returns how a pass on XLA is written if it is not a convolution; empty if it is one."""
-    form = preferred_form(pass_name, problem, platform)
-    return "" if form == TAPS and problem.is_depthwise else _reason(form, pass_name, problem)
+    return _reason(preferred_form(pass_name, problem, platform), pass_name, problem)
 
 
 def remark_on_xla(pass_name: str, call: ConvCall, platform: str) -> str:

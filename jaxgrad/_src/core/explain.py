@@ -150,7 +150,7 @@ def explanation(selection: Selection, platform: str) -> Explanation:
     """Explains a selection; raises ValueError where a forced implementation cannot run on `platform`."""
     platform = public_platform(platform)
     passes = tuple(explain_pass(selection, name, platform) for name in selection.op.passes)
-    first, alike = passes[0], len({(found.implementation, found.reason) for found in passes}) == 1
+    first, alike = passes[0], len({(found.implementation, found.reason, found.preference) for found in passes}) == 1
     own = () if alike else passes
     return Explanation(selection.op.name, platform, first.implementation, first.reason, own, first.preference)
 

@@ -19,8 +19,9 @@ class Choice:
     """The outcome of measuring one call.
 
     Attributes:
-      implementation: the fastest implementation, as in `jaxgrad.Explanation`. For an accelerated convolution also the
-        pass that it is read as: "forward on cudnn", "weight_gradient on cudnn". "xla" is the convolution on XLA.
+      implementation: the chosen implementation, as in `jaxgrad.Explanation`: the fastest, or the default where no other
+        one is clearly faster. For an accelerated convolution also the pass that it is read as: "forward on cudnn",
+        "weight_gradient on cudnn", "forward on xla" for a matrix product. "xla" is the convolution as written, on XLA.
       default: what jaxgrad selects without a tuning.
       times_us: microseconds of one call, the median, by implementation.
       date: when it was measured, as in ISO 8601. Choices that differ in it alone are equal.
@@ -41,7 +42,7 @@ class Choice:
 
     @property
     def gain(self) -> float:
-        """The time of the default over that of the fastest implementation."""
+        """The time of the default over that of the chosen implementation."""
         return self.times_us[self.default] / self.times_us[self.implementation]
 
     @property
@@ -51,7 +52,7 @@ class Choice:
     @property
     def reason(self) -> str:
         """Why the implementation is selected, in one sentence."""
-        return f"the fastest as measured by jaxgrad.tune, in microseconds: {self.times}"
+        return f"chosen by jaxgrad.tune, which measured, in microseconds: {self.times}"
 
 
 @runtime_checkable
@@ -68,9 +69,9 @@ class MeasuredChoices:
     """Choices by machine and call. `jaxgrad.Tuning` is the public form."""
 
     def __init__(self, machines: Mapping[Environment, Mapping[str, Choice]]) -> None:
-        self.machines = {machine: MappingProxyType(dict(choices)) for machine, choices in machines.items()}
-        choices_of = {repr(m): sorted((c, repr(v)) for c, v in choices.items()) for m, choices in machines.items()}
-        self._identity = repr(sorted(choices_of.items()))
+        copied = {machine: MappingProxyType(dict(choices)) for machine, choices in machines.items()}
+        self.machines: Mapping[Environment, Mapping[str, Choice]] = MappingProxyType(copied)
+        self._identity = self._text(repr)
         self._kinds = {machine: {_kind(text) for text in choices} for machine, choices in machines.items()}
         self._warned = False
 
@@ -116,8 +117,15 @@ class MeasuredChoices:
         return hash(self._identity)
 
     def __repr__(self) -> str:
-        """The name of a jitted pass depends on it."""
-        return f"<jaxgrad.Tuning {hashlib.sha256(self._identity.encode()).hexdigest()[:16]}>"
+        """The names of jitted passes depend on it. It is the same for the same choices, whatever their times: JAX's
+        persistent compilation cache then has the programs.
+        """
+        chosen = self._text(lambda choice: choice.implementation)
+        return f"<jaxgrad.Tuning {hashlib.sha256(chosen.encode()).hexdigest()[:16]}>"
+
+    def _text(self, of_choice: Callable[[Choice], str]) -> str:
+        by_machine = self.machines.items()
+        return repr(sorted((repr(m), sorted((c, of_choice(v)) for c, v in of.items())) for m, of in by_machine))
 
 
 def _kind(text: str) -> str:

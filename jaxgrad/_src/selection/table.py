@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ class Row:
       passes: the passes that the row is for.
       when: by feature of the call, a value, or the least and the largest value as "at_least" and "at_most". The row
         matches a call with all of them.
-      prefer: the implementation that runs. On a GPU, a kernel must be clearly faster than XLA.
+      prefer: the implementation that runs. A kernel must be clearly faster than XLA or another library.
       why: why, in one sentence.
       measured: the measurement behind it, or None: the implementation that it was compared with ("over"), the geometric
         mean and the least of the times of that one over those of the preferred one ("ratio", "least"), the number of
@@ -72,24 +72,32 @@ def _holds(condition: Any, value: Any) -> bool:
 def preference(
     op: str, pass_name: str, platform: str, features: Any, among: Collection[str], *, resized: bool = False
 ) -> Row | None:
-    """Returns the row for a call.
+    """Returns the row of this machine's table for a call.
 
     Args:
       op: as in `Row`.
       pass_name: the pass.
       platform: the platform that the program is lowered for.
       features: the features of the call, as attributes.
-      among: the implementations to choose from, "xla" among them.
+      among: the implementations to choose from.
       resized: whether `vmap` has made independent problems of a call that was selected before. Only rows for such
         problems apply then, and there may be none.
     """
-    for row in rows(platform):
+    row = first_row(rows(platform), op, pass_name, features, among, resized=resized)
+    if row is None and not resized:
+        raise AssertionError(f"the table {table_name(platform)} has no row for every {op} {pass_name}")
+    return row
+
+
+def first_row(
+    table: Iterable[Row], op: str, pass_name: str, features: Any, among: Collection[str], *, resized: bool = False
+) -> Row | None:
+    """`preference` in a given table."""
+    for row in table:
         applies = row.op == op and pass_name in row.passes and row.prefer in among
         if applies and ("problems" in row.when) == resized and row.matches(features):
             return row
-    if resized:
-        return None
-    raise AssertionError(f"the table {table_name(platform)} has no row for every {op} {pass_name}")
+    return None
 
 
 def rows(platform: str) -> tuple[Row, ...]:
@@ -98,7 +106,7 @@ def rows(platform: str) -> tuple[Row, ...]:
 
 
 def table_name(platform: str) -> str:
-    """The name of the table of this machine's device. Without a GPU on this machine, that of any GPU."""
+    """The name of the table of this machine's device: the generic one without a GPU, or if the device has none."""
     kind = cuda.device_kind() if platform == "cuda" else None
     name = file_name(kind) if kind else ""
     return name if name and _is_file(_TABLES / f"{name}.json") else f"generic {public_platform(platform)}"
@@ -118,4 +126,9 @@ def file_name(device_kind: str) -> str:
 def read_table(name: str) -> tuple[Row, ...]:
     """Reads a table by its name."""
     content = json.loads((_TABLES / f"{name}.json").read_text(encoding="utf-8"))
-    return tuple(Row(**{**row, "passes": tuple(row["passes"])}, table=name) for row in content["rows"])
+    return typed_rows(content["rows"], name)
+
+
+def typed_rows(rows: Iterable[Mapping[str, Any]], name: str) -> tuple[Row, ...]:
+    """The rows of a table of that name, as its file has them."""
+    return tuple(Row(**{**row, "passes": tuple(row["passes"])}, table=name) for row in rows)

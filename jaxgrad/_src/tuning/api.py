@@ -37,9 +37,9 @@ def tune(function: Callable[..., Any], /, *args: Any, progress: bool = True, **k
     Args:
       function: the function, such as a training step, which may be one of `jax.jit`, `nnx.jit` or
         `equinox.filter_jit`.
-      *args: the arguments of a call. Arrays may be `jax.ShapeDtypeStruct`. With arrays the function itself is timed
-        too, without and with the tuning, and the arrays are not donated.
-      progress: whether to show the progress, and at the end what the tuning saves, on `sys.stderr`.
+      *args: the arguments of a call. Arrays may be `jax.ShapeDtypeStruct`. No array is donated.
+      progress: whether to show on `sys.stderr` the progress, and at the end what the tuning saves: if it changes a call,
+        the function itself is timed too, without any tuning and with this one. That needs arrays and a single process.
       **kwargs: the keyword arguments of the call.
 
     Returns:

@@ -199,7 +199,7 @@ def _member(content: Any, name: str, kind: type[_Member]) -> _Member:
 
 def _table(machine: Environment, choices: Mapping[str, Choice]) -> Iterator[str]:
     yield str(machine)
-    header = ("call", "fastest", "gain", "microseconds")
+    header = ("call", "choice", "gain", "microseconds")
     rows = [(call, c.implementation, f"{c.gain:.2f}x", c.times) for call, c in choices.items()]
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     for row in (header, *rows):
