@@ -131,7 +131,9 @@ def tables() -> dict[str, dict[str, Any]]:
                     dates |= {text: choice.date for text, choice in choices.items()}
             if times:
                 forms = [each for each in own if each["op"] == xla_forms.OP]
-                times = _in_preferred_forms(typed_rows(_rows(forms, platform, times, dates), path.stem), platform, times)
+                times = _in_preferred_forms(
+                    typed_rows(_rows(forms, platform, times, dates), path.stem), platform, times
+                )
                 of_devices[path.stem] = {"measured_on": measured_on, "rows": _rows(own, platform, times, dates)}
         if platform == "gpu":  # CPUs differ in their models: they share one table
             found |= of_devices

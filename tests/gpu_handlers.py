@@ -133,7 +133,8 @@ def _values_and_gradients(function: Callable[..., Any], arrays: tuple[jax.Array,
 
 
 def _error(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest error over the largest value, or over 1 if all values are 0, as the gradient of an operand without use.
+    """The largest error over the largest value, or over 1 if all are 0, as the gradient of an operand without use.
+
     NaN, which is in memory that was not written, is infinitely wrong.
     """
     error = float(np.max(np.abs(found - expected)) / (np.max(np.abs(expected)) or 1))

@@ -260,6 +260,25 @@ def check_abstract_mesh():
                 lowered(_accelerated(_loss))
 
 
+def check_shardings_that_jax_refuses():
+    """Over explicit axes, a pass may reshape or pad an axis that is split: such an equation stays as JAX writes it."""
+
+    def depthwise(w, x):  # groups of the weight gradient are reshaped from the batch
+        return jnp.sum(lax.conv_general_dilated(x, w, (1, 1), "SAME", (), (), NHWC, 4) ** 2)
+
+    def padded(w, x):  # XLA on a CPU miscompiles it as it is
+        return jnp.sum(lax.conv_general_dilated(x, w, (2,), ((1, 0),), (), (), ("NWC", "WIO", "NWC")) ** 2)
+
+    devices = mesh(explicit=True)
+    for loss, x_shape, w_shape in ((depthwise, (2, 2, 4), (3, 3, 1, 4)), (padded, (3, 2), (3, 2, 3))):
+        w, x = (jax.random.normal(jax.random.key(0), shape) for shape in (w_shape, (devices.size, *x_shape)))
+        gradient, placed = jax.jit(jax.grad(loss)), _put(devices, (w, x), (P(), P("d")))
+        close(jaxgrad.accelerate(gradient)(*placed), gradient(w, x))
+        if loss is depthwise:
+            reasons = [row.reason for row in jaxgrad.report(jax.grad(loss), *placed)]
+            assert any("JAX refuses to compute the pass" in reason for reason in reasons), reasons
+
+
 _off = jaxgrad.accelerate(_loss, implementation="xla")
 
 
@@ -273,6 +292,7 @@ _off = jaxgrad.accelerate(_loss, implementation="xla")
         check_training_with_split_features,
         check_gspmd_keeps_the_lowering_of_jax,
         check_abstract_mesh,
+        check_shardings_that_jax_refuses,
         check_pmap,
         check_two_meshes,
     ],

@@ -83,6 +83,8 @@ WITHOUT_MEASUREMENT = {
         ("conv", "reversed, three spatial axes", ("input_gradient",)),
         ("conv", "reversed, asymmetric padding", ("input_gradient",)),
         ("conv", "reversed", ("input_gradient",)),
+        # Measured before XLA ran them as a convolution.
+        ("conv", "independent problems with many positions", ("weight_gradient",)),
         # A measurement includes the gradients, which a rollout does not compute.
         ("gru", "one step", ("forward", "backward")),
     },
@@ -90,6 +92,8 @@ WITHOUT_MEASUREMENT = {
         # Patches of images have few features, whose rows come before.
         ("conv_on_xla", "large windows that do not overlap, on XLA", ("input_gradient",)),
         ("conv_on_xla", "huge windows of a few groups that do not overlap, on XLA", _OF_CONV),
+        # Many large problems, and large ones with strides.
+        ("conv_on_xla", "other independent problems on XLA", ("weight_gradient",)),
         # There is no other form.
         ("conv_on_xla", "other, on XLA", _OF_CONV),
     },
@@ -111,7 +115,7 @@ def test_the_tables_prefer_implementations_that_are_nearly_the_fastest():
     for device, found in replays.items():
         slow = [text for text, regret in found.items() if regret > 1.2]
         assert len(found) > 100, device
-        assert np.log(list(found.values())).mean() < np.log(1.04), device
+        assert np.log(list(found.values())).mean() < np.log(1.03), device
         assert len(slow) < 0.09 * len(found), (device, slow)
         assert max(found.values()) < 2.5, device
 

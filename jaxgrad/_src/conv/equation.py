@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from jaxgrad._src.conv.api import OP
 from jaxgrad._src.conv.backends import BACKENDS
@@ -29,6 +31,8 @@ from jaxgrad._src.conv.pass_calls import (
 from jaxgrad._src.conv.xla_forms import replaces_convolution
 from jaxgrad._src.core.batching import fold, unfold
 from jaxgrad._src.core.explain import explain_pass
+from jaxgrad._src.core.jax_internals import ShardingTypeError
+from jaxgrad._src.core.mesh_axes import explicit_sharding_of
 from jaxgrad._src.core.precision import precision_flags
 from jaxgrad._src.core.selection import select_pass, supporting
 from jaxgrad._src.core.settings import current, of_kernels
@@ -97,10 +101,26 @@ def plan_equation(
     """
     equation = Equation.of(parameters, avals)
     plan = _plan(equation, platform, implementation)
+    shardings = [explicit_sharding_of(aval) for aval in avals]
+    if plan.compute is not None and any(shardings) and (refusal := _refusal(plan.compute, equation, shardings)):
+        reason = f"JAX refuses to compute the pass from arrays that are sharded so over explicit mesh axes: {refusal}"
+        plan = EquationPlan(None, plan.pass_name, "xla", reason)
     if plan.compute is not None or not equation.is_miscompiled(platform):
         return plan
     reason = f"{plan.reason}; XLA miscompiles the convolution as it is written, so it is padded before"
-    return dataclasses.replace(plan, compute=equation.arguments.call_lax_on_padded, reason=reason, is_padded=True)
+    padded = partial(equation.arguments.call_lax_on_padded, out_sharding=shardings[-1])
+    return dataclasses.replace(plan, compute=padded, reason=reason, is_padded=True)
+
+
+def _refusal(compute: Callable[..., Any], equation: Equation, shardings: Sequence[NamedSharding | None]) -> str:
+    """What JAX says against a computation of sharded operands; empty if nothing."""
+    arrays = zip((equation.lhs, equation.rhs), shardings, strict=False)
+    operands = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array, sharding in arrays]
+    try:
+        jax.eval_shape(compute, *operands)
+    except ShardingTypeError as error:
+        return str(error).splitlines()[0]
+    return ""
 
 
 def _plan(equation: Equation, platform: str, implementation: str | None) -> EquationPlan:

@@ -23,7 +23,7 @@ OP = "conv_on_xla"  # of the rows of the tables
 MATRIX_PRODUCT = "XLA lowers a window that covers all of x to a matrix product"
 OF_PATCHES = "XLA runs one matrix product, because windows do not overlap"
 OF_PATCHES_BY_GROUP = "XLA runs one matrix product for each group, because windows do not overlap"
-_BY_TAPS = "XLA runs one matrix product for each tap of the window"
+_BY_TAPS = "XLA runs products for each tap of the window"
 _OF_PROBLEMS = "XLA runs one matrix product for each independent problem"
 
 
@@ -33,7 +33,7 @@ def forms(pass_name: str, problem: ConvProblem) -> tuple[str, ...]:
     if g.is_matrix_product:
         return (PRODUCT, CONVOLUTION)
     found: list[str] = []
-    if g.has_disjoint_windows and not problem.is_depthwise:
+    if g.has_disjoint_windows and not (problem.is_depthwise and g.feature_group_count > 1):
         found.append(PATCHES)
     if pass_name == "weight_gradient" and (g.feature_group_count > 1 or problem.num_problems):
         found.append(TAPS)
@@ -62,7 +62,7 @@ def replaces_convolution(pass_name: str, problem: ConvProblem, platform: str) ->
 def remark_on_xla(pass_name: str, call: ConvCall, platform: str) -> str:
     """Returns the remark that `jaxgrad.explain` adds where XLA runs a pass."""
     form = preferred_form(pass_name, call.problem, platform)
-    return _reason(form, pass_name, call.problem) if form == PATCHES else ""
+    return _reason(form, pass_name, call.problem) if form in (PATCHES, TAPS) else ""
 
 
 def _reason(form: str, pass_name: str, problem: ConvProblem) -> str:

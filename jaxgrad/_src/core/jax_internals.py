@@ -28,6 +28,14 @@ except ImportError:
     current_xla_metadata = None  # type: ignore[assignment]
 
 try:
+    from jax._src.core import ShardingTypeError as ShardingTypeError
+except ImportError:
+
+    class ShardingTypeError(Exception):  # type: ignore[no-redef]
+        """An error that is never raised: in this release of JAX it has another name."""
+
+
+try:
     from jax._src.util import register_cache
 except ImportError:
     register_cache = None  # type: ignore[assignment]

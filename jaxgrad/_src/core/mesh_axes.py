@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, NamedSharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +66,12 @@ def explicit_mesh(*arrays: Any) -> AbstractMesh | None:
         if array is not None and (mesh := jax.typeof(array).sharding.mesh).explicit_axes:
             return mesh
     return None
+
+
+def explicit_sharding_of(aval: Any) -> NamedSharding | None:
+    """The sharding of an abstract array over explicit mesh axes; None if it has none."""
+    sharding = getattr(aval, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) and sharding.mesh.explicit_axes else None
 
 
 def pvary_to_match(*arrays: Any) -> tuple[Any, ...]:

@@ -38,8 +38,8 @@ def tune(function: Callable[..., Any], /, *args: Any, progress: bool = True, **k
       function: the function, such as a training step, which may be one of `jax.jit`, `nnx.jit` or
         `equinox.filter_jit`.
       *args: the arguments of a call. Arrays may be `jax.ShapeDtypeStruct`. No array is donated.
-      progress: whether to show on `sys.stderr` the progress, and at the end what the tuning saves: if it changes a call,
-        the function itself is timed too, without any tuning and with this one. That needs arrays and a single process.
+      progress: whether to show the progress on `sys.stderr`, and at the end what the tuning saves. If that changes
+        calls, the function itself is timed too, without any tuning and with this one, given arrays and one process.
       **kwargs: the keyword arguments of the call.
 
     Returns:
