@@ -168,7 +168,8 @@ def test_a_symbolic_batch_runs_on_xla():
 
 def _passes(*args, **kwargs):
     choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *args, **kwargs, platform="cpu")
-    return {unit.name: unit.implementation for unit in choice.passes} or choice.implementation
+    found = {unit.name: unit.implementation for unit in choice.passes}
+    return found if len(set(found.values())) > 1 else choice.implementation
 
 
 def test_xla_is_selected_where_it_is_faster():
