@@ -53,8 +53,8 @@ _Measured = Mapping[Environment, Mapping[str, Choice]]  # by machine and call
 def measure(platform: str, *, again: str | None = None, seconds: float = math.inf) -> Path:
     """Measures the calls of the cases of a platform on this device, without those that its file has already.
 
-    The file is written after every call: a run that was stopped can be continued. Returns its path. Calls that were
-    measured with another jax, library or driver are measured again. Those of another jaxgrad are kept.
+    The file is written after every call: a run that was stopped can be continued. Returns its path. What another jax,
+    library or driver has measured is dropped, to be measured again. What another jaxgrad has measured is kept.
 
     Args:
       platform: "cpu" or "gpu".
