@@ -45,7 +45,12 @@ RULES = {
     "small, without a window": (PLAIN.replace(spatial=(64, 64), window=(1, 1)), "bfloat16", ()),
     "small groups": (PLAIN.replace(spatial=(64, 64), groups=4), "bfloat16", ()),
     "window dilation": (PLAIN.replace(rhs_dilation=(2, 2)), "bfloat16", ("weight_gradient",)),
-    "stride": (PLAIN.replace(strides=(2, 2), padding=((1, 1), (1, 1))), "float32", ("weight_gradient",)),
+    "stride": (PLAIN.replace(strides=(2, 2), padding=((1, 1), (1, 1))), "float32", ()),
+    "stride and dilation": (
+        PLAIN.replace(strides=(2, 2), rhs_dilation=(2, 2), padding=((2, 2), (2, 2))),
+        "float32",
+        ("weight_gradient",),
+    ),
     "windows side by side": (
         PLAIN.replace(window=(4, 4), strides=(4, 4), padding="VALID", out_features=64),
         "bfloat16",
@@ -54,7 +59,7 @@ RULES = {
     "windows side by side, wide": (
         PLAIN.replace(window=(4, 4), strides=(4, 4), padding="VALID", out_features=64),
         "float32",
-        ("weight_gradient",),
+        (),
     ),
     "lopsided padding": (PLAIN.replace(strides=(2, 2)), "bfloat16", PASSES),
     "lopsided and dilated": (
@@ -67,7 +72,7 @@ RULES = {
     "depthwise and stride": (
         PLAIN.replace(groups=4, features=1, strides=(2, 2)),
         "bfloat16",
-        ("forward", "weight_gradient"),
+        ("forward",),
     ),
     "depthwise and dilation": (
         PLAIN.replace(groups=4, features=1, rhs_dilation=(2, 2)),
@@ -80,18 +85,18 @@ RULES = {
         "float32",
         ("forward", "weight_gradient"),
     ),
-    "transposed, small windows do not overlap": (UP, "float32", ("input_gradient", "weight_gradient")),
+    "transposed, small windows do not overlap": (UP, "float32", ("input_gradient",)),
     "transposed, windows do not overlap": (
         UP.replace(window=(3, 3), strides=(3, 3)),
         "float32",
-        ("weight_gradient",),
+        (),
     ),
-    "transposed, windows overlap": (UP.replace(window=(4, 4)), "float32", ("input_gradient", "weight_gradient")),
+    "transposed, windows overlap": (UP.replace(window=(4, 4)), "float32", ("input_gradient",)),
     "transposed, no stride": (UP.replace(strides=(1, 1), window=(3, 3)), "float32", ()),
     "groups and stride, evenly padded": (
         PLAIN.replace(groups=4, strides=(2, 2), padding=((1, 1), (1, 1))),
         "bfloat16",
-        ("input_gradient", "weight_gradient"),
+        ("input_gradient",),
     ),
     "volume of few features": (
         VOLUME.replace(spatial=(64, 64, 64), features=3, out_features=32),
@@ -110,8 +115,7 @@ RULES = {
     ("num_problems", "spatial", "dtype", "products"),
     [
         (9, (64, 64), "bfloat16", 1),
-        (8, (32, 32), "bfloat16", 0),
-        (8, (31, 33), "bfloat16", 1),
+        (8, (32, 32), "bfloat16", 1),
         (
             9,
             (1024, 1024),
@@ -119,10 +123,11 @@ RULES = {
             3,
         ),  # products of three window positions each, 150 MB; a single problem runs on XLA
         (9, (512, 512), "float64", 3),  # no platform has a float64 kernel
+        (8, (512, 512), "bfloat16", 0),
     ],
 )
 def test_weight_gradients_of_independent_problems(num_problems, spatial, dtype, products):
-    """Matrix products; few problems with many positions are groups of one cuDNN call."""
+    """Matrix products; a few large problems, without strides and dilation, are groups of one convolution."""
     case = PLAIN.replace(spatial=spatial, batch=1)
     op = conv(DEFAULT, **case.settings)
     x, w, _ = _arrays(case, dtype)
@@ -130,9 +135,10 @@ def test_weight_gradients_of_independent_problems(num_problems, spatial, dtype, 
     xs = jax.ShapeDtypeStruct((num_problems, *x.shape), x.dtype)
     mapped = jax.jit(jax.vmap(gradient, in_axes=(None, 0)))
     text = mapped.trace(w, xs).lower(lowering_platforms=("cuda",)).as_text()
-    assert calls(text)["weight_gradient"] == (products == 0)
+    assert calls(text)["weight_gradient"] == 0
     assert text.count("stablehlo.dot_general") == products
-    assert text.count("stablehlo.convolution") <= 1  # the forward pass
+    of_forward = calls(text)["forward"] == 0
+    assert text.count("stablehlo.convolution") == of_forward + (products == 0)
 
 
 @pytest.mark.parametrize("name", RULES)

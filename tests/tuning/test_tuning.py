@@ -180,18 +180,6 @@ def test_files(tmp_path):
     assert all("2.00x" in row for row in rows)
 
 
-def test_the_names_in_a_program_depend_on_what_was_chosen():
-    """With the times of another measurement, the persistent compilation cache has the program."""
-
-    def tuning(us, implementation="xla"):
-        choice = Choice(implementation, "xla", {"xla": us, OWN: 50.0})
-        return Tuning({current_environment(): dict.fromkeys(recorded_calls(_conv, _X, _W), choice)})
-
-    first, again, other = tuning(50.0), tuning(51.0), tuning(50.0, OWN)
-    assert first != again
-    assert repr(first) == repr(again) != repr(other)
-
-
 def test_the_date_of_a_choice(tmp_path):
     """It is kept in files, where it may be missing, and does not make choices differ."""
     path, plain = tmp_path / "tuning.json", _tuning(_conv, _X, _W, implementation="xla", other=OWN)

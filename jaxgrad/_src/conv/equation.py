@@ -100,11 +100,8 @@ def plan_equation(
       implementation: the only one to take, whether or not it is the fastest; None for the fastest.
     """
     equation = Equation.of(parameters, avals)
-    plan = _plan(equation, platform, implementation)
     shardings = [explicit_sharding_of(aval) for aval in avals]
-    if plan.compute is not None and any(shardings) and (refusal := _refusal(plan.compute, equation, shardings)):
-        reason = f"JAX refuses to compute the pass from arrays that are sharded so over explicit mesh axes: {refusal}"
-        plan = EquationPlan(None, plan.pass_name, "xla", reason)
+    plan = _plan(equation, shardings, platform, implementation)
     if plan.compute is not None or not equation.is_miscompiled(platform):
         return plan
     reason = f"{plan.reason}; XLA miscompiles the convolution as it is written, so it is padded before"
@@ -112,18 +109,25 @@ def plan_equation(
     return dataclasses.replace(plan, compute=padded, reason=reason, is_padded=True)
 
 
-def _refusal(compute: Callable[..., Any], equation: Equation, shardings: Sequence[NamedSharding | None]) -> str:
-    """What JAX says against a computation of sharded operands; empty if nothing."""
+_Shardings = Sequence[NamedSharding | None]  # of lhs, rhs and the result, over explicit mesh axes
+
+
+def _unless_refused(plan: EquationPlan, equation: Equation, shardings: _Shardings) -> EquationPlan:
+    """The plan; that of XLA if JAX refuses to compute the pass from operands that are sharded so."""
+    if plan.compute is None or not any(shardings):
+        return plan
     arrays = zip((equation.lhs, equation.rhs), shardings, strict=False)
     operands = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array, sharding in arrays]
     try:
-        jax.eval_shape(compute, *operands)
+        jax.eval_shape(plan.compute, *operands)
     except ShardingTypeError as error:
-        return str(error).splitlines()[0]
-    return ""
+        said = str(error).splitlines()[0]
+        reason = f"JAX refuses to compute the pass from arrays that are sharded so over explicit mesh axes: {said}"
+        return EquationPlan(None, plan.pass_name, "xla", reason)
+    return plan
 
 
-def _plan(equation: Equation, platform: str, implementation: str | None) -> EquationPlan:
+def _plan(equation: Equation, shardings: _Shardings, platform: str, implementation: str | None) -> EquationPlan:
     """The plan of an equation, without regard to the faults of XLA."""
     if reason := unsupported_operands(equation.lhs, equation.rhs, equation.result):
         return EquationPlan(None, "", "xla", reason)
@@ -131,8 +135,8 @@ def _plan(equation: Equation, platform: str, implementation: str | None) -> Equa
     if tuning is not None and not tuning.covers(equation, ""):
         tuning = None
     if tuning is not None and (choice := tuning.choice(platform, "", equation)):
-        return equation.plan_of(choice.implementation, platform, choice.reason)
-    plan = equation.plan(platform, implementation)
+        return _unless_refused(equation.plan_of(choice.implementation, platform, choice.reason), equation, shardings)
+    plan = _unless_refused(equation.plan(platform, implementation), equation, shardings)
     if isinstance(tuning, Recorder):
         RecordedCall(tuning, "", equation, (plan.name,)).lowered_for(platform)
     return plan

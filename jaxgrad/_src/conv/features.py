@@ -29,8 +29,7 @@ class ConvFeatures:
       problems: the number of independent problems that `vmap` makes; 0 for a call without it.
       channels_last: whether the features are the last axis of x and y, and the batch is the first; on a GPU also where
         XLA lays them out so (`xla_moves_features_last`).
-      grouped: whether there are groups, or independent problems, which become groups of one convolution.
-      depthwise: whether each group has one input and one output feature.
+      grouped, depthwise: whether there are groups, and each has one input and one output feature.
       several: whether a group has several input features.
       strided, dilated: whether a window stride or the dilation of the window is above 1.
       asymmetric: whether the padding differs between the two sides of an axis.
@@ -58,7 +57,7 @@ class ConvFeatures:
         as_given = g.lhs_spec[1] == g.out_spec[1] == last and g.lhs_spec[0] == g.out_spec[0] == 0
         self.channels_last = as_given or (platform == "cuda" and xla_moves_features_last(problem))
         self.groups = g.feature_group_count
-        self.grouped, self.depthwise = g.feature_group_count > 1 or self.problems > 1, problem.is_depthwise
+        self.grouped, self.depthwise = g.feature_group_count > 1, problem.is_depthwise
         self.several = problem.features != g.feature_group_count
         self.strided, self.dilated = max(g.window_strides) > 1, max(g.rhs_dilation) > 1
         self.asymmetric = any(low != high for low, high in g.padding)

@@ -24,7 +24,7 @@ MATRIX_PRODUCT = "XLA lowers a window that covers all of x to a matrix product"
 OF_PATCHES = "XLA runs one matrix product, because windows do not overlap"
 OF_PATCHES_BY_GROUP = "XLA runs one matrix product for each group, because windows do not overlap"
 _BY_TAPS = "XLA runs products for each tap of the window"
-_OF_PROBLEMS = "XLA runs one matrix product for each independent problem"
+_OF_PROBLEMS = "XLA runs matrix products of the independent problems"
 
 
 def forms(pass_name: str, problem: ConvProblem) -> tuple[str, ...]:

@@ -71,7 +71,8 @@ class MeasuredChoices:
     def __init__(self, machines: Mapping[Environment, Mapping[str, Choice]]) -> None:
         copied = {machine: MappingProxyType(dict(choices)) for machine, choices in machines.items()}
         self.machines: Mapping[Environment, Mapping[str, Choice]] = MappingProxyType(copied)
-        self._identity = self._text(repr)
+        choices_of = {repr(m): sorted((c, repr(v)) for c, v in choices.items()) for m, choices in machines.items()}
+        self._identity = repr(sorted(choices_of.items()))
         self._kinds = {machine: {_kind(text) for text in choices} for machine, choices in machines.items()}
         self._warned = False
 
@@ -117,15 +118,8 @@ class MeasuredChoices:
         return hash(self._identity)
 
     def __repr__(self) -> str:
-        """The names of jitted passes depend on it. It is the same for the same choices, whatever their times: JAX's
-        persistent compilation cache then has the programs.
-        """
-        chosen = self._text(lambda choice: choice.implementation)
-        return f"<jaxgrad.Tuning {hashlib.sha256(chosen.encode()).hexdigest()[:16]}>"
-
-    def _text(self, of_choice: Callable[[Choice], str]) -> str:
-        by_machine = self.machines.items()
-        return repr(sorted((repr(m), sorted((c, of_choice(v)) for c, v in of.items())) for m, of in by_machine))
+        """The name of a jitted pass depends on it."""
+        return f"<jaxgrad.Tuning {hashlib.sha256(self._identity.encode()).hexdigest()[:16]}>"
 
 
 def _kind(text: str) -> str:

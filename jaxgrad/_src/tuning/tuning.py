@@ -28,7 +28,7 @@ _Member = TypeVar("_Member")
 
 
 class Tuning(MeasuredChoices, Reentrant):
-    """The fastest implementation of each call, as `jaxgrad.tune` has measured it, for one or more machines.
+    """The chosen implementation of each call, as `jaxgrad.tune` has measured it, for one or more machines.
 
     A tuning is in force inside `with tuning:`, and in the whole process after
     `jaxgrad.config.update(tuning=tuning)`. A function under `jax.jit` is traced again where the tuning changes.
