@@ -439,10 +439,9 @@ def test_explain_names_the_choice_of_a_call_with_bias_and_relu():
         explained = jaxgrad.explain(_conv_op, _X, _W, (2, 1), "SAME", bias=bias, **settings)
         found = passes(jax.jit(gradients).lower(_X, _W, bias))
     assert set(found) == {"xla"}
-    for one_pass in explained.passes:
-        assert one_pass.implementation == "xla"
-        assert "chosen by jaxgrad.tune" in one_pass.reason
-    assert [one_pass.reason.count("each tap of the window") for one_pass in explained.passes] == [0, 0, 1]
+    assert explained.implementation == "xla"
+    assert "chosen by jaxgrad.tune" in explained.reason
+    assert not explained.passes
 
 
 @pytest.mark.parametrize("decorated", [lambda f: f, jax.jit, functools.partial], ids=["plain", "jit", "partial"])

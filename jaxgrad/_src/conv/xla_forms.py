@@ -55,14 +55,18 @@ def preferred_form(pass_name: str, problem: ConvProblem, platform: str) -> str:
 
 
 def replaces_convolution(pass_name: str, problem: ConvProblem, platform: str) -> str:
-    """Returns how a pass on XLA is written if it is not a convolution; empty if it is one."""
-    return _reason(preferred_form(pass_name, problem, platform), pass_name, problem)
+    """Returns how `jaxgrad.accelerate` writes a pass on XLA; empty if it leaves the convolution as JAX writes it.
+
+    It leaves those of depthwise weight gradients.
+    """
+    form = preferred_form(pass_name, problem, platform)
+    return "" if form == TAPS and problem.is_depthwise else _reason(form, pass_name, problem)
 
 
 def remark_on_xla(pass_name: str, call: ConvCall, platform: str) -> str:
     """Returns the remark that `jaxgrad.explain` adds where XLA runs a pass."""
     form = preferred_form(pass_name, call.problem, platform)
-    return _reason(form, pass_name, call.problem) if form in (PATCHES, TAPS) else ""
+    return _reason(form, pass_name, call.problem) if form == PATCHES else ""
 
 
 def _reason(form: str, pass_name: str, problem: ConvProblem) -> str:
