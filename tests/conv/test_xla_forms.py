@@ -27,6 +27,18 @@ CASES = {
     "disjoint groups": ConvCase(strides=(4, 2), groups=3, layout=("NHWC", "HWIO", "NHWC"), bias=False),
     "groups": ConvCase(strides=(2, 1), groups=2, padding=((2, 0), (0, 1)), rhs_dilation=(1, 2), bias=False),
     "depthwise": ConvCase(features=1, out_features=1, groups=5, padding="SAME", bias=False),
+    "one channel": ConvCase(features=1, out_features=1, strides=(3, 4), padding=((1, 0), (0, 2)), bias=False),
+    "depthwise, many taps": ConvCase(
+        features=1,
+        out_features=1,
+        groups=3,
+        window=(9, 8),
+        strides=(2, 1),
+        padding=((8, 7), (9, 13)),
+        rhs_dilation=(1, 2),
+        layout=("NHWC", "OIHW", "NCHW"),
+        bias=False,
+    ),
     "plain": ConvCase(padding="SAME", bias=False),
     "plain groups": ConvCase(groups=2, padding="SAME", bias=False),
 }
@@ -38,6 +50,8 @@ FORMS = {
     "disjoint groups": (["patches"], ["patches", "taps"], ["patches", "taps"]),
     "groups": ([], ["taps"], ["taps"]),
     "depthwise": ([], ["taps"], ["taps"]),
+    "one channel": (["patches"], ["patches"], ["patches", "taps"]),
+    "depthwise, many taps": ([], ["taps"], ["taps"]),
     "plain": ([], [], ["taps"]),
     "plain groups": ([], ["taps"], ["taps"]),
 }

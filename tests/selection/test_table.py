@@ -406,5 +406,10 @@ def test_explain_names_the_row():
     explained = jaxgrad.explain(*call, dimension_numbers=_NHWC, platform="cpu")
     assert explained.preference.startswith("row 'other' of the table 'generic cpu', ")
     assert str(explained).endswith(f"; {explained.preference})")
+    w = np.ones((3, 3, 1, 16), np.float32)
+    of_passes = jaxgrad.explain(
+        call[0], x, w, *call[3:], dimension_numbers=_NHWC, feature_group_count=16, platform="cpu"
+    ).passes
+    assert len({each.preference for each in of_passes}) == 3  # the passes have different rows
     forced = jaxgrad.explain(*call, dimension_numbers=_NHWC, platform="cpu", implementation="cpu")
     assert forced.preference == ""
