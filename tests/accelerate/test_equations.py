@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 
 import jax
+import jax.numpy as jnp
 import pytest
 from backends import CPU_KERNEL, CUDA, CUDNN, Backend
 from equation_cases import EquationCase, in_float64, random_equations
@@ -96,7 +98,7 @@ def test_every_kind_of_reading_has_a_kernel():
     for case in (case for seed in range(DEFAULT_SEEDS) for case in random_equations(seed, COUNT)):
         for reading in _readings(case):
             plan = _plan(reading, case, CPU_KERNEL)
-            if plan.compute is not None:
+            if plan.implementation != "xla":
                 kinds[_kind(reading)] += 1
                 dtypes[case.lhs.dtype.name, case.result.dtype.name] += 1
     assert set(kinds) == {
@@ -115,3 +117,24 @@ def test_every_kind_of_reading_has_a_kernel():
     }
     assert min(kinds.values()) > 1
     assert len(dtypes) == 5
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_a_weight_gradient_of_a_transposed_convolution_on_xla_has_no_input_dilation(platform):
+    """JAX writes it with input dilation and a window as large as dy, for which XLA has no fast kernel."""
+    x, w, dy = (jnp.zeros(shape) for shape in ((4, 9, 8, 16), (3, 3, 16, 8), (4, 18, 16, 8)))
+
+    def forward(w):
+        return jax.lax.conv_general_dilated(
+            x, w, (1, 1), ((1, 2), (1, 2)), lhs_dilation=(2, 2), dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    (written,) = jax.make_jaxpr(lambda x, dy: jax.linear_transpose(forward, w)(dy))(x, dy).eqns
+    assert written.params["lhs_dilation"] == (2, 2)
+    avals = [var.aval for var in (*written.invars, *written.outvars)]
+    plan = equation.plan_equation(written.params, avals, platform, "xla")
+    assert (plan.pass_name, plan.implementation) == ("weight_gradient", "xla")
+    assert plan.reason.endswith("written as the weight gradient of a convolution with strides")
+    text = jax.jit(plan.compute).trace(*avals[:2]).lower(lowering_platforms=(platform,)).as_text()
+    (window,) = re.findall(r"lhs_dilate = .*?, rhs_dilate = \[.*?\]", text)
+    assert window == "lhs_dilate = [1, 1], rhs_dilate = [2, 2]"

@@ -40,7 +40,7 @@ class Convolution:
       pass_name: "forward", "input_gradient" or "weight_gradient": what the convolution computes. Empty if no pass of
         jaxgrad does.
       implementation: what it runs on, as in `jaxgrad.Explanation`. "xla" for a convolution that stays as it is, and for
-        a matrix product or a padded convolution that jaxgrad writes in its place.
+        a matrix product or another convolution that jaxgrad writes in its place.
       reason: why, in one sentence. For a call of an op of jaxgrad, that the op selected it: `jaxgrad.explain` says why.
       flops: the floating-point operations of one call, as XLA counts them for a convolution: 2 for each product with an
         element that is no padding. They do not depend on the implementation. None for symbolic shapes.

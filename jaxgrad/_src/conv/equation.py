@@ -2,8 +2,8 @@
 
 JAX writes gradients as convolutions: the input gradient with input dilation and a reversed window, the weight gradient
 with the batch as features and a window as large as dy. `plan_equation` reads an equation by its shapes as the passes
-that compute it. It takes the first reading for which a kernel is selected, or for which conv/xla.py writes something
-else than a convolution. If a kernel supports a reading but XLA is faster, the equation stays on XLA.
+that compute it. It takes the first reading for which a kernel is selected, or which conv/xla.py writes in another way
+than JAX. If a kernel supports a reading but XLA is faster, the equation stays on XLA.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class EquationPlan:
     Attributes:
       compute: the function (lhs, rhs) -> result; None if XLA lowers the convolution as it is.
       pass_name: the pass that computes it, or that was tried first; empty if the convolution has no reading.
-      implementation: what runs it. On "xla", `compute` may be a matrix product in place of the convolution.
+      implementation: what runs it. On "xla", `compute` may be a matrix product or another convolution.
       reason: why, in one sentence.
       is_slower: whether jaxgrad has a kernel for the pass, but XLA is faster.
       is_padded: whether `compute` is the convolution on XLA, whose lhs is padded before: XLA miscompiles it otherwise.
@@ -80,6 +80,14 @@ class _Reading:
     call: PassCall
     arguments: ConvArguments
     batch_groups: int = 1
+
+    @property
+    def is_of_transposed(self) -> bool:
+        """Whether it is the weight gradient of a transposed convolution, for which XLA has no kernel as JAX writes it.
+
+        JAX writes it with input dilation; conv/xla.py as the weight gradient of the convolution that is transposed.
+        """
+        return self.call.pass_name == "weight_gradient" and self.arguments.is_input_dilated
 
     def regrouped(self, lhs: jax.Array) -> jax.Array:
         if self.batch_groups == 1:
@@ -244,12 +252,14 @@ class Equation:
             reason = found.reason
         elif rewritten:
             reason = rewritten
-        elif selection.candidates[call.pass_name].implementations:
-            reason = "XLA is faster for several independent problems"
-            return EquationPlan(None, call.pass_name, "xla", reason, is_slower=True)
         else:
+            reason = found.reason
             is_slower = any(rejection is not None and rejection.slower for rejection in selection.rejections.values())
-            return EquationPlan(None, call.pass_name, "xla", found.reason, is_slower)
+            if selection.candidates[call.pass_name].implementations:
+                reason, is_slower = "XLA is faster for several independent problems", True
+            if not reading.is_of_transposed:
+                return EquationPlan(None, call.pass_name, "xla", reason, is_slower)
+            reason += "; it is written as the weight gradient of a convolution with strides"
         params = ConvParams(call.geometry, precision, ((call.pass_name, candidates),), of_kernels())
 
         def compute(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
