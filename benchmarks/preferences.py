@@ -48,6 +48,7 @@ _CPU_LIBRARIES = ("onednn", "depthwise")  # of convolutions; "cpu" is one of the
 _Class = Mapping[str, Any]
 _Times = Mapping[str, Mapping[str, float]]  # by call and implementation
 _Measured = Mapping[Environment, Mapping[str, Choice]]  # by machine and call
+_Origins = Mapping[str, tuple[str, str]]  # by call, the day and the version of jaxgrad
 
 
 def measure(platform: str, *, again: str | None = None, seconds: float = math.inf) -> Path:
@@ -120,7 +121,7 @@ def tables() -> dict[str, dict[str, Any]]:
         own = [each for each in classes if each["platform"] == platform]
         of_devices = {}
         for path in sorted(TUNINGS.glob("*.json")):
-            times, dates, measured_on = {}, {}, []
+            times, origins, measured_on = {}, {}, []
             # A file may have measurements of several versions of jaxgrad, each of other calls.
             for machine, choices in jaxgrad.Tuning.load(path).machines.items():
                 if machine.platform == lowering_platform(platform):
@@ -128,13 +129,13 @@ def tables() -> dict[str, dict[str, Any]]:
                     count = sum(text in own_times for text in all_calls(platform))
                     measured_on.append(f"{count} of {len(all_calls(platform))} calls on {machine}")
                     times |= own_times
-                    dates |= {text: choice.date for text, choice in choices.items()}
+                    origins |= {text: (choice.date, machine.jaxgrad) for text, choice in choices.items()}
             if times:
                 forms = [each for each in own if each["op"] == xla_forms.OP]
                 times = _in_preferred_forms(
-                    typed_rows(_rows(forms, platform, times, dates), path.stem), platform, times
+                    typed_rows(_rows(forms, platform, times, origins), path.stem), platform, times
                 )
-                of_devices[path.stem] = {"measured_on": measured_on, "rows": _rows(own, platform, times, dates)}
+                of_devices[path.stem] = {"measured_on": measured_on, "rows": _rows(own, platform, times, origins)}
         if platform == "gpu":  # CPUs differ in their models: they share one table
             found |= of_devices
         found[f"generic {platform}"] = _generic(own, list(of_devices.values()))
@@ -193,7 +194,7 @@ def _features(recorded: RecordedCall, platform: str) -> Any:
     return BatchNormFeatures(call.outer * call.inner, call.channels, has_fast_kernels(call))
 
 
-def _rows(classes: Sequence[_Class], platform: str, times: _Times, dates: Mapping[str, str]) -> list[dict[str, Any]]:
+def _rows(classes: Sequence[_Class], platform: str, times: _Times, origins: _Origins) -> list[dict[str, Any]]:
     """The rows of a table, one for each class. A call belongs to the first class that matches it and whose preferred
     implementation supports it."""
     rows = []
@@ -209,7 +210,7 @@ def _rows(classes: Sequence[_Class], platform: str, times: _Times, dates: Mappin
             and recorded.pass_name in row.passes
             and row.matches(_features(recorded, platform))
         }
-        measured = _measured(members, list(each["why"]), dates) if len(each["why"]) > 1 else None
+        measured = _measured(members, list(each["why"]), origins) if len(each["why"]) > 1 else None
         rows.append(_row(each, *(measured or (each["unmeasured"], None))))
         prefer = rows[-1]["prefer"]
         calls_left[with_xla] = {
@@ -230,9 +231,7 @@ def _row(each: _Class, prefer: str, measured: dict[str, Any] | None) -> dict[str
     return {**own, "prefer": prefer, "why": each["why"][prefer], "measured": measured}
 
 
-def _measured(
-    members: _Times, implementations: Sequence[str], dates: Mapping[str, str]
-) -> tuple[str, dict[str, Any]] | None:
+def _measured(members: _Times, implementations: Sequence[str], origins: _Origins) -> tuple[str, dict[str, Any]] | None:
     """The implementation to prefer for some calls, and the measurement; None if there is none."""
     kernel, other = sorted(implementations, key=_LIBRARIES.__contains__)
     pairs = {text: (us[other], us[kernel]) for text, us in members.items() if kernel in us and other in us}
@@ -244,6 +243,7 @@ def _measured(
         prefer, over, ratios = other, kernel, {text: 1 / ratio for text, ratio in ratios.items()}
     else:
         prefer, over = kernel, other
+    date, version = max(origins[text] for text in ratios)
     in_order = sorted(ratios, key=lambda text: ratios[text])
     return prefer, {
         "over": over,
@@ -251,7 +251,8 @@ def _measured(
         "least": round(ratios[in_order[0]], 3),
         "cases": len(ratios),
         "case": in_order[len(in_order) // 2],
-        "date": max(dates[text] for text in ratios),
+        "date": date,
+        "jaxgrad": version,
     }
 
 

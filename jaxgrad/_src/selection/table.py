@@ -2,7 +2,7 @@
 
 `tables/<kind>.json` is written by `python -m benchmarks preferences` from measurements. A call takes the first row that
 matches it and whose implementation supports it. A device without a table takes "generic <platform>.json", which prefers
-a kernel of jaxgrad only where it is clearly faster in all tables.
+a kernel of jaxgrad only where it is clearly faster on all devices on which calls of the class were measured.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Row:
       why: why, in one sentence.
       measured: the measurement behind it, or None: the implementation that it was compared with ("over"), the geometric
         mean and the least of the times of that one over those of the preferred one ("ratio", "least"), the number of
-        measured calls ("cases"), the one in the middle ("case"), and the day of the last measurement ("date").
+        measured calls ("cases"), the one in the middle ("case"), and the day of the last measurement and its version of
+        jaxgrad ("date", "jaxgrad"). The other versions are in the table's file.
       table: the name of the table.
     """
 
@@ -57,7 +58,7 @@ class Row:
         text = f"row {self.name!r} of the table {self.table!r}"
         if (m := self.measured) is None:
             return f"{text}, without a measurement"
-        where = f"in {m['cases']} cases, the last on {m['date']}"
+        where = f"in {m['cases']} cases, the last on {m['date']} with jaxgrad {m['jaxgrad']}"
         if m["ratio"] < 1:
             return f"{text}: {m['over']} was measured {1 / m['ratio']:.2f}x as fast {where}: too little"
         return f"{text}, measured {m['ratio']:.2f}x as fast as {m['over']} {where}"
