@@ -16,6 +16,7 @@ from tolerances import assert_close
 
 import jaxgrad
 from jaxgrad._src.batch_norm import tuning as batch_norm_tuning
+from jaxgrad._src.batch_norm.params import BatchNormProblem
 from jaxgrad._src.core.environment import current_environment
 from jaxgrad._src.core.precision import precision_flags
 from jaxgrad._src.gru import tuning as gru_tuning
@@ -152,6 +153,21 @@ def test_precisions_have_rows_of_their_own():
 def test_the_words_of_a_precision(dtype, precision, words):
     with jax.default_matmul_precision("default"):
         assert precision_flags(jnp.dtype(dtype), precision) == words
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "names"),
+    [
+        ((30, 16, 1), "float32", ["xla"]),
+        ((30, 16, 1), "bfloat16", ["cudnn", "xla"]),
+        ((30, 16, 9), "float32", ["cudnn", "xla"]),  # the features are not last: another kernel
+    ],
+)
+def test_a_tuning_keeps_the_digits_of_batch_normalization(monkeypatch, shape, dtype, names):
+    """With float32 x, the mean of cuDNN's fast kernels has half the digits of XLA's."""
+    monkeypatch.setattr(batch_norm_tuning, "measurable_implementations", lambda *_: ["cudnn", "xla"])
+    call = BatchNormProblem(*shape, jnp.dtype(dtype))
+    assert list(batch_norm_tuning.measurable(call, "cuda").functions) == names
 
 
 _BATCH_NORM = [(activation, residual) for activation in (None, "relu") for residual in (False, True)]

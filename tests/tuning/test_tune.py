@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import io
+import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -25,6 +27,7 @@ from jaxgrad._src.core.jax_internals import lower_all
 from jaxgrad._src.core.tuning import Measurable, Recorder
 from jaxgrad._src.native import cuda
 from jaxgrad._src.tuning import api, choices, timing
+from jaxgrad._src.tuning.progress import with_progress
 
 _GROUPS = 8
 OWN = "cpu" if jax.default_backend() == "cpu" else "cudnn"
@@ -150,13 +153,13 @@ def test_batch_norm_and_gru():
 
     def network(x, sequences):
         ones, zeros = jnp.ones(16, jnp.float32), jnp.zeros(16, jnp.float32)
-        y, _, _ = jaxgrad.batch_norm_training(x, ones, zeros, activation="relu")
-        frozen = jaxgrad.batch_norm_inference(x, ones, zeros, zeros, ones)
+        y, _, _ = jaxgrad.batch_norm_training(x, ones, zeros, feature_axis=1, activation="relu")
+        frozen = jaxgrad.batch_norm_inference(x, ones, zeros, zeros, ones, feature_axis=1)
         (_, h) = jaxgrad.gru(*sequences)
         return y.sum() + frozen.sum() + h.sum()
 
     sequences = make_inputs(Case(T=3, B=2, I=4, H=5), "float32")[0]
-    tuning = _tune(jax.grad(network, (0, 1)), random_array(6, 5, 16), tuple(map(jnp.asarray, sequences[:3])))
+    tuning = _tune(jax.grad(network, (0, 1)), random_array(6, 16, 5), tuple(map(jnp.asarray, sequences[:3])))
     # On a GPU, batch_norm_inference has XLA alone.
     expected = {"batch_norm_training", "gru"} | ({"batch_norm_inference"} if OWN == "cpu" else set())
     assert {call.split()[0] for call in tuning.choices} == expected
@@ -253,6 +256,49 @@ def test_an_implementation_that_does_not_compile_is_left_out(monkeypatch, name):
     monkeypatch.setattr(conv_tuning, "measurable_equation", recorded)
     (choice,) = _tune(jaxgrad.accelerate(convolve), *convolve_arrays()).choices.values()
     assert set(choice.times_us) == set(alternatives) - {name}
+
+
+@pytest.mark.parametrize(("gain", "chosen"), [(1.04, "xla"), (1.06, "kernel")])
+def test_an_alternative_that_is_hardly_faster_does_not_replace_the_default(monkeypatch, gain, chosen):
+    monkeypatch.setattr(choices, "medians", lambda programs: {"xla": gain, "kernel": 1.0})
+    measurable = Measurable({"xla": jnp.sin, "kernel": jnp.cos}, [jax.ShapeDtypeStruct((3,), "float32")])
+    assert choices.fastest(measurable, "xla").implementation == chosen
+
+
+@pytest.mark.parametrize("error", [MemoryError, jax.errors.JaxRuntimeError])
+def test_a_call_whose_operands_do_not_fit_is_left_out(monkeypatch, error):
+    """Drawing the operands fails for the host's memory, transferring them for the device's."""
+
+    def random_operands(operands, **kwargs):
+        if operands[0].size > 10_000:
+            raise error
+        return timing.random_operands(operands, **kwargs)
+
+    monkeypatch.setattr(choices, "random_operands", random_operands)
+    w, x = _ARRAYS
+    tuning = _tune(lambda w, *xs: [_conv(x, w) for x in xs], w, x[:, :9], x)
+    (text,) = tuning.choices
+    assert "x=f32[2,9,17,16]" in text
+
+
+def test_a_function_that_needs_values():
+    with pytest.raises(jax.errors.ConcretizationTypeError) as caught:
+        _tune(lambda x, w: float(_conv(x, w).sum()), *reversed(_ARRAYS))
+    note = "jaxgrad.tune traces the function, as jax.jit does: pass the training step, not its loop."
+    assert note in caught.value.__notes__
+
+
+def test_the_progress_bar(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("COLUMNS", "60")
+    assert list(with_progress("tune", [("a", 1), ("b", 2), ("c" * 99, 3)])) == [("a", 1), ("b", 2), ("c" * 99, 3)]
+    bars = ["." * 20, "#" * 6 + "." * 14, "#" * 13 + "." * 7]
+    lines = [f"tune [{bar}] {text}"[:59] for bar, text in zip(bars, ("1/3 a", "2/3 b", "3/3 " + "c" * 99), strict=True)]
+    assert sys.stderr.getvalue() == "".join(f"\r{line}\x1b[K" for line in [*lines, ""])
 
 
 def test_wrong_arguments():

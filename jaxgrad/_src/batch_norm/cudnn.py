@@ -50,13 +50,13 @@ class CudnnBackend(BatchNormBackend):
         return Rejection(f"cuDNN supports fewer than 2^31 elements, x has {call.size}")
 
     def prefers_other(self, pass_name: str, call: BatchNormProblem) -> str:
-        if _loses_digits(call):
+        if loses_digits(call):
             return "XLA keeps twice the digits of the mean in this dtype, and is about as fast"
         row = self._row(pass_name, call)
         return "" if row.prefer == self.implementation else row.why
 
     def table_row(self, pass_name: str, call: BatchNormProblem) -> str:
-        return "" if _loses_digits(call) or not call.size else str(self._row(pass_name, call))
+        return "" if loses_digits(call) or not call.size else str(self._row(pass_name, call))
 
     def _row(self, pass_name: str, call: BatchNormProblem) -> Any:
         features = BatchNormFeatures(call.outer * call.inner, call.channels, has_fast_kernels(call))
@@ -116,7 +116,7 @@ def has_fast_kernels(problem: BatchNormProblem) -> bool:
     return problem.inner == 1 and problem.dtype != np.float64
 
 
-def _loses_digits(problem: BatchNormProblem) -> bool:
+def loses_digits(problem: BatchNormProblem) -> bool:
     """Whether cuDNN's mean has fewer correct digits than XLA's."""
     return has_fast_kernels(problem) and problem.dtype.itemsize > 2
 

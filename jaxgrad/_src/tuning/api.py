@@ -39,7 +39,8 @@ def tune(function: Callable[..., Any], /, *args: Any, progress: bool = True, **k
         `equinox.filter_jit`.
       *args: the arguments of a call. Arrays may be `jax.ShapeDtypeStruct`. No array is donated.
       progress: whether to show the progress on `sys.stderr`, and at the end what the tuning saves. If that changes
-        calls, the function itself is timed too, without any tuning and with this one, given arrays and one process.
+        calls, the function itself is timed too, without any tuning and with this one, given arrays and one process. It
+        runs many times then, with its side effects.
       **kwargs: the keyword arguments of the call.
 
     Returns:
@@ -49,6 +50,8 @@ def tune(function: Callable[..., Any], /, *args: Any, progress: bool = True, **k
     Raises:
       TypeError: function is not callable, or is a class, a generator function or a coroutine function; tune is called
         while JAX traces a function; or progress is not a bool.
+      jax.errors.ConcretizationTypeError: the function needs values of its arrays. JAX traces it: a training loop with
+        `float(loss)` is not such a function, its step is. Other errors of the function are raised as they are.
 
     Warns:
       UserWarning: the function has no call to measure.
@@ -78,7 +81,11 @@ def _tune(call: Callable[..., Any], arrays: list[Any], progress: bool) -> Tuning
         )
     recorder = Recorder()
     with settings.override(tuning=recorder):
-        lower_all(call, *arrays)
+        try:
+            lower_all(call, *arrays)
+        except jax.errors.ConcretizationTypeError as error:
+            error.add_note("jaxgrad.tune traces the function, as jax.jit does: pass the training step, not its loop.")
+            raise
     if not recorder.calls:
         warn_caller(
             "jaxgrad.tune: the function has no call to measure. jaxgrad.tune measures jaxgrad's ops without "

@@ -18,7 +18,9 @@ from jaxgrad._src.gru import tuning as gru_tuning
 from jaxgrad._src.gru.params import GruProblem
 from jaxgrad._src.tuning.timing import Program, compile_all, lower_with_sets, medians, random_operands, repeated_on_gpu
 
-_MIN_GAIN = 1.03  # a default that is slower by less stays: times differ as much from run to run
+# A default that is slower by less stays. Times differ by 3 % from run to run, and on an H100 seven convolutions with
+# choices that alone were 3 or 4 % faster took 0.7 % longer with their gradients.
+_MIN_GAIN = 1.05
 
 
 def measured_choice(recorded: RecordedCall, platform: str) -> Choice | None:
@@ -33,7 +35,7 @@ def fastest(measurable: Measurable, default: str) -> Choice | None:
     """
     try:
         sets = random_operands(measurable.operands, one_call_a_program=measurable.one_call_a_program)
-    except jax.errors.JaxRuntimeError:  # such as too little memory
+    except (jax.errors.JaxRuntimeError, MemoryError):  # too little memory on the device, or on the host
         return None
     programs = _programs(measurable, sets)
     if len(programs) < 2 or default not in programs:
