@@ -28,7 +28,7 @@ from jaxgrad._src.conv.pass_calls import (
     input_gradient_call,
     weight_gradient_call,
 )
-from jaxgrad._src.conv.xla_forms import replaces_convolution
+from jaxgrad._src.conv.xla_forms import form_on_xla
 from jaxgrad._src.core.batching import fold, unfold
 from jaxgrad._src.core.explain import explain_pass
 from jaxgrad._src.core.jax_internals import ShardingTypeError
@@ -233,6 +233,12 @@ class Equation:
         rhs: Any
         lhs, rhs = (jax.ShapeDtypeStruct(array.shape, self.result.dtype) for array in (self.lhs, self.rhs))
         problem = reading.call.problem(jax.eval_shape(reading.regrouped, lhs), rhs)
+        if reading.call.pass_name == "input_gradient" and prefers_input_gradient(
+            *reading.arguments.dimension_numbers[:2]
+        ):
+            # JAX wrote it, and reversed rhs before.
+            geometry = dataclasses.replace(problem.geometry, window_reversed=False)
+            problem = dataclasses.replace(problem, geometry=geometry)
         transposed = reading.arguments.is_input_dilated
         return ConvCall(problem, self.arguments.precision, of_kernels(), transposed=transposed)
 
@@ -246,20 +252,17 @@ class Equation:
         if problem.num_problems:
             candidates = dataclasses.replace(candidates, even_if_slower=implementation is not None)
             candidates = supporting(candidates, BACKENDS, call.pass_name, conv_call)
-        found = explain_pass(selection, call.pass_name, platform)
-        rewritten = replaces_convolution(call.pass_name, problem, platform) if implementation in (None, "xla") else ""
-        if candidates.implementations:
-            reason = found.reason
-        elif rewritten:
-            reason = rewritten
-        else:
-            reason = found.reason
+        reason = explain_pass(selection, call.pass_name, platform).reason
+        form = form_on_xla(call.pass_name, problem, platform) if implementation in (None, "xla") else ""
+        if not candidates.implementations:
             is_slower = any(rejection is not None and rejection.slower for rejection in selection.rejections.values())
             if selection.candidates[call.pass_name].implementations:
                 reason, is_slower = "XLA is faster for several independent problems", True
-            if not reading.is_of_transposed:
+                reason += f"; {form}" if form else ""
+            if not form and not reading.is_of_transposed:
                 return EquationPlan(None, call.pass_name, "xla", reason, is_slower)
-            reason += "; it is written as the weight gradient of a convolution with strides"
+            if not form:
+                reason += "; it is written as the weight gradient of a convolution with strides"
         params = ConvParams(call.geometry, precision, ((call.pass_name, candidates),), of_kernels())
 
         def compute(lhs: jax.Array, rhs: jax.Array) -> jax.Array:

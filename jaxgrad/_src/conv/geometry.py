@@ -158,6 +158,18 @@ def leading_sizes(array: Any, spec: Sequence[int]) -> tuple[int, int]:
     return shape[spec[0]], shape[spec[1]]
 
 
+def unread_padding(low: int, high: int, stride: int) -> int:
+    """How much to add to the high padding of a gradient: less than a stride at the end of x may stay unread.
+
+    Kernels are faster for even padding, and negative padding needs a copy. In gradients, as JAX writes them, the
+    padding at the high end is the least that gives their sizes.
+    """
+    for wanted in (low, 0):
+        if 0 <= wanted - high < stride and wanted >= 0:
+            return wanted - high
+    return 0
+
+
 def transpose_geometry(
     lhs_shape: Sequence[int],
     rhs_shape: Sequence[int],
@@ -184,10 +196,10 @@ def transpose_geometry(
     """
     windows = [dilated_size(rhs_shape[axis], d) for axis, d in zip(dn.rhs_spec[2:], rhs_dilation, strict=True)]
     own = [(k - 1 - low, k - 1 - high) for k, (low, high) in zip(windows, padding, strict=True)]
-    # Negative padding of the other convolution crops its x, so it pads the result here. At the high end, less than a
-    # stride may stay unread instead.
-    unread = tuple(-high if -stride < high < 0 else 0 for stride, (_, high) in zip(strides, own, strict=True))
-    extra = tuple((max(0, -low), max(0, -high) - rest) for rest, (low, high) in zip(unread, own, strict=True))
+    unread = [unread_padding(*pair, stride) for pair, stride in zip(own, strides, strict=True)]
+    own = [(low, high + rest) for rest, (low, high) in zip(unread, own, strict=True)]
+    # Negative padding of the other convolution crops its x, so it pads the result here.
+    extra = tuple((max(0, -low), max(0, -high)) for low, high in own)
     kept = tuple((max(0, low), max(0, high)) for low, high in own)
     x_spatial = tuple(
         (lhs_shape[axis] - 1) * stride + window - low - high + rest

@@ -17,7 +17,15 @@ import jax
 from jax import lax
 
 from jaxgrad._src.conv import autodiff, jvp
-from jaxgrad._src.conv.geometry import ConvGeometry, Pairs, pad_spatial, swap_features, transpose_geometry, unusual
+from jaxgrad._src.conv.geometry import (
+    ConvGeometry,
+    Pairs,
+    pad_spatial,
+    swap_features,
+    transpose_geometry,
+    unread_padding,
+    unusual,
+)
 from jaxgrad._src.conv.params import ConvParams
 from jaxgrad._src.conv.passes import (
     forward_pass,
@@ -267,7 +275,7 @@ def weight_gradient_call(a: ConvArguments) -> WeightGradientCall:
     ):
         low = (out - 1) * dilation - low if lhs_is_dy else low
         high = (dy - 1) * stride + (out - 1) * dilation + 1 - x - low
-        pairs.append((low, 0 if -stride < high < 0 else high))  # less than a stride may stay unread
+        pairs.append((low, high + unread_padding(low, high, stride)))
     crop, kept = _split_padding(tuple(pairs))
     x_spec, dy_spec = (lhs_feature, lhs_batch, *lhs_spatial), (rhs_in, rhs_out, *rhs_spatial)
     grouped_swap = lhs_is_dy and a.batch_group_count > 1  # the result's features are swapped within each group

@@ -54,19 +54,14 @@ def preferred_form(pass_name: str, problem: ConvProblem, platform: str) -> str:
     return row.prefer
 
 
-def replaces_convolution(pass_name: str, problem: ConvProblem, platform: str) -> str:
-    """Returns how `jaxgrad.accelerate` writes a pass on XLA; empty if it leaves the convolution as JAX writes it.
-
-    It leaves those of depthwise weight gradients.
-    """
-    form = preferred_form(pass_name, problem, platform)
-    return "" if form == TAPS and problem.is_depthwise else _reason(form, pass_name, problem)
+def form_on_xla(pass_name: str, problem: ConvProblem, platform: str) -> str:
+    """Returns in which form XLA runs a pass, in a sentence; empty if it runs a convolution."""
+    return _reason(preferred_form(pass_name, problem, platform), pass_name, problem)
 
 
 def remark_on_xla(pass_name: str, call: ConvCall, platform: str) -> str:
     """Returns the remark that `jaxgrad.explain` adds where XLA runs a pass."""
-    form = preferred_form(pass_name, call.problem, platform)
-    return _reason(form, pass_name, call.problem) if form == PATCHES else ""
+    return form_on_xla(pass_name, call.problem, platform)
 
 
 def _reason(form: str, pass_name: str, problem: ConvProblem) -> str:

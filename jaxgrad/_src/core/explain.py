@@ -188,7 +188,7 @@ def _decided(selection: Selection, pass_name: str, platform: str) -> tuple[str, 
         missing += f"; {rejection.reason}" if rejection.missing else ""
         decided_by = backend if rejection.slower and by_table else None
     if decided_by is not None and (remark := _remark_on_xla(selection, pass_name, platform)):
-        return "xla", remark, decided_by  # the reason of the row is about other calls of the class
+        return "xla", remark + missing, decided_by  # the reason of the row is about other calls of the class
     return "xla", _on_xla(reason, selection, pass_name, platform), decided_by
 
 

@@ -1,0 +1,82 @@
+"""Accelerated convolutions, and the gradients that JAX writes of them, run on what jaxgrad's ops select."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from cuda_module import NEEDS_CUDA_MODULE
+
+import jaxgrad
+
+_CONV, _TRANSPOSED = "conv_general_dilated", "conv_transpose"
+_LAYOUTS = {
+    1: ("NWC", "WIO", "NWC"),
+    2: ("NHWC", "HWIO", "NHWC"),
+    3: ("NDHWC", "DHWIO", "NDHWC"),
+}
+# The op, the shapes of x and w, and the other arguments.
+_CASES = {
+    "unit stride": (_CONV, (64, 28, 28, 128), (3, 3, 128, 128), {"padding": "SAME"}),
+    "stride": (_CONV, (64, 28, 28, 128), (3, 3, 128, 128), {"window_strides": (2, 2), "padding": ((1, 1), (1, 1))}),
+    "stride, uneven padding": (
+        _CONV,
+        (64, 28, 28, 128),
+        (3, 3, 128, 128),
+        {"window_strides": (2, 2), "padding": "SAME"},
+    ),
+    "stride, odd sizes": (_CONV, (64, 27, 29, 128), (3, 3, 128, 128), {"window_strides": (2, 2), "padding": "SAME"}),
+    "1x1 with a stride": (_CONV, (64, 28, 28, 128), (1, 1, 128, 128), {"window_strides": (2, 2), "padding": "VALID"}),
+    "windows that do not overlap": (_CONV, (64, 28, 28, 128), (2, 2, 128, 128), {"window_strides": (2, 2)}),
+    "images": (_CONV, (64, 56, 56, 3), (7, 7, 3, 64), {"window_strides": (2, 2), "padding": ((3, 3), (3, 3))}),
+    "dilation": (_CONV, (64, 28, 28, 128), (3, 3, 128, 128), {"rhs_dilation": (2, 2), "padding": "SAME"}),
+    "causal": (_CONV, (8, 4096, 128), (2, 128, 128), {"rhs_dilation": (4,), "padding": ((4, 0),)}),
+    "groups": (_CONV, (64, 28, 28, 64), (3, 3, 8, 64), {"padding": "SAME", "feature_group_count": 8}),
+    "depthwise": (_CONV, (64, 28, 28, 64), (3, 3, 1, 64), {"padding": "SAME", "feature_group_count": 64}),
+    "depthwise with a stride": (
+        _CONV,
+        (64, 28, 28, 64),
+        (3, 3, 1, 64),
+        {"window_strides": (2, 2), "padding": ((1, 1), (1, 1)), "feature_group_count": 64},
+    ),
+    "three axes": (_CONV, (2, 16, 16, 16, 32), (3, 3, 3, 32, 64), {"window_strides": (2, 2, 2), "padding": "SAME"}),
+    "transposed": (_TRANSPOSED, (64, 28, 28, 128), (2, 2, 128, 128), {"strides": (2, 2), "padding": "VALID"}),
+    "transposed, overlapping": (
+        _TRANSPOSED,
+        (64, 28, 28, 128),
+        (4, 4, 128, 128),
+        {"strides": (2, 2), "padding": "SAME"},
+    ),
+    "transposed, three axes": (_TRANSPOSED, (2, 8, 8, 8, 64), (2, 2, 2, 64, 32), {"strides": (2, 2, 2)}),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", _CASES)
+@pytest.mark.parametrize("platform", ["cpu", pytest.param("cuda", marks=NEEDS_CUDA_MODULE)])
+def test_the_gradients_of_a_layer_run_on_what_the_op_selects(platform, case, dtype):
+    name, *shapes, arguments = _CASES[case]
+    x, w = (jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
+    defaults = {_CONV: {"window_strides": (1,) * (x.ndim - 2), "padding": "VALID"}, _TRANSPOSED: {"padding": "SAME"}}
+
+    def what_runs(library, wrap):
+        def layer(x, w):
+            dimension_numbers = _LAYOUTS[x.ndim - 2]
+            return getattr(library, name)(x, w, **{**defaults[name], **arguments}, dimension_numbers=dimension_numbers)
+
+        def value_and_gradients(x, w):
+            y, gradients = jax.vjp(layer, x, w)
+            return y, gradients(jnp.sin(y))
+
+        return _what_runs(wrap(value_and_gradients), platform, x, w)
+
+    assert what_runs(jax.lax, jaxgrad.accelerate) == what_runs(jaxgrad, jax.jit)
+
+
+def _what_runs(function, platform, *args):
+    """The kernels of jaxgrad in a lowered program, and the windows of its convolutions on XLA."""
+    text = jax.jit(function).trace(*args).lower(lowering_platforms=(platform,)).as_text()
+    windows = re.findall(r"stablehlo.convolution.*window = \{(.*?), reverse.*feature_group_count = (\d+)", text)
+    return set(re.findall(r"@(jaxgrad_(?:cpu|cuda|cudnn)_\w+)\(", text)) | set(windows)
