@@ -212,9 +212,11 @@ def test_no_axis_names():
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-def test_an_axis_name_is_a_name():
-    with pytest.raises(TypeError, match="axis_name must be a name, names or None, got int"):
-        jaxgrad.batch_norm_training(jnp.ones((2, 3)), jnp.ones(3), jnp.ones(3), axis_name=3)
+@pytest.mark.parametrize("axis_name", [3, b"x"])
+def test_an_axis_name_is_a_name(axis_name):
+    wanted = f"axis_name must be a name, names or None, got {type(axis_name).__name__}"
+    with pytest.raises(TypeError, match=wanted):
+        jaxgrad.batch_norm_training(jnp.ones((2, 3)), jnp.ones(3), jnp.ones(3), axis_name=axis_name)
 
 
 @pytest.mark.parametrize("shape", [(4, 5, 0), (4, 0, 5), (0, 4, 5)], ids=str)

@@ -100,6 +100,25 @@ def test_errors_of_jaxgrad_arguments(op, settings, error, message):
         ({"window_strides": (1, np.int64(-1))}, ValueError, r"window_strides must be positive integers, got \(1, "),
         ({"window_strides": jnp.array([1, 0])}, ValueError, "window_strides must be positive integers, got "),
         ({"lhs_dilation": 2}, TypeError, "lhs_dilation must be a sequence of ints, got int"),
+        ({"window_strides": (1, 1.0)}, TypeError, "each element of window_strides must be an int, got float"),
+        ({"window_strides": (True, 1)}, TypeError, "each element of window_strides must be an int, got bool"),
+        ({"window_strides": b"\1\1"}, TypeError, "window_strides must be a sequence of ints, got bytes"),
+        ({"window_strides": {1: 0, 2: 0}}, TypeError, "window_strides must be a sequence of ints, got dict"),
+        ({"window_strides": (1 << 62, 1)}, ValueError, "each element of window_strides must lie within 63 bits, got "),
+        ({"lhs_dilation": (1.0, 1)}, TypeError, "each element of lhs_dilation must be an int, got float"),
+        ({"rhs_dilation": (1, 1.0)}, TypeError, "each element of rhs_dilation must be an int, got float"),
+        ({"rhs_dilation": "11"}, TypeError, "rhs_dilation must be a sequence of ints, got str"),
+        (
+            {"rhs_dilation": (2,)},
+            ValueError,
+            r"rhs_dilation must have as many elements as window_strides, 2, got \(2,\)",
+        ),
+        ({"lhs_dilation": ()}, ValueError, r"lhs_dilation must have as many elements as window_strides, 2, got \(\)"),
+        (
+            {"padding": (((1 << 63) - 1, 1 - (1 << 63)), (1, 1))},
+            ValueError,
+            "each size of padding must lie within 63 bits, got 9223372036854775807",
+        ),
         ({"feature_group_count": 1.0}, TypeError, "feature_group_count must be an int, got float"),
         ({"batch_group_count": None}, TypeError, "batch_group_count must be an int, got NoneType"),
         ({"rhs_dilation": 2}, TypeError, "rhs_dilation must be a sequence of ints, got int"),
@@ -112,6 +131,17 @@ def test_errors_that_jax_lax_does_not_explain(settings, error, message):
     arguments = {"lhs": X, "rhs": W, "window_strides": (1, 1), "padding": "SAME", **settings}
     with pytest.raises(error, match=rf"jaxgrad.conv_general_dilated: .*{message}"):
         jaxgrad.conv_general_dilated(**arguments)
+
+
+@pytest.mark.parametrize("name", ["window_strides", "lhs_dilation", "rhs_dilation"])
+def test_floats_are_refused_after_equal_ints(name):
+    """1.0 equals 1 in the keys of JAX's caches: a call that jax.lax refuses would break the calls after it."""
+    settings = {"window_strides": (1, 1), "padding": ((1, 1), (0, 0)), "implementation": "xla"}
+    ones = {**settings, name: (1, 1)}
+    expected = jaxgrad.conv_general_dilated(X, W, **ones)
+    with pytest.raises(TypeError, match=f"each element of {name} must be an int, got float"):
+        jaxgrad.conv_general_dilated(X, W, **{**settings, name: (1.0, 1)})
+    np.testing.assert_array_equal(jaxgrad.conv_general_dilated(X, W, **ones), expected)
 
 
 @pytest.mark.parametrize("as_array", [np.array, jnp.array])

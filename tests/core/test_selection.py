@@ -158,6 +158,20 @@ def test_explain_checks_the_names_of_arguments_without_arrays():
         jaxgrad.explain(jaxgrad.gru, implemantation="xla")
 
 
+@pytest.mark.parametrize(
+    ("op", "arguments"),
+    [
+        (jaxgrad.gru, {"x": [[[1.0, 2.0]]], "w": [[1.0]], "r": [[2.0]]}),
+        (jaxgrad.conv_general_dilated, {"padding": "banana", "feature_group_count": -3}),
+    ],
+)
+def test_explain_refuses_arguments_without_arrays(op, arguments):
+    """They would be ignored: a typical call would be explained."""
+    names = ", ".join(sorted(arguments))
+    with pytest.raises(TypeError, match=f"jaxgrad.explain: a call has arrays, got {names} without any"):
+        jaxgrad.explain(op, implementation="xla", **arguments)
+
+
 def test_explain_raises_for_an_unknown_implementation_without_arrays():
     with pytest.raises(ValueError, match="implementation must be one of"):
         jaxgrad.explain(jaxgrad.gru, implementation="metal")

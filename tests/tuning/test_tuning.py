@@ -246,6 +246,7 @@ def test_a_file_that_is_no_tuning(tmp_path, part, changed):
     [
         ("[]", "it has no 'format' where one must be"),
         ('{"format": 1}', "it has no 'machines' where one must be"),
+        ('{"format": true, "machines": []}', "its format is True, and this jaxgrad reads 1"),
         ('{"format": 1, "machines": {}}', "'machines' must be of type list, got dict"),
     ],
 )
@@ -254,6 +255,11 @@ def test_what_a_file_lacks(tmp_path, content, message):
     path.write_text(content)
     with pytest.raises(ValueError, match=f"is no tuning: {message}$"):
         Tuning.load(path)
+
+
+def test_a_tuning_has_a_mapping():
+    with pytest.raises(TypeError, match="jaxgrad.Tuning: machines must be a mapping, got int"):
+        Tuning(3)
 
 
 def test_a_file_has_each_machine_once(tmp_path):
@@ -439,9 +445,8 @@ def test_explain_names_the_choice_of_a_call_with_bias_and_relu():
         explained = jaxgrad.explain(_conv_op, _X, _W, (2, 1), "SAME", bias=bias, **settings)
         found = passes(jax.jit(gradients).lower(_X, _W, bias))
     assert set(found) == {"xla"}
-    assert explained.implementation == "xla"
-    assert "chosen by jaxgrad.tune" in explained.reason
-    assert not explained.passes
+    assert {each.implementation for each in (explained, *explained.passes)} == {"xla"}
+    assert all("chosen by jaxgrad.tune" in each.reason for each in (explained, *explained.passes))
 
 
 @pytest.mark.parametrize("decorated", [lambda f: f, jax.jit, functools.partial], ids=["plain", "jit", "partial"])

@@ -231,7 +231,7 @@ def batch_norm_inference(
 
 def _check_axis_name(axis_name: Any, axis_index_groups: Any) -> tuple[MeshAxes | None, tuple[str, ...]]:
     """Returns the axes of a mesh and the axes of `vmap` among the names."""
-    if axis_name is not None and not isinstance(axis_name, (str, Sequence)):
+    if axis_name is not None and (isinstance(axis_name, bytes) or not isinstance(axis_name, (str, Sequence))):
         raise TypeError(f"{_TRAINING}: axis_name must be a name, names or None, got {type(axis_name).__name__}")
     axes = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name or ())
     if not axes:  # as in jax.lax.pmean

@@ -7,12 +7,11 @@ backend (`onednn`, `cudnn`, `depthwise_cuda`) or `xla` runs it.
 
 from __future__ import annotations
 
-import contextlib
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -121,11 +120,16 @@ def conv_general_dilated(
         raise ValueError(
             f"{_NAME}: padding must be {', '.join(map(repr, _PADDINGS))} or pairs of ints, got {padding!r}"
         )
+    if not isinstance(padding, str):
+        _check_sizes_of_padding(padding)
+    strides = checks.as_ints(_NAME, "window_strides", window_strides)
+    if min(strides, default=1) < 1:  # jax.lax finds them only when it lowers the program
+        raise ValueError(f"{_NAME}: window_strides must be positive integers, got {strides}")
     arguments = LaxArguments(
-        window_strides=_check_strides(_as_tuple("window_strides", window_strides)),
+        window_strides=strides,
         padding=padding,
-        lhs_dilation=None if lhs_dilation is None else _as_tuple("lhs_dilation", lhs_dilation),
-        rhs_dilation=None if rhs_dilation is None else _as_tuple("rhs_dilation", rhs_dilation),
+        lhs_dilation=_dilation("lhs_dilation", lhs_dilation, len(strides)),
+        rhs_dilation=_dilation("rhs_dilation", rhs_dilation, len(strides)),
         dimension_numbers=dimension_numbers,
         feature_group_count=checks.as_int(_NAME, "feature_group_count", feature_group_count),
         batch_group_count=checks.as_int(_NAME, "batch_group_count", batch_group_count),
@@ -135,20 +139,20 @@ def conv_general_dilated(
     return convolve(OP, arguments, lhs, rhs, bias, activation, implementation, out_sharding)
 
 
-def _as_tuple(name: str, values: Any) -> tuple[Any, ...]:
-    try:
-        return tuple(values)
-    except TypeError as error:
-        raise TypeError(f"{_NAME}: {name} must be a sequence of ints, got {type(values).__name__}") from error
+def _check_sizes_of_padding(padding: Any) -> None:
+    """jax.lax checks the types and the number of pairs, but adds sizes of 63 bits that overflow."""
+    for size in jax.tree.leaves(padding):
+        if isinstance(size, (int, np.integer)) and abs(int(size)) >= 1 << 62:
+            raise ValueError(f"{_NAME}: each size of padding must lie within 63 bits, got {size}")
 
 
-def _check_strides(strides: tuple[Any, ...]) -> tuple[Any, ...]:
-    """jax.lax checks types and dilations, but finds strides below 1 only when it lowers the program."""
-    for stride in strides:
-        with contextlib.suppress(TypeError):  # for a fraction or a traced number, which jax.lax refuses
-            if operator.index(stride) < 1:
-                raise ValueError(f"{_NAME}: window_strides must be positive integers, got {strides}")
-    return strides
+def _dilation(name: str, values: Any, count: int) -> tuple[int, ...] | None:
+    if values is None:
+        return None
+    found = checks.as_ints(_NAME, name, values)
+    if len(found) != count:
+        raise ValueError(f"{_NAME}: {name} must have as many elements as window_strides, {count}, got {found}")
+    return found
 
 
 @marks.exempt()  # inside `jaxgrad.accelerate`, the selection of this call stands

@@ -64,18 +64,35 @@ def check_choice(op: str, name: str, value: Any, choices: Sequence[Any], hint: s
         raise ValueError(f"{op}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}{hint}")
 
 
-def as_int(op: str, name: str, value: Any) -> int:
+def as_int(op: str, name: str, value: Any, expected: str = "an int") -> int:
     """Returns an int of Python or NumPy as an int of Python."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{op}: {name} must be an int, got {type(value).__name__}")
+        raise TypeError(f"{op}: {name} must be {expected}, got {type(value).__name__}")
     return int(value)
 
 
 def as_ints(op: str, name: str, values: Any) -> tuple[int, ...]:
-    """Returns a sequence of ints of Python or NumPy as ints of Python."""
-    if isinstance(values, str) or not isinstance(values, (Sequence, np.ndarray)):
+    """Returns a sequence of ints of Python, NumPy or JAX, each of 63 bits, as ints of Python."""
+    if (
+        isinstance(values, (str, bytes))
+        or not isinstance(values, (Sequence, np.ndarray, jax.Array))
+        or _rank(values) == 0
+    ):
         raise TypeError(f"{op}: {name} must be a sequence of ints, got {type(values).__name__}")
-    return tuple(as_int(op, f"each element of {name}", value) for value in values)
+    found = tuple(_element(op, name, value) for value in values)
+    if any(abs(value) >= 1 << 62 for value in found):
+        raise ValueError(f"{op}: each element of {name} must lie within 63 bits, got {found}")
+    return found
+
+
+def _rank(values: Any) -> int:
+    return values.ndim if isinstance(values, (np.ndarray, jax.Array)) else 1
+
+
+def _element(op: str, name: str, value: Any) -> int:
+    if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+        value = np.asarray(value)[()]
+    return as_int(op, f"each element of {name}", value)
 
 
 def check_flag(op: str, name: str, value: Any) -> bool:

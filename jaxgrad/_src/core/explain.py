@@ -87,7 +87,7 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
     Raises:
       ValueError: `op` is not an op of jaxgrad, `platform` is unknown, the forced implementation does not run on
         `platform`, or the call itself would raise ValueError.
-      TypeError: the call itself would raise TypeError.
+      TypeError: the call itself would raise TypeError, or there are arguments besides `implementation` but no arrays.
       RuntimeError: the forced implementation is not available on this machine.
 
     Examples:
@@ -114,6 +114,8 @@ def _selected(contract: Op, function: Callable[..., Any], args: Sequence[Any], k
             inspect.signature(function).bind_partial(**kwargs)
         except TypeError as error:
             raise TypeError(f"jaxgrad.{contract.name}: {error}") from None
+        if others := kwargs.keys() - {"implementation"}:
+            raise TypeError(f"jaxgrad.explain: a call has arrays, got {', '.join(sorted(others))} without any")
         implementation = kwargs.get("implementation")
         contract.check_implementation(implementation)
         return select_typical(contract, implementation)

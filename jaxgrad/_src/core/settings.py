@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.extend.core
 
+from jaxgrad._src.core import checks
 from jaxgrad._src.core.decorator import Decorator
 from jaxgrad._src.core.tuning import MeasuredChoices, Recorder
 from jaxgrad._src.core.warn import warn_caller
@@ -55,15 +56,13 @@ class Settings:
         if self.search is not None and self.search not in SEARCHES:
             searches = ", ".join(map(repr, SEARCHES))
             raise ValueError(f"jaxgrad.config: search must be one of {searches} or None, got {self.search!r}")
-        limit = self.workspace_limit
-        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
-            raise TypeError(
-                f"jaxgrad.config: workspace_limit must be an int (bytes) or None, got {type(limit).__name__}"
-            )
-        if limit is not None and limit < 0:
-            raise ValueError(f"jaxgrad.config: workspace_limit must not be negative, got {limit}")
-        if not isinstance(self.deterministic, bool):
-            raise TypeError(f"jaxgrad.config: deterministic must be a bool, got {type(self.deterministic).__name__}")
+        if (limit := self.workspace_limit) is not None:
+            limit = checks.as_int("jaxgrad.config", "workspace_limit", limit, "an int (bytes) or None")
+            if not 0 <= limit < 1 << 63:
+                raise ValueError(f"jaxgrad.config: workspace_limit must lie in [0, 2^63), got {limit}")
+            object.__setattr__(self, "workspace_limit", limit)
+        deterministic = checks.check_flag("jaxgrad.config", "deterministic", self.deterministic)
+        object.__setattr__(self, "deterministic", deterministic)
         if self.plan_cache_dir is not None:
             try:
                 object.__setattr__(self, "plan_cache_dir", os.fsdecode(self.plan_cache_dir))
@@ -75,6 +74,9 @@ class Settings:
             except UnicodeEncodeError:
                 given = repr(self.plan_cache_dir)
                 raise ValueError(f"jaxgrad.config: plan_cache_dir must be valid UTF-8, got {given}") from None
+            if "\0" in self.plan_cache_dir:
+                given = repr(self.plan_cache_dir)
+                raise ValueError(f"jaxgrad.config: plan_cache_dir must not contain a null character, got {given}")
         if self.tuning is not None and not isinstance(self.tuning, MeasuredChoices):
             raise TypeError(
                 f"jaxgrad.config: tuning must be a jaxgrad.Tuning or None, got {type(self.tuning).__name__}"

@@ -69,6 +69,8 @@ class MeasuredChoices:
     """Choices by machine and call. `jaxgrad.Tuning` is the public form."""
 
     def __init__(self, machines: Mapping[Environment, Mapping[str, Choice]]) -> None:
+        if not isinstance(machines, Mapping):
+            raise TypeError(f"jaxgrad.Tuning: machines must be a mapping, got {type(machines).__name__}")
         copied = {machine: MappingProxyType(dict(choices)) for machine, choices in machines.items()}
         self.machines: Mapping[Environment, Mapping[str, Choice]] = MappingProxyType(copied)
         choices_of = {repr(m): sorted((c, repr(v)) for c, v in choices.items()) for m, choices in machines.items()}

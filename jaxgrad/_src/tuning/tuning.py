@@ -152,7 +152,7 @@ def from_json(text: str) -> Tuning:
     """Raises ValueError where the text is no tuning."""
     content = json.loads(text)
     file_format = _member(content, "format", int)
-    if file_format != _FORMAT:
+    if isinstance(file_format, bool) or file_format != _FORMAT:
         raise ValueError(f"its format is {file_format!r}, and this jaxgrad reads {_FORMAT}")
     machines: dict[Environment, dict[str, Choice]] = {}
     for machine in _member(content, "machines", list):
