@@ -258,7 +258,7 @@ def test_what_a_file_lacks(tmp_path, content, message):
 
 
 def test_a_tuning_has_a_mapping():
-    with pytest.raises(TypeError, match="jaxgrad.Tuning: machines must be a mapping, got int"):
+    with pytest.raises(TypeError, match=r"jaxgrad.Tuning: machines must be a mapping, got int"):
         Tuning(3)
 
 
