@@ -194,7 +194,7 @@ def test_errors(value, error, message):
 def test_chunks_need_a_known_number_of_steps():
     (T,) = jax.export.symbolic_shape("T")
     x = jax.ShapeDtypeStruct((T, 2, 3), "float32")
-    w, r = jnp.ones((1, 12, 3)), jnp.ones((1, 12, 4))
+    w, r = (jnp.ones((1, 12, size), "float32") for size in (3, 4))
     call = jax.jit(lambda x: jaxgrad.gru(x, w, r, remat_every=2))
     with pytest.raises(ValueError, match=r"remat_every=2 requires a known number of steps, got T = T"):
         jax.export.export(call, platforms=["cpu"])(x)
