@@ -243,7 +243,7 @@ def _measured(members: _Times, implementations: Sequence[str], origins: _Origins
         prefer, over, ratios = other, kernel, {text: 1 / ratio for text, ratio in ratios.items()}
     else:
         prefer, over = kernel, other
-    date, version = max(origins[text] for text in ratios)
+    date, version = max((origins[text] for text in ratios), key=lambda origin: (origin[0], _numbers(origin[1])))
     in_order = sorted(ratios, key=lambda text: ratios[text])
     return prefer, {
         "over": over,
@@ -254,6 +254,11 @@ def _measured(members: _Times, implementations: Sequence[str], origins: _Origins
         "date": date,
         "jaxgrad": version,
     }
+
+
+def _numbers(version: str) -> list[int]:
+    """To compare versions: 0.2.0.dev1000 is later than 0.2.0.dev875."""
+    return list(map(int, re.findall(r"\d+", version)))
 
 
 def _geometric_mean(values: Iterable[float]) -> float:

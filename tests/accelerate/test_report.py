@@ -348,3 +348,35 @@ def test_depthwise_convolutions_name_their_kernels(on_fake_cuda):
         assert {tuple(why) for _, *why in rows[platform]} == {(implementation, "jaxgrad's own kernel")}
     for platform, text in texts.items():
         assert set(re.findall(rf"@jaxgrad_{platform}_depthwise_(\w+)", text)) == names
+
+
+@pytest.mark.parametrize("in_axes", [(0, 0), (0, None), (None, 0)])
+def test_operations_of_independent_problems(in_axes):
+    """Of an op. An operand that all problems share has no axis of problems."""
+    x, w = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((4, 3, 8), (3, 1, 3)))
+
+    def op(x, w):
+        return jaxgrad.conv_general_dilated(x, w, (1,), "SAME", feature_group_count=3)
+
+    given = [
+        array if axis is None else jax.ShapeDtypeStruct((5, *array.shape), array.dtype)
+        for array, axis in zip((x, w), in_axes, strict=True)
+    ]
+    found = jaxgrad.report(jax.vmap(op, in_axes), *given, platform="cpu")
+    assert found.flops == 5 * jaxgrad.report(op, x, w, platform="cpu").flops
+
+
+@NEEDS_CUDA_MODULE
+def test_the_reason_of_products_of_independent_problems():
+    x, w = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((9, 4, 32, 8, 8), (9, 32, 32, 3, 3)))
+
+    @jaxgrad.accelerate
+    @jax.vmap
+    def gradient(x, w):
+        return jax.grad(lambda w: jnp.sum(lax.conv(x, w, (1, 1), "SAME") ** 2))(w)
+
+    reasons = {c.reason for c in jaxgrad.report(gradient, x, w, platform="gpu").convolutions}
+    assert (
+        "XLA is faster for several independent problems; XLA runs matrix products of the independent problems"
+        in reasons
+    )

@@ -42,6 +42,24 @@ _CASES = {
         {"window_strides": (2, 2), "padding": ((1, 1), (1, 1)), "feature_group_count": 64},
     ),
     "three axes": (_CONV, (2, 16, 16, 16, 32), (3, 3, 3, 32, 64), {"window_strides": (2, 2, 2), "padding": "SAME"}),
+    "stride, features first": (
+        _CONV,
+        (64, 128, 28, 28),
+        (128, 128, 3, 3),
+        {"window_strides": (2, 2), "padding": "SAME", "dimension_numbers": ("NCHW", "OIHW", "NCHW")},
+    ),
+    "transposed, groups": (
+        _CONV,
+        (32, 16, 16, 4),
+        (2, 2, 2, 32),
+        {"lhs_dilation": (2, 2), "padding": ((1, 1), (1, 1)), "feature_group_count": 2},
+    ),
+    "transposed, depthwise": (
+        _CONV,
+        (32, 16, 16, 64),
+        (4, 4, 1, 64),
+        {"lhs_dilation": (2, 2), "padding": ((2, 2), (2, 2)), "feature_group_count": 64},
+    ),
     "transposed": (_TRANSPOSED, (64, 28, 28, 128), (2, 2, 128, 128), {"strides": (2, 2), "padding": "VALID"}),
     "transposed, overlapping": (
         _TRANSPOSED,
@@ -53,7 +71,7 @@ _CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("case", _CASES)
 @pytest.mark.parametrize("platform", ["cpu", pytest.param("cuda", marks=NEEDS_CUDA_MODULE)])
 def test_the_gradients_of_a_layer_run_on_what_the_op_selects(platform, case, dtype):
@@ -63,8 +81,8 @@ def test_the_gradients_of_a_layer_run_on_what_the_op_selects(platform, case, dty
 
     def what_runs(library, wrap):
         def layer(x, w):
-            dimension_numbers = _LAYOUTS[x.ndim - 2]
-            return getattr(library, name)(x, w, **{**defaults[name], **arguments}, dimension_numbers=dimension_numbers)
+            layout = {"dimension_numbers": _LAYOUTS[x.ndim - 2]}
+            return getattr(library, name)(x, w, **{**defaults[name], **layout, **arguments})
 
         def value_and_gradients(x, w):
             y, gradients = jax.vjp(layer, x, w)
@@ -76,7 +94,8 @@ def test_the_gradients_of_a_layer_run_on_what_the_op_selects(platform, case, dty
 
 
 def _what_runs(function, platform, *args):
-    """The kernels of jaxgrad in a lowered program, and the windows of its convolutions on XLA."""
+    """The kernels of jaxgrad in a lowered program, the windows of its convolutions on XLA, and matrix products."""
     text = jax.jit(function).trace(*args).lower(lowering_platforms=(platform,)).as_text()
     windows = re.findall(r"stablehlo.convolution.*window = \{(.*?), reverse.*feature_group_count = (\d+)", text)
-    return set(re.findall(r"@(jaxgrad_(?:cpu|cuda|cudnn)_\w+)\(", text)) | set(windows)
+    products = re.findall(r"stablehlo.dot_general", text)
+    return set(re.findall(r"@(jaxgrad_(?:cpu|cuda|cudnn)_\w+)\(", text)) | set(windows) | set(products)

@@ -281,9 +281,11 @@ def test_a_call_whose_operands_do_not_fit_is_left_out(monkeypatch, error):
     assert "x=f32[2,9,17,16]" in text
 
 
-def test_a_function_that_needs_values():
-    with pytest.raises(jax.errors.ConcretizationTypeError) as caught:
-        _tune(lambda x, w: float(_conv(x, w).sum()), *reversed(_ARRAYS))
+@pytest.mark.parametrize("read", [float, np.asarray, [1].__getitem__], ids=["float", "numpy", "index"])
+def test_a_function_that_needs_values(read):
+    errors = jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError
+    with pytest.raises((*errors, jax.errors.TracerIntegerConversionError)) as caught:
+        _tune(lambda x, w: read(_conv(x, w).sum().astype(int)), *reversed(_ARRAYS))
     note = "jaxgrad.tune traces the function, as jax.jit does: pass the training step, not its loop."
     assert note in caught.value.__notes__
 

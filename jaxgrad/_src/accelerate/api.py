@@ -25,8 +25,9 @@ def accelerate(function: Any = None, /, *, implementation: str | None = None) ->
 
     A decorator and a context manager. Every convolution that is traced inside, by `jax.lax`, flax, equinox, Haiku,
     Keras or any other library, is computed by the fastest implementation known, and so are the convolutions that
-    differentiation and `vmap` make of it, wherever they are applied. Convolutions without a faster implementation, and
-    all other operations, are compiled as without `accelerate`. Those that XLA miscompiles are padded before.
+    differentiation and `vmap` make of it, wherever they are applied. XLA runs some of them in another form than JAX
+    writes. Convolutions without a faster implementation, and all other operations, are compiled as without
+    `accelerate`. Convolutions that XLA miscompiles are padded before.
 
     The derivatives are those of JAX, so forward mode, Hessians and the policies of `jax.checkpoint` work as they do
     without `accelerate`. `accelerate` may be applied before or after `jax.jit` and `jax.grad`. Functions under

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import os
 import sys
 import sysconfig
@@ -203,12 +204,12 @@ def _of_lax(equation: JaxprEqn, source: str, platform: str, problem: str) -> Con
 
 
 def _flops(avals: Sequence[Any], specs: Sequence[Sequence[int]], *settings: Any) -> int | None:
-    """The flops of a convolution of x and w with the result y, which may all have a first axis of problems."""
-    problems, (x, w, y) = 1, [aval.shape for aval in avals]
-    if len(w) > len(specs[1]):
-        problems, (x, w, y) = w[0], [shape[1:] for shape in (x, w, y)]
-    if not all(isinstance(size, int) for size in (problems, *x, *w, *y)):
+    """The flops of a convolution of x and w with the result y, some of which may have axes of problems first."""
+    if not all(isinstance(size, int) for aval in avals for size in aval.shape):
         return None
+    leading = [aval.ndim - len(spec) for aval, spec in zip(avals, specs, strict=True)]
+    problems = max(math.prod(aval.shape[:n]) for aval, n in zip(avals, leading, strict=True))
+    x, w, y = (aval.shape[n:] for aval, n in zip(avals, leading, strict=True))
     spatial = [[shape[axis] for axis in spec[2:]] for shape, spec in zip((x, w, y), specs, strict=True)]
     features = w[specs[1][0]] * w[specs[1][1]]
     return count_flops(problems * y[specs[2][0]], features, *spatial, *settings)

@@ -44,6 +44,7 @@ from jaxgrad._src.selection.conv_readings import (
     prefers_weight_gradient,
 )
 
+_AS_STRIDED = "jaxgrad writes it for XLA as the weight gradient of a strided convolution"
 _ON = " on "  # between a pass and an implementation
 
 
@@ -224,7 +225,7 @@ class Equation:
         for reading in readings:
             if reading.call.pass_name == pass_name:
                 plan = self.plan_reading(reading, platform, implementation)
-                return dataclasses.replace(plan, reason=reason) if plan.compute is not None else plan
+                return dataclasses.replace(plan, reason=reason) if plan.implementation == implementation else plan
         return EquationPlan(None, pass_name, "xla", reason, is_slower=True)
 
     def _conv_call(self, reading: _Reading) -> ConvCall:
@@ -233,12 +234,6 @@ class Equation:
         rhs: Any
         lhs, rhs = (jax.ShapeDtypeStruct(array.shape, self.result.dtype) for array in (self.lhs, self.rhs))
         problem = reading.call.problem(jax.eval_shape(reading.regrouped, lhs), rhs)
-        if reading.call.pass_name == "input_gradient" and prefers_input_gradient(
-            *reading.arguments.dimension_numbers[:2]
-        ):
-            # JAX wrote it, and reversed rhs before.
-            geometry = dataclasses.replace(problem.geometry, window_reversed=False)
-            problem = dataclasses.replace(problem, geometry=geometry)
         transposed = reading.arguments.is_input_dilated
         return ConvCall(problem, self.arguments.precision, of_kernels(), transposed=transposed)
 
@@ -253,7 +248,7 @@ class Equation:
             candidates = dataclasses.replace(candidates, even_if_slower=implementation is not None)
             candidates = supporting(candidates, BACKENDS, call.pass_name, conv_call)
         reason = explain_pass(selection, call.pass_name, platform).reason
-        form = form_on_xla(call.pass_name, problem, platform) if implementation in (None, "xla") else ""
+        form = form_on_xla(call.pass_name, problem, platform)
         if not candidates.implementations:
             is_slower = any(rejection is not None and rejection.slower for rejection in selection.rejections.values())
             if selection.candidates[call.pass_name].implementations:
@@ -262,7 +257,7 @@ class Equation:
             if not form and not reading.is_of_transposed:
                 return EquationPlan(None, call.pass_name, "xla", reason, is_slower)
             if not form:
-                reason += "; it is written as the weight gradient of a convolution with strides"
+                reason += f"; {_AS_STRIDED}"
         params = ConvParams(call.geometry, precision, ((call.pass_name, candidates),), of_kernels())
 
         def compute(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
@@ -309,6 +304,6 @@ def _by_window(a: ConvArguments) -> Iterator[_Reading]:
         lhs_shape[feature] *= groups
         a = dataclasses.replace(a, lhs_shape=tuple(lhs_shape), feature_group_count=groups, batch_group_count=1)
     forward = [] if a.is_input_dilated else [_Reading(forward_call(a), a, groups)]
-    transposed = [] if a.is_strided else [_Reading(input_gradient_call(a), a, groups)]
-    transposed_first = prefers_input_gradient(*a.dimension_numbers[:2])
+    transposed_first = prefers_input_gradient(*a.dimension_numbers[:2])  # JAX wrote it, and reversed rhs
+    transposed = [] if a.is_strided else [_Reading(input_gradient_call(a, rhs_is_reversed=transposed_first), a, groups)]
     yield from (*transposed, *forward) if transposed_first else (*forward, *transposed)

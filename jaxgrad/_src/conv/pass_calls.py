@@ -137,10 +137,14 @@ class ForwardCall:
 
 @dataclasses.dataclass(frozen=True)
 class InputGradientCall:
-    """An input gradient, whose result is padded where the padding exceeds the window."""
+    """An input gradient, whose result is padded where the padding exceeds the window.
+
+    Where rhs is a reversed window, as JAX writes input gradients, it is reversed again first of all: XLA drops both.
+    """
 
     geometry: ConvGeometry
     pad: Pairs
+    rhs_is_reversed: bool = False
 
     pass_name: ClassVar[str] = "input_gradient"
 
@@ -151,10 +155,8 @@ class InputGradientCall:
         return ConvProblem(g, lhs.shape[g.out_spec[0]], features, lhs.shape[g.out_spec[1]], lhs.dtype)
 
     def compute(self, params: ConvParams, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        # JAX writes input gradients with a reversed window. Reversed here first of all, XLA cancels both.
         g = self.geometry
-        w = lax.rev(rhs, g.rhs_spec[2:]) if g.window_reversed else rhs
-        params = dataclasses.replace(params, geometry=dataclasses.replace(g, window_reversed=False))
+        w = lax.rev(rhs, g.rhs_spec[2:]) if self.rhs_is_reversed else rhs
         return pad_spatial(input_gradient_pass(params)(lhs, self._swapped(w)), g.lhs_spec, self.pad)
 
     def run(self, params: ConvParams, lhs: jax.Array, rhs: jax.Array, bias: jax.Array | None, relu: bool) -> jax.Array:
@@ -233,20 +235,19 @@ def forward_call(a: ConvArguments) -> ForwardCall:
     return ForwardCall(geometry, crop)
 
 
-def input_gradient_call(a: ConvArguments) -> InputGradientCall:
+def input_gradient_call(a: ConvArguments, *, rhs_is_reversed: bool = False) -> InputGradientCall:
     """Reads a convolution with unit strides and without batch groups as an input gradient."""
-    return InputGradientCall(
-        *transpose_geometry(
-            a.lhs_shape,
-            a.rhs_shape,
-            a.dimension_numbers,
-            a.lhs_dilation,
-            a.padding,
-            a.rhs_dilation,
-            a.feature_group_count,
-            a.window_reversed,
-        )
+    geometry, pad = transpose_geometry(
+        a.lhs_shape,
+        a.rhs_shape,
+        a.dimension_numbers,
+        a.lhs_dilation,
+        a.padding,
+        a.rhs_dilation,
+        a.feature_group_count,
+        a.window_reversed != rhs_is_reversed,
     )
+    return InputGradientCall(geometry, pad, rhs_is_reversed)
 
 
 def weight_gradient_call(a: ConvArguments) -> WeightGradientCall:

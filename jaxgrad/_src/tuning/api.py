@@ -23,6 +23,11 @@ from jaxgrad._src.tuning.progress import with_progress
 from jaxgrad._src.tuning.timing import medians, run_once, with_arrays
 from jaxgrad._src.tuning.tuning import Tuning, from_json, to_json
 
+_NEEDS_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 _logger = logging.getLogger("jaxgrad")
 
 
@@ -50,8 +55,9 @@ def tune(function: Callable[..., Any], /, *args: Any, progress: bool = True, **k
     Raises:
       TypeError: function is not callable, or is a class, a generator function or a coroutine function; tune is called
         while JAX traces a function; or progress is not a bool.
-      jax.errors.ConcretizationTypeError: the function needs values of its arrays. JAX traces it: a training loop with
-        `float(loss)` is not such a function, its step is. Other errors of the function are raised as they are.
+      jax.errors.ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError: the function needs
+        the values of its arrays, as a training loop with `float(loss)` does. JAX traces the function: pass the step.
+        Other errors of the function are raised as they are.
 
     Warns:
       UserWarning: the function has no call to measure.
@@ -83,7 +89,7 @@ def _tune(call: Callable[..., Any], arrays: list[Any], progress: bool) -> Tuning
     with settings.override(tuning=recorder):
         try:
             lower_all(call, *arrays)
-        except jax.errors.ConcretizationTypeError as error:
+        except _NEEDS_VALUES as error:
             error.add_note("jaxgrad.tune traces the function, as jax.jit does: pass the training step, not its loop.")
             raise
     if not recorder.calls:
