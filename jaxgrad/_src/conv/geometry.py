@@ -159,13 +159,13 @@ def leading_sizes(array: Any, spec: Sequence[int]) -> tuple[int, int]:
 
 
 def unread_padding(low: int, high: int, stride: int) -> int:
-    """How much to add to the high padding of a gradient: less than a stride at the end of x may stay unread.
+    """How much padding to add at the high end of an axis, where less than a stride may stay unread.
 
-    Kernels are faster for even padding, and negative padding needs a copy. In gradients, as JAX writes them, the
-    padding at the high end is the least that gives their sizes.
+    JAX writes gradients with the least padding there. Kernels are faster for the same padding at both ends, and
+    negative padding needs a copy.
     """
     for wanted in (low, 0):
-        if 0 <= wanted - high < stride and wanted >= 0:
+        if wanted >= 0 and 0 <= wanted - high < stride:
             return wanted - high
     return 0
 

@@ -90,6 +90,8 @@ def _rank(values: Any) -> int:
 
 
 def _element(op: str, name: str, value: Any) -> int:
+    if type(value) is int:  # in most calls
+        return value
     if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
         value = np.asarray(value)[()]
     return as_int(op, f"each element of {name}", value)
