@@ -143,7 +143,7 @@ def _check_sizes_of_padding(padding: Any) -> None:
     """jax.lax checks the types and the number of pairs, but adds sizes of 63 bits that overflow."""
     for size in jax.tree.leaves(padding):
         if isinstance(size, (int, np.integer)) and abs(int(size)) >= 1 << 62:
-            raise ValueError(f"{_NAME}: each size of padding must lie within 63 bits, got {size}")
+            raise ValueError(f"{_NAME}: each size of padding must fit into 63 bits, got {size}")
 
 
 def _dilation(name: str, values: Any, count: int) -> tuple[int, ...] | None:

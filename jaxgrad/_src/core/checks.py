@@ -72,7 +72,7 @@ def as_int(op: str, name: str, value: Any, expected: str = "an int") -> int:
 
 
 def as_ints(op: str, name: str, values: Any) -> tuple[int, ...]:
-    """Returns a sequence of ints of Python, NumPy or JAX, each of 63 bits, as ints of Python."""
+    """Returns a sequence of ints of Python, NumPy or JAX, each of 64 bits, as ints of Python."""
     if (
         isinstance(values, (str, bytes))
         or not isinstance(values, (Sequence, np.ndarray, jax.Array))
@@ -80,8 +80,8 @@ def as_ints(op: str, name: str, values: Any) -> tuple[int, ...]:
     ):
         raise TypeError(f"{op}: {name} must be a sequence of ints, got {type(values).__name__}")
     found = tuple(_element(op, name, value) for value in values)
-    if any(abs(value) >= 1 << 62 for value in found):
-        raise ValueError(f"{op}: each element of {name} must lie within 63 bits, got {found}")
+    if not all(-(1 << 63) <= value < 1 << 63 for value in found):
+        raise ValueError(f"{op}: each element of {name} must fit into 64 bits, got {found}")
     return found
 
 
