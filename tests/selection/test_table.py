@@ -352,6 +352,10 @@ def test_a_table_joins_the_measurements_of_several_versions(measured, tmp_path):
     assert found["measured_on"] == [f"{len(those)} of {total} calls on {on}" for on, those in machines.items()]
 
 
+def test_versions_are_compared_by_their_numbers():
+    assert preferences._numbers("0.2.0.dev1000") > preferences._numbers("0.2.0.dev875")
+
+
 def _of_any_version(row):
     return {**row, "measured": row["measured"] and {**row["measured"], "jaxgrad": ""}}
 
