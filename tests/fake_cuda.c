@@ -63,7 +63,8 @@
 
    fake_modules() returns the number of loaded modules, fake_descriptors() that of descriptors of cuDNN.
 
-   fake_waiting(seconds): waiting for an event takes this long.
+   fake_waiting(seconds): waiting for an event takes this long. fake_freeing(seconds): so does freeing memory, and
+   unloading a module.
 */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -125,7 +126,7 @@ typedef struct Descriptor {
 
 static int executions, compilations, modules, descriptors, capturing, fault, fault_at_failure;
 static long last_engine;
-static double last_milliseconds, waiting_seconds;
+static double last_milliseconds, waiting_seconds, freeing_seconds;
 
 int fake_executions(void) { return executions; }
 int fake_compilations(void) { return compilations; }
@@ -136,6 +137,7 @@ void fake_capture(int on) { capturing = on; }
 void fake_fault(int status) { fault = status; }
 void fake_fault_at_failure(int status) { fault_at_failure = status; }
 void fake_waiting(double seconds) { waiting_seconds = seconds; }
+void fake_freeing(double seconds) { freeing_seconds = seconds; }
 
 static struct {
   char function[64];
@@ -809,7 +811,10 @@ int cuModuleLoadData(void** module, const char* code) {
   __sync_add_and_fetch(&modules, 1);
   return *module = (void*)1, 0;
 }
-int cuModuleUnload(void) { return __sync_sub_and_fetch(&modules, 1), 0; }
+int cuModuleUnload(void) {
+  usleep((useconds_t)(freeing_seconds * 1e6));
+  return __sync_sub_and_fetch(&modules, 1), 0;
+}
 int cuModuleGetFunction(void** function, void* module, const char* name) {
   (void)module;
   MAY_FAIL;
@@ -857,7 +862,10 @@ int cuOccupancyMaxActiveClusters(int* clusters, void (*kernel)(void), const void
   USES_CONTEXT;
   return *clusters = (int)number_of("FAKE_OCCUPANCY", 64), 0;
 }
-int cuMemFree_v2(unsigned long long pointer) { return free((void*)(uintptr_t)pointer), 0; }
+int cuMemFree_v2(unsigned long long pointer) {
+  usleep((useconds_t)(freeing_seconds * 1e6));
+  return free((void*)(uintptr_t)pointer), 0;
+}
 int cuMemsetD32Async(unsigned long long pointer, unsigned value, size_t words) {
   USES_CONTEXT;
   for (size_t i = 0; i < words; ++i) ((unsigned*)(uintptr_t)pointer)[i] = value;

@@ -27,7 +27,7 @@ fake: Any = ctypes.CDLL("libcuda.so.1")
 calls: Any = ctypes.CDLL("libfake_gpu_calls.so")
 fake.fake_fail.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int]
 fake.fake_engine.restype = ctypes.c_long
-fake.fake_waiting.argtypes = [ctypes.c_double]
+fake.fake_waiting.argtypes = fake.fake_freeing.argtypes = [ctypes.c_double]
 calls.fake_scratch_bytes.restype = ctypes.c_size_t
 calls.fake_scratch_limit.argtypes = [ctypes.c_size_t]
 

@@ -17,26 +17,50 @@ def run(on_fake_cuda):
     return lambda script, **environment: on_fake_cuda("import os\nfrom fake_gpu import *\n" + script, **environment)
 
 
-def test_calls_run_while_another_thread_times_candidates(run):
-    """Every measurement takes 0.3 s here. The device is free for other calls meanwhile."""
-    found = run("""
+_DEPTHWISE_PLAN = """
+def depthwise_plan(length, batch=2, device=0):
+    spec = (0, 2, 1)
+    geometry = ConvGeometry(spec, (0, 2, 1), spec, (1,), ((1, 1),), (1,), 16, (length,), (3,))
+    problem = ConvProblem(geometry, batch, 16, 16, jnp.dtype("float32"))
+    return cuda.module.depthwise_weight_gradient_plan(device, 0, problem.shapes, geometry.attributes())
+
+capacity = cuda.module.depthwise_plan_cache_info()["capacity"]
+"""
+_TIME_CANDIDATES = "engine(new_size())"
+_UNLOAD_KERNELS = "cuda.module.clear_caches()"
+
+
+@pytest.mark.parametrize(
+    ("delay", "work"),
+    [("waiting", _TIME_CANDIDATES), ("freeing", _TIME_CANDIDATES), ("freeing", _UNLOAD_KERNELS)],
+    ids=["measurements", "frees", "kernels"],
+)
+def test_calls_run_while_another_thread_waits_for_the_device(run, delay, work):
+    """Every measurement takes 0.3 s here, or every release of memory or of a kernel. Other calls run meanwhile."""
+    found = run(f"""
 import threading, time
+{_DEPTHWISE_PLAN}
+def work():
+    {work}
+
+for length in range(9, 15):
+    depthwise_plan(length)
 step = Step(gradients=False)
 step.run()
-fake.fake_waiting(0.3)
+fake.fake_{delay}(0.3)
 start = time.perf_counter()
-search = threading.Thread(target=engine, args=(new_size(),))
-search.start()
+other = threading.Thread(target=work)
+other.start()
 time.sleep(0.1)
-before = time.perf_counter()
-ran, seconds, busy = step.run(), time.perf_counter() - before, search.is_alive()
-search.join()
-report(ran=ran, seconds=seconds, busy=busy, all=time.perf_counter() - start)
+slowest = 0
+while other.is_alive():
+    before = time.perf_counter()
+    assert step.run() == "right"
+    slowest = max(slowest, time.perf_counter() - before)
+report(slowest=slowest, all=time.perf_counter() - start)
 """)
-    assert found["ran"] == "right"
-    assert found["busy"]
-    assert found["all"] > 1
-    assert found["seconds"] < 0.2
+    assert found["all"] > 0.5
+    assert found["slowest"] < 0.2
 
 
 def test_plans_are_bounded(run):
@@ -60,19 +84,13 @@ report(counts=counts, capacity=capacity, info=jaxgrad.plan_cache_info()["cudnn"]
 
 def test_depthwise_modules_are_bounded(run):
     """One module for each length and for all batch sizes of one tiling. The caches keep those used last."""
-    found = run("""
-def plan(length, batch=2):
-    spec = (0, 2, 1)
-    geometry = ConvGeometry(spec, (0, 2, 1), spec, (1,), ((1, 1),), (1,), 16, (length,), (3,))
-    problem = ConvProblem(geometry, batch, 16, 16, jnp.dtype("float32"))
-    return cuda.module.depthwise_weight_gradient_plan(0, 0, problem.shapes, geometry.attributes())
-
+    found = run(f"""
+{_DEPTHWISE_PLAN}
 for batch in range(64, 128):
-    plan(64, batch)
+    depthwise_plan(64, batch)
 of_batches = fake.fake_modules()
-capacity = cuda.module.depthwise_plan_cache_info()["capacity"]
 for length in range(9, 9 + capacity + 50):
-    plan(length)
+    depthwise_plan(length)
 size = cuda.module.depthwise_plan_cache_info()["size"]
 report(of_batches=of_batches, modules=fake.fake_modules(), capacity=capacity, size=size)
 """)
@@ -83,21 +101,15 @@ report(of_batches=of_batches, modules=fake.fake_modules(), capacity=capacity, si
 
 def test_kernels_of_one_device_do_not_evict_those_of_another(run):
     """Unloading a kernel waits until its GPU is idle, and that GPU may be waiting for the other one."""
-    found = run("""
-def plan(device, length):
-    spec = (0, 2, 1)
-    geometry = ConvGeometry(spec, (0, 2, 1), spec, (1,), ((1, 1),), (1,), 16, (length,), (3,))
-    problem = ConvProblem(geometry, 2, 16, 16, jnp.dtype("float32"))
-    return cuda.module.depthwise_weight_gradient_plan(device, 0, problem.shapes, geometry.attributes())
-
-plan(1, 9)
-one = cuda.module.depthwise_plan_cache_info()["capacity"]
-for length in range(9, 9 + one + 50):
-    plan(0, length)
+    found = run(f"""
+{_DEPTHWISE_PLAN}
+depthwise_plan(9, device=1)
+for length in range(9, 9 + capacity + 50):
+    depthwise_plan(length)
 full = cuda.module.depthwise_plan_cache_info()
-plan(1, 9)
+depthwise_plan(9, device=1)
 again = cuda.module.depthwise_plan_cache_info()
-report(one=one, size=full["size"], capacity=full["capacity"], hits=again["hits"] - full["hits"])
+report(one=capacity, size=full["size"], capacity=full["capacity"], hits=again["hits"] - full["hits"])
 """)
     assert found["hits"] == 1
     assert found["size"] == found["one"] + 1
