@@ -33,6 +33,10 @@ _OTHER_GPU_CASES = tuple(
         Case((28, 28), 64, 192, 192, 3, dilation=2, groups=192, padding=2),
         Case((28, 28), 64, 75, 75, 3, groups=75, padding=1),  # not on jaxgrad's kernel in 16 bits
         Case((28, 28), 64, 256, 256, 3, dilation=2, groups=32, padding=2),
+        Case((28, 28), 64, 64, 128, 3, dilation=2, groups=64, padding=2),
+        # Patch embeddings: of images in a latent space, and of two images, each with its own.
+        Case((56, 56), 64, 96, 384, 4, stride=4),
+        Case((224, 224), 4, 16, 768, 16, stride=16, groups=2),
         Case((4096,), 16, 256, 256, 4, causal=True),
         Case((4096,), 16, 256, 256, 4, groups=8, causal=True),
     )
@@ -43,18 +47,25 @@ _OTHER_CPU_CASES = (
     *(Case((224, 224), 8, 3 * groups, 768, 16, stride=16, groups=groups) for groups in (2, 4, 8, 32)),
     # Weight gradients that XLA computes in seconds as convolutions.
     *(Case((14, 14), 4, 64, 64, 3, padding=1, groups=groups) for groups in (8, 64)),
+    *(Case((8, 8), 32, 256, 512, 8, channels_last=last) for last in (True, False)),
+    *(Case((28, 28), 8, 240, 240, 3, dilation=2, groups=240, padding=2, channels_last=last) for last in (True, False)),
+    Case((16384,), 2, 64, 64, 3, dilation=2048, groups=64, causal=True, channels_last=False),
 )
 _CONV_CASES = {"cpu": (*conv.CASES["cpu"], *_OTHER_CPU_CASES), "gpu": (*conv.CASES["gpu"], *_OTHER_GPU_CASES)}
 # Weight gradients under `vmap` of x and dy, by the number of independent problems: a few models at once.
-_INDEPENDENT = tuple(
-    (problems, dataclasses.replace(case, dtype=dtype))
-    for problems, case in (
-        (4, Case((8, 8), 4, 32, 32, 3, padding=1)),
-        (4, Case((14, 14), 16, 128, 128, 3, padding=1)),
-        (4, Case((56, 56), 16, 64, 64, 3, padding=1)),
-    )
-    for dtype in ("bfloat16", "float32")
+_OF_A_FEW_MODELS = (
+    (4, Case((8, 8), 4, 32, 32, 3, padding=1)),
+    (4, Case((14, 14), 16, 128, 128, 3, padding=1)),
+    (4, Case((56, 56), 16, 64, 64, 3, padding=1)),
 )
+_INDEPENDENT = {
+    "cpu": _OF_A_FEW_MODELS[:2],
+    "gpu": tuple(
+        (problems, dataclasses.replace(case, dtype=dtype))
+        for problems, case in _OF_A_FEW_MODELS
+        for dtype in ("bfloat16", "float32")
+    ),
+}
 
 
 def functions(platform: str) -> Iterator[tuple[Any, list[Any]]]:
@@ -67,7 +78,7 @@ def functions(platform: str) -> Iterator[tuple[Any, list[Any]]]:
             # A kernel of cuDNN may add the bias and apply relu.
             bias = jax.ShapeDtypeStruct((case.out_features,), case.dtype)
             yield partial(_with_relu, **case.settings()), [x, w, bias]
-    for problems, case in _INDEPENDENT if platform == "gpu" else ():
+    for problems, case in _INDEPENDENT[platform]:
         x, w, dy = (jax.ShapeDtypeStruct((problems, *shape), case.dtype) for shape in case.shapes())
         yield jax.vmap(partial(_weight_gradient, partial(jaxgrad.conv_general_dilated, **case.settings()))), [dy, x, w]
     if platform == "gpu":  # many independent problems of one example

@@ -10,6 +10,7 @@ replayed: how much longer the measured calls take than on their fastest implemen
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -28,11 +29,11 @@ from jaxgrad._src.conv import xla_forms
 from jaxgrad._src.conv.features import ConvFeatures
 from jaxgrad._src.conv.params import ConvCall
 from jaxgrad._src.core.environment import Environment, current_environment
-from jaxgrad._src.core.op import lowering_platform
+from jaxgrad._src.core.op import lowering_platform, public_platform
 from jaxgrad._src.core.tuning import Choice, RecordedCall
 from jaxgrad._src.gru.features import GruFeatures
 from jaxgrad._src.gru.params import GruProblem
-from jaxgrad._src.selection.table import Row, file_name, first_row, read_table, typed_rows
+from jaxgrad._src.selection.table import Row, file_name, first_row, name_of_own_table, read_table, typed_rows
 from jaxgrad._src.tuning.choices import fastest, measured_choice
 
 _HERE = Path(__file__).parent
@@ -119,9 +120,9 @@ def tables() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for platform in ("cpu", "gpu"):
         own = [each for each in classes if each["platform"] == platform]
-        of_devices = {}
+        of_machines: dict[str, list[dict[str, Any]]] = {}  # by the name of their own table
         for path in sorted(TUNINGS.glob("*.json")):
-            times, origins, measured_on = {}, {}, []
+            times, origins, measured_on, name = {}, {}, [], ""
             # A file may have measurements of several versions of jaxgrad, each of other calls.
             for machine, choices in jaxgrad.Tuning.load(path).machines.items():
                 if machine.platform == lowering_platform(platform):
@@ -130,15 +131,16 @@ def tables() -> dict[str, dict[str, Any]]:
                     measured_on.append(f"{count} of {len(all_calls(platform))} calls on {machine}")
                     times |= own_times
                     origins |= {text: (choice.date, machine.jaxgrad) for text, choice in choices.items()}
+                    name = name_of_own_table(machine.platform, machine.device_kind)
             if times:
                 forms = [each for each in own if each["op"] == xla_forms.OP]
                 times = _in_preferred_forms(
                     typed_rows(_rows(forms, platform, times, origins), path.stem), platform, times
                 )
-                of_devices[path.stem] = {"measured_on": measured_on, "rows": _rows(own, platform, times, origins)}
-        if platform == "gpu":  # CPUs differ in their models: they share one table
-            found |= of_devices
-        found[f"generic {platform}"] = _generic(own, list(of_devices.values()))
+                rows = _rows(own, platform, times, origins)
+                of_machines.setdefault(name, []).append({"measured_on": measured_on, "rows": rows})
+        found |= {name: _common(own, tables) for name, tables in of_machines.items() if name}
+        found[f"generic {platform}"] = _common(own, list(itertools.chain(*of_machines.values())))
     return found
 
 
@@ -266,17 +268,17 @@ def _geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs))
 
 
-def _generic(classes: Sequence[_Class], of_devices: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The table of other devices: a kernel is preferred where it is on all that were measured."""
+def _common(classes: Sequence[_Class], of_machines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The table of several machines: a kernel is preferred where it is on all of them that measured the class."""
     rows = []
     for index, each in enumerate(classes):
-        found = [table["rows"][index] for table in of_devices if table["rows"][index]["measured"]]
+        found = [table["rows"][index] for table in of_machines if table["rows"][index]["measured"]]
         if not found:
             rows.append(_row(each, each["unmeasured"], None))
             continue
         least = min(found, key=lambda row: row["measured"]["ratio"] * (1 if row["prefer"] not in _LIBRARIES else -1))
         rows.append(_row(each, least["prefer"], least["measured"]))
-    return {"measured_on": [each for table in of_devices for each in table["measured_on"]], "rows": rows}
+    return {"measured_on": [each for table in of_machines for each in table["measured_on"]], "rows": rows}
 
 
 def regrets(platform: str, table: Sequence[Row], times: _Times) -> dict[str, float]:
@@ -297,9 +299,10 @@ def replays() -> dict[str, dict[str, float]]:
     found = {}
     for path in sorted(TUNINGS.glob("*.json")):
         machines = jaxgrad.Tuning.load(path).machines
-        platform = "cpu" if {machine.platform for machine in machines} == {"cpu"} else "gpu"
-        name = path.stem if platform == "gpu" else "generic cpu"
-        table = read_table(name)
+        machine = next(iter(machines))
+        platform = public_platform(machine.platform)
+        name = name_of_own_table(machine.platform, machine.device_kind)
+        table = read_table(name or f"generic {platform}")
         times: dict[str, Mapping[str, float]] = {}
         for choices in machines.values():
             times |= {text: _times_of_libraries(choice.times_us) for text, choice in choices.items()}

@@ -20,7 +20,7 @@ from jaxgrad._src.conv.features import ConvFeatures
 from jaxgrad._src.core.environment import Environment
 from jaxgrad._src.core.tuning import Choice, Recorder
 from jaxgrad._src.gru.features import GruFeatures
-from jaxgrad._src.native import cuda
+from jaxgrad._src.native import cpu, cuda
 from jaxgrad._src.selection import table
 
 NAMES = sorted(path.stem for path in preferences.TABLES.glob("*.json"))
@@ -63,7 +63,7 @@ def test_a_table_is_complete(name):
             for row in own:
                 assert set(row.when) <= features, row
                 assert row.why
-    assert "cpu" in name or {row.op for row in rows} == set(PASSES)
+    assert "cpu" in name.lower() or {row.op for row in rows} == set(PASSES)
 
 
 def test_the_tables_are_up_to_date():
@@ -91,7 +91,22 @@ _WITHOUT_MEASUREMENT = {
     # There is no other form.
     ("conv_on_xla", "other, on XLA", _OF_CONV),
 }
+_WITHOUT_MEASUREMENT_ON_CPUS = {
+    ("gru", "one step", _BOTH),
+    ("conv_on_xla", "other, on XLA", _OF_CONV),
+}
 WITHOUT_MEASUREMENT = {
+    "generic cpu": _WITHOUT_MEASUREMENT_ON_CPUS,
+    # Their calls were added when no such CPU was at hand.
+    "CPU with AVX-512": {
+        *_WITHOUT_MEASUREMENT_ON_CPUS,
+        ("conv", "window covers x", _OF_CONV),
+        ("conv", "depthwise, a window that spans much, features first", _OF_CONV),
+        ("conv", "depthwise with dilation", ("forward",)),
+        ("conv", "depthwise with dilation", ("input_gradient", "weight_gradient")),
+        ("conv_on_xla", "window covers x on XLA", _OF_CONV),
+        ("conv_on_xla", "independent problems on XLA", ("weight_gradient",)),
+    },
     "NVIDIA H100 80GB HBM3": _WITHOUT_MEASUREMENT,
     # Its calls were measured on an H200 before XLA ran them as a convolution, and not again.
     "NVIDIA H200": {
@@ -410,11 +425,50 @@ def test_bounds(low, high, matches):
     assert row.matches(BatchNormFeatures(3, 1, True)) is matches
 
 
+@pytest.mark.parametrize(
+    ("instruction_set", "processes", "name"),
+    [
+        ("avx512", 1, "CPU with AVX-512"),
+        ("avx512", 2, "generic cpu"),  # the second process may run without AVX-512
+        ("avx2", 1, "generic cpu"),
+        ("baseline", 1, "generic cpu"),
+    ],
+)
+def test_cpus_share_the_table_of_their_instruction_set(monkeypatch, instruction_set, processes, name):
+    monkeypatch.setattr(table, "_instruction_set", lambda: instruction_set)
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    assert table.table_name("cpu") == name
+    assert all(row.table == name for row in table.rows("cpu"))
+
+
+def test_the_instruction_set_is_that_of_the_kernels():
+    assert table._instruction_set() == cpu.build_info()["instruction_set"]
+    assert cpu.build_info()["instruction_set"] in ("avx512", "avx2", "baseline")
+
+
+def test_tables_of_cpus_follow_the_machines_with_their_instruction_set(tmp_path, monkeypatch):
+    """The generic table follows all of them."""
+    monkeypatch.setattr(preferences, "TUNINGS", tmp_path)
+    for kind, ratio in {"One, avx512": 2.0, "Another, avx512": 1.5, "Old, avx2": 0.5}.items():
+        choices = {
+            text: Choice("xla", "xla", {"xla": 10.0 * ratio, "cpu": 10.0}, "2026-11-26")
+            for text in preference_calls.calls("cpu")
+        }
+        machine = dataclasses.replace(_machine(f"{kind}, 2 cores"), platform="cpu")
+        jaxgrad.Tuning({machine: choices}).save(tmp_path / f"{kind}.json")
+    found = preferences.tables()
+    assert set(found) == {"CPU with AVX-512", "generic cpu", "generic gpu"}
+    for name, prefer, ratio, machines in (("CPU with AVX-512", "cpu", 1.5, 2), ("generic cpu", "xla", 2.0, 3)):
+        (row,) = [row for row in found[name]["rows"] if row["name"] == "groups" and row["op"] == "conv"]
+        assert (row["prefer"], row["measured"]["ratio"]) == (prefer, ratio)
+        assert len(found[name]["measured_on"]) == machines
+
+
 def test_explain_names_the_row():
     x, w = np.ones((2, 8, 9, 16), np.float32), np.ones((3, 3, 16, 16), np.float32)
     call = jaxgrad.conv_general_dilated, x, w, (1, 1), "SAME"
     explained = jaxgrad.explain(*call, dimension_numbers=_NHWC, platform="cpu")
-    assert explained.preference.startswith("row 'other' of the table 'generic cpu', ")
+    assert explained.preference.startswith(f"row 'other' of the table '{table.table_name('cpu')}', ")
     assert str(explained).endswith(f"; {explained.preference})")
     w = np.ones((3, 3, 1, 16), np.float32)
     of_passes = jaxgrad.explain(

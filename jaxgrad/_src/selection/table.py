@@ -1,8 +1,9 @@
 """Tables of preferences: which implementation is the fastest for a class of calls, one table for each kind of device.
 
 `tables/<kind>.json` is written by `python -m benchmarks preferences` from measurements. A call takes the first row that
-matches it and whose implementation supports it. A device without a table takes "generic <platform>.json", which prefers
-a kernel of jaxgrad only where it is clearly faster on all devices on which calls of the class were measured.
+matches it and whose implementation supports it. Each kind of GPU has a table, and CPUs share one for an instruction
+set. A device without a table takes "generic <platform>.json", which prefers a kernel of jaxgrad only where it is
+clearly faster on all devices on which calls of the class were measured.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxgrad._src.core.op import public_platform
-from jaxgrad._src.native import cuda
+from jaxgrad._src.native import cpu, cuda
 
 _TABLES = Path(__file__).parent / "tables"
 
@@ -107,10 +110,34 @@ def rows(platform: str) -> tuple[Row, ...]:
 
 
 def table_name(platform: str) -> str:
-    """The name of the table of this machine's device: the generic one without a GPU, or if the device has none."""
-    kind = cuda.device_kind() if platform == "cuda" else None
-    name = file_name(kind) if kind else ""
+    """The name of the table of this machine's device: the generic one without a GPU, or if the device has none.
+
+    For CPUs it is the generic one in a program of several processes too: they must all lower the same program, and may
+    run on unlike machines.
+    """
+    if platform == "cuda":
+        kind = cuda.device_kind() or ""
+    else:
+        kind = _instruction_set() if jax.process_count() == 1 else ""
+    name = name_of_own_table(platform, kind)
     return name if name and _is_file(_TABLES / f"{name}.json") else f"generic {public_platform(platform)}"
+
+
+def name_of_own_table(platform: str, device_kind: str) -> str:
+    """The name that the table of a kind of device has, if there is one; empty for CPUs that share the generic table.
+
+    Args:
+      platform: "cpu" or "cuda".
+      device_kind: the kind of a GPU, or a text with the instruction set of jaxgrad's kernels on a CPU.
+    """
+    if platform == "cuda":
+        return file_name(device_kind)
+    return "CPU with AVX-512" if "avx512" in device_kind else ""
+
+
+@cache
+def _instruction_set() -> str:
+    return cpu.build_info().get("instruction_set", "")
 
 
 @cache
@@ -119,7 +146,7 @@ def _is_file(path: Path) -> bool:
 
 
 def file_name(device_kind: str) -> str:
-    """The name of the table of a kind of device."""
+    """The kind of a device as the name of a file."""
     return re.sub(r"[^\w -]", "", device_kind)
 
 
