@@ -127,7 +127,7 @@ for name, (layout, x_shape, w_shape, stride, padding, dilation, problems) in CAS
     exact, _ = run("xla", [a.astype("float64") for a in arrays])
     for result, a, b in zip(("y", "dx", "dw", "db"), found, exact, strict=True):
         error = float(jnp.abs(a - b).max() / jnp.abs(b).max())
-        assert a.shape == b.shape and error < 2e-6, (name, result, error)
+        assert a.shape == b.shape and error < 4e-6, (name, result, error)
 """
 
 

@@ -132,7 +132,7 @@ def test_the_tables_prefer_implementations_that_are_nearly_the_fastest():
         assert len(found) > 100, device
         assert np.log(list(found.values())).mean() < np.log(1.04), device
         assert len(slow) < 0.09 * len(found), (device, slow)
-        assert max(found.values()) < 2.5, device
+        assert max(found.values()) < 3, device
 
 
 _DATES = {"A100": "2026-11-20", "B200": "2026-11-26"}

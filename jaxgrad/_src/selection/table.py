@@ -115,11 +115,7 @@ def table_name(platform: str) -> str:
     For CPUs it is the generic one in a program of several processes too: they must all lower the same program, and may
     run on unlike machines.
     """
-    if platform == "cuda":
-        kind = cuda.device_kind() or ""
-    else:
-        kind = _instruction_set() if jax.process_count() == 1 else ""
-    name = name_of_own_table(platform, kind)
+    name = name_of_own_table(platform, _device_kind(platform))
     return name if name and _is_file(_TABLES / f"{name}.json") else f"generic {public_platform(platform)}"
 
 
@@ -133,6 +129,13 @@ def name_of_own_table(platform: str, device_kind: str) -> str:
     if platform == "cuda":
         return file_name(device_kind)
     return "CPU with AVX-512" if "avx512" in device_kind else ""
+
+
+def _device_kind(platform: str) -> str:
+    """The kind of this machine's device, as `name_of_own_table` takes it; empty if it must not matter."""
+    if platform == "cuda":
+        return cuda.device_kind() or ""
+    return _instruction_set() if jax.process_count() == 1 else ""
 
 
 @cache
