@@ -71,21 +71,16 @@ def test_the_tables_are_up_to_date():
     assert preferences.write(preferences.TABLES, check=True) == []
 
 
-_WITHOUT_MEASUREMENT = {
+_WITHOUT_MEASUREMENT_ON_GPUS = {
     # Hopper has the features last in memory here, which an earlier row takes.
     ("conv", "depthwise with a large window, float32", ("weight_gradient",)),
     ("conv", "depthwise with dilation, float32", ("weight_gradient",)),
-    # Without jaxgrad's kernel, which an earlier row takes.
-    ("conv", "groups of one input feature with dilation", ("input_gradient",)),
     # Transposed convolutions have strides.
     ("conv", "reversed, three spatial axes", ("input_gradient",)),
     ("conv", "reversed, asymmetric padding", ("input_gradient",)),
     ("conv", "reversed", ("input_gradient",)),
     # A measurement includes the gradients, which a rollout does not compute.
     ("gru", "one step", ("forward", "backward")),
-    # Patches of images have few features, whose rows come before.
-    ("conv_on_xla", "large windows that do not overlap, on XLA", ("input_gradient",)),
-    ("conv_on_xla", "huge windows of a few groups that do not overlap, on XLA", _OF_CONV),
     # Many large problems, and large ones with strides.
     ("conv_on_xla", "other independent problems on XLA", ("weight_gradient",)),
     # There is no other form.
@@ -107,12 +102,8 @@ WITHOUT_MEASUREMENT = {
         ("conv_on_xla", "window covers x on XLA", _OF_CONV),
         ("conv_on_xla", "independent problems on XLA", ("weight_gradient",)),
     },
-    "NVIDIA H100 80GB HBM3": _WITHOUT_MEASUREMENT,
-    # Its calls were measured on an H200 before XLA ran them as a convolution, and not again.
-    "NVIDIA H200": {
-        *_WITHOUT_MEASUREMENT,
-        ("conv", "independent problems with many positions", ("weight_gradient",)),
-    },
+    "NVIDIA H100 80GB HBM3": _WITHOUT_MEASUREMENT_ON_GPUS,
+    "NVIDIA H200": _WITHOUT_MEASUREMENT_ON_GPUS,
 }
 
 
