@@ -446,10 +446,13 @@ def test_explain_names_the_choice_of_a_call_with_bias_and_relu():
         found = passes(jax.jit(gradients).lower(_X, _W, bias))
     assert set(found) == {"xla"}
     assert explained.implementation == "xla"
+    assert "chosen by jaxgrad.tune" in explained.reason
     for one_pass in explained.passes:
         assert one_pass.implementation == "xla"
         assert "chosen by jaxgrad.tune" in one_pass.reason
-    assert [one_pass.reason.count("each tap of the window") for one_pass in explained.passes] == [0, 0, 1]
+    # On a GPU, where XLA runs the weight gradient of this call as a convolution, the passes are explained alike.
+    products = [] if jax.default_backend() == "gpu" else [0, 0, 1]
+    assert [one_pass.reason.count("each tap of the window") for one_pass in explained.passes] == products
 
 
 @pytest.mark.parametrize("decorated", [lambda f: f, jax.jit, functools.partial], ids=["plain", "jit", "partial"])
