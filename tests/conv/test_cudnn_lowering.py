@@ -77,7 +77,7 @@ RULES = {
     "depthwise and dilation": (
         PLAIN.replace(groups=4, features=1, rhs_dilation=(2, 2)),
         "float32",
-        ("input_gradient", "weight_gradient"),
+        ("input_gradient",),
     ),
     "volume": (VOLUME, "float32", PASSES),
     "few features": (
