@@ -3,7 +3,7 @@
 `--measure` measures every implementation of the cases' calls on the device at hand, as `jaxgrad.tune` does, and adds a
 file to benchmarks/results/tunings. `--again` measures some calls anew, such as those of a changed kernel. The tables
 are then written from these files and from shape_classes.json, which has the classes of calls in their order, with the
-implementation to prefer where no case of a class was measured. `--check` only compares. At the end the tables are
+implementation to prefer where no case of a class was measured on any machine. `--check` only compares. At the end the tables are
 replayed: how much longer the measured calls take than on their fastest implementations.
 """
 
@@ -139,8 +139,11 @@ def tables() -> dict[str, dict[str, Any]]:
                 )
                 rows = _rows(own, platform, times, origins)
                 of_machines.setdefault(name, []).append({"measured_on": measured_on, "rows": rows})
-        found |= {name: _common(own, tables) for name, tables in of_machines.items() if name}
-        found[f"generic {platform}"] = _common(own, list(itertools.chain(*of_machines.values())))
+        unmeasured = [each["unmeasured"] for each in own]
+        generic = _common(own, list(itertools.chain(*of_machines.values())), unmeasured)
+        elsewhere = [row["prefer"] for row in generic["rows"]]
+        found |= {name: _common(own, tables, elsewhere) for name, tables in of_machines.items() if name}
+        found[f"generic {platform}"] = generic
     return found
 
 
@@ -268,13 +271,18 @@ def _geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs))
 
 
-def _common(classes: Sequence[_Class], of_machines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The table of several machines: a kernel is preferred where it is on all of them that measured the class."""
+def _common(
+    classes: Sequence[_Class], of_machines: Sequence[dict[str, Any]], unmeasured: Sequence[str]
+) -> dict[str, Any]:
+    """The table of several machines: a kernel is preferred where it is on all of them that measured the class.
+
+    `unmeasured` are the preferences where none of them did.
+    """
     rows = []
     for index, each in enumerate(classes):
         found = [table["rows"][index] for table in of_machines if table["rows"][index]["measured"]]
         if not found:
-            rows.append(_row(each, each["unmeasured"], None))
+            rows.append(_row(each, unmeasured[index], None))
             continue
         least = min(found, key=lambda row: row["measured"]["ratio"] * (1 if row["prefer"] not in _LIBRARIES else -1))
         rows.append(_row(each, least["prefer"], least["measured"]))

@@ -437,22 +437,44 @@ def test_the_instruction_set_is_that_of_the_kernels():
     assert cpu.build_info()["instruction_set"] in ("avx512", "avx2", "baseline")
 
 
-def test_tables_of_cpus_follow_the_machines_with_their_instruction_set(tmp_path, monkeypatch):
-    """The generic table follows all of them."""
+@pytest.fixture
+def measured_cpus(tmp_path, monkeypatch):
+    """Writes measurements: by kind of CPU, how much faster oneDNN is than XLA, and which calls were measured."""
     monkeypatch.setattr(preferences, "TUNINGS", tmp_path)
-    for kind, ratio in {"One, avx512": 2.0, "Another, avx512": 1.5, "Old, avx2": 0.5}.items():
-        choices = {
-            text: Choice("xla", "xla", {"xla": 10.0 * ratio, "cpu": 10.0}, "2026-11-26")
-            for text in preference_calls.calls("cpu")
-        }
-        machine = dataclasses.replace(_machine(f"{kind}, 2 cores"), platform="cpu")
-        jaxgrad.Tuning({machine: choices}).save(tmp_path / f"{kind}.json")
-    found = preferences.tables()
+
+    def write(gains, left_out="nothing"):
+        for kind, gain in gains.items():
+            choices = {
+                text: Choice("xla", "xla", {"xla": 10.0 * gain, "cpu": 10.0}, "2026-11-26")
+                for text in preference_calls.calls("cpu")
+                if "avx512" not in kind or left_out not in text
+            }
+            machine = dataclasses.replace(_machine(f"{kind}, 2 cores"), platform="cpu")
+            jaxgrad.Tuning({machine: choices}).save(tmp_path / f"{kind}.json")
+        return preferences.tables()
+
+    return write
+
+
+def _row_of_groups(table_of_cpus):
+    (row,) = [row for row in table_of_cpus["rows"] if row["name"] == "groups" and row["op"] == "conv"]
+    return row["prefer"], row["measured"] and row["measured"]["ratio"]
+
+
+def test_tables_of_cpus_follow_the_machines_with_their_instruction_set(measured_cpus):
+    """The generic table follows all of them."""
+    found = measured_cpus({"One, avx512": 2.0, "Another, avx512": 1.5, "Old, avx2": 0.5})
     assert set(found) == {"CPU with AVX-512", "generic cpu", "generic gpu"}
-    for name, prefer, ratio, machines in (("CPU with AVX-512", "cpu", 1.5, 2), ("generic cpu", "xla", 2.0, 3)):
-        (row,) = [row for row in found[name]["rows"] if row["name"] == "groups" and row["op"] == "conv"]
-        assert (row["prefer"], row["measured"]["ratio"]) == (prefer, ratio)
-        assert len(found[name]["measured_on"]) == machines
+    assert _row_of_groups(found["CPU with AVX-512"]) == ("cpu", 1.5)
+    assert _row_of_groups(found["generic cpu"]) == ("xla", 2.0)
+    assert len(found["CPU with AVX-512"]["measured_on"]) == 2
+    assert len(found["generic cpu"]["measured_on"]) == 3
+
+
+def test_a_class_that_was_measured_elsewhere_alone_takes_the_generic_preference(measured_cpus):
+    found = measured_cpus({"One, avx512": 2.0, "Old, avx2": 0.5}, left_out="feature_group_count")
+    assert _row_of_groups(found["CPU with AVX-512"]) == ("xla", None)
+    assert _row_of_groups(found["generic cpu"]) == ("xla", 2.0)
 
 
 def test_explain_names_the_row():

@@ -45,7 +45,8 @@ class Backend:
       passes: the passes that it has kernels for; None for all passes of the op.
       instead: what runs where the kernels are missing, for the warning.
       depends_on_problem_only: whether the answers about a convolution depend only on its problem, on `has_bias` and on
-        `transposed`, so that they may be kept: not on settings, precision or relu, nor on free memory.
+        `transposed`, so that they may be kept: not on settings, precision or relu, nor on free memory. The table of
+        the machine does not change while a process runs.
     """
 
     implementation: ClassVar[str]

@@ -110,10 +110,10 @@ def rows(platform: str) -> tuple[Row, ...]:
 
 
 def table_name(platform: str) -> str:
-    """The name of the table of this machine's device: the generic one without a GPU, or if the device has none.
+    """The name of the table of this machine's device, or of the generic one if the device has none.
 
-    For CPUs it is the generic one in a program of several processes too: they must all lower the same program, and may
-    run on unlike machines.
+    Programs for a GPU that are lowered without one take the generic table. So do programs for CPUs of several
+    processes, which must all select alike, and may run on unlike machines.
     """
     name = name_of_own_table(platform, _device_kind(platform))
     return name if name and _is_file(_TABLES / f"{name}.json") else f"generic {public_platform(platform)}"
