@@ -3,8 +3,8 @@
 `--measure` measures every implementation of the cases' calls on the device at hand, as `jaxgrad.tune` does, and adds a
 file to benchmarks/results/tunings. `--again` measures some calls anew, such as those of a changed kernel. The tables
 are then written from these files and from shape_classes.json, which has the classes of calls in their order, with the
-implementation to prefer where no case of a class was measured on any machine. `--check` only compares. At the end the tables are
-replayed: how much longer the measured calls take than on their fastest implementations.
+implementation to prefer where no case of a class was measured on any machine. `--check` only compares. At the end the
+tables are replayed: how much longer the measured calls take than on their fastest implementations.
 """
 
 from __future__ import annotations
