@@ -400,7 +400,7 @@ bool check(const Op& op, Pool& pool) {
   return right;
 }
 
-// Whether oneDNN has bfloat16 convolutions for this CPU. Older ones lack them without AVX-512; jaxgrad's handler then
+// Whether oneDNN has bfloat16 convolutions for this CPU. oneDNN 3.2 has none without AVX-512: there jaxgrad's handler
 // converts the operands (ffi/cpu/conv/call.cc).
 bool has_bfloat16_convolutions() {
   SerialParallel serial;
