@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from typing import Any
 import jax
 import pytest
 from backends import EVERY_OP, THOROUGH_ON_XLA, XLA, Backend
-from cuda_module import ENGINES
+from cuda_module import ENGINES, NO_CUDA_MODULE
 from fork_server import READ_LATER, ForkServer
+from pairwise import distinct_parameters, pairwise
 
 from jaxgrad._src.conv.geometry import ConvGeometry
 from jaxgrad._src.native import cuda
@@ -44,14 +44,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="leave JAX configured as it is for users: 32-bit types, all optimizations, and TF32 products on a GPU",
     )
-    parser.addoption(
-        "--sample",
-        type=int,
-        default=1,
-        metavar="N",
-        help="of the selected cases of each test, run the first and one in N of the others, and all cases over a mesh",
-    )
-    parser.addoption("--salt", default="", metavar="TEXT", help="another text, such as a commit, selects other cases")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -95,32 +87,31 @@ def _clear_compiled_programs() -> Iterator[None]:
     jax.clear_caches()
 
 
-@pytest.hookimpl(trylast=True)  # after -k and -m
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    _sample(config, items)
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _leave_pairs(items)
     gpus = _gpus()
     for item in items:
         if (mark := item.get_closest_marker("gpu")) and gpus < (needed := mark.kwargs.get("count", 1)):
             item.add_marker(
                 pytest.mark.skip(reason=f"needs {needed} GPU{'s' * (needed > 1)}, JAX sees {gpus or 'none'}")
             )
+        if item.get_closest_marker("cuda_module") and not cuda.targets():
+            item.add_marker(pytest.mark.skip(reason=NO_CUDA_MODULE))
 
 
-def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if (among := config.getoption("sample")) < 1:
-        raise pytest.UsageError(f"--sample must be at least 1, got {among}")
-    seen, kept, left_out = set(), [], []
+def _leave_pairs(items: list[pytest.Item]) -> None:
+    """Marks cases of tests with three or more parameters as thorough: see pairwise.py. All GPU tests stay."""
+    tests: dict[str, list[Any]] = {}
     for item in items:
-        test, of_gpu = item.nodeid.partition("[")[0], item.get_closest_marker("gpu")  # skipped without one
-        always = of_gpu or test not in seen or item.path.name.startswith("test_mesh")
-        if not of_gpu:
-            seen.add(test)
-        # By a hash: every N-th case would leave out one value of a parameter altogether.
-        digest = zlib.crc32((config.getoption("salt") + item.nodeid).encode())
-        (kept if always or digest % among == 0 else left_out).append(item)
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = kept
+        if hasattr(item, "callspec") and not any(item.iter_markers("gpu")) and not any(item.iter_markers("thorough")):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in tests.values():
+        values = [[id(value) for value in item.callspec.params.values()] for item in cases]
+        kept = pairwise(distinct_parameters(values))
+        for index, item in enumerate(cases):
+            if index not in kept:
+                item.add_marker(pytest.mark.thorough)
 
 
 _SECONDS = 240  # that a script may take

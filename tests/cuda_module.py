@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jaxgrad._src.native import cuda
-
 NO_CUDA_MODULE = "this build has no CUDA module: JAXGRAD_CUDA=1 makes one that has"
-NEEDS_CUDA_MODULE = pytest.mark.skipif(not cuda.targets(), reason=NO_CUDA_MODULE)
+NEEDS_CUDA_MODULE = pytest.mark.cuda_module
 
 # As "number:workspace bytes:microseconds". The first engine of the heuristic is not the fastest; neither needs the most
 # workspace.

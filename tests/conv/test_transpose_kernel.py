@@ -9,12 +9,13 @@ import subprocess
 
 import numpy as np
 import pytest
-from cuda_module import NO_CUDA_MODULE
+from cuda_module import NEEDS_CUDA_MODULE, NO_CUDA_MODULE
 
 from jaxgrad._src.native import cuda
 
 if not cuda.targets():  # the cases below are drawn with the compiled module
     pytest.skip(NO_CUDA_MODULE, allow_module_level=True)
+pytestmark = NEEDS_CUDA_MODULE
 
 KERNELS = [
     *(f"transpose_{few}{size}" for few in ("", "few_") for size in (2, 4, 8)),

@@ -1,0 +1,42 @@
+"""Selects cases of a test with several parameters so that every two values of two parameters occur together.
+
+Most faults show with one value or with two values together. A test with three or more parameters therefore runs few of
+its cases by default: those of `pairwise`. The others are marked `thorough`. The selection depends on the parameters alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Sequence
+
+Case = tuple[Hashable, ...]
+
+
+def pairwise(cases: Sequence[Case]) -> set[int]:
+    """Returns the indices of few cases that have all pairs of values of all cases; all indices without a pair.
+
+    Args:
+      cases: for each case the values of its parameters. All cases have the same number of parameters.
+
+    The next case is always the first of those with the most pairs that no selected case has.
+    """
+    if not cases or len(cases[0]) < 2:
+        return {*range(len(cases))}
+    missing = [{*itertools.combinations(enumerate(case), 2)} for case in cases]
+    selected = set()
+    while any(missing):
+        index = max(range(len(cases)), key=lambda i: len(missing[i]))
+        selected.add(index)
+        covered = frozenset(missing[index])
+        missing = [pairs - covered for pairs in missing]
+    return selected
+
+
+def distinct_parameters(cases: Sequence[Sequence[Hashable]]) -> list[Case]:
+    """Returns the cases without the parameters that never change, or that change along with an earlier one."""
+    columns = {}
+    for column in zip(*cases, strict=True):
+        numbers = {value: number for number, value in enumerate(dict.fromkeys(column))}
+        if len(numbers) > 1:
+            columns[tuple(numbers[value] for value in column)] = None
+    return [*zip(*columns, strict=True)] if columns else [()] * len(cases)
