@@ -1,7 +1,7 @@
 """Selects cases of a test with several parameters so that every two values of two parameters occur together.
 
-Most faults show with one value or with two values together. A test with three or more parameters therefore runs few of
-its cases by default: those of `pairwise`. The others are marked `thorough`. The selection depends on the parameters alone.
+Most faults show with one value or with two values together. A test with three or more parameters therefore runs few
+of its cases by default: those of `pairwise`. The others are marked `thorough`. The parameters alone decide which.
 """
 
 from __future__ import annotations

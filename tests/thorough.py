@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -11,3 +11,11 @@ import pytest
 def thorough_after(count: int, values: Sequence[Any]) -> list[Any]:
     """The values of one parameter; those after the first `count` are marked `thorough`."""
     return [*values[:count], *(pytest.param(value, marks=pytest.mark.thorough) for value in values[count:])]
+
+
+def one_in(count: int, values: Iterable[Any]) -> list[Any]:
+    """The values of one parameter; all but the first and every `count`-th after it are marked `thorough`."""
+    return [
+        value if index % count == 0 else pytest.param(value, marks=pytest.mark.thorough)
+        for index, value in enumerate(values)
+    ]

@@ -13,7 +13,7 @@ from conv_cases import ConvCase, cotangent, make_conv_inputs
 from conv_references import in_float64, lax_conv
 from conv_running import assert_same, conv, run, terms
 from mesh_running import import_test_module
-from thorough import thorough_after
+from thorough import one_in, thorough_after
 
 import jaxgrad
 from jaxgrad._src.conv import cpu as conv_cpu
@@ -113,7 +113,7 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", one_in(2, LARGE))
 def test_large_problems(name):
     case = LARGE[name]
     inputs, plain = make_conv_inputs(case), lax_conv(case)

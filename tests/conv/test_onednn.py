@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from thorough import one_in, thorough_after
 
 import jaxgrad
 from jaxgrad import _cpu
@@ -135,7 +136,7 @@ def _library(kind, folder):
 KINDS = ["missing package", "no file", "no list", "no library", "deleted", "too old", "much too old", "too new"]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "without functions", "SYCL", "thread pool"])
+@pytest.mark.parametrize("kind", one_in(3, [*KINDS, "without functions", "SYCL", "thread pool"]))
 def test_diagnosis_reports_why_onednn_is_missing(kind, run_python, tmp_path):
     """The report of `python -m jaxgrad` has the reason and is complete."""
     library, reason = _library(kind, tmp_path)
@@ -144,7 +145,7 @@ def test_diagnosis_reports_why_onednn_is_missing(kind, run_python, tmp_path):
         assert part in text, f"{part!r} is not in:\n{text}"
 
 
-@pytest.mark.parametrize("kind", ["AArch64", "no library", "too old"])
+@pytest.mark.parametrize("kind", thorough_after(1, ["AArch64", "no library", "too old"]))
 def test_calls_run_on_xla_without_onednn(kind, run_python, tmp_path):
     library, reason = _library(kind, tmp_path)
     run_python(_PATCH.format(library=library) + _SCRIPT.format(reason=reason), JAXGRAD_ONEDNN="package")

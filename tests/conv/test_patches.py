@@ -16,6 +16,7 @@ from conv_references import in_float64, lax_conv
 from conv_running import assert_same, conv, conv_transpose, run, terms
 from conv_transpose_cases import TransposeCase, lax_conv_transpose, make_transpose_inputs
 from jax import lax
+from thorough import one_in, thorough_after
 
 import jaxgrad
 from jaxgrad._src.conv import patches, xla_forms
@@ -82,7 +83,7 @@ def _check(backend, case, dtype):
     assert_same(found, expected, dtype=dtype, terms=terms(inputs, y), message=f"{backend} {case}")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", one_in(2, CASES))
 def test_values_and_gradients(backend, name):
     _check(backend, CASES[name], "float32")
 
@@ -109,7 +110,7 @@ def _random_case(seed):
             return case
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", thorough_after(2, range(4)))
 def test_random_cases(block):
     for seed in range(8 * block, 8 * block + 8):
         _check(XLA, _random_case(seed), ("float32", "float64", "bfloat16", "float32")[seed % 4])

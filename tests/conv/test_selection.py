@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from thorough import thorough_after
 
 import jaxgrad
 from jaxgrad._src.conv import canonicalize, onednn
@@ -68,7 +69,7 @@ def _differentiable(lhs):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("implementation", [None, "xla"])
+@pytest.mark.parametrize("implementation", thorough_after(1, [None, "xla"]))
 def test_values_and_gradients(name, implementation):
     lhs, rhs, args, kwargs, _ = CASES[name]
 

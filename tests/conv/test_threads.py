@@ -9,6 +9,7 @@ from backends import CPU_KERNEL, XLA
 from conv_cases import ConvCase, cotangent, make_conv_inputs
 from conv_references import lax_conv
 from conv_running import assert_same, conv, run, terms
+from thorough import one_in, thorough_after
 
 # More than four million multiplications each; one case for each kind of kernel and layout. Two threads compute parts of
 # the batch, of one or two images each, and a single image as a team.
@@ -36,7 +37,7 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", one_in(2, LARGE))
 def test_values_and_gradients(name):
     case = LARGE[name]
     inputs = make_conv_inputs(case)
@@ -72,7 +73,7 @@ print(len(os.listdir("/proc/self/task")) - before)
 """
 
 
-@pytest.mark.parametrize("team", [2, 12, 40])
+@pytest.mark.parametrize("team", thorough_after(1, [12, 2, 40]))
 def test_thread_count_stays_bounded(run_python, team):
     """If each of eight threads led a team of 40, there would be 320 threads."""
     extra = int(run_python(_SCRIPT, OMP_NUM_THREADS=str(team)).stdout)
