@@ -13,9 +13,9 @@ def thorough_after(count: int, values: Sequence[Any]) -> list[Any]:
     return [*values[:count], *(pytest.param(value, marks=pytest.mark.thorough) for value in values[count:])]
 
 
-def one_in(count: int, values: Iterable[Any]) -> list[Any]:
-    """The values of one parameter; all but the first and every `count`-th after it are marked `thorough`."""
+def one_in(count: int, values: Iterable[Any], *, several: bool = False) -> list[Any]:
+    """The values of one parameter, or tuples of `several`; only every `count`-th is not marked `thorough`."""
     return [
-        value if index % count == 0 else pytest.param(value, marks=pytest.mark.thorough)
+        value if index % count == 0 else pytest.param(*(value if several else (value,)), marks=pytest.mark.thorough)
         for index, value in enumerate(values)
     ]

@@ -15,6 +15,7 @@ from cuda_module import NEEDS_CUDA_MODULE
 from depthwise_calls import FEW_HOPPER, H200, LARGE_WINDOWS, SMALL, direct_sum
 from depthwise_calls import DepthwiseCall as Call
 from jax import lax
+from thorough import one_in, thorough_after
 
 from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.conv.geometry import ConvGeometry
@@ -198,19 +199,19 @@ def _check(call, pass_name, tmp_path, kernel_emulation):
 
 
 @pytest.mark.parametrize("pass_name", ["forward", "input_gradient"])
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", one_in(2, CALLS))
 def test_emulated_kernel_matches_the_reference(name, pass_name, tmp_path, kernel_emulation):
     _check(CALLS[name], pass_name, tmp_path, kernel_emulation)
 
 
 @pytest.mark.parametrize("pass_name", ["forward", "input_gradient"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", thorough_after(3, range(6)))
 def test_emulated_kernel_matches_the_reference_of_random_calls(seed, pass_name, tmp_path, kernel_emulation):
     _check(_random_call(seed), pass_name, tmp_path, kernel_emulation)
 
 
 @pytest.mark.parametrize("pass_name", ["forward", "input_gradient"])
-@pytest.mark.parametrize("name", MATRIX_CALLS)
+@pytest.mark.parametrize("name", one_in(2, MATRIX_CALLS))
 def test_emulated_products_of_matrices_match_the_reference(name, pass_name, tmp_path, kernel_emulation):
     call = dataclasses.replace(MATRIX_CALLS[name], dtype="bfloat16")
     assert _multiplies_matrices(call, pass_name)
@@ -218,7 +219,7 @@ def test_emulated_products_of_matrices_match_the_reference(name, pass_name, tmp_
 
 
 @pytest.mark.parametrize("pass_name", ["forward", "input_gradient"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", thorough_after(2, range(4)))
 def test_emulated_products_of_matrices_match_the_reference_of_random_calls(seed, pass_name, tmp_path, kernel_emulation):
     _check(_random_matrix_call(seed), pass_name, tmp_path, kernel_emulation)
 

@@ -55,10 +55,9 @@ def test_transposed_in_each_dtype_on_the_kernel(dtype):
     assert_same(actual, in_float64(plain, inputs, dy), dtype=dtype, terms=terms(inputs, y))
 
 
-@pytest.mark.parametrize("dtypes", one_in(3, itertools.product(DTYPES, DTYPES)), ids="-".join)
-def test_preferred_element_type(dtypes):
+@pytest.mark.parametrize(("given", "preferred"), one_in(3, itertools.product(DTYPES, DTYPES), several=True))
+def test_preferred_element_type(given, preferred):
     """The result is computed in the preferred dtype; the gradients have the dtypes of the operands."""
-    given, preferred = dtypes
     case = CASE.replace(bias=False)
     inputs = make_conv_inputs(case, given)
     settings = {**case.settings, "preferred_element_type": preferred}

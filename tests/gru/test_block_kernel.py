@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from cuda_module import NEEDS_CUDA_MODULE
 from gru_cases import Case, fill_padding, is_padding, make_inputs
+from thorough import one_in
 from tolerances import EPS
 
 from jaxgrad._src.native import cuda
@@ -177,7 +178,9 @@ _DTYPES = {
 }
 
 
-@pytest.mark.parametrize(("dtype", "name"), [(dtype, name) for dtype, names in _DTYPES.items() for name in names])
+@pytest.mark.parametrize(
+    ("dtype", "name"), one_in(3, [(dtype, name) for dtype, names in _DTYPES.items() for name in names], several=True)
+)
 def test_emulated_kernels_match_the_reference(run, dtype, name):
     """Two groups with weights of their own."""
     rows_of_block, case = _CALLS[name]
@@ -208,7 +211,8 @@ _TENSOR_DTYPES = {
 
 
 @pytest.mark.parametrize(
-    ("dtype", "name"), [(dtype, name) for dtype, names in _TENSOR_DTYPES.items() for name in names]
+    ("dtype", "name"),
+    one_in(3, [(dtype, name) for dtype, names in _TENSOR_DTYPES.items() for name in names], several=True),
 )
 def test_emulated_tensor_kernels_match_the_reference(run, dtype, name):
     rows_of_block, case = _TENSOR_CALLS[name]
