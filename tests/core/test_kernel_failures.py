@@ -64,7 +64,13 @@ report(every=every, second=second[1], later=outcome(lambda: lowered({kind!r}, ne
 
 
 def _cases(functions):
-    return [pytest.param(name, kind, id=f"{name}-{kind}") for name, kinds in functions.items() for kind in kinds]
+    """One kind of kernel for each function in turn; the others are marked `thorough`."""
+    cases = []
+    for number, (name, kinds) in enumerate(functions.items()):
+        for kind in kinds:
+            marks = () if kind == kinds[number % len(kinds)] else pytest.mark.thorough
+            cases.append(pytest.param(name, kind, id=f"{name}-{kind}", marks=marks))
+    return cases
 
 
 @pytest.mark.parametrize(
