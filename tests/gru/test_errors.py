@@ -134,11 +134,10 @@ def test_non_integer_lengths(dtype, convert):
         _call(sequence_lens=convert(np.ones(3, dtype)))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8", "int32", "uint8"])
-@pytest.mark.parametrize("convert", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
-def test_resets_of_another_dtype(dtype, convert):
-    with pytest.raises(TypeError, match=_says(f"reset must have the dtype bool, got {dtype}", ".astype(bool)")):
-        _call(reset=convert(np.ones((5, 3), dtype)))
+def test_resets_of_another_dtype():
+    for array in (np.ones((5, 3), "complex64"), jax.random.split(jax.random.key(0), (5, 3))):
+        with pytest.raises(TypeError, match=_says(f"reset must be an array of bools, ints or floats, got {array.dtype}")):
+            _call(reset=array)
 
 
 def test_resets_as_a_list():
@@ -223,7 +222,7 @@ def test_errors_of_a_time_major_x_name_the_axes():
             jaxgrad.gru(x, w, r, **wrong, time_major=False)
     with pytest.raises(ValueError, match=r"x must have rank 3, \[B, T, I\]"):
         jaxgrad.gru(x[0], w, r, time_major=False)
-    with pytest.raises(ValueError, match=r"a bool array \[B, T\] that says where"):
+    with pytest.raises(ValueError, match=r"an array \[B, T\] that says where"):
         jaxgrad.gru(x, w, r, reset_h=np.ones((5, 1, 3), np.float32), time_major=False)
 
 

@@ -210,3 +210,36 @@ def test_higher_derivatives_do_not_read_a_replaced_state(backend, direction):
     filled[:, 0] = np.nan
     found, expected = derivatives(filled), derivatives(inputs.initial_h)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=backend.atol(1e-12)), found, expected)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint32", "float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("remat_every", [None, 2])
+def test_numbers(dtype, remat_every):
+    """As in `jnp.where`, a number is true if it is not zero, and so is NaN."""
+    inputs, _ = make_inputs(SETTINGS[0], "float32")
+    numbers = np.where(inputs.reset, 3, 0).astype(jnp.dtype(dtype))
+    if jnp.issubdtype(numbers.dtype, jnp.floating):
+        numbers[np.nonzero(inputs.reset)[0][0], np.nonzero(inputs.reset)[1][0]] = np.nan
+        numbers[~inputs.reset] = -0.0
+    assert 0 < inputs.reset.sum() < inputs.reset.size
+
+    def run(reset):
+        return jaxgrad.gru(*inputs[:6], reset=reset, reset_h=inputs.reset_h, remat_every=remat_every)
+
+    jax.tree.map(np.testing.assert_array_equal, run(numbers), run(inputs.reset))
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(run)(numbers.tolist()), jax.jit(run)(inputs.reset))
+
+
+def test_gradient_of_numbers():
+    """Batches of training steps hold floating-point resets beside what is differentiated."""
+    inputs, _ = make_inputs(SETTINGS[0], "float32")
+
+    def loss(batch):
+        return (jaxgrad.gru(batch["x"], inputs.w, inputs.r, reset=batch["reset"])[0] ** 2).sum()
+
+    batch = {"x": inputs.x, "reset": inputs.reset.astype(np.float32)}
+    gradient = jax.grad(loss)(batch)
+    np.testing.assert_array_equal(gradient["reset"], np.zeros_like(batch["reset"]))
+    expected = jax.grad(loss, allow_int=True)({**batch, "reset": inputs.reset})
+    np.testing.assert_array_equal(gradient["x"], expected["x"])
+    assert expected["reset"].dtype == jax.dtypes.float0

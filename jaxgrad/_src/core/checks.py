@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,11 +17,36 @@ def as_array(op: str, name: str, value: Any) -> jax.Array:
     """Returns `value` as a JAX array, without a copy if it is one."""
     if isinstance(value, jax.Array):
         return value
+    # A device that has no memory left raises RuntimeError too, and so does a tensor of PyTorch that requires a gradient.
+    is_numpy = isinstance(value, np.ndarray)
     try:
         # For a NumPy array, `jnp.asarray` compiles and keeps a program for each shape.
-        return jax.device_put(value) if isinstance(value, np.ndarray) else jnp.asarray(value)
-    except (TypeError, ValueError) as error:
+        return jax.device_put(value) if is_numpy else jnp.asarray(value)
+    except OverflowError as error:
+        dtype = jnp.asarray(0).dtype.name
+        raise ValueError(f"{op}: {name} must have ints in the range of {dtype}, got {reprlib.repr(value)}") from error
+    except (TypeError, ValueError) if is_numpy else (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{op}: {name} must be an array, got {type(value).__name__}") from error
+
+
+def as_mask(op: str, name: str, value: Any) -> jax.Array:
+    """Returns a bool array from bools or numbers, as `jnp.where` reads a condition: NaN is true.
+
+    A comparison has no derivative, so that the gradient of a floating-point mask is zero.
+    """
+    array = as_array(op, name, value)
+    if array.dtype == np.bool_:
+        return array
+    if not (jnp.issubdtype(array.dtype, jnp.integer) or jnp.issubdtype(array.dtype, jnp.floating)):
+        raise TypeError(f"{op}: {name} must be an array of bools, ints or floats, got {array.dtype.name}")
+    return array != 0
+
+
+def check_promotable(op: str, **arrays: jax.Array) -> None:
+    """Checks that arrays have dtypes that JAX promotes to those of the op: not float8, complex, or keys."""
+    for name, array in arrays.items():
+        if not (array.dtype == np.bool_ or jnp.issubdtype(array.dtype, jnp.integer)):
+            check_floating(op, name, array)
 
 
 def check_floating(op: str, name: str, array: jax.Array) -> None:

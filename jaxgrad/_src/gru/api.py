@@ -75,7 +75,8 @@ def gru(
       sequence_lens: [B], integers in [0, T], the length of each row; None if every row has T steps. Past its length,
         the hidden state of a row does not change, its output is zero, and its inputs are not used.
       initial_h: [D, B, H], the hidden state before the first step; None for zeros.
-      reset: [T, B], bool. Where it is true, `reset_h` or zeros replace the hidden state of the row before that step, as
+      reset: [T, B], bools, or numbers that are true where they are not 0, as in `jnp.where`: NaN is true, and the
+        gradient is zero. Where it is true, `reset_h` or zeros replace the hidden state of the row before that step, as
         at the first step of an episode in reinforcement learning. "Before" is in the order in which a direction takes
         the steps: in reverse, a reset at index t replaces the state that comes from index t + 1. A reset at the first
         step of a row replaces `initial_h`. A reset past the length of a row has no effect. None for no resets.
@@ -102,7 +103,7 @@ def gru(
 
     Raises:
       TypeError: an array has an unsupported dtype or a dtype other than that of x, sequence_lens is not an integer
-        array, reset is not a bool array, linear_before_reset or time_major is not a bool, clip is not a number, or
+        array, reset has neither bools nor real numbers, linear_before_reset or time_major is not a bool, clip is not a number, or
         remat_every is not an integer.
       ValueError: the shape of an array does not fit, direction or implementation is unknown, clip or remat_every is not
         positive, sequence_lens has a value outside [0, T], reset_h is given without reset, or remat_every is given
@@ -252,7 +253,7 @@ def _check_arrays(
             checks.check_same_dtype(_NAME, name, array, "x", x)
     if reset is None and reset_h is not None:
         dims = ", ".join(layout.order("T", "B"))
-        raise ValueError(f"{_NAME}: reset_h requires reset, a bool array [{dims}] that says where; got reset=None")
+        raise ValueError(f"{_NAME}: reset_h requires reset, an array [{dims}] that says where; got reset=None")
     lengths = _check_lengths(sequence_lens, T, B, note)
     x, initial_h, reset, reset_h = map(
         layout.to_time_major, (x, initial_h, _check_reset(reset, layout, T, B, note), reset_h)
@@ -271,9 +272,7 @@ def _check_state(name: str, state: Any, layout: _Layout, shape: tuple[int, ...],
 def _check_reset(reset: Any, layout: _Layout, T: int, B: int, note: str) -> jax.Array | None:
     if reset is None:
         return None
-    reset = checks.as_array(_NAME, "reset", reset)
-    if reset.dtype != np.bool_:
-        raise TypeError(f"{_NAME}: reset must have the dtype bool, got {reset.dtype.name}; cast it with .astype(bool)")
+    reset = checks.as_mask(_NAME, "reset", reset)
     checks.check_shape(_NAME, "reset", reset, layout.order("T", "B"), layout.order(T, B), note)
     return reset
 

@@ -37,7 +37,7 @@ def scan_gru(
       init: [*batch, H], the state before the first step.
       xs: [T, *batch, I], the inputs. With batch dimensions, the results are those of the cell under `jax.vmap`.
       reverse: whether the steps are taken from the last to the first, as in `jax.lax.scan`.
-      reset: [T, *batch], bool. Where it is true, zeros replace the state before that step, as at the first step of an
+      reset: [T, *batch], bools, or numbers, as in `jaxgrad.gru`. Where it is true, zeros replace the state before that step, as at the first step of an
         episode. None for no resets.
 
     Returns:
@@ -47,7 +47,7 @@ def scan_gru(
       states: [T, *batch, H], the state after each step.
 
     Raises:
-      TypeError: cell is not an `eqx.nn.GRUCell`, or reset is not a bool array.
+      TypeError: cell is not an `eqx.nn.GRUCell`, or an array has an unsupported dtype.
       ValueError: a shape does not fit.
 
     Examples:
@@ -67,9 +67,10 @@ def scan_gru(
     xs, init = checks.as_array(_NAME, "xs", xs), checks.as_array(_NAME, "init", init)
     if xs.ndim < 2 or xs.shape[-1] != I:
         raise ValueError(f"{_NAME}: xs must have the shape [T, *batch, I] with I = {I}, got {xs.shape}")
+    checks.check_promotable(_NAME, xs=xs, init=init, cell=weights.w)
     T, *batch = xs.shape[:-1]
     checks.check_shape(_NAME, "init", init, ("*batch", "H"), (*batch, H))
     if reset is not None:
-        reset = checks.as_array(_NAME, "reset", reset)
+        reset = checks.as_mask(_NAME, "reset", reset)
         checks.check_shape(_NAME, "reset", reset, ("T", "*batch"), (T, *batch))
     return run_rows(weights, xs, init, reset, reverse, jnp.result_type(xs, init, *jax.tree.leaves(weights)))

@@ -143,7 +143,7 @@ class GRU:
           hx: [L * D, B, H], the states before the first step, or [L * D, H] without a batch; None for zeros.
           sequence_lens: [B], the lengths of the rows, as PyTorch packs them: past its length, the output of a row is
             zero. None if every row has T steps.
-          reset: [T, B], or [B, T] with `batch_first`, or [T], bool. Zeros replace the states of all layers before the
+          reset: [T, B], or [B, T] with `batch_first`, or [T]; bools, or numbers. Zeros replace the states of all layers before the
             steps where it is true; `jaxgrad.gru` says more.
           key: a random key for dropout; None for no dropout, as in PyTorch's evaluation mode.
           remat_every: as in `jaxgrad.gru`.
@@ -165,8 +165,10 @@ class GRU:
         has_batch, batch_first = x.ndim == 3, x.ndim == 3 and self.batch_first
         if not has_batch:
             x = x[:, None]
-            reset = None if reset is None else jnp.expand_dims(jnp.asarray(reset), 1)
-            hx = None if hx is None else jnp.expand_dims(jnp.asarray(hx), 1)
+            reset, hx = (
+                None if value is None else jnp.expand_dims(checks.as_array(_NAME, name, value), 1)
+                for name, value in (("reset", reset), ("hx", hx))
+            )
         options: dict[str, Any] = {"reset": reset, "remat_every": remat_every, "implementation": implementation}
         states = self._initial_states(hx, x.shape[0 if batch_first else 1])
         last = []

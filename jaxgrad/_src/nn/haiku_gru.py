@@ -32,8 +32,8 @@ def dynamic_unroll(
     Args:
       core: an `hk.GRU`, or an `hk.ResetCore` of one.
       input_sequence: [T, B, I], or [B, T, I] with `time_major=False`, or [T, I] without a batch. For a `ResetCore` a
-        pair of the inputs and a bool array [T, B], [B, T] or [T]: where it is true, zeros replace the state before that
-        step.
+        pair of the inputs and the resets [T, B], [B, T] or [T], bools, or numbers, as in `jaxgrad.gru`: where they are
+        true, zeros replace the state before that step.
       initial_state: [B, H], or [H] without a batch.
       time_major: whether the steps come before the batch.
       reverse: whether the steps are taken from the last to the first.
@@ -45,7 +45,7 @@ def dynamic_unroll(
       `return_all_states` the states after each step.
 
     Raises:
-      TypeError: core is not an `hk.GRU` or an `hk.ResetCore` of one, or the resets are not a bool array.
+      TypeError: core is not an `hk.GRU` or an `hk.ResetCore` of one, or an array has an unsupported dtype.
       ValueError: a shape does not fit.
 
     Examples:
@@ -67,12 +67,13 @@ def dynamic_unroll(
     cell: Any = core
     if type(core) is hk.ResetCore:
         (inputs, reset), cell = input_sequence, core.core
-        reset = checks.as_array(_NAME, "the resets in input_sequence", reset)
+        reset = checks.as_mask(_NAME, "the resets in input_sequence", reset)
     if not isinstance(cell, hk.GRU) or type(cell).__call__ is not hk.GRU.__call__:
         name = type(core).__name__ if cell is core else f"a ResetCore of {type(cell).__name__}"
         raise TypeError(f"{_NAME}: core must be an hk.GRU or an hk.ResetCore of one, got {name}; use hk.dynamic_unroll")
     inputs = checks.as_array(_NAME, "input_sequence", inputs)
     state = checks.as_array(_NAME, "initial_state", initial_state)
+    checks.check_promotable(_NAME, input_sequence=inputs, initial_state=state)
     if inputs.ndim not in (2, 3):
         raise ValueError(f"{_NAME}: input_sequence must have rank 2 or 3, got rank {inputs.ndim}, {inputs.shape}")
     if not time_major and inputs.ndim == 2:

@@ -57,8 +57,9 @@ class RNN(nn.RNN):
         """Applies the cell to each step, as `flax.linen.RNN`, which describes the other arguments.
 
         Args:
-          reset: [*batch, time], or [time, *batch] with `time_major`, bool. Where it is true, `cell.initialize_carry`
-            replaces the carry before that step, as at the first step of an episode. None for no resets.
+          reset: [*batch, time], or [time, *batch] with `time_major`; bools, or numbers, as in `jaxgrad.gru`. Where it
+            is true, `cell.initialize_carry` replaces the carry before that step, as at the first step of an episode.
+            None for no resets.
         """
         check_cell(_NAME, self.cell, nn.GRUCell)
         self._check_axes()

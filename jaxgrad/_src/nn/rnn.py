@@ -46,7 +46,7 @@ def shape_of_step(inputs: jax.Array, time_major: bool) -> tuple[int, ...]:
 def as_reset(name: str, reset: Any, inputs: jax.Array, time_major: bool) -> jax.Array | None:
     if reset is None:
         return None
-    reset = checks.as_array(name, "reset", reset)
+    reset = checks.as_mask(name, "reset", reset)
     dims = ("time", "*batch") if time_major else ("*batch", "time")
     checks.check_shape(name, "reset", reset, dims, inputs.shape[:-1])
     return reset
