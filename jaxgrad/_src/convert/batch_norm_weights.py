@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxgrad._src.batch_norm.api import batch_norm_inference, batch_norm_training
@@ -122,13 +124,15 @@ class BatchNormWeights:
         return dataclasses.replace(self, mean=mean / correction, var=var / correction, steps=steps, sums=sums)
 
 
-def sums_and_steps(weights: BatchNormWeights) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+def sums_and_steps(function: str, weights: BatchNormWeights) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
     """The uncorrected statistics and the number of steps, for formats that correct them.
 
     For a record of another format, so many steps that the correction is none.
     """
     if weights.sums is not None and weights.steps is not None:
         return weights.sums, weights.steps
+    if weights.momentum == 1:
+        raise ValueError(f"{function}: weights must have a momentum below 1, with which statistics change, got 1.0")
     enough = 1.0 if weights.momentum == 0 else math.ceil(math.log(2.0**-60) / math.log(weights.momentum))
     return (weights.mean, weights.var), jnp.asarray(enough, jnp.float32)
 
@@ -140,8 +144,28 @@ def check_vectors(function: str, **arrays: jax.Array | None) -> None:
         raise ValueError(f"{function}: the arrays must all have one shape (C,), got {given}")
 
 
+def as_epsilon(function: str, name: str, value: Any) -> float:
+    return _as_number(function, name, value, "a finite number of at least 0", sys.float_info.max)
+
+
+def as_momentum(function: str, name: str, value: Any) -> float:
+    return _as_number(function, name, value, "a number in [0, 1]", 1.0)
+
+
+def _as_number(function: str, name: str, value: Any, expected: str, most: float) -> float:
+    """An argument that is static in a record, so that it can be neither an array nor NaN, which equals nothing."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{function}: {name} must be {expected}, got {type(value).__name__}")
+    if not 0 <= value <= most:
+        raise ValueError(f"{function}: {name} must be {expected}, got {value!r}")
+    return float(value)
+
+
 def as_steps(function: str, value: Any) -> jax.Array:
-    steps = int(value)
+    try:
+        steps = int(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"{function}: the number of steps must be an int, got {value!r}") from error
     if not 0 <= steps <= 1 << 24:
         raise ValueError(f"{function}: the number of steps must lie in [0, 2^24], got {steps}")
     return jnp.asarray(steps, jnp.float32)

@@ -6,10 +6,15 @@ from collections.abc import Sequence
 
 import onnx
 
-from jaxgrad._src.convert.batch_norm_weights import BatchNormWeights, check_vectors
+from jaxgrad._src.convert.batch_norm_weights import (
+    BatchNormWeights,
+    as_epsilon,
+    as_momentum,
+    check_vectors,
+)
+from jaxgrad._src.convert.onnx_attributes import Attributes
 from jaxgrad._src.convert.onnx_nodes import (
     ModelWriter,
-    attributes_of,
     check_attributes,
     find_nodes,
     pair_nodes,
@@ -31,24 +36,25 @@ def read_batch_norm(model: onnx.ModelProto, *names: str) -> tuple[BatchNormWeigh
       One `BatchNormWeights` for each node.
 
     Raises:
-      TypeError: model is not an `onnx.ModelProto`.
-      ValueError: the model has no such node, or its inputs are not constants of the graph.
+      TypeError: model is not an `onnx.ModelProto`, or the inputs are not floating-point.
+      ValueError: the model has no such node, its inputs are not constants of the graph, their data are in another file,
+        or an attribute or a constant does not fit the operator.
     """
     nodes = find_nodes(_READ, model, "BatchNormalization", names)
     return tuple(_read_node(_READ, model, node) for node in nodes)
 
 
 def _read_node(function: str, model: onnx.ModelProto, node: onnx.NodeProto) -> BatchNormWeights:
-    arrays, attributes = read_constants(function, model, node, _POSITIONS), attributes_of(node)
-    check_vectors(function, **arrays)
+    arrays, attributes = read_constants(function, model, node, _POSITIONS), Attributes(function, node)
+    check_vectors(attributes.label, **arrays)
     scale, bias, mean, var = (arrays[name] for name in _POSITIONS)
     return BatchNormWeights(
         scale,
         bias,
         mean,
         var,
-        epsilon=attributes.get("epsilon", 1e-5),
-        momentum=attributes.get("momentum", 0.9),
+        epsilon=as_epsilon(attributes.label, "epsilon", attributes.number("epsilon", 1e-5)),
+        momentum=as_momentum(attributes.label, "momentum", attributes.number("momentum", 0.9)),
         feature_axis=1,
     )
 

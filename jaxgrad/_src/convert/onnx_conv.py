@@ -17,9 +17,9 @@ from jaxgrad._src.convert.conv_weights import (
     features_last,
     window_extents,
 )
+from jaxgrad._src.convert.onnx_attributes import Attributes
 from jaxgrad._src.convert.onnx_nodes import (
     ModelWriter,
-    attributes_of,
     check_attributes,
     find_nodes,
     pair_nodes,
@@ -29,7 +29,7 @@ from jaxgrad._src.convert.onnx_nodes import (
 _MODULE = "jaxgrad.convert.onnx"
 _POSITIONS = {"W": 1, "B": 2}
 _ATTRIBUTES = ("strides", "padding", "output_padding", "dilation", "groups")
-_AUTO_PADS = {"SAME_UPPER": "SAME", "SAME_LOWER": "SAME_LOWER", "VALID": "VALID"}
+_AUTO_PADS = {"NOTSET": None, "SAME_UPPER": "SAME", "SAME_LOWER": "SAME_LOWER", "VALID": "VALID"}
 
 
 def read_conv(model: onnx.ModelProto, *names: str) -> tuple[ConvWeights, ...]:
@@ -43,8 +43,9 @@ def read_conv(model: onnx.ModelProto, *names: str) -> tuple[ConvWeights, ...]:
       One `ConvWeights` for each node.
 
     Raises:
-      TypeError: model is not an `onnx.ModelProto`.
-      ValueError: the model has no such node, or its weights are not constants of the graph.
+      TypeError: model is not an `onnx.ModelProto`, or the weights are not floating-point.
+      ValueError: the model has no such node, its weights are not constants of the graph, their data are in another file,
+        or an attribute or a constant does not fit the operator.
     """
     function = f"{_MODULE}.read_conv"
     return tuple(_read_conv(function, model, node) for node in find_nodes(function, model, "Conv", names))
@@ -53,16 +54,16 @@ def read_conv(model: onnx.ModelProto, *names: str) -> tuple[ConvWeights, ...]:
 def _read_conv(function: str, model: onnx.ModelProto, node: onnx.NodeProto) -> ConvWeights:
     kernel, bias, attributes = _read(function, model, node)
     n = kernel.ndim - 2
-    auto_pad = attributes.get("auto_pad", b"NOTSET").decode()
-    padding: Padding = _pairs(attributes, n) if auto_pad == "NOTSET" else _AUTO_PADS[auto_pad]
-    groups = attributes.get("group", 1)
-    check_arrays(function, kernel, bias, groups, transposed=False)
+    pairs = _pairs(attributes, n)
+    padding: Padding = _AUTO_PADS[_auto_pad(attributes)] or pairs
+    groups = attributes.integer("group", 1)
+    check_arrays(attributes.label, kernel, bias, groups, transposed=False)
     return ConvWeights(
         kernel,
         bias,
-        strides=_ints(attributes, "strides", n, 1),
+        strides=attributes.integers("strides", 1, n, least=1),
         padding=padding,
-        dilation=_ints(attributes, "dilations", n, 1),
+        dilation=attributes.integers("dilations", 1, n, least=1),
         groups=groups,
         channels_last=False,
     )
@@ -91,9 +92,8 @@ def read_conv_transpose(model: onnx.ModelProto, *names: str) -> tuple[ConvTransp
     """Reads the ConvTranspose nodes of an ONNX model, with their attributes. As `read_conv`.
 
     Raises:
-      TypeError: model is not an `onnx.ModelProto`.
-      ValueError: the model has no such node, its weights are not constants of the graph, or it has the attribute
-        `output_shape`, whose padding depends on the size of x.
+      TypeError, ValueError: as `read_conv`; and the node has the attribute `output_shape`, whose padding depends on the
+        size of x.
     """
     function = f"{_MODULE}.read_conv_transpose"
     nodes = find_nodes(function, model, "ConvTranspose", names)
@@ -102,19 +102,16 @@ def read_conv_transpose(model: onnx.ModelProto, *names: str) -> tuple[ConvTransp
 
 def _read_conv_transpose(function: str, model: onnx.ModelProto, node: onnx.NodeProto) -> ConvTransposeWeights:
     kernel, bias, attributes = _read(function, model, node)
-    if "output_shape" in attributes:
-        raise ValueError(
-            f"{function}: the node {node.name!r} must have pads instead of output_shape, "
-            f"got {attributes['output_shape']}"
-        )
     n = kernel.ndim - 2
-    groups = attributes.get("group", 1)
-    check_arrays(function, kernel, bias, groups, transposed=True)
-    strides, dilation = _ints(attributes, "strides", n, 1), _ints(attributes, "dilations", n, 1)
-    added = _ints(attributes, "output_padding", n, 0)
-    auto_pad = attributes.get("auto_pad", b"NOTSET").decode()
-    padding = _pairs(attributes, n)
-    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):  # the result has size * stride positions
+    attributes.check_absent("output_shape", "pads")
+    groups = attributes.integer("group", 1)
+    check_arrays(attributes.label, kernel, bias, groups, transposed=True)
+    strides, dilation = (attributes.integers(name, 1, n, least=1) for name in ("strides", "dilations"))
+    added = attributes.integers("output_padding", 0, n, least=0)
+    auto_pad, padding = _auto_pad(attributes), _pairs(attributes, n)
+    if auto_pad == "VALID":
+        padding = ((0, 0),) * n
+    elif auto_pad != "NOTSET":  # the result has size * stride positions
         extents = window_extents(kernel, dilation)
         totals = [extent + a - s for extent, a, s in zip(extents, added, strides, strict=True)]
         lows = [total // 2 if auto_pad == "SAME_UPPER" else total - total // 2 for total in totals]
@@ -144,17 +141,22 @@ def write_conv_transpose(
 
 def _read(
     function: str, model: onnx.ModelProto, node: onnx.NodeProto
-) -> tuple[jax.Array, jax.Array | None, dict[str, Any]]:
-    arrays = read_constants(function, model, node, _POSITIONS)
-    return features_last(arrays["W"]), arrays.get("B"), attributes_of(node)
+) -> tuple[jax.Array, jax.Array | None, Attributes]:
+    attributes = Attributes(function, node)
+    arrays = read_constants(function, model, node, _POSITIONS, optional=("B",))
+    window = arrays["W"].shape[2:]
+    if arrays["W"].ndim not in (3, 4, 5):
+        raise attributes.error("W", "of rank 3, 4 or 5", f"the shape {arrays['W'].shape}")
+    attributes.check_same("kernel_shape", window, "the window of W")
+    return features_last(arrays["W"]), arrays.get("B"), attributes
 
 
-def _ints(attributes: dict[str, Any], name: str, n: int, default: int) -> tuple[int, ...]:
-    return tuple(attributes.get(name, (default,) * n))
+def _auto_pad(attributes: Attributes) -> str:
+    return attributes.text("auto_pad", "NOTSET", tuple(_AUTO_PADS))
 
 
-def _pairs(attributes: dict[str, Any], n: int) -> tuple[tuple[int, int], ...]:
-    pads = _ints(attributes, "pads", 2 * n, 0)
+def _pairs(attributes: Attributes, n: int) -> tuple[tuple[int, int], ...]:
+    pads = attributes.integers("pads", 0, 2 * n, least=0)
     return tuple(zip(pads[:n], pads[n:], strict=True))
 
 

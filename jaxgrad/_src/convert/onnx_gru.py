@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import onnx
 
 from jaxgrad._src.convert.gru_weights import GRUWeights
+from jaxgrad._src.convert.onnx_attributes import Attributes
 from jaxgrad._src.convert.onnx_nodes import (
     ModelWriter,
-    attributes_of,
     check_attributes,
     find_nodes,
     pair_nodes,
@@ -35,33 +36,53 @@ def read_gru(model: onnx.ModelProto, *names: str) -> tuple[GRUWeights, ...]:
       One `GRUWeights` for each node.
 
     Raises:
-      TypeError: model is not an `onnx.ModelProto`.
-      ValueError: the model has no such node, its weights are not constants of the graph, or it has other activations
-        than the default ones.
+      TypeError: model is not an `onnx.ModelProto`, or the weights are not floating-point.
+      ValueError: the model has no such node, its weights are not constants of the graph, their data are in another file,
+        an attribute or a constant does not fit the operator, or the node has other activations than the default ones.
     """
     return tuple(_read_node(_READ, model, node) for node in find_nodes(_READ, model, "GRU", names))
 
 
 def _read_node(function: str, model: onnx.ModelProto, node: onnx.NodeProto) -> GRUWeights:
-    attributes = attributes_of(node)
-    activations = [name.decode().lower() for name in attributes.get("activations", ())]
+    attributes = Attributes(function, node)
+    activations = [name.lower() for name in attributes.texts("activations")]
     if activations not in ([], ["sigmoid", "tanh"], 2 * ["sigmoid", "tanh"]):
         raise ValueError(
             f"{function}: the node {node.name!r} must have the activations Sigmoid and Tanh, "
             f"got {', '.join(activations)}"
         )
-    arrays = read_constants(function, model, node, _POSITIONS)
+    arrays = read_constants(function, model, node, _POSITIONS, optional=("B",))
+    direction = attributes.text("direction", "forward", ("forward", "reverse", "bidirectional"))
+    _check_shapes(attributes, direction, **arrays)
     rows = arrays["R"].shape[1]
     b = arrays.get("B")
+    clip = attributes.number("clip", None)
+    if clip is not None and not clip > 0:
+        raise attributes.error("clip", "above 0", clip)
+    attributes.integer("layout", 0, choices=(0, 1))
     return GRUWeights(
         arrays["W"],
         arrays["R"],
         None if b is None else b[:, :rows],
         None if b is None else b[:, rows:],
-        linear_before_reset=bool(attributes.get("linear_before_reset", 0)),
-        reverse=attributes.get("direction", b"forward") == b"reverse",
-        clip=attributes.get("clip"),
+        linear_before_reset=bool(attributes.integer("linear_before_reset", 0, choices=(0, 1))),
+        reverse=direction == "reverse",
+        clip=clip,
     )
+
+
+def _check_shapes(
+    attributes: Attributes, direction: str, W: jax.Array, R: jax.Array, B: jax.Array | None = None
+) -> None:
+    D, H = 1 + (direction == "bidirectional"), R.shape[-1] if R.ndim else 0
+    I = W.shape[-1] if W.ndim else 0  # noqa: E741
+    expected = {"R": (D, 3 * H, H), "W": (D, 3 * H, I), "B": (D, 6 * H)}
+    dims = {"R": "[D, 3H, H]", "W": "[D, 3H, I]", "B": "[D, 6H]"}
+    for name, array in (("R", R), ("W", W), ("B", B)):
+        if array is not None and array.shape != expected[name]:
+            text = f"of the shape {dims[name]}, with D = {D} for the direction {direction!r} and H = {H} of R"
+            raise attributes.error(name, text, array.shape)
+    attributes.check_same("hidden_size", H, "H of R")
 
 
 def write_gru(weights: GRUWeights | Sequence[GRUWeights], model: onnx.ModelProto, *names: str) -> onnx.ModelProto:

@@ -24,7 +24,7 @@ def check_model(function: str, model: Any) -> None:
 def find_nodes(function: str, model: Any, op_type: str, names: Sequence[str]) -> list[onnx.NodeProto]:
     """The nodes of a type with these names; without names all of them, in the order of the graph."""
     check_model(function, model)
-    nodes = [node for node in model.graph.node if node.op_type == op_type]
+    nodes = [node for node in model.graph.node if _is_operator(node, op_type)]
     found = {node.name: node for node in nodes}
     for name in names:
         if name not in found:
@@ -34,18 +34,42 @@ def find_nodes(function: str, model: Any, op_type: str, names: Sequence[str]) ->
     return [found[name] for name in names] if names else nodes
 
 
-def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
-    return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+def _is_operator(node: onnx.NodeProto, op_type: str) -> bool:
+    """Whether a node is an operator of ONNX itself, and not one of the same name in another domain."""
+    return node.op_type == op_type and node.domain in ("", "ai.onnx")
 
 
 def read_constants(
-    function: str, model: onnx.ModelProto, node: onnx.NodeProto, positions: Mapping[str, int]
+    function: str,
+    model: onnx.ModelProto,
+    node: onnx.NodeProto,
+    positions: Mapping[str, int],
+    optional: Sequence[str] = (),
 ) -> dict[str, jax.Array]:
     """The constant inputs of a node that are given, by the names of `positions`."""
+    constants = _constants(function, model, node, positions)
+    for name, position in positions.items():
+        if name not in constants and name not in optional:
+            raise ValueError(
+                f"{function}: the node {node.name!r} must have {name}, its input {position}, got {list(node.input)}"
+            )
     return {
-        name: as_jax(function, f"{name} of {node.name!r}", numpy_helper.to_array(tensor))
-        for name, (_, tensor) in _constants(function, model, node, positions).items()
+        name: _read_tensor(function, f"{name} of the node {node.name!r}", tensor)
+        for name, (_, tensor) in constants.items()
     }
+
+
+def _read_tensor(function: str, label: str, tensor: onnx.TensorProto) -> jax.Array:
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        raise ValueError(
+            f"{function}: {label} must be stored in the model, got external data, which onnx.load reads from the file"
+        )
+    try:
+        array = numpy_helper.to_array(tensor)
+    except Exception as error:  # for a malformed tensor, onnx raises errors of several types
+        found = f"data_type {tensor.data_type} and dims {tuple(tensor.dims)}"
+        raise ValueError(f"{function}: {label} must be a tensor that onnx can read, got one of {found}") from error
+    return as_jax(function, label, array)
 
 
 def _constants(
@@ -54,7 +78,14 @@ def _constants(
     """The constants by the names of `positions`, each with the name of its value in the graph."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     for other in model.graph.node:
-        if other.op_type == "Constant" and other.attribute[0].name == "value":
+        if not _is_operator(other, "Constant"):
+            continue
+        if len(other.attribute) != 1 or len(other.output) != 1:
+            found = f"attributes {[a.name for a in other.attribute]} and outputs {list(other.output)}"
+            raise ValueError(
+                f"{function}: the Constant node {other.name!r} must have one attribute and one output, got {found}"
+            )
+        if other.attribute[0].name == "value":
             tensors[other.output[0]] = other.attribute[0].t
     found = {}
     for name, position in positions.items():
