@@ -164,6 +164,8 @@ def _as_number(function: str, name: str, value: Any, expected: str, most: float)
 def as_steps(function: str, value: Any) -> jax.Array:
     try:
         steps = int(value)
+        if steps != value:
+            raise ValueError(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"{function}: the number of steps must be an int, got {value!r}") from error
     if not 0 <= steps <= 1 << 24:

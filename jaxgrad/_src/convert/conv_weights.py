@@ -187,29 +187,41 @@ def repeat(function: str, name: str, value: Any, n: int, least: int = 1) -> tupl
     """n ints of at least `least` from an int, or from a sequence of one or n ints; None stands for ones."""
     value = 1 if value is None else value
     values = _as_sequence(value, n)
-    if len(values) != n or not all(isinstance(v, (int, np.integer)) for v in values):
+    if len(values) != n or not all(map(_is_int, values)):
         raise ValueError(f"{function}: {name} must be an int or {n} ints, got {value!r}")
-    if min(values) < least:
-        raise ValueError(f"{function}: {name} must be at least {least}, got {value!r}")
+    _check_range(function, name, values, least)
     return tuple(map(int, values))
 
 
-def padding_pairs(function: str, value: Any, n: int) -> tuple[tuple[int, int], ...]:
+def padding_pairs(function: str, value: Any, n: int, least: int = -(1 << 63)) -> tuple[tuple[int, int], ...]:
     """n pairs from an int, or from a sequence of n ints or pairs."""
     pairs = [_as_sequence(v, 2, repeat=False) for v in _as_sequence(value, n)]
-    if len(pairs) != n or not all(
-        len(pair) == 2 and all(isinstance(size, (int, np.integer)) for size in pair) for pair in pairs
-    ):
+    if len(pairs) != n or not all(len(pair) == 2 and all(map(_is_int, pair)) for pair in pairs):
         raise ValueError(f"{function}: padding must be an int, or {n} ints or pairs (low, high), got {value!r}")
+    for pair in pairs:
+        _check_range(function, "padding", pair, least)
     return tuple((int(low), int(high)) for low, high in pairs)
 
 
 def _as_sequence(value: Any, n: int, *, repeat: bool = True) -> tuple[Any, ...]:
     """n times an int, or the elements of a sequence, of which a single one is repeated; empty for other values."""
-    if isinstance(value, (int, np.integer)):
+    if _is_int(value):
         return (value,) * n
-    values = tuple(value) if isinstance(value, (Sequence, np.ndarray)) else ()
+    is_sequence = isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim > 0)
+    values = tuple(value) if is_sequence and not isinstance(value, (str, bytes, bytearray, memoryview)) else ()
     return values * n if repeat and len(values) == 1 else values
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _check_range(function: str, name: str, values: Sequence[int], least: int) -> None:
+    for value in values:
+        if value < least:
+            raise ValueError(f"{function}: {name} must be at least {least}, got {value}")
+        if value >= 1 << 63:
+            raise ValueError(f"{function}: {name} must fit into 64 bits, got {value}")
 
 
 def window_extents(kernel: jax.Array, dilation: Sequence[int]) -> list[int]:
@@ -236,7 +248,7 @@ def check_arrays(function: str, kernel: jax.Array, bias: jax.Array | None, group
     rank = kernel.ndim - 2
     if rank not in (1, 2, 3):
         raise ValueError(f"{function}: the kernel must have 1, 2 or 3 spatial dimensions, got {rank}")
-    if not isinstance(groups, (int, np.integer)):
+    if not _is_int(groups):
         raise TypeError(f"{function}: groups must be an int, got {type(groups).__name__}")
     if groups < 1 or kernel.shape[-1] % groups:
         side = "input" if transposed else "output"

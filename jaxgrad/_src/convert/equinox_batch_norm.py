@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jaxgrad._src.convert.arrays import as_jax
 from jaxgrad._src.convert.batch_norm_weights import (
     BatchNormWeights,
+    as_epsilon,
+    as_momentum,
     as_steps,
     check_vectors,
     sums_and_steps,
@@ -59,8 +61,8 @@ def read_batch_norm(layer: Any, state: eqx.nn.State) -> BatchNormWeights:
         var,
         steps,
         sums,  # type: ignore[arg-type]
-        epsilon=layer.eps,
-        momentum=layer.momentum,
+        epsilon=as_epsilon(_READ, "layer.eps", layer.eps),
+        momentum=as_momentum(_READ, "layer.momentum", layer.momentum),
         feature_axis=1,
     )
 
@@ -102,7 +104,7 @@ def _write_state(weights: BatchNormWeights, layer: Any, state: Any) -> Any:
     if layer.mode == "ema":
         state = state.set(layer.ema_first_time_index, jnp.array(False))
         return state.set(layer.ema_state_index, (weights.mean, weights.var))
-    sums, steps = sums_and_steps(weights)
+    sums, steps = sums_and_steps(_WRITE, weights)
     counter = state.get(layer.batch_counter)
     state = state.set(layer.batch_counter, 0 * counter + int(steps))  # of the same type, which may be weak
     return state.set(layer.batch_state_index, sums)

@@ -14,6 +14,7 @@ import jax
 from jaxgrad._src.convert.arrays import as_jax
 from jaxgrad._src.convert.gru_weights import (
     GRUWeights,
+    check_bias,
     check_weights,
     merge_biases,
     read_layers,
@@ -48,6 +49,8 @@ def read_cell(cell: eqx.nn.GRUCell) -> GRUWeights:
     arrays = [swap_gates(a, axis=0)[None] for a in (w, r)]
     if cell.use_bias:
         bias, bias_n = (as_jax(_READ, name, getattr(cell, name)) for name in ("bias", "bias_n"))
+        check_bias(_READ, "bias of the cell", bias, r.shape[0])
+        check_bias(_READ, "bias_n of the cell", bias_n, r.shape[1])
         arrays += [swap_gates(bias)[None], bias_n[None]]
     return GRUWeights(*arrays, linear_before_reset=True)
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from jaxgrad._src.convert.batch_norm_weights import BatchNormWeights, check_vectors
+from jaxgrad._src.convert.batch_norm_weights import (
+    BatchNormWeights,
+    as_epsilon,
+    as_momentum,
+    check_vectors,
+)
 from jaxgrad._src.convert.flax_layers import layer_of, read_parameter
 from jaxgrad._src.convert.records import check_record
 from jaxgrad._src.core import checks
@@ -34,7 +39,13 @@ def read_batch_norm(variables: Any, layer: Any = None) -> BatchNormWeights:
     if not isinstance(layer.axis, int):
         raise ValueError(f"{_READ}: layer must have one axis of channels, got axis={layer.axis}")
     return BatchNormWeights(
-        scale, bias, mean, var, epsilon=layer.epsilon, momentum=layer.momentum, feature_axis=layer.axis
+        scale,
+        bias,
+        mean,
+        var,
+        epsilon=as_epsilon(_READ, "layer.epsilon", layer.epsilon),
+        momentum=as_momentum(_READ, "layer.momentum", layer.momentum),
+        feature_axis=layer.axis,
     )
 
 

@@ -18,6 +18,7 @@ from jaxgrad._src.convert.arrays import as_jax
 from jaxgrad._src.convert.flax_layers import check_functions, check_linear
 from jaxgrad._src.convert.gru_weights import (
     GRUWeights,
+    check_bias,
     check_weights,
     merge_biases,
     stack_directions,
@@ -70,6 +71,12 @@ def _get(tree: Any, name: str) -> Any:
     return tree[name] if isinstance(tree, Mapping) else getattr(tree, name)
 
 
+def _parameter(cell: Any, dense: str, parameter: str) -> Any:
+    if not _has(cell, dense) or not _has(_get(cell, dense), parameter):
+        raise ValueError(f"{_READ}: a layer must have the parameter {dense}.{parameter} of a GRUCell of flax")
+    return _get(_get(cell, dense), parameter)
+
+
 def _read_layer(layer: Any) -> GRUWeights:
     if isinstance(layer, (tuple, list)):
         return stack_directions(_READ, [_read_layer(direction) for direction in layer])
@@ -85,26 +92,27 @@ def _read_layer(layer: Any) -> GRUWeights:
 
 def _read_linen(cell: Any) -> GRUWeights:
     def read(names: Sequence[str], parameter: str) -> jax.Array:
-        arrays = [as_jax(_READ, f"{name}.{parameter}", cell[name][parameter]) for name in names]
+        arrays = [as_jax(_READ, f"{name}.{parameter}", _parameter(cell, name, parameter)) for name in names]
         return jnp.concatenate(arrays, axis=-1)[None]
 
     inputs, recurrent = ([side + gate for gate in _GATES] for side in "ih")
     w, r = (jnp.swapaxes(read(names, "kernel"), 1, 2) for names in (inputs, recurrent))
-    check_weights(_READ, "the cell", w[0], r[0])
-    return GRUWeights(w, r, read(inputs, "bias"), read(["hn"], "bias"), linear_before_reset=True)
+    wb, rb = read(inputs, "bias"), read(["hn"], "bias")
+    check_weights(_READ, "the cell", w[0], r[0], bias=wb[0])
+    check_bias(_READ, "hn.bias of the cell", rb[0], r.shape[2])
+    return GRUWeights(w, r, wb, rb, linear_before_reset=True)
 
 
 def _read_nnx(cell: Any) -> GRUWeights:
     def read(dense: str, parameter: str) -> jax.Array:
-        array = as_jax(_READ, f"{dense}.{parameter}", _get(_get(cell, dense), parameter))
-        return swap_gates(array.T if array.ndim == 2 else array, axis=0)[None]
+        return as_jax(_READ, f"{dense}.{parameter}", _parameter(cell, dense, parameter)).T
 
     if not isinstance(cell, Mapping):
         check_functions(_READ, cell)
         check_linear(_READ, cell)
-    w, r = read("dense_i", "kernel"), read("dense_h", "kernel")
-    check_weights(_READ, "the cell", w[0], r[0])
-    return GRUWeights(w, r, read("dense_i", "bias"), linear_before_reset=True)
+    w, r, bias = read("dense_i", "kernel"), read("dense_h", "kernel"), read("dense_i", "bias")
+    check_weights(_READ, "the cell", w, r, bias=bias)
+    return GRUWeights(*(swap_gates(array, axis=0)[None] for array in (w, r, bias)), linear_before_reset=True)
 
 
 def write_gru(weights: GRUWeights | Sequence[GRUWeights], *, api: Literal["linen", "nnx"] = "linen") -> tuple[Any, ...]:

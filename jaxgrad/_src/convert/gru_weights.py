@@ -208,10 +208,17 @@ def check_expressible(
         raise ValueError(f"{function}: weights must have reverse=False, because {form} has no reverse direction alone")
 
 
-def check_weights(function: str, name: str, w: jax.Array, r: jax.Array) -> None:
-    """Checks the shapes [3H, I] and [3H, H] of arrays that were read."""
+def check_weights(function: str, name: str, w: jax.Array, r: jax.Array, **biases: jax.Array) -> None:
+    """Checks the shapes [3H, I], [3H, H] and, of biases, [3H] of arrays that were read."""
     if w.ndim != 2 or r.ndim != 2 or r.shape[0] != 3 * r.shape[1] or w.shape[0] != r.shape[0]:
         raise ValueError(
             f"{function}: {name} must be a GRU, with 3H rows or columns of weights for H hidden units; "
             f"got input weights of {w.shape} and recurrent weights of {r.shape}, gates first"
         )
+    for bias_name, bias in biases.items():
+        check_bias(function, f"{bias_name} of {name}", bias, r.shape[0])
+
+
+def check_bias(function: str, name: str, bias: jax.Array, size: int) -> None:
+    if bias.shape != (size,):
+        raise ValueError(f"{function}: {name} must have the shape {(size,)}, got {bias.shape}")

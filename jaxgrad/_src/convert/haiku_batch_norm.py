@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jaxgrad._src.convert.arrays import as_jax
 from jaxgrad._src.convert.batch_norm_weights import (
     BatchNormWeights,
+    as_epsilon,
+    as_momentum,
     as_steps,
     check_vectors,
     sums_and_steps,
@@ -41,10 +43,14 @@ def read_batch_norm(
       data_format: the argument of the module.
 
     Raises:
-      TypeError: a parameter is not a floating-point array.
-      ValueError: there is no such module, or data_format is unknown.
+      TypeError: a parameter is not a floating-point array, or decay_rate or eps is not a number.
+      ValueError: there is no such module, decay_rate lies outside [0, 1], eps is negative or not finite, or data_format
+        is unknown.
     """
     channels_last = is_channels_last(_READ, data_format)
+    for argument, value in (("params", params), ("state", state)):
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{_READ}: {argument} must be a mapping, got {type(value).__name__}")
     averages: list[Any] = [state.get(f"{name}/~/{average}") for average in _AVERAGES]
     if any(average is None for average in averages):
         found = [key.removesuffix("/~/mean_ema") for key in state if key.endswith("/~/mean_ema")]
@@ -65,8 +71,8 @@ def read_batch_norm(
         var,
         as_steps(_READ, averages[0]["counter"]),
         sums,
-        epsilon=eps,
-        momentum=decay_rate,
+        epsilon=as_epsilon(_READ, "eps", eps),
+        momentum=as_momentum(_READ, "decay_rate", decay_rate),
         feature_axis=-1 if channels_last else 1,
     )
 
@@ -86,13 +92,14 @@ def write_batch_norm(
 
     Raises:
       TypeError: weights are not `BatchNormWeights`.
+      ValueError: weights of another format have the momentum 1.
     """
     check_record(_WRITE, weights, BatchNormWeights)
     shape = [1] * rank
     shape[weights.feature_axis] = -1
     arrays = {"scale": weights.scale, "offset": weights.bias}
     own = {array: value.reshape(shape) for array, value in arrays.items() if value is not None}
-    sums, steps = sums_and_steps(weights)
+    sums, steps = sums_and_steps(_WRITE, weights)
     state = {}
     for average, value, hidden in zip(_AVERAGES, (weights.mean, weights.var), sums, strict=True):
         state[f"{name}/~/{average}"] = {

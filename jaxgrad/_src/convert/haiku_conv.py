@@ -26,13 +26,15 @@ from jaxgrad._src.core import checks
 
 _MODULE = "jaxgrad.convert.haiku"
 
+PadFn = Callable[[int], tuple[int, int]]
+
 
 def read_conv(
     parameters: Mapping[str, Any],
     *,
     stride: int | Sequence[int] = 1,
     rate: int | Sequence[int] = 1,
-    padding: str | Sequence[tuple[int, int]] | Callable[[int], tuple[int, int]] = "SAME",
+    padding: str | Sequence[int] | Sequence[tuple[int, int]] | PadFn | Sequence[PadFn] = "SAME",
     feature_group_count: int = 1,
     data_format: str = "channels_last",
 ) -> ConvWeights:
@@ -42,7 +44,8 @@ def read_conv(
       parameters: the parameters of the module, such as `params["conv2_d"]`: "w" and perhaps "b".
       stride: the argument of the module.
       rate: the argument of the module, the dilation of the window.
-      padding: the argument of the module, which may be a function such as `hk.pad.causal`.
+      padding: the argument of the module: a string, a pair or a function such as `hk.pad.causal` for all dimensions,
+        or a sequence of pairs or functions, one for each dimension or one for all.
       feature_group_count: the argument of the module. A depthwise convolution has a group for each input feature.
       data_format: the argument of the module.
 
@@ -59,10 +62,8 @@ def read_conv(
     if isinstance(padding, str):
         checks.check_choice(function, "padding", padding.upper(), ("SAME", "SAME_LOWER", "VALID"))
         pads = padding.upper()
-    elif callable(padding):
-        pads = padding_pairs(function, list(map(padding, window_extents(kernel, dilation))), n)
     else:
-        pads = padding_pairs(function, [padding] * n if isinstance(padding[0], int) else padding, n)
+        pads = _padding(function, padding, window_extents(kernel, dilation))
     return ConvWeights(
         kernel,
         bias,
@@ -72,6 +73,19 @@ def read_conv(
         groups=feature_group_count,
         channels_last=is_channels_last(function, data_format),
     )
+
+
+def _padding(function: str, padding: Any, extents: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """n pairs from a pair or a function of the size of the dilated window, or from a sequence of one or n of them."""
+    n = len(extents)
+    is_single = callable(padding) or (isinstance(padding, Sequence) and isinstance(next(iter(padding), None), int))
+    elements = padding if isinstance(padding, Sequence) and not is_single else (padding,)
+    elements = tuple(elements) * n if len(elements) == 1 else tuple(elements)
+    pairs = [own(extent) if callable(own) else own for own, extent in zip(elements, extents, strict=False)]
+    if len(elements) != n or not all(isinstance(pair, Sequence) for pair in pairs):
+        expected = f"a string, a pair (low, high), a function, or {n} pairs or functions"
+        raise ValueError(f"{function}: padding must be {expected}, got {padding!r}")
+    return padding_pairs(function, pairs, n)
 
 
 def write_conv(weights: ConvWeights) -> dict[str, jax.Array]:

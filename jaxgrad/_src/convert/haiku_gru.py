@@ -52,7 +52,7 @@ def _read_module(module: Any) -> GRUWeights:
 
 
 def from_parameters(w_i: jax.Array, w_h: jax.Array, b: jax.Array) -> GRUWeights:
-    check_weights(_READ, "a layer", w_i.T, w_h.T)
+    check_weights(_READ, "a layer", w_i.T, w_h.T, b=b)
     w, r, wb = (_invert_z(a)[None] for a in (w_i.T, w_h.T, b))
     return GRUWeights(w, r, wb, linear_before_reset=False)
 

@@ -7,7 +7,12 @@ from typing import Any
 import numpy as np
 
 from jaxgrad._src.convert.arrays import as_jax
-from jaxgrad._src.convert.batch_norm_weights import BatchNormWeights, check_vectors
+from jaxgrad._src.convert.batch_norm_weights import (
+    BatchNormWeights,
+    as_epsilon,
+    as_momentum,
+    check_vectors,
+)
 from jaxgrad._src.convert.records import check_record
 
 _READ, _WRITE = "jaxgrad.convert.keras.read_batch_norm", "jaxgrad.convert.keras.write_batch_norm"
@@ -31,7 +36,13 @@ def read_batch_norm(layer: Any) -> BatchNormWeights:
     assert var is not None
     check_vectors(_READ, gamma=scale, beta=bias, moving_mean=mean, moving_variance=var)
     return BatchNormWeights(
-        scale, bias, mean, var, epsilon=layer.epsilon, momentum=layer.momentum, feature_axis=layer.axis
+        scale,
+        bias,
+        mean,
+        var,
+        epsilon=as_epsilon(_READ, "layer.epsilon", layer.epsilon),
+        momentum=as_momentum(_READ, "layer.momentum", layer.momentum),
+        feature_axis=layer.axis,
     )
 
 

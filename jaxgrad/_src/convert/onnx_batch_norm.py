@@ -37,7 +37,7 @@ def read_batch_norm(model: onnx.ModelProto, *names: str) -> tuple[BatchNormWeigh
 
     Raises:
       TypeError: model is not an `onnx.ModelProto`, or the inputs are not floating-point.
-      ValueError: the model has no such node, its inputs are not constants of the graph, their data are in another file,
+      ValueError: the model has no such node, its inputs are not constants of the graph, their data are not loaded,
         or an attribute or a constant does not fit the operator.
     """
     nodes = find_nodes(_READ, model, "BatchNormalization", names)

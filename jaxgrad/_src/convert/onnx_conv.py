@@ -44,7 +44,7 @@ def read_conv(model: onnx.ModelProto, *names: str) -> tuple[ConvWeights, ...]:
 
     Raises:
       TypeError: model is not an `onnx.ModelProto`, or the weights are not floating-point.
-      ValueError: the model has no such node, its weights are not constants of the graph, their data are in another file,
+      ValueError: the model has no such node, its weights are not constants of the graph, their data are not loaded,
         or an attribute or a constant does not fit the operator.
     """
     function = f"{_MODULE}.read_conv"

@@ -37,7 +37,7 @@ def read_gru(model: onnx.ModelProto, *names: str) -> tuple[GRUWeights, ...]:
 
     Raises:
       TypeError: model is not an `onnx.ModelProto`, or the weights are not floating-point.
-      ValueError: the model has no such node, its weights are not constants of the graph, their data are in another file,
+      ValueError: the model has no such node, its weights are not constants of the graph, their data are not loaded,
         an attribute or a constant does not fit the operator, or the node has other activations than the default ones.
     """
     return tuple(_read_node(_READ, model, node) for node in find_nodes(_READ, model, "GRU", names))

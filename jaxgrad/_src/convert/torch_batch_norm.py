@@ -8,7 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxgrad._src.convert.batch_norm_weights import BatchNormWeights, as_steps, check_vectors
+from jaxgrad._src.convert.batch_norm_weights import (
+    BatchNormWeights,
+    as_epsilon,
+    as_momentum,
+    as_steps,
+    check_vectors,
+)
 from jaxgrad._src.convert.records import check_record
 from jaxgrad._src.convert.torch_parameters import read_parameter
 
@@ -27,8 +33,9 @@ def read_batch_norm(
       momentum: the argument of the module.
 
     Raises:
-      TypeError: state_dict is not a mapping, or a value is not a floating-point array.
-      ValueError: there is no layer with running statistics with this prefix, or momentum is None.
+      TypeError: state_dict is not a mapping, a value is not a floating-point array, or eps or momentum is not a number.
+      ValueError: there is no layer with running statistics with this prefix, momentum is None or lies outside [0, 1],
+        or eps is negative or not finite.
     """
     if momentum is None:
         raise ValueError(f"{_READ}: momentum must be a number, got None, which stands for the average of all batches")
@@ -45,8 +52,8 @@ def read_batch_norm(
         mean,
         var,
         None if steps is None else as_steps(_READ, steps),
-        epsilon=float(eps),
-        momentum=1 - momentum,
+        epsilon=as_epsilon(_READ, "eps", eps),
+        momentum=1 - as_momentum(_READ, "momentum", momentum),
         unbiased=True,
         feature_axis=1,
     )

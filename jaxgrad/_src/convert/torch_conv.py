@@ -53,14 +53,14 @@ def read_conv(
     check_arrays(function, kernel, bias, groups, transposed=False)
     n = kernel.ndim - 2
     dilations, strides = repeat(function, "dilation", dilation, n), repeat(function, "stride", stride, n)
-    if padding == "same":
+    if isinstance(padding, str) and padding == "same":
         totals = [(size - 1) * d for size, d in zip(kernel.shape[:n], dilations, strict=True)]
         padding = [(total // 2, total - total // 2) for total in totals]  # type: ignore[misc]
-    elif padding == "valid":
+    elif isinstance(padding, str) and padding == "valid":
         padding = 0
     elif isinstance(padding, str):
         raise ValueError(f"{function}: padding must be 'same', 'valid', an int or {n} ints, got {padding!r}")
-    pairs = padding_pairs(function, padding, n)
+    pairs = padding_pairs(function, padding, n, least=0)
     return ConvWeights(
         kernel, bias, strides=strides, padding=pairs, dilation=dilations, groups=groups, channels_last=False
     )
@@ -104,7 +104,7 @@ def read_conv_transpose(
         kernel,
         bias,
         strides=repeat(function, "stride", stride, n),
-        padding=padding_pairs(function, padding, n),
+        padding=padding_pairs(function, padding, n, least=0),
         output_padding=repeat(function, "output_padding", output_padding, n, least=0),
         dilation=repeat(function, "dilation", dilation, n),
         groups=groups,

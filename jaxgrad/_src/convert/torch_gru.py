@@ -50,10 +50,10 @@ def _read_direction(state_dict: Mapping[str, Any], prefix: str, suffix: str) -> 
         return read_parameter(_READ, state_dict, prefix, f"{kind}_{suffix}")
 
     w, r = read("weight_ih"), read("weight_hh")
-    check_weights(_READ, f"{prefix}weight_ih_{suffix}", w, r)
     has_bias = f"{prefix}bias_ih_{suffix}" in state_dict
-    arrays = [w, r, *([read("bias_ih"), read("bias_hh")] if has_bias else [])]
-    return GRUWeights(*(swap_gates(a, axis=0)[None] for a in arrays), linear_before_reset=True)
+    biases = {name: read(name) for name in ("bias_ih", "bias_hh")} if has_bias else {}
+    check_weights(_READ, f"{prefix}weight_ih_{suffix}", w, r, **biases)
+    return GRUWeights(*(swap_gates(a, axis=0)[None] for a in (w, r, *biases.values())), linear_before_reset=True)
 
 
 def write_gru(weights: GRUWeights | Sequence[GRUWeights], prefix: str = "") -> dict[str, jax.Array]:
