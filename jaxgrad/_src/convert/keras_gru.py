@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxgrad._src.convert.arrays import as_jax
+from jaxgrad._src.convert.functions import computes
 from jaxgrad._src.convert.gru_weights import (
     GRUWeights,
     as_layers,
@@ -20,6 +21,7 @@ from jaxgrad._src.convert.gru_weights import (
     stack_directions,
 )
 
+_PRIMITIVES = {"activation": "tanh", "recurrent_activation": "logistic"}
 _READ, _WRITE = "jaxgrad.convert.keras.read_gru", "jaxgrad.convert.keras.write_gru"
 
 
@@ -53,8 +55,11 @@ def _read_layer(layer: Any, reset_after: bool | None) -> GRUWeights:
     if not all(hasattr(cell, name) for name in ("reset_after", "recurrent_kernel")):
         raise ValueError(f"{_READ}: a layer must be a built keras.layers.GRU, got {type(layer).__name__}")
     for name, expected in (("activation", "tanh"), ("recurrent_activation", "sigmoid")):
-        found = getattr(getattr(cell, name), "__name__", getattr(cell, name))
-        if found != expected:
+        own = getattr(cell, name)
+        found = getattr(own, "__name__", own)
+        is_expected = computes(own, _PRIMITIVES[name])
+        # None: a function of Keras on another backend, which has only its name.
+        if not (found == expected if is_expected is None else is_expected):
             raise ValueError(f"{_READ}: a layer must have {name}={expected!r}, got {found!r}")
     if reset_after is not None and reset_after != cell.reset_after:
         raise ValueError(f"{_READ}: reset_after={reset_after}, but the layer has reset_after={cell.reset_after}")

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
+from jaxgrad._src.convert.functions import computes
 from jaxgrad._src.convert.keras_gru import from_arrays
 from jaxgrad._src.gru.api import gru
 
@@ -25,9 +26,10 @@ if keras.backend.backend() != "jax":
 # enters the gate comes near it. It is a power of two below the largest float16.
 _KEEP = 2.0**14
 
+# The functions that run on `jaxgrad.gru`: those of Keras, and others that are the same primitive.
 _FUNCTIONS = {
-    "activation": (keras.activations.tanh, keras.ops.tanh, jnp.tanh),
-    "recurrent_activation": (keras.activations.sigmoid, keras.ops.sigmoid, jax.nn.sigmoid),
+    "activation": (keras.activations.tanh, "tanh"),
+    "recurrent_activation": (keras.activations.sigmoid, "logistic"),
 }
 
 
@@ -84,9 +86,9 @@ class GRU(keras.layers.GRU):
 
     def _unsupported(self, mask: Any, training: Any) -> str | None:
         """Why the call runs Keras' own implementation; None if it runs `jaxgrad.gru`."""
-        for name, functions in _FUNCTIONS.items():
+        for name, (expected, primitive) in _FUNCTIONS.items():
             function = getattr(self, name)
-            if function not in functions:
+            if function is not expected and not computes(function, primitive):
                 return f"{name}={getattr(function, '__name__', function)}"
         if self.unroll:
             return "unroll=True"
