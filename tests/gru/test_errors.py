@@ -136,7 +136,9 @@ def test_non_integer_lengths(dtype, convert):
 
 def test_resets_of_another_dtype():
     for array in (np.ones((5, 3), "complex64"), jax.random.split(jax.random.key(0), (5, 3))):
-        with pytest.raises(TypeError, match=_says(f"reset must be an array of bools, ints or floats, got {array.dtype}")):
+        with pytest.raises(
+            TypeError, match=_says(f"reset must be an array of bools, ints or floats, got {array.dtype}")
+        ):
             _call(reset=array)
 
 

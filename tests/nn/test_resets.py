@@ -14,7 +14,7 @@ import pytest
 from jaxgrad import nn
 from jaxgrad.nn import equinox, haiku, linen, nnx
 
-T, B, I, H = 6, 3, 2, 4
+T, B, I, H = 6, 3, 2, 4  # noqa: E741
 KEY = jax.random.key(0)
 X = jax.random.normal(KEY, (T, B, I), jnp.float32)
 RESET = np.random.default_rng(0).random((T, B)) < 0.4

@@ -17,15 +17,16 @@ def as_array(op: str, name: str, value: Any) -> jax.Array:
     """Returns `value` as a JAX array, without a copy if it is one."""
     if isinstance(value, jax.Array):
         return value
-    # A device that has no memory left raises RuntimeError too, and so does a tensor of PyTorch that requires a gradient.
     is_numpy = isinstance(value, np.ndarray)
+    # A tensor of PyTorch with a gradient raises RuntimeError, but so does a device without memory for a NumPy array.
+    errors = (TypeError, ValueError) if is_numpy else (TypeError, ValueError, RuntimeError)
     try:
         # For a NumPy array, `jnp.asarray` compiles and keeps a program for each shape.
         return jax.device_put(value) if is_numpy else jnp.asarray(value)
     except OverflowError as error:
         dtype = jnp.asarray(0).dtype.name
         raise ValueError(f"{op}: {name} must have ints in the range of {dtype}, got {reprlib.repr(value)}") from error
-    except (TypeError, ValueError) if is_numpy else (TypeError, ValueError, RuntimeError) as error:
+    except errors as error:
         raise TypeError(f"{op}: {name} must be an array, got {type(value).__name__}") from error
 
 

@@ -103,8 +103,8 @@ def gru(
 
     Raises:
       TypeError: an array has an unsupported dtype or a dtype other than that of x, sequence_lens is not an integer
-        array, reset has neither bools nor real numbers, linear_before_reset or time_major is not a bool, clip is not a number, or
-        remat_every is not an integer.
+        array, reset has neither bools nor real numbers, linear_before_reset or time_major is not a bool, clip is not a
+        number, or remat_every is not an integer.
       ValueError: the shape of an array does not fit, direction or implementation is unknown, clip or remat_every is not
         positive, sequence_lens has a value outside [0, T], reset_h is given without reset, or remat_every is given
         for a symbolic number of steps; or `implementation="cpu"` or "cuda" is lowered for another platform, has

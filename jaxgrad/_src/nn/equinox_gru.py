@@ -37,8 +37,8 @@ def scan_gru(
       init: [*batch, H], the state before the first step.
       xs: [T, *batch, I], the inputs. With batch dimensions, the results are those of the cell under `jax.vmap`.
       reverse: whether the steps are taken from the last to the first, as in `jax.lax.scan`.
-      reset: [T, *batch], bools, or numbers, as in `jaxgrad.gru`. Where it is true, zeros replace the state before that step, as at the first step of an
-        episode. None for no resets.
+      reset: [T, *batch], bools, or numbers, as in `jaxgrad.gru`. Where it is true, zeros replace the state before that
+        step, as at the first step of an episode. None for no resets.
 
     Returns:
       `(last, states)`:
@@ -67,7 +67,8 @@ def scan_gru(
     xs, init = checks.as_array(_NAME, "xs", xs), checks.as_array(_NAME, "init", init)
     if xs.ndim < 2 or xs.shape[-1] != I:
         raise ValueError(f"{_NAME}: xs must have the shape [T, *batch, I] with I = {I}, got {xs.shape}")
-    checks.check_promotable(_NAME, xs=xs, init=init, cell=weights.w)
+    for array in jax.tree.leaves(weights):
+        checks.check_promotable(_NAME, xs=xs, init=init, cell=array)
     T, *batch = xs.shape[:-1]
     checks.check_shape(_NAME, "init", init, ("*batch", "H"), (*batch, H))
     if reset is not None:

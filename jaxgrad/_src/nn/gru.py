@@ -143,8 +143,8 @@ class GRU:
           hx: [L * D, B, H], the states before the first step, or [L * D, H] without a batch; None for zeros.
           sequence_lens: [B], the lengths of the rows, as PyTorch packs them: past its length, the output of a row is
             zero. None if every row has T steps.
-          reset: [T, B], or [B, T] with `batch_first`, or [T]; bools, or numbers. Zeros replace the states of all layers before the
-            steps where it is true; `jaxgrad.gru` says more.
+          reset: [T, B], or [B, T] with `batch_first`, or [T]; bools, or numbers. Zeros replace the states of all layers
+            before the steps where it is true; `jaxgrad.gru` says more.
           key: a random key for dropout; None for no dropout, as in PyTorch's evaluation mode.
           remat_every: as in `jaxgrad.gru`.
           implementation: as in `jaxgrad.gru`.

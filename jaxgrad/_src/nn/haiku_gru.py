@@ -73,7 +73,6 @@ def dynamic_unroll(
         raise TypeError(f"{_NAME}: core must be an hk.GRU or an hk.ResetCore of one, got {name}; use hk.dynamic_unroll")
     inputs = checks.as_array(_NAME, "input_sequence", inputs)
     state = checks.as_array(_NAME, "initial_state", initial_state)
-    checks.check_promotable(_NAME, input_sequence=inputs, initial_state=state)
     if inputs.ndim not in (2, 3):
         raise ValueError(f"{_NAME}: input_sequence must have rank 2 or 3, got rank {inputs.ndim}, {inputs.shape}")
     if not time_major and inputs.ndim == 2:
@@ -104,6 +103,7 @@ def dynamic_unroll(
 
 def _all_steps(cell: Any, inputs: jax.Array, state: jax.Array, reset: Any, reverse: bool) -> Any:
     """`(outputs [T, *batch, H], last state [*batch, H])`. The parameters are made as `hk.GRU.__call__` makes them."""
+    checks.check_promotable(_NAME, input_sequence=inputs, initial_state=state)  # after the policy has cast them
     I, H, dtype = inputs.shape[-1], cell.hidden_size, inputs.dtype  # noqa: E741
     w_i = hk.get_parameter("w_i", [I, 3 * H], dtype, init=cell.w_i_init)
     w_h = hk.get_parameter("w_h", [H, 3 * H], dtype, init=cell.w_h_init)

@@ -11,7 +11,7 @@ from flax.core.scope import in_filter
 from flax.linen.dtypes import promote_dtype
 
 from jaxgrad._src.convert.flax_gru import read_cell
-from jaxgrad._src.nn.rnn import as_reset, check_cell, given_or_own, run_rnn, shape_of_step, starts_at_zero
+from jaxgrad._src.nn.rnn import as_arrays, as_reset, check_cell, given_or_own, run_rnn, shape_of_step, starts_at_zero
 
 _NAME = "jaxgrad.nn.linen.RNN"
 
@@ -66,14 +66,16 @@ class RNN(nn.RNN):
         settings = given_or_own(
             self, time_major=time_major, reverse=reverse, keep_order=keep_order, return_carry=return_carry
         )
-        inputs = jnp.asarray(inputs)
+        inputs, initial_carry, seq_lengths = as_arrays(
+            _NAME, inputs=inputs, initial_carry=initial_carry, seq_lengths=seq_lengths
+        )
         reset = as_reset(_NAME, reset, inputs, settings["time_major"])
         step_shape = shape_of_step(inputs, settings["time_major"])
 
         def initialize_carry() -> jax.Array:
             return self.cell.initialize_carry(jax.random.key(0) if init_key is None else init_key, step_shape)
 
-        carry = initialize_carry() if initial_carry is None else jnp.asarray(initial_carry)
+        carry = initialize_carry() if initial_carry is None else initial_carry
         if not self.cell.has_variable("params", "hn"):
             self.cell(carry, jnp.zeros(step_shape, inputs.dtype))  # creates the parameters
         weights = read_cell(nn.meta.unbox(self.cell.variables["params"]))

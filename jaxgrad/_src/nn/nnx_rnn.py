@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from jaxgrad._src.convert.flax_gru import read_cell
 from jaxgrad._src.convert.flax_layers import check_linear
-from jaxgrad._src.nn.rnn import as_reset, check_cell, given_or_own, run_rnn, shape_of_step, starts_at_zero
+from jaxgrad._src.nn.rnn import as_arrays, as_reset, check_cell, given_or_own, run_rnn, shape_of_step, starts_at_zero
 
 _NAME = "jaxgrad.nn.nnx.RNN"
 
@@ -64,7 +63,9 @@ class RNN(nnx.RNN):
         settings = given_or_own(
             self, time_major=time_major, reverse=reverse, keep_order=keep_order, return_carry=return_carry
         )
-        inputs = jnp.asarray(inputs)
+        inputs, initial_carry, seq_lengths = as_arrays(
+            _NAME, inputs=inputs, initial_carry=initial_carry, seq_lengths=seq_lengths
+        )
         reset = as_reset(_NAME, reset, inputs, settings["time_major"])
         step_shape = shape_of_step(inputs, settings["time_major"])
         if rngs is None:
@@ -75,7 +76,7 @@ class RNN(nnx.RNN):
         def initialize_carry() -> jax.Array:
             return cell.initialize_carry(step_shape, rngs)
 
-        carry = initialize_carry() if initial_carry is None else jnp.asarray(initial_carry)
+        carry = initialize_carry() if initial_carry is None else initial_carry
         leaves, structure = jax.tree.flatten(read_cell(cell))
         inputs, *leaves = cell.promote_dtype((inputs, *leaves), dtype=cell.dtype)
         return run_rnn(

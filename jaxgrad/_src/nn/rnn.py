@@ -43,6 +43,11 @@ def shape_of_step(inputs: jax.Array, time_major: bool) -> tuple[int, ...]:
     return inputs.shape[:time_axis] + inputs.shape[time_axis + 1 :]
 
 
+def as_arrays(name: str, **values: Any) -> Any:
+    """The values, each as an array or None."""
+    return (None if value is None else checks.as_array(name, key, value) for key, value in values.items())
+
+
 def as_reset(name: str, reset: Any, inputs: jax.Array, time_major: bool) -> jax.Array | None:
     if reset is None:
         return None

@@ -1,0 +1,129 @@
+"""Values that are not arrays: each op and layer names the argument."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import flax.linen
+import flax.nnx
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxgrad
+from jaxgrad import nn
+from jaxgrad._src.core import checks
+from jaxgrad.nn import equinox, haiku, linen, nnx
+
+T, B, I, H = 4, 3, 2, 5  # noqa: E741
+KEY = jax.random.key(0)
+
+
+def _ones(*shape, dtype=np.float32):
+    return np.ones(shape, dtype)
+
+
+X, STATE = _ones(T, B, I), _ones(B, H)
+IMAGES, KERNEL = _ones(1, 2, 5, 5), _ones(3, 2, 2, 2)
+CELL = eqx.nn.GRUCell(I, H, key=KEY, dtype=jnp.float32)
+
+
+def _of_linen(**call):
+    rnn = linen.RNN(flax.linen.GRUCell(H), time_major=True)
+    return rnn.init(KEY, call.pop("inputs", X), **call)
+
+
+def _of_nnx(**call):
+    rnn = nnx.RNN(flax.nnx.GRUCell(I, H, rngs=flax.nnx.Rngs(0)), time_major=True)
+    return rnn(call.pop("inputs", X), **call)
+
+
+def _of_haiku(input_sequence=X, initial_state=STATE, reset=None):
+    def run():
+        core = hk.GRU(H) if reset is None else hk.ResetCore(hk.GRU(H))
+        return haiku.dynamic_unroll(core, input_sequence if reset is None else (input_sequence, reset), initial_state)
+
+    return hk.transform(run).init(KEY)
+
+
+def _of_equinox(xs=X, init=STATE, **call):
+    return equinox.scan_gru(CELL, init, xs, **call)
+
+
+def _gru(**arrays):
+    return jaxgrad.gru(**{"x": X, "w": _ones(1, 3 * H, I), "r": _ones(1, 3 * H, H), **arrays})
+
+
+def _conv(op):
+    def call(lhs=IMAGES, rhs=KERNEL, **arrays):
+        return op(lhs, rhs, (1, 1), "VALID", **arrays)
+
+    return call
+
+
+def _norm(**arrays):
+    return jaxgrad.batch_norm_training(**{"x": _ones(2, 4), "scale": _ones(4), "bias": _ones(4), **arrays})
+
+
+CALLS = {
+    "gru": (_gru, ("x", "w", "r", "b", "initial_h", "reset", "sequence_lens")),
+    "conv": (_conv(jaxgrad.conv_general_dilated), ("lhs", "rhs", "bias")),
+    "conv_transpose": (_conv(jaxgrad.conv_transpose), ("lhs", "rhs")),
+    "batch_norm_training": (_norm, ("x", "scale", "bias", "residual")),
+    "nn.GRU": (lambda x=X, **arrays: nn.GRU(I, H, key=KEY)(x, **arrays), ("x", "hx", "reset")),
+    "nn.GRU, no batch": (lambda x=X[:, 0], **arrays: nn.GRU(I, H, key=KEY)(x, **arrays), ("x", "hx", "reset")),
+    "linen.RNN": (_of_linen, ("inputs", "initial_carry", "seq_lengths", "reset")),
+    "nnx.RNN": (_of_nnx, ("inputs", "initial_carry", "seq_lengths", "reset")),
+    "linen.BatchNorm": (lambda x: linen.BatchNorm(use_running_average=False).init(KEY, x), ("x",)),
+    "nnx.BatchNorm": (lambda x: nnx.BatchNorm(I, rngs=flax.nnx.Rngs(0))(x), ("x",)),
+    "scan_gru": (_of_equinox, ("xs", "init", "reset")),
+    "dynamic_unroll": (_of_haiku, ("input_sequence", "initial_state", "reset")),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_ints_that_do_not_fit(name):
+    call, arguments = CALLS[name]
+    for argument in arguments:
+        for value in (2**64, [2**64]):
+            with pytest.raises(ValueError, match=rf"^jaxgrad[\w.]*: .*\b{argument}.*got"):
+                call(**{argument: value})
+
+
+def test_ints_of_32_bits():
+    with (
+        jax.enable_x64(False),
+        pytest.raises(ValueError, match=r"^op: x must have ints in the range of int32, got 2147483648$"),
+    ):
+        checks.as_array("op", "x", 2**31)
+    with pytest.raises(ValueError, match=r"^op: x must have ints in the range of int64, got \[9223372036854775808, 0"):
+        checks.as_array("op", "x", [2**63] + 1000 * [0])
+
+
+def test_arrays_of_other_libraries():
+    class Tensor:  # such as one of PyTorch that requires a gradient
+        def __array__(self, *_, **__):
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+    with pytest.raises(TypeError, match=r"^op: x must be an array, got Tensor$"):
+        checks.as_array("op", "x", Tensor())
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "complex64"])
+def test_dtypes_that_are_not_promoted(dtype):
+    xs, states = _ones(T, B, I).astype(jnp.dtype(dtype)), _ones(B, H).astype(jnp.dtype(dtype))
+    cell = jax.tree.map(lambda array: array.astype(dtype), eqx.filter(CELL, eqx.is_array))
+    expected = rf"must have one of the dtypes .*, got {dtype}"
+    with pytest.raises(TypeError, match=f"scan_gru: xs {expected}"):
+        _of_equinox(xs=xs)
+    with pytest.raises(TypeError, match=f"scan_gru: init {expected}"):
+        _of_equinox(init=states)
+    if dtype != "complex64":
+        with pytest.raises(TypeError, match=f"scan_gru: cell {expected}"):
+            equinox.scan_gru(eqx.combine(cell, CELL), STATE, X)
+    with pytest.raises(TypeError, match=f"dynamic_unroll: input_sequence {expected}"):
+        _of_haiku(input_sequence=xs)
+    with pytest.raises(TypeError, match=f"dynamic_unroll: initial_state {expected}"):
+        _of_haiku(initial_state=states)
+    _of_equinox(xs=_ones(T, B, I, dtype=np.int32))  # as the cell itself
