@@ -81,9 +81,9 @@ def _constants(
         if not _is_operator(other, "Constant"):
             continue
         if len(other.attribute) != 1 or len(other.output) != 1:
-            found = f"attributes {[a.name for a in other.attribute]} and outputs {list(other.output)}"
+            own = f"attributes {[a.name for a in other.attribute]} and outputs {list(other.output)}"
             raise ValueError(
-                f"{function}: the Constant node {other.name!r} must have one attribute and one output, got {found}"
+                f"{function}: the Constant node {other.name!r} must have one attribute and one output, got {own}"
             )
         if other.attribute[0].name == "value":
             tensors[other.output[0]] = other.attribute[0].t
