@@ -189,7 +189,7 @@ def repeat(function: str, name: str, value: Any, n: int, least: int = 1) -> tupl
     values = _as_sequence(value, n)
     if len(values) != n or not all(map(_is_int, values)):
         raise ValueError(f"{function}: {name} must be an int or {n} ints, got {value!r}")
-    _check_range(function, name, values, least)
+    _check_range(function, name, value, values, least)
     return tuple(map(int, values))
 
 
@@ -198,8 +198,7 @@ def padding_pairs(function: str, value: Any, n: int, least: int = -(1 << 63)) ->
     pairs = [_as_sequence(v, 2, repeat=False) for v in _as_sequence(value, n)]
     if len(pairs) != n or not all(len(pair) == 2 and all(map(_is_int, pair)) for pair in pairs):
         raise ValueError(f"{function}: padding must be an int, or {n} ints or pairs (low, high), got {value!r}")
-    for pair in pairs:
-        _check_range(function, "padding", pair, least)
+    _check_range(function, "padding", value, [size for pair in pairs for size in pair], least)
     return tuple((int(low), int(high)) for low, high in pairs)
 
 
@@ -216,12 +215,12 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def _check_range(function: str, name: str, values: Sequence[int], least: int) -> None:
-    for value in values:
-        if value < least:
-            raise ValueError(f"{function}: {name} must be at least {least}, got {value}")
-        if value >= 1 << 63:
-            raise ValueError(f"{function}: {name} must fit into 64 bits, got {value}")
+def _check_range(function: str, name: str, value: Any, sizes: Sequence[int], least: int) -> None:
+    """Checks the sizes of an argument that was given as `value`."""
+    if min(sizes) < least:
+        raise ValueError(f"{function}: {name} must be at least {least}, got {value!r}")
+    if max(sizes) >= 1 << 63:
+        raise ValueError(f"{function}: {name} must fit into 64 bits, got {value!r}")
 
 
 def window_extents(kernel: jax.Array, dilation: Sequence[int]) -> list[int]:
