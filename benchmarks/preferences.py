@@ -29,6 +29,7 @@ from jaxgrad._src.conv import xla_forms
 from jaxgrad._src.conv.features import ConvFeatures
 from jaxgrad._src.conv.params import ConvCall
 from jaxgrad._src.core.environment import Environment, current_environment
+from jaxgrad._src.core.files import replace_file
 from jaxgrad._src.core.op import lowering_platform, public_platform
 from jaxgrad._src.core.tuning import Choice, RecordedCall
 from jaxgrad._src.gru.features import GruFeatures
@@ -110,7 +111,7 @@ def write(folder: Path, *, check: bool) -> list[str]:
         if not path.exists() or path.read_text() != text:
             changed.append(name)
             if not check:
-                path.write_text(text)
+                replace_file(path, text)
     return changed
 
 

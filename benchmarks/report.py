@@ -13,7 +13,7 @@ Fields of a report:
 With `environments`, each row has `runs`: for each contender the index of its run. Each ratio in
 `times_slower_than_jaxgrad` compares times of one run.
 
-The functions here read older reports too. None of them needs JAX.
+The functions here read older reports too. None of them but `save` needs JAX.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def _renamed(values: dict[str, Any]) -> dict[str, Any]:
 
 def save(report: Report, folder: Path) -> Path:
     """Writes `<op>-<device>.json`."""
+    from jaxgrad._src.core.files import replace_file
+
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name(report)}.json"
-    unfinished = path.with_suffix(".unfinished")  # another process may copy the folder meanwhile
-    unfinished.write_text(json.dumps(report, indent=1) + "\n")
-    unfinished.rename(path)
+    replace_file(path, json.dumps(report, indent=1) + "\n")  # another process may copy the folder meanwhile
     return path
 
 

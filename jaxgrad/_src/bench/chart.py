@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import io
 import math
 from pathlib import Path
 from typing import Any
 
 from jaxgrad._src.bench.results import Results
 from jaxgrad._src.bench.table import environment, ratio
+from jaxgrad._src.core.files import replace_file
 
 _COLORS = ("#0072B2", "#E69F00")  # blue and orange of Okabe and Ito
 _ROW, _LETTER = 0.2, 0.075  # inches: the height of a bar, the width of a letter
@@ -62,5 +64,7 @@ def save(results: Results, path: Path) -> None:
         0.1 / width, 1 - 0.1 / height, "Speed-up of jaxgrad, value and gradients", size=11, weight="bold", va="top"
     )
     figure.text(0.1 / width, 1 - 0.38 / height, environment(results), size=8, color="#5c5c5c", va="top")
+    drawn = io.BytesIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        figure.savefig(path, dpi=160, facecolor="white")
+        figure.savefig(drawn, format=path.suffix[1:], dpi=160, facecolor="white")
+    replace_file(path, drawn.getvalue())

@@ -19,6 +19,7 @@ from jaxgrad._src.bench.default_calls import default_calls
 from jaxgrad._src.bench.measure import measure
 from jaxgrad._src.bench.results import as_json
 from jaxgrad._src.bench.table import lines, notes
+from jaxgrad._src.core.files import replace_file
 
 _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "conv": (shapes.conv, shapes.CONV),
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(lines(results, bars=args.chart is None)))
     if args.json:
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        args.json.write_text(json.dumps(as_json(results, date), indent=1) + "\n", encoding="utf-8")
+        replace_file(args.json, json.dumps(as_json(results, date), indent=1) + "\n")
     if args.chart:
         chart.save(results, args.chart)
     return 0

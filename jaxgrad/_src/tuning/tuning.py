@@ -6,7 +6,6 @@ import dataclasses
 import json
 import logging
 import os
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,6 +16,7 @@ import jax
 
 from jaxgrad._src.core import settings
 from jaxgrad._src.core.environment import Environment, program_environment, share_first_environment
+from jaxgrad._src.core.files import replace_file
 from jaxgrad._src.core.processes import text_of_first_process
 from jaxgrad._src.core.reentrant import Reentrant
 from jaxgrad._src.core.tuning import Choice, MeasuredChoices
@@ -67,7 +67,8 @@ class Tuning(MeasuredChoices, Reentrant):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a JSON file. In a program of several processes the first one writes it.
 
-        A file that is there is replaced at once: a process that ends while it saves leaves the old one.
+        A file that is there is replaced at once and keeps its permissions: a process that ends while it saves leaves
+        the old one.
 
         Raises:
           TypeError: path is no path.
@@ -75,7 +76,7 @@ class Tuning(MeasuredChoices, Reentrant):
         """
         _check_path("save", path)
         if jax.process_index() == 0:
-            _write(Path(path).resolve(), to_json(self) + "\n")
+            replace_file(path, to_json(self) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tuning:
@@ -119,21 +120,6 @@ class Tuning(MeasuredChoices, Reentrant):
 def _check_path(method: str, path: Any) -> None:
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"jaxgrad.Tuning.{method}: path must be a str or an os.PathLike, got {type(path).__name__}")
-
-
-def _write(path: Path, text: str) -> None:
-    if path.exists() and not path.is_file():  # such as /dev/stdout
-        path.write_text(text, encoding="utf-8")
-        return
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
-    except OSError as error:
-        error.filename = str(path)  # the name that the caller knows
-        raise
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def to_json(tuning: Tuning) -> str:
