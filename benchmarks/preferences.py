@@ -36,6 +36,7 @@ from jaxgrad._src.gru.features import GruFeatures
 from jaxgrad._src.gru.params import GruProblem
 from jaxgrad._src.selection.table import Row, file_name, first_row, name_of_own_table, read_table, typed_rows
 from jaxgrad._src.tuning.choices import fastest, measured_choice
+from jaxgrad._src.tuning.tuning import from_json
 
 _HERE = Path(__file__).parent
 TUNINGS = _HERE / "results" / "tunings"
@@ -67,7 +68,7 @@ def measure(platform: str, *, again: str | None = None, seconds: float = math.in
     """
     machine, start = current_environment(), time.monotonic()
     path = TUNINGS / f"{_file_name(machine)}.json"
-    old = jaxgrad.Tuning.load(path).machines if path.exists() else {}
+    old = _saved(path) if path.exists() else {}
     kept = {each: dict(choices) for each, choices in old.items() if _jaxgrad_apart(each) == _jaxgrad_apart(machine)}
     new = kept.setdefault(machine, {})
     left = _left(all_calls(platform), kept, machine, again)
@@ -83,6 +84,11 @@ def measure(platform: str, *, again: str | None = None, seconds: float = math.in
             jaxgrad.Tuning({each: choices for each, choices in kept.items() if choices}).save(path)
         jax.clear_caches()  # the memory of compiled programs
     return path
+
+
+def _saved(path: Path) -> Mapping[Environment, Mapping[str, Choice]]:
+    """The measurements in a file. `Tuning.load` refuses the forms on XLA, which are no implementations."""
+    return from_json(path.read_text()).machines
 
 
 def _choice(text: str, platform: str) -> Choice | None:
@@ -125,7 +131,7 @@ def tables() -> dict[str, dict[str, Any]]:
         for path in sorted(TUNINGS.glob("*.json")):
             times, origins, measured_on, name = {}, {}, [], ""
             # A file may have measurements of several versions of jaxgrad, each of other calls.
-            for machine, choices in jaxgrad.Tuning.load(path).machines.items():
+            for machine, choices in _saved(path).items():
                 if machine.platform == lowering_platform(platform):
                     own_times = {text: _times_of_libraries(choice.times_us) for text, choice in choices.items()}
                     count = sum(text in own_times for text in all_calls(platform))
@@ -307,7 +313,7 @@ def replays() -> dict[str, dict[str, float]]:
     """The `regrets` of each device that was measured, with the table that it takes."""
     found = {}
     for path in sorted(TUNINGS.glob("*.json")):
-        machines = jaxgrad.Tuning.load(path).machines
+        machines = _saved(path)
         machine = next(iter(machines))
         platform = public_platform(machine.platform)
         name = name_of_own_table(machine.platform, machine.device_kind)

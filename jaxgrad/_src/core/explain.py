@@ -160,6 +160,8 @@ def explanation(selection: Selection, platform: str) -> Explanation:
 def explain_pass(selection: Selection, pass_name: str, platform: str) -> PassExplanation:
     """Explains a selection for one pass; raises as `explanation` does."""
     implementation, reason, decided_by = _decided(selection, pass_name, public_platform(platform))
+    if ignored := selection.ignored_choice(pass_name, lowering_platform(platform)):
+        reason += f"; {ignored}"
     row = decided_by.table_row(pass_name, selection.call) if decided_by and selection.call is not None else ""
     return PassExplanation(pass_name, implementation, reason, row)
 

@@ -161,13 +161,18 @@ def check_implementation(caller: str, implementation: Any, own: Sequence[str] = 
     if isinstance(implementation, str) and implementation.lower() == "gpu":
         on_gpu = [name for name in own if platform_of(name) == "cuda"]
         hint = f"; on a GPU: {', '.join(map(repr, [*on_gpu, 'xla']))}"
-    checks.check_choice(caller, "implementation", implementation, (None, "xla", *sorted(_PLATFORMS)), hint)
+    checks.check_choice(caller, "implementation", implementation, (None, *implementations()), hint)
 
 
 OPS: dict[str, Op] = {}
 _PUBLIC: dict[Callable[..., Any], Op] = {}
 # By implementation, also of ops that are not loaded yet: an invalid `implementation=` gets the same message everywhere.
 _PLATFORMS = {"cpu": "cpu", "cuda": "cuda", "cudnn": "cuda", "depthwise": "cpu", "onednn": "cpu"}
+
+
+def implementations() -> list[str]:
+    """Returns the names of the implementations of all ops, "xla" among them."""
+    return ["xla", *sorted(_PLATFORMS)]
 
 
 def op_of(function: Any) -> Op | None:

@@ -35,7 +35,7 @@ def supporting(candidates: Candidates, backends: Sequence[Backend], pass_name: s
     runs_if_slower = candidates.even_if_slower or candidates.forced is not None
     for platform in dict.fromkeys(backend.platform for backend in backends):
         here = [backend for backend in backends if backend.platform == platform and backend.has(pass_name)]
-        choice = _tuned(candidates.tuning, platform, pass_name, call)
+        choice = _tuned(candidates.tuning, backends, platform, pass_name, call).choice
         if choice is not None:
             candidates = candidates.with_choice(choice, [backend.implementation for backend in here])
         for backend in here:
@@ -51,11 +51,28 @@ def supporting(candidates: Candidates, backends: Sequence[Backend], pass_name: s
     return candidates
 
 
-def _tuned(tuning: MeasuredChoices | None, platform: str, pass_name: str, call: Any) -> Choice | None:
-    """The choice of a tuning for a pass, if it has one."""
-    if tuning is None or call is None:
-        return None
-    return tuning.choice(platform, pass_name, call)
+@dataclasses.dataclass(frozen=True)
+class _Tuned:
+    """The choice of a tuning for a pass; None if it has none, or `why_ignored` says why it cannot be followed."""
+
+    choice: Choice | None = None
+    why_ignored: str = ""
+
+
+def _tuned(
+    tuning: MeasuredChoices | None, backends: Sequence[Backend], platform: str, pass_name: str, call: Any
+) -> _Tuned:
+    """The choice of a tuning for a pass. It may name an implementation that cannot run the pass, as one in a file that
+    somebody has edited."""
+    choice = None if tuning is None or call is None else tuning.choice(platform, pass_name, call)
+    if choice is None or choice.implementation == "xla":
+        return _Tuned(choice)
+    chosen = f"the tuning chooses {choice.implementation!r}, which "
+    for backend in backends:
+        if (backend.implementation, backend.platform) == (choice.implementation, platform) and backend.has(pass_name):
+            rejection = _missing(backend) or backend.reject(pass_name, call, forced=True)
+            return _Tuned(why_ignored=f"{chosen}cannot run: {rejection.reason}") if rejection else _Tuned(choice)
+    return _Tuned(why_ignored=f"{chosen}has no kernel for this pass on the platform {public_platform(platform)!r}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +91,15 @@ class Selection:
         return {pass_name: self._candidates(pass_name) for pass_name in self.op.passes}
 
     def choice(self, backend: Backend, pass_name: str) -> Choice | None:
-        """The choice of the tuning in force for a pass on a backend's platform, if there is one."""
-        return _tuned(self.tuning, backend.platform, pass_name, self.call)
+        """The choice of the tuning in force that is followed for a pass on a backend's platform, if there is one."""
+        return self._tuned(backend.platform, pass_name).choice
+
+    def ignored_choice(self, pass_name: str, platform: str) -> str:
+        """Why the choice of the tuning in force for a pass is not followed; empty if it is, or if there is none."""
+        return self._tuned(platform, pass_name).why_ignored
+
+    def _tuned(self, platform: str, pass_name: str) -> _Tuned:
+        return _tuned(self.tuning, self.op.backends, platform, pass_name, self.call)
 
     def reason(self, backend: Backend, pass_name: str) -> str:
         """Why a backend that is not rejected runs a pass."""
@@ -149,11 +173,11 @@ def _rejection(
     tuning: MeasuredChoices | None = None,
 ) -> Rejection | None:
     """Returns why a backend does not run a pass, given the rejections of the backends before it."""
-    if (choice := _tuned(tuning, backend.platform, pass_name, call)) is None:
+    if (choice := _tuned(tuning, op.backends, backend.platform, pass_name, call).choice) is None:
         return _taken(op, backend, pass_name, found) or backend.reject(pass_name, call, forced=forced)
-    if choice.implementation != backend.implementation:
-        return backend.supports(pass_name, call) or Rejection(choice.reason, slower=True)
-    return backend.reject(pass_name, call, forced=True)
+    if choice.implementation == backend.implementation:
+        return None
+    return backend.supports(pass_name, call) or Rejection(choice.reason, slower=True)
 
 
 def select_pass(op: Op, pass_name: str, call: Any, platform: str, implementation: str | None = None) -> Selection:

@@ -14,12 +14,15 @@ from typing import Any, TypeVar
 
 import jax
 
+from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.core import settings
 from jaxgrad._src.core.environment import Environment, program_environment, share_first_environment
 from jaxgrad._src.core.files import replace_file
+from jaxgrad._src.core.op import implementations
 from jaxgrad._src.core.processes import text_of_first_process
 from jaxgrad._src.core.reentrant import Reentrant
 from jaxgrad._src.core.tuning import Choice, MeasuredChoices
+from jaxgrad._src.version import __version__
 
 _logger = logging.getLogger("jaxgrad")
 
@@ -37,6 +40,8 @@ class Tuning(MeasuredChoices, Reentrant):
     of jax, jaxlib, jaxgrad, cuDNN or oneDNN, and the driver. With others it has no effect but a warning. A call that
     forces an implementation is left alone. In a program of several processes, the device and the versions of the first
     process decide for all.
+
+    Two tunings are equal if they choose the same implementations. Programs depend on these alone, and not on the times.
 
     It prints as a table. `tuning | other` has the choices of both, those of `other` where both have one.
 
@@ -88,12 +93,14 @@ class Tuning(MeasuredChoices, Reentrant):
         Raises:
           TypeError: path is no path.
           OSError: the file cannot be read.
-          ValueError: the file is not a tuning.
+          ValueError: the file is not a tuning, or a choice that this release of jaxgrad has measured names an unknown
+            implementation. Choices of other releases are loaded, and have no effect here.
         """
         _check_path("load", path)
         share_first_environment()
         try:
             tuning = from_json(text_of_first_process(lambda: Path(path).read_text(encoding="utf-8")))
+            _check_implementations(tuning)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"jaxgrad.Tuning.load: {os.fspath(path)!r} is no tuning: {error}") from error
         for machine, choices in tuning.machines.items():
@@ -120,6 +127,17 @@ class Tuning(MeasuredChoices, Reentrant):
 def _check_path(method: str, path: Any) -> None:
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"jaxgrad.Tuning.{method}: path must be a str or an os.PathLike, got {type(path).__name__}")
+
+
+def _check_implementations(tuning: Tuning) -> None:
+    """Raises ValueError where a choice that this release has measured names an implementation that it does not have."""
+    of_ops = set(implementations())
+    of_equations = {"xla", *(f"{pass_name} on {each}" for pass_name in PASSES for each in of_ops)}
+    for machine, choices in tuning.machines.items():
+        for text, choice in choices.items() if machine.jaxgrad == __version__ else ():
+            known = of_equations if text.startswith("jax.lax ") else of_ops
+            if unknown := choice.times_us.keys() - known:
+                raise ValueError(f"the choice of {text!r}: jaxgrad has no implementation {min(unknown)!r} for it")
 
 
 def to_json(tuning: Tuning) -> str:
