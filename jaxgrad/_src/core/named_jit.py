@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable
 from functools import cache
@@ -32,17 +33,24 @@ def named_jit(function: Callable[..., Any], name: str, *identity: Any) -> Callab
         return function(*arrays)
 
     call.__name__ = call.__qualname__ = f"jaxgrad.{name}.{digest}"
-    call.identity = name, identity  # type: ignore[attr-defined]
-    _PASSES[call.__name__] = call
+    # Passes with the same name share it: it is registered while one of them is in use.
+    call.identity = _IDENTITIES.setdefault(call.__name__, _Identity(name, identity))  # type: ignore[attr-defined]
     return jax.jit(call)
 
 
 def identity_of(jitted_name: str) -> tuple[str, tuple[Any, ...]] | None:
     """Returns the name and the identity of a pass, by the name of its jitted function; None for other functions."""
-    return getattr(_PASSES.get(jitted_name), "identity", None)
+    found = _IDENTITIES.get(jitted_name)
+    return None if found is None else (found.name, found.identity)
 
 
-_PASSES: WeakValueDictionary[str, Callable[..., Any]] = WeakValueDictionary()
+@dataclasses.dataclass(frozen=True)
+class _Identity:
+    name: str
+    identity: tuple[Any, ...]
+
+
+_IDENTITIES: WeakValueDictionary[str, _Identity] = WeakValueDictionary()
 
 
 @cache

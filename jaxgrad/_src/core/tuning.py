@@ -66,15 +66,19 @@ class Call(Protocol):
 
 
 class MeasuredChoices:
-    """Choices by machine and call. `jaxgrad.Tuning` is the public form."""
+    """Choices by machine and call. `jaxgrad.Tuning` is the public form.
+
+    Two of them are equal if they choose the same implementations, whatever the times.
+    """
 
     def __init__(self, machines: Mapping[Environment, Mapping[str, Choice]]) -> None:
         if not isinstance(machines, Mapping):
             raise TypeError(f"jaxgrad.Tuning: machines must be a mapping, got {type(machines).__name__}")
         copied = {machine: MappingProxyType(dict(choices)) for machine, choices in machines.items()}
         self.machines: Mapping[Environment, Mapping[str, Choice]] = MappingProxyType(copied)
-        choices_of = {repr(m): sorted((c, repr(v)) for c, v in choices.items()) for m, choices in machines.items()}
-        self._identity = repr(sorted(choices_of.items()))
+        # Programs depend on it, and the times, which differ from run to run, change no program.
+        chosen = {repr(m): sorted((t, c.implementation) for t, c in choices.items()) for m, choices in machines.items()}
+        self._identity = repr(sorted(chosen.items()))
         self._kinds = {machine: {_kind(text) for text in choices} for machine, choices in machines.items()}
         self._warned = False
 
