@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from jaxgrad._src.core.environment import current_environment, share_first_envir
 from jaxgrad._src.core.function_of_arrays import function_of_arrays
 from jaxgrad._src.core.jax_internals import lower_all
 from jaxgrad._src.core.processes import text_of_first_process
-from jaxgrad._src.core.tuning import Recorder
+from jaxgrad._src.core.tuning import Choice, Recorder
 from jaxgrad._src.core.warn import warn_caller
 from jaxgrad._src.tuning.choices import measured_choice
 from jaxgrad._src.tuning.progress import with_progress
@@ -57,7 +58,9 @@ def tune(function: Callable[..., Any], /, *args: Any, progress: bool = True, **k
         while JAX traces a function; or progress is not a bool.
       jax.errors.ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError: the function needs
         the values of its arrays, as a training loop with `float(loss)` does. JAX traces the function: pass the step.
-        Other errors of the function are raised as they are.
+        Other errors of the function are raised as they are. An error or an interrupt (`KeyboardInterrupt`) during the
+        measurements has the attribute `tuning`: a `Tuning` of the calls that were measured before. In a program of
+        several processes, that of the first one has it.
 
     Warns:
       UserWarning: the function has no call to measure.
@@ -99,14 +102,30 @@ def _tune(call: Callable[..., Any], arrays: list[Any], progress: bool) -> Tuning
             UserWarning,
         )
     share_first_environment()
-    tuning = from_json(text_of_first_process(lambda: to_json(_measured(recorder, progress))))
-    if progress and jax.process_count() == 1:
-        print(_summary(call, arrays, tuning), file=sys.stderr)
+    with _kept_in_errors(recorder) as choices:
+        tuning = from_json(text_of_first_process(lambda: to_json(_measured(recorder, choices, progress))))
+        if progress and jax.process_count() == 1:
+            print(_summary(call, arrays, tuning), file=sys.stderr)
     return tuning
 
 
-def _measured(recorder: Recorder, progress: bool) -> Tuning:
-    choices = {}
+@contextlib.contextmanager
+def _kept_in_errors(recorder: Recorder) -> Iterator[dict[str, Choice]]:
+    """The choices that are made in the block. An error or an interrupt carries those that were made before it."""
+    choices: dict[str, Choice] = {}
+    try:
+        yield choices
+    except BaseException as error:
+        if jax.process_index() == 0:  # the others measure nothing
+            error.tuning = Tuning({current_environment(): choices})  # type: ignore[attr-defined]
+            error.add_note(
+                f"jaxgrad.tune has measured {len(choices)} of {len(recorder.calls)} calls: the attribute `tuning` of "
+                "this exception has the choices."
+            )
+        raise
+
+
+def _measured(recorder: Recorder, choices: dict[str, Choice], progress: bool) -> Tuning:
     platform, calls = current_environment().platform, recorder.calls.items()
     with settings.override(tuning=None):
         for text, recorded in with_progress("jaxgrad.tune", calls) if progress else calls:
