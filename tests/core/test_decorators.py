@@ -10,8 +10,10 @@ import pickle
 import types
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.reduction import ForkingPickler
 
 import equinox as eqx
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
@@ -183,6 +185,95 @@ def test_jitted_methods_of_frameworks():
         for jitted in (jaxgrad.accelerate(model).jitted, jaxgrad.accelerate(model.jitted)):
             assert _convolutions_on_kernels(jitted, X)
             assert jitted(X).shape == convolve(X, W).shape
+
+
+class _Layer:
+    def __init__(self):
+        self.w = W
+
+    def apply(self, x):
+        return convolve(x, self.w)
+
+    __call__ = apply
+
+    @jaxgrad.accelerate
+    def decorated(self, x):
+        return convolve(x, self.w)
+
+
+def _by_pickle(value, dumps=pickle.dumps):
+    return pickle.loads(dumps(value))
+
+
+def _by_cloudpickle(value):
+    return _by_pickle(value, pytest.importorskip("cloudpickle").dumps)
+
+
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": _by_pickle,
+    "multiprocessing": functools.partial(_by_pickle, dumps=ForkingPickler.dumps),
+    "cloudpickle": _by_cloudpickle,
+}
+
+
+def _ones(key, shape, dtype):
+    return jnp.ones(shape, dtype)
+
+
+_LINEN = nn.Conv(6, (3, 3), kernel_init=_ones, bias_init=_ones, param_dtype="float32")
+_IMAGES = jnp.ones((2, 9, 7, 8), "float32")
+_ACCELERATED = {
+    "method": (jaxgrad.accelerate(_Layer().apply), (X,)),
+    "method of an object": (jaxgrad.accelerate(_Layer()).apply, (X,)),
+    "method of a decorated class": (_Layer().decorated, (X,)),
+    "partial of a method": (functools.partial(jaxgrad.accelerate(_Layer().apply), X), ()),
+    "two decorators": (jaxgrad.forward_mode()(jaxgrad.accelerate(_Layer().apply)), (X,)),
+    "object": (jaxgrad.accelerate(_Layer()), (X,)),
+    "pytree": (jaxgrad.accelerate(eqx.nn.Conv2d(3, 4, 3, key=jax.random.key(0), dtype="float32")), (X[0],)),
+    "method of linen": (jaxgrad.accelerate(_LINEN.apply), (_LINEN.init(jax.random.key(0), _IMAGES), _IMAGES)),
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("what", _ACCELERATED)
+def test_copies_are_accelerated(what, how):
+    function, arguments = _ACCELERATED[what]
+    assert _convolutions_on_kernels(COPIES[how](function), *arguments)
+
+
+def test_a_copy_of_a_method_equals_it():
+    method = jaxgrad.accelerate(_Layer().apply)
+    assert copy.copy(method) == method
+    assert type(copy.copy(method)) is types.MethodType
+    assert copy.copy(_Layer().apply).__func__ is _Layer.apply
+
+
+def test_a_function_by_its_name_in_a_module_and_copies_of_functions():
+    assert pickle.loads(pickle.dumps(_Layer.decorated)) is _Layer.decorated
+    function = jaxgrad.accelerate(lambda x: convolve(x, W))
+    for copied in (copy.copy(function), copy.deepcopy(function)):
+        assert _convolutions_on_kernels(copied, X)
+    jitted = copy.copy(jaxgrad.accelerate(jax.jit(convolve)))
+    assert passes(jitted.lower(X, W)) == {"forward": 1}
+
+
+def test_the_names_of_an_object_are_listed():
+    """As interactive sessions show them."""
+    decorated = jaxgrad.accelerate(_LINEN)
+    assert {"init", "apply", "bind", "features", "__wrapped__"} <= set(dir(decorated))
+
+
+def test_forward_mode_is_a_decorator():
+    def slope(x):
+        return jax.jvp(lambda x: jaxgrad.conv_general_dilated(x, W, (1, 1), "SAME"), (x,), (x,))[1].shape
+
+    for decorated in (jaxgrad.forward_mode(slope), jaxgrad.forward_mode()(slope)):
+        assert decorated(X) == (2, 4, 9, 7)
+        assert decorated.__name__ == "slope"
+    with pytest.raises(TypeError, match=r"jaxgrad.forward_mode: function must be callable, got int"):
+        jaxgrad.forward_mode(3)
 
 
 def test_stages_of_an_object():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import inspect
 import types
@@ -56,6 +57,7 @@ class Decorator(Reentrant):
     def _decorated(self, function: Any) -> Any:
         # Methods and partials stay what they are: nnx and `jaxgrad.report` look for the model that they bind.
         if isinstance(function, types.MethodType):
+            _keep_decorators_of_copies()
             return types.MethodType(_decorated_once(self, function.__func__), function.__self__)
         if type(function) is functools.partial:
             partial = functools.partial(self._decorated(function.func), *function.args, **function.keywords)
@@ -90,6 +92,29 @@ def _decorated_once(decorator: Decorator, function: Any) -> Any:
     a decorated method equals itself, as methods do."""
     decorated = decorator._decorated(function)
     return _methods.setdefault((decorator, function), decorated) if inspect.isfunction(function) else decorated
+
+
+@functools.cache
+def _keep_decorators_of_copies() -> None:
+    """Registers how a decorated method is copied and pickled, by whichever pickler."""
+    from multiprocessing.reduction import ForkingPickler
+
+    copyreg.pickle(types.MethodType, _reduced_method)
+    ForkingPickler.register(types.MethodType, _reduced_method)
+
+
+def _reduced_method(method: types.MethodType) -> tuple[Any, ...]:
+    """Python makes a copy of a method by the name that its object has for it, which is the method without decorator."""
+    function, bound = method.__func__, method.__self__
+    decorator = decorator_of(function)
+    if decorator is None or inspect.getattr_static(type(bound), function.__name__, None) is function:
+        return _reduced_by_others(method)
+    return decorator._decorated, (types.MethodType(function.__wrapped__, bound),)  # type: ignore[attr-defined]
+
+
+_reduced_by_others: Callable[[types.MethodType], Any] = copyreg.dispatch_table.get(
+    types.MethodType, types.MethodType.__reduce__
+)
 
 
 def unsupported_kind(function: Callable[..., Any]) -> str | None:
@@ -128,6 +153,9 @@ class _DecoratedObject:
             if is_method and not unsupported_kind(attribute)
             else attribute
         )
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self.__wrapped__)})
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets an attribute of the object, such as a layer of a model. Some names belong to the wrapper."""

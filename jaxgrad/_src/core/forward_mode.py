@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,9 @@ from jaxgrad._src.core.settings import forward_mode_enabled
 _HINT = "jaxgrad's ops support forward mode inside `with jaxgrad.forward_mode():`; see docs/forward_mode.md."
 
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
 class ForwardMode(Decorator):
     """The context manager of `jaxgrad.forward_mode`."""
 
@@ -31,7 +34,13 @@ class ForwardMode(Decorator):
         return forward_mode_enabled(True)
 
 
-def forward_mode() -> ForwardMode:
+@overload
+def forward_mode(function: _Function, /) -> _Function: ...
+@overload
+def forward_mode(function: None = None, /) -> ForwardMode: ...
+
+
+def forward_mode(function: Any = None, /) -> Any:
     """Enables forward-mode differentiation of jaxgrad's ops inside a `with` block, or in a decorated function.
 
     `jax.jvp`, `jax.linearize`, `jax.jacfwd` and `jax.hessian` then work on every op, and forward and reverse mode nest
@@ -42,8 +51,14 @@ def forward_mode() -> ForwardMode:
     inside the block. Values and gradients come from the same kernels inside and outside. docs/forward_mode.md lists
     what the tangents of each op run on, and what reverse mode costs inside the block.
 
+    Args:
+      function: the function to decorate. Without it, the result is a context manager, which is a decorator too.
+
     Returns:
-      A context manager for the thread that enters it. It is a decorator too, and may be entered again.
+      The decorated function, or the context manager, which is for the thread that enters it and may be entered again.
+
+    Raises:
+      TypeError: function is not callable, or it is a class, a generator function or a coroutine function.
 
     Examples:
       >>> x, w = jnp.ones((2, 3, 8, 8)), jnp.ones((4, 3, 3, 3))
@@ -54,7 +69,7 @@ def forward_mode() -> ForwardMode:
       >>> hessian_times_w.shape
       (4, 3, 3, 3)
     """
-    return ForwardMode()
+    return ForwardMode() if function is None else ForwardMode()(function)
 
 
 def jvp(
