@@ -146,6 +146,21 @@ def test_a_method_stays_one():
         close(method(IMAGES), model.conv(IMAGES))
     assert model.calls == 2
 
+    # Of a model with state too, whose method binds an array.
+    def scaled(scale, model, shift, x):
+        return scale * model(x) + shift
+
+    partial, accelerate = functools.partial, jaxgrad.accelerate
+    for function, arguments in (
+        (partial(accelerate(model.count), IMAGES), ()),
+        (accelerate(partial(model.count, IMAGES)), ()),
+        (partial(partial(accelerate(model.count)), x=IMAGES), ()),
+        (accelerate(partial(scaled, 2.0, model, 1.0)), (IMAGES,)),
+        (accelerate(partial(partial(scaled, 2.0, shift=1.0), x=IMAGES, model=model)), ()),
+    ):
+        assert _on_kernels(function, *arguments)
+    assert model.calls == 2
+
 
 def test_stages_of_a_function_under_jit():
     """`lower`, `trace` and `eval_shape`, which functions that are made of it do not inherit."""

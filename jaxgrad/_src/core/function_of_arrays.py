@@ -21,7 +21,9 @@ def function_of_arrays(
     it: a call may change objects in place, as steps of flax.nnx do. Everything else in the arguments, such as Python
     numbers, NumPy scalars and the functions in a model, is constant, and so are other bound values.
     """
-    called, args, constants = _unbound(function, args)
+    called, models, constants = _unbound(function)
+    args = *models, *args
+    kwargs = {**{name: value for name, value in constants.items() if _is_model(value)}, **kwargs}
     leaves, tree = jax.tree.flatten((called, args, kwargs))
     is_array = [isinstance(leaf, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)) for leaf in leaves]
 
@@ -35,17 +37,31 @@ def function_of_arrays(
     return call, [leaf for leaf, here in zip(leaves, is_array, strict=True) if here]
 
 
-def _unbound(called: Any, args: Sequence[Any]) -> tuple[Any, Sequence[Any], dict[str, Any]]:
-    """Returns the function, the arguments after the models that it binds, and the keyword arguments that it binds."""
-    keywords: dict[str, Any] = {}
-    while True:
-        if isinstance(called, types.MethodType):
-            called, args = called.__func__, (called.__self__, *args)
-        elif type(called) is functools.partial and all(map(_is_model, called.args)):
-            # The method of an object that nnx.jit compiles is one of these.
-            called, args, keywords = called.func, (*called.args, *args), {**called.keywords, **keywords}
-        else:
-            return called, args, keywords
+def _unbound(called: Any) -> tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]:
+    """Returns the function in methods and partials, the models that they bind, which are its first arguments, and the
+    keyword arguments that they bind."""
+    if isinstance(called, types.MethodType):
+        function, models, keywords = _unbound(called.__func__)
+        return function, (*models, called.__self__), keywords
+    if type(called) is functools.partial:  # the method of an object that nnx.jit compiles is one of these
+        function, models, keywords = _unbound(called.func)
+        own = [value for value in called.args if _is_model(value)]
+        if len(own) < len(called.args):
+            function = _with_constants(function, len(models), called.args)
+        return function, (*models, *own), {**keywords, **called.keywords}
+    return called, (), {}
+
+
+def _with_constants(function: Callable[..., Any], position: int, bound: Sequence[Any]) -> Callable[..., Any]:
+    """A function of the models in `bound`, which binds the other values. They are arguments from a position on."""
+    are_models = [_is_model(value) for value in bound]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        first, later = args[:position], iter(args[position:])
+        both = [next(later) if is_model else value for is_model, value in zip(are_models, bound, strict=True)]
+        return function(*first, *both, *later, **kwargs)
+
+    return call
 
 
 def _is_model(value: Any) -> bool:
