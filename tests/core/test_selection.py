@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from gru_cases import Case, make_inputs
@@ -113,6 +115,16 @@ def test_explain_takes_a_jitted_op():
     arrays = list(_inputs().values())[:3]
     for _ in range(2):
         assert jaxgrad.explain(call, *arrays, platform="cpu").implementation == "cpu"
+
+
+def test_explain_takes_every_partial_op():
+    """Also those with the attributes of the op, and equinox's own."""
+    x, w = jnp.ones((2, 8, 9, 7)), jnp.ones((6, 8, 3, 3))
+    op, settings = jaxgrad.conv_general_dilated, {"window_strides": (1, 1), "padding": "SAME"}
+    expected = jaxgrad.explain(op, x, w, **settings)
+    for partial in (functools.wraps(op)(functools.partial(op, **settings)), eqx.Partial(op, **settings)):
+        for function in (partial, jaxgrad.accelerate(partial), jax.jit(partial)):
+            assert jaxgrad.explain(function, x, w) == expected
 
 
 def test_explain_takes_a_partial_op():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -74,8 +73,8 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
     """Returns which implementation runs a call of an op and of its gradients, and why. Runs nothing.
 
     Args:
-      op: an op of jaxgrad, such as `jaxgrad.conv_general_dilated`, or a `functools.partial` of one. Decorators
-        of jaxgrad around it, such as `jaxgrad.config.override(...)`, are in force.
+      op: an op of jaxgrad, such as `jaxgrad.conv_general_dilated`, or a partial of one, of functools or equinox.
+        Decorators of jaxgrad around it, such as `jaxgrad.config.override(...)`, are in force.
       *args: the arguments of the call. Arrays may be `jax.ShapeDtypeStruct`. Without arguments, a typical call is
         explained.
       platform: "cpu", "gpu" (or "cuda"), "rocm" or "tpu"; by default the platform of JAX's default device.
@@ -138,14 +137,19 @@ def _unwrapped(
     """The op inside decorators and partials, jaxgrad's own decorators from the outside in, and the arguments."""
     decorators = []
     while True:
-        op = inspect.unwrap(op, stop=lambda function: decorator_of(function) is not None) if callable(op) else op
+        op = inspect.unwrap(op, stop=lambda each: decorator_of(each) is not None or _is_partial(each))
         if (decorator := decorator_of(op)) is not None:
             decorators.append(decorator)
             op = op.__wrapped__
-        elif isinstance(op, functools.partial):
+        elif _is_partial(op):
             op, args, kwargs = op.func, (*op.args, *args), {**op.keywords, **kwargs}
         else:
             return op, decorators, args, kwargs
+
+
+def _is_partial(op: Any) -> bool:
+    """Whether it is a `functools.partial`, or one of equinox."""
+    return callable(op) and all(hasattr(op, name) for name in ("func", "args", "keywords"))
 
 
 def explanation(selection: Selection, platform: str) -> Explanation:
