@@ -176,8 +176,6 @@ def check_errors():
 
     cases = (
         (None, P("d")),
-        (None, "d"),
-        (explicit, ["d"]),
         (explicit, P("other")),
         (explicit, P("d", "d")),
         (explicit, P(None, None, None, None, "d")),

@@ -249,7 +249,11 @@ def _check_axis_name(axis_name: Any, axis_index_groups: Any) -> tuple[MeshAxes |
         return MeshAxes(of_mesh) if of_mesh else None, vmap_axes
     if vmap_axes:
         raise ValueError(f"{_TRAINING}: axis_index_groups must be None for axes of vmap, got {axis_index_groups}")
-    groups = tuple(tuple(map(int, group)) for group in axis_index_groups)
+    if isinstance(axis_index_groups, str) or not isinstance(axis_index_groups, (Sequence, np.ndarray)):
+        raise TypeError(
+            f"{_TRAINING}: axis_index_groups must be groups of ints or None, got {type(axis_index_groups).__name__}"
+        )
+    groups = tuple(checks.as_ints(_TRAINING, "axis_index_groups", group) for group in axis_index_groups)
     if len({len(group) for group in groups}) != 1:
         raise ValueError(f"{_TRAINING}: axis_index_groups must be groups of equal size, got {axis_index_groups}")
     return MeshAxes(of_mesh, groups), ()
@@ -259,7 +263,7 @@ def _is_bound(axis_name: str) -> bool:
     """Whether an enclosing transformation has an axis of this name."""
     try:
         lax.axis_size(axis_name)
-    except NameError:
+    except (NameError, TypeError, ValueError):  # of values that are no names
         return False
     return True
 
@@ -309,8 +313,9 @@ def _check_statistics_dtype(dtype: Any, x: jax.Array) -> np.dtype:
     if dtype is None:
         return compute_dtype(x)
     try:
+        hash(dtype)  # refuses arrays, which have a dtype and are none
         dtype = jnp.dtype(dtype)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise TypeError(f"{_TRAINING}: statistics_dtype must be a dtype or None, got {dtype!r}") from error
     _check_channel_dtype(_TRAINING, "statistics_dtype", dtype, x)
     return dtype

@@ -125,6 +125,10 @@ def conv_general_dilated(
     strides = checks.as_ints(_NAME, "window_strides", window_strides)
     if min(strides, default=1) < 1:  # jax.lax finds them only when it lowers the program
         raise ValueError(f"{_NAME}: window_strides must be positive integers, got {strides}")
+    if not isinstance(out_sharding, NamedSharding | PartitionSpec | None):
+        raise TypeError(
+            f"{_NAME}: out_sharding must be a NamedSharding, a PartitionSpec or None, got {type(out_sharding).__name__}"
+        )
     arguments = LaxArguments(
         window_strides=strides,
         padding=padding,
@@ -142,6 +146,8 @@ def conv_general_dilated(
 def _check_sizes_of_padding(padding: Any) -> None:
     """jax.lax checks the types and the number of pairs, but adds sizes of 63 bits that overflow."""
     for size in jax.tree.leaves(padding):
+        if checks.is_key(size):
+            raise TypeError(f"{_NAME}: padding must be a string or pairs of ints, got {type(size).__name__}")
         if isinstance(size, (int, np.integer)) and abs(int(size)) >= 1 << 62:
             raise ValueError(f"{_NAME}: each size of padding must fit into 63 bits, got {size}")
 
@@ -174,7 +180,10 @@ def convolve(
     if lhs.ndim < 2 or rhs.ndim < 2:
         raise ValueError(f"{name}: lhs and rhs must have a rank of at least 2, got {lhs.shape} and {rhs.shape}")
     has_bias, relu = bias is not None, activation == "relu"
-    reading = read(arguments, lhs, rhs, has_bias)
+    try:
+        reading = read(arguments, lhs, rhs, has_bias)
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise checks.named_error(name, error) from error
     bias = _check_bias(name, bias, reading)
     check_activation(name, activation, reading.result.dtype)
     pass_call = reading.pass_call

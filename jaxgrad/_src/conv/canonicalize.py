@@ -93,7 +93,11 @@ class LaxArguments:
 
 def _as_tuples(value: Any) -> Any:
     """The value with lists and arrays as tuples, so that it is hashable, and with ints of NumPy as ints of Python."""
-    if isinstance(value, (np.ndarray, jax.Array)):
+    if (
+        isinstance(value, (np.ndarray, jax.Array))
+        and not isinstance(value, jax.core.Tracer)
+        and not checks.is_key(value)
+    ):
         value = value.tolist()
     if type(value) in (list, tuple):
         return tuple(map(_as_tuples, value))
@@ -143,6 +147,8 @@ def _read(arguments, lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, has_bias, x64):
     lhs: Any = jax.ShapeDtypeStruct(lhs_shape, lhs_dtype)
     rhs: Any = jax.ShapeDtypeStruct(rhs_shape, rhs_dtype)
     result = jax.eval_shape(arguments.call_lax, lhs, rhs)  # checks the call as jax.lax does
+    if any(isinstance(size, int) and size >= 1 << 62 for size in result.shape):
+        raise OverflowError(f"the result has the shape {result.shape}")
     dn = lax.conv_dimension_numbers(lhs_shape, rhs_shape, arguments.dimension_numbers)
     reason = _runs_on_xla(arguments, lhs, rhs, result)
     miscompiled = is_miscompiled_by_xla(arguments, lhs_shape, rhs_shape, result.shape)

@@ -101,7 +101,10 @@ def conv_transpose(
             raise ValueError(f"{_NAME}: dimension_numbers must be given for {n} spatial dimensions")
         layout, window_layout = _DEFAULT_LAYOUTS[lhs.ndim].split()
         dimension_numbers = (layout, window_layout, layout)
-    dn = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
+    try:
+        dn = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
+    except (TypeError, ValueError) as error:
+        raise checks.named_error(_NAME, error) from error
     _check_groups(feature_group_count, rhs.shape[dn.rhs_spec[0]])
     strides = _sizes("strides", strides, n)
     dilation = _sizes("rhs_dilation", (1,) * n if rhs_dilation is None else rhs_dilation, n)
@@ -156,7 +159,7 @@ def _padding(
         if padding not in ("SAME", "VALID"):
             raise ValueError(f"{_NAME}: padding must be 'SAME', 'VALID' or {n} pairs, got {padding!r}")
         return [transpose_padding(k, s, padding) for k, s in zip(extents, strides, strict=True)]
-    if not isinstance(padding, (Sequence, np.ndarray)):
+    if not isinstance(padding, (Sequence, np.ndarray)) or getattr(padding, "ndim", 1) == 0:
         raise TypeError(f"{_NAME}: padding must be 'SAME', 'VALID' or {n} pairs, got {type(padding).__name__}")
     pairs = [checks.as_ints(_NAME, "padding", pair) for pair in padding]
     if len(pairs) != n or any(len(pair) != 2 for pair in pairs):

@@ -104,6 +104,7 @@ def as_ints(op: str, name: str, values: Any) -> tuple[int, ...]:
         isinstance(values, (str, bytes))
         or not isinstance(values, (Sequence, np.ndarray, jax.Array))
         or _rank(values) == 0
+        or is_key(values)
     ):
         raise TypeError(f"{op}: {name} must be a sequence of ints, got {type(values).__name__}")
     found = tuple(_element(op, name, value) for value in values)
@@ -119,9 +120,21 @@ def _rank(values: Any) -> int:
 def _element(op: str, name: str, value: Any) -> int:
     if type(value) is int:  # in most calls
         return value
-    if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+    if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer) and not is_key(value):
         value = np.asarray(value)[()]
     return as_int(op, f"each element of {name}", value)
+
+
+def is_key(value: Any) -> bool:
+    """Whether it is an array of random keys, which has no values for NumPy."""
+    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.extended)
+
+
+def named_error(op: str, error: Exception) -> TypeError | ValueError:
+    """An error of JAX for the arguments of an op, under the name of the op."""
+    if isinstance(error, OverflowError):
+        return ValueError(f"{op}: sizes that the arguments make must fit into 63 bits: {error}")
+    return (ValueError if isinstance(error, ValueError) else TypeError)(f"{op}: {error}")
 
 
 def check_flag(op: str, name: str, value: Any) -> bool:

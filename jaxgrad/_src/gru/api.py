@@ -291,7 +291,7 @@ def _check_lengths(sequence_lens: Any, T: int, B: int, note: str) -> jax.Array |
         # The values on a GPU are not checked: reading them would wait for the device, and XLA clamps them.
         try:
             values = np.asarray(sequence_lens)
-        except ValueError as error:  # nested lists of unequal lengths
+        except (TypeError, ValueError) as error:  # random keys, nested lists of unequal lengths
             raise TypeError(f"{_NAME}: sequence_lens must be an array, got {type(sequence_lens).__name__}") from error
         # NumPy has objects for Python ints that do not fit into 64 bits.
         kind = values.dtype.kind
