@@ -77,6 +77,15 @@ def test_a_marked_program_without_convolutions_compiles_to_the_same_instructions
     assert _without_mark(marked, "auto") == plain
 
 
+def test_an_op_outside_of_accelerate_has_no_mark():
+    def convolve(implementation, x, w):
+        return jaxgrad.conv_general_dilated(x, w, (1, 2), "SAME", feature_group_count=2, implementation=implementation)
+
+    x, w = np.ones((2, 4, 6, 5), np.float32), np.ones((4, 2, 3, 3), np.float32)
+    for implementation in (None, "xla"):
+        assert "jaxgrad =" not in jax.jit(convolve, static_argnums=0).lower(implementation, x, w).as_text()
+
+
 def test_switched_off_programs_compile_to_the_same_instructions():
     """The convolutions too: the mark of implementation="xla" is an attribute and nothing else."""
 

@@ -155,7 +155,7 @@ def test_methods_of_an_object(name):
     for others in (decorated.child, decorated.function, decorated.static, decorated.of_class):
         assert others() == []
     assert next(decorated.pieces()) == []
-    assert callable(decorated.make)
+    assert (decorated.pieces, decorated.make) == (model.pieces, model.make)
     assert repr(decorated).startswith(f"{name}(_Model(")
 
 

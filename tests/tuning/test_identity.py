@@ -51,6 +51,15 @@ def test_the_same_choices_make_the_same_program(changes):
     assert first.choices != second.choices
 
 
+def test_a_call_that_no_tuning_affects_is_the_same_program():
+    def forced(x, w):
+        return jaxgrad.conv_general_dilated(x, w, (2, 1), "SAME", feature_group_count=2, implementation="xla")
+
+    expected = jax.jit(forced).lower(*_ARRAYS).as_text()
+    with _tuning(_CHOICE):
+        assert jax.jit(forced).lower(*_ARRAYS).as_text() == expected
+
+
 def test_another_choice_makes_another_program():
     other = _tuning(dataclasses.replace(_CHOICE, implementation="cpu"))
     assert _tuning(_CHOICE) != other

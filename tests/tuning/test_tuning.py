@@ -333,6 +333,7 @@ def test_another_machine_has_no_effect_but_one_warning(recwarn, field):
     other = dataclasses.replace(current_environment(), **{field: "another"})
     tuning = Tuning({other: dict(_tuning(_conv, _X, _W, implementation="xla", other=OWN).choices)})
     before = _explained()
+    warnings.simplefilter("always")  # otherwise Python shows a warning of a line once
     with tuning:
         assert not tuning.choices
         for _ in range(2):
