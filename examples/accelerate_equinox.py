@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     data = digits.load(args.seed)
     run = comparing.both_ways(train, train_step, data, args)
     batch = data.images_train[: args.batch_size]
-    comparing.print_report(jaxgrad.report(jaxgrad.accelerate(train_step), *run.state, batch))
+    print(jaxgrad.report(jaxgrad.accelerate(train_step), *run.state, batch))
     originals = data.images_test[:10]
     rows = {"test digits": originals, "reconstructions": jax.vmap(run.state[0])(originals)}
     comparing.save_images(rows, args.plot)

@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     data = digits.load(args.seed)
     run = comparing.both_ways(train, train_step, data, args)
     batch = data.images_train[: args.batch_size]
-    comparing.print_report(jaxgrad.report(jaxgrad.accelerate(train_step), run.state, batch, batch))
+    print(jaxgrad.report(jaxgrad.accelerate(train_step), run.state, batch, batch))
     clean = data.images_test[:10]
     noisy = with_noise(np.random.default_rng(args.seed), clean)
     rows = {"test digits": clean, "with noise": noisy, "denoised": denoised(run.state, noisy)}

@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     data = digits.load(args.seed)
     run = comparing.both_ways(train, train_step, data, args)
     batch = data.images_train[: args.batch_size], data.labels_train[: args.batch_size]
-    comparing.print_report(jaxgrad.report(jaxgrad.accelerate(train_step), *run.state, *batch))
+    print(jaxgrad.report(jaxgrad.accelerate(train_step), *run.state, *batch))
     digits.print_accuracy(run.epochs, data)
     digits.save_curves(run.epochs, args.plot)
     print(f"curves: {args.plot}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,16 +75,6 @@ def fit(
         epochs.append(digits.Epoch(float(np.mean(losses[-steps:])), tested, float(np.median(seconds[-steps:]))))
         bar.set_postfix(train_loss=epochs[-1].train_loss, **{f"test_{name}": value for name, value in tested.items()})
     return Run(state, epochs, losses, seconds)
-
-
-def print_report(report: jaxgrad.Report) -> None:
-    """Prints what the passes of a program run on, and why. `print(report)` has a line for each convolution."""
-    found: Counter[tuple[str, ...]] = Counter()
-    for c in report.convolutions:
-        found[c.pass_name or "-", c.implementation, c.reason] += c.count
-    print(f"{found.total()} convolutions in a training step on {report.platform}:")
-    for (name, implementation, reason), count in found.most_common():
-        print(f"  {count:2}  {name:15}  {implementation:5}  {reason}")
 
 
 def save_images(rows: Mapping[str, ArrayLike], path: Path) -> None:

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from jaxgrad import convert as convert
     from jaxgrad import nn as nn
     from jaxgrad._src.accelerate.api import accelerate as accelerate
-    from jaxgrad._src.accelerate.report import Convolution as Convolution
-    from jaxgrad._src.accelerate.report import Report as Report
+    from jaxgrad._src.accelerate.calls import Call as Call
+    from jaxgrad._src.accelerate.calls import Convolution as Convolution
+    from jaxgrad._src.accelerate.calls import Layer as Layer
     from jaxgrad._src.accelerate.report import report as report
+    from jaxgrad._src.accelerate.results import Report as Report
     from jaxgrad._src.batch_norm.api import batch_norm_inference as batch_norm_inference
     from jaxgrad._src.batch_norm.api import batch_norm_training as batch_norm_training
     from jaxgrad._src.conv.api import conv_general_dilated as conv_general_dilated
@@ -42,8 +44,10 @@ if TYPE_CHECKING:
     from jaxgrad._src.version import __version__ as __version__
 
 __all__ = [
+    "Call",
     "Convolution",
     "Explanation",
+    "Layer",
     "PassExplanation",
     "Report",
     "Tuning",
@@ -69,10 +73,12 @@ __all__ = [
 _SUBMODULES = "convert", "nn"
 # The modules of the names above, in jaxgrad._src.
 _MODULES = {
-    "Convolution": "accelerate.report",
+    "Call": "accelerate.calls",
+    "Convolution": "accelerate.calls",
     "Explanation": "core.explain",
+    "Layer": "accelerate.calls",
     "PassExplanation": "core.explain",
-    "Report": "accelerate.report",
+    "Report": "accelerate.results",
     "Tuning": "tuning.tuning",
     "__version__": "version",
     "accelerate": "accelerate.api",

@@ -71,14 +71,21 @@ def test_rows_of_a_network_with_gradients():
 
 def test_the_printed_table():
     report = jaxgrad.report(jax.grad(jaxgrad.accelerate(_network), (0, 1)), W, X, platform="cpu")
-    header, *rows, total = str(report).splitlines()
-    assert header.split() == ["source", "lhs", "rhs", "result", "pass", "runs", "on", "count", "MFLOP", "why"]
-    assert len(rows) == len(report.convolutions) == 5
-    assert len({row.index("f32") for row in rows}) == 1
-    assert total == f"9 convolutions on cpu, 0 of them on XLA; {report.flops / 1e6:.4g} MFLOP"
+    header, *rows, total, summary, _ = str(report).splitlines()
+    assert header.split() == ["layer", "op", "passes", "runs", "on", "MFLOP", "why"]
+    assert [row.split("  ")[0] for row in rows] == [layer.source for layer in report.layers]
+    assert "forward, weight_gradient, input_gradient" in rows[0]
+    assert "3 forward, 3 input_gradient" in rows[1]
+    assert len({row.index("conv") for row in rows}) == 1
+    assert total == "9 calls in 2 layers on cpu, 0 of them on XLA"
+    assert summary == report.summary
     assert report.counts == {"cpu": 9}
     left = jaxgrad.report(_network, W, X, platform="cpu")
-    assert " 4 of them on XLA; " in str(left).splitlines()[-1]
+    assert str(left).splitlines()[-3] == "4 calls in 2 layers on cpu, 4 of them on XLA"
+    header, *rows = report.details().splitlines()
+    assert header.split() == ["source", "op", "shapes", "pass", "runs", "on", "count", "MFLOP", "why"]
+    assert len(rows) == len(report.convolutions) == 5
+    assert "f32[2,3,9,7] NCHW, f32[4,3,3,3] OIHW -> f32[2,4,9,7] NCHW" in rows[0]
 
 
 def test_unmarked_and_switched_off_convolutions():
@@ -182,7 +189,7 @@ def test_arguments():
         (row,) = _rows(lambda *arrays: repeated(*arrays, 0.5, count=3), *arrays)
         assert (row.count, row.implementation) == (3, "cpu")
     assert _rows(lambda x: 2 * x, X) == ()
-    assert str(jaxgrad.report(lambda x: 2 * x, X, platform="cpu")).splitlines()[-1].startswith("0 convolutions")
+    assert str(jaxgrad.report(lambda x: 2 * x, X, platform="cpu")).splitlines()[0].startswith("0 calls in 0 layers")
 
 
 def test_nothing_runs_and_nothing_is_compiled():

@@ -12,7 +12,10 @@ import jaxgrad
 from jaxgrad import convert, nn
 from jaxgrad.nn import equinox, haiku, keras, linen, nnx
 
-WITHOUT_EXAMPLES = ("__version__", "config", "convert", "nn", "Convolution", "Explanation", "PassExplanation", "Report")
+WITHOUT_EXAMPLES = (
+    *("__version__", "config", "convert", "nn"),
+    *("Call", "Convolution", "Explanation", "Layer", "PassExplanation", "Report"),
+)
 MODULES = jaxgrad, convert, nn, linen, nnx, equinox, haiku, keras
 PUBLIC = {f"{module.__name__}.{name}": getattr(module, name) for module in MODULES for name in module.__all__}
 NAMES = [name for name in PUBLIC if name.removeprefix("jaxgrad.") not in WITHOUT_EXAMPLES]

@@ -37,7 +37,7 @@ def forward(params: BatchNormParams) -> Callable[..., Any]:
     kernels = {b.implementation: partial(b.forward, params) for b in BACKENDS if b.has("forward")}
 
     def candidates(x, scale, bias, residual):
-        return _supporting(params.forward_candidates, "forward", params.problem(x))
+        return candidates_of(params, "forward", params.problem(x))
 
     def over_devices(mesh_axes: MeshAxes) -> Callable[..., Any]:
         local_statistics = partial(_local_statistics, params)
@@ -75,7 +75,7 @@ def normalize(params: BatchNormParams) -> Callable[..., Any]:
         rule = PartitioningRule((like_x, *[_CHANNELS] * 5, like_x), (like_x,))
         return partitioned(
             rule,
-            lambda x, *_: _step_candidates(params, x),
+            lambda x, *_: candidates_of(params, "forward", params.problem(x), in_steps=True),
             kernels,
             flat(xla.normalize),
         )(x, *rest)
@@ -105,11 +105,7 @@ def backward(params: BatchNormParams, needs_grad: tuple[bool, ...]) -> Callable[
     def candidates(x, scale, bias, mean, mean_low, rstd, y, dy, dmean, dvar):
         if dy is None or not any(needs_grad):
             return params.backward_candidates.on_xla()
-        found = _supporting(params.backward_candidates, "backward", params.problem(x))
-        for backend in BACKENDS:
-            if not needs_grad[0] and not backend.can_skip_dx:
-                found = found.without(backend.implementation)
-        return found
+        return candidates_of(params, "backward", params.problem(x), needs_grad)
 
     def over_devices(mesh_axes: MeshAxes) -> Callable[..., Any]:
         return partial(cross_device.backward, params, mesh_axes, partial(_local_sums, params), needs_grad)
@@ -146,28 +142,41 @@ def two_step_candidates(candidates: Candidates) -> Candidates:
     )
 
 
-def _supporting(candidates: Candidates, pass_name: str, problem: BatchNormProblem) -> Candidates:
-    """Returns the candidates for the operands of a pass, which `vmap` may have made larger than those of the call."""
+def candidates_of(
+    params: BatchNormParams,
+    pass_name: str,
+    problem: BatchNormProblem,
+    needs_grad: tuple[bool, ...] | None = None,
+    *,
+    in_steps: bool = False,
+) -> Candidates:
+    """Returns the candidates for the operands of a pass, which `vmap` may have made larger than those of the call.
+
+    `needs_grad` says which gradients a backward pass computes, None all of them; `in_steps`, whether the pass needs the
+    single steps.
+    """
+    candidates = params.forward_candidates if pass_name == "forward" else params.backward_candidates
     if problem.size == 0:
         return candidates.on_xla()
-    return supporting(candidates, BACKENDS, pass_name, problem)
-
-
-def _step_candidates(params: BatchNormParams, x: jax.Array, pass_name: str = "forward") -> Candidates:
-    """Returns the candidates for a single step of a pass."""
-    candidates = params.forward_candidates if pass_name == "forward" else params.backward_candidates
-    return two_step_candidates(_supporting(candidates, pass_name, params.problem(x)))
+    candidates = supporting(candidates, BACKENDS, pass_name, problem)
+    if needs_grad is not None and not needs_grad[0]:
+        for backend in BACKENDS:
+            if not backend.can_skip_dx:
+                candidates = candidates.without(backend.implementation)
+    return two_step_candidates(candidates) if in_steps else candidates
 
 
 def _local_statistics(params: BatchNormParams, x: jax.Array) -> Any:
     """Returns (mean, mean_low, var, rstd) of one device's shard."""
     kernels = {b.implementation: partial(b.statistics, params) for b in TWO_STEP_BACKENDS}
-    return call_on_shard(_step_candidates(params, x), kernels, partial(xla.statistics, params), x)
+    candidates = candidates_of(params, "forward", params.problem(x), in_steps=True)
+    return call_on_shard(candidates, kernels, partial(xla.statistics, params), x)
 
 
 def _local_sums(params: BatchNormParams, x: jax.Array, *rest: Any) -> Any:
     """The backward pass of one device's shard, of which only dscale and dbias are computed."""
-    local = dataclasses.replace(params, backward_candidates=_step_candidates(params, x, "backward"), mesh_axes=None)
+    candidates = candidates_of(params, "backward", params.problem(x), in_steps=True)
+    local = dataclasses.replace(params, backward_candidates=candidates, mesh_axes=None)
     return backward(local, (False, True, True, False))(x, *rest)
 
 

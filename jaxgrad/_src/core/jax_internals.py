@@ -152,6 +152,15 @@ def frames(equation: JaxprEqn) -> list[Any]:
     return [] if traceback is None else traceback.frames
 
 
+def scopes(equation: JaxprEqn) -> tuple[str, ...]:
+    """The named scopes around an equation in its jaxpr, the outermost first, without the names of transformations.
+
+    Empty where this release of JAX does not say.
+    """
+    stack = getattr(equation.source_info.name_stack, "stack", ())
+    return tuple(entry.name for entry in stack if type(entry).__name__ == "Scope")
+
+
 def needs_rule_of_jax(context: Any) -> bool:
     """Whether an equation must be lowered by JAX's own rule, because the passes cannot be lowered there.
 

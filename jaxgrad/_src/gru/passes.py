@@ -23,7 +23,7 @@ from jaxgrad._src.core.partitioning import Dims, PartitioningRule, dims, partiti
 from jaxgrad._src.core.selection import supporting
 from jaxgrad._src.gru import xla
 from jaxgrad._src.gru.backends import BACKENDS
-from jaxgrad._src.gru.params import GruParams
+from jaxgrad._src.gru.params import GruParams, GruProblem
 
 _MAX_PASSES = 1024  # jitted passes of each kind that are kept, for different parameters
 
@@ -54,7 +54,7 @@ def forward(params: GruParams, save_gates: bool) -> Callable[..., Any]:
     )
 
     def candidates(x, w, r, *_):
-        return _supporting(params.forward_candidates, "forward", params, x, r)
+        return candidates_of(params, "forward", params.problem(x, r))
 
     on_xla = partial(xla.forward, params, save_gates=save_gates)
     batched = fold_or_group(
@@ -83,7 +83,7 @@ def backward(params: GruParams, needs_grad: tuple[bool, ...]) -> Callable[..., A
     )
 
     def candidates(x, w, r, *_):
-        return _supporting(params.backward_candidates, "backward", params, x, r)
+        return candidates_of(params, "backward", params.problem(x, r))
 
     has_sums = any(needs_grad[1:4])  # the gradients of w, r and b are sums over the batch
     batched = fold_or_group(
@@ -149,6 +149,7 @@ def _for_one_group(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _supporting(candidates: Candidates, pass_name: str, params: GruParams, x: jax.Array, r: jax.Array) -> Candidates:
+def candidates_of(params: GruParams, pass_name: str, problem: GruProblem) -> Candidates:
     """Returns the candidates for the operands of a pass, whose batch `vmap` or a mesh may have changed."""
-    return supporting(candidates, BACKENDS, pass_name, params.problem(x, r))
+    candidates = params.forward_candidates if pass_name == "forward" else params.backward_candidates
+    return supporting(candidates, BACKENDS, pass_name, problem)

@@ -1,0 +1,126 @@
+"""The convolutions of a program, for `jaxgrad.report`."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import JaxprEqn
+
+from jaxgrad._src.accelerate.calls import Convolution
+from jaxgrad._src.accelerate.lowering import allowed_implementation
+from jaxgrad._src.accelerate.places import Place
+from jaxgrad._src.conv import api
+from jaxgrad._src.conv.equation import plan_equation
+from jaxgrad._src.conv.flops import count_flops
+from jaxgrad._src.conv.geometry import described
+from jaxgrad._src.conv.params import ConvParams
+from jaxgrad._src.core import jax_internals, marks
+from jaxgrad._src.core.candidates import Candidates
+from jaxgrad._src.core.op import lowering_platform, platform_of
+
+SELECTED_BY_OP = "selected by the op of jaxgrad"
+
+
+def of_lax(equation: JaxprEqn, place: Place, platform: str, problem: str) -> Convolution:
+    """A convolution of `jax.lax`; `problem` is why it cannot be accelerated, empty if it can."""
+    metadata = jax_internals.equation_metadata(equation)
+    avals: list[Any] = [variable.aval for variable in (*equation.invars, *equation.outvars)]
+    pass_name, implementation, moved = "", "xla", ""
+    if _called_by_op(equation):
+        reason = SELECTED_BY_OP
+    elif problem:
+        reason = problem
+    elif marks.mark_in(metadata) is None:
+        reason = "not accelerated"
+    elif not marks.is_accelerated(metadata):
+        reason = "acceleration is switched off"
+    else:
+        allowed = allowed_implementation(metadata)
+        plan = plan_equation(equation.params, avals, lowering_platform(platform), allowed)
+        pass_name, implementation, reason = plan.pass_name, plan.implementation, plan.reason
+        if plan.compute is not None and not plan.is_padded:
+            moved = "forced" if allowed else "selected"
+    dn = equation.params["dimension_numbers"]
+    specs = zip(avals, dn, ("NC", "OI", "NC"), strict=True)
+    lhs, rhs, result = (described(aval.dtype, aval.shape, *spec) for aval, *spec in specs)
+    names = ("window_strides", "padding", "lhs_dilation", "rhs_dilation")
+    return Convolution(
+        source=place.source,
+        scope=place.scope,
+        shapes=_shapes(lhs, rhs, result),
+        pass_name=pass_name,
+        implementation=implementation,
+        reason=reason,
+        moved=moved,
+        flops=_flops(avals, dn, *(equation.params[name] for name in names)),
+        repeats=place.repeats,
+        lhs=lhs,
+        rhs=rhs,
+        result=result,
+        groups=equation.params["feature_group_count"] * equation.params["batch_group_count"],
+    )
+
+
+def of_op(equation: JaxprEqn, name: str, params: ConvParams, place: Place, platform: str) -> Convolution:
+    """A call of a pass, by an op of jaxgrad. The passes of independent problems have a first axis of problems."""
+    pass_name = name.removeprefix("conv_")
+    g = params.geometry
+    specs = {
+        "forward": ((g.lhs_spec, "NC"), (g.rhs_spec, "OI"), (g.out_spec, "NC")),
+        "input_gradient": ((g.out_spec, "NC"), (g.rhs_spec, "OI"), (g.lhs_spec, "NC")),
+        "weight_gradient": ((g.lhs_spec, "NC"), (g.out_spec, "NC"), (g.rhs_spec, "OI")),
+    }[pass_name]
+    avals: list[Any] = [variable.aval for variable in (*equation.invars[:2], equation.outvars[0])]
+    lhs, rhs, result = (described(aval.dtype, aval.shape, *spec) for aval, spec in zip(avals, specs, strict=True))
+    implementation, moved, reason = selected(dict(params.candidates)[pass_name], platform)
+    order = {"forward": (0, 1, 2), "input_gradient": (2, 1, 0), "weight_gradient": (0, 2, 1)}[pass_name]
+    settings = g.window_strides, g.padding, (1,) * len(g.padding), g.rhs_dilation
+    return Convolution(
+        source=place.source,
+        scope=place.scope,
+        shapes=_shapes(lhs, rhs, result),
+        pass_name=pass_name,
+        implementation=implementation,
+        reason=reason or SELECTED_BY_OP,
+        moved=moved,
+        flops=_flops([avals[i] for i in order], g.dimension_numbers, *settings),
+        repeats=place.repeats,
+        lhs=lhs,
+        rhs=rhs,
+        result=result,
+        groups=g.feature_group_count,
+    )
+
+
+def selected(candidates: Candidates, platform: str) -> tuple[str, str, str]:
+    """Returns `implementation` and `moved` of a call by an op of jaxgrad, and why if the program raises an error."""
+    here, forced = lowering_platform(platform), candidates.forced
+    implementation = next((name for name in candidates.implementations if platform_of(name) == here), "xla")
+    if forced and platform_of(forced.implementation) != here:
+        reason = f"implementation={forced.implementation!r} of the op raises ValueError on this platform"
+        return implementation, "", reason
+    return implementation, "" if implementation == "xla" else "forced" if forced else "selected", ""
+
+
+def _shapes(lhs: str, rhs: str, result: str) -> str:
+    return f"{lhs}, {rhs} -> {result}"
+
+
+def _flops(avals: Sequence[Any], specs: Sequence[Sequence[int]], *settings: Any) -> int | None:
+    """The flops of a convolution of x and w with the result y, some of which may have axes of problems first."""
+    if not all(isinstance(size, int) for aval in avals for size in aval.shape):
+        return None
+    leading = [aval.ndim - len(spec) for aval, spec in zip(avals, specs, strict=True)]
+    problems = max(math.prod(aval.shape[:n]) for aval, n in zip(avals, leading, strict=True))
+    x, w, y = (aval.shape[n:] for aval, n in zip(avals, leading, strict=True))
+    spatial = [[shape[axis] for axis in spec[2:]] for shape, spec in zip((x, w, y), specs, strict=True)]
+    features = w[specs[1][0]] * w[specs[1][1]]
+    return count_flops(problems * y[specs[2][0]], features, *spatial, *settings)
+
+
+def _called_by_op(equation: JaxprEqn) -> bool:
+    frames = jax_internals.frames(equation)
+    return any(os.path.abspath(frame.file_name) == os.path.abspath(api.__file__) for frame in frames)

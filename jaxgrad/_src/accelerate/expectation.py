@@ -1,0 +1,32 @@
+"""Whether a gain is to be expected from the calls that jaxgrad moved from XLA's own code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxgrad._src.accelerate.calls import Call, Convolution
+
+_SMALL_SHARE = 0.05  # of the arithmetic: about the noise between two timings of a step
+
+
+def expectation(calls: Sequence[Call], share: float | None) -> str:
+    """Returns whether a gain is to be expected, and why.
+
+    Args:
+      calls: the calls of the program.
+      share: the part of the arithmetic that was moved; None if it is unknown or there is none.
+    """
+    moved = [call for call in calls if call.moved]
+    if not calls:
+        return "no gain is to be expected: it has no convolution, and no batch normalization or GRU of jaxgrad"
+    if not moved:
+        return "no gain is to be expected: every call runs as without jaxgrad"
+    if all(call.moved == "forced" for call in moved):
+        return "a gain is uncertain: implementation= forces what runs, and no measurement selected it"
+    if share is not None and share >= _SMALL_SHARE:
+        return "a gain is to be expected: in measurements, such calls were faster than on XLA; time the step to see it"
+    if any(call.op == "gru" or (isinstance(call, Convolution) and call.groups > 1) for call in moved):
+        return "a gain is possible: XLA can take far longer for GRUs, and for groups, than the arithmetic suggests"
+    if any(call.op == "batch_norm" for call in moved):
+        return "a small gain is possible: batch normalization has no arithmetic to count, and takes part of the time"
+    return "no gain is to be expected: the share is too small"

@@ -1,0 +1,89 @@
+"""The batch normalizations and GRUs of a program, for `jaxgrad.report`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import JaxprEqn
+
+from jaxgrad._src.accelerate.calls import Call
+from jaxgrad._src.accelerate.conv_calls import SELECTED_BY_OP, selected
+from jaxgrad._src.accelerate.places import Place
+from jaxgrad._src.batch_norm import api as batch_norm
+from jaxgrad._src.batch_norm.params import BatchNormParams
+from jaxgrad._src.batch_norm.passes import candidates_of as batch_norm_candidates
+from jaxgrad._src.core.candidates import Candidates
+from jaxgrad._src.core.explain import explain_pass
+from jaxgrad._src.core.op import Op, lowering_platform
+from jaxgrad._src.core.selection import recording, select_pass
+from jaxgrad._src.gru import api as gru
+from jaxgrad._src.gru.flops import count_flops
+from jaxgrad._src.gru.params import GruParams
+from jaxgrad._src.gru.passes import candidates_of as gru_candidates
+
+
+def of_op(
+    equation: JaxprEqn,
+    name: str,
+    params: BatchNormParams | GruParams,
+    flags: Sequence[Any],
+    place: Place,
+    platform: str,
+) -> Call:
+    """A call of a pass.
+
+    Args:
+      equation: the call, whose first operands are those of the pass.
+      name: the name of the jitted pass, such as "gru_forward".
+      params: the static arguments of the op.
+      flags: those of the pass.
+      place: of the equation.
+      platform: "cpu" or "gpu".
+    """
+    avals: list[Any] = [variable.aval for variable in equation.invars]
+    x, *others = avals
+    pass_name = "backward" if name.endswith("backward") else "forward"
+    is_symbolic = not all(isinstance(size, int) for size in x.shape)
+    call: Any
+    candidates: Candidates
+    if isinstance(params, GruParams):
+        short, op = "gru", gru.OP
+        call = params.problem(x, others[1])
+        candidates = gru_candidates(params, pass_name, call)
+        flops = None if is_symbolic else count_flops(call, flags[0] if pass_name == "backward" else None)
+    else:
+        short, op = "batch_norm", batch_norm.INFERENCE if params.frozen else batch_norm.TRAINING
+        call, flops = params.problem(x), 0
+        in_steps = name == "batch_norm_normalize" or params.mesh_axes is not None
+        candidates = batch_norm_candidates(params, pass_name, call, flags[0] if flags else None, in_steps=in_steps)
+    here = lowering_platform(platform)
+    implementation, moved, reason = selected(candidates, platform)
+    return Call(
+        op=short,
+        source=place.source,
+        scope=place.scope,
+        shapes=call.text(pass_name, here),
+        pass_name=pass_name,
+        implementation=implementation,
+        reason=reason or _reason(op, pass_name, call, candidates, implementation, here, is_symbolic),
+        moved=moved,
+        flops=flops,
+        repeats=place.repeats,
+    )
+
+
+def _reason(
+    op: Op, pass_name: str, call: Any, candidates: Candidates, implementation: str, platform: str, is_symbolic: bool
+) -> str:
+    """Why an implementation runs a pass."""
+    if is_symbolic:
+        return "symbolic shapes run on XLA"
+    if candidates.forced:
+        return f"forced by implementation={candidates.forced.implementation!r}"
+    if candidates.tuning is not None and (choice := candidates.tuning.choice(platform, pass_name, call)):
+        return choice.reason
+    with recording():
+        selection = select_pass(op, pass_name, call, platform)
+    explained = explain_pass(selection, pass_name, platform)
+    return explained.reason if explained.implementation == implementation else SELECTED_BY_OP
