@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -78,6 +79,19 @@ def _marks(metafunc: pytest.Metafunc, backend: Backend) -> list[pytest.MarkDecor
     module = Path(metafunc.module.__file__).relative_to(_TESTS).with_suffix("").as_posix()
     thorough = module in THOROUGH_ON_XLA or metafunc.definition.get_closest_marker("thorough_on_xla")
     return [pytest.mark.scan] * module.startswith("gru/") + [pytest.mark.thorough] * bool(thorough)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Marks the tests that need PyTorch: those with the fixture, and those of a module that imports it."""
+    own, installed = getattr(getattr(item, "module", None), "torch", None), sys.modules.get("torch")
+    if "torch" in getattr(item, "fixturenames", ()) or (own is not None and own is installed):
+        item.add_marker(pytest.mark.torch)
+
+
+@pytest.fixture(scope="session")
+def torch() -> ModuleType:
+    """PyTorch, without which the test is skipped."""
+    return pytest.importorskip("torch")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -228,9 +228,8 @@ def test_without_matplotlib(bench, capsys, monkeypatch):
 
 
 @pytest.fixture
-def torch_calls():
+def torch_calls(torch):
     """The module, whose settings of PyTorch are for one test."""
-    torch = pytest.importorskip("torch")
     modules = torch.backends.cudnn, torch.backends.cuda.matmul
     before = [module.allow_tf32 for module in modules]
     yield importlib.import_module("jaxgrad._src.bench.torch_calls")

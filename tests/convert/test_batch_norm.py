@@ -35,8 +35,7 @@ def _check(record, x, evaluated, trained, tolerance=1e-12):
     return after
 
 
-def test_torch():
-    torch = pytest.importorskip("torch")
+def test_torch(torch):
     layer = torch.nn.BatchNorm2d(C, eps=1e-3, momentum=0.3, dtype=torch.float64)
     with torch.no_grad():
         layer.weight[:], layer.bias[:] = (torch.from_numpy(VECTORS[name]) for name in ("scale", "bias"))

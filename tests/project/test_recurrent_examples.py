@@ -171,8 +171,8 @@ def test_epsilon_of_a_sample(example, rate, noise):
 # --- fine-tuning from PyTorch -------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("torch")
 def test_fine_tuning_from_pytorch(run):
-    pytest.importorskip("torch")
     small = ["--torch-steps", "100", "--steps", "60", "--hidden", "64", "--save", "tuned.pt"]
     text = run("fine_tune_torch_gru", *small)
     before, random, tuned, after = (

@@ -79,6 +79,24 @@ def test_handlers_are_called_in_one_place():
     assert callers == ["jaxgrad._src.native.ffi"]
 
 
+def _asks_for_pytorch(node):
+    return isinstance(node, ast.Call) and ast.unparse(node) == "pytest.importorskip('torch')"
+
+
+def test_tests_that_need_pytorch_are_marked():
+    """`pytest -m torch` runs them all: they ask for PyTorch where tests/conftest.py sees it."""
+    tests, asking, seen = Path(__file__).parents[1], {}, {}
+    for path in tests.rglob("*.py"):
+        if "torch" in (text := path.read_text()):
+            tree = ast.parse(text)
+            asking[path] = sum(map(_asks_for_pytorch, ast.walk(tree)))
+            assigned = [node for node in tree.body if isinstance(node, ast.Assign) and _asks_for_pytorch(node.value)]
+            seen[path] = sum(ast.unparse(node.targets[0]) == "torch" for node in assigned)
+    assert asking.pop(tests / "conftest.py") == 1, "the fixture torch"
+    assert {path for path, count in asking.items() if count > seen[path]} == set()
+    assert sum(asking.values()) > 4
+
+
 def test_files_are_short():
     lengths = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
     assert max(lengths.values()) <= 400, lengths

@@ -39,7 +39,12 @@ def accelerated() -> None:
     for convolution in found.convolutions:
         assert_type(convolution, jaxgrad.Convolution)
         assert_type(convolution.implementation, str)
+    for layer in found.layers:
+        assert_type(layer, jaxgrad.Layer)
+        assert_type(layer.calls, tuple[jaxgrad.Call, ...])
     assert_type(found.counts, dict[str, int])
+    assert_type(found.share, float | None)
+    assert_type(found.summary + found.details(), str)
 
 
 def ops() -> None:
