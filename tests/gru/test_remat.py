@@ -37,7 +37,7 @@ def test_values_and_gradients(backend, case, every):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_weight_gradients_are_not_rounded_after_every_chunk(dtype):
-    """Sixty sums in a 16-bit type would lose the tolerance."""
+    """Sixty sums in a 16-bit type would lose the tolerance, which is above the rounding of the result."""
     case = Case(T=120, B=8, I=3, H=5, linear_before_reset=True)
     inputs, cotangents = make_inputs(case, dtype)
     actual = values_and_gradients(CPU_KERNEL, inputs, cotangents, {**case.settings, "remat_every": 2})
@@ -45,7 +45,7 @@ def test_weight_gradients_are_not_rounded_after_every_chunk(dtype):
     for name in ("w", "r", "b"):
         found, desired = (np.asarray(getattr(g, name), np.float64) for g in (actual[2], expected[2]))
         error = np.abs(found - desired).max() / np.abs(desired).max()
-        assert error < 2 * jnp.finfo(dtype).eps, (name, error)
+        assert error < jnp.finfo(dtype).eps, (name, error)
 
 
 def test_calls_outside_jit_are_compiled_once():
@@ -135,7 +135,8 @@ def test_residuals():
 
     assert (64, 1, 3, 15) in kept()
     assert (8, 1, 3, 5) in kept(remat_every=8)
-    assert not any(64 in shape and shape != inputs.x.shape for shape in kept(remat_every=8))
+    # x, in chunks, is smaller than the states.
+    assert max(map(np.prod, kept(remat_every=8))) < case.T * case.B * case.H
 
 
 def test_under_vmap_and_second_derivatives(backend):
