@@ -22,6 +22,7 @@ import jaxgrad.nn.equinox
 import jaxgrad.nn.haiku
 import jaxgrad.nn.linen
 import jaxgrad.nn.nnx
+from jaxgrad._src.nn.batch_norm import by_batch
 
 C = 8
 X = jnp.asarray(1 + images(4, 3))  # [3, 4, 3, C]
@@ -88,6 +89,16 @@ def test_linen(name, train):
 def _positive(tree):
     """Variances that may be negative are not."""
     return jax.tree_util.tree_map_with_path(lambda path, a: a**2 + 0.3 if "var" in str(path) else a, tree)
+
+
+def test_the_batch_is_not_rounded_to_the_dtype_of_the_result():
+    """The statistics of a batch far from zero are those of its own dtype."""
+    x = (100 + X).astype(jnp.float32)
+    y, mean, var = by_batch(x, None, None, dtype=jnp.bfloat16, feature_axis=-1, epsilon=1e-5)
+    assert y.dtype == jnp.bfloat16
+    wide, axes = np.asarray(x, np.float64), (0, 1, 2)
+    np.testing.assert_allclose(mean, wide.mean(axes), rtol=1e-6)
+    np.testing.assert_allclose(var, wide.var(axes), rtol=1e-3)
 
 
 def test_linen_over_vmap():

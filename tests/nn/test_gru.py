@@ -67,6 +67,8 @@ def test_dropout():
     expected = nn.GRU.from_weights(gru.layers[2:])(zeros)[0]
     np.testing.assert_allclose(nothing(X, key=KEY)[0], expected, rtol=0, atol=1e-12)
     np.testing.assert_array_equal(nothing(X)[0], gru(X)[0])
+    first_layer = [nothing(X, key=key)[1][0] for key in (KEY, None)]
+    np.testing.assert_array_equal(*first_layer)  # x itself is not dropped
 
 
 def test_dropout_keeps_the_mean():
