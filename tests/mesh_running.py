@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -106,9 +107,11 @@ def close(found: Any, expected: Any, tolerance: float = _TOLERANCE) -> None:
     jax.tree.map(one, found, expected)
 
 
-def over(mesh: Mesh, function: Callable[..., Any], args: Sequence[Any], specs: Sequence[Any]) -> tuple[Any, dict]:
-    """Results and collectives of `jit` over the mesh, after comparison with the results of one device."""
-    expected = jax.jit(function)(*args)
+def over(
+    mesh: Mesh, function: Callable[..., Any], args: Sequence[Any], specs: Sequence[Any], expected: Any = None
+) -> tuple[Any, dict]:
+    """Results and collectives of `jit` over the mesh, after comparison with `expected`: the results of one device."""
+    expected = jax.jit(function)(*args) if expected is None else expected
     placed = [
         jax.tree.map(lambda a, spec=spec: jax.device_put(a, NamedSharding(mesh, spec)), arg)
         for arg, spec in zip(args, specs, strict=True)
@@ -118,6 +121,46 @@ def over(mesh: Mesh, function: Callable[..., Any], args: Sequence[Any], specs: S
         found = compiled(*placed)
     close(found, expected)
     return found, collectives(compiled.as_text())
+
+
+def check_reshaped_batch(loss: Callable[..., Any], args: Sequence[Any], batch: int = 0) -> None:
+    """Checks the value and the gradient of a loss whose first operand has a split batch that is reshaped to [2, B/2].
+
+    From four devices on, a part of a mesh axis splits each of the two dimensions. Nothing needs to be gathered for the
+    loss of their sum over the first one. A loop over it, with a remat of each step, gathers that dimension.
+    """
+
+    def halves(x: jax.Array) -> jax.Array:
+        return x.reshape(*x.shape[:batch], 2, -1, *x.shape[batch + 1 :])
+
+    def of_sum(x: jax.Array, *rest: Any) -> jax.Array:
+        return loss(halves(x).sum(batch), *rest)
+
+    def of_micro_batches(x: jax.Array, *rest: Any) -> jax.Array:
+        def step(total: jax.Array, half: jax.Array) -> tuple[jax.Array, None]:
+            return total + jax.checkpoint(loss)(half, *rest), None
+
+        return lax.scan(step, jnp.zeros(()), jnp.moveaxis(halves(x), batch, 0))[0]
+
+    def check(function: Callable[..., Any], meshes: Sequence[tuple[Mesh, Any]], collectives: set[str]) -> None:
+        gradient = jax.value_and_grad(function, tuple(range(len(args))))
+        expected = jax.jit(gradient)(*args)
+        for devices, axes in meshes:
+            spec = P(*[None] * batch, axes)
+            split = NamedSharding(devices, spec)
+
+            def call(*args: Any, split: NamedSharding = split) -> Any:
+                value, (dx, *rest) = gradient(*args)
+                return value, (lax.with_sharding_constraint(dx, split), *rest)
+
+            _, found = over(devices, call, args, (spec, *[P()] * (len(args) - 1)), expected)
+            assert set(found) <= collectives, found
+
+    meshes: list[tuple[Mesh, Any]] = [(mesh(), "d")]
+    if (size := mesh().size) >= 4:
+        meshes += [(mesh(m=2), ("d", "m")), (mesh(m=size // 2), ("m", "d"))]
+    check(of_sum, meshes, {"all-reduce"})
+    check(of_micro_batches, meshes[:1], {"all-reduce", "all-gather"})
 
 
 def check_shard_map(loss: Callable[..., Any], args: Sequence[Any], specs: Sequence[Any], by: tuple[int, ...]) -> None:

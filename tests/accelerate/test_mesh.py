@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from mesh_cases import NHWC
-from mesh_running import KERNEL, close, collectives, mesh, needs, on_devices, run_checks
+from mesh_running import KERNEL, check_reshaped_batch, close, collectives, mesh, needs, on_devices, over, run_checks
 
 import jaxgrad
 from jaxgrad._src.core.op import lowering_platform
@@ -74,6 +74,25 @@ def check_a_batch():
         assert found == {"all-reduce": 1}, found
         assert dx.sharding.spec[0] == "d"
         assert all(g.sharding.is_fully_replicated for g in dws)
+
+
+def check_a_reshaped_batch():
+    def loss(x, w):
+        return jnp.sum(jnp.sin(lax.conv_general_dilated(x, w, (2, 1), "SAME", dimension_numbers=NHWC)) ** 2)
+
+    x, (w, *_) = _args()
+    check_reshaped_batch(_accelerated(loss), (x, w))
+
+
+def check_batch_groups():
+    """jaxgrad reshapes the batch to groups and examples."""
+
+    def loss(x, w):
+        conv = partial(lax.conv_general_dilated, dimension_numbers=NHWC, batch_group_count=2)
+        return jnp.sum(jnp.sin(_accelerated(conv)(x, w, (1, 1), "SAME")) ** 2)
+
+    x, (w, *_) = _args()
+    over(mesh(), jax.value_and_grad(loss, BY), (x, w), BATCH)
 
 
 def check_mark_before_and_after_grad():
@@ -283,7 +302,13 @@ _off = jaxgrad.accelerate(_loss, implementation="xla")
 
 
 @on_devices(
-    [check_a_batch, check_inside_shard_map, check_partly_manual_shard_map],
+    [
+        check_a_batch,
+        check_a_reshaped_batch,
+        check_batch_groups,
+        check_inside_shard_map,
+        check_partly_manual_shard_map,
+    ],
     [
         check_mark_before_and_after_grad,
         check_per_example_gradients,

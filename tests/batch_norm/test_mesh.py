@@ -10,7 +10,18 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from mesh_cases import BATCH_NORM_SPECS, batch_norm_args
-from mesh_running import KERNEL, XLA_ON_GPU, check_shard_map, close, mesh, needs, on_devices, over, run_checks
+from mesh_running import (
+    KERNEL,
+    XLA_ON_GPU,
+    check_reshaped_batch,
+    check_shard_map,
+    close,
+    mesh,
+    needs,
+    on_devices,
+    over,
+    run_checks,
+)
 
 import jaxgrad
 
@@ -46,6 +57,16 @@ def check_a_batch():
         batch_norm_args(),
         BATCH_NORM_SPECS,
     )
+
+
+def check_a_reshaped_batch():
+    def loss(x, scale, bias):
+        y, *_ = jaxgrad.batch_norm_training(x, scale, bias, **RELU)
+        y = jaxgrad.batch_norm_inference(y, scale, bias, bias, scale**2, implementation=XLA_ON_GPU)
+        return jnp.sum(jnp.sin(y) ** 2)
+
+    x, scale, bias, _ = batch_norm_args()
+    check_reshaped_batch(loss, (x, scale, bias))
 
 
 def check_on_xla():
@@ -187,6 +208,7 @@ def check_groups():
 @on_devices(
     [
         check_a_batch,
+        check_a_reshaped_batch,
         check_on_xla,
         check_two_axes,
         check_digits,

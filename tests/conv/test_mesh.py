@@ -8,7 +8,18 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from mesh_cases import NHWC
-from mesh_running import KERNEL, OWN_KERNEL, check_shard_map, close, mesh, needs, on_devices, over, run_checks
+from mesh_running import (
+    KERNEL,
+    OWN_KERNEL,
+    check_reshaped_batch,
+    check_shard_map,
+    close,
+    mesh,
+    needs,
+    on_devices,
+    over,
+    run_checks,
+)
 
 import jaxgrad
 from jaxgrad._src.conv import autodiff, jvp
@@ -176,6 +187,28 @@ def check_sharding_that_needs_all_gather():
     assert found["all-gather"] == 3, found  # the weights, and no activations
 
 
+def check_a_reshaped_batch():
+    def loss(x, w):
+        y = jaxgrad.conv_general_dilated(x, w, (2, 1), "SAME", dimension_numbers=NHWC, implementation=KERNEL)
+        y = jaxgrad.conv_transpose(y, w.swapaxes(2, 3), (1, 2), "SAME", implementation=KERNEL)
+        return jnp.sum(jnp.sin(y) ** 2)
+
+    x, (w, *_), _ = _args()
+    check_reshaped_batch(loss, (x, w))
+
+
+def check_halves_of_a_batch():
+    """Mapped by `vmap`, and merged in another order."""
+
+    def loss(x, w, bias):
+        halves = x.reshape(2, -1, *x.shape[1:])
+        mapped = sum(jnp.sum(jax.vmap(_loss_of_one, (axis, None, None))(halves, w, bias)) for axis in (0, 1))
+        return mapped + _loss_of_one(halves.swapaxes(0, 1).reshape(x.shape), w, bias)
+
+    x, (w, *_), bias = _args()
+    over(mesh(), jax.grad(loss, BY), (x, w, bias), BATCH)
+
+
 def check_a_batch_that_does_not_divide():
     """A batch of nine, made from a sharded array, is gathered instead of padded."""
     x, ws, bias = _args()
@@ -313,6 +346,8 @@ def check_pmap():
         check_per_example_gradients,
     ],
     [
+        check_a_reshaped_batch,
+        check_halves_of_a_batch,
         check_a_batch_that_does_not_divide,
         check_transformations,
         check_inside_shard_map,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from backends import gru
 from jax.sharding import PartitionSpec as P
-from mesh_running import OWN_KERNEL, check_shard_map, mesh, on_devices, over, run_checks
+from mesh_running import OWN_KERNEL, check_reshaped_batch, check_shard_map, mesh, on_devices, over, run_checks
 
 T, B, I, H = 5, 16, 8, 6  # noqa: E741
 FULL = {"direction": "bidirectional", "linear_before_reset": True, "clip": 2.0}
@@ -55,6 +55,10 @@ def check_a_batch_before_the_steps():
             (dx, *_), found = over(mesh(explicit=explicit), gradient, args, specs)
             assert found == {"all-reduce": 1}, found
             assert dx.sharding.spec[0] == "d"
+
+
+def check_a_reshaped_batch():
+    check_reshaped_batch(_loss, _args(1)[:3], batch=1)
 
 
 def check_plain_xla():
@@ -134,6 +138,7 @@ def check_inside_shard_map():
     [
         check_a_batch,
         check_a_batch_before_the_steps,
+        check_a_reshaped_batch,
         check_plain_xla,
         check_sharded_features,
         check_transformations,

@@ -3,9 +3,9 @@
 XLA cannot look into a kernel call: it would gather each sharded operand on every device. A `PartitioningRule` says
 which dimensions of a pass may be split, so that each device runs the pass on its own shards:
 
-  `jit` over a mesh   `custom_partitioning` passes the rule on to XLA's partitioner (Shardy). An operand that is split
-                      in another way is gathered first. A result that sums over a split dimension is summed over the
-                      mesh.
+  `jit` over a mesh   `custom_partitioning` passes the rule on to XLA's partitioner (Shardy), which may split over a
+                      part of a mesh axis. An operand that is split in another way is gathered first. A result that
+                      sums over a split dimension is summed over the mesh.
   explicit axes       a `shard_map` over the explicit axes, split as the types of the operands say. Those that split an
                       axis which `vmap` maps are not known to the call of one example; they are to the batched call.
   `shard_map`         the operands are shards already, and the pass runs on them as they are.
@@ -24,6 +24,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxgrad._src.core.candidates import Candidates
+from jaxgrad._src.core.finer_mesh import on_finer_mesh
 from jaxgrad._src.core.jax_internals import axes_of_vmap
 from jaxgrad._src.core.lowering import platform_call, with_lowering_hook
 from jaxgrad._src.core.mesh_axes import MeshAxes, explicit_mesh, in_shard_map, results_vary_as_operands
@@ -191,13 +192,14 @@ def _custom_partitioned(
     local: Callable[..., Any], rule: PartitioningRule, cross_device: CrossDevice | None
 ) -> Callable[..., Any]:
     def partition(mesh: Mesh, operands: Any, results: Any) -> tuple[Any, ...]:
-        split = rule.split(mesh, jax.tree.leaves((operands, results)))
+        finer_mesh, arrays = on_finer_mesh(mesh, jax.tree.leaves((operands, results)))
+        split = rule.split(finer_mesh, arrays)
 
         def shardings(arrays: Any, specs: Sequence[PartitionSpec]) -> Any:
-            return jax.tree.unflatten(jax.tree.structure(arrays), [NamedSharding(mesh, spec) for spec in specs])
+            return jax.tree.unflatten(jax.tree.structure(arrays), [NamedSharding(finer_mesh, spec) for spec in specs])
 
         return (
-            mesh,
+            finer_mesh,
             _on_shards(local, rule, cross_device, split),
             shardings(results, rule.result_specs(split)),
             shardings(operands, rule.operand_specs(split)),
@@ -205,7 +207,7 @@ def _custom_partitioned(
 
     sharding_rule, factors = rule.sharding_rule()
     call = custom_partitioning(local)
-    call.def_partition(partition, sharding_rule=sharding_rule, **factors)
+    call.def_partition(partition, decode_shardings=False, sharding_rule=sharding_rule, **factors)
     return call
 
 
