@@ -85,14 +85,20 @@ def check_a_reshaped_batch():
 
 
 def check_batch_groups():
-    """jaxgrad reshapes the batch to groups and examples."""
-
-    def loss(x, w):
-        conv = partial(lax.conv_general_dilated, dimension_numbers=NHWC, batch_group_count=2)
-        return jnp.sum(jnp.sin(_accelerated(conv)(x, w, (1, 1), "SAME")) ** 2)
-
+    """Read as a forward pass and as an input gradient: groups, and examples of a group, stay on their devices."""
     x, (w, *_) = _args()
-    over(mesh(), jax.value_and_grad(loss, BY), (x, w), BATCH)
+    args = x[..., :6], w[:, :, :6, :10]
+
+    def loss(x, w, dilation):
+        conv = partial(lax.conv_general_dilated, dimension_numbers=NHWC, batch_group_count=2)
+        return jnp.sum(jnp.sin(_accelerated(conv)(x, w, (1, 1), ((1, 1), (2, 1)), dilation)) ** 2)
+
+    for dilation, pass_name in (((1, 1), "forward"), ((2, 1), "input_gradient")):
+        function = partial(loss, dilation=dilation)
+        assert passes(jax.jit(function).lower(*_put(mesh(), args, BATCH)).compile()) == {pass_name: 1}
+        _, found = over(mesh(), function, args, BATCH)
+        assert set(found) == {"all-reduce"}, found
+    over(mesh(), jax.grad(partial(loss, dilation=(1, 1)), BY), args, BATCH)
 
 
 def check_mark_before_and_after_grad():

@@ -52,7 +52,8 @@ def _lower(original: Callable[..., Any], platform: str, context: Any, lhs: Any, 
     avals = *context.avals_in, *context.avals_out
     if not marks.is_accelerated(metadata) or jax_internals.needs_rule_of_jax(context) or _lost_64_bits(avals):
         return original(context, lhs, rhs, **parameters)
-    plan = plan_equation(parameters, avals, platform, allowed_implementation(metadata))
+    partitioned = jax_internals.is_partitioned(context)
+    plan = plan_equation(parameters, avals, platform, allowed_implementation(metadata), partitioned)
     if plan.compute is None:
         return original(context, lhs, rhs, **parameters)
     with marks.marked(marks.EXEMPT):  # a convolution that a pass writes on XLA is not planned again

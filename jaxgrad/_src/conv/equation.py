@@ -76,11 +76,15 @@ class EquationPlan:
 
 @dataclasses.dataclass(frozen=True)
 class _Reading:
-    """A pass that computes the equation, after its batch groups become feature groups."""
+    """A pass that computes the equation, after its batch groups become feature groups.
+
+    With batch groups, `of_one_group` is the pass of a single group.
+    """
 
     call: PassCall
     arguments: ConvArguments
     batch_groups: int = 1
+    of_one_group: PassCall | None = None
 
     @property
     def is_of_transposed(self) -> bool:
@@ -96,9 +100,22 @@ class _Reading:
         batch, feature, *_ = self.arguments.dimension_numbers.lhs_spec
         return fold(unfold(lhs, batch, self.batch_groups), feature)
 
+    def compute(self, params: ConvParams, lhs: jax.Array, rhs: jax.Array, partitioned: bool = False) -> jax.Array:
+        """The result. In a partitioned program, batch groups are independent problems, which a mesh may split."""
+        if self.of_one_group is None or not partitioned:
+            return self.call.compute(params, self.regrouped(lhs), rhs)
+        of_lhs, of_rhs, of_result = self.arguments.dimension_numbers
+        params = dataclasses.replace(params, geometry=self.of_one_group.geometry)
+        groups = unfold(lhs, of_lhs[0], self.batch_groups), unfold(rhs, of_rhs[0], self.batch_groups)
+        return fold(jax.vmap(partial(self.of_one_group.compute, params))(*groups), of_result[1])
+
 
 def plan_equation(
-    parameters: Mapping[str, Any], avals: Sequence[Any], platform: str, implementation: str | None
+    parameters: Mapping[str, Any],
+    avals: Sequence[Any],
+    platform: str,
+    implementation: str | None,
+    partitioned: bool = False,
 ) -> EquationPlan:
     """Plans an equation.
 
@@ -107,8 +124,9 @@ def plan_equation(
       avals: shapes and dtypes of lhs, rhs and the result.
       platform: the platform that the program is lowered for.
       implementation: the only one to take, whether or not it is the fastest; None for the fastest.
+      partitioned: whether XLA partitions the program over several devices.
     """
-    equation = Equation.of(parameters, avals)
+    equation = Equation.of(parameters, avals, partitioned)
     shardings = [explicit_sharding_of(aval) for aval in avals]
     plan = _plan(equation, shardings, platform, implementation)
     if plan.compute is not None or not equation.is_miscompiled(platform):
@@ -153,18 +171,23 @@ def _plan(equation: Equation, shardings: _Shardings, platform: str, implementati
 
 @dataclasses.dataclass(frozen=True)
 class Equation:
-    """An equation of `jax.lax.conv_general_dilated`: its arguments, and the shapes and dtypes of its arrays."""
+    """An equation of `jax.lax.conv_general_dilated`: its arguments, and the shapes and dtypes of its arrays.
+
+    `partitioned` says whether XLA partitions the program over several devices.
+    """
 
     arguments: LaxArguments
     lhs: Any
     rhs: Any
     result: Any
+    partitioned: bool = False
 
     @classmethod
-    def of(cls, parameters: Mapping[str, Any], avals: Sequence[Any]) -> Equation:
+    def of(cls, parameters: Mapping[str, Any], avals: Sequence[Any], partitioned: bool = False) -> Equation:
         names = [field.name for field in dataclasses.fields(LaxArguments) if field.name in parameters]
         arguments = LaxArguments(**{name: parameters[name] for name in names})
-        return cls(arguments, *(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals))
+        lhs, rhs, result = (jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals)
+        return cls(arguments, lhs, rhs, result, partitioned)
 
     @property
     def normalized(self) -> ConvArguments:
@@ -244,7 +267,7 @@ class Equation:
         problem = conv_call.problem
         selection = select_pass(OP, call.pass_name, conv_call, platform, implementation)
         candidates = selection.candidates[call.pass_name]
-        if problem.num_problems:
+        if problem.num_problems or (reading.of_one_group is not None and self.partitioned):
             candidates = dataclasses.replace(candidates, even_if_slower=implementation is not None)
             candidates = supporting(candidates, BACKENDS, call.pass_name, conv_call)
         reason = explain_pass(selection, call.pass_name, platform).reason
@@ -262,7 +285,7 @@ class Equation:
 
         def compute(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
             lhs, rhs = (array.astype(dtype) for array in (lhs, rhs))
-            return call.compute(params, reading.regrouped(lhs), rhs)
+            return reading.compute(params, lhs, rhs, self.partitioned)
 
         return EquationPlan(compute, call.pass_name, (*candidates.implementations, "xla")[0], reason)
 
@@ -297,13 +320,18 @@ def _as_weight_gradient(a: ConvArguments) -> Iterator[_Reading]:
 def _by_window(a: ConvArguments) -> Iterator[_Reading]:
     """The readings as a forward pass and as an input gradient."""
     groups = a.batch_group_count
+    of_one_group = dataclasses.replace(a, batch_group_count=1)  # of the features, calls take the number of groups only
     if groups > 1:
         lhs_shape = list(a.lhs_shape)
         batch, feature, *_ = a.dimension_numbers.lhs_spec
         lhs_shape[batch] //= groups
         lhs_shape[feature] *= groups
         a = dataclasses.replace(a, lhs_shape=tuple(lhs_shape), feature_group_count=groups, batch_group_count=1)
-    forward = [] if a.is_input_dilated else [_Reading(forward_call(a), a, groups)]
+
+    def reading(call_of: Callable[[ConvArguments], PassCall]) -> _Reading:
+        return _Reading(call_of(a), a, groups, call_of(of_one_group) if groups > 1 else None)
+
+    forward = [] if a.is_input_dilated else [reading(forward_call)]
     transposed_first = prefers_input_gradient(*a.dimension_numbers[:2])  # JAX wrote it, and reversed rhs
-    transposed = [] if a.is_strided else [_Reading(input_gradient_call(a, rhs_is_reversed=transposed_first), a, groups)]
+    transposed = [] if a.is_strided else [reading(partial(input_gradient_call, rhs_is_reversed=transposed_first))]
     yield from (*transposed, *forward) if transposed_first else (*forward, *transposed)

@@ -181,6 +181,12 @@ def needs_rule_of_jax(context: Any) -> bool:
     return num_devices != 1 and (devices is None or not shardy or for_export)
 
 
+def is_partitioned(context: Any) -> bool:
+    """Whether XLA partitions the equation that a lowering rule is called for over several devices."""
+    several = getattr(context.module_context.axis_context, "num_devices", None) != 1
+    return several and not _meshes_with_known_axes(jax.sharding.get_abstract_mesh(), context.avals_in)
+
+
 def _meshes_with_known_axes(mesh: AbstractMesh, avals: Any) -> list[AbstractMesh]:
     """The meshes, of the context and of the operands' types, that have manual or explicit axes."""
     meshes = mesh, *(aval.sharding.mesh for aval in avals)
