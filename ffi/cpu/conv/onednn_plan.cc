@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/conv/kernel_faults.h"
 #include "cpu/runtime/onednn.h"
 #include "cpu/runtime/onednn_threads.h"
 
@@ -103,26 +104,6 @@ std::string implementation_of(const PrimitiveDesc& description) {
 
 bool starts_with(const std::string& text, const char* prefix) { return text.rfind(prefix, 0) == 0; }
 
-// Whether the kernel writes past the end of the scratchpad. For a window of one element with strides, the 1x1 kernels
-// copy the elements of x that the window meets. The weight gradient finds an element of this copy as if each had a
-// whole vector of features, also where x has the features last and they fill no vector (all releases up to 3.14).
-bool overruns_scratchpad(const ConvKey& key, const std::string& name) {
-  if (key.pass != ConvPass::kWeightGradient || name.find("_1x1") == std::string::npos) return false;
-  const int64_t vector = name.find("avx512") == std::string::npos ? 8 : 16;
-  const bool is_strided = std::any_of(key.window_strides.begin(), key.window_strides.begin() + key.spatial,
-                                      [](int64_t stride) { return stride > 1; });
-  return is_strided && key.x.sizes[1] / key.groups < vector;
-}
-
-// Whether the kernel loses a sum. If the sum of a result has an odd number of bfloat16 products, the kernel loads the
-// last factor into a register that holds another sum, where its blocks of positions are so large that they need all
-// registers.
-bool overwrites_sum(const ConvKey& key, const std::string& name) {
-  if (key.pass == ConvPass::kWeightGradient || !starts_with(name, "jit_bf16_1x1:avx512_core_bf16")) return false;
-  const ConvOperand& summed = key.pass == ConvPass::kForward ? key.x : key.y;
-  return summed.sizes[1] / key.groups % 2 != 0;
-}
-
 // Moves on in oneDNN's list of kernels to the first one that is accepted. Returns whether there is one.
 template <class Accepts>
 bool advance(PrimitiveDesc& description, Accepts accepts) {
@@ -137,9 +118,7 @@ bool advance(PrimitiveDesc& description, Accepts accepts) {
 // takes up to eight times as long as the next optimized kernel in the list, which is returned instead.
 template <class Create>
 PrimitiveDesc select_kernel(const ConvKey& key, Create create) {
-  const auto is_safe = [&](const std::string& name) {
-    return !overruns_scratchpad(key, name) && !overwrites_sum(key, name);
-  };
+  const auto is_safe = [&](const std::string& name) { return !has_known_fault(key, name); };
   const auto transposes = [](const std::string& name) { return starts_with(name, "jit_uni_ncsp"); };
   PrimitiveDesc preferred = create();
   if (!advance(preferred, is_safe)) throw Error(dnnl_unimplemented, "advance(preferred, is_safe)", __FILE__, __LINE__);
