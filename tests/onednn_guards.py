@@ -3,7 +3,7 @@
     python tests/onednn_guards.py LIBRARY [--calls N] [--seed N] [--isa NAME ...]
 
 LIBRARY is the target `onednn_guards` of ffi/CMakeLists.txt. `--calls` is the number for each instruction set. Prints
-the number of calls and the kernels that ran. Exits with 1 if a kernel reads or writes outside of its arrays, or is wrong.
+the number of calls and the kernels that ran. Exits with 1 if a kernel accesses other memory, or is wrong.
 
 The kernels of oneDNN are compiled at run time. AddressSanitizer does not see their accesses; the pages do.
 """
@@ -163,10 +163,8 @@ def _run(library: str, isa: str, threads: int, *options: str) -> subprocess.Comp
 
 def check_pages(library: str) -> None:
     """Checks that the pages end a process with a kernel that is known to write past its scratchpad."""
-    for side in ("start", "end"):
-        process = _run(
-            library, "AVX2", 1, "--faulty", side
-        )  # with more threads, it overwrites a barrier and does not end
+    for side in ("start", "end"):  # with more than one thread, the kernel overwrites a barrier and does not end
+        process = _run(library, "AVX2", 1, "--faulty", side)
         if process.returncode == 0 and "jit_1x1:avx2" in process.stdout:
             raise SystemExit(f"the pages do not report a kernel that is known to be faulty: {process.stdout}")
     kernel = process.stdout.strip()

@@ -1,4 +1,4 @@
-"""Kernels of oneDNN that write outside of their arrays, or lose a sum, do not run. `.ci/sanitize` searches for others."""
+"""Kernels of oneDNN that write outside of their arrays or lose a sum do not run. `.ci/sanitize` searches for others."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ cases = [  # the function, the same of jax.lax, the arrays
     (conv(ours, (3,), **onednn), conv(plain, (3,)), arrays((5, 96, 7), (1, 7, 9))),
     (conv(ours, (1, 2), feature_group_count=2, **onednn), conv(plain, (1, 2), feature_group_count=2),
      arrays((2, 9, 40, 6), (1, 1, 3, 16))),
-    (conv(jaxgrad.conv_transpose, (2, 2), **onednn), conv(lax.conv_transpose, (2, 2)), arrays((4, 16, 15, 16), (1, 1, 16, 3))),
+    (conv(jaxgrad.conv_transpose, (2, 2), **onednn), conv(lax.conv_transpose, (2, 2)),
+     arrays((4, 16, 15, 16), (1, 1, 16, 3))),
     (jaxgrad.accelerate(conv(plain, (2, 2))), conv(plain, (2, 2)), images),
 ]
 mapped = [  # over the images, the weights, or both
