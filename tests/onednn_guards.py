@@ -89,7 +89,9 @@ class Caller:
         from jaxgrad._src.native import cpu
 
         self._library = ctypes.CDLL(library)
-        self._onednn = cpu.find_onednn().library.path.encode()
+        found = cpu.find_onednn().library
+        assert found is not None, cpu.onednn_unavailable()
+        self._onednn = found.path.encode()
 
     def arguments(self, problem: dict[str, Any]) -> list[int] | None:
         """The call for the library; None if jaxgrad does not run the problem on oneDNN."""
@@ -131,7 +133,7 @@ def _serve(library: str, seed: int, first: int, last: int, progress: Path) -> No
     """Runs problems, each of which is written to a file before it runs, so that it is known after a crash."""
     caller = Caller(library)
     counts: collections.Counter[str] = collections.Counter()
-    wrong = []
+    wrong: list[str] = []
     with progress.open("w") as file:
         for number in range(first, last):
             problem = random_problem(random.Random(f"{seed} {number}"))
