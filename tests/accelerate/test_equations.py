@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -16,24 +16,20 @@ from tolerances import assert_close
 
 import jaxgrad
 from jaxgrad._src.conv import equation
-from jaxgrad._src.conv.canonicalize import LaxArguments, normalize
 from jaxgrad._src.conv.params import ConvParams
 from jaxgrad._src.conv.pass_calls import WeightGradientCall
+from jaxgrad._src.conv.readings import Reading
 from jaxgrad._src.core.candidates import XLA
 
 BACKENDS = (CPU_KERNEL, CUDNN, CUDA)
 SEEDS, DEFAULT_SEEDS, COUNT = 120, 5, 12
 
 
-def _readings(case: EquationCase) -> Iterator[equation._Reading]:
-    """The readings with a pass by the window, then the reading as a weight gradient."""
-    a = normalize(LaxArguments(**case.parameters), case.lhs.shape, case.rhs.shape, case.result.shape)
-    for reading in (*equation._by_window(a), *equation._as_weight_gradient(a)):
-        if min(reading.call.geometry.x_spatial) > 0:  # cropping leaves some input
-            yield reading
+def _equation(case: EquationCase) -> equation.Equation:
+    return equation.Equation.of(case.parameters, (case.lhs, case.rhs, case.result))
 
 
-def _kind(reading: equation._Reading) -> str:
+def _kind(reading: Reading) -> str:
     call = reading.call
     kind = [call.pass_name]
     if isinstance(call, WeightGradientCall):
@@ -43,7 +39,7 @@ def _kind(reading: equation._Reading) -> str:
     return ", ".join(kind)
 
 
-def _on_xla(reading: equation._Reading, case: EquationCase) -> Callable[..., jax.Array]:
+def _on_xla(reading: Reading, case: EquationCase) -> Callable[..., jax.Array]:
     params = ConvParams(reading.call.geometry, None, ((reading.call.pass_name, XLA),), jaxgrad.config.current())
 
     def compute(lhs, rhs):
@@ -53,10 +49,9 @@ def _on_xla(reading: equation._Reading, case: EquationCase) -> Callable[..., jax
     return compute
 
 
-def _plan(reading: equation._Reading, case: EquationCase, backend: Backend) -> equation.EquationPlan:
+def _plan(reading: Reading, case: EquationCase, backend: Backend) -> equation.EquationPlan:
     platform = "cuda" if backend.platform == "gpu" else "cpu"
-    of_case = equation.Equation.of(case.parameters, (case.lhs, case.rhs, case.result))
-    return of_case.plan_reading(reading, platform, backend.implementation)
+    return _equation(case).plan_reading(reading, platform, backend.implementation)
 
 
 def _computations(case: EquationCase, backend: Backend) -> dict[str, Callable[..., jax.Array]]:
@@ -65,7 +60,7 @@ def _computations(case: EquationCase, backend: Backend) -> dict[str, Callable[..
         implementation or "fastest": jaxgrad.accelerate(case.on_lax, implementation=implementation)
         for implementation in (backend.implementation, None)
     }
-    for reading in _readings(case):
+    for reading in _equation(case).readings:
         plan = _plan(reading, case, backend)
         if plan.compute is not None:
             found[f"{_kind(reading)} on {plan.implementation}"] = plan.compute
@@ -96,7 +91,7 @@ def test_every_kind_of_reading_has_a_kernel():
     """The cases that run by default include every kind of reading on oneDNN, of each dtype."""
     kinds, dtypes = Counter(), Counter()
     for case in (case for seed in range(DEFAULT_SEEDS) for case in random_equations(seed, COUNT)):
-        for reading in _readings(case):
+        for reading in _equation(case).readings:
             plan = _plan(reading, case, CPU_KERNEL)
             if plan.implementation != "xla":
                 kinds[_kind(reading)] += 1

@@ -41,6 +41,41 @@ _CASES = {
         (3, 3, 1, 64),
         {"window_strides": (2, 2), "padding": ((1, 1), (1, 1)), "feature_group_count": 64},
     ),
+    **{
+        f"depthwise, {name}": (
+            _CONV,
+            (16, size, size + 1, 96),
+            (7, 7, 1, 96),
+            {"padding": "SAME", "feature_group_count": 96, "window_strides": strides},
+        )
+        for name, size, strides in (
+            ("larger than its window", 8, (1, 1)),
+            ("as large as its window", 6, (1, 1)),
+            ("smaller than its window", 5, (1, 1)),
+            ("smaller than its window, stride", 5, (2, 2)),
+        )
+    },
+    "depthwise, smaller than its window, features first": (
+        _CONV,
+        (16, 96, 6, 5),
+        (96, 1, 7, 7),
+        {"padding": "SAME", "feature_group_count": 96, "dimension_numbers": ("NCHW", "OIHW", "NCHW")},
+    ),
+    "depthwise, smaller than its window, one axis": (
+        _CONV,
+        (16, 20, 96),
+        (31, 1, 96),
+        {"padding": "SAME", "feature_group_count": 96},
+    ),
+    "groups, smaller than the window": (
+        _CONV,
+        (16, 6, 5, 96),
+        (7, 7, 12, 96),
+        {"padding": "SAME", "feature_group_count": 8},
+    ),
+    "window as large as the input": (_CONV, (16, 7, 7, 64), (7, 7, 64, 96), {"padding": "SAME"}),
+    "window that covers the input": (_CONV, (32, 8, 7, 64), (8, 7, 64, 96), {"padding": "VALID"}),
+    "one image, 1x1": (_CONV, (1, 28, 28, 64), (1, 1, 64, 96), {"padding": "VALID"}),
     "three axes": (_CONV, (2, 16, 16, 16, 32), (3, 3, 3, 32, 64), {"window_strides": (2, 2, 2), "padding": "SAME"}),
     "stride, features first": (
         _CONV,

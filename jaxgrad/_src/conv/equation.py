@@ -1,16 +1,15 @@
 """Selects how an equation of `jax.lax.conv_general_dilated` is computed, whoever has written it.
 
-JAX writes gradients as convolutions: the input gradient with input dilation and a reversed window, the weight gradient
-with the batch as features and a window as large as dy. `plan_equation` reads an equation by its shapes as the passes
-that compute it. It takes the first reading for which a kernel is selected, or which conv/xla.py writes in another way
-than JAX. If a kernel supports a reading but XLA is faster, the equation stays on XLA.
+conv/readings.py reads an equation as the passes that compute it. `plan_equation` takes the first reading for
+which a kernel is selected, or which conv/xla.py writes in another way than JAX. If a kernel supports a reading but XLA
+is faster, the equation stays on XLA.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -21,15 +20,9 @@ from jaxgrad._src.conv.backends import BACKENDS
 from jaxgrad._src.conv.canonicalize import LaxArguments, is_miscompiled_by_xla, normalize, unsupported_operands
 from jaxgrad._src.conv.geometry import described
 from jaxgrad._src.conv.params import ConvCall, ConvParams
-from jaxgrad._src.conv.pass_calls import (
-    ConvArguments,
-    PassCall,
-    forward_call,
-    input_gradient_call,
-    weight_gradient_call,
-)
+from jaxgrad._src.conv.pass_calls import ConvArguments
+from jaxgrad._src.conv.readings import Reading, fastest_first, measurable, written_first
 from jaxgrad._src.conv.xla_forms import form_on_xla
-from jaxgrad._src.core.batching import fold, unfold
 from jaxgrad._src.core.explain import explain_pass
 from jaxgrad._src.core.jax_internals import ShardingTypeError
 from jaxgrad._src.core.mesh_axes import explicit_sharding_of
@@ -37,12 +30,6 @@ from jaxgrad._src.core.precision import precision_flags
 from jaxgrad._src.core.selection import select_pass, supporting
 from jaxgrad._src.core.settings import current, of_kernels
 from jaxgrad._src.core.tuning import RecordedCall, Recorder
-from jaxgrad._src.selection.conv_readings import (
-    prefers_input_gradient,
-    prefers_matrix_product,
-    prefers_product_of_patches,
-    prefers_weight_gradient,
-)
 
 _AS_STRIDED = "jaxgrad writes it for XLA as the weight gradient of a strided convolution"
 _ON = " on "  # between a pass and an implementation
@@ -54,11 +41,12 @@ class EquationPlan:
 
     Attributes:
       compute: the function (lhs, rhs) -> result; None if XLA lowers the convolution as it is.
-      pass_name: the pass that computes it, or that was tried first; empty if the convolution has no reading.
+      pass_name: the pass that the equation is, as JAX or the program has written it; empty if it has no reading.
       implementation: what runs it. On "xla", `compute` may be a matrix product or another convolution.
       reason: why, in one sentence.
       is_slower: whether jaxgrad has a kernel for the pass, but XLA is faster.
       is_padded: whether `compute` is the convolution on XLA, whose lhs is padded before: XLA miscompiles it otherwise.
+      computed_as: the pass that computes it, if `compute` is not None. Another one may be faster than `pass_name`.
     """
 
     compute: Callable[[jax.Array, jax.Array], jax.Array] | None
@@ -67,47 +55,12 @@ class EquationPlan:
     reason: str
     is_slower: bool = False
     is_padded: bool = False
+    computed_as: str = ""
 
     @property
     def name(self) -> str:
         """The name in a tuning: "xla" is the convolution on XLA."""
-        return "xla" if self.compute is None or self.is_padded else f"{self.pass_name}{_ON}{self.implementation}"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Reading:
-    """A pass that computes the equation, after its batch groups become feature groups.
-
-    With batch groups, `of_one_group` is the pass of a single group.
-    """
-
-    call: PassCall
-    arguments: ConvArguments
-    batch_groups: int = 1
-    of_one_group: PassCall | None = None
-
-    @property
-    def is_of_transposed(self) -> bool:
-        """Whether it is the weight gradient of a transposed convolution, for which XLA has no kernel as JAX writes it.
-
-        JAX writes it with input dilation; conv/xla.py as the weight gradient of the convolution that is transposed.
-        """
-        return self.call.pass_name == "weight_gradient" and self.arguments.is_input_dilated
-
-    def regrouped(self, lhs: jax.Array) -> jax.Array:
-        if self.batch_groups == 1:
-            return lhs
-        batch, feature, *_ = self.arguments.dimension_numbers.lhs_spec
-        return fold(unfold(lhs, batch, self.batch_groups), feature)
-
-    def compute(self, params: ConvParams, lhs: jax.Array, rhs: jax.Array, partitioned: bool = False) -> jax.Array:
-        """The result. In a partitioned program, batch groups are independent problems, which a mesh may split."""
-        if self.of_one_group is None or not partitioned:
-            return self.call.compute(params, self.regrouped(lhs), rhs)
-        of_lhs, of_rhs, of_result = self.arguments.dimension_numbers
-        params = dataclasses.replace(params, geometry=self.of_one_group.geometry)
-        groups = unfold(lhs, of_lhs[0], self.batch_groups), unfold(rhs, of_rhs[0], self.batch_groups)
-        return fold(jax.vmap(partial(self.of_one_group.compute, params))(*groups), of_result[1])
+        return "xla" if self.compute is None or self.is_padded else f"{self.computed_as}{_ON}{self.implementation}"
 
 
 def plan_equation(
@@ -189,9 +142,19 @@ class Equation:
         lhs, rhs, result = (jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals)
         return cls(arguments, lhs, rhs, result, partitioned)
 
-    @property
+    @cached_property
     def normalized(self) -> ConvArguments:
         return normalize(self.arguments, self.lhs.shape, self.rhs.shape, self.result.shape)
+
+    @cached_property
+    def readings(self) -> tuple[Reading, ...]:
+        """Every pass that computes the equation; the one that JAX or the program has written comes first."""
+        return tuple(reading for reading in written_first(self.normalized) if min(reading.call.geometry.x_spatial) > 0)
+
+    @property
+    def pass_name(self) -> str:
+        """The pass that the equation is, as it is written; empty if no pass computes it."""
+        return self.readings[0].call.pass_name if self.readings else ""
 
     def is_miscompiled(self, platform: str) -> bool:
         shapes = self.lhs.shape, self.rhs.shape, self.result.shape
@@ -210,18 +173,20 @@ class Equation:
         if self.lhs.dtype != self.result.dtype and platform == "cuda" and implementation is None:
             reason = f"XLA multiplies {self.lhs.dtype.name} without casts to {self.result.dtype.name}"
             return EquationPlan(None, "", "xla", reason)
-        first, reason = None, "no pass computes a convolution with these strides and dilations"
-        for reading in _readings(self.normalized):
-            if min(reading.call.geometry.x_spatial) > 0:
-                plan = self.plan_reading(reading, platform, implementation)
-                first = first or plan
-                if plan.compute is not None:
-                    return plan
-                if plan.is_slower:
-                    break
-            else:
+        if not self.readings:
+            reason = "no pass computes a convolution with these strides and dilations"
+            if written_first(self.normalized):
                 reason = "cropping leaves no input; runs on XLA"
-        return first or EquationPlan(None, "", "xla", reason)
+            return EquationPlan(None, "", "xla", reason)
+        written = self.readings[0]
+        found: EquationPlan | None = None
+        for reading in fastest_first(self.readings):
+            plan = self.plan_reading(reading, platform, implementation)
+            if plan.compute is not None or (plan.is_slower and reading.is_same_kind(written)):
+                return plan
+            found = plan if found is None or reading is written else found
+        assert found is not None
+        return found
 
     def alternatives(self, platform: str) -> dict[str, Callable[[jax.Array, jax.Array], jax.Array]]:
         """All ways to compute the equation on a platform, by the names that a tuning has for them."""
@@ -230,28 +195,23 @@ class Equation:
             "xla": self.arguments.call_lax_on_padded if padded else self.arguments.call_lax
         }
         backends = [backend for backend in BACKENDS if backend.platform == platform]
-        for reading in _readings(self.normalized):
-            if min(reading.call.geometry.x_spatial) > 0:
-                pass_name, call = reading.call.pass_name, self._conv_call(reading)
-                own = [each.implementation for each in backends if not each.repeats_another(pass_name, call)]
-                plans = (self.plan_reading(reading, platform, implementation) for implementation in (*own, "xla"))
-                found |= {plan.name: plan.compute for plan in plans if plan.compute is not None}
+        for reading in measurable(self.readings) if self.readings else ():
+            pass_name, call = reading.call.pass_name, self._conv_call(reading)
+            own = [each.implementation for each in backends if not each.repeats_another(pass_name, call)]
+            plans = (self.plan_reading(reading, platform, implementation) for implementation in (*own, "xla"))
+            found |= {plan.name: plan.compute for plan in plans if plan.compute is not None}
         return found
 
     def plan_of(self, name: str, platform: str, reason: str) -> EquationPlan:
         """The plan that has a name in a tuning. The reason says why it is chosen."""
-        pass_name, _, implementation = name.rpartition(_ON)
-        readings = [each for each in _readings(self.normalized) if min(each.call.geometry.x_spatial) > 0]
-        if not pass_name:  # XLA, as the equation is: no kernel is planned, and its pass is that of the first reading
-            pass_name = readings[0].call.pass_name if readings else ""
-            return EquationPlan(None, pass_name, "xla", reason, is_slower=True)
-        for reading in readings:
-            if reading.call.pass_name == pass_name:
+        computed_as, _, implementation = name.rpartition(_ON)
+        for reading in self.readings:
+            if reading.call.pass_name == computed_as:
                 plan = self.plan_reading(reading, platform, implementation)
                 return dataclasses.replace(plan, reason=reason) if plan.implementation == implementation else plan
-        return EquationPlan(None, pass_name, "xla", reason, is_slower=True)
+        return EquationPlan(None, self.pass_name, "xla", reason, is_slower=True)
 
-    def _conv_call(self, reading: _Reading) -> ConvCall:
+    def _conv_call(self, reading: Reading) -> ConvCall:
         """The call that a reading makes."""
         lhs: Any
         rhs: Any
@@ -260,7 +220,7 @@ class Equation:
         transposed = reading.arguments.is_input_dilated
         return ConvCall(problem, self.arguments.precision, of_kernels(), transposed=transposed)
 
-    def plan_reading(self, reading: _Reading, platform: str, implementation: str | None) -> EquationPlan:
+    def plan_reading(self, reading: Reading, platform: str, implementation: str | None) -> EquationPlan:
         """The plan of one reading; its `compute` is None where the implementation, or the fastest one, has none."""
         call, precision, dtype = reading.call, self.arguments.precision, self.result.dtype
         conv_call = self._conv_call(reading)
@@ -278,7 +238,7 @@ class Equation:
                 reason, is_slower = "XLA is faster for several independent problems", True
                 reason += f"; {form}" if form else ""
             if not form and not reading.is_of_transposed:
-                return EquationPlan(None, call.pass_name, "xla", reason, is_slower)
+                return EquationPlan(None, self.pass_name, "xla", reason, is_slower)
             if not form:
                 reason += f"; {_AS_STRIDED}"
         params = ConvParams(call.geometry, precision, ((call.pass_name, candidates),), of_kernels())
@@ -287,51 +247,5 @@ class Equation:
             lhs, rhs = (array.astype(dtype) for array in (lhs, rhs))
             return reading.compute(params, lhs, rhs, self.partitioned)
 
-        return EquationPlan(compute, call.pass_name, (*candidates.implementations, "xla")[0], reason)
-
-
-def _readings(a: ConvArguments) -> Iterator[_Reading]:
-    """The readings of an equation, in the order in which they are tried.
-
-    A convolution is read either by its window, as a forward pass or an input gradient, or as a weight gradient. The
-    slower one of the two is used only if the other does not exist. Readings whose windows do not overlap come first:
-    they are matrix products.
-    """
-    by_window, gradient = list(_by_window(a)), list(_as_weight_gradient(a))
-    lhs_spatial = [a.lhs_shape[axis] for axis in a.dimension_numbers.lhs_spec[2:]]
-    products = by_window + (gradient if prefers_product_of_patches(a.window, a.out_spatial, lhs_spatial) else [])
-    disjoint = [reading for reading in products if reading.call.geometry.has_disjoint_windows]
-    if disjoint:
-        yield from disjoint
-        return
-    if not prefers_weight_gradient(a.window, a.out_spatial):
-        yield from by_window or gradient
-        return
-    if prefers_matrix_product(*a.dimension_numbers[:2]):
-        yield from (reading for reading in by_window if reading.call.geometry.is_matrix_product)
-    yield from gradient or by_window
-
-
-def _as_weight_gradient(a: ConvArguments) -> Iterator[_Reading]:
-    if not a.is_input_dilated or max(a.rhs_dilation) == 1:
-        yield _Reading(weight_gradient_call(a), a)
-
-
-def _by_window(a: ConvArguments) -> Iterator[_Reading]:
-    """The readings as a forward pass and as an input gradient."""
-    groups = a.batch_group_count
-    of_one_group = dataclasses.replace(a, batch_group_count=1)  # of the features, calls take the number of groups only
-    if groups > 1:
-        lhs_shape = list(a.lhs_shape)
-        batch, feature, *_ = a.dimension_numbers.lhs_spec
-        lhs_shape[batch] //= groups
-        lhs_shape[feature] *= groups
-        a = dataclasses.replace(a, lhs_shape=tuple(lhs_shape), feature_group_count=groups, batch_group_count=1)
-
-    def reading(call_of: Callable[[ConvArguments], PassCall]) -> _Reading:
-        return _Reading(call_of(a), a, groups, call_of(of_one_group) if groups > 1 else None)
-
-    forward = [] if a.is_input_dilated else [reading(forward_call)]
-    transposed_first = prefers_input_gradient(*a.dimension_numbers[:2])  # JAX wrote it, and reversed rhs
-    transposed = [] if a.is_strided else [reading(partial(input_gradient_call, rhs_is_reversed=transposed_first))]
-    yield from (*transposed, *forward) if transposed_first else (*forward, *transposed)
+        implementation = (*candidates.implementations, "xla")[0]
+        return EquationPlan(compute, self.pass_name, implementation, reason, computed_as=call.pass_name)

@@ -1,6 +1,7 @@
-"""Which reading of a convolution is tried first, where several passes compute it.
+"""Which reading of a convolution is the fastest, where several passes compute it: conv/readings.py.
 
-Measured in float32 on a CPU with AVX-512. `conv.equation` describes the readings.
+A pass is fast where its operands have the layouts that its kernels expect, and these are the layouts in which JAX
+writes the pass. Measured on 2 cores of a CPU with AVX-512, in float32 and bfloat16.
 """
 
 from __future__ import annotations
@@ -9,37 +10,16 @@ import math
 from collections.abc import Sequence
 
 
-def prefers_weight_gradient(window: Sequence[int], out_spatial: Sequence[int]) -> bool:
-    """Whether a convolution is read as a weight gradient, and not by its window.
+def is_written_as_weight_gradient(lhs_spec: Sequence[int]) -> bool:
+    """Whether JAX has written a convolution as a weight gradient.
 
-    The kernels of the other passes loop over the window for each position of the result, those of the weight gradient
-    the other way round: 1.3 to 4 times as fast where the result has fewer positions than the window, and 2 to 20 times
-    as slow where it has more.
+    Layouts have the batch before the features. JAX swaps the two axes of lhs in a weight gradient.
     """
-    return math.prod(out_spatial) < math.prod(window)
+    batch, feature = lhs_spec[:2]
+    return feature < batch
 
 
-def prefers_product_of_patches(window: Sequence[int], out_spatial: Sequence[int], lhs_spatial: Sequence[int]) -> bool:
-    """Whether a weight gradient of windows that do not overlap is read as such.
-
-    Its matrix product reads an element of lhs for each position of the window and of the result. With a dilation larger
-    than the result, most of them are padding.
-    """
-    return math.prod(window) * math.prod(out_spatial) <= 2 * math.prod(lhs_spatial)
-
-
-def prefers_matrix_product(lhs_spec: Sequence[int], rhs_spec: Sequence[int]) -> bool:
-    """Whether a convolution whose window covers all of lhs is computed as a matrix product.
-
-    It is where the batch of lhs comes first and the features and spatial axes of each operand are next to each other,
-    so that no operand is transposed. The weight gradient of a 1x1 window is such a convolution too, with the features
-    as its batch; the transposes take as long as the matrix product saves over oneDNN.
-    """
-    contiguous = all(max(axes) - min(axes) == len(axes) - 1 for axes in (lhs_spec[1:], rhs_spec[1:]))
-    return lhs_spec[0] == 0 and contiguous
-
-
-def prefers_input_gradient(lhs_spec: Sequence[int], rhs_spec: Sequence[int]) -> bool:
+def is_written_as_input_gradient(lhs_spec: Sequence[int], rhs_spec: Sequence[int]) -> bool:
     """Whether a convolution with unit strides is read as an input gradient, and not as a forward pass.
 
     Both kernels are as fast, but one of them reverses the weights first. JAX writes input gradients with reversed
@@ -49,3 +29,32 @@ def prefers_input_gradient(lhs_spec: Sequence[int], rhs_spec: Sequence[int]) -> 
     channels_last = lhs_spec[1] == len(lhs_spec) - 1
     out_first = rhs_spec[0] < rhs_spec[1]
     return out_first == channels_last
+
+
+def prefers_window(window: Sequence[int], out_spatial: Sequence[int]) -> bool:
+    """Whether a weight gradient is computed by its window, which is dy, as another pass.
+
+    The kernels of the weight gradient loop over the elements of the result for each position of dy, those of the other
+    passes the other way round: up to 10 times as fast where the result has more elements, as for a 5x5 window over 2x2
+    positions. With up to 1.5 times as many, the weight gradient is as fast or faster.
+    """
+    return 2 * math.prod(out_spatial) > 3 * math.prod(window)
+
+
+def worth_measuring(window: Sequence[int], out_spatial: Sequence[int], as_weight_gradient: bool) -> bool:
+    """Whether a reading may be the fastest although the pass is written as another one.
+
+    The kernels of a weight gradient loop over the result for each element of the window, those of the other passes the
+    other way round. They are fast where the inner loop is the longer one.
+    """
+    positions, elements = math.prod(out_spatial), math.prod(window)
+    return positions <= elements if as_weight_gradient else elements <= positions
+
+
+def prefers_product_of_patches(window: Sequence[int], out_spatial: Sequence[int], lhs_spatial: Sequence[int]) -> bool:
+    """Whether a weight gradient of windows that do not overlap is read as such.
+
+    Its matrix product reads an element of lhs for each position of the window and of the result. With a dilation larger
+    than the result, most of them are padding.
+    """
+    return math.prod(window) * math.prod(out_spatial) <= 2 * math.prod(lhs_spatial)
