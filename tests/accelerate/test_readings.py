@@ -77,3 +77,12 @@ def test_a_weight_gradient_without_a_kernel_keeps_its_form_on_xla():
     arrays = [jax.ShapeDtypeStruct(array.shape, "float64") for array in arrays]
     _, weight_gradient, _ = _equations(layer, *arrays)
     assert weight_gradient.plan("cpu", None).name == "weight_gradient on xla"
+
+
+def test_weight_gradients_of_examples_are_computed_as_such():
+    """By their windows, of fewer positions than the result has elements, they would be groups of one large pass."""
+    layer, x, w = _layer((2, 2), 5, 8, 16, 1)
+    x = jax.ShapeDtypeStruct((30, *x.shape), x.dtype)
+    _, weight_gradient, _ = _equations(jax.vmap(layer, (0, None)), x, w)
+    assert weight_gradient.arguments.feature_group_count == 30
+    assert weight_gradient.plan("cpu", None).name == "weight_gradient on cpu"

@@ -96,8 +96,9 @@ def fastest_first(readings: Sequence[Reading]) -> list[Reading]:
     reading, by the window or as a weight gradient, is among them only if it comes first: no table compares the kinds.
     """
     written = readings[0]
+    a = written.arguments
     as_weight_gradient = written.is_weight_gradient and not prefers_window(
-        written.arguments.window, written.arguments.out_spatial
+        a.window, a.out_spatial, a.feature_group_count
     )
 
     def rank(reading: Reading) -> tuple[bool, bool, bool]:
