@@ -23,3 +23,25 @@ def preferring(op: str, name: str, implementation: str):
         )
 
     return mock.patch.object(table, "rows", changed)
+
+
+def with_instruction_set(name: str):
+    """A context in which the table is that of CPUs with this instruction set."""
+    return mock.patch.object(table, "_instruction_set", return_value=name)
+
+
+_OTHER = {"cpu": "xla", "xla": "cpu", "onednn": "depthwise", "depthwise": "onednn", "taps": "convolution"}
+
+
+def with_other_preferences():
+    """A context in which each row for convolutions on a CPU prefers another implementation, or form on XLA."""
+    rows = table.rows
+
+    def changed(platform: str) -> tuple[table.Row, ...]:
+        of_cpu = platform == "cpu"
+        return tuple(
+            dataclasses.replace(row, prefer=_OTHER.get(row.prefer, row.prefer)) if of_cpu and row.op != "gru" else row
+            for row in rows(platform)
+        )
+
+    return mock.patch.object(table, "rows", changed)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import pytest
 from cuda_module import NEEDS_CUDA_MODULE
+from preferring import with_instruction_set, with_other_preferences
 
 import jaxgrad
 
@@ -106,9 +109,28 @@ _CASES = {
 }
 
 
+_MARKS = {"cuda": NEEDS_CUDA_MODULE}
+# The platform, and the tables of preferences that are in force instead of those of this machine.
+_TABLES = {
+    "cpu with AVX-512": ("cpu", lambda: with_instruction_set("avx512")),
+    "cpu without AVX-512": ("cpu", lambda: with_instruction_set("avx2")),
+    "cpu, other preferences": ("cpu", with_other_preferences),
+    "cuda": ("cuda", contextlib.nullcontext),
+}
+
+
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=_MARKS.get(name, ())) for name in _TABLES])
+def platform(request) -> Iterator[str]:
+    """Each platform with each of its tables."""
+    name, tables = _TABLES[request.param]
+    with tables():
+        jax.clear_caches()  # and with them the choices of other tables
+        yield name
+    jax.clear_caches()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("case", _CASES)
-@pytest.mark.parametrize("platform", ["cpu", pytest.param("cuda", marks=NEEDS_CUDA_MODULE)])
 def test_the_gradients_of_a_layer_run_on_what_the_op_selects(platform, case, dtype):
     name, *shapes, arguments = _CASES[case]
     x, w = (jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
