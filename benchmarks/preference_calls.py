@@ -58,8 +58,14 @@ _OF_A_FEW_MODELS = (
     (4, Case((14, 14), 16, 128, 128, 3, padding=1)),
     (4, Case((56, 56), 16, 64, 64, 3, padding=1)),
 )
+# The same of single small images: per-example gradients.
+_OF_EXAMPLES = (
+    (300, Case((8, 8), 1, 1, 8, 3, padding=1)),
+    (300, Case((8, 8), 1, 4, 8, 3, stride=2, padding=1)),
+    (32, Case((16, 16), 1, 1, 8, 3, stride=2, padding=1)),
+)
 _INDEPENDENT = {
-    "cpu": _OF_A_FEW_MODELS[:2],
+    "cpu": (*_OF_A_FEW_MODELS[:2], *_OF_EXAMPLES),
     "gpu": tuple(
         (problems, dataclasses.replace(case, dtype=dtype))
         for problems, case in _OF_A_FEW_MODELS

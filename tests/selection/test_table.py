@@ -100,7 +100,6 @@ WITHOUT_MEASUREMENT = {
         ("conv", "depthwise with dilation", ("forward",)),
         ("conv", "depthwise with dilation", ("input_gradient", "weight_gradient")),
         ("conv_on_xla", "window covers x on XLA", _OF_CONV),
-        ("conv_on_xla", "independent problems on XLA", ("weight_gradient",)),
     },
     "NVIDIA H100 80GB HBM3": _WITHOUT_MEASUREMENT_ON_GPUS,
     "NVIDIA H200": _WITHOUT_MEASUREMENT_ON_GPUS,
