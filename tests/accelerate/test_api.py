@@ -21,6 +21,8 @@ from op_cases import loss
 
 import jaxgrad
 
+pytestmark = pytest.mark.jax_version
+
 X, W = convolve_arrays()
 IMAGES = np.random.default_rng(2).normal(size=(2, 9, 7, 8)).astype(np.float32)
 

@@ -21,6 +21,8 @@ from jaxgrad._src.conv.pass_calls import WeightGradientCall
 from jaxgrad._src.conv.readings import Reading
 from jaxgrad._src.core.candidates import XLA
 
+pytestmark = pytest.mark.jax_version
+
 BACKENDS = (CPU_KERNEL, CUDNN, CUDA)
 SEEDS, DEFAULT_SEEDS, COUNT = 120, 5, 12
 

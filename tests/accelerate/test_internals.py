@@ -11,6 +11,8 @@ from jax.experimental import compute_on as compute_on_module
 
 import jaxgrad
 
+pytestmark = pytest.mark.jax_version
+
 X, W = jax.ShapeDtypeStruct((4, 8, 16, 16), "float32"), jax.ShapeDtypeStruct((8, 8, 3, 3), "float32")
 KERNEL = "jaxgrad_onednn_conv"
 

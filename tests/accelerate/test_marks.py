@@ -18,6 +18,8 @@ from op_cases import loss
 
 import jaxgrad
 
+pytestmark = pytest.mark.jax_version
+
 BACKENDS = (CPU_KERNEL, CUDNN)
 ACCELERATED, PLAIN = {"cpu": 3}, {"xla": 3}
 

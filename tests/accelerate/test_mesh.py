@@ -18,6 +18,8 @@ from mesh_running import KERNEL, check_reshaped_batch, close, collectives, mesh,
 import jaxgrad
 from jaxgrad._src.core.op import lowering_platform
 
+pytestmark = pytest.mark.jax_version
+
 BY = (0, 1)
 BATCH = (P("d"), P())
 

@@ -13,6 +13,8 @@ from op_cases import values_and_gradients
 
 import jaxgrad
 
+pytestmark = pytest.mark.jax_version
+
 _RESTORE = """
 import sys
 import jax, numpy as np

@@ -15,6 +15,8 @@ from jax import lax
 import jaxgrad
 from jaxgrad._src.accelerate.expectation import expectation
 
+pytestmark = pytest.mark.jax_version
+
 X, W = convolve_arrays()
 STEPS, ROWS, INPUTS, HIDDEN = 5, 3, 4, 6
 

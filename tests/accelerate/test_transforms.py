@@ -21,6 +21,8 @@ from tolerances import chained_rounding
 import jaxgrad
 from jaxgrad._src.native import cuda
 
+pytestmark = pytest.mark.jax_version
+
 BACKENDS = (CPU_KERNEL, CUDNN)
 NCHW = ("NCHW", "OIHW", "NCHW")
 TRANSPOSED = {"forward", "input_gradient"}

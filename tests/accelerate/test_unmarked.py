@@ -7,10 +7,13 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from accelerated import network, network_arrays
 from op_cases import loss
 
 import jaxgrad
+
+pytestmark = pytest.mark.jax_version
 
 _PROGRAM = """
 import os, hashlib

@@ -7,6 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from mesh_cases import BATCH_NORM_SPECS, batch_norm_args
@@ -24,6 +25,8 @@ from mesh_running import (
 )
 
 import jaxgrad
+
+pytestmark = pytest.mark.jax_version
 
 BY = (0, 1, 2, 3)
 RELU = {"activation": "relu", "implementation": KERNEL}

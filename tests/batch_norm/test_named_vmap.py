@@ -16,6 +16,8 @@ from jax import lax
 
 import jaxgrad
 
+pytestmark = pytest.mark.jax_version
+
 BACKENDS = BATCH_NORM
 N, C = 4, 3  # examples, channels
 SETTINGS = {"feature_axis": 0, "epsilon": EPSILON}

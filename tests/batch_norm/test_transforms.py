@@ -19,6 +19,8 @@ from jax import lax
 
 import jaxgrad
 
+pytestmark = pytest.mark.jax_version
+
 BACKENDS = BATCH_NORM
 
 

@@ -14,6 +14,8 @@ from tolerances import assert_close
 
 import jaxgrad
 
+pytestmark = pytest.mark.jax_version
+
 BACKENDS = CONVOLUTION
 NAMES = ("conv_general_dilated", "conv_transpose")
 OF_LAX = {name: getattr(jax.lax, name) for name in NAMES}

@@ -6,6 +6,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax.sharding import PartitionSpec as P
 from mesh_cases import NHWC
 from mesh_running import (
@@ -28,6 +29,8 @@ from jaxgrad._src.conv.params import ConvParams
 from jaxgrad._src.core import forward_mode
 from jaxgrad._src.core.candidates import XLA
 from jaxgrad._src.core.mesh_axes import pvary_to_match
+
+pytestmark = pytest.mark.jax_version
 
 BATCH = (P("d"), P(), P())
 BY = (0, 1, 2)

@@ -18,6 +18,8 @@ from mesh_running import KERNEL, close, collectives, mesh, needs, on_devices, ru
 
 import jaxgrad
 
+pytestmark = pytest.mark.jax_version
+
 BATCH, SPACE = P("d"), P(None, "d")
 INPUT, OUTPUT = P(None, None, "m"), P(None, None, None, "m")  # features of w; OUTPUT also of the result
 

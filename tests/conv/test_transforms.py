@@ -14,6 +14,8 @@ from jax import lax
 
 import jaxgrad
 
+pytestmark = pytest.mark.jax_version
+
 BACKENDS = CONVOLUTION
 
 # The result has the shape of lhs, so that layers can be stacked.

@@ -16,6 +16,8 @@ from thorough import thorough_after
 
 from jaxgrad._src.conv.xla_faults import is_miscompiled, is_or_derives_miscompiled
 
+pytestmark = pytest.mark.jax_version
+
 
 def _by_taps(case, x, w, dy):
     """y, dx and dw in NumPy, in the default layout: sums over the taps of the window, of an x that is padded first."""

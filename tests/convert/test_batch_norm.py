@@ -20,6 +20,8 @@ import jaxgrad.convert.keras
 import jaxgrad.convert.torch
 from jaxgrad.convert import BatchNormWeights
 
+pytestmark = pytest.mark.jax_version
+
 C = 8
 VECTORS = {"scale": 1 + normal(C, seed=1), "bias": normal(C, seed=2)}
 X, NCHW = 1 + images(5, 4), 1 + images(5, 4, channels_last=False)

@@ -11,6 +11,8 @@ from converted_layers import check_record, images
 
 from jaxgrad.convert import equinox as convert
 
+pytestmark = pytest.mark.jax_version
+
 CASES = {
     "strides": (2, (9, 7), {"kernel_size": (3, 2), "stride": (2, 3), "padding": "SAME"}),
     "lower": (2, (9, 7), {"kernel_size": (4, 2), "padding": "SAME_LOWER"}),

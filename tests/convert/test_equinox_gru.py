@@ -11,6 +11,8 @@ from converted_gru import H, I, T, assert_same_bits, normal
 
 from jaxgrad.convert import equinox as convert
 
+pytestmark = pytest.mark.jax_version
+
 X = normal(T, I)
 
 

@@ -13,6 +13,8 @@ from flax import nnx
 
 from jaxgrad.convert import flax as convert
 
+pytestmark = pytest.mark.jax_version
+
 WIDE = {"param_dtype": jnp.float64}
 CASES = {
     "strides": ((9, 7), {"kernel_size": (3, 2), "strides": (2, 3)}),

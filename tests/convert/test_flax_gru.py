@@ -12,6 +12,8 @@ from flax import nnx
 
 from jaxgrad.convert import flax as convert
 
+pytestmark = pytest.mark.jax_version
+
 X = normal(B, T, I)
 
 

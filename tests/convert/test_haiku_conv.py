@@ -10,6 +10,8 @@ from converted_layers import check_record, images
 
 from jaxgrad.convert import haiku as convert
 
+pytestmark = pytest.mark.jax_version
+
 CASES = {
     "strides": (hk.Conv2D, (9, 7), {"kernel_shape": (3, 2), "stride": (2, 3)}),
     "channels first, pairs": (

@@ -11,6 +11,8 @@ from converted_gru import B, H, I, T, assert_same_bits, normal, random_like
 
 from jaxgrad.convert import haiku as convert
 
+pytestmark = pytest.mark.jax_version
+
 hk = pytest.importorskip("haiku")
 
 X = normal(T, B, I)

@@ -15,6 +15,8 @@ from jax import checkpoint_policies
 from op_cases import OPS, loss, op_case
 from thorough import one_in
 
+pytestmark = pytest.mark.jax_version
+
 NAMES = [f"jaxgrad.{op}" for op in OPS]
 MEMORY = {"offload_src": "device", "offload_dst": "pinned_host"}
 _ONLY_OURS = checkpoint_policies.save_only_these_names(*NAMES)

@@ -10,6 +10,8 @@ import pytest
 
 from jaxgrad import config
 
+pytestmark = pytest.mark.jax_version
+
 
 @pytest.fixture(autouse=True)
 def _defaults():

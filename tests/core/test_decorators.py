@@ -25,6 +25,8 @@ from jaxgrad._src.core.jax_internals import current_metadata
 from jaxgrad._src.core.marks import is_accelerated
 from jaxgrad._src.core.settings import forward_mode_enabled
 
+pytestmark = pytest.mark.jax_version
+
 X, W = convolve_arrays()
 DECORATORS = {
     "jaxgrad.accelerate": lambda: jaxgrad.accelerate(),

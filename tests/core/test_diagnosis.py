@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 
 import jax
+import pytest
 
 import jaxgrad
+
+pytestmark = pytest.mark.jax_version
 
 _RUN = "import runpy; runpy.run_module('jaxgrad', run_name='__main__')"
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import jax
 import pytest
 
+pytestmark = pytest.mark.jax_version
+
 _TESTS = Path(__file__).parents[1]
 _FFI = _TESTS.parent / "ffi"
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.jax_version
+
 _OPS = """
 import sys, warnings
 import jax, jax.numpy as jnp, numpy as np

@@ -9,6 +9,8 @@ import pytest
 
 from jaxgrad._src.core.finer_mesh import on_finer_mesh
 
+pytestmark = pytest.mark.jax_version
+
 
 class _Sharding:
     """A sharding of devices that are numbers. For each dimension it has the number of the shard of each device."""

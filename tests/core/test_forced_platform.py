@@ -16,6 +16,8 @@ from op_cases import OPS, op_case, values_and_gradients
 
 import jaxgrad
 
+pytestmark = pytest.mark.jax_version
+
 ON_CUDNN = [
     pytest.param(name, "cudnn", marks=NEEDS_CUDA_MODULE)
     for name in ("conv_general_dilated", "conv_transpose", "batch_norm_training")

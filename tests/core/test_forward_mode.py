@@ -24,6 +24,8 @@ from tolerances import DTYPES, assert_close, tolerance
 
 import jaxgrad
 
+pytestmark = pytest.mark.jax_version
+
 BACKENDS = (XLA, XLA_ON_GPU)
 
 

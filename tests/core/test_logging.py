@@ -11,6 +11,8 @@ import pytest
 
 import jaxgrad
 
+pytestmark = pytest.mark.jax_version
+
 X, W = jnp.ones((2, 4, 9), "float32"), jnp.ones((6, 4, 3), "float32")
 
 

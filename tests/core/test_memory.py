@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytestmark = pytest.mark.jax_version
+
 _SCRIPT = """
 import gc, sys
 import jax, numpy as np

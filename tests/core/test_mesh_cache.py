@@ -6,8 +6,11 @@ from functools import partial
 
 import jax
 import numpy as np
+import pytest
 from mesh_running import close, import_test_module
 from op_cases import OPS, OpCase, op_case, values_and_gradients
+
+pytestmark = pytest.mark.jax_version
 
 # For each op, settings that change the result and no shape.
 _CHANGES = {

@@ -6,6 +6,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import pytest
 from batch_norm_references import plain_training
 from jax import lax
 from jax.sharding import PartitionSpec as P
@@ -13,6 +14,8 @@ from mesh_cases import BATCH_NORM_SPECS, NHWC, batch_norm_args
 from mesh_running import KERNEL, XLA_ON_GPU, close, mesh, needs, on_devices, run_checks
 
 import jaxgrad
+
+pytestmark = pytest.mark.jax_version
 
 GROUPS = ((0, 2, 4, 6), (1, 3, 5, 7))
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from mesh_running import KERNEL, XLA_ON_GPU, collectives, mesh, on_devices, run_checks
 
 import jaxgrad
+
+pytestmark = pytest.mark.jax_version
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 STEPS, RATE = 8, 0.4

@@ -26,6 +26,8 @@ import jaxgrad
 from jaxgrad._src.native import cuda, ffi
 from jaxgrad._src.native.ffi import ffi_call, kernel_name
 
+pytestmark = pytest.mark.jax_version
+
 # The calls of `values_and_gradients` of each `op_case` on a CPU.
 NAMES = {
     "conv_general_dilated": {

@@ -12,6 +12,8 @@ from op_cases import OPS, op_case, values_and_gradients
 
 import jaxgrad
 
+pytestmark = pytest.mark.jax_version
+
 _RESTORE = """
 import os, sys
 import jax, numpy as np

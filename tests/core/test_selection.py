@@ -14,6 +14,8 @@ from gru_cases import Case, make_inputs
 import jaxgrad
 from jaxgrad._src.native import cuda
 
+pytestmark = pytest.mark.jax_version
+
 CASE = Case(T=5, B=3, I=4, H=6)
 
 

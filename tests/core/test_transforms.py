@@ -22,6 +22,8 @@ from tolerances import assert_close, chained_rounding, input_dtype
 
 from jaxgrad._src.native import cuda
 
+pytestmark = pytest.mark.jax_version
+
 BACKENDS = (CPU_KERNEL, Backend(None, "gpu"))
 _TABLE = Path(__file__).parents[2] / "docs" / "transformations.md"
 CONVOLUTIONS, BATCH_NORMS = OPS[:2], OPS[2:4]

@@ -9,6 +9,8 @@ import pytest
 
 import jaxgrad
 
+pytestmark = pytest.mark.jax_version
+
 keras = pytest.importorskip("keras")
 
 _IMAGES = np.random.default_rng(0).normal(size=(6, 10, 8, 8)).astype(np.float32)

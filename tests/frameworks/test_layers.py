@@ -21,6 +21,8 @@ from tolerances import EPS, assert_close
 
 import jaxgrad
 
+pytestmark = pytest.mark.jax_version
+
 hk = pytest.importorskip("haiku")
 
 BACKENDS = SELECTED

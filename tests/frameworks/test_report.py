@@ -16,6 +16,8 @@ from flax.training.train_state import TrainState
 
 import jaxgrad
 
+pytestmark = pytest.mark.jax_version
+
 hk = pytest.importorskip("haiku")
 
 FEATURES = 32

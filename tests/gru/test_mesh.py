@@ -6,9 +6,12 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import pytest
 from backends import gru
 from jax.sharding import PartitionSpec as P
 from mesh_running import OWN_KERNEL, check_reshaped_batch, check_shard_map, mesh, on_devices, over, run_checks
+
+pytestmark = pytest.mark.jax_version
 
 T, B, I, H = 5, 16, 8, 6  # noqa: E741
 FULL = {"direction": "bidirectional", "linear_before_reset": True, "clip": 2.0}

@@ -15,6 +15,8 @@ from tolerances import assert_results_close
 
 import jaxgrad
 
+pytestmark = pytest.mark.jax_version
+
 BACKENDS = GRU
 
 SETTINGS = [

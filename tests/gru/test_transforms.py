@@ -15,6 +15,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 import jaxgrad
 
+pytestmark = pytest.mark.jax_version
+
 BACKENDS = GRU
 
 CASE = Case(T=4, B=3, I=5, H=5, linear_before_reset=True)  # I = H: layers can be stacked

@@ -24,6 +24,8 @@ import jaxgrad.nn.linen
 import jaxgrad.nn.nnx
 from jaxgrad._src.nn.batch_norm import by_batch
 
+pytestmark = pytest.mark.jax_version
+
 C = 8
 X = jnp.asarray(1 + images(4, 3))  # [3, 4, 3, C]
 WIDE = {"param_dtype": jnp.float64}

@@ -20,6 +20,8 @@ from jaxgrad.convert import flax as convert_flax
 from jaxgrad.convert import keras as convert_keras
 from jaxgrad.nn import equinox, haiku, keras, linen, nnx
 
+pytestmark = pytest.mark.jax_version
+
 T, B, I, H = 4, 3, 2, 5  # noqa: E741
 KEY = jax.random.key(0)
 X = jax.random.normal(KEY, (B, T, I), jnp.float32)

@@ -13,6 +13,8 @@ from rnn_cases import program_of, values_and_gradients
 import jaxgrad
 from jaxgrad.nn.equinox import scan_gru
 
+pytestmark = pytest.mark.jax_version
+
 XS, INIT = jnp.asarray(normal(B, T, I)), jnp.asarray(normal(B, H))
 
 

@@ -10,6 +10,8 @@ from converted_gru import B, H, I, T, normal
 
 from jaxgrad import nn
 
+pytestmark = pytest.mark.jax_version
+
 X = jnp.asarray(normal(T, B, I))
 KEY = jax.random.key(0)
 

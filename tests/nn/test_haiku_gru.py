@@ -9,6 +9,8 @@ import pytest
 from converted_gru import B, H, I, T, assert_same_bits, assert_trees_close, normal, random_like
 from rnn_cases import program_of, values_and_gradients
 
+pytestmark = pytest.mark.jax_version
+
 hk = pytest.importorskip("haiku")
 
 from jaxgrad.nn.haiku import dynamic_unroll  # noqa: E402

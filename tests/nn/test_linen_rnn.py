@@ -15,6 +15,8 @@ from rnn_cases import CALLS, inputs_of, program_of, values_and_gradients
 
 from jaxgrad.nn import linen
 
+pytestmark = pytest.mark.jax_version
+
 CELL = {"features": H, "param_dtype": jnp.float64}
 X = jnp.asarray(normal(B, T, I))
 

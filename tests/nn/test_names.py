@@ -15,6 +15,8 @@ import pytest
 from jaxgrad import nn
 from jaxgrad.nn import equinox, haiku, keras, linen, nnx
 
+pytestmark = pytest.mark.jax_version
+
 X = jnp.ones((4, 5, 3), "float32")
 KEY = jax.random.key(0)
 

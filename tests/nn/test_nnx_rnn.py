@@ -13,6 +13,8 @@ from rnn_cases import CALLS, inputs_of, program_of, values_and_gradients
 
 from jaxgrad.nn import nnx
 
+pytestmark = pytest.mark.jax_version
+
 X = jnp.asarray(normal(B, T, I))
 
 

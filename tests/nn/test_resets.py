@@ -14,6 +14,8 @@ import pytest
 from jaxgrad import nn
 from jaxgrad.nn import equinox, haiku, linen, nnx
 
+pytestmark = pytest.mark.jax_version
+
 T, B, I, H = 6, 3, 2, 4  # noqa: E741
 KEY = jax.random.key(0)
 X = jax.random.normal(KEY, (T, B, I), jnp.float32)

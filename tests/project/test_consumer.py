@@ -18,6 +18,8 @@ from jaxtyping import Array, Float, TypeCheckError, jaxtyped
 import jaxgrad
 from jaxgrad import config, nn
 
+pytestmark = pytest.mark.jax_version
+
 PROGRAM = Path(__file__).parent / "consumer" / "program.py"
 X, W = jnp.ones((2, 3, 8, 8)), jnp.ones((4, 3, 3, 3))
 

@@ -12,6 +12,8 @@ import jaxgrad
 from jaxgrad import convert, nn
 from jaxgrad.nn import equinox, haiku, keras, linen, nnx
 
+pytestmark = pytest.mark.jax_version
+
 WITHOUT_EXAMPLES = (
     *("__version__", "config", "convert", "nn"),
     *("Call", "Convolution", "Explanation", "Layer", "PassExplanation", "Report"),

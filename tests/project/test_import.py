@@ -11,6 +11,8 @@ import pytest
 
 import jaxgrad
 
+pytestmark = pytest.mark.jax_version
+
 LAZY = [name for name in jaxgrad.__all__ if name != "config"]
 
 _LOADED = """

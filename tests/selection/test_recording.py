@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import benchmarks_package  # noqa: F401
+import pytest
 from cuda_module import NEEDS_CUDA_MODULE
 
 from benchmarks import preference_calls
 from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.conv.depthwise_cuda import kernel_rejection
 from jaxgrad._src.native import cuda
+
+pytestmark = pytest.mark.jax_version
 
 
 @NEEDS_CUDA_MODULE

@@ -15,6 +15,8 @@ from jaxgrad._src.core.environment import current_environment
 from jaxgrad._src.core.named_jit import identity_of, named_jit
 from jaxgrad._src.core.tuning import Choice
 
+pytestmark = pytest.mark.jax_version
+
 _ARRAYS = random_array(2, 6, 9, 7), random_array(4, 3, 3, 2)
 
 

@@ -11,6 +11,8 @@ import jaxgrad
 from jaxgrad._src.core.tuning import Choice
 from jaxgrad._src.tuning import api
 
+pytestmark = pytest.mark.jax_version
+
 _ARRAYS = random_array(4, 3, 3, 2), random_array(2, 6, 9, 7)
 _CHOICE = Choice("xla", "cpu", {"xla": 1.0, "cpu": 2.0})
 

@@ -22,6 +22,8 @@ from jaxgrad._src.core.precision import precision_flags
 from jaxgrad._src.gru import tuning as gru_tuning
 from jaxgrad._src.tuning import timing
 
+pytestmark = pytest.mark.jax_version
+
 
 def _call_of(function, *args):
     """The only call of a function, as the backends are asked about it."""

@@ -14,6 +14,8 @@ import jaxgrad
 from jaxgrad._src.core.environment import current_environment
 from jaxgrad._src.core.tuning import Choice
 
+pytestmark = pytest.mark.jax_version
+
 _SCRIPT = """
 import sys
 sys.path.insert(0, {folder!r})

@@ -11,7 +11,7 @@ from processes import free_address, outputs
 
 from jaxgrad._src.native import cpu
 
-pytestmark = pytest.mark.skipif(bool(cpu.onednn_unavailable()), reason="needs oneDNN")
+pytestmark = [pytest.mark.jax_version, pytest.mark.skipif(bool(cpu.onednn_unavailable()), reason="needs oneDNN")]
 
 _PROCESS = """
 import sys

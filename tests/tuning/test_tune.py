@@ -29,6 +29,8 @@ from jaxgrad._src.native import cuda
 from jaxgrad._src.tuning import api, choices, timing
 from jaxgrad._src.tuning.progress import with_progress
 
+pytestmark = pytest.mark.jax_version
+
 _GROUPS = 8
 OWN = "cpu" if jax.default_backend() == "cpu" else "cudnn"
 

@@ -34,6 +34,8 @@ from jaxgrad._src.gru import api
 from jaxgrad._src.gru import cpu as gru_cpu
 from jaxgrad._src.gru import cuda as gru_cuda
 
+pytestmark = pytest.mark.jax_version
+
 OWN = "cpu" if jax.default_backend() == "cpu" else "cudnn"
 # The backend of the platform for an op, and the targets of the custom calls in its forward and backward pass.
 if OWN == "cpu":

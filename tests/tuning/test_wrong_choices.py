@@ -18,6 +18,8 @@ from jaxgrad import Tuning
 from jaxgrad._src.core.environment import current_environment
 from jaxgrad._src.core.tuning import Choice
 
+pytestmark = pytest.mark.jax_version
+
 _ARRAYS = {
     "conv_general_dilated": (random_array(2, 6, 9, 7), random_array(4, 3, 3, 2)),
     "conv_transpose": (random_array(2, 6, 9, 7), random_array(4, 3, 3, 2)),
