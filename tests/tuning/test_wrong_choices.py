@@ -77,8 +77,12 @@ def test_a_choice_that_cannot_run_is_as_if_it_were_missing(op):
 def test_a_wrong_choice_for_an_accelerated_convolution(implementation):
     arrays = convolve_arrays()
     accelerated = jaxgrad.accelerate(convolve)
+    (before,) = jaxgrad.report(accelerated, *arrays).convolutions
     with _tuning(accelerated, *arrays, implementation=implementation):
         y = jax.jit(accelerated)(*arrays)
+        (found,) = jaxgrad.report(accelerated, *arrays).convolutions
+    assert (found.pass_name, found.implementation) == (before.pass_name, before.implementation)
+    assert found.reason == f"{before.reason}; the tuning chooses {implementation!r}, which cannot run"
     assert_close(y, jax.jit(convolve)(*arrays), dtype="float32", terms=100)
 
 

@@ -114,9 +114,13 @@ def _plan(equation: Equation, shardings: _Shardings, platform: str, implementati
     tuning = current().tuning if implementation is None else None
     if tuning is not None and not tuning.covers(equation, ""):
         tuning = None
-    if tuning is not None and (choice := tuning.choice(platform, "", equation)):
-        return _unless_refused(equation.plan_of(choice.implementation, platform, choice.reason), equation, shardings)
+    choice = None if tuning is None else tuning.choice(platform, "", equation)
+    if choice is not None and (chosen := equation.plan_of(choice.implementation, platform, choice.reason)):
+        return _unless_refused(chosen, equation, shardings)
     plan = _unless_refused(equation.plan(platform, implementation), equation, shardings)
+    if choice is not None:
+        reason = f"{plan.reason}; the tuning chooses {choice.implementation!r}, which cannot run"
+        plan = dataclasses.replace(plan, reason=reason)
     if isinstance(tuning, Recorder):
         RecordedCall(tuning, "", equation, (plan.name,)).lowered_for(platform)
     return plan
@@ -202,14 +206,17 @@ class Equation:
             found |= {plan.name: plan.compute for plan in plans if plan.compute is not None}
         return found
 
-    def plan_of(self, name: str, platform: str, reason: str) -> EquationPlan:
-        """The plan that has a name in a tuning. The reason says why it is chosen."""
+    def plan_of(self, name: str, platform: str, reason: str) -> EquationPlan | None:
+        """The plan that has a name in a tuning; None if it cannot run. The reason says why it is chosen."""
+        if name == "xla":
+            return EquationPlan(None, self.pass_name, "xla", reason, is_slower=True)
         computed_as, _, implementation = name.rpartition(_ON)
         for reading in self.readings:
             if reading.call.pass_name == computed_as:
                 plan = self.plan_reading(reading, platform, implementation)
-                return dataclasses.replace(plan, reason=reason) if plan.implementation == implementation else plan
-        return EquationPlan(None, self.pass_name, "xla", reason, is_slower=True)
+                if plan.compute is not None and plan.implementation == implementation:
+                    return dataclasses.replace(plan, reason=reason)
+        return None
 
     def _conv_call(self, reading: Reading) -> ConvCall:
         """The call that a reading makes."""
