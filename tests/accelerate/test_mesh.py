@@ -301,7 +301,7 @@ def check_shardings_that_jax_refuses():
         w, x = (jax.random.normal(jax.random.key(0), shape) for shape in (w_shape, (devices.size, *x_shape)))
         gradient, placed = jax.jit(jax.grad(loss)), _put(devices, (w, x), (P(), P("d")))
         close(jaxgrad.accelerate(gradient)(*placed), gradient(w, x))
-        if loss is depthwise:
+        if loss is depthwise and jax.default_backend() == "cpu":  # the CUDA kernel needs no reshaping
             reasons = [row.reason for row in jaxgrad.report(jaxgrad.accelerate(jax.grad(loss)), *placed).convolutions]
             assert any("JAX refuses to compute the pass" in reason for reason in reasons), reasons
 

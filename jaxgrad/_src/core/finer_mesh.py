@@ -45,7 +45,7 @@ def on_finer_mesh(mesh: Mesh, arrays: Sequence[Any]) -> tuple[Mesh, list[jax.Sha
             if fits := all(large % small == 0 for small, large in pairwise(sorted(finer))):
                 strides = finer
             split[-1].append(axes if fits else [])
-    sizes = {small: large // small for small, large in reversed(list(pairwise(sorted(strides))))}
+    sizes = {small: large // small for small, large in reversed(list(pairwise(sorted(strides))))} or {1: 1}
     finer_mesh = Mesh(np.asarray(devices).reshape(*sizes.values()), tuple(map(_name, sizes)))
 
     def names(axes: Sequence[_Axis]) -> tuple[str, ...] | None:
