@@ -116,10 +116,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _leave_pairs(items: list[pytest.Item]) -> None:
     """Marks cases of tests with three or more parameters as thorough: see pairwise.py. All GPU tests stay."""
-    tests: dict[str, list[Any]] = {}
+    tests: dict[tuple[str, bool], list[Any]] = {}  # a build without the CUDA module skips the tests that need it
     for item in items:
         if hasattr(item, "callspec") and not any(item.iter_markers("gpu")) and not any(item.iter_markers("thorough")):
-            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+            key = item.nodeid.partition("[")[0], any(item.iter_markers("cuda_module"))
+            tests.setdefault(key, []).append(item)
     for cases in tests.values():
         values = [[id(value) for value in item.callspec.params.values()] for item in cases]
         kept = pairwise(distinct_parameters(values))

@@ -49,6 +49,14 @@ def test_the_report_names_each_pass_as_it_is_written(spatial, groups, channels):
     assert {row.implementation for row in rows} == {"cpu"}
 
 
+@pytest.mark.parametrize(("size", "computed_as"), [(16, "weight_gradient"), (24, "forward")])
+def test_a_window_far_larger_than_the_result_is_computed_as_a_weight_gradient(size, computed_as):
+    x, w = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((4, 3, size, size), (5, 3, 15, 15)))
+    (equation,) = _equations(lambda x, w: jax.lax.conv(x, w, (1, 1), "VALID"), x, w)
+    plan = equation.plan("cpu", None)
+    assert (plan.pass_name, plan.computed_as) == ("forward", computed_as)
+
+
 @pytest.mark.parametrize("spatial", [(5, 5), (6, 7), (7, 7)])
 def test_depthwise_passes_are_computed_as_such(spatial):
     """Other passes compute them too, 10 to 100 times as slowly: as groups of many features, or as many problems."""

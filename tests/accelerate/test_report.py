@@ -79,11 +79,11 @@ def test_the_printed_table():
     assert "forward, weight_gradient, input_gradient" in rows[0]
     assert "3 forward, 3 input_gradient" in rows[1]
     assert len({row.index("conv") for row in rows}) == 1
-    assert total == "9 calls in 2 layers on cpu, 0 of them on XLA"
+    assert total == "9 calls in 2 layers on cpu, 0 calls on XLA"
     assert summary == report.summary
     assert report.counts == {"cpu": 9}
     left = jaxgrad.report(_network, W, X, platform="cpu")
-    assert str(left).splitlines()[-3] == "4 calls in 2 layers on cpu, 4 of them on XLA"
+    assert str(left).splitlines()[-3] == "4 calls in 2 layers on cpu, 4 calls on XLA"
     header, *rows = report.details().splitlines()
     assert header.split() == ["source", "op", "shapes", "pass", "runs", "on", "count", "MFLOP", "why"]
     assert len(rows) == len(report.convolutions) == 5

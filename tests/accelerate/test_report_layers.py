@@ -229,12 +229,27 @@ def test_whether_a_gain_is_to_be_expected():
         y = lax.conv_general_dilated(x, w, (1, 1), "SAME", feature_group_count=32)
         return y, large @ large
 
+    def partly_forced(x, w, small):
+        conv = functools.partial(jaxgrad.conv_general_dilated, window_strides=(1, 1), padding="SAME")
+        return conv(x, w, implementation="cpu"), conv(small, w)
+
+    def symbolic(x, w, dense):
+        return jaxgrad.accelerate(convolve)(x, w), dense @ dense.T
+
     nothing, gain = "no gain is to be expected", "a gain is to be expected"
     groups = _like((8, 32, 14, 14), (32, 1, 3, 3))
     assert _expected(lambda x: 2 * x, X) == nothing
     assert _expected(convolve, X, W) == nothing
     assert _expected(jaxgrad.accelerate(convolve), X, W) == gain
     assert _expected(jaxgrad.accelerate(convolve, implementation="cpu"), X, W) == "a gain is uncertain"
+    assert _expected(partly_forced, *_like((64, 3, 48, 48), (8, 3, 3, 3), (1, 3, 4, 4))) == "a gain is uncertain"
+    unknown = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n, 3"), "float32")
+    assert _expected(symbolic, X, W, unknown) == "a gain is possible"
+    forced = functools.partial(
+        jaxgrad.conv_general_dilated, window_strides=(1, 1), padding="SAME", implementation="cpu"
+    )
+    found = _report(forced, X, W, platform="gpu")
+    assert found.summary.endswith("the program raises ValueError on this platform")
     assert _expected(depthwise, *groups) == "a gain is possible"
     assert _expected(lambda *arrays: (_gru(*arrays), large @ large), *SEQUENCE) == "a gain is possible"
     assert _expected(_gru, *SEQUENCE) == gain
@@ -253,3 +268,14 @@ def test_another_form_on_xla_is_moved():
     found = _report(product, X, *_like((4, 3, 9, 7)))
     assert _rows(found) == [("conv", "forward", "xla", "selected")]
     assert " runs on jaxgrad's kernels or in a faster form on XLA; a gain is to be expected" in found.summary
+
+
+def test_scopes_with_an_asterisk():
+    def model(x, w):
+        for name in ("a*b", "a*b1", "a*b2"):
+            with jax.named_scope(name):
+                x = lax.conv(x, w, (1, 1), "SAME")
+        return x
+
+    found = _report(jaxgrad.accelerate(model), *_like((2, 3, 5, 6), (3, 3, 3, 3)))
+    assert {layer.scope for layer in found.layers} == {"a*b", "a*b*"}

@@ -1,4 +1,4 @@
-"""What programs depend on: the choices of a tuning, and not the times behind them."""
+"""Programs depend on the choices of a tuning, and not the times behind them."""
 
 from __future__ import annotations
 

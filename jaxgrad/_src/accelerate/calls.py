@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _NUMBER = re.compile(r"\d+")
 
@@ -93,16 +93,16 @@ def layers_of(calls: Iterable[Call]) -> tuple[Layer, ...]:
     for call in calls:
         found.setdefault((call.source, _NUMBER.sub("*", call.scope)), []).append(call)
     layers = []
-    for (source, pattern), own in found.items():
-        layers.append(Layer(source, _common(pattern, {call.scope for call in own}), tuple(own)))
+    for (source, _), own in found.items():
+        layers.append(Layer(source, _common([call.scope for call in own]), tuple(own)))
     return tuple(layers)
 
 
-def _common(pattern: str, scopes: Iterable[str]) -> str:
-    """The scopes as one text: a pattern whose "*" are replaced by the numbers that all scopes share."""
+def _common(scopes: Sequence[str]) -> str:
+    """The scopes as one text, in which numbers that differ are "*"."""
     columns = zip(*map(_NUMBER.findall, scopes), strict=True)
     numbers = iter([column[0] if len(set(column)) == 1 else "*" for column in columns])
-    return "".join(next(numbers) if part == "*" else part for part in re.split(r"(\*)", pattern))
+    return _NUMBER.sub(lambda _: next(numbers), scopes[0])
 
 
 def total_flops(values: Iterable[int | None]) -> int | None:

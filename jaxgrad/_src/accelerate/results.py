@@ -16,10 +16,10 @@ class Report:
 
     Attributes:
       platform: "cpu" or "gpu".
-      calls: the passes of convolutions, batch normalizations and GRUs, in the order of the program. Those of `jax.lax`
-        are the convolutions; batch normalizations and GRUs are listed where they are ops of jaxgrad.
+      calls: the passes of convolutions, batch normalizations and GRUs, in the order of the program. Convolutions
+        are listed whether `jax.lax` or jaxgrad computes them; batch normalizations and GRUs only as ops of jaxgrad.
       product_flops: the operations of the program's other matrix products. None for symbolic shapes.
-      convolutions: those of `calls` that are convolutions.
+      convolutions: the convolutions among `calls`.
     """
 
     platform: str

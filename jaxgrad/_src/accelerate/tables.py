@@ -13,7 +13,7 @@ _NOTE = "Not counted: batch normalization and other operations bound by memory, 
 def with_totals(found: Sequence[Layer], counts: Mapping[str, int], platform: str, summary: str) -> str:
     """The table of layers, the number of calls by implementation, and the summary of a report."""
     total, left = sum(counts.values()), counts.get("xla", 0)
-    totals = f"{_number(total, 'call')} in {_number(len(found), 'layer')} on {platform}, {left} of them on XLA"
+    totals = f"{_number(total, 'call')} in {_number(len(found), 'layer')} on {platform}, {left} calls on XLA"
     return "\n".join([layers(found), totals, summary, _NOTE] if found else [totals, summary])
 
 
@@ -33,9 +33,12 @@ def layers(found: Iterable[Layer]) -> str:
 
 def details(calls: Iterable[Call]) -> str:
     """A row for each call."""
-    header = ("source", "op", "shapes", "pass", "runs on", "count", "MFLOP", "why")
+    header = ("source", "op", "shapes", "pass", "runs on", "count", "repeats", "MFLOP", "why")
     rows = [
-        (c.source, c.op, c.shapes, c.pass_name or "-", c.implementation, str(c.count), in_millions(c.flops), c.reason)
+        (
+            *(c.source, c.op, c.shapes, c.pass_name or "-", c.implementation),
+            *(str(c.count), str(c.repeats), in_millions(c.flops), c.reason),
+        )
         for c in calls
     ]
     return _table(header, rows)

@@ -147,9 +147,14 @@ def _read(arguments, lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, has_bias, x64):
     lhs: Any = jax.ShapeDtypeStruct(lhs_shape, lhs_dtype)
     rhs: Any = jax.ShapeDtypeStruct(rhs_shape, rhs_dtype)
     result = jax.eval_shape(arguments.call_lax, lhs, rhs)  # checks the call as jax.lax does
+    dn = lax.conv_dimension_numbers(lhs_shape, rhs_shape, arguments.dimension_numbers)
+    window = [rhs_shape[axis] for axis in dn.rhs_spec[2:]]
+    rates = arguments.rhs_dilation or (1,) * len(window)
+    extents = [(size - 1) * rate + 1 for size, rate in zip(window, rates, strict=True)]
+    if any(isinstance(size, int) and size >= 1 << 63 for size in extents):
+        raise OverflowError(f"the dilated window has the sizes {extents}")
     if any(isinstance(size, int) and size >= 1 << 62 for size in result.shape):
         raise OverflowError(f"the result has the shape {result.shape}")
-    dn = lax.conv_dimension_numbers(lhs_shape, rhs_shape, arguments.dimension_numbers)
     reason = _runs_on_xla(arguments, lhs, rhs, result)
     miscompiled = is_miscompiled_by_xla(arguments, lhs_shape, rhs_shape, result.shape)
     if reason:

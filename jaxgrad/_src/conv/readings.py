@@ -27,6 +27,7 @@ from jaxgrad._src.selection.conv_readings import (
     is_written_as_input_gradient,
     is_written_as_weight_gradient,
     prefers_product_of_patches,
+    prefers_weight_gradient,
     prefers_window,
     worth_measuring,
 )
@@ -97,8 +98,10 @@ def fastest_first(readings: Sequence[Reading]) -> list[Reading]:
     """
     written = readings[0]
     a = written.arguments
-    as_weight_gradient = written.is_weight_gradient and not prefers_window(
-        a.window, a.out_spatial, a.feature_group_count
+    as_weight_gradient = (
+        not prefers_window(a.window, a.out_spatial, a.feature_group_count)
+        if written.is_weight_gradient
+        else prefers_weight_gradient(a.window, a.out_spatial)
     )
 
     def rank(reading: Reading) -> tuple[bool, bool, bool]:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 
 def replace_file(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Writes a file. After an error or the end of the process, it has its old content.
+    """Writes a file. An error or the end of the process during the write leaves the old content.
 
     Its permissions stay. A link is followed, as `open` does. The temporary file beside it has a name that nobody can
-    guess, and no link is followed there. What is no regular file, such as /dev/stdout, is written to.
+    guess, and no link is followed there. A file that is not regular, such as /dev/stdout, is opened and written.
 
     Args:
       path: the file.
