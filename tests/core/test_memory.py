@@ -10,7 +10,7 @@ _SCRIPT = """
 import gc, sys
 import jax, numpy as np
 import jaxgrad
-from jaxgrad._src.core.named_jit import _PASSES
+from jaxgrad._src.core.named_jit import _IDENTITIES
 
 def ones(*shape):
     return np.ones(shape, np.float32)
@@ -41,12 +41,12 @@ for name, call in calls.items():
         call(n)
     print(name, len(programs))
     assert len(programs) == 3, (name, len(programs))
-before, entries = len(_PASSES), cached()
+before, entries = len(_IDENTITIES), cached()
 print(before, entries)
 assert before >= 8 and entries["jaxgrad._src.conv.canonicalize._read"] >= 8, entries
 jax.clear_caches()
 gc.collect()
-assert not _PASSES and not any(cached().values()), (len(_PASSES), cached())
+assert not _IDENTITIES and not any(cached().values()), (len(_IDENTITIES), cached())
 for call in calls.values():
     call(20)
 """

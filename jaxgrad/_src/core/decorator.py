@@ -119,6 +119,7 @@ _reduced_by_others: Callable[[types.MethodType], Any] = copyreg.dispatch_table.g
 
 def unsupported_kind(function: Callable[..., Any]) -> str | None:
     """What a function is, if it is one that cannot be decorated: a call of it makes an object and computes nothing."""
+    function = function.__func__ if isinstance(function, types.MethodType) else function
     return next((kind for matches, kind in _UNSUPPORTED.items() if matches(function)), None)
 
 
