@@ -85,7 +85,7 @@ def test_the_printed_table():
     left = jaxgrad.report(_network, W, X, platform="cpu")
     assert str(left).splitlines()[-3] == "4 calls in 2 layers on cpu, 4 calls on XLA"
     header, *rows = report.details().splitlines()
-    assert header.split() == ["source", "op", "shapes", "pass", "runs", "on", "count", "MFLOP", "why"]
+    assert header.split() == ["source", "op", "shapes", "pass", "runs", "on", "count", "repeats", "MFLOP", "why"]
     assert len(rows) == len(report.convolutions) == 5
     assert "f32[2,3,9,7] NCHW, f32[4,3,3,3] OIHW -> f32[2,4,9,7] NCHW" in rows[0]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from backends import CONVOLUTION, CPU_KERNEL, XLA, Backend
@@ -170,3 +173,13 @@ def test_the_default_layout_is_channels_last(n):
     expected = lax.conv_transpose(*inputs[:2], case.strides, "SAME") + inputs.bias
     actual = jaxgrad.conv_transpose(*inputs[:2], case.strides, "SAME", bias=inputs.bias)
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+
+
+def test_weight_gradient_on_xla_is_that_of_a_strided_convolution():
+    """JAX writes it with input dilation, for which XLA has no fast kernel."""
+    x, w = (jax.ShapeDtypeStruct(shape, "float64") for shape in ((2, 5, 7, 3), (4, 4, 3, 6)))
+    op = partial(jaxgrad.conv_transpose, strides=(2, 3), padding="SAME", implementation="xla")
+    gradient = jax.jit(lambda x, w: jax.grad(lambda w: jnp.sum(jnp.sin(op(x, w))))(w))
+    text = gradient.trace(x, w).lower(lowering_platforms=("cpu",)).as_text()
+    assert text.count("stablehlo.convolution") == 2
+    assert text.count("rhs_dilate = [2, 3]") == 1

@@ -217,15 +217,17 @@ def convolve(
 def _can_bypass_custom_vjp(selection: Selection, reading: Reading) -> bool:
     """Whether `jax.lax.conv_general_dilated` with JAX's own derivatives is right, and as fast as the passes on XLA.
 
-    It is not for groups and matrix products, which conv/xla.py writes in another way, nor on a GPU, where the passes
-    have faster batching rules. Nor is it used over explicit mesh axes, because XLA's partitioner computes some weight
-    gradients incorrectly where an axis splits a spatial dimension (jaxlib 0.10.2 to 0.12.0.1: twice their value).
+    It is not for groups, matrix products and weight gradients of transposed convolutions, which conv/xla.py writes in
+    another way, nor on a GPU, where the passes have faster batching rules. Nor is it used over explicit mesh axes,
+    because XLA's partitioner computes some weight gradients incorrectly where an axis splits a spatial dimension
+    (jaxlib 0.10.2 to 0.12.0.1: twice their value).
     """
     may_run_on_gpu_kernels = selection.implementation != "xla" and not cuda.unavailable()
-    geometry = reading.pass_call.geometry if reading.pass_call else None
+    if reading.pass_call is None or reading.pass_call.pass_name != "forward":
+        return False
+    geometry = reading.pass_call.geometry
     return (
-        geometry is not None
-        and not reading.lax_is_miscompiled
+        not reading.lax_is_miscompiled
         and not may_run_on_gpu_kernels
         and all(candidates == XLA for candidates in selection.candidates.values())
         and geometry.feature_group_count == 1
