@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxgrad._src.conv.geometry import transpose_padding
 from jaxgrad._src.convert.arrays import as_jax
@@ -78,14 +79,18 @@ def read_conv(
 def _padding(function: str, padding: Any, extents: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """n pairs from a pair or a function of the size of the dilated window, or from a sequence of one or n of them."""
     n = len(extents)
-    is_single = callable(padding) or (isinstance(padding, Sequence) and isinstance(next(iter(padding), None), int))
-    elements = padding if isinstance(padding, Sequence) and not is_single else (padding,)
+    is_single = not _is_sequence(padding) or isinstance(next(iter(padding), None), int)
+    elements = (padding,) if is_single else padding
     elements = tuple(elements) * n if len(elements) == 1 else tuple(elements)
     pairs = [own(extent) if callable(own) else own for own, extent in zip(elements, extents, strict=False)]
-    if len(elements) != n or not all(isinstance(pair, Sequence) for pair in pairs):
+    if len(elements) != n or not all(map(_is_sequence, pairs)):
         expected = f"a string, a pair (low, high), a function, or {n} pairs or functions"
         raise ValueError(f"{function}: padding must be {expected}, got {padding!r}")
     return padding_pairs(function, pairs, n)
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim > 0)
 
 
 def write_conv(weights: ConvWeights) -> dict[str, jax.Array]:
