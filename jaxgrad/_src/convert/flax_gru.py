@@ -18,7 +18,6 @@ from jaxgrad._src.convert.arrays import as_jax
 from jaxgrad._src.convert.flax_layers import check_functions, check_linear
 from jaxgrad._src.convert.gru_weights import (
     GRUWeights,
-    check_bias,
     check_weights,
     merge_biases,
     stack_directions,
@@ -91,15 +90,19 @@ def _read_layer(layer: Any) -> GRUWeights:
 
 
 def _read_linen(cell: Any) -> GRUWeights:
-    def read(names: Sequence[str], parameter: str) -> jax.Array:
-        arrays = [as_jax(_READ, f"{name}.{parameter}", _parameter(cell, name, parameter)) for name in names]
-        return jnp.concatenate(arrays, axis=-1)[None]
+    dims = {f"{side}{gate}.kernel": (size, "H") for side, size in (("i", "I"), ("h", "H")) for gate in _GATES}
+    dims |= {f"{name}.bias": ("H",) for name in ("iz", "ir", "in", "hn")}
+    arrays = {name: as_jax(_READ, name, _parameter(cell, *name.split("."))) for name in dims}
+    for name in ("iz.kernel", "hz.kernel"):
+        checks.check_rank(_READ, f"{name} of the cell", arrays[name], dims[name])
+    sizes = {"I": arrays["iz.kernel"].shape[0], "H": arrays["hz.kernel"].shape[0]}
+    for name, array in arrays.items():
+        checks.check_shape(_READ, f"{name} of the cell", array, dims[name], [sizes[dim] for dim in dims[name]])
 
-    inputs, recurrent = ([side + gate for gate in _GATES] for side in "ih")
-    w, r = (jnp.swapaxes(read(names, "kernel"), 1, 2) for names in (inputs, recurrent))
-    wb, rb = read(inputs, "bias"), read(["hn"], "bias")
-    check_weights(_READ, "the cell", w[0], r[0], bias=wb[0])
-    check_bias(_READ, "hn.bias of the cell", rb[0], r.shape[2])
+    def join(side: str, parameter: str) -> jax.Array:
+        return jnp.concatenate([arrays[f"{side}{gate}.{parameter}"].T for gate in _GATES])[None]
+
+    w, r, wb, rb = join("i", "kernel"), join("h", "kernel"), join("i", "bias"), arrays["hn.bias"][None]
     return GRUWeights(w, r, wb, rb, linear_before_reset=True)
 
 

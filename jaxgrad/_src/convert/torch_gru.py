@@ -50,8 +50,9 @@ def _read_direction(state_dict: Mapping[str, Any], prefix: str, suffix: str) -> 
         return read_parameter(_READ, state_dict, prefix, f"{kind}_{suffix}")
 
     w, r = read("weight_ih"), read("weight_hh")
-    has_bias = f"{prefix}bias_ih_{suffix}" in state_dict
-    biases = {name: read(name) for name in ("bias_ih", "bias_hh")} if has_bias else {}
+    names = ("bias_ih", "bias_hh")
+    has_bias = any(f"{prefix}{name}_{suffix}" in state_dict for name in names)
+    biases = {name: read(name) for name in names} if has_bias else {}
     check_weights(_READ, f"{prefix}weight_ih_{suffix}", w, r, **biases)
     return GRUWeights(*(swap_gates(a, axis=0)[None] for a in (w, r, *biases.values())), linear_before_reset=True)
 
