@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import haiku as hk
 import jax
 import jax.numpy as jnp
@@ -47,12 +49,25 @@ def test_numbers_of_batch_norm(library):
         for value in (np.nan, -1e-3, np.inf, np.float32(-1)):
             with pytest.raises(ValueError, match=rf"read_batch_norm: (layer\.)?{name} must be {expected}, got"):
                 read(**{name: value})
-        for value in (np.array(["a"]), np.array([0.5]), 0.5j, "0.5", True):
+        for value in (np.array(["a"]), np.array([0.5]), np.array(True), jax.random.key(0), 0.5j, "0.5", True):
             with pytest.raises(TypeError, match=rf"read_batch_norm: (layer\.)?{name} must be {expected}, got"):
                 read(**{name: value})
-        record = read(**{name: np.float32(0.25)})
-        found = record.epsilon if name == epsilon else 1 - record.momentum if library == "torch" else record.momentum
-        assert (type(found), found) == (float, 0.25)
+        for value in (
+            np.float32(0.25),
+            np.array(0.25),
+            jnp.float32(0.25),
+            jnp.bfloat16(0.25),
+            np.array(0.25, np.float16),
+        ):
+            record = read(**{name: value})
+            own = record.epsilon if name == epsilon else record.momentum
+            expected = 0.75 if (library, name) == ("torch", momentum) else 0.25
+            assert (type(own), own) == (float, expected)
+
+
+def test_numbers_that_are_traced():
+    with pytest.raises(TypeError, match="eps must be a finite number of at least 0, got .*Tracer"):
+        jax.jit(lambda eps: haiku.read_batch_norm({}, STATE, decay_rate=0.9, eps=eps).mean)(1e-3)
 
 
 def test_number_of_steps():
@@ -62,15 +77,61 @@ def test_number_of_steps():
         torch.read_batch_norm({**NORM, "num_batches_tracked": 2.5})
 
 
-def test_statistics_that_never_change():
-    weights = BatchNormWeights(None, None, jnp.ones(4), jnp.ones(4), epsilon=1e-5, momentum=1.0)
-    with pytest.raises(ValueError, match=r"write_batch_norm: weights must have a momentum below 1, .*, got 1\.0"):
-        haiku.write_batch_norm(weights)
+@pytest.mark.parametrize("momentum", [0.999998, 1 - 1e-9, np.nextafter(1.0, 0.0), 1.0])
+def test_statistics_that_hardly_change(momentum):
+    with pytest.raises(ValueError, match=r"write_batch_norm: weights must have a momentum below 0\.9999975, got "):
+        haiku.write_batch_norm(_norm_record(momentum))
 
 
-def test_state_of_haiku():
-    with pytest.raises(TypeError, match="read_batch_norm: state must be a mapping, got NoneType"):
-        haiku.read_batch_norm({}, None, decay_rate=0.9)
+@pytest.mark.parametrize("momentum", [-0.5, 1.5, np.nan])
+def test_momentum_of_records(momentum):
+    with pytest.raises(
+        ValueError, match=r"write_batch_norm: momentum of the weights must be a number in \[0, 1\], got"
+    ):
+        haiku.write_batch_norm(_norm_record(momentum))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9, 0.9999975])
+def test_counters_of_written_records(momentum):
+    params, state = haiku.write_batch_norm(_norm_record(momentum))
+    found = haiku.read_batch_norm(params, state, decay_rate=momentum)
+    assert momentum ** float(found.steps) < 1e-17
+
+
+def _norm_record(momentum):
+    return BatchNormWeights(None, None, jnp.ones(4), jnp.ones(4), epsilon=1e-5, momentum=momentum)
+
+
+def _state_without(entry):
+    return {key: {name: value for name, value in AVERAGE.items() if name != entry} for key in STATE}
+
+
+MODULES_OF_HAIKU = [
+    ({}, None, TypeError, "state must be a mapping, got NoneType"),
+    ({"batch_norm": np.ones(4)}, STATE, TypeError, "batch_norm of params must be a mapping, got ndarray"),
+    ({"batch_norm": None}, STATE, TypeError, "batch_norm of params must be a mapping, got NoneType"),
+    (
+        {},
+        {**STATE, "batch_norm/~/var_ema": 1.0},
+        TypeError,
+        "batch_norm/~/var_ema of state must be a mapping, got float",
+    ),
+    ({}, _state_without("counter"), ValueError, "batch_norm/~/mean_ema of state must have 'counter', got"),
+    ({}, _state_without("average"), ValueError, "batch_norm/~/mean_ema of state must have 'average', got"),
+    ({}, _state_without("hidden"), ValueError, "batch_norm/~/mean_ema of state must have 'hidden', got"),
+    (
+        {},
+        {key: {**AVERAGE, "hidden": np.ones(3, np.float32)} for key in STATE},
+        ValueError,
+        "the arrays must all have one shape (C,), got",
+    ),
+]
+
+
+@pytest.mark.parametrize(("params", "state", "error", "message"), MODULES_OF_HAIKU)
+def test_modules_of_haiku(params, state, error, message):
+    with pytest.raises(error, match=re.escape(f"read_batch_norm: {message}")):
+        haiku.read_batch_norm(params, state, decay_rate=0.9)
 
 
 READ_CONV = {
@@ -92,7 +153,8 @@ def test_ints_of_convolutions(library):
                 read(**{name: value})
         with pytest.raises(ValueError, match=rf": {name} must fit into 64 bits, got 18446744073709551616"):
             read(**{name: 2**64})
-        assert read(**{name: np.array([2, 3])})
+        record = read(**{name: np.array([2, 3])})
+        assert getattr(record, {"stride": "strides", "rate": "dilation"}.get(name, name)) == (2, 3)
     for value in (True, b"\x01\x02", (b"\x01\x02", b"\x01\x02"), 0.5, None):
         with pytest.raises(ValueError, match=": padding must be"):
             read(padding=value)
@@ -118,6 +180,8 @@ PADDINGS = [
     (1, 2),
     [(1, 2)],
     ((1, 2), (0, 1), (3, 0)),
+    [np.array([1, 2]), np.array([0, 1]), (3, 0)],
+    lambda size: np.array([size, 0]),
 ]
 
 
@@ -132,7 +196,9 @@ def test_padding_of_haiku(padding):
     np.testing.assert_allclose(found, module.apply(params, x), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("padding", [2, [], [hk.pad.causal] * 2, [1.5, 2.5], lambda size: size, [None]])
+@pytest.mark.parametrize(
+    "padding", [2, [], [hk.pad.causal] * 2, [1.5, 2.5], lambda size: size, [None], np.array(2), np.array([1, 2])]
+)
 def test_padding_that_haiku_rejects(padding):
     with pytest.raises(ValueError, match="read_conv: padding must be"):
         haiku.read_conv({"w": jnp.ones((3, 2, 2, 2, 4))}, padding=padding)
@@ -156,6 +222,46 @@ def test_biases_of_a_gru():
         flax.read_gru(nnx)
     with pytest.raises(ValueError, match=r"read_gru: a layer must have the parameter dense_h\.kernel of a GRUCell"):
         flax.read_gru({**nnx, "dense_h": {}})
+    for missing in ("bias_ih_l0", "bias_hh_l0"):
+        with pytest.raises(ValueError, match=f"read_gru: state_dict has no {missing};"):
+            torch.read_gru({name: array for name, array in CELL_OF_TORCH.items() if name != missing})
+
+
+def _linen_cell(**arrays):
+    cell = {side + gate: {"kernel": np.ones((H, H), np.float32)} for side in "ih" for gate in "zrn"}
+    for name in ("iz", "ir", "in", "hn"):
+        cell[name]["bias"] = np.ones(H, np.float32)
+    for name, array in arrays.items():
+        dense, parameter = name.split("_")
+        cell[dense][parameter] = array
+    return cell
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (
+            {"iz_bias": np.ones(2), "in_bias": np.ones(4)},
+            r"iz\.bias of the cell must have the shape \[H\] = \(3,\), got \(2,\)",
+        ),
+        ({"ir_bias": np.ones(())}, r"ir\.bias of the cell must have rank 1, \[H\] = \(3,\), got rank 0, \(\)"),
+        ({"hn_bias": np.ones(2)}, r"hn\.bias of the cell must have the shape \[H\] = \(3,\), got \(2,\)"),
+        (
+            {"hz_kernel": np.ones((H, 2)), "hn_kernel": np.ones((H, 4))},
+            r"hz\.kernel of the cell must have the shape \[H, H\] = \(3, 3\), got \(3, 2\)",
+        ),
+        (
+            {"ir_kernel": np.ones((2, H))},
+            r"ir\.kernel of the cell must have the shape \[I, H\] = \(3, 3\), got \(2, 3\)",
+        ),
+        ({"iz_kernel": np.ones(H)}, r"iz\.kernel of the cell must have rank 2, \[I, H\], got rank 1, \(3,\)"),
+        ({"hz_kernel": np.ones(())}, r"hz\.kernel of the cell must have rank 2, \[H, H\], got rank 0, \(\)"),
+    ],
+)
+def test_gates_of_linen_that_do_not_fit(arrays, message):
+    assert len(flax.read_gru(_linen_cell())) == 1
+    with pytest.raises(ValueError, match=f"read_gru: {message}"):
+        flax.read_gru(_linen_cell(**{name: array.astype(np.float32) for name, array in arrays.items()}))
 
 
 @pytest.mark.parametrize("dtype", ["int32", "bool", "complex64", "longdouble"])

@@ -14,7 +14,10 @@ import numpy as np
 from jax import lax
 
 from jaxgrad._src.batch_norm.api import batch_norm_inference, batch_norm_training
+from jaxgrad._src.core import checks
 from jaxgrad._src.core.activations import Activation
+
+_MOST_STEPS = 1 << 24  # float32 counts to it exactly
 
 
 def _static(default: Any = dataclasses.MISSING) -> Any:
@@ -131,10 +134,11 @@ def sums_and_steps(function: str, weights: BatchNormWeights) -> tuple[tuple[jax.
     """
     if weights.sums is not None and weights.steps is not None:
         return weights.sums, weights.steps
-    if weights.momentum == 1:
-        raise ValueError(f"{function}: weights must have a momentum below 1, with which statistics change, got 1.0")
-    enough = 1.0 if weights.momentum == 0 else math.ceil(math.log(2.0**-60) / math.log(weights.momentum))
-    return (weights.mean, weights.var), jnp.asarray(enough, jnp.float32)
+    momentum = as_momentum(function, "momentum of the weights", weights.momentum)
+    enough = {0.0: 1.0, 1.0: math.inf}.get(momentum) or math.log(2.0**-60) / math.log(momentum)
+    if enough > _MOST_STEPS:
+        raise ValueError(f"{function}: weights must have a momentum below 0.9999975, got {momentum}")
+    return (weights.mean, weights.var), jnp.asarray(math.ceil(enough), jnp.float32)
 
 
 def check_vectors(function: str, **arrays: jax.Array | None) -> None:
@@ -153,12 +157,16 @@ def as_momentum(function: str, name: str, value: Any) -> float:
 
 
 def _as_number(function: str, name: str, value: Any, expected: str, most: float) -> float:
-    """An argument that is static in a record, so that it can be neither an array nor NaN, which equals nothing."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+    """A float for a static field of a record: it can be neither a traced array nor NaN, which equals nothing."""
+    number = value
+    is_array = isinstance(value, (np.generic, np.ndarray, jax.Array)) and value.ndim == 0
+    if is_array and not isinstance(value, jax.core.Tracer) and not checks.is_key(value):
+        number = np.asarray(value).item()
+    if isinstance(number, bool) or not isinstance(number, (int, float, np.floating)):
         raise TypeError(f"{function}: {name} must be {expected}, got {type(value).__name__}")
-    if not 0 <= value <= most:
+    if not 0 <= number <= most:
         raise ValueError(f"{function}: {name} must be {expected}, got {value!r}")
-    return float(value)
+    return float(number)
 
 
 def as_steps(function: str, value: Any) -> jax.Array:
@@ -168,6 +176,6 @@ def as_steps(function: str, value: Any) -> jax.Array:
             raise ValueError(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"{function}: the number of steps must be an int, got {value!r}") from error
-    if not 0 <= steps <= 1 << 24:
+    if not 0 <= steps <= _MOST_STEPS:
         raise ValueError(f"{function}: the number of steps must lie in [0, 2^24], got {steps}")
     return jnp.asarray(steps, jnp.float32)

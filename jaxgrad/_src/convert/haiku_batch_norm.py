@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -51,19 +51,21 @@ def read_batch_norm(
     for argument, value in (("params", params), ("state", state)):
         if not isinstance(value, Mapping):
             raise TypeError(f"{_READ}: {argument} must be a mapping, got {type(value).__name__}")
-    averages: list[Any] = [state.get(f"{name}/~/{average}") for average in _AVERAGES]
-    if any(average is None for average in averages):
+    keys = [f"{name}/~/{average}" for average in _AVERAGES]
+    if not all(key in state for key in keys):
         found = [key.removesuffix("/~/mean_ema") for key in state if key.endswith("/~/mean_ema")]
         raise ValueError(f"{_READ}: state must have the module {name!r}, got batch normalizations named {found}")
+    averages = [_module("state", state, key, entries=("average", "hidden", "counter")) for key in keys]
 
     def read(array: str, value: Any) -> Any:
         return None if value is None else as_jax(_READ, array, value).reshape(-1)
 
-    own = params.get(name, {})
+    own = _module("params", params, name)
     scale, bias = (read(array, own.get(array)) for array in ("scale", "offset"))
     mean, var = (read("average", average["average"]) for average in averages)
     sums = tuple(read("hidden", average["hidden"]) for average in averages)
-    check_vectors(_READ, scale=scale, offset=bias, mean=mean, var=var)
+    hidden = dict(zip(("hidden of mean", "hidden of var"), sums, strict=True))
+    check_vectors(_READ, scale=scale, offset=bias, mean=mean, var=var, **hidden)
     return BatchNormWeights(
         scale,
         bias,
@@ -75,6 +77,17 @@ def read_batch_norm(
         momentum=as_momentum(_READ, "decay_rate", decay_rate),
         feature_axis=-1 if channels_last else 1,
     )
+
+
+def _module(argument: str, tree: Mapping[str, Any], name: str, entries: Sequence[str] = ()) -> Mapping[str, Any]:
+    """The module with this name in the parameters or the state, or nothing."""
+    module = tree.get(name, {})
+    if not isinstance(module, Mapping):
+        raise TypeError(f"{_READ}: {name} of {argument} must be a mapping, got {type(module).__name__}")
+    for entry in entries:
+        if module.get(entry) is None:
+            raise ValueError(f"{_READ}: {name} of {argument} must have {entry!r}, got {list(module)}")
+    return module
 
 
 def write_batch_norm(
@@ -92,7 +105,7 @@ def write_batch_norm(
 
     Raises:
       TypeError: weights are not `BatchNormWeights`.
-      ValueError: weights of another format have the momentum 1.
+      ValueError: weights of another format have a momentum of 0.9999975 or more.
     """
     check_record(_WRITE, weights, BatchNormWeights)
     shape = [1] * rank
