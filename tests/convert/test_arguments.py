@@ -66,7 +66,7 @@ def test_numbers_of_batch_norm(library):
 
 
 def test_numbers_that_are_traced():
-    with pytest.raises(TypeError, match="eps must be a finite number of at least 0, got .*Tracer"):
+    with pytest.raises(TypeError, match=r"eps must be a finite number of at least 0, got .*Tracer"):
         jax.jit(lambda eps: haiku.read_batch_norm({}, STATE, decay_rate=0.9, eps=eps).mean)(1e-3)
 
 
