@@ -122,8 +122,60 @@ def test_dtypes_that_are_not_promoted(dtype):
     if dtype != "complex64":
         with pytest.raises(TypeError, match=f"scan_gru: cell {expected}"):
             equinox.scan_gru(eqx.combine(cell, CELL), STATE, X)
+    for rnn in (_of_linen, _of_nnx):
+        with pytest.raises(TypeError, match=f"RNN: inputs {expected}"):
+            rnn(inputs=xs)
+        with pytest.raises(TypeError, match=f"RNN: initial_carry {expected}"):
+            rnn(initial_carry=states)
     with pytest.raises(TypeError, match=f"dynamic_unroll: input_sequence {expected}"):
         _of_haiku(input_sequence=xs)
     with pytest.raises(TypeError, match=f"dynamic_unroll: initial_state {expected}"):
         _of_haiku(initial_state=states)
     _of_equinox(xs=_ones(T, B, I, dtype=np.int32))  # as the cell itself
+
+
+def test_dtypes_that_the_cell_casts():
+    xs = X.astype(jnp.float8_e4m3fn)
+    cell = flax.nnx.GRUCell(I, H, dtype=jnp.float32, rngs=flax.nnx.Rngs(0))
+    np.testing.assert_array_equal(nnx.RNN(cell)(xs), nnx.RNN(cell)(X))
+    rnn = linen.RNN(flax.linen.GRUCell(H, dtype=jnp.float32))
+    np.testing.assert_array_equal(*(rnn.init_with_output(KEY, inputs)[0] for inputs in (xs, X)))
+
+
+RNN_ARGUMENTS = [
+    ("inputs", 2.0, r"inputs must have at least 2 dimensions, \[time, \*batch, I\], got the shape \(\)"),
+    ("inputs", _ones(T), r"inputs must have at least 2 dimensions, \[time, \*batch, I\], got the shape \(4,\)"),
+    ("inputs", jax.random.split(KEY, (T, B, I)), r"inputs must have one of the dtypes .*, got key<fry>"),
+    ("initial_carry", jax.random.split(KEY, (B, H)), r"initial_carry must have one of the dtypes .*, got key<fry>"),
+    ("initial_carry", 1.0, r"initial_carry must have rank 2, \[\*batch, H\] = \(3, 5\), got rank 0, \(\)"),
+    ("initial_carry", _ones(B, H - 1), r"initial_carry must have the shape \[\*batch, H\] = \(3, 5\), got \(3, 4\)"),
+    ("initial_carry", _ones(1, H), r"initial_carry must have the shape \[\*batch, H\] = \(3, 5\), got \(1, 5\)"),
+    ("seq_lengths", jax.random.split(KEY, B), r"seq_lengths must be an array of ints, got key<fry>"),
+    ("seq_lengths", _ones(B), r"seq_lengths must be an array of ints, got float32"),
+]
+
+
+@pytest.mark.parametrize(("argument", "value", "message"), RNN_ARGUMENTS)
+def test_arguments_of_rnn(argument, value, message):
+    for name, call in (("linen", _of_linen), ("nnx", _of_nnx)):
+        with pytest.raises((TypeError, ValueError), match=rf"^jaxgrad\.nn\.{name}\.RNN: {message}"):
+            call(**{argument: value})
+
+
+def _norm_of_equinox(x):
+    norm, state = eqx.nn.make_with_state(equinox.BatchNorm)(I, axis_name="batch", mode="batch")
+    return norm(x, state)
+
+
+def _norm_of_haiku(x):
+    return hk.transform_with_state(lambda x: haiku.BatchNorm(True, True, 0.9)(x, True)).init(KEY, x)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [CALLS["linen.BatchNorm"][0], CALLS["nnx.BatchNorm"][0], _norm_of_haiku, _norm_of_equinox],
+    ids=["linen", "nnx", "haiku", "equinox"],
+)
+def test_batches_of_random_keys(call):
+    with pytest.raises(TypeError, match=r"^jaxgrad\.nn\.\w+\.BatchNorm: \w+ must be an array of numbers, got key<fry>"):
+        call(jax.random.split(KEY, (B, I)))

@@ -10,6 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgrad._src.batch_norm.api import batch_norm_inference, batch_norm_training
+from jaxgrad._src.core import checks
+
+
+def as_batch(layer: str, name: str, x: Any) -> jax.Array:
+    """The batch as an array: not of random keys, which no framework normalizes."""
+    x = checks.as_array(layer, name, x)
+    if checks.is_key(x):
+        raise TypeError(f"{layer}: {name} must be an array of numbers, got {x.dtype.name}")
+    return x
 
 
 def by_batch(

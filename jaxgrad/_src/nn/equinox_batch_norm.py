@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxgrad._src.nn.batch_norm import by_batch, by_statistics
+from jaxgrad._src.nn.batch_norm import as_batch, by_batch, by_statistics
 
 
 class BatchNorm(eqx.nn.BatchNorm):
@@ -38,6 +38,7 @@ class BatchNorm(eqx.nn.BatchNorm):
     ) -> tuple[jax.Array, eqx.nn.State]:
         """Normalizes x, of shape [C, ...], as `equinox.nn.BatchNorm`, which describes the arguments."""
         del key
+        x = as_batch("jaxgrad.nn.equinox.BatchNorm", "x", x)
         inference = self.inference if inference is None else inference
         if jnp.issubdtype(x.dtype, jnp.complexfloating):
             return super().__call__(x, state, inference=inference)

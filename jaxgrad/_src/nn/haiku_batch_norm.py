@@ -6,7 +6,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from jaxgrad._src.nn.batch_norm import by_batch, by_statistics
+from jaxgrad._src.nn.batch_norm import as_batch, by_batch, by_statistics
 
 
 class BatchNorm(hk.BatchNorm):
@@ -38,6 +38,7 @@ class BatchNorm(hk.BatchNorm):
         offset: jax.Array | None = None,
     ) -> jax.Array:
         """Normalizes the inputs, as `haiku.BatchNorm`, which describes the arguments."""
+        inputs = as_batch("jaxgrad.nn.haiku.BatchNorm", "inputs", inputs)
         is_floating = jnp.issubdtype(inputs.dtype, jnp.floating)
         alone = inputs.ndim < 2 and not self.cross_replica_axis
         if self.axis is not None or scale is not None or offset is not None or not is_floating or alone:

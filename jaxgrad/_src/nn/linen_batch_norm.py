@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax.linen.dtypes import canonicalize_dtype
 
-from jaxgrad._src.core import checks
-from jaxgrad._src.nn.batch_norm import by_batch, by_statistics
+from jaxgrad._src.nn.batch_norm import as_batch, by_batch, by_statistics
 
 
 class BatchNorm(nn.BatchNorm):
@@ -35,7 +34,7 @@ class BatchNorm(nn.BatchNorm):
     @nn.compact
     def __call__(self, x: Any, use_running_average: bool | None = None, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes x, as `flax.linen.BatchNorm`, which describes the arguments."""
-        x = checks.as_array("jaxgrad.nn.linen.BatchNorm", "x", x)
+        x = as_batch("jaxgrad.nn.linen.BatchNorm", "x", x)
         axes = (self.axis,) if isinstance(self.axis, int) else tuple(self.axis)
         axis_name = None if self.is_initializing() else self.axis_name
         is_floating = jnp.issubdtype(jnp.result_type(x), jnp.floating)

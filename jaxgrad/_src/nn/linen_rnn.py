@@ -11,7 +11,7 @@ from flax.core.scope import in_filter
 from flax.linen.dtypes import promote_dtype
 
 from jaxgrad._src.convert.flax_gru import read_cell
-from jaxgrad._src.nn.rnn import as_arrays, as_reset, check_cell, given_or_own, run_rnn, shape_of_step, starts_at_zero
+from jaxgrad._src.nn.rnn import as_arguments, check_cell, given_or_own, run_rnn, shape_of_step, starts_at_zero
 
 _NAME = "jaxgrad.nn.linen.RNN"
 
@@ -66,10 +66,16 @@ class RNN(nn.RNN):
         settings = given_or_own(
             self, time_major=time_major, reverse=reverse, keep_order=keep_order, return_carry=return_carry
         )
-        inputs, initial_carry, seq_lengths = as_arrays(
-            _NAME, inputs=inputs, initial_carry=initial_carry, seq_lengths=seq_lengths
+        inputs, initial_carry, seq_lengths, reset = as_arguments(
+            _NAME,
+            self.cell,
+            inputs,
+            initial_carry,
+            seq_lengths,
+            reset,
+            H=self.cell.features,
+            time_major=settings["time_major"],
         )
-        reset = as_reset(_NAME, reset, inputs, settings["time_major"])
         step_shape = shape_of_step(inputs, settings["time_major"])
 
         def initialize_carry() -> jax.Array:

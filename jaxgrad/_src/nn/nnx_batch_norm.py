@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import canonicalize_dtype
 
-from jaxgrad._src.core import checks
-from jaxgrad._src.nn.batch_norm import by_batch, by_statistics
+from jaxgrad._src.nn.batch_norm import as_batch, by_batch, by_statistics
 
 
 class BatchNorm(nnx.BatchNorm):
@@ -34,7 +33,7 @@ class BatchNorm(nnx.BatchNorm):
     @jax.named_scope("jaxgrad.nn.nnx.BatchNorm")
     def __call__(self, x: Any, use_running_average: bool | None = None, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes x, as `flax.nnx.BatchNorm`, which describes the arguments."""
-        x = checks.as_array("jaxgrad.nn.nnx.BatchNorm", "x", x)
+        x = as_batch("jaxgrad.nn.nnx.BatchNorm", "x", x)
         axes = (self.axis,) if isinstance(self.axis, int) else tuple(self.axis)
         running = self.use_running_average if use_running_average is None else use_running_average
         is_floating = jnp.issubdtype(jnp.result_type(x), jnp.floating)

@@ -9,7 +9,7 @@ from flax import nnx
 
 from jaxgrad._src.convert.flax_gru import read_cell
 from jaxgrad._src.convert.flax_layers import check_linear
-from jaxgrad._src.nn.rnn import as_arrays, as_reset, check_cell, given_or_own, run_rnn, shape_of_step, starts_at_zero
+from jaxgrad._src.nn.rnn import as_arguments, check_cell, given_or_own, run_rnn, shape_of_step, starts_at_zero
 
 _NAME = "jaxgrad.nn.nnx.RNN"
 
@@ -63,10 +63,16 @@ class RNN(nnx.RNN):
         settings = given_or_own(
             self, time_major=time_major, reverse=reverse, keep_order=keep_order, return_carry=return_carry
         )
-        inputs, initial_carry, seq_lengths = as_arrays(
-            _NAME, inputs=inputs, initial_carry=initial_carry, seq_lengths=seq_lengths
+        inputs, initial_carry, seq_lengths, reset = as_arguments(
+            _NAME,
+            cell,
+            inputs,
+            initial_carry,
+            seq_lengths,
+            reset,
+            H=cell.hidden_features,
+            time_major=settings["time_major"],
         )
-        reset = as_reset(_NAME, reset, inputs, settings["time_major"])
         step_shape = shape_of_step(inputs, settings["time_major"])
         if rngs is None:
             rngs = self.rngs

@@ -43,18 +43,38 @@ def shape_of_step(inputs: jax.Array, time_major: bool) -> tuple[int, ...]:
     return inputs.shape[:time_axis] + inputs.shape[time_axis + 1 :]
 
 
-def as_arrays(name: str, **values: Any) -> Any:
-    """The values, each as an array or None."""
-    return (None if value is None else checks.as_array(name, key, value) for key, value in values.items())
-
-
-def as_reset(name: str, reset: Any, inputs: jax.Array, time_major: bool) -> jax.Array | None:
-    if reset is None:
-        return None
-    reset = checks.as_mask(name, "reset", reset)
+def as_arguments(
+    name: str,
+    cell: Any,
+    inputs: Any,
+    initial_carry: Any,
+    seq_lengths: Any,
+    reset: Any,
+    *,
+    H: int,
+    time_major: bool,
+) -> tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array | None]:
+    """The arguments of a call as arrays, with the dtypes and shapes that `run_rnn` describes."""
+    inputs = checks.as_array(name, "inputs", inputs)
     dims = ("time", "*batch") if time_major else ("*batch", "time")
-    checks.check_shape(name, "reset", reset, dims, inputs.shape[:-1])
-    return reset
+    if inputs.ndim < 2:
+        expected = f"at least 2 dimensions, [{', '.join(dims)}, I]"
+        raise ValueError(f"{name}: inputs must have {expected}, got the shape {inputs.shape}")
+    if cell.dtype is None or checks.is_key(inputs):  # otherwise the cell casts them
+        checks.check_promotable(name, inputs=inputs)
+    if initial_carry is not None:
+        initial_carry = checks.as_array(name, "initial_carry", initial_carry)
+        checks.check_promotable(name, initial_carry=initial_carry)
+        sizes = (*shape_of_step(inputs, time_major)[:-1], H)
+        checks.check_shape(name, "initial_carry", initial_carry, ("*batch", "H"), sizes)
+    if seq_lengths is not None:
+        seq_lengths = checks.as_array(name, "seq_lengths", seq_lengths)
+        if not jnp.issubdtype(seq_lengths.dtype, jnp.integer):
+            raise TypeError(f"{name}: seq_lengths must be an array of ints, got {seq_lengths.dtype.name}")
+    if reset is not None:
+        reset = checks.as_mask(name, "reset", reset)
+        checks.check_shape(name, "reset", reset, dims, inputs.shape[:-1])
+    return inputs, initial_carry, seq_lengths, reset
 
 
 def run_rnn(
