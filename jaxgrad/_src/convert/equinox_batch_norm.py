@@ -80,8 +80,8 @@ def write_batch_norm(
 
     Raises:
       TypeError: weights are not `BatchNormWeights`, or layer is not an `eqx.nn.BatchNorm`.
-      ValueError: layer has another size, `eps` or `momentum`, or has `channelwise_affine` where the record has not; or, in
-        the mode "batch", weights of another format have a momentum of 0.9999975 or more.
+      ValueError: layer has another size, `eps` or `momentum`, or has `channelwise_affine` where the record has not;
+        or, in the mode "batch", weights of another format have a momentum of 0.9999975 or more.
     """
     check_record(_WRITE, weights, BatchNormWeights)
     if not isinstance(layer, eqx.nn.BatchNorm):
