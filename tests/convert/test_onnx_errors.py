@@ -166,6 +166,27 @@ def test_constant_nodes():
     _expect("W of the node 'own', 'W', must be a constant of the graph", "Conv", model)
 
 
+def test_constants_of_floats():
+    """A bias as `value_floats`, which Constant nodes have from version 12 of the operator on."""
+    model = _model("Conv")
+    model.graph.initializer.pop(1)
+    values = [0.5, -1.0, 0.25, 2.0]
+    model.graph.node.insert(0, helper.make_node("Constant", [], ["B"], "constant", value_floats=values))
+    records = convert.read_conv(model)
+    assert records[0].bias.dtype == np.float32
+    np.testing.assert_array_equal(records[0].bias, values)
+    message = "write_conv: B of the node 'own' must be a tensor of the model, got value_floats of a Constant node"
+    with pytest.raises(ValueError, match=message):
+        convert.write_conv(records, model)
+
+
+def test_negative_dimensions():
+    model = _model("Conv")
+    model.graph.initializer[0].dims[0] = -1
+    message = "W of the node 'own' must be a tensor that onnx can read, got one of data_type 1 and dims (-1, 3, 3, 2)"
+    _expect(message, "Conv", model)
+
+
 @pytest.mark.parametrize("data_type", [0, 99, TensorProto.STRING])
 def test_tensors_of_unknown_types(data_type):
     model = _model("Conv")

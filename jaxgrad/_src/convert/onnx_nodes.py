@@ -13,6 +13,9 @@ from onnx import numpy_helper
 from jaxgrad._src.convert.arrays import as_jax
 from jaxgrad._src.convert.records import as_records
 
+# What a node reads: a tensor, or the attribute `value_floats` of a Constant node.
+_Constant = onnx.TensorProto | onnx.AttributeProto
+
 
 def check_model(function: str, model: Any) -> None:
     if not isinstance(model, onnx.ModelProto):
@@ -54,29 +57,36 @@ def read_constants(
                 f"{function}: the node {node.name!r} must have {name}, its input {position}, got {list(node.input)}"
             )
     return {
-        name: _read_tensor(function, f"{name} of the node {node.name!r}", tensor)
-        for name, (_, tensor) in constants.items()
+        name: _read_constant(function, f"{name} of the node {node.name!r}", constant)
+        for name, (_, constant) in constants.items()
     }
 
 
-def _read_tensor(function: str, label: str, tensor: onnx.TensorProto) -> jax.Array:
+def _read_constant(function: str, label: str, constant: _Constant) -> jax.Array:
+    if isinstance(constant, onnx.AttributeProto):
+        return as_jax(function, label, np.asarray(constant.floats, np.float32))
+    return as_jax(function, label, _read_tensor(function, label, constant))
+
+
+def _read_tensor(function: str, label: str, tensor: onnx.TensorProto) -> np.ndarray:
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         raise ValueError(
             f"{function}: {label} must be stored in the model, got external data, which onnx.load reads from the file"
         )
     try:
-        array = numpy_helper.to_array(tensor)
+        if min(tensor.dims, default=0) < 0:  # NumPy infers a dimension of -1
+            raise ValueError(tensor.dims)
+        return numpy_helper.to_array(tensor)
     except Exception as error:  # for a malformed tensor, onnx raises errors of several types
         found = f"data_type {tensor.data_type} and dims {tuple(tensor.dims)}"
         raise ValueError(f"{function}: {label} must be a tensor that onnx can read, got one of {found}") from error
-    return as_jax(function, label, array)
 
 
 def _constants(
     function: str, model: onnx.ModelProto, node: onnx.NodeProto, positions: Mapping[str, int]
-) -> dict[str, tuple[str, onnx.TensorProto]]:
+) -> dict[str, tuple[str, _Constant]]:
     """The constants by the names of `positions`, each with the name of its value in the graph."""
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    constants: dict[str, _Constant] = {tensor.name: tensor for tensor in model.graph.initializer}
     for other in model.graph.node:
         if not _is_operator(other, "Constant"):
             continue
@@ -85,18 +95,19 @@ def _constants(
             raise ValueError(
                 f"{function}: the Constant node {other.name!r} must have one attribute and one output, got {own}"
             )
-        if other.attribute[0].name == "value":
-            tensors[other.output[0]] = other.attribute[0].t
+        (attribute,) = other.attribute
+        if attribute.name in ("value", "value_floats"):
+            constants[other.output[0]] = attribute.t if attribute.name == "value" else attribute
     found = {}
     for name, position in positions.items():
         value = node.input[position] if position < len(node.input) else ""
         if not value:
             continue
-        if value not in tensors:
+        if value not in constants:
             raise ValueError(
                 f"{function}: {name} of the node {node.name!r}, {value!r}, must be a constant of the graph"
             )
-        found[name] = value, tensors[value]
+        found[name] = value, constants[value]
     return found
 
 
@@ -135,7 +146,12 @@ class ModelWriter:
             if array is not None:
                 self._replace(f"{name} of the node {node.name!r}", np.asarray(array), *constants[name])
 
-    def _replace(self, label: str, array: np.ndarray, value: str, tensor: onnx.TensorProto) -> None:
+    def _replace(self, label: str, array: np.ndarray, value: str, tensor: _Constant) -> None:
+        if isinstance(tensor, onnx.AttributeProto):
+            raise ValueError(
+                f"{self.function}: {label} must be a tensor of the model, got value_floats of a Constant node; "
+                "store the values as an initializer"
+            )
         new = numpy_helper.from_array(array, tensor.name)
         if (new.data_type, new.dims) != (tensor.data_type, tensor.dims):
             old = f"{onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)} {tuple(tensor.dims)}"
