@@ -90,8 +90,9 @@ def _read_layer(layer: Any) -> GRUWeights:
 
 
 def _read_linen(cell: Any) -> GRUWeights:
-    dims = {f"{side}{gate}.kernel": (size, "H") for side, size in (("i", "I"), ("h", "H")) for gate in _GATES}
-    dims |= {f"{name}.bias": ("H",) for name in ("iz", "ir", "in", "hn")}
+    dims: dict[str, tuple[str, ...]] = {f"{name}.bias": ("H",) for name in ("iz", "ir", "in", "hn")}
+    for side, size in (("i", "I"), ("h", "H")):
+        dims |= {f"{side}{gate}.kernel": (size, "H") for gate in _GATES}
     arrays = {name: as_jax(_READ, name, _parameter(cell, *name.split("."))) for name in dims}
     for name in ("iz.kernel", "hz.kernel"):
         checks.check_rank(_READ, f"{name} of the cell", arrays[name], dims[name])
