@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from jaxgrad import nn
+from jaxgrad._src.convert.functions import computes
 from jaxgrad.convert import flax as convert_flax
 from jaxgrad.convert import keras as convert_keras
 from jaxgrad.nn import equinox, haiku, keras, linen, nnx
@@ -151,6 +152,34 @@ def test_wrong_functions(name):
     assert layer._unsupported(None, False).startswith("recurrent_activation=")
     with pytest.raises(ValueError, match="a layer must have recurrent_activation='sigmoid', got"):
         convert_keras.read_gru(layer)
+
+
+class _Sigmoid:
+    """A function that has neither a hash nor weak references."""
+
+    __slots__ = ("calls",)
+    __hash__ = None
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, x):
+        self.calls += 1
+        return jax.nn.sigmoid(x)
+
+
+def test_functions_are_traced_once():
+    inner = _Sigmoid()
+    for _ in range(2):
+        assert computes(inner, "sigmoid")
+    assert inner.calls == 4  # in two dtypes each
+
+    def outer(x):
+        return inner(x)
+
+    assert computes(outer, "sigmoid")
+    assert not computes(outer, "tanh")
+    assert inner.calls == 6
 
 
 @pytest.mark.parametrize("function", [jax.jit(jax.nn.sigmoid), lambda x: jax.nn.sigmoid(x), jax.scipy.special.expit])

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import weakref
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
+Activation = Literal["sigmoid", "tanh"]
 
-def computes(function: Any, primitive: str) -> bool | None:
-    """Whether a function is one elementwise primitive of JAX, such as "tanh". None if JAX cannot trace it.
+# The primitive of JAX that is an activation.
+PRIMITIVES: dict[Activation, str] = {"sigmoid": "logistic", "tanh": "tanh"}
+
+# The primitives of functions that were traced, because an eager call of a layer asks each time.
+_traced: weakref.WeakKeyDictionary[Any, list[str | None]] = weakref.WeakKeyDictionary()
+
+
+def computes(function: Any, activation: Activation) -> bool | None:
+    """Whether a function is the primitive of JAX for an activation. None if JAX cannot trace it.
 
     The function is traced, because `copy.deepcopy` and cloudpickle make other objects, without a name, of functions
     that are jitted, such as `jax.nn.sigmoid`. It is traced in two dtypes, because it may round.
     """
     try:
-        found = [_primitive_of(function, dtype) for dtype in (jnp.float32, jnp.bfloat16)]
-    except Exception:  # a function of another library raises any error
-        return None
-    return found == [primitive] * 2
+        found = _traced.get(function)
+    except TypeError:  # no hash, or no weak references
+        found = None
+    if found is None:
+        try:
+            found = [_primitive_of(function, dtype) for dtype in (jnp.float32, jnp.bfloat16)]
+        except Exception:  # a function of another library raises any error
+            return None
+        with contextlib.suppress(TypeError):
+            _traced[function] = found
+    return found == [PRIMITIVES[activation]] * 2
 
 
 def _primitive_of(function: Any, dtype: Any) -> str | None:

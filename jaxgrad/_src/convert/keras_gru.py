@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxgrad._src.convert.arrays import as_jax
-from jaxgrad._src.convert.functions import computes
+from jaxgrad._src.convert.functions import Activation, computes
 from jaxgrad._src.convert.gru_weights import (
     GRUWeights,
     as_layers,
@@ -21,7 +21,8 @@ from jaxgrad._src.convert.gru_weights import (
     stack_directions,
 )
 
-_PRIMITIVES = {"activation": "tanh", "recurrent_activation": "logistic"}
+# The functions that `jaxgrad.gru` applies, by the arguments of `keras.layers.GRU`.
+ACTIVATIONS: dict[str, Activation] = {"activation": "tanh", "recurrent_activation": "sigmoid"}
 _READ, _WRITE = "jaxgrad.convert.keras.read_gru", "jaxgrad.convert.keras.write_gru"
 
 
@@ -54,10 +55,10 @@ def _read_layer(layer: Any, reset_after: bool | None) -> GRUWeights:
     cell = getattr(layer, "cell", layer)
     if not all(hasattr(cell, name) for name in ("reset_after", "recurrent_kernel")):
         raise ValueError(f"{_READ}: a layer must be a built keras.layers.GRU, got {type(layer).__name__}")
-    for name, expected in (("activation", "tanh"), ("recurrent_activation", "sigmoid")):
+    for name, expected in ACTIVATIONS.items():
         own = getattr(cell, name)
         found = getattr(own, "__name__", own)
-        is_expected = computes(own, _PRIMITIVES[name])
+        is_expected = computes(own, expected)
         # None: a function of Keras on another backend, which has only its name.
         if not (found == expected if is_expected is None else is_expected):
             raise ValueError(f"{_READ}: a layer must have {name}={expected!r}, got {found!r}")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import keras
 
 from jaxgrad._src.convert.functions import computes
-from jaxgrad._src.convert.keras_gru import from_arrays
+from jaxgrad._src.convert.keras_gru import ACTIVATIONS, from_arrays
 from jaxgrad._src.gru.api import gru
 
 _NAME = "jaxgrad.nn.keras.GRU"
@@ -25,12 +25,6 @@ if keras.backend.backend() != "jax":
 # The gate z keeps the state where it is 1, as the logistic function of this number is in every dtype. Nothing else that
 # enters the gate comes near it. It is a power of two below the largest float16.
 _KEEP = 2.0**14
-
-# The functions that run on `jaxgrad.gru`: those of Keras, and others that are the same primitive.
-_FUNCTIONS = {
-    "activation": (keras.activations.tanh, "tanh"),
-    "recurrent_activation": (keras.activations.sigmoid, "logistic"),
-}
 
 
 @keras.saving.register_keras_serializable(package="jaxgrad")
@@ -86,9 +80,9 @@ class GRU(keras.layers.GRU):
 
     def _unsupported(self, mask: Any, training: Any) -> str | None:
         """Why the call runs Keras' own implementation; None if it runs `jaxgrad.gru`."""
-        for name, (expected, primitive) in _FUNCTIONS.items():
+        for name, expected in ACTIVATIONS.items():
             function = getattr(self, name)
-            if function is not expected and not computes(function, primitive):
+            if not computes(function, expected):
                 return f"{name}={getattr(function, '__name__', function)}"
         if self.unroll:
             return "unroll=True"
