@@ -8,8 +8,6 @@ import pytest
 import jaxgrad
 from jaxgrad._src.conv.equation import Equation
 
-pytestmark = pytest.mark.jax_version
-
 _LAYOUTS = {"last": ("NHWC", "HWIO", "NHWC"), "first": ("NCHW", "OIHW", "NCHW")}
 _PASSES = ["forward", "weight_gradient", "input_gradient"]  # in the order in which JAX writes them
 

@@ -30,8 +30,6 @@ import jaxgrad
 from jaxgrad._src.core.environment import current_environment
 from jaxgrad._src.core.tuning import Choice
 
-pytestmark = pytest.mark.jax_version
-
 X, W = convolve_arrays()
 IMAGES = np.zeros((2, 9, 7, 8), np.float32)
 

@@ -22,8 +22,6 @@ from jaxgrad._src.conv.problem import ConvProblem
 from jaxgrad._src.core.settings import of_kernels
 from jaxgrad._src.selection import table
 
-pytestmark = pytest.mark.jax_version
-
 CASES = {
     "covers": ConvCase(spatial=(3, 2), bias=False),
     "disjoint": ConvCase(strides=(3, 4), padding=((1, 0), (0, 2)), bias=False),

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.jax_version
-
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 # What a model must reach in one epoch: the pattern of the number, and its range. Chance is 10 % of the digits; the
 # error is 0.3 without denoising, and 0.37 for the mean digit.

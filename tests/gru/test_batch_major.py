@@ -17,8 +17,6 @@ from tolerances import assert_results_close
 
 import jaxgrad
 
-pytestmark = pytest.mark.jax_version
-
 BACKENDS = GRU
 CASES = [
     Case(T=6, B=3, I=5, H=7),

@@ -179,7 +179,7 @@ _DTYPES = {
 
 
 @pytest.mark.parametrize(
-    ("dtype", "name"), one_in(3, [(dtype, name) for dtype, names in _DTYPES.items() for name in names], several=True)
+    ("dtype", "name"), one_in(6, [(dtype, name) for dtype, names in _DTYPES.items() for name in names], several=True)
 )
 def test_emulated_kernels_match_the_reference(run, dtype, name):
     """Two groups with weights of their own."""
@@ -212,7 +212,7 @@ _TENSOR_DTYPES = {
 
 @pytest.mark.parametrize(
     ("dtype", "name"),
-    one_in(3, [(dtype, name) for dtype, names in _TENSOR_DTYPES.items() for name in names], several=True),
+    one_in(6, [(dtype, name) for dtype, names in _TENSOR_DTYPES.items() for name in names], several=True),
 )
 def test_emulated_tensor_kernels_match_the_reference(run, dtype, name):
     rows_of_block, case = _TENSOR_CALLS[name]

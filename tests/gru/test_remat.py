@@ -15,8 +15,6 @@ from tolerances import assert_results_close
 
 import jaxgrad
 
-pytestmark = pytest.mark.jax_version
-
 BACKENDS = GRU
 
 SETTINGS = [

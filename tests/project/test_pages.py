@@ -13,8 +13,6 @@ import pytest
 import jaxgrad
 from jaxgrad._src.native import cuda
 
-pytestmark = pytest.mark.jax_version
-
 _ROOT = Path(__file__).parents[2]
 PAGES = [
     "README.md",
