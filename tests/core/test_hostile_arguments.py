@@ -115,7 +115,10 @@ def test_the_error_names_the_argument(op, settings, message):
         getattr(jaxgrad, op)(**{**_CALLS[op], **settings})
 
 
-@pytest.mark.parametrize("groups", [3, "ab", [0, 1], [["a", "b"]], [[0.5], [1]], [[0], [1, 2]], _KEY])
+@pytest.mark.parametrize(
+    "groups",
+    [3, "ab", [0, 1], [["a", "b"]], [[0.5], [1]], [[0], [1, 2]], _KEY, np.array(3), [[]], [[7]], [[0, 0]]],
+)
 def test_groups_of_an_axis(groups):
     """Of a mesh, inside `shard_map`: elsewhere they are refused before."""
     mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))

@@ -249,13 +249,19 @@ def _check_axis_name(axis_name: Any, axis_index_groups: Any) -> tuple[MeshAxes |
         return MeshAxes(of_mesh) if of_mesh else None, vmap_axes
     if vmap_axes:
         raise ValueError(f"{_TRAINING}: axis_index_groups must be None for axes of vmap, got {axis_index_groups}")
-    if isinstance(axis_index_groups, str) or not isinstance(axis_index_groups, (Sequence, np.ndarray)):
+    is_array = isinstance(axis_index_groups, np.ndarray) and axis_index_groups.ndim > 0
+    if isinstance(axis_index_groups, str) or not (is_array or isinstance(axis_index_groups, Sequence)):
         raise TypeError(
             f"{_TRAINING}: axis_index_groups must be groups of ints or None, got {type(axis_index_groups).__name__}"
         )
     groups = tuple(checks.as_ints(_TRAINING, "axis_index_groups", group) for group in axis_index_groups)
     if len({len(group) for group in groups}) != 1:
         raise ValueError(f"{_TRAINING}: axis_index_groups must be groups of equal size, got {axis_index_groups}")
+    size = math.prod(map(lax.axis_size, of_mesh))
+    if sorted(index for group in groups for index in group) != [*range(size)]:
+        raise ValueError(
+            f"{_TRAINING}: axis_index_groups must be groups with each index from 0 to {size - 1} once, got {axis_index_groups}"
+        )
     return MeshAxes(of_mesh, groups), ()
 
 

@@ -107,6 +107,8 @@ def as_ints(op: str, name: str, values: Any) -> tuple[int, ...]:
         or is_key(values)
     ):
         raise TypeError(f"{op}: {name} must be a sequence of ints, got {type(values).__name__}")
+    if isinstance(values, jax.Array) and not isinstance(values, jax.core.Tracer):
+        values = np.asarray(values)  # JAX traces the elements of an array
     found = tuple(_element(op, name, value) for value in values)
     if not all(-(1 << 63) <= value < 1 << 63 for value in found):
         raise ValueError(f"{op}: each element of {name} must fit into 64 bits, got {found}")
