@@ -260,7 +260,8 @@ def _check_axis_name(axis_name: Any, axis_index_groups: Any) -> tuple[MeshAxes |
     size = math.prod(map(lax.axis_size, of_mesh))
     if sorted(index for group in groups for index in group) != [*range(size)]:
         raise ValueError(
-            f"{_TRAINING}: axis_index_groups must be groups with each index from 0 to {size - 1} once, got {axis_index_groups}"
+            f"{_TRAINING}: axis_index_groups must be groups with each index from 0 to {size - 1} once, "
+            f"got {axis_index_groups}"
         )
     return MeshAxes(of_mesh, groups), ()
 
