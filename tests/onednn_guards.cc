@@ -300,6 +300,7 @@ ConvKey read_key(Reader reader) {
   const auto type = static_cast<ConvType>(reader.number());
   const bool has_bias = reader.number() != 0;
   const bool whole_team = reader.number() != 0;
+  const bool one_of_several = reader.number() != 0;
   ConvArguments arguments;
   for (auto* list : {&arguments.x, &arguments.w, &arguments.y, &arguments.lhs_spec, &arguments.rhs_spec,
                      &arguments.out_spec, &arguments.window_strides, &arguments.padding, &arguments.rhs_dilation})
@@ -311,6 +312,7 @@ ConvKey read_key(Reader reader) {
   key.type = type;
   key.has_bias = has_bias;
   key.threads = whole_team ? onednn::team_size() : 1;
+  key.one_of_several = one_of_several;
   return key;
 }
 

@@ -73,6 +73,7 @@ def random_problem(rng: random.Random) -> dict[str, Any]:
         "strides": strides,
         "padding": tuple(padding),
         "dilation": dilation,
+        "one_of_several": rng.random() < 0.2,
     }
 
 
@@ -117,7 +118,7 @@ class Caller:
         has_bias = p["has_bias"] and pass_name != "input_gradient"
         is_bfloat16 = computed.dtype == jnp.bfloat16
         lists = [*computed.shapes, *(v for v in g.attributes().values() if isinstance(v, list))]
-        numbers = [_PASSES.index(pass_name), is_bfloat16, has_bias, p["whole_team"]]
+        numbers = [_PASSES.index(pass_name), is_bfloat16, has_bias, p["whole_team"], p["one_of_several"]]
         for values in lists:
             numbers += [len(values), *values]
         return [int(number) for number in (*numbers, p["groups"])]

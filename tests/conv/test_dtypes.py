@@ -130,7 +130,8 @@ def test_every_form_of_precision(backend, precision):
     dy = cotangent((2, 64, 5, 7), "float32")
     expected = run(conv(backend, **settings), inputs, dy)
     found = run(conv(backend, **settings, precision=precision), inputs, dy)
-    assert_same(found, expected, dtype="float32", terms=terms(inputs, dy))
+    rounding = "tensorfloat32" if backend.platform == "gpu" and precision == "default" else None
+    assert_same(found, expected, dtype="float32", terms=terms(inputs, dy), rounding=rounding)
 
 
 def test_the_precision_in_force_holds_for_gradients():

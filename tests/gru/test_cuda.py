@@ -5,6 +5,8 @@ test_cuda_variants.py shows which kernel computes a size on a GPU with 132 multi
 
 from __future__ import annotations
 
+import functools
+
 import gru_references
 import jax
 import jax.numpy as jnp
@@ -156,7 +158,8 @@ def test_many_launches(H, B, dtype, linear_before_reset):
         )
         return outputs, pullback(tuple(cotangents))
 
-    @jax.jit
+    # XLA may choose a matrix product of dx that adds its parts in any order.
+    @functools.partial(jax.jit, compiler_options={"xla_gpu_exclude_nondeterministic_ops": True})
     def differing():
         """The number of launches whose results differ from those before, and the last. Other inputs run in between."""
 

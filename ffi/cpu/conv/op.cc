@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cpu/conv/onednn_plan.h"
+#include "cpu/conv/small_plan.h"
 #include "cpu/conv/summed_plan.h"
 #include "cpu/runtime/arena.h"
 #include "cpu/runtime/onednn.h"
@@ -41,6 +42,7 @@ bool is_gemm(const ConvPlan& plan) { return plan.implementation().find("gemm") !
 //     has a direct kernel for it.
 std::shared_ptr<const ConvPlan> build_plan(const ConvKey& key) {
   constexpr int64_t kFewFeatures = 4;
+  if (is_small_weight_gradient(key)) return make_small_plan(key);
   if (const auto parts = conv_parts(key); parts.size() > 1) return make_summed_plan(key, parts);
   if (key.pass == ConvPass::kInputGradient && key.groups == 1 && key.x.sizes[1] <= kFewFeatures)
     return make_onednn_plan(key, ConvLayout::kFeaturesFirst);

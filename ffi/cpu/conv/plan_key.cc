@@ -3,7 +3,8 @@
 namespace jaxgrad {
 
 bool ConvKey::operator==(const ConvKey& o) const {
-  return ConvProblem::operator==(o) && type == o.type && has_bias == o.has_bias && threads == o.threads;
+  return ConvProblem::operator==(o) && type == o.type && has_bias == o.has_bias && threads == o.threads &&
+         one_of_several == o.one_of_several;
 }
 
 size_t ConvKeyHash::operator()(const ConvKey& key) const {
@@ -12,6 +13,7 @@ size_t ConvKeyHash::operator()(const ConvKey& key) const {
   hash.mix(static_cast<int64_t>(key.type));
   hash.mix(key.has_bias);
   hash.mix(key.threads);
+  hash.mix(key.one_of_several);
   return hash.value();
 }
 

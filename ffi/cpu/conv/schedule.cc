@@ -79,6 +79,7 @@ ConvSchedule make_conv_schedule(ConvPass pass, ConvType type, bool has_bias, Con
   static_cast<ConvProblem&>(schedule.key) = make_conv_problem(pass, arguments, error);
   schedule.key.type = type;
   schedule.key.has_bias = has_bias;
+  schedule.key.one_of_several = schedule.num_problems > 1;
   if (error.empty()) assign_threads(schedule);
   return schedule;
 }

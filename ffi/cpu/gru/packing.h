@@ -33,17 +33,6 @@ void pack_transposed(const S* source, int64_t K, int64_t gate, int64_t padded_ga
   }
 }
 
-// Packs columns [column, column + vectors * lanes) of a row of B that has `columns` columns before padding. A null row
-// is a row of zeros.
-template <class S, class T = Compute<S>>
-JAXGRAD_INLINE void pack_row(const S* row, int64_t columns, int64_t column, int vectors, T* to) {
-  constexpr int kL = kLanes<T>;
-  for (int v = 0; v < vectors; ++v) {
-    const int64_t first = column + v * kL, real = row == nullptr ? 0 : columns - first;
-    store(to + v * kL, real >= kL ? load(row + first) : real > 0 ? load(row + first, int(real)) : Vector<T>{});
-  }
-}
-
 // Packs B = source, [gates * gate, N], with each gate padded to `padded_gate` rows and N to whole vectors.
 template <class S, class T = Compute<S>>
 void pack_gates(const S* source, int64_t gates, int64_t gate, int64_t padded_gate, int64_t N, int64_t column,

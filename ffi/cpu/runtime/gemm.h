@@ -125,6 +125,17 @@ void multiply(int64_t rows, int64_t K, const T* a, int64_t block_rows, const T* 
   }
 }
 
+// Packs columns [column, column + vectors * lanes) of a row of B that has `columns` columns before padding. A null row
+// is a row of zeros.
+template <class S, class T = Compute<S>>
+JAXGRAD_INLINE void pack_row(const S* row, int64_t columns, int64_t column, int vectors, T* to) {
+  constexpr int kL = kLanes<T>;
+  for (int v = 0; v < vectors; ++v) {
+    const int64_t first = column + v * kL, real = row == nullptr ? 0 : columns - first;
+    store(to + v * kL, real >= kL ? load(row + first) : real > 0 ? load(row + first, int(real)) : Vector<T>{});
+  }
+}
+
 // --- blocked operands ---------------------------------------------------------------------------------------------
 
 template <class T>
