@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jaxgrad import config
-from jaxgrad._src.core.environment import cpu_name
+from jaxgrad._src.choice.environment import cpu_name
 
 _STARTED = datetime.datetime.now(datetime.UTC)
 _PACKAGES = ("jaxgrad", "jax", "jaxlib", "numpy", "torch", "flax", "equinox")

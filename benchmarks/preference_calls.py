@@ -15,13 +15,13 @@ import jax
 import jaxgrad
 from benchmarks import batch_norm, conv, gru, per_example
 from benchmarks.conv_cases import Case
-from jaxgrad._src.conv import xla
-from jaxgrad._src.conv.params import ConvCall
-from jaxgrad._src.conv.tuning import operands, params_of
-from jaxgrad._src.conv.xla_forms import forms
-from jaxgrad._src.core.candidates import XLA
-from jaxgrad._src.core.op import lowering_platform
-from jaxgrad._src.core.tuning import Measurable, RecordedCall, Recorder
+from jaxgrad._src.choice.candidates import XLA
+from jaxgrad._src.choice.measured_choices import Measurable, RecordedCall, Recorder
+from jaxgrad._src.choice.op import lowering_platform
+from jaxgrad._src.conv.call.params import ConvCall
+from jaxgrad._src.conv.measurable import operands, params_of
+from jaxgrad._src.conv.on_xla import xla
+from jaxgrad._src.conv.on_xla.forms import forms
 from jaxgrad._src.native import cuda
 
 # Of classes without a benchmark case.

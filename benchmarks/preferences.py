@@ -1,4 +1,4 @@
-"""The tables of preferences in jaxgrad/_src/selection/tables, from measurements of the calls in preference_calls.py.
+"""The tables of preferences in jaxgrad/_src/choice/tables, from measurements of the calls in preference_calls.py.
 
 `--measure` measures every implementation of the cases' calls on the device at hand, as `jaxgrad.tune` does, and adds a
 file to benchmarks/results/tunings. `--again` measures some calls anew, such as those of a changed kernel. The tables
@@ -25,16 +25,16 @@ import jax
 import jaxgrad
 from benchmarks.preference_calls import ON_XLA, all_calls, forms_to_measure, with_plan
 from jaxgrad._src.batch_norm.cudnn import BatchNormFeatures, has_fast_kernels
-from jaxgrad._src.conv import xla_forms
-from jaxgrad._src.conv.features import ConvFeatures
-from jaxgrad._src.conv.params import ConvCall
-from jaxgrad._src.core.environment import Environment, current_environment
+from jaxgrad._src.choice.environment import Environment, current_environment
+from jaxgrad._src.choice.measured_choices import Choice, RecordedCall
+from jaxgrad._src.choice.op import lowering_platform, public_platform
+from jaxgrad._src.choice.table import Row, file_name, first_row, name_of_own_table, read_table, typed_rows
+from jaxgrad._src.conv.call.features import ConvFeatures
+from jaxgrad._src.conv.call.params import ConvCall
+from jaxgrad._src.conv.on_xla import forms as xla_forms
 from jaxgrad._src.core.files import replace_file
-from jaxgrad._src.core.op import lowering_platform, public_platform
-from jaxgrad._src.core.tuning import Choice, RecordedCall
 from jaxgrad._src.gru.features import GruFeatures
 from jaxgrad._src.gru.params import GruProblem
-from jaxgrad._src.selection.table import Row, file_name, first_row, name_of_own_table, read_table, typed_rows
 from jaxgrad._src.tuning.choices import fastest, measured_choice
 from jaxgrad._src.tuning.tuning import from_json
 

@@ -23,8 +23,8 @@ from benchmarks.options import Options
 from benchmarks.steps import CASES, QUICK_CASES, Case, compared, parse_case
 from benchmarks.timing import jax_loop_contenders, raised
 from benchmarks.training import arguments, training_step
-from jaxgrad._src.conv import xla_forms
-from jaxgrad._src.selection import table
+from jaxgrad._src.choice import table
+from jaxgrad._src.conv.on_xla import forms as xla_forms
 
 __all__ = ["CASES", "CONTENDERS", "QUICK_CASES", "measure", "parse_case"]
 

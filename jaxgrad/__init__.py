@@ -14,9 +14,9 @@ from jaxgrad._src.native.checkout import require_compiled_kernels as _require_co
 _require_compiled_kernels()
 
 from jaxgrad import config as config  # noqa: E402
-from jaxgrad._src.core import compiled_caches as _compiled_caches  # noqa: E402, F401
 from jaxgrad._src.native import cpu as _cpu_kernels  # noqa: E402, F401
 from jaxgrad._src.native import cuda as _cuda_kernels  # noqa: E402, F401
+from jaxgrad._src.run import compiled_caches as _compiled_caches  # noqa: E402, F401
 
 if TYPE_CHECKING:
     from jaxgrad import convert as convert
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from jaxgrad._src.accelerate.results import Report as Report
     from jaxgrad._src.batch_norm.api import batch_norm_inference as batch_norm_inference
     from jaxgrad._src.batch_norm.api import batch_norm_training as batch_norm_training
+    from jaxgrad._src.choice.explain import Explanation as Explanation
+    from jaxgrad._src.choice.explain import PassExplanation as PassExplanation
+    from jaxgrad._src.choice.explain import explain as explain
+    from jaxgrad._src.choice.op import plan_cache_info as plan_cache_info
     from jaxgrad._src.conv.api import conv_general_dilated as conv_general_dilated
     from jaxgrad._src.conv.transpose import conv_transpose as conv_transpose
-    from jaxgrad._src.core.explain import Explanation as Explanation
-    from jaxgrad._src.core.explain import PassExplanation as PassExplanation
-    from jaxgrad._src.core.explain import explain as explain
-    from jaxgrad._src.core.export import export_disabled_checks as export_disabled_checks
-    from jaxgrad._src.core.forward_mode import forward_mode as forward_mode
-    from jaxgrad._src.core.forward_mode import jvp as jvp
-    from jaxgrad._src.core.op import plan_cache_info as plan_cache_info
     from jaxgrad._src.gru.api import gru as gru
+    from jaxgrad._src.run.export import export_disabled_checks as export_disabled_checks
+    from jaxgrad._src.run.forward_mode import forward_mode as forward_mode
+    from jaxgrad._src.run.forward_mode import jvp as jvp
     from jaxgrad._src.tuning.api import tune as tune
     from jaxgrad._src.tuning.tuning import Tuning as Tuning
     from jaxgrad._src.version import __version__ as __version__

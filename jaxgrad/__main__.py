@@ -17,9 +17,9 @@ import numpy as np
 import jaxgrad
 from jaxgrad._src.accelerate.lowering import install
 from jaxgrad._src.bench import command
-from jaxgrad._src.core.explain import explanation
-from jaxgrad._src.core.op import op_of
-from jaxgrad._src.core.selection import select_typical
+from jaxgrad._src.choice.explain import explanation
+from jaxgrad._src.choice.op import op_of
+from jaxgrad._src.choice.selection import select_typical
 from jaxgrad._src.native import cpu, cuda
 
 

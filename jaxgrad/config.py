@@ -17,10 +17,10 @@ there is not enough free memory, it uses the first engine. If cuDNN itself does 
 `implementation=None` runs on XLA with a warning in a single process, and raises in a multi-process program.
 """
 
-from jaxgrad._src.core.settings import SEARCHES as SEARCHES
-from jaxgrad._src.core.settings import Settings as Settings
-from jaxgrad._src.core.settings import current as current
-from jaxgrad._src.core.settings import override as override
-from jaxgrad._src.core.settings import update as update
+from jaxgrad._src.choice.settings import SEARCHES as SEARCHES
+from jaxgrad._src.choice.settings import Settings as Settings
+from jaxgrad._src.choice.settings import current as current
+from jaxgrad._src.choice.settings import override as override
+from jaxgrad._src.choice.settings import update as update
 
 __all__ = ["SEARCHES", "Settings", "current", "override", "update"]

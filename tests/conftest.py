@@ -21,7 +21,7 @@ from cuda_module import ENGINES, NO_CUDA_MODULE
 from fork_server import READ_LATER, ForkServer
 from pairwise import distinct_parameters, pairwise
 
-from jaxgrad._src.conv.geometry import ConvGeometry
+from jaxgrad._src.conv.call.geometry import ConvGeometry
 from jaxgrad._src.native import cuda
 
 _TESTS = Path(__file__).parent

@@ -7,8 +7,8 @@ from functools import reduce
 
 import numpy as np
 
-from jaxgrad._src.conv.geometry import ConvGeometry
-from jaxgrad._src.conv.problem import ConvProblem
+from jaxgrad._src.conv.call.geometry import ConvGeometry
+from jaxgrad._src.conv.call.problem import ConvProblem
 
 # Compute capability, multiprocessors, bytes of shared memory per block and per multiprocessor.
 H200 = (90, 132, 232448, 233472)

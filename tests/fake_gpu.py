@@ -18,9 +18,9 @@ from script_results import outcome as outcome
 from script_results import report as report
 
 import jaxgrad
-from jaxgrad._src.conv.cudnn_plan import cudnn_plan
-from jaxgrad._src.conv.geometry import ConvGeometry
-from jaxgrad._src.conv.problem import ConvProblem
+from jaxgrad._src.conv.call.geometry import ConvGeometry
+from jaxgrad._src.conv.call.problem import ConvProblem
+from jaxgrad._src.conv.kernels.cudnn_plan import cudnn_plan
 from jaxgrad._src.native import cuda
 
 fake: Any = ctypes.CDLL("libcuda.so.1")

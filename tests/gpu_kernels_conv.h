@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "common/conv_problem.h"
+#include "cuda/conv_reference/op.h"
 #include "cuda/depthwise/convolution_plan.h"
 #include "cuda/depthwise/weight_gradient_plan.h"
-#include "cuda/reference/op.h"
 #include "cuda/runtime/driver.h"
 
 namespace jaxgrad {

@@ -99,11 +99,11 @@ class Caller:
         """The call for the library; None if jaxgrad does not run the problem on oneDNN."""
         from jax import numpy as jnp
 
-        from jaxgrad._src.conv.geometry import ConvGeometry
-        from jaxgrad._src.conv.onednn import OneDnnBackend, computed_problem
-        from jaxgrad._src.conv.params import ConvCall
-        from jaxgrad._src.conv.problem import ConvProblem
-        from jaxgrad._src.core import settings
+        from jaxgrad._src.choice import settings
+        from jaxgrad._src.conv.call.geometry import ConvGeometry
+        from jaxgrad._src.conv.call.params import ConvCall
+        from jaxgrad._src.conv.call.problem import ConvProblem
+        from jaxgrad._src.conv.kernels.onednn import OneDnnBackend, computed_problem
 
         p = problem
         x, w = _layouts(len(p["strides"]), p["channels_last"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from unittest import mock
 
-from jaxgrad._src.selection import table
+from jaxgrad._src.choice import table
 
 
 def preferring(op: str, name: str, implementation: str):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxgrad
-from jaxgrad._src.core.tuning import RecordedCall, Recorder
+from jaxgrad._src.choice.measured_choices import RecordedCall, Recorder
 
 _RNG = np.random.default_rng(0)
 

@@ -1,5 +1,5 @@
-/* The kernels of ffi/cuda/reference for one type, emulated on the CPU: for the fake driver and the test of the kernels.
-   The type's definitions precede this file; KERNELS names the file with their source. */
+/* The kernels of ffi/cuda/conv_reference for one type, emulated on the CPU: for the fake driver and the test of the
+   kernels. The type's definitions precede this file; KERNELS names the file with their source. */
 #include "kernel_emulation.h"
 #include KERNELS
 

@@ -15,11 +15,11 @@ from thorough import thorough_after
 from tolerances import assert_close
 
 import jaxgrad
+from jaxgrad._src.choice.candidates import XLA
 from jaxgrad._src.conv import equation
-from jaxgrad._src.conv.params import ConvParams
-from jaxgrad._src.conv.pass_calls import WeightGradientCall
-from jaxgrad._src.conv.readings import Reading
-from jaxgrad._src.core.candidates import XLA
+from jaxgrad._src.conv.call.params import ConvParams
+from jaxgrad._src.conv.read.pass_calls import WeightGradientCall
+from jaxgrad._src.conv.read.readings import Reading
 
 pytestmark = pytest.mark.jax_version
 

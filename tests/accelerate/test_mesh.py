@@ -16,7 +16,7 @@ from mesh_cases import NHWC
 from mesh_running import KERNEL, check_reshaped_batch, close, collectives, mesh, needs, on_devices, over, run_checks
 
 import jaxgrad
-from jaxgrad._src.core.op import lowering_platform
+from jaxgrad._src.choice.op import lowering_platform
 
 pytestmark = pytest.mark.jax_version
 

@@ -27,8 +27,8 @@ from mesh_cases import NHWC
 from recorded_calls import recorded_calls
 
 import jaxgrad
-from jaxgrad._src.core.environment import current_environment
-from jaxgrad._src.core.tuning import Choice
+from jaxgrad._src.choice.environment import current_environment
+from jaxgrad._src.choice.measured_choices import Choice
 
 X, W = convolve_arrays()
 IMAGES = np.zeros((2, 9, 7, 8), np.float32)

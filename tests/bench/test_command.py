@@ -77,7 +77,7 @@ def test_every_op(bench, tmp_path):
     rows = [line for line in out.splitlines() if re.match(r"\S+ \S+  +\d", line)]
     assert [" ".join(row.split()[:2]) for row in rows] == texts
     assert "PyTorch" not in out
-    assert out.startswith(f"{jaxgrad._src.core.environment.current_environment()}\n")
+    assert out.startswith(f"{jaxgrad._src.choice.environment.current_environment()}\n")
     assert "log scale" not in out  # the chart takes the place of the bars
     assert files["chart"].read_bytes().startswith(b"\x89PNG")
     written = json.loads(files["json"].read_text())

@@ -20,7 +20,7 @@ from jax import lax
 
 import jaxgrad
 from jaxgrad import config
-from jaxgrad._src.selection import table
+from jaxgrad._src.choice import table
 
 pytestmark = pytest.mark.gpu
 

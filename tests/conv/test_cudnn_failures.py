@@ -365,7 +365,7 @@ def test_a_driver_that_does_not_start(run_python, fake_cuda, status, message):
 def test_a_failure_of_nvrtc_that_may_pass_is_not_remembered(run, status):
     """Out of memory, program creation failure, internal error. A program that does not compile stays missing."""
     script = """
-from jaxgrad._src.conv.weight_transpose import transpose_unavailable
+from jaxgrad._src.conv.call.weight_transpose import transpose_unavailable
 fail("nvrtcCompileProgram", 1, STATUS)
 first = outcome(transpose_unavailable, 0)
 fail("cuModuleLoadData", 1, 2)

@@ -18,7 +18,7 @@ fake = ctypes.CDLL("libcudnn.so.9")
 import jaxgrad
 from jaxgrad import config
 from jaxgrad._src.native import cuda
-from jaxgrad._src.conv.cudnn_plan import Epilogue, cudnn_plan
+from jaxgrad._src.conv.kernels.cudnn_plan import Epilogue, cudnn_plan
 
 cuda.gpu_ordinal = lambda: 0  # JAX itself runs on the CPU
 config.update(search="exhaustive")
@@ -36,8 +36,8 @@ def lowered(size=8, dtype="float32", implementation="cudnn"):
 
 def engine(size=8, dtype="float32", epilogue=Epilogue(), **changes):
     "The engine of a forward call, and the bytes of its workspace."
-    from jaxgrad._src.conv.geometry import ConvGeometry
-    from jaxgrad._src.conv.problem import ConvProblem
+    from jaxgrad._src.conv.call.geometry import ConvGeometry
+    from jaxgrad._src.conv.call.problem import ConvProblem
     spec = (0, 3, 1, 2)
     g = ConvGeometry(spec, (3, 2, 0, 1), spec, (1, 1), ((2, 0), (2, 0)), (1, 1), 1, (size, size), (3, 3))
     with config.override(**changes):
@@ -285,7 +285,7 @@ shapes = (2, 8, 8, 4), (3, 3, 4, 4), (2, 8, 8, 4)
 math = dict(has_bias=False, relu=False, allow_tf32=True, deterministic=False, search=1, workspace_limit=1000)
 cuda.cudnn_unavailable()
 cuda.module.conv_plan(0, 0, 0, shapes, sizes | layouts, **math)
-print(json.dumps([os.listdir({str(tmp_path)!r}), "jaxgrad._src.conv.cudnn_plan" in sys.modules]))
+print(json.dumps([os.listdir({str(tmp_path)!r}), "jaxgrad._src.conv.kernels.cudnn_plan" in sys.modules]))
 """
     files, lowers = on_fake_cuda(script, JAXGRAD_PLAN_CACHE_DIR=str(tmp_path))
     assert any(name.endswith(".plan") for name in files)

@@ -18,8 +18,8 @@ from jax import lax
 from thorough import one_in, thorough_after
 
 from jaxgrad._src.conv.backend import PASSES
-from jaxgrad._src.conv.geometry import ConvGeometry
-from jaxgrad._src.conv.problem import ConvProblem
+from jaxgrad._src.conv.call.geometry import ConvGeometry
+from jaxgrad._src.conv.call.problem import ConvProblem
 from jaxgrad._src.native import cuda
 
 pytestmark = NEEDS_CUDA_MODULE

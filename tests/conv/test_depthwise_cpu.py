@@ -16,9 +16,9 @@ from mesh_running import import_test_module
 from thorough import one_in, thorough_after
 
 import jaxgrad
-from jaxgrad._src.conv import cpu as conv_cpu
-from jaxgrad._src.conv.tuning import measurable_pass
-from jaxgrad._src.core.tuning import Recorder
+from jaxgrad._src.choice.measured_choices import Recorder
+from jaxgrad._src.conv.kernels import cpu as conv_cpu
+from jaxgrad._src.conv.measurable import measurable_pass
 from jaxgrad._src.native import cpu
 
 LAYOUTS = {
@@ -226,7 +226,7 @@ import hashlib, os
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
 import jax, jax.numpy as jnp, numpy as np
 import jaxgrad
-from jaxgrad._src.conv import cpu
+from jaxgrad._src.conv.kernels import cpu
 cpu.prefers_own_kernel = lambda *_: True
 for axes, window, strides, features_last in (
     ("HW", (5, 3), (1, 2), True), ("HW", (5, 3), (1, 2), False), ("HW", (7, 5), (1, 1), True),

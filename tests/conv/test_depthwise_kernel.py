@@ -14,8 +14,8 @@ from cuda_module import NEEDS_CUDA_MODULE
 from depthwise_calls import H200, SMALL
 from depthwise_calls import DepthwiseCall as Call
 
-from jaxgrad._src.conv.geometry import ConvGeometry
-from jaxgrad._src.conv.problem import ConvProblem
+from jaxgrad._src.conv.call.geometry import ConvGeometry
+from jaxgrad._src.conv.call.problem import ConvProblem
 from jaxgrad._src.native import cuda
 
 pytestmark = NEEDS_CUDA_MODULE

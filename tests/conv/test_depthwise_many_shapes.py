@@ -13,10 +13,10 @@ _SCRIPT = """
 import ctypes, gc, json, random
 import jax
 import jax.numpy as jnp
-from jaxgrad._src.conv import depthwise_cuda
+from jaxgrad._src.conv.kernels import depthwise_cuda
 from jaxgrad._src.conv.backend import PASSES
-from jaxgrad._src.conv.geometry import ConvGeometry
-from jaxgrad._src.conv.problem import ConvProblem
+from jaxgrad._src.conv.call.geometry import ConvGeometry
+from jaxgrad._src.conv.call.problem import ConvProblem
 from jaxgrad._src.native import cuda
 
 driver = ctypes.CDLL("libcuda.so.1")

@@ -18,9 +18,9 @@ from thorough import one_in
 from tolerances import DTYPES, assert_close
 
 import jaxgrad
-from jaxgrad._src.conv import onednn
-from jaxgrad._src.conv.geometry import ConvGeometry
-from jaxgrad._src.conv.problem import ConvProblem
+from jaxgrad._src.conv.call.geometry import ConvGeometry
+from jaxgrad._src.conv.call.problem import ConvProblem
+from jaxgrad._src.conv.kernels import onednn
 
 BACKENDS = CONVOLUTION
 

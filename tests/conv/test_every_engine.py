@@ -10,8 +10,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from jaxgrad._src.conv.geometry import ConvGeometry
-from jaxgrad._src.conv.problem import ConvProblem
+from jaxgrad._src.conv.call.geometry import ConvGeometry
+from jaxgrad._src.conv.call.problem import ConvProblem
 from jaxgrad._src.native import cuda
 
 pytestmark = [pytest.mark.gpu, pytest.mark.thorough]

@@ -11,7 +11,7 @@ import pytest
 from jax import export, lax
 
 import jaxgrad
-from jaxgrad._src.conv.flops import count_flops
+from jaxgrad._src.conv.call.flops import count_flops
 
 CASES = {
     "same": {"padding": "SAME"},

@@ -16,7 +16,7 @@ from conv_transpose_cases import TransposeCase, lax_conv_transpose, make_transpo
 from thorough import one_in
 
 import jaxgrad
-from jaxgrad._src.conv.xla_forms import MATRIX_PRODUCT
+from jaxgrad._src.conv.on_xla.forms import MATRIX_PRODUCT
 from jaxgrad._src.native import cuda
 
 BACKENDS = (Backend(None, "cpu"), Backend(None, "gpu"), *CONVOLUTION)

@@ -23,12 +23,12 @@ from mesh_running import (
 )
 
 import jaxgrad
+from jaxgrad._src.choice.candidates import XLA
 from jaxgrad._src.conv import autodiff, jvp
-from jaxgrad._src.conv.geometry import ConvGeometry
-from jaxgrad._src.conv.params import ConvParams
-from jaxgrad._src.core import forward_mode
-from jaxgrad._src.core.candidates import XLA
-from jaxgrad._src.core.mesh_axes import pvary_to_match
+from jaxgrad._src.conv.call.geometry import ConvGeometry
+from jaxgrad._src.conv.call.params import ConvParams
+from jaxgrad._src.run import forward_mode
+from jaxgrad._src.run.mesh_axes import pvary_to_match
 
 pytestmark = pytest.mark.jax_version
 

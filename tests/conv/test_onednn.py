@@ -226,7 +226,7 @@ def test_strides_without_effect(width, window, stride, dilation, padding, dtype)
 _CLEARED = """
 import ctypes, gc
 import jax, numpy as np, jaxgrad
-from jaxgrad._src.conv import onednn
+from jaxgrad._src.conv.kernels import onednn
 from jaxgrad._src.native import cpu
 
 class MallInfo(ctypes.Structure):

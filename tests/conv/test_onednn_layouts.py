@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import jaxgrad
-from jaxgrad._src.conv.geometry import ConvGeometry
-from jaxgrad._src.conv.onednn import onednn_plan
-from jaxgrad._src.conv.problem import ConvProblem
+from jaxgrad._src.conv.call.geometry import ConvGeometry
+from jaxgrad._src.conv.call.problem import ConvProblem
+from jaxgrad._src.conv.kernels.onednn import onednn_plan
 
 _LAYOUTS = ("HWNC", "NWHC", "HNWC", "CNHW", "CHWN", "NCWH", "NHCW")
 

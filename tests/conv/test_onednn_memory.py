@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import jaxgrad
-from jaxgrad._src.conv.geometry import ConvGeometry
-from jaxgrad._src.conv.onednn import onednn_plan
-from jaxgrad._src.conv.problem import ConvProblem
+from jaxgrad._src.conv.call.geometry import ConvGeometry
+from jaxgrad._src.conv.call.problem import ConvProblem
+from jaxgrad._src.conv.kernels.onednn import onednn_plan
 
 _NHWC = (0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2)
 _NCHW = ((0, 1, 2, 3),) * 3

@@ -19,7 +19,8 @@ from jax import lax
 from thorough import one_in, thorough_after
 
 import jaxgrad
-from jaxgrad._src.conv import patches, xla_forms
+from jaxgrad._src.conv.on_xla import forms as xla_forms
+from jaxgrad._src.conv.on_xla import patches
 from jaxgrad._src.native import cuda
 
 BACKENDS = (Backend(None, "cpu"), Backend(None, "gpu"), XLA, XLA_ON_GPU)

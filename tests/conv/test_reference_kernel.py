@@ -11,8 +11,8 @@ from cuda_module import NEEDS_CUDA_MODULE
 from thorough import thorough_after
 from tolerances import DTYPES
 
-from jaxgrad._src.conv.geometry import ConvGeometry
-from jaxgrad._src.conv.problem import ConvProblem
+from jaxgrad._src.conv.call.geometry import ConvGeometry
+from jaxgrad._src.conv.call.problem import ConvProblem
 from jaxgrad._src.native import cuda
 
 pytestmark = NEEDS_CUDA_MODULE

@@ -19,9 +19,9 @@ from thorough import thorough_after
 
 import jaxgrad
 from jaxgrad import _cpu, config
-from jaxgrad._src.conv.geometry import ConvGeometry
-from jaxgrad._src.conv.onednn import onednn_plan
-from jaxgrad._src.conv.problem import ConvProblem
+from jaxgrad._src.conv.call.geometry import ConvGeometry
+from jaxgrad._src.conv.call.problem import ConvProblem
+from jaxgrad._src.conv.kernels.onednn import onednn_plan
 
 BACKENDS = CONVOLUTION
 

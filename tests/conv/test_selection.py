@@ -12,7 +12,8 @@ from jax import lax
 from thorough import thorough_after
 
 import jaxgrad
-from jaxgrad._src.conv import canonicalize, onednn
+from jaxgrad._src.conv.kernels import onednn
+from jaxgrad._src.conv.read import canonicalize
 from jaxgrad._src.native import cuda
 
 RNG = np.random.default_rng(0)

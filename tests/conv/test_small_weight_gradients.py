@@ -11,7 +11,7 @@ from conv_references import in_float64, lax_conv
 from conv_running import conv, terms
 from tolerances import assert_close
 
-from jaxgrad._src.conv import onednn
+from jaxgrad._src.conv.kernels import onednn
 
 ONEDNN = Backend("onednn", "cpu")
 KERNEL = "jaxgrad, small weight gradient"

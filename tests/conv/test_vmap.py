@@ -14,9 +14,9 @@ from conv_cases import FIELDS, ConvCase, ConvInputs, make_conv_inputs
 from conv_running import PASSES, compiled_calls, conv, conv_transpose
 from conv_transpose_cases import TransposeCase, make_transpose_inputs
 
-from jaxgrad._src.conv.geometry import ConvGeometry
-from jaxgrad._src.conv.problem import forward_problem
-from jaxgrad._src.core.batching import fold
+from jaxgrad._src.conv.call.geometry import ConvGeometry
+from jaxgrad._src.conv.call.problem import forward_problem
+from jaxgrad._src.run.batching import fold
 
 BACKENDS = CONVOLUTION
 

@@ -150,7 +150,7 @@ def test_many_narrow_weights_run_on_cudnn(on_fake_cuda):
     """Only where XLA takes long to transpose this weight gradient: with a table that prefers cuDNN for such calls."""
     script = """
 import dataclasses
-from jaxgrad._src.selection import table
+from jaxgrad._src.choice import table
 
 rows = table.rows
 

@@ -14,7 +14,7 @@ from conv_cases import ConvCase, ConvInputs, cotangent, make_conv_inputs, result
 from conv_running import Result, assert_same, conv, terms
 from thorough import thorough_after
 
-from jaxgrad._src.conv.xla_faults import is_miscompiled, is_or_derives_miscompiled
+from jaxgrad._src.conv.on_xla.faults import is_miscompiled, is_or_derives_miscompiled
 
 pytestmark = pytest.mark.jax_version
 

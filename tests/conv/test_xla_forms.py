@@ -15,12 +15,13 @@ from conv_references import lax_conv
 from thorough import one_in
 
 import jaxgrad
-from jaxgrad._src.conv import xla, xla_forms
-from jaxgrad._src.conv.canonicalize import LaxArguments, _pass_call
-from jaxgrad._src.conv.params import ConvParams
-from jaxgrad._src.conv.problem import ConvProblem
-from jaxgrad._src.core.settings import of_kernels
-from jaxgrad._src.selection import table
+from jaxgrad._src.choice import table
+from jaxgrad._src.choice.settings import of_kernels
+from jaxgrad._src.conv.call.params import ConvParams
+from jaxgrad._src.conv.call.problem import ConvProblem
+from jaxgrad._src.conv.on_xla import forms as xla_forms
+from jaxgrad._src.conv.on_xla import xla
+from jaxgrad._src.conv.read.canonicalize import LaxArguments, _pass_call
 
 CASES = {
     "covers": ConvCase(spatial=(3, 2), bias=False),

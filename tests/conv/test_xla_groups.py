@@ -14,8 +14,8 @@ from conv_references import lax_conv, numpy_conv, numpy_weight_gradient
 from conv_running import calls, conv, run, terms
 from tolerances import assert_close
 
-from jaxgrad._src.conv import taps
-from jaxgrad._src.conv.canonicalize import LaxArguments, _pass_call
+from jaxgrad._src.conv.on_xla import taps
+from jaxgrad._src.conv.read.canonicalize import LaxArguments, _pass_call
 
 CASES = [
     ConvCase(groups=3, strides=(2, 3), padding=((1, 2), (0, 3)), rhs_dilation=(2, 1), bias=False),

@@ -21,9 +21,9 @@ from accelerated import convolve, convolve_arrays, passes
 from flax import nnx
 
 import jaxgrad
+from jaxgrad._src.choice.settings import forward_mode_enabled
 from jaxgrad._src.core.jax_internals import current_metadata
 from jaxgrad._src.core.marks import is_accelerated
-from jaxgrad._src.core.settings import forward_mode_enabled
 
 pytestmark = pytest.mark.jax_version
 

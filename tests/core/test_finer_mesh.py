@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jaxgrad._src.core.finer_mesh import on_finer_mesh
+from jaxgrad._src.run.finer_mesh import on_finer_mesh
 
 pytestmark = pytest.mark.jax_version
 

@@ -10,7 +10,7 @@ _SCRIPT = """
 import gc, sys
 import jax, numpy as np
 import jaxgrad
-from jaxgrad._src.core.named_jit import _IDENTITIES
+from jaxgrad._src.run.named_jit import _IDENTITIES
 
 def ones(*shape):
     return np.ones(shape, np.float32)
@@ -43,7 +43,7 @@ for name, call in calls.items():
     assert len(programs) == 3, (name, len(programs))
 before, entries = len(_IDENTITIES), cached()
 print(before, entries)
-assert before >= 8 and entries["jaxgrad._src.conv.canonicalize._read"] >= 8, entries
+assert before >= 8 and entries["jaxgrad._src.conv.read.canonicalize._read"] >= 8, entries
 jax.clear_caches()
 gc.collect()
 assert not _IDENTITIES and not any(cached().values()), (len(_IDENTITIES), cached())

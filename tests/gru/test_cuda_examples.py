@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gru_cases import Case, make_inputs
 
-from jaxgrad._src.core.candidates import XLA
+from jaxgrad._src.choice.candidates import XLA
 from jaxgrad._src.gru import cuda, xla
 from jaxgrad._src.gru.params import GruParams
 

@@ -322,8 +322,8 @@ report(calls=[calls(lowered(implementation=name, **size)) for name in (None, "cu
 def test_tuning_measures_the_kernels(run):
     """The kernels are measured beside XLA, and a call without TF32 has its own text."""
     found = run("""
-from jaxgrad._src.core.tuning import Recorder
-from jaxgrad._src.gru.tuning import measurable
+from jaxgrad._src.choice.measured_choices import Recorder
+from jaxgrad._src.gru.measurable import measurable
 recorder = Recorder()
 with jaxgrad.config.override(tuning=recorder):
     lowered(), lowered(precision="highest"), lowered(dtype="bfloat16")

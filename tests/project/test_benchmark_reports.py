@@ -26,7 +26,7 @@ from benchmarks.contender_names import (
     TORCH_GRU_GRAPH,
 )
 from benchmarks.options import Effort, Options
-from jaxgrad._src.core.environment import current_environment
+from jaxgrad._src.choice.environment import current_environment
 from jaxgrad._src.native import cpu
 
 _ENVIRONMENT = {"gpu": "NVIDIA H100", "platform": "gpu", "date": "2026-01-02", "versions": {"jax": "0.11"}}

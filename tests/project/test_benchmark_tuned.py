@@ -14,8 +14,8 @@ import pytest
 
 from benchmarks import compare, preference_calls, preferences, timing, tuned, tuned_calls
 from benchmarks.options import Effort, Options
-from jaxgrad._src.core.tuning import Choice
-from jaxgrad._src.selection import table
+from jaxgrad._src.choice import table
+from jaxgrad._src.choice.measured_choices import Choice
 from jaxgrad._src.tuning import api
 
 

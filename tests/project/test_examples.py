@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
-from jaxgrad._src.core import op as op_module
+from jaxgrad._src.choice import op as op_module
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _SHORT = {

@@ -11,9 +11,9 @@ from recorded_calls import random_array, recorded_calls
 
 import jaxgrad
 from jaxgrad import Tuning
-from jaxgrad._src.core.environment import current_environment
-from jaxgrad._src.core.named_jit import identity_of, named_jit
-from jaxgrad._src.core.tuning import Choice
+from jaxgrad._src.choice.environment import current_environment
+from jaxgrad._src.choice.measured_choices import Choice
+from jaxgrad._src.run.named_jit import identity_of, named_jit
 
 pytestmark = pytest.mark.jax_version
 

@@ -8,7 +8,7 @@ import pytest
 from recorded_calls import random_array
 
 import jaxgrad
-from jaxgrad._src.core.tuning import Choice
+from jaxgrad._src.choice.measured_choices import Choice
 from jaxgrad._src.tuning import api
 
 pytestmark = pytest.mark.jax_version

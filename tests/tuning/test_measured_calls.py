@@ -15,11 +15,11 @@ from recorded_calls import random_array, recorded_calls
 from tolerances import assert_close
 
 import jaxgrad
-from jaxgrad._src.batch_norm import tuning as batch_norm_tuning
+from jaxgrad._src.batch_norm import measurable as batch_norm_measurable
 from jaxgrad._src.batch_norm.params import BatchNormProblem
-from jaxgrad._src.core.environment import current_environment
+from jaxgrad._src.choice.environment import current_environment
 from jaxgrad._src.core.precision import precision_flags
-from jaxgrad._src.gru import tuning as gru_tuning
+from jaxgrad._src.gru import measurable as gru_measurable
 from jaxgrad._src.tuning import timing
 
 pytestmark = pytest.mark.jax_version
@@ -76,7 +76,7 @@ def test_lengths_and_resets_are_measured(given, groups):
     function, arrays = partial(_gru, given=given), _gru_arrays(given)
     if groups > 1:
         function, arrays = jax.vmap(function), [jnp.stack([array] * groups) for array in arrays]
-    measurable = gru_tuning.measurable(_call_of(function, *arrays), current_environment().platform)
+    measurable = gru_measurable.measurable(_call_of(function, *arrays), current_environment().platform)
     (operands,) = timing.random_operands(measurable.operands, [0.1] * len(arrays), one_call_a_program=True)
     floating, others = _names(given)
     optional = dict(zip([*floating, *others], operands, strict=True))
@@ -108,7 +108,7 @@ def test_a_gru_is_measured_with_the_precision_of_the_call(precision):
     with jax.default_matmul_precision(precision):
         call = _call_of(partial(_gru, given=()), *arrays)
     with jax.default_matmul_precision("default"):
-        measurable = gru_tuning.measurable(call, current_environment().platform)
+        measurable = gru_measurable.measurable(call, current_environment().platform)
         program = jax.jit(measurable.functions["xla"]).lower(*arrays).as_text()
     assert ("HIGHEST" in program) == (precision == "highest")
 
@@ -167,9 +167,9 @@ def test_the_words_of_a_precision(dtype, precision, words):
 )
 def test_a_tuning_keeps_the_digits_of_batch_normalization(monkeypatch, shape, dtype, names):
     """With float32 x, the mean of cuDNN's fast kernels has half the digits of XLA's."""
-    monkeypatch.setattr(batch_norm_tuning, "measurable_implementations", lambda *_: ["cudnn", "xla"])
+    monkeypatch.setattr(batch_norm_measurable, "measurable_implementations", lambda *_: ["cudnn", "xla"])
     call = BatchNormProblem(*shape, jnp.dtype(dtype))
-    assert list(batch_norm_tuning.measurable(call, "cuda").functions) == names
+    assert list(batch_norm_measurable.measurable(call, "cuda").functions) == names
 
 
 _BATCH_NORM = [(activation, residual) for activation in (None, "relu") for residual in (False, True)]
@@ -200,7 +200,7 @@ def test_residuals_have_rows_of_their_own():
 def test_residuals_are_measured(activation, residual):
     function = partial(_batch_norm, activation=activation)
     call = _call_of(function, *_batch_norm_arrays(residual))
-    measurable = batch_norm_tuning.measurable(call, current_environment().platform)
+    measurable = batch_norm_measurable.measurable(call, current_environment().platform)
     (operands,) = timing.random_operands(measurable.operands, one_call_a_program=True)
     *arrays, dy = operands
     assert len(arrays) == 3 + residual

@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxgrad
-from jaxgrad._src.core.environment import current_environment
-from jaxgrad._src.core.tuning import Choice
+from jaxgrad._src.choice.environment import current_environment
+from jaxgrad._src.choice.measured_choices import Choice
 
 pytestmark = pytest.mark.jax_version
 

@@ -49,13 +49,13 @@ import sys
 import warnings
 import jax
 import jax.numpy as jnp
-from jaxgrad._src.core import environment
+from jaxgrad._src.choice import environment
 
 index = int(sys.argv[2])
 environment._cpu_model = lambda: f"CPU {index}"
 jax.distributed.initialize(sys.argv[1], 2, index)
 import jaxgrad
-from jaxgrad._src.core.tuning import Choice
+from jaxgrad._src.choice.measured_choices import Choice
 from jaxgrad._src.tuning import choices
 
 choices.medians = lambda programs: {name: 1 + (name != "xla") for name in programs}

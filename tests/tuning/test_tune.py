@@ -19,12 +19,12 @@ from jax import lax
 from recorded_calls import random_array
 
 import jaxgrad
-from jaxgrad._src.conv import cpu as conv_cpu
-from jaxgrad._src.conv import cudnn
-from jaxgrad._src.conv import tuning as conv_tuning
-from jaxgrad._src.core.environment import current_environment
+from jaxgrad._src.choice.environment import current_environment
+from jaxgrad._src.choice.measured_choices import Measurable, Recorder
+from jaxgrad._src.conv import measurable as conv_measurable
+from jaxgrad._src.conv.kernels import cpu as conv_cpu
+from jaxgrad._src.conv.kernels import cudnn
 from jaxgrad._src.core.jax_internals import lower_all
-from jaxgrad._src.core.tuning import Measurable, Recorder
 from jaxgrad._src.native import cuda
 from jaxgrad._src.tuning import api, choices, timing
 from jaxgrad._src.tuning.progress import with_progress
@@ -200,7 +200,7 @@ def test_independent_problems_are_measured_on_what_the_table_prefers_not():
         jax.jit(function).trace(w, x).lower(lowering_platforms=("cuda",))
     (recorded,) = (each for each in recorder.calls.values() if each.pass_name == "weight_gradient")
     assert "cudnn" not in recorded.implementations
-    measurable = conv_tuning.measurable_pass(recorded.pass_name, recorded.call, "cuda")
+    measurable = conv_measurable.measurable_pass(recorded.pass_name, recorded.call, "cuda")
     lowered = jax.jit(measurable.functions["cudnn"]).trace(*measurable.operands).lower(lowering_platforms=("cuda",))
     assert "jaxgrad_cudnn_conv_weight_gradient" in lowered.as_text()
 
@@ -255,7 +255,7 @@ def test_an_implementation_that_does_not_compile_is_left_out(monkeypatch, name):
 
     alternatives = {}
     monkeypatch.setattr(choices, "lower_with_sets", fails)
-    monkeypatch.setattr(conv_tuning, "measurable_equation", recorded)
+    monkeypatch.setattr(conv_measurable, "measurable_equation", recorded)
     (choice,) = _tune(jaxgrad.accelerate(convolve), *convolve_arrays()).choices.values()
     assert set(choice.times_us) == set(alternatives) - {name}
 
@@ -471,7 +471,7 @@ def test_what_fails_on_a_thread_is_compiled_again_alone(monkeypatch, failures):
 
     alternatives, attempts = {}, []
     monkeypatch.setattr(choices, "lower_with_sets", lower)
-    monkeypatch.setattr(conv_tuning, "measurable_equation", recorded)
+    monkeypatch.setattr(conv_measurable, "measurable_equation", recorded)
     (choice,) = _tune(jaxgrad.accelerate(convolve), *convolve_arrays()).choices.values()
     assert set(choice.times_us) == set(alternatives) - ({"xla"} if failures == 2 else set())
 

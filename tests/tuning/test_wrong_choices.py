@@ -15,8 +15,8 @@ from tolerances import assert_close
 
 import jaxgrad
 from jaxgrad import Tuning
-from jaxgrad._src.core.environment import current_environment
-from jaxgrad._src.core.tuning import Choice
+from jaxgrad._src.choice.environment import current_environment
+from jaxgrad._src.choice.measured_choices import Choice
 
 pytestmark = pytest.mark.jax_version
 

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar, overload
 
 from jaxgrad._src.accelerate.lowering import installed_or_warn
+from jaxgrad._src.choice.op import check_implementation
 from jaxgrad._src.core import marks
 from jaxgrad._src.core.decorator import Decorator
-from jaxgrad._src.core.op import check_implementation
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -12,14 +12,14 @@ from jax.extend.core import JaxprEqn
 from jaxgrad._src.accelerate.calls import Convolution
 from jaxgrad._src.accelerate.lowering import allowed_implementation
 from jaxgrad._src.accelerate.places import Place
+from jaxgrad._src.choice.candidates import Candidates
+from jaxgrad._src.choice.op import lowering_platform, platform_of
 from jaxgrad._src.conv import api
+from jaxgrad._src.conv.call.flops import count_flops
+from jaxgrad._src.conv.call.geometry import described
+from jaxgrad._src.conv.call.params import ConvParams
 from jaxgrad._src.conv.equation import plan_equation
-from jaxgrad._src.conv.flops import count_flops
-from jaxgrad._src.conv.geometry import described
-from jaxgrad._src.conv.params import ConvParams
 from jaxgrad._src.core import jax_internals, marks
-from jaxgrad._src.core.candidates import Candidates
-from jaxgrad._src.core.op import lowering_platform, platform_of
 
 SELECTED_BY_OP = "selected by the op of jaxgrad"
 

@@ -13,10 +13,10 @@ from jaxgrad._src.accelerate.places import Place
 from jaxgrad._src.batch_norm import api as batch_norm
 from jaxgrad._src.batch_norm.params import BatchNormParams
 from jaxgrad._src.batch_norm.passes import candidates_of as batch_norm_candidates
-from jaxgrad._src.core.candidates import Candidates
-from jaxgrad._src.core.explain import explain_pass
-from jaxgrad._src.core.op import Op, lowering_platform
-from jaxgrad._src.core.selection import recording, select_pass
+from jaxgrad._src.choice.candidates import Candidates
+from jaxgrad._src.choice.explain import explain_pass
+from jaxgrad._src.choice.op import Op, lowering_platform
+from jaxgrad._src.choice.selection import recording, select_pass
 from jaxgrad._src.gru import api as gru
 from jaxgrad._src.gru.flops import count_flops
 from jaxgrad._src.gru.params import GruParams

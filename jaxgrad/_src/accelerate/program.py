@@ -13,8 +13,8 @@ from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 from jaxgrad._src.accelerate import conv_calls, op_calls
 from jaxgrad._src.accelerate.calls import Call
 from jaxgrad._src.accelerate.places import Place
-from jaxgrad._src.conv.params import ConvParams
-from jaxgrad._src.core.named_jit import identity_of
+from jaxgrad._src.conv.call.params import ConvParams
+from jaxgrad._src.run.named_jit import identity_of
 
 
 @dataclasses.dataclass

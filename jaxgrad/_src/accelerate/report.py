@@ -12,9 +12,9 @@ import jax
 from jaxgrad._src.accelerate.lowering import install
 from jaxgrad._src.accelerate.program import search
 from jaxgrad._src.accelerate.results import Report
+from jaxgrad._src.choice.op import public_platform
 from jaxgrad._src.core import checks
-from jaxgrad._src.core.function_of_arrays import function_of_arrays
-from jaxgrad._src.core.op import public_platform
+from jaxgrad._src.run.function_of_arrays import function_of_arrays
 
 
 def report(function: Callable[..., Any], *args: Any, platform: str | None = None, **kwargs: Any) -> Report:

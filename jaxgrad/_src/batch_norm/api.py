@@ -15,11 +15,12 @@ from jaxgrad._src.batch_norm import autodiff, jvp, named_vmap
 from jaxgrad._src.batch_norm.backend import PASSES, compute_dtype
 from jaxgrad._src.batch_norm.backends import BACKENDS, TWO_STEP_BACKENDS
 from jaxgrad._src.batch_norm.params import BatchNormParams, BatchNormProblem, TrainingOptions
-from jaxgrad._src.core import checks, forward_mode
+from jaxgrad._src.choice.op import Op
+from jaxgrad._src.choice.selection import reject_symbolic_shapes, select
+from jaxgrad._src.core import checks
 from jaxgrad._src.core.activations import Activation, activation_name
-from jaxgrad._src.core.mesh_axes import MeshAxes, pvary_to_match
-from jaxgrad._src.core.op import Op
-from jaxgrad._src.core.selection import reject_symbolic_shapes, select
+from jaxgrad._src.run import forward_mode
+from jaxgrad._src.run.mesh_axes import MeshAxes, pvary_to_match
 
 TRAINING = Op("batch_norm_training", PASSES, BACKENDS)
 INFERENCE = Op("batch_norm_inference", PASSES, TWO_STEP_BACKENDS)

@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxgrad._src.batch_norm import passes, xla
 from jaxgrad._src.batch_norm.backend import Gradients, Statistics, compute_dtype
-from jaxgrad._src.core.symbolic_zeros import none_if_zero, values_and_needs_grad
+from jaxgrad._src.run.symbolic_zeros import none_if_zero, values_and_needs_grad
 
 # Names of the residuals for policies of `jax.checkpoint`.
 _TRAINING_NAME, _INFERENCE_NAME = "jaxgrad.batch_norm_training", "jaxgrad.batch_norm_inference"

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxgrad._src.batch_norm.params import BatchNormParams
-from jaxgrad._src.core.op import Backend
+from jaxgrad._src.choice.op import Backend
 
 PASSES = ("forward", "backward")
 

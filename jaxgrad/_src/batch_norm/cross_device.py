@@ -14,7 +14,7 @@ import jax
 from jaxgrad._src.batch_norm import xla
 from jaxgrad._src.batch_norm.backend import Statistics
 from jaxgrad._src.batch_norm.params import BatchNormParams
-from jaxgrad._src.core.mesh_axes import MeshAxes
+from jaxgrad._src.run.mesh_axes import MeshAxes
 
 # Up to as many devices, gathering the statistics of all takes about as long as one sum of them.
 _MAX_GATHERED = 16

@@ -1,4 +1,4 @@
-"""The cuDNN backend of batch normalization, through the handlers in ffi/cuda/batch_norm.
+"""The cuDNN backend of batch normalization, through the handlers in ffi/cuda/cudnn_batch_norm.
 
 cuDNN computes y and all statistics in one call, and the gradients of x, scale and bias in another. It adds relu, and a
 residual before relu, where the channels are the last dimension; XLA computes the rest. cuDNN's mean has no `mean_low`.
@@ -15,11 +15,11 @@ import numpy as np
 from jaxgrad._src.batch_norm import xla
 from jaxgrad._src.batch_norm.backend import BatchNormBackend, Gradients, compute_dtype
 from jaxgrad._src.batch_norm.params import BatchNormParams, BatchNormProblem
+from jaxgrad._src.choice.op import Rejection
+from jaxgrad._src.choice.table import preference
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
-from jaxgrad._src.core.op import Rejection
 from jaxgrad._src.native import cuda
 from jaxgrad._src.native.ffi import empty_if_none, ffi_call
-from jaxgrad._src.selection.table import preference
 
 
 class BatchNormFeatures(NamedTuple):

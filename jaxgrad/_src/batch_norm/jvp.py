@@ -21,8 +21,8 @@ from jax import lax
 from jaxgrad._src.batch_norm import passes, xla
 from jaxgrad._src.batch_norm.backend import Statistics, compute_dtype
 from jaxgrad._src.batch_norm.params import BatchNormParams
-from jaxgrad._src.core.candidates import Candidates
-from jaxgrad._src.core.derivative_maps import JvpRules
+from jaxgrad._src.choice.candidates import Candidates
+from jaxgrad._src.run.derivative_maps import JvpRules
 
 
 def _training(params, primals, tangents):

@@ -23,8 +23,8 @@ from jax.interpreters import ad, batching
 
 from jaxgrad._src.batch_norm import jvp
 from jaxgrad._src.batch_norm.params import BatchNormParams, TrainingOptions
-from jaxgrad._src.core.batching import broadcast, fold, unfold
-from jaxgrad._src.core.candidates import XLA
+from jaxgrad._src.choice.candidates import XLA
+from jaxgrad._src.run.batching import broadcast, fold, unfold
 
 Train = Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
 

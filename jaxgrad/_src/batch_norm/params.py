@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxgrad._src.core.candidates import Candidates
-from jaxgrad._src.core.mesh_axes import MeshAxes
+from jaxgrad._src.choice.candidates import Candidates
 from jaxgrad._src.native.ffi import short_dtype
+from jaxgrad._src.run.mesh_axes import MeshAxes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,13 +18,13 @@ from jaxgrad._src.batch_norm import cross_device, xla
 from jaxgrad._src.batch_norm.backend import Statistics
 from jaxgrad._src.batch_norm.backends import BACKENDS, TWO_STEP_BACKENDS
 from jaxgrad._src.batch_norm.params import BatchNormParams, BatchNormProblem
-from jaxgrad._src.core.batching import fold_or_loop
-from jaxgrad._src.core.candidates import Candidates
+from jaxgrad._src.choice.candidates import Candidates
+from jaxgrad._src.choice.selection import supporting
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
-from jaxgrad._src.core.mesh_axes import MeshAxes
-from jaxgrad._src.core.named_jit import named_jit
-from jaxgrad._src.core.partitioning import Dims, PartitioningRule, call_on_shard, partitioned
-from jaxgrad._src.core.selection import supporting
+from jaxgrad._src.run.batching import fold_or_loop
+from jaxgrad._src.run.mesh_axes import MeshAxes
+from jaxgrad._src.run.named_jit import named_jit
+from jaxgrad._src.run.partitioning import Dims, PartitioningRule, call_on_shard, partitioned
 
 _CHANNELS: Dims = ("C",)
 _MAX_PASSES = 1024  # jitted passes of each kind that are kept, for different parameters

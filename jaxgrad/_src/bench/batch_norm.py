@@ -12,7 +12,7 @@ from jax import lax
 
 from jaxgrad._src.batch_norm.api import batch_norm_training
 from jaxgrad._src.bench.call import Pass, shaped, value, value_and_gradients
-from jaxgrad._src.core.explain import Explanation, explain
+from jaxgrad._src.choice.explain import Explanation, explain
 
 EPSILON = 1e-5
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import jax
 
-from jaxgrad._src.core.explain import Explanation, PassExplanation
+from jaxgrad._src.choice.explain import Explanation, PassExplanation
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,10 +11,10 @@ import jax
 from jax import lax
 
 from jaxgrad._src.bench.call import Pass, gradient, shaped, value
+from jaxgrad._src.choice.explain import Explanation, explain
 from jaxgrad._src.conv.api import conv_general_dilated
-from jaxgrad._src.conv.geometry import dilated_size, output_size, transpose_padding
+from jaxgrad._src.conv.call.geometry import dilated_size, output_size, transpose_padding
 from jaxgrad._src.conv.transpose import conv_transpose
-from jaxgrad._src.core.explain import Explanation, explain
 
 _PASSES = (
     Pass("forward", partial(value, inputs=2), (0,)),

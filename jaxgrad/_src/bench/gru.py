@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxgrad._src.bench.call import Pass, shaped, value, value_and_gradients
-from jaxgrad._src.core.explain import Explanation, explain
+from jaxgrad._src.choice.explain import Explanation, explain
 from jaxgrad._src.gru.api import gru
-from jaxgrad._src.gru.tuning import MANY_STEPS
+from jaxgrad._src.gru.measurable import MANY_STEPS
 
 
 @dataclasses.dataclass(frozen=True)

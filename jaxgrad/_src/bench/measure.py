@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxgrad._src.bench.call import Call, implementations
 from jaxgrad._src.bench.results import JAXGRAD, PYTORCH, XLA, CallResult, PassResult, Results
-from jaxgrad._src.core.environment import current_environment
-from jaxgrad._src.core.explain import PassExplanation
+from jaxgrad._src.choice.environment import current_environment
+from jaxgrad._src.choice.explain import PassExplanation
 from jaxgrad._src.tuning.progress import with_progress
 from jaxgrad._src.tuning.timing import Program, random_operands, repeated_on_gpu, run_once, samples_in_turns, with_sets
 

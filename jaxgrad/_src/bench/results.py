@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxgrad._src.core.environment import Environment
-from jaxgrad._src.core.explain import PassExplanation
+from jaxgrad._src.choice.environment import Environment
+from jaxgrad._src.choice.explain import PassExplanation
 
 JAXGRAD, XLA, PYTORCH = "jaxgrad", "XLA", "PyTorch"
 _MARGIN = 1.05  # XLA is the better choice where jaxgrad takes longer by more

@@ -15,22 +15,22 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxgrad._src.choice.candidates import XLA
+from jaxgrad._src.choice.op import Op, Rejection
+from jaxgrad._src.choice.selection import Selection, select
+from jaxgrad._src.choice.settings import of_kernels
 from jaxgrad._src.conv.activations import ACTIVATIONS, activate, check_activation
 from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.conv.backends import BACKENDS
-from jaxgrad._src.conv.canonicalize import LaxArguments, Reading, read
-from jaxgrad._src.conv.params import ConvCall, ConvParams
-from jaxgrad._src.conv.xla import add_bias_and_relu
-from jaxgrad._src.conv.xla_forms import remark_on_xla
+from jaxgrad._src.conv.call.params import ConvCall, ConvParams
+from jaxgrad._src.conv.on_xla.forms import remark_on_xla
+from jaxgrad._src.conv.on_xla.xla import add_bias_and_relu
+from jaxgrad._src.conv.read.canonicalize import LaxArguments, Reading, read
 from jaxgrad._src.core import checks, marks
 from jaxgrad._src.core.activations import Activation, activation_name
-from jaxgrad._src.core.candidates import XLA
-from jaxgrad._src.core.mesh_axes import explicit_mesh, pvary_to_match
-from jaxgrad._src.core.op import Op, Rejection
 from jaxgrad._src.core.precision import precision_of_call
-from jaxgrad._src.core.selection import Selection, select
-from jaxgrad._src.core.settings import of_kernels
 from jaxgrad._src.native import cuda
+from jaxgrad._src.run.mesh_axes import explicit_mesh, pvary_to_match
 
 OP = Op("conv_general_dilated", PASSES, BACKENDS, remark_on_xla)
 _NAME = "jaxgrad.conv_general_dilated"
@@ -217,7 +217,7 @@ def convolve(
 def _can_bypass_custom_vjp(selection: Selection, reading: Reading) -> bool:
     """Whether `jax.lax.conv_general_dilated` with JAX's own derivatives is right, and as fast as the passes on XLA.
 
-    It is not for groups, matrix products and weight gradients of transposed convolutions, which conv/xla.py writes in
+    It is not for groups, matrix products and weight gradients of transposed convolutions, which on_xla/xla.py writes in
     another way, nor on a GPU, where the passes have faster batching rules. Nor is it used over explicit mesh axes,
     because XLA's partitioner computes some weight gradients incorrectly where an axis splits a spatial dimension
     (jaxlib 0.10.2 to 0.12.0.1: twice their value).

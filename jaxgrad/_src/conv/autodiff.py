@@ -16,10 +16,10 @@ from functools import partial
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxgrad._src.conv.on_xla.xla import bias_gradient, relu_grad
 from jaxgrad._src.conv.passes import forward_pass, input_gradient_pass, weight_gradient_pass
-from jaxgrad._src.conv.xla import bias_gradient, relu_grad
-from jaxgrad._src.core.mesh_axes import pvary_to_match
-from jaxgrad._src.core.symbolic_zeros import instantiate_zeros, values_and_needs_grad
+from jaxgrad._src.run.mesh_axes import pvary_to_match
+from jaxgrad._src.run.symbolic_zeros import instantiate_zeros, values_and_needs_grad
 
 # The names by which policies of `jax.checkpoint` select the differentiated results.
 _FORWARD_NAME, _INPUT_GRADIENT_NAME = "jaxgrad.conv_general_dilated", "jaxgrad.conv_transpose"

@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 
 import jax
 
-from jaxgrad._src.conv.features import ConvFeatures
-from jaxgrad._src.conv.params import ConvCall, ConvParams
-from jaxgrad._src.conv.problem import ConvProblem
+from jaxgrad._src.choice.op import Backend
+from jaxgrad._src.choice.table import Row, preference, table_name
+from jaxgrad._src.conv.call.features import ConvFeatures
+from jaxgrad._src.conv.call.params import ConvCall, ConvParams
+from jaxgrad._src.conv.call.problem import ConvProblem
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
-from jaxgrad._src.core.op import Backend
-from jaxgrad._src.selection.table import Row, preference, table_name
 
 PASSES = ("forward", "input_gradient", "weight_gradient")
 

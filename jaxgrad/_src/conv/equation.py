@@ -1,8 +1,8 @@
 """Selects how an equation of `jax.lax.conv_general_dilated` is computed, whoever has written it.
 
-conv/readings.py reads an equation as the passes that compute it. `plan_equation` takes the first reading for
-which a kernel is selected, or which conv/xla.py writes in another way than JAX. If a kernel supports a reading but XLA
-is faster, the equation stays on XLA.
+read/readings.py reads an equation as the passes that compute it. `plan_equation` takes the first reading for which a
+kernel is selected, or which on_xla/xla.py writes in another way than JAX. If a kernel supports a reading but XLA is
+faster, the equation stays on XLA.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
+from jaxgrad._src.choice.explain import explain_pass
+from jaxgrad._src.choice.measured_choices import RecordedCall, Recorder
+from jaxgrad._src.choice.selection import select_pass, supporting
+from jaxgrad._src.choice.settings import current, of_kernels
 from jaxgrad._src.conv.api import OP
 from jaxgrad._src.conv.backends import BACKENDS
-from jaxgrad._src.conv.canonicalize import LaxArguments, is_miscompiled_by_xla, normalize, unsupported_operands
-from jaxgrad._src.conv.geometry import described
-from jaxgrad._src.conv.params import ConvCall, ConvParams
-from jaxgrad._src.conv.pass_calls import ConvArguments
-from jaxgrad._src.conv.readings import Reading, fastest_first, measurable, written_first
-from jaxgrad._src.conv.xla_forms import form_on_xla
-from jaxgrad._src.core.explain import explain_pass
+from jaxgrad._src.conv.call.geometry import described
+from jaxgrad._src.conv.call.params import ConvCall, ConvParams
+from jaxgrad._src.conv.on_xla.forms import form_on_xla
+from jaxgrad._src.conv.read.canonicalize import LaxArguments, is_miscompiled_by_xla, normalize, unsupported_operands
+from jaxgrad._src.conv.read.pass_calls import ConvArguments
+from jaxgrad._src.conv.read.readings import Reading, fastest_first, measurable, written_first
 from jaxgrad._src.core.jax_internals import ShardingTypeError
-from jaxgrad._src.core.mesh_axes import explicit_sharding_of
 from jaxgrad._src.core.precision import precision_flags
-from jaxgrad._src.core.selection import select_pass, supporting
-from jaxgrad._src.core.settings import current, of_kernels
-from jaxgrad._src.core.tuning import RecordedCall, Recorder
+from jaxgrad._src.run.mesh_axes import explicit_sharding_of
 
 _AS_STRIDED = "jaxgrad writes it for XLA as the weight gradient of a strided convolution"
 _ON = " on "  # between a pass and an implementation

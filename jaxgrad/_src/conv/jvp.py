@@ -8,8 +8,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from jaxgrad._src.conv import autodiff
-from jaxgrad._src.conv.xla import add_bias, relu_grad
-from jaxgrad._src.core.derivative_maps import JvpRules
+from jaxgrad._src.conv.on_xla.xla import add_bias, relu_grad
+from jaxgrad._src.run.derivative_maps import JvpRules
 
 
 def _forward(params, primals, tangents):

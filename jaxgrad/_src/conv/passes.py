@@ -13,23 +13,23 @@ from typing import Any
 import jax
 from jax.custom_batching import custom_vmap
 
-from jaxgrad._src.conv import xla
+from jaxgrad._src.choice.candidates import Candidates
+from jaxgrad._src.choice.selection import supporting
 from jaxgrad._src.conv.backends import BACKENDS
-from jaxgrad._src.conv.batching import as_groups, as_independent_problems
-from jaxgrad._src.conv.params import ConvCall, ConvParams
-from jaxgrad._src.conv.problem import (
+from jaxgrad._src.conv.call.batching import as_groups, as_independent_problems
+from jaxgrad._src.conv.call.params import ConvCall, ConvParams
+from jaxgrad._src.conv.call.problem import (
     ConvProblem,
     forward_problem,
     input_gradient_problem,
     weight_gradient_problem,
 )
-from jaxgrad._src.core.batching import broadcast, empty_vmap, fold, unfold
-from jaxgrad._src.core.candidates import Candidates
+from jaxgrad._src.conv.on_xla import xla
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
-from jaxgrad._src.core.mesh_axes import MeshAxes
-from jaxgrad._src.core.named_jit import named_jit
-from jaxgrad._src.core.partitioning import CrossDevice, Dims, PartitioningRule, call_on_shard, dims, partitioned
-from jaxgrad._src.core.selection import supporting
+from jaxgrad._src.run.batching import broadcast, empty_vmap, fold, unfold
+from jaxgrad._src.run.mesh_axes import MeshAxes
+from jaxgrad._src.run.named_jit import named_jit
+from jaxgrad._src.run.partitioning import CrossDevice, Dims, PartitioningRule, call_on_shard, dims, partitioned
 
 _Kernels = Mapping[str, Callable[..., Any]]  # by implementation
 _MAX_PASSES = 1024  # jitted passes of each kind that are kept, for different geometries and settings

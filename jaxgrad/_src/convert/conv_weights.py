@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgrad._src.conv.api import conv_general_dilated
-from jaxgrad._src.conv.geometry import dilated_size
+from jaxgrad._src.conv.call.geometry import dilated_size
 from jaxgrad._src.conv.transpose import conv_transpose
 from jaxgrad._src.core.activations import Activation
 

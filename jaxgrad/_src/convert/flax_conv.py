@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxgrad._src.conv.geometry import transpose_padding
+from jaxgrad._src.conv.call.geometry import transpose_padding
 from jaxgrad._src.convert.conv_weights import (
     ConvTransposeWeights,
     ConvWeights,

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxgrad._src.conv.geometry import transpose_padding
+from jaxgrad._src.conv.call.geometry import transpose_padding
 from jaxgrad._src.convert.arrays import as_jax
 from jaxgrad._src.convert.conv_weights import (
     ConvTransposeWeights,

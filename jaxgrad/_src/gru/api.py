@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxgrad._src.choice.op import Op
+from jaxgrad._src.choice.selection import reject_symbolic_shapes, select
 from jaxgrad._src.core import checks
-from jaxgrad._src.core.op import Op
 from jaxgrad._src.core.precision import default_precision
-from jaxgrad._src.core.selection import reject_symbolic_shapes, select
 from jaxgrad._src.gru.backend import PASSES
 from jaxgrad._src.gru.backends import BACKENDS
 from jaxgrad._src.gru.batch_major import batch_major_y

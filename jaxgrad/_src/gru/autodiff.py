@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxgrad._src.core.symbolic_zeros import none_if_zero, values_and_needs_grad
 from jaxgrad._src.gru import passes, xla
 from jaxgrad._src.gru.backend import Gradients
+from jaxgrad._src.run.symbolic_zeros import none_if_zero, values_and_needs_grad
 
 _CHECKPOINT_NAME = "jaxgrad.gru"  # of the residuals for policies of `jax.checkpoint`
 

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxgrad._src.core.op import Backend, Rejection
+from jaxgrad._src.choice.op import Backend, Rejection
+from jaxgrad._src.choice.table import Row, preference
 from jaxgrad._src.gru.features import GruFeatures
 from jaxgrad._src.gru.params import GruParams, GruProblem
-from jaxgrad._src.selection.table import Row, preference
 
 PASSES = ("forward", "backward")
 

@@ -15,10 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxgrad._src.core.batching import fold, unfold
+from jaxgrad._src.choice.op import Rejection
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
-from jaxgrad._src.core.op import Rejection
-from jaxgrad._src.core.plan_directory import plan_directory
 from jaxgrad._src.core.precision import allows_tf32, default_precision
 from jaxgrad._src.gru import xla
 from jaxgrad._src.gru.backend import PASSES, Gradients, GruBackend
@@ -26,6 +24,8 @@ from jaxgrad._src.gru.params import GruParams, GruProblem
 from jaxgrad._src.gru.products import products_after_the_scan, states_before
 from jaxgrad._src.native import cuda
 from jaxgrad._src.native.ffi import empty_if_none, ffi_call, without_groups
+from jaxgrad._src.run.batching import fold, unfold
+from jaxgrad._src.run.plan_directory import plan_directory
 
 # With linear_before_reset, the kernel writes the gradients that the recurrent weights need from this many hidden units
 # of all rows on. Below, that takes longer than the multiplication on XLA.

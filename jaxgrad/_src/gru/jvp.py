@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jaxgrad._src.core.derivative_maps import JvpRules
 from jaxgrad._src.gru import autodiff, xla
 from jaxgrad._src.gru.backend import Gradients
+from jaxgrad._src.run.derivative_maps import JvpRules
 
 
 def _formula(params, *arrays):

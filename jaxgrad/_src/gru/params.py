@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxgrad._src.core.candidates import Candidates
+from jaxgrad._src.choice.candidates import Candidates
 from jaxgrad._src.core.precision import precision_flags
 from jaxgrad._src.native.ffi import short_dtype
 

@@ -15,15 +15,15 @@ from typing import Any
 import jax
 from jax import lax
 
-from jaxgrad._src.core.batching import fold_or_group
-from jaxgrad._src.core.candidates import Candidates
+from jaxgrad._src.choice.candidates import Candidates
+from jaxgrad._src.choice.selection import supporting
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
-from jaxgrad._src.core.named_jit import named_jit
-from jaxgrad._src.core.partitioning import Dims, PartitioningRule, dims, partitioned
-from jaxgrad._src.core.selection import supporting
 from jaxgrad._src.gru import xla
 from jaxgrad._src.gru.backends import BACKENDS
 from jaxgrad._src.gru.params import GruParams, GruProblem
+from jaxgrad._src.run.batching import fold_or_group
+from jaxgrad._src.run.named_jit import named_jit
+from jaxgrad._src.run.partitioning import Dims, PartitioningRule, dims, partitioned
 
 _MAX_PASSES = 1024  # jitted passes of each kind that are kept, for different parameters
 

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxgrad._src.core import forward_mode
-from jaxgrad._src.core.mesh_axes import explicit_mesh, pvary_to_match
 from jaxgrad._src.gru import autodiff, jvp
 from jaxgrad._src.gru.params import GruParams
+from jaxgrad._src.run import forward_mode
+from jaxgrad._src.run.mesh_axes import explicit_mesh, pvary_to_match
 
 
 def call(params: GruParams, *operands: Any) -> tuple[jax.Array, jax.Array]:

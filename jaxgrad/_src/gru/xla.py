@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxgrad._src.core.mesh_axes import pvary_to_match
 from jaxgrad._src.gru.backend import Gradients
 from jaxgrad._src.gru.formulas import (
     clip_gate,
@@ -31,6 +30,7 @@ from jaxgrad._src.gru.formulas import (
 )
 from jaxgrad._src.gru.params import GruParams
 from jaxgrad._src.gru.products import products_after_the_scan, states_before
+from jaxgrad._src.run.mesh_axes import pvary_to_match
 
 _UNROLL = 4  # steps of the scan in one loop body: measured best, or close to it, for H from 128 to 1024
 

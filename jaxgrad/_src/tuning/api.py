@@ -11,14 +11,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxgrad._src.core import checks, settings
+from jaxgrad._src.choice import settings
+from jaxgrad._src.choice.environment import current_environment, share_first_environment
+from jaxgrad._src.choice.measured_choices import Choice, Recorder
+from jaxgrad._src.core import checks
 from jaxgrad._src.core.decorator import unsupported_kind
-from jaxgrad._src.core.environment import current_environment, share_first_environment
-from jaxgrad._src.core.function_of_arrays import function_of_arrays
 from jaxgrad._src.core.jax_internals import lower_all
 from jaxgrad._src.core.processes import text_of_first_process
-from jaxgrad._src.core.tuning import Choice, Recorder
 from jaxgrad._src.core.warn import warn_caller
+from jaxgrad._src.run.function_of_arrays import function_of_arrays
 from jaxgrad._src.tuning.choices import measured_choice
 from jaxgrad._src.tuning.progress import with_progress
 from jaxgrad._src.tuning.timing import medians, run_once, with_arrays

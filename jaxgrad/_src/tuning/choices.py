@@ -7,14 +7,14 @@ import datetime
 
 import jax
 
-from jaxgrad._src.batch_norm import tuning as batch_norm_tuning
+from jaxgrad._src.batch_norm import measurable as batch_norm_measurable
 from jaxgrad._src.batch_norm.params import BatchNormProblem
-from jaxgrad._src.conv import tuning as conv_tuning
+from jaxgrad._src.choice.measured_choices import Choice, Measurable, RecordedCall
+from jaxgrad._src.choice.op import platform_of
+from jaxgrad._src.conv import measurable as conv_measurable
+from jaxgrad._src.conv.call.params import ConvCall
 from jaxgrad._src.conv.equation import Equation
-from jaxgrad._src.conv.params import ConvCall
-from jaxgrad._src.core.op import platform_of
-from jaxgrad._src.core.tuning import Choice, Measurable, RecordedCall
-from jaxgrad._src.gru import tuning as gru_tuning
+from jaxgrad._src.gru import measurable as gru_measurable
 from jaxgrad._src.gru.params import GruProblem
 from jaxgrad._src.tuning.timing import Program, compile_all, lower_with_sets, medians, random_operands, repeated_on_gpu
 
@@ -59,13 +59,13 @@ def _programs(measurable: Measurable, sets: list[list[jax.Array]]) -> dict[str, 
 def _measurable(recorded: RecordedCall, platform: str) -> Measurable:
     call = recorded.call
     if isinstance(call, Equation):
-        return conv_tuning.measurable_equation(call, platform)
+        return conv_measurable.measurable_equation(call, platform)
     if isinstance(call, ConvCall):
-        return conv_tuning.measurable_pass(recorded.pass_name, call, platform)
+        return conv_measurable.measurable_pass(recorded.pass_name, call, platform)
     if isinstance(call, BatchNormProblem):
-        return batch_norm_tuning.measurable(call, platform)
+        return batch_norm_measurable.measurable(call, platform)
     assert isinstance(call, GruProblem)
-    return gru_tuning.measurable(call, platform)
+    return gru_measurable.measurable(call, platform)
 
 
 def _default(recorded: RecordedCall, platform: str) -> str:

@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 
 import jax
 
+from jaxgrad._src.choice import settings
+from jaxgrad._src.choice.environment import Environment, program_environment, share_first_environment
+from jaxgrad._src.choice.measured_choices import Choice, MeasuredChoices
+from jaxgrad._src.choice.op import implementations
 from jaxgrad._src.conv.backend import PASSES
-from jaxgrad._src.core import settings
-from jaxgrad._src.core.environment import Environment, program_environment, share_first_environment
 from jaxgrad._src.core.files import replace_file
-from jaxgrad._src.core.op import implementations
 from jaxgrad._src.core.processes import text_of_first_process
 from jaxgrad._src.core.reentrant import Reentrant
-from jaxgrad._src.core.tuning import Choice, MeasuredChoices
 from jaxgrad._src.version import __version__
 
 _logger = logging.getLogger("jaxgrad")

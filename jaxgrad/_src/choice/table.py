@@ -1,0 +1,165 @@
+"""Tables of preferences: which implementation is the fastest for a class of calls, one table for each kind of device.
+
+`tables/<kind>.json` is written by `python -m benchmarks preferences` from measurements. A call takes the first row that
+matches it and whose implementation supports it. Each kind of GPU has a table, and CPUs share one for an instruction
+set. A device without a table takes "generic <platform>.json", which prefers a kernel of jaxgrad only where it is
+clearly faster on all devices on which calls of the class were measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxgrad._src.choice.op import public_platform
+from jaxgrad._src.native import cpu, cuda
+
+_TABLES = Path(__file__).parent / "tables"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of a table.
+
+    Attributes:
+      name: of the class of calls.
+      op: "conv", "batch_norm" or "gru"; "conv_on_xla" for the forms in which XLA runs a convolution
+        (conv/on_xla/forms.py), which the row calls implementations.
+      passes: the passes that the row is for.
+      when: by feature of the call, a value, or the least and the largest value as "at_least" and "at_most". The row
+        matches a call with all of them.
+      prefer: the implementation that runs. A kernel must be clearly faster than XLA or another library.
+      why: why, in one sentence.
+      measured: the measurement behind it, or None: the implementation that it was compared with ("over"), the geometric
+        mean and the least of the times of that one over those of the preferred one ("ratio", "least"), the number of
+        measured calls ("cases"), the one in the middle ("case"), and the day of the last measurement and its version of
+        jaxgrad ("date", "jaxgrad"). The other versions are in the table's file.
+      table: the name of the table.
+    """
+
+    name: str
+    op: str
+    passes: tuple[str, ...]
+    when: Mapping[str, Any]
+    prefer: str
+    why: str
+    measured: Mapping[str, Any] | None
+    table: str
+
+    def matches(self, features: Any) -> bool:
+        """Whether the call with these features belongs to the class. Features are asked for in the order of `when`."""
+        return all(_holds(condition, getattr(features, name)) for name, condition in self.when.items())
+
+    def __str__(self) -> str:
+        text = f"row {self.name!r} of the table {self.table!r}"
+        if (m := self.measured) is None:
+            return f"{text}, without a measurement"
+        where = f"in {m['cases']} cases, the last on {m['date']} with jaxgrad {m['jaxgrad']}"
+        if m["ratio"] < 1:
+            return f"{text}: {m['over']} was measured {1 / m['ratio']:.2f}x as fast {where}: too little"
+        return f"{text}, measured {m['ratio']:.2f}x as fast as {m['over']} {where}"
+
+
+def _holds(condition: Any, value: Any) -> bool:
+    if isinstance(condition, Mapping):
+        return bool(condition.get("at_least", value) <= value <= condition.get("at_most", value))
+    return bool(value == condition)
+
+
+def preference(
+    op: str, pass_name: str, platform: str, features: Any, among: Collection[str], *, resized: bool = False
+) -> Row | None:
+    """Returns the row of this machine's table for a call.
+
+    Args:
+      op: as in `Row`.
+      pass_name: the pass.
+      platform: the platform that the program is lowered for.
+      features: the features of the call, as attributes.
+      among: the implementations to choose from.
+      resized: whether `vmap` has made independent problems of a call that was selected before. Only rows for such
+        problems apply then, and there may be none.
+    """
+    row = first_row(rows(platform), op, pass_name, features, among, resized=resized)
+    if row is None and not resized:
+        raise AssertionError(f"the table {table_name(platform)} has no row for every {op} {pass_name}")
+    return row
+
+
+def first_row(
+    table: Iterable[Row], op: str, pass_name: str, features: Any, among: Collection[str], *, resized: bool = False
+) -> Row | None:
+    """`preference` in a given table."""
+    for row in table:
+        applies = row.op == op and pass_name in row.passes and row.prefer in among
+        if applies and ("problems" in row.when) == resized and row.matches(features):
+            return row
+    return None
+
+
+def rows(platform: str) -> tuple[Row, ...]:
+    """The table of this machine's device."""
+    return read_table(table_name(platform))
+
+
+def table_name(platform: str) -> str:
+    """The name of the table of this machine's device, or of the generic one if the device has none.
+
+    Programs for a GPU that are lowered without one take the generic table. So do programs for CPUs of several
+    processes, which must all select alike, and may run on unlike machines.
+    """
+    name = name_of_own_table(platform, _device_kind(platform))
+    return name if name and _is_file(_TABLES / f"{name}.json") else f"generic {public_platform(platform)}"
+
+
+def name_of_own_table(platform: str, device_kind: str) -> str:
+    """The name that the table of a kind of device has, if there is one; empty for CPUs that share the generic table.
+
+    Args:
+      platform: "cpu" or "cuda".
+      device_kind: the kind of a GPU, or a text with the instruction set of jaxgrad's kernels on a CPU.
+    """
+    if platform == "cuda":
+        return file_name(device_kind)
+    return "CPU with AVX-512" if "avx512" in device_kind else ""
+
+
+def _device_kind(platform: str) -> str:
+    """The kind of this machine's device, as `name_of_own_table` takes it; empty if it must not matter."""
+    if platform == "cuda":
+        return cuda.device_kind() or ""
+    return _instruction_set() if jax.process_count() == 1 else ""
+
+
+@cache
+def _instruction_set() -> str:
+    return cpu.build_info().get("instruction_set", "")
+
+
+@cache
+def _is_file(path: Path) -> bool:
+    return path.is_file()
+
+
+def file_name(device_kind: str) -> str:
+    """The kind of a device as the name of a file."""
+    return re.sub(r"[^\w -]", "", device_kind)
+
+
+@cache
+def read_table(name: str) -> tuple[Row, ...]:
+    """Reads a table by its name."""
+    content = json.loads((_TABLES / f"{name}.json").read_text(encoding="utf-8"))
+    return typed_rows(content["rows"], name)
+
+
+def typed_rows(rows: Iterable[Mapping[str, Any]], name: str) -> tuple[Row, ...]:
+    """The rows of a table of that name, as its file has them."""
+    return tuple(Row(**{**row, "passes": tuple(row["passes"])}, table=name) for row in rows)

@@ -1,0 +1,113 @@
+"""A convolution problem: geometry, sizes and dtype. Kernels are selected and planned by it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+
+from jaxgrad._src.conv.call.geometry import ConvGeometry, described, leading_sizes, shape_of, unusual
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvProblem:
+    """A convolution of known sizes. All three passes (y, dx, dw) share it.
+
+    Attributes:
+      geometry: its geometry.
+      batch, features, out_features: the sizes of the batch, input feature and output feature axes.
+      dtype: the dtype of every operand.
+      num_problems: `(n,)` for n independent convolutions of this shape in one call, along an axis before the axes of
+        the geometry; `()` if the arrays have no such axis.
+    """
+
+    geometry: ConvGeometry
+    batch: int
+    features: int
+    out_features: int
+    dtype: Any
+    num_problems: tuple[int, ...] = ()
+
+    @property
+    def x_shape(self) -> tuple[int, ...]:
+        return shape_of(self.geometry.lhs_spec, self.batch, self.features, self.geometry.x_spatial)
+
+    @property
+    def w_shape(self) -> tuple[int, ...]:
+        g = self.geometry
+        return shape_of(g.rhs_spec, self.out_features, self.features // g.feature_group_count, g.w_spatial)
+
+    @property
+    def y_shape(self) -> tuple[int, ...]:
+        return shape_of(self.geometry.out_spec, self.batch, self.out_features, self.geometry.y_spatial)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of x, w and y, without the axis of independent problems."""
+        return self.x_shape, self.w_shape, self.y_shape
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each group has one input and one output feature."""
+        return self.features == self.out_features == self.geometry.feature_group_count
+
+    @property
+    def multiplications(self) -> int:
+        """The multiplications of one pass of one problem, including multiplications with padding."""
+        g = self.geometry
+        places = self.batch * math.prod(g.y_spatial)
+        return places * math.prod(g.w_spatial) * self.features * self.out_features // g.feature_group_count
+
+    def text(self) -> str:
+        """Shapes, layouts and parameters."""
+        g = self.geometry
+        specs = (g.lhs_spec, "NC"), (g.rhs_spec, "OI"), (g.out_spec, "NC")
+        arrays = (described(self.dtype, shape, *spec) for shape, spec in zip(self.shapes, specs, strict=True))
+        words = [f"{name}={array}" for name, array in zip("xwy", arrays, strict=True)]
+        parameters = unusual(
+            window_strides=g.window_strides,
+            padding=g.padding,
+            rhs_dilation=g.rhs_dilation,
+            feature_group_count=g.feature_group_count,
+            window_reversed=g.window_reversed,
+        )
+        return " ".join([*words, *parameters, *(f"problems={n}" for n in self.num_problems)])
+
+    def with_geometry(self, geometry: ConvGeometry) -> ConvProblem:
+        """The same convolution with other layouts of its operands."""
+        return dataclasses.replace(self, geometry=geometry)
+
+    def in_dtype(self, dtype: Any) -> ConvProblem:
+        return dataclasses.replace(self, dtype=dtype)
+
+    def in_groups(self) -> ConvProblem:
+        """One convolution whose groups are the groups of all independent problems."""
+        count = math.prod(self.num_problems)
+        return ConvProblem(
+            self.geometry.in_groups(count), self.batch, self.features * count, self.out_features * count, self.dtype
+        )
+
+
+def forward_problem(geometry: ConvGeometry, x: jax.Array, w: jax.Array) -> ConvProblem:
+    batch, features = leading_sizes(x, geometry.lhs_spec)
+    out_features, _ = leading_sizes(w, geometry.rhs_spec)
+    return ConvProblem(geometry, batch, features, out_features, x.dtype, _num_problems(geometry, x))
+
+
+def input_gradient_problem(geometry: ConvGeometry, dy: jax.Array, w: jax.Array) -> ConvProblem:
+    batch, out_features = leading_sizes(dy, geometry.out_spec)
+    _, group_features = leading_sizes(w, geometry.rhs_spec)
+    features = group_features * geometry.feature_group_count
+    return ConvProblem(geometry, batch, features, out_features, dy.dtype, _num_problems(geometry, dy))
+
+
+def weight_gradient_problem(geometry: ConvGeometry, x: jax.Array, dy: jax.Array) -> ConvProblem:
+    batch, features = leading_sizes(x, geometry.lhs_spec)
+    _, out_features = leading_sizes(dy, geometry.out_spec)
+    return ConvProblem(geometry, batch, features, out_features, x.dtype, _num_problems(geometry, x))
+
+
+def _num_problems(geometry: ConvGeometry, array: jax.Array) -> tuple[int, ...]:
+    return array.shape[: array.ndim - len(geometry.lhs_spec)]
