@@ -40,7 +40,7 @@ from jaxgrad._src.tuning.tuning import from_json
 
 _HERE = Path(__file__).parent
 TUNINGS = _HERE / "results" / "tunings"
-TABLES = _HERE.parent / "jaxgrad" / "_src" / "selection" / "tables"
+TABLES = _HERE.parent / "jaxgrad" / "_src" / "choice" / "tables"
 _CLASSES = _HERE / "shape_classes.json"
 # Of a kernel over XLA, which can fuse neighboring operations and on a GPU calls cuDNN too: in the geometric mean of a
 # class, in which its small calls count as much as the large ones, and in the sum of its times.
