@@ -8,7 +8,6 @@ from typing import Any
 import jax
 
 from jaxgrad._src.batch_norm.cudnn import CudnnBackend as BatchNormBackend
-from jaxgrad._src.choice import op
 from jaxgrad._src.conv.kernels.cudnn import CudnnBackend
 from jaxgrad._src.conv.kernels.depthwise_cuda import DepthwiseCudaBackend
 from jaxgrad._src.gru.cuda import CudaBackend as GruBackend
@@ -27,5 +26,4 @@ def register(library: Any) -> None:
         jax.ffi.register_ffi_target(name, wrapped, platform="cpu")
     for backend in (CudnnBackend, BatchNormBackend, DepthwiseCudaBackend, GruBackend):
         backend.platform = "cpu"
-        op._PLATFORMS[backend.implementation] = "cpu"
     cuda.gpu_ordinal = lambda: 0

@@ -212,7 +212,7 @@ def test_a_wrong_preference_is_found_out(monkeypatch, accelerated):
         pytest.skip("XLA's kernels for groups are fast on a GPU")
     plain = _tune(jax.grad(_loss, (0, 1)), *_ARRAYS)
     assert {choice.implementation for choice in plain.choices.values()} == {"cpu"}
-    monkeypatch.setattr(conv_cpu.CpuBackend, "prefers_other", lambda *_: "a wrong preference")
+    monkeypatch.setattr(conv_cpu.CpuBackend, "why_slower", lambda *_, **__: "a wrong preference")
     function = jax.grad(_loss, (0, 1))
     if accelerated:
 
@@ -232,8 +232,8 @@ def test_a_wrong_preference_is_found_out(monkeypatch, accelerated):
 
 
 def test_progress_and_what_a_tuning_saves(capsys, monkeypatch):
-    monkeypatch.setattr(conv_cpu.CpuBackend, "prefers_other", lambda *_: "a wrong preference")
-    monkeypatch.setattr(cudnn.CudnnBackend, "prefers_other", lambda *_: "")
+    monkeypatch.setattr(conv_cpu.CpuBackend, "why_slower", lambda *_, **__: "a wrong preference")
+    monkeypatch.setattr(cudnn.CudnnBackend, "why_slower", lambda *_, **__: "")
     jaxgrad.tune(jax.grad(_loss), *_ARRAYS)
     first, second, last = capsys.readouterr().err.splitlines()
     assert first.startswith("jaxgrad.tune 1/2 conv forward x=")
@@ -350,7 +350,7 @@ def test_arguments_that_are_no_arrays():
 
 def test_a_function_that_cannot_be_timed(capsys, monkeypatch):
     """The measurements are returned all the same."""
-    monkeypatch.setattr(conv_cpu.CpuBackend, "prefers_other", lambda *_: "a wrong preference")
+    monkeypatch.setattr(conv_cpu.CpuBackend, "why_slower", lambda *_, **__: "a wrong preference")
 
     def fails(program):
         if program.run.__qualname__.startswith("with_arrays"):

@@ -425,7 +425,7 @@ def test_a_choice_is_followed_in_calls_with_optional_arrays(
 
     own = backend.implementation
     implementation, default = (own, "xla") if followed == "own" else ("xla", own)
-    monkeypatch.setattr(backend, "prefers_other", lambda *_: "" if default == own else "a wrong preference")
+    monkeypatch.setattr(backend, "why_slower", lambda *_, **__: "" if default == own else "a wrong preference")
     assert jaxgrad.explain(op, *arrays, **optional).implementation == default
     with _tuning(gradient, arrays[0], implementation=implementation, other=default) as tuning:
         assert len(tuning.choices) == 1

@@ -16,7 +16,7 @@ from jaxgrad._src.batch_norm import xla
 from jaxgrad._src.batch_norm.backend import BatchNormBackend, Gradients, compute_dtype
 from jaxgrad._src.batch_norm.params import BatchNormParams, BatchNormProblem
 from jaxgrad._src.choice.op import Rejection
-from jaxgrad._src.choice.table import preference
+from jaxgrad._src.choice.table import Row, preference
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.native import cuda
 from jaxgrad._src.native.ffi import empty_if_none, ffi_call
@@ -41,24 +41,20 @@ class CudnnBackend(BatchNormBackend):
         return cuda.unavailable()
 
     def reject(self, pass_name: str, call: BatchNormProblem, *, forced: bool) -> Rejection | None:
-        # Without elements there is no kernel call.
-        return super().reject(pass_name, call, forced=forced) if call.size else None
+        if not call.size:  # there is no kernel call
+            return None
+        if not forced and loses_digits(call) and self.supports(pass_name, call) is None:
+            return Rejection("XLA keeps twice the digits of the mean in this dtype, and is about as fast", slower=True)
+        return super().reject(pass_name, call, forced=forced)
 
     def supports(self, pass_name: str, call: BatchNormProblem) -> Rejection | None:
         if call.size < 2**31:  # cuDNN counts elements in 32 bits
             return None
         return Rejection(f"cuDNN supports fewer than 2^31 elements, x has {call.size}")
 
-    def prefers_other(self, pass_name: str, call: BatchNormProblem) -> str:
-        if loses_digits(call):
-            return "XLA keeps twice the digits of the mean in this dtype, and is about as fast"
-        row = self._row(pass_name, call)
-        return "" if row.prefer == self.implementation else row.why
-
-    def table_row(self, pass_name: str, call: BatchNormProblem) -> str:
-        return "" if loses_digits(call) or not call.size else str(self._row(pass_name, call))
-
-    def _row(self, pass_name: str, call: BatchNormProblem) -> Any:
+    def row(self, pass_name: str, call: BatchNormProblem, *, resized: bool = False) -> Row | None:
+        if resized or loses_digits(call) or not call.size:
+            return None
         features = BatchNormFeatures(call.outer * call.inner, call.channels, has_fast_kernels(call))
         return preference("batch_norm", pass_name, self.platform, features, (self.implementation, "xla"))
 

@@ -34,7 +34,7 @@ _MAX_PASSES = 1024  # jitted passes of each kind that are kept, for different pa
 def forward(params: BatchNormParams) -> Callable[..., Any]:
     """Returns (x, scale, bias, residual) -> (y, mean, mean_low, var, rstd); residual may be None."""
     axis = params.feature_axis
-    kernels = {b.implementation: partial(b.forward, params) for b in BACKENDS if b.has("forward")}
+    kernels = {b.implementation: partial(b.forward, params) for b in BACKENDS}
 
     def candidates(x, scale, bias, residual):
         return candidates_of(params, "forward", params.problem(x))
@@ -100,7 +100,7 @@ def backward(params: BatchNormParams, needs_grad: tuple[bool, ...]) -> Callable[
 
         return run
 
-    kernels = {b.implementation: flat(b.backward) for b in BACKENDS if b.has("backward")}
+    kernels = {b.implementation: flat(b.backward) for b in BACKENDS}
 
     def candidates(x, scale, bias, mean, mean_low, rstd, y, dy, dmean, dvar):
         if dy is None or not any(needs_grad):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from jaxgrad._src.choice.measured_choices import Choice, MeasuredChoices, RecordedCall
 from jaxgrad._src.choice.op import platform_of, public_platform
@@ -37,6 +38,7 @@ class Candidates:
         kernel for the pass.
       tuning: the tuning in force, which may choose again for a pass whose sizes `vmap` or a mesh has changed.
       recorded: the call, if the tuning records it.
+      call: the description of the call that they were selected for, as the backends are asked about it.
       even_if_slower: whether they run a pass that they support where the table prefers XLA for the sizes that `vmap` or
         a mesh has made.
     """
@@ -46,6 +48,7 @@ class Candidates:
     tuning: MeasuredChoices | None = None
     recorded: RecordedCall | None = None
     even_if_slower: bool = False
+    call: Any = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def lowering_hook(self) -> Forced | RecordedCall | None:

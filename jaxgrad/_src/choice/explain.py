@@ -178,14 +178,12 @@ def _decided(selection: Selection, pass_name: str, platform: str) -> tuple[str, 
     if forced is not None:
         Forced(op.name, forced).lowered_for(platform)
         backend = op.backend(forced)
-        if backend is None or not backend.has(pass_name):
-            reason = f"implementation={forced!r} has no kernel for this pass"
-            return "xla", _on_xla(reason, selection, pass_name, platform), None
+        assert backend is not None
         return forced, _with_remark(f"forced by implementation={forced!r}", selection, backend, pass_name), None
     reason, missing = f"jaxgrad has no {op.name} kernel for the platform {platform!r}", ""
     decided_by = None
     for backend in op.backends:
-        if public_platform(backend.platform) != platform or not backend.has(pass_name):
+        if public_platform(backend.platform) != platform:
             continue
         rejection = selection.rejections.get((backend.implementation, pass_name))
         by_table = selection.choice(backend, pass_name) is None

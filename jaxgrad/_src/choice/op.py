@@ -1,7 +1,7 @@
 """The contract between an op and its backends.
 
-An `Op` has passes (its value and its gradients) and backends. A `Backend` is a set of kernels for some of the passes on
-one platform. Backends are asked, call by call, whether they support a pass and whether another backend is faster there;
+An `Op` has passes (its value and its gradients) and backends. A `Backend` is a set of kernels for the passes on one
+platform. Backends are asked, call by call, whether they support a pass and whether another backend is faster there;
 XLA runs what no backend takes. To add a backend to an op, subclass the op's own backend class (such as
 `conv.backend.ConvBackend`, which adds a method for each pass) and add an instance to the op's list of backends.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from jaxgrad._src.core import checks
 
@@ -32,8 +32,18 @@ class Rejection:
     slower: bool = False
 
 
+class Preference(Protocol):
+    """A row of a table of preferences: `prefer` names the fastest implementation, `why` says why in one sentence."""
+
+    @property
+    def prefer(self) -> str: ...
+
+    @property
+    def why(self) -> str: ...
+
+
 class Backend:
-    """Kernels for the passes of one op on one platform.
+    """Kernels for all passes of one op on one platform.
 
     `call` below is the op's description of one call: its problem and its parameters.
 
@@ -42,7 +52,6 @@ class Backend:
       platform: the platform of the kernels, as JAX names it when a program is lowered: "cpu" or "cuda".
       title: the kernels' name in messages, in the plural.
       description: why the backend is selected, for `jaxgrad.explain`; see `describe`.
-      passes: the passes that it has kernels for; None for all passes of the op.
       instead: what runs where the kernels are missing, for the warning.
       depends_on_problem_only: whether the answers about a convolution depend only on its problem, on `has_bias` and on
         `transposed`, so that they may be kept: not on settings, precision or relu, nor on free memory. The table of
@@ -53,13 +62,8 @@ class Backend:
     platform: ClassVar[str]
     title: ClassVar[str]
     description: ClassVar[str]
-    passes: ClassVar[tuple[str, ...] | None] = None
     instead: ClassVar[str] = "XLA"
     depends_on_problem_only: ClassVar[bool] = False
-
-    def has(self, pass_name: str) -> bool:
-        """Whether there is a kernel for a pass."""
-        return self.passes is None or pass_name in self.passes
 
     def unavailable(self) -> str:
         """Returns why no call can use the kernels; empty if calls can."""
@@ -69,13 +73,16 @@ class Backend:
         """Returns why the kernels cannot compute a pass correctly; None if they can."""
         return None
 
-    def prefers_other(self, pass_name: str, call: Any) -> str:
-        """Returns why XLA or a later backend of the platform is faster for a pass; empty if this backend is."""
-        return ""
+    def row(self, pass_name: str, call: Any, *, resized: bool = False) -> Preference | None:
+        """Returns the row that says whether this backend, XLA or a later backend of the platform is the fastest.
+
+        None if this backend is. `resized` says whether `vmap` or a mesh has changed the sizes of a selected call.
+        """
+        return None
 
     def table_row(self, pass_name: str, call: Any) -> str:
-        """Returns the row of the table of preferences that `prefers_other` follows; empty if there is none."""
-        return ""
+        """Returns the text of the row that decided, for `jaxgrad.explain`; empty if none did."""
+        return str(self.row(pass_name, call) or "")
 
     def find_plan(self, pass_name: str, call: Any) -> Rejection | None:
         """Asks the library for a plan. Returns why there is none; None if there is one."""
@@ -84,10 +91,6 @@ class Backend:
     def supports_resized(self, pass_name: str, call: Any) -> bool:
         """Whether the backend, a candidate already, runs a pass whose sizes `vmap` or a mesh has changed."""
         return self.supports(pass_name, call) is None
-
-    def prefers_resized(self, pass_name: str, call: Any) -> bool:
-        """Whether the backend, a candidate already, is the fastest for a pass whose sizes have changed, as measured."""
-        return True
 
     def describe(self, pass_name: str, call: Any) -> str:
         """Returns why the backend is selected for a pass; `call` is None for a typical call of the op."""
@@ -109,9 +112,14 @@ class Backend:
         """Returns why the backend does not run a pass of a call; None if it does."""
         if rejection := self.supports(pass_name, call):
             return rejection
-        if not forced and (reason := self.prefers_other(pass_name, call)):
-            return Rejection(reason, slower=True)
+        if not forced and (why := self.why_slower(pass_name, call)):
+            return Rejection(why, slower=True)
         return self.find_plan(pass_name, call)
+
+    def why_slower(self, pass_name: str, call: Any, *, resized: bool = False) -> str:
+        """Returns why XLA or a later backend of the platform is faster for a pass; empty if this backend is."""
+        row = self.row(pass_name, call, resized=resized)
+        return row.why if row is not None and row.prefer != self.implementation else ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -133,9 +141,6 @@ class Op:
 
     def __post_init__(self) -> None:
         OPS[self.name] = self
-        for backend in self.backends:
-            if _PLATFORMS.setdefault(backend.implementation, backend.platform) != backend.platform:
-                raise ValueError(f"the implementation {backend.implementation!r} has two platforms")
 
     def public(self, function: _Function) -> _Function:
         """Decorator of the op's public function, by which `jaxgrad.explain` recognizes the op."""
@@ -161,18 +166,13 @@ def check_implementation(caller: str, implementation: Any, own: Sequence[str] = 
     if isinstance(implementation, str) and implementation.lower() == "gpu":
         on_gpu = [name for name in own if platform_of(name) == "cuda"]
         hint = f"; on a GPU: {', '.join(map(repr, [*on_gpu, 'xla']))}"
-    checks.check_choice(caller, "implementation", implementation, (None, *implementations()), hint)
+    checks.check_choice(caller, "implementation", implementation, (None, *IMPLEMENTATIONS), hint)
 
 
 OPS: dict[str, Op] = {}
 _PUBLIC: dict[Callable[..., Any], Op] = {}
-# By implementation, also of ops that are not loaded yet: an invalid `implementation=` gets the same message everywhere.
-_PLATFORMS = {"cpu": "cpu", "cuda": "cuda", "cudnn": "cuda", "depthwise": "cpu", "onednn": "cpu"}
-
-
-def implementations() -> list[str]:
-    """Returns the names of the implementations of all ops, "xla" among them."""
-    return ["xla", *sorted(_PLATFORMS)]
+# Of all ops, also of those that are not loaded yet: an invalid `implementation=` gets the same message everywhere.
+IMPLEMENTATIONS = ("xla", "cpu", "cuda", "cudnn", "depthwise", "onednn")
 
 
 def op_of(function: Any) -> Op | None:
@@ -185,7 +185,7 @@ def op_of(function: Any) -> Op | None:
 
 def platform_of(implementation: str) -> str:
     """Returns the platform that an implementation runs on, as JAX names it when a program is lowered."""
-    return _PLATFORMS[implementation]
+    return next(b.platform for op in OPS.values() for b in op.backends if b.implementation == implementation)
 
 
 def public_platform(platform: str) -> str:

@@ -31,10 +31,12 @@ def reject_symbolic_shapes(*arrays: jax.Array | None) -> Rejection | None:
 
 
 def supporting(candidates: Candidates, backends: Sequence[Backend], pass_name: str, call: Any) -> Candidates:
-    """Returns the candidates that run a pass whose sizes `vmap` or a mesh has changed, with the description `call`."""
+    """Returns the candidates that run a pass whose sizes `vmap` or a mesh may have changed to those of `call`."""
+    if call == candidates.call and not isinstance(candidates.tuning, Recorder):
+        return candidates
     runs_if_slower = candidates.even_if_slower or candidates.forced is not None
     for platform in dict.fromkeys(backend.platform for backend in backends):
-        here = [backend for backend in backends if backend.platform == platform and backend.has(pass_name)]
+        here = [backend for backend in backends if backend.platform == platform]
         choice = _tuned(candidates.tuning, backends, platform, pass_name, call).choice
         if choice is not None:
             candidates = candidates.with_choice(choice, [backend.implementation for backend in here])
@@ -42,7 +44,7 @@ def supporting(candidates: Candidates, backends: Sequence[Backend], pass_name: s
             # There are no candidates where shapes are symbolic.
             if backend.implementation in candidates.implementations and not (
                 backend.supports_resized(pass_name, call)
-                and (runs_if_slower or choice is not None or backend.prefers_resized(pass_name, call))
+                and (runs_if_slower or choice is not None or not backend.why_slower(pass_name, call, resized=True))
             ):
                 candidates = candidates.without(backend.implementation)
     if isinstance(candidates.tuning, Recorder):
@@ -69,7 +71,7 @@ def _tuned(
         return _Tuned(choice)
     chosen = f"the tuning chooses {choice.implementation!r}, which "
     for backend in backends:
-        if (backend.implementation, backend.platform) == (choice.implementation, platform) and backend.has(pass_name):
+        if (backend.implementation, backend.platform) == (choice.implementation, platform):
             rejection = _missing(backend) or backend.reject(pass_name, call, forced=True)
             return _Tuned(why_ignored=f"{chosen}cannot run: {rejection.reason}") if rejection else _Tuned(choice)
     return _Tuned(why_ignored=f"{chosen}has no kernel for this pass on the platform {public_platform(platform)!r}")
@@ -109,12 +111,11 @@ class Selection:
     def _candidates(self, pass_name: str) -> Candidates:
         if self.implementation == "xla":
             return XLA
-        backends = [backend for backend in self.op.backends if backend.has(pass_name)]
         if self.implementation is not None:
-            own = tuple(b.implementation for b in backends if b.implementation == self.implementation)
-            return Candidates(own, Forced(self.op.name, self.implementation))
-        left = tuple(b.implementation for b in backends if self.rejections.get((b.implementation, pass_name)) is None)
-        return Candidates(left, tuning=self.tuning)
+            return Candidates((self.implementation,), Forced(self.op.name, self.implementation), call=self.call)
+        names = (backend.implementation for backend in self.op.backends)
+        left = tuple(name for name in names if self.rejections.get((name, pass_name)) is None)
+        return Candidates(left, tuning=self.tuning, call=self.call)
 
 
 def select(
@@ -142,7 +143,7 @@ def select(
     for backend in op.backends:
         missing = _missing(backend)
         asked = implementation in (None, backend.implementation)
-        for pass_name in filter(backend.has, op.passes):
+        for pass_name in op.passes:
             key = (backend.implementation, pass_name)
             if missing or rejection:
                 found[key] = missing or rejection
@@ -193,8 +194,6 @@ def select_pass(op: Op, pass_name: str, call: Any, platform: str, implementation
     """
     found: dict[tuple[str, str], Rejection | None] = {}
     for backend in op.backends:
-        if not backend.has(pass_name):
-            continue
         if implementation not in (None, backend.implementation):
             rejection: Rejection | None = Rejection(f"only the implementation {implementation!r} may run here")
         elif backend.platform != platform:
@@ -213,9 +212,7 @@ def measurable_implementations(op: Op, call: Any, platform: str) -> list[str]:
         backend.implementation
         for backend in op.backends
         if backend.platform == platform
-        and not any(
-            _missing(backend) or backend.reject(name, call, forced=True) for name in filter(backend.has, op.passes)
-        )
+        and not any(_missing(backend) or backend.reject(name, call, forced=True) for name in op.passes)
     ]
     return [*found, "xla"]
 
@@ -231,7 +228,7 @@ def select_typical(op: Op, implementation: str | None) -> Selection:
     known = {
         (backend.implementation, pass_name): backend.typical_rejection(op.name, pass_name)
         for backend in op.backends
-        for pass_name in filter(backend.has, op.passes)
+        for pass_name in op.passes
     }
     with recording():
         return select(op, implementation, known=known)
@@ -254,7 +251,7 @@ def _check_forced(op: Op, implementation: str, rejections: _Rejections) -> None:
     if backend is None:
         names = ", ".join(repr(name) for name in (*(b.implementation for b in op.backends), "xla"))
         raise ValueError(f"{cannot} the implementations of this op are {names}")
-    for pass_name in filter(backend.has, op.passes):
+    for pass_name in op.passes:
         rejection = rejections.get((implementation, pass_name))
         if rejection is not None and not rejection.slower:
             raise (RuntimeError if rejection.missing else ValueError)(f"{cannot} {rejection.reason}")
@@ -292,7 +289,7 @@ def _log(selection: Selection) -> None:
     """Logs a line for each pass: the implementation on each platform, and why the platform's others do not run it."""
     for pass_name, candidates in selection.candidates.items():
         platforms: dict[str, list[Backend]] = {}
-        for backend in filter(lambda backend: backend.has(pass_name), selection.op.backends):
+        for backend in selection.op.backends:
             platforms.setdefault(backend.platform, []).append(backend)
         parts = []
         for platform, backends in platforms.items():

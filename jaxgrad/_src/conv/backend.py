@@ -49,18 +49,7 @@ class ConvBackend(Backend):
 
     preferred_to: ClassVar[tuple[str, ...]] = ("xla",)
 
-    def prefers_other(self, pass_name: str, call: ConvCall) -> str:
-        row = self._row(pass_name, call)
-        return "" if row is None or row.prefer == self.implementation else row.why
-
-    def prefers_resized(self, pass_name: str, call: ConvCall) -> bool:
-        row = self._row(pass_name, call, resized=True)
-        return row is None or row.prefer == self.implementation
-
-    def table_row(self, pass_name: str, call: ConvCall) -> str:
-        return str(self._row(pass_name, call))
-
-    def _row(self, pass_name: str, call: ConvCall, *, resized: bool = False) -> Row | None:
+    def row(self, pass_name: str, call: ConvCall, *, resized: bool = False) -> Row | None:
         among = self.implementation, *self.preferred_to
         relu = call.fused_relu and pass_name == "forward"
         return _row_of(table_name(self.platform), pass_name, self.platform, call.problem, relu, among, resized)

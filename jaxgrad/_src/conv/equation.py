@@ -235,7 +235,7 @@ class Equation:
         selection = select_pass(OP, call.pass_name, conv_call, platform, implementation)
         candidates = selection.candidates[call.pass_name]
         if problem.num_problems or (reading.of_one_group is not None and self.partitioned):
-            candidates = dataclasses.replace(candidates, even_if_slower=implementation is not None)
+            candidates = dataclasses.replace(candidates, even_if_slower=implementation is not None, call=None)
             candidates = supporting(candidates, BACKENDS, call.pass_name, conv_call)
         reason = explain_pass(selection, call.pass_name, platform).reason
         form = form_on_xla(call.pass_name, problem, platform)

@@ -21,7 +21,7 @@ def measurable_pass(pass_name: str, call: ConvCall, platform: str) -> Measurable
     """The pass of an op, on every implementation that supports it."""
     candidates = {"xla": XLA}
     for backend in BACKENDS:
-        if backend.platform == platform and backend.has(pass_name) and not backend.unavailable():
+        if backend.platform == platform and not backend.unavailable():
             own = Candidates((backend.implementation,), even_if_slower=True)
             if backend.supports(pass_name, call) is None and not backend.repeats_another(pass_name, call):
                 own = supporting(own, (backend,), pass_name, call)

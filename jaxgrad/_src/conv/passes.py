@@ -178,7 +178,7 @@ def _kernels(
             return call_of(params)
         return as_groups(params, call_of, operand_axes, result_axes)
 
-    return {backend.implementation: kernel(backend) for backend in BACKENDS if backend.has(pass_name)}
+    return {backend.implementation: kernel(backend) for backend in BACKENDS}
 
 
 def _candidates(

@@ -59,21 +59,10 @@ class GruBackend(Backend):
         # Without steps or rows there is no kernel call.
         return super().reject(pass_name, call, forced=forced) if min(call.T, call.B) else None
 
-    def prefers_other(self, pass_name: str, call: GruProblem) -> str:
-        row = self._row(pass_name, call)
-        return "" if row.prefer == self.implementation else row.why
-
-    def prefers_resized(self, pass_name: str, call: GruProblem) -> bool:
-        return not self.prefers_other(pass_name, call)
-
-    def table_row(self, pass_name: str, call: GruProblem) -> str:
-        return str(self._row(pass_name, call)) if min(call.T, call.B) else ""
-
-    def _row(self, pass_name: str, call: GruProblem) -> Row:
-        among = self.implementation, "xla"
-        row = preference("gru", pass_name, self.platform, GruFeatures.of(call), among)
-        assert row is not None
-        return row
+    def row(self, pass_name: str, call: GruProblem, *, resized: bool = False) -> Row | None:
+        if not min(call.T, call.B):
+            return None
+        return preference("gru", pass_name, self.platform, GruFeatures.of(call), (self.implementation, "xla"))
 
     def forward(
         self,

@@ -43,11 +43,7 @@ _GRADIENTS = ("x", "weights", "weights", "b", "initial_h", "reset_h")
 @cleared_lru_cache(_MAX_PASSES)
 def forward(params: GruParams, save_gates: bool) -> Callable[..., Any]:
     """Returns (x, w, r, b, sequence_lens, initial_h, reset, reset_h) -> (y, y_h, gates)."""
-    kernels = {
-        backend.implementation: partial(backend.forward, params, save_gates=save_gates)
-        for backend in BACKENDS
-        if backend.has("forward")
-    }
+    kernels = {backend.implementation: partial(backend.forward, params, save_gates=save_gates) for backend in BACKENDS}
     rule = PartitioningRule(
         tuple(_NAMES[name] for name in _FORWARD_OPERANDS),
         (_NAMES["y"], _NAMES["y_h"], _NAMES["gates"] if save_gates else (None,)),
@@ -75,7 +71,7 @@ def backward(params: GruParams, needs_grad: tuple[bool, ...]) -> Callable[..., A
     def as_tuple(pass_: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *arrays: tuple(pass_(params, *arrays, needs_grad=needs_grad))
 
-    kernels = {backend.implementation: as_tuple(backend.backward) for backend in BACKENDS if backend.has("backward")}
+    kernels = {backend.implementation: as_tuple(backend.backward) for backend in BACKENDS}
     rule = PartitioningRule(
         tuple(_NAMES[name] for name in _BACKWARD_OPERANDS),
         tuple(_NAMES[name] if needed else None for name, needed in zip(_GRADIENTS, needs_grad, strict=True)),

@@ -17,7 +17,7 @@ import jax
 from jaxgrad._src.choice import settings
 from jaxgrad._src.choice.environment import Environment, program_environment, share_first_environment
 from jaxgrad._src.choice.measured_choices import Choice, MeasuredChoices
-from jaxgrad._src.choice.op import implementations
+from jaxgrad._src.choice.op import IMPLEMENTATIONS
 from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.core.files import replace_file
 from jaxgrad._src.core.processes import text_of_first_process
@@ -131,7 +131,7 @@ def _check_path(method: str, path: Any) -> None:
 
 def _check_implementations(tuning: Tuning) -> None:
     """Raises ValueError where a choice that this release has measured names an implementation that it does not have."""
-    of_ops = set(implementations())
+    of_ops = set(IMPLEMENTATIONS)
     of_equations = {"xla", *(f"{pass_name} on {each}" for pass_name in PASSES for each in of_ops)}
     for machine, choices in tuning.machines.items():
         for text, choice in choices.items() if machine.jaxgrad == __version__ else ():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 import jax
@@ -46,7 +47,7 @@ class ConvGeometry:
     def dimension_numbers(self) -> lax.ConvDimensionNumbers:
         return lax.ConvDimensionNumbers(self.lhs_spec, self.rhs_spec, self.out_spec)
 
-    @property
+    @cached_property
     def y_spatial(self) -> tuple[int, ...]:
         return tuple(
             output_size(n, k, s, pads, d)
@@ -55,13 +56,13 @@ class ConvGeometry:
             )
         )
 
-    @property
+    @cached_property
     def is_matrix_product(self) -> bool:
         """Whether the window covers all of x and more than one position, so that y is a matrix product of x and w."""
         covers = self.x_spatial == self.w_spatial and not any(map(any, self.padding))
         return covers and math.prod(self.w_spatial) > 1 and self.feature_group_count == 1
 
-    @property
+    @cached_property
     def has_disjoint_windows(self) -> bool:
         """Whether windows have several elements and do not overlap, so that each pass is a matrix product."""
         axes = zip(self.w_spatial, self.rhs_dilation, self.window_strides, strict=True)
@@ -150,12 +151,6 @@ def swap_features(w: jax.Array, rhs_spec: Sequence[int], groups: int) -> jax.Arr
     grouped = canonical.reshape(groups, out // groups, inn, *window)
     swapped = jnp.swapaxes(grouped, 1, 2).reshape(groups * inn, out // groups, *window)
     return jnp.transpose(swapped, [tuple(rhs_spec).index(axis) for axis in range(w.ndim)])
-
-
-def leading_sizes(array: Any, spec: Sequence[int]) -> tuple[int, int]:
-    """The sizes of the first two axes of `spec`, in an array that may have an axis of independent problems first."""
-    shape = array.shape[array.ndim - len(spec) :]
-    return shape[spec[0]], shape[spec[1]]
 
 
 def unread_padding(low: int, high: int, stride: int) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
 
-from jaxgrad._src.conv.call.geometry import ConvGeometry, described, leading_sizes, shape_of, unusual
+from jaxgrad._src.conv.call.geometry import ConvGeometry, described, shape_of, unusual
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,30 +32,30 @@ class ConvProblem:
     dtype: Any
     num_problems: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def x_shape(self) -> tuple[int, ...]:
         return shape_of(self.geometry.lhs_spec, self.batch, self.features, self.geometry.x_spatial)
 
-    @property
+    @cached_property
     def w_shape(self) -> tuple[int, ...]:
         g = self.geometry
         return shape_of(g.rhs_spec, self.out_features, self.features // g.feature_group_count, g.w_spatial)
 
-    @property
+    @cached_property
     def y_shape(self) -> tuple[int, ...]:
         return shape_of(self.geometry.out_spec, self.batch, self.out_features, self.geometry.y_spatial)
 
-    @property
+    @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of x, w and y, without the axis of independent problems."""
         return self.x_shape, self.w_shape, self.y_shape
 
-    @property
+    @cached_property
     def is_depthwise(self) -> bool:
         """Whether each group has one input and one output feature."""
         return self.features == self.out_features == self.geometry.feature_group_count
 
-    @property
+    @cached_property
     def multiplications(self) -> int:
         """The multiplications of one pass of one problem, including multiplications with padding."""
         g = self.geometry
@@ -91,23 +93,29 @@ class ConvProblem:
 
 
 def forward_problem(geometry: ConvGeometry, x: jax.Array, w: jax.Array) -> ConvProblem:
-    batch, features = leading_sizes(x, geometry.lhs_spec)
-    out_features, _ = leading_sizes(w, geometry.rhs_spec)
+    batch, features = _leading_sizes(x, geometry.lhs_spec)
+    out_features, _ = _leading_sizes(w, geometry.rhs_spec)
     return ConvProblem(geometry, batch, features, out_features, x.dtype, _num_problems(geometry, x))
 
 
 def input_gradient_problem(geometry: ConvGeometry, dy: jax.Array, w: jax.Array) -> ConvProblem:
-    batch, out_features = leading_sizes(dy, geometry.out_spec)
-    _, group_features = leading_sizes(w, geometry.rhs_spec)
+    batch, out_features = _leading_sizes(dy, geometry.out_spec)
+    _, group_features = _leading_sizes(w, geometry.rhs_spec)
     features = group_features * geometry.feature_group_count
     return ConvProblem(geometry, batch, features, out_features, dy.dtype, _num_problems(geometry, dy))
 
 
 def weight_gradient_problem(geometry: ConvGeometry, x: jax.Array, dy: jax.Array) -> ConvProblem:
-    batch, features = leading_sizes(x, geometry.lhs_spec)
-    _, out_features = leading_sizes(dy, geometry.out_spec)
+    batch, features = _leading_sizes(x, geometry.lhs_spec)
+    _, out_features = _leading_sizes(dy, geometry.out_spec)
     return ConvProblem(geometry, batch, features, out_features, x.dtype, _num_problems(geometry, x))
 
 
 def _num_problems(geometry: ConvGeometry, array: jax.Array) -> tuple[int, ...]:
     return array.shape[: array.ndim - len(geometry.lhs_spec)]
+
+
+def _leading_sizes(array: Any, spec: Sequence[int]) -> tuple[int, int]:
+    """The sizes of the first two axes of `spec`, in an array that may have an axis of independent problems first."""
+    shape = array.shape[array.ndim - len(spec) :]
+    return shape[spec[0]], shape[spec[1]]

@@ -93,8 +93,8 @@ class _OneOfBoth(ConvBackend):
     def typical_rejection(self, op_name: str, pass_name: str) -> Rejection | None:
         return self._missing() or dataclasses.replace(_RUNS_AS_CPU, slower=True)  # a call that forces it runs on it
 
-    def prefers_resized(self, pass_name: str, call: ConvCall) -> bool:
-        return CPU.prefers_resized(pass_name, call)
+    def why_slower(self, pass_name: str, call: ConvCall, *, resized: bool = False) -> str:
+        return CPU.why_slower(pass_name, call, resized=resized)
 
     def table_row(self, pass_name: str, call: ConvCall) -> str:
         return ""  # no table prefers it: a call or a tuning names it

@@ -38,7 +38,6 @@ class DepthwiseCudaBackend(ConvBackend):
     platform = "cuda"
     title = "CUDA kernels of jaxgrad"
     description = "jaxgrad's own kernel"
-    passes = PASSES
     instead = "cuDNN or XLA"
     preferred_to = ("cudnn", "xla")
 

@@ -168,7 +168,7 @@ def _read(arguments, lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, has_bias, x64):
         (backend.implementation, name): backend.reject(name, call, forced=False)
         for backend in BACKENDS
         if backend.depends_on_problem_only and not backend.unavailable()
-        for name in filter(backend.has, PASSES)
+        for name in PASSES
     }
     return Reading(result, dn, pass_call, "", rejections, miscompiled)
 
