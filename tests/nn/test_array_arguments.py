@@ -82,6 +82,12 @@ CALLS = {
 }
 
 
+@pytest.mark.parametrize("name", ["linen.BatchNorm", "nnx.BatchNorm"])
+def test_a_scalar_is_no_batch(name):
+    with pytest.raises(ValueError, match=r"BatchNorm: x must have at least 1 dimension, got a scalar"):
+        CALLS[name][0](x=2.0)
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_ints_that_do_not_fit(name):
     call, arguments = CALLS[name]
@@ -147,6 +153,7 @@ RNN_ARGUMENTS = [
     ("inputs", _ones(T), r"inputs must have at least 2 dimensions, \[time, \*batch, I\], got the shape \(4,\)"),
     ("inputs", jax.random.split(KEY, (T, B, I)), r"inputs must have one of the dtypes .*, got key<fry>"),
     ("initial_carry", jax.random.split(KEY, (B, H)), r"initial_carry must have one of the dtypes .*, got key<fry>"),
+    ("seq_lengths", np.ones(B + 1, int), r"seq_lengths must have the shape \[\*batch\] = \(3,\), got \(4,\)"),
     ("initial_carry", 1.0, r"initial_carry must have rank 2, \[\*batch, H\] = \(3, 5\), got rank 0, \(\)"),
     ("initial_carry", _ones(B, H - 1), r"initial_carry must have the shape \[\*batch, H\] = \(3, 5\), got \(3, 4\)"),
     ("initial_carry", _ones(1, H), r"initial_carry must have the shape \[\*batch, H\] = \(3, 5\), got \(1, 5\)"),

@@ -14,10 +14,12 @@ from jaxgrad._src.core import checks
 
 
 def as_batch(layer: str, name: str, x: Any) -> jax.Array:
-    """The batch as an array: not of random keys, which no framework normalizes."""
+    """The batch as an array: not a scalar, and not of random keys, which no framework normalizes."""
     x = checks.as_array(layer, name, x)
     if checks.is_key(x):
         raise TypeError(f"{layer}: {name} must be an array of numbers, got {x.dtype.name}")
+    if x.ndim == 0:
+        raise ValueError(f"{layer}: {name} must have at least 1 dimension, got a scalar")
     return x
 
 

@@ -71,6 +71,7 @@ def as_arguments(
         seq_lengths = checks.as_array(name, "seq_lengths", seq_lengths)
         if not jnp.issubdtype(seq_lengths.dtype, jnp.integer):
             raise TypeError(f"{name}: seq_lengths must be an array of ints, got {seq_lengths.dtype.name}")
+        checks.check_shape(name, "seq_lengths", seq_lengths, ("*batch",), shape_of_step(inputs, time_major)[:-1])
     if reset is not None:
         reset = checks.as_mask(name, "reset", reset)
         checks.check_shape(name, "reset", reset, dims, inputs.shape[:-1])
