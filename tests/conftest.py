@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +19,7 @@ import pytest
 from backends import EVERY_OP, THOROUGH_ON_XLA, XLA, Backend
 from cuda_module import ENGINES, NO_CUDA_MODULE
 from fork_server import READ_LATER, ForkServer
-from pairwise import distinct_parameters, pairwise
+from pairwise import distinct_parameters, each_value, pairwise
 
 from jaxgrad._src.conv.call.geometry import ConvGeometry
 from jaxgrad._src.native import cuda
@@ -104,6 +104,7 @@ def _clear_compiled_programs() -> Iterator[None]:
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _leave_pairs(items)
+    _mark_oldest(items)
     gpus = _gpus()
     for item in items:
         if (mark := item.get_closest_marker("gpu")) and gpus < (needed := mark.kwargs.get("count", 1)):
@@ -122,11 +123,28 @@ def _leave_pairs(items: list[pytest.Item]) -> None:
             key = item.nodeid.partition("[")[0], any(item.iter_markers("cuda_module"))
             tests.setdefault(key, []).append(item)
     for cases in tests.values():
-        values = [[id(value) for value in item.callspec.params.values()] for item in cases]
-        kept = pairwise(distinct_parameters(values))
+        kept = pairwise(_values(cases))
         for index, item in enumerate(cases):
             if index not in kept:
                 item.add_marker(pytest.mark.thorough)
+
+
+def _values(cases: list[Any]) -> list[tuple[Hashable, ...]]:
+    """The values of the parameters of each case of one test."""
+    return distinct_parameters([[id(value) for value in item.callspec.params.values()] for item in cases])
+
+
+def _mark_oldest(items: list[pytest.Item]) -> None:
+    """Marks the cases that CI runs with the oldest JAX: those with each value of a parameter, see pairwise.py."""
+    tests: dict[str, list[Any]] = {}
+    for item in items:
+        wanted = any(any(item.iter_markers(name)) for name in ("jax_version", "cuda_module"))
+        if wanted and not any(any(item.iter_markers(name)) for name in ("gpu", "thorough", "newest")):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in tests.values():
+        kept = each_value(_values(cases)) if hasattr(cases[0], "callspec") else {0}
+        for index in kept:
+            cases[index].add_marker(pytest.mark.oldest)
 
 
 _SECONDS = 240  # that a script may take

@@ -2,6 +2,7 @@
 
 Most faults show with one value or with two values together. A test with three or more parameters therefore runs few
 of its cases by default: those of `pairwise`. The others are marked `thorough`. The parameters alone decide which.
+With the oldest JAX, CI runs fewer cases, those of `each_value`: what differs between releases depends on one value.
 """
 
 from __future__ import annotations
@@ -17,18 +18,26 @@ def pairwise(cases: Sequence[Case]) -> set[int]:
 
     Args:
       cases: for each case the values of its parameters. All cases have the same number of parameters.
-
-    The next case is always the first of those with the most pairs that no selected case has.
     """
+    return _covering(cases, 2)
+
+
+def each_value(cases: Sequence[Case]) -> set[int]:
+    """Returns the indices of few cases that have all values of all cases; all indices without a second parameter."""
+    return _covering(cases, 1)
+
+
+def _covering(cases: Sequence[Case], size: int) -> set[int]:
+    """The next case is always the first of those with the most sets of `size` values that no selected case has."""
     if not cases or len(cases[0]) < 2:
         return {*range(len(cases))}
-    missing = [{*itertools.combinations(enumerate(case), 2)} for case in cases]
+    missing = [{*itertools.combinations(enumerate(case), size)} for case in cases]
     selected = set()
     while any(missing):
         index = max(range(len(cases)), key=lambda i: len(missing[i]))
         selected.add(index)
         covered = frozenset(missing[index])
-        missing = [pairs - covered for pairs in missing]
+        missing = [sets - covered for sets in missing]
     return selected
 
 

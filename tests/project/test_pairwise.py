@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from pairwise import distinct_parameters, pairwise
+from pairwise import distinct_parameters, each_value, pairwise
 
 
 def test_all_pairs_in_few_cases():
@@ -14,6 +14,13 @@ def test_all_pairs_in_few_cases():
     assert 12 <= len(selected) <= 14
     for i, j in itertools.combinations(range(4), 2):
         assert {(case[i], case[j]) for case in selected} == {(case[i], case[j]) for case in cases}
+
+
+def test_each_value_in_few_cases():
+    cases = [("a", 1, "x"), ("a", 2, "x"), ("b", 1, "y"), ("b", 2, "y"), ("b", 3, "y")]
+    assert each_value(cases) == {0, 3, 4}
+    assert each_value([("a",), ("b",)]) == {0, 1}
+    assert each_value([(), ()]) == {0, 1}
 
 
 def test_cases_without_a_third_parameter_all_stay():
