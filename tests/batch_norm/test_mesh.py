@@ -145,7 +145,7 @@ def check_inside_shard_map():
             for i in range(len(x))
         )
 
-    check_shard_map(parts, batch_norm_args(), BATCH_NORM_SPECS, BY)
+    check_shard_map(parts, batch_norm_args(), BATCH_NORM_SPECS, BY, op_by_op=True)
 
 
 def check_a_named_axis():

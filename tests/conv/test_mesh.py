@@ -290,7 +290,7 @@ def check_windows_that_do_not_overlap():
 
 
 def check_inside_shard_map():
-    check_shard_map(_loss, _args(), BATCH, BY)
+    check_shard_map(_loss, _args(), BATCH, BY, op_by_op=True)
     with_groups = partial(_loss, groups=4, implementation=None)  # a kernel on the CPU, XLA on a GPU
     check_shard_map(with_groups, _args(4), BATCH, BY)
 

@@ -132,7 +132,7 @@ def check_remat_every():
 
 
 def check_inside_shard_map():
-    check_shard_map(partial(_loss, implementation=None, **FULL), _args(2), SPECS, BY)
+    check_shard_map(partial(_loss, implementation=None, **FULL), _args(2), SPECS, BY, op_by_op=True)
     # The loops of XLA start with zeros that are replicated over the devices.
     check_shard_map(partial(_loss, implementation="xla"), _args(1)[:3], SPECS[:3], (0, 1, 2))
 
