@@ -99,9 +99,9 @@ def _random_matrix_call(seed: int) -> Call:
     rng = np.random.default_rng(seed)
     while True:
         call = Call(
-            batch=int(rng.integers(1, 5)),
+            batch=int(rng.integers(1, 3)),
             spatial=(int(rng.integers(1, 24)), int(rng.integers(1, 50))),
-            channels=8 * int(rng.integers(1, 6)),
+            channels=8 * int(rng.integers(1, 4)),
             window=(int(rng.integers(2, 15)), int(rng.integers(4, 34))),
             padding=tuple((int(a), int(b)) for a, b in rng.integers(0, 16, (2, 2))),
             dtype="bfloat16",
@@ -199,7 +199,7 @@ def _check(call, pass_name, tmp_path, kernel_emulation):
 
 
 @pytest.mark.parametrize("pass_name", ["forward", "input_gradient"])
-@pytest.mark.parametrize("name", one_in(2, CALLS))
+@pytest.mark.parametrize("name", one_in(3, CALLS))
 def test_emulated_kernel_matches_the_reference(name, pass_name, tmp_path, kernel_emulation):
     _check(CALLS[name], pass_name, tmp_path, kernel_emulation)
 
@@ -211,7 +211,7 @@ def test_emulated_kernel_matches_the_reference_of_random_calls(seed, pass_name, 
 
 
 @pytest.mark.parametrize("pass_name", ["forward", "input_gradient"])
-@pytest.mark.parametrize("name", one_in(2, MATRIX_CALLS))
+@pytest.mark.parametrize("name", one_in(3, MATRIX_CALLS))
 def test_emulated_products_of_matrices_match_the_reference(name, pass_name, tmp_path, kernel_emulation):
     call = dataclasses.replace(MATRIX_CALLS[name], dtype="bfloat16")
     assert _multiplies_matrices(call, pass_name)
@@ -219,7 +219,7 @@ def test_emulated_products_of_matrices_match_the_reference(name, pass_name, tmp_
 
 
 @pytest.mark.parametrize("pass_name", ["forward", "input_gradient"])
-@pytest.mark.parametrize("seed", thorough_after(2, range(4)))
+@pytest.mark.parametrize("seed", thorough_after(1, range(4)))
 def test_emulated_products_of_matrices_match_the_reference_of_random_calls(seed, pass_name, tmp_path, kernel_emulation):
     _check(_random_matrix_call(seed), pass_name, tmp_path, kernel_emulation)
 
