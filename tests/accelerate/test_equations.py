@@ -70,6 +70,7 @@ def _computations(case: EquationCase, backend: Backend) -> dict[str, Callable[..
     return found
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("seed", thorough_after(DEFAULT_SEEDS, range(SEEDS)))
 def test_every_reading_matches_float64(backend, seed):
     for case in random_equations(seed, COUNT):

@@ -10,6 +10,7 @@ import pytest
 from converted_gru import assert_same_bits, random_like
 from converted_layers import check_record, images
 from flax import nnx
+from thorough import oldest_one_in
 
 from jaxgrad.convert import flax as convert
 
@@ -34,7 +35,7 @@ TRANSPOSED = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", oldest_one_in(3, CASES))
 def test_linen(name):
     spatial, settings = CASES[name]
     layer, x = nn.Conv(12, **settings, **WIDE), images(*spatial)
@@ -43,7 +44,7 @@ def test_linen(name):
     check_record(record, convert.write_conv, params, lambda p, x: layer.apply({"params": p}, x), x)
 
 
-@pytest.mark.parametrize("name", TRANSPOSED)
+@pytest.mark.parametrize("name", oldest_one_in(3, TRANSPOSED))
 def test_linen_transpose(name):
     spatial, settings = TRANSPOSED[name]
     layer, x = nn.ConvTranspose(6, **settings, **WIDE), images(*spatial)

@@ -7,6 +7,7 @@ import jax
 import pytest
 from converted_gru import random_like
 from converted_layers import check_record, images
+from thorough import oldest_one_in
 
 from jaxgrad.convert import haiku as convert
 
@@ -34,7 +35,7 @@ TRANSPOSED = {
 EVERY = [(name, cases is TRANSPOSED) for cases in (CASES, TRANSPOSED) for name in cases]
 
 
-@pytest.mark.parametrize(("name", "transpose"), EVERY)
+@pytest.mark.parametrize(("name", "transpose"), oldest_one_in(3, EVERY, several=True))
 def test_layers(name, transpose):
     kind, spatial, settings = (TRANSPOSED if transpose else CASES)[name]
     module = hk.without_apply_rng(hk.transform(lambda x: kind(12, **settings, name="conv")(x)))

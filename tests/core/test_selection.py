@@ -240,6 +240,7 @@ else:
 """
 
 
+@pytest.mark.newest
 def test_without_the_compiled_module(run_python):
     """Correct results on XLA, one warning, and an error with the reason for a forced kernel."""
     run_python(_WITHOUT_MODULE)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from backends import SELECTED
 from flax import nnx
+from thorough import oldest_one_in
 from tolerances import EPS, assert_close
 
 import jaxgrad
@@ -169,7 +170,7 @@ def _dtype(settings):
 
 
 @pytest.mark.parametrize("build", [_linen, _nnx])
-@pytest.mark.parametrize("name", FLAX_CASES)
+@pytest.mark.parametrize("name", oldest_one_in(2, FLAX_CASES))
 def test_flax(build, name, backend):
     """The op as the argument `conv_general_dilated`."""
     layer_class = {_linen: nn.Conv, _nnx: nnx.Conv}[build]
@@ -180,7 +181,7 @@ def test_flax(build, name, backend):
 
 
 @pytest.mark.parametrize("build", [_linen, _nnx])
-@pytest.mark.parametrize("name", FLAX_TRANSPOSE_CASES)
+@pytest.mark.parametrize("name", oldest_one_in(2, FLAX_TRANSPOSE_CASES))
 def test_flax_transpose(build, name, backend, monkeypatch):
     layer_class = {_linen: nn.ConvTranspose, _nnx: nnx.ConvTranspose}[build]
     layer, *args = build(layer_class, *FLAX_TRANSPOSE_CASES[name])
@@ -222,7 +223,7 @@ def test_flax_nnx_preferred_element_type():
     _check(_result(found[0], *expected[1:]), _result(expected[0], *expected[1:]), "bfloat16")
 
 
-@pytest.mark.parametrize("name", HAIKU_CASES)
+@pytest.mark.parametrize("name", oldest_one_in(3, HAIKU_CASES))
 def test_haiku(name, backend, monkeypatch):
     layer, *args = _haiku(*HAIKU_CASES[name])
     args = backend.put(args)
@@ -231,7 +232,7 @@ def test_haiku(name, backend, monkeypatch):
     _check(_result(partial(layer), *args), expected)
 
 
-@pytest.mark.parametrize("name", EQUINOX_CASES)
+@pytest.mark.parametrize("name", oldest_one_in(3, EQUINOX_CASES))
 def test_equinox(name, backend, monkeypatch):
     layer, *args = _equinox(*EQUINOX_CASES[name])
     args = backend.put(args)

@@ -71,6 +71,7 @@ def test_lengths_and_resets_have_rows_of_their_own():
     assert {text.replace(" without TF32", ""): given for text, given in calls.items()} == expected
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize(("given", "groups"), [*((given, 1) for given in _OPTIONAL), (_OPTIONAL[-1], 2)])
 def test_lengths_and_resets_are_measured(given, groups):
     function, arrays = partial(_gru, given=given), _gru_arrays(given)
@@ -196,6 +197,7 @@ def test_residuals_have_rows_of_their_own():
     assert calls == dict(zip(names, _BATCH_NORM, strict=True))
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize(("activation", "residual"), _BATCH_NORM)
 def test_residuals_are_measured(activation, residual):
     function = partial(_batch_norm, activation=activation)
