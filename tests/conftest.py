@@ -116,14 +116,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _leave_pairs(items: list[pytest.Item]) -> None:
-    """Marks cases of tests with three or more parameters as thorough: see pairwise.py. All GPU tests stay."""
+    """Marks cases of tests with three or more parameters, or with the mark each_value, as thorough: see pairwise.py.
+
+    All GPU tests stay.
+    """
     tests: dict[tuple[str, bool], list[Any]] = {}  # a build without the CUDA module skips the tests that need it
     for item in items:
         if hasattr(item, "callspec") and not any(item.iter_markers("gpu")) and not any(item.iter_markers("thorough")):
             key = item.nodeid.partition("[")[0], any(item.iter_markers("cuda_module"))
             tests.setdefault(key, []).append(item)
     for cases in tests.values():
-        kept = pairwise(_values(cases))
+        choose = each_value if cases[0].get_closest_marker("each_value") else pairwise
+        kept = choose(_values(cases))
         for index, item in enumerate(cases):
             if index not in kept:
                 item.add_marker(pytest.mark.thorough)

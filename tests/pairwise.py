@@ -8,6 +8,7 @@ With the oldest JAX, CI runs fewer cases, those of `each_value`: what differs be
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Hashable, Sequence
 
 Case = tuple[Hashable, ...]
@@ -28,14 +29,20 @@ def each_value(cases: Sequence[Case]) -> set[int]:
 
 
 def _covering(cases: Sequence[Case], size: int) -> set[int]:
-    """The next case is always the first of those with the most sets of `size` values that no selected case has."""
+    """The next case is always the first of those with the most sets of `size` values that no selected case has.
+
+    For `size` 1, it is the one of these whose values the selected cases have least, so that these use all values alike.
+    """
     if not cases or len(cases[0]) < 2:
         return {*range(len(cases))}
     missing = [{*itertools.combinations(enumerate(case), size)} for case in cases]
-    selected = set()
+    selected, used = set(), Counter()
     while any(missing):
-        index = max(range(len(cases)), key=lambda i: len(missing[i]))
+        index = max(
+            range(len(cases)), key=lambda i: (len(missing[i]), -sum(used[value] for value in enumerate(cases[i])))
+        )
         selected.add(index)
+        used.update(enumerate(cases[index]) if size == 1 else ())
         covered = frozenset(missing[index])
         missing = [sets - covered for sets in missing]
     return selected

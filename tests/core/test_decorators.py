@@ -238,6 +238,7 @@ _ACCELERATED = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("what", _ACCELERATED)
 def test_copies_are_accelerated(what, how):

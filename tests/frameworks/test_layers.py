@@ -169,8 +169,9 @@ def _dtype(settings):
     return np.dtype(settings.get("dtype", np.float32)).name
 
 
+@pytest.mark.each_value  # linen and nnx make the same call
 @pytest.mark.parametrize("build", [_linen, _nnx])
-@pytest.mark.parametrize("name", oldest_one_in(2, FLAX_CASES))
+@pytest.mark.parametrize("name", FLAX_CASES)
 def test_flax(build, name, backend):
     """The op as the argument `conv_general_dilated`."""
     layer_class = {_linen: nn.Conv, _nnx: nnx.Conv}[build]
@@ -180,8 +181,9 @@ def test_flax(build, name, backend):
     _check(_result(found[0], *args), _result(expected[0], *args), _dtype(settings))
 
 
+@pytest.mark.each_value  # linen and nnx make the same call
 @pytest.mark.parametrize("build", [_linen, _nnx])
-@pytest.mark.parametrize("name", oldest_one_in(2, FLAX_TRANSPOSE_CASES))
+@pytest.mark.parametrize("name", FLAX_TRANSPOSE_CASES)
 def test_flax_transpose(build, name, backend, monkeypatch):
     layer_class = {_linen: nn.ConvTranspose, _nnx: nnx.ConvTranspose}[build]
     layer, *args = build(layer_class, *FLAX_TRANSPOSE_CASES[name])

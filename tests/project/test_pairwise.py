@@ -19,6 +19,7 @@ def test_all_pairs_in_few_cases():
 def test_each_value_in_few_cases():
     cases = [("a", 1, "x"), ("a", 2, "x"), ("b", 1, "y"), ("b", 2, "y"), ("b", 3, "y")]
     assert each_value(cases) == {0, 3, 4}
+    assert each_value([*itertools.product("abcd", "xy")]) == {0, 3, 4, 7}  # x and y in turn
     assert each_value([("a",), ("b",)]) == {0, 1}
     assert each_value([(), ()]) == {0, 1}
 
