@@ -28,7 +28,7 @@ from jaxgrad._src.batch_norm.cudnn import BatchNormFeatures, has_fast_kernels
 from jaxgrad._src.choice.environment import Environment, current_environment
 from jaxgrad._src.choice.measured_choices import Choice, RecordedCall
 from jaxgrad._src.choice.op import lowering_platform, public_platform
-from jaxgrad._src.choice.table import Row, file_name, first_row, name_of_own_table, read_table, typed_rows
+from jaxgrad._src.choice.table import Row, first_row, read_table, typed_rows
 from jaxgrad._src.conv.call.features import ConvFeatures
 from jaxgrad._src.conv.call.params import ConvCall
 from jaxgrad._src.conv.on_xla import forms as xla_forms
@@ -67,7 +67,7 @@ def measure(platform: str, *, again: str | None = None, seconds: float = math.in
       seconds: no other call is started after them.
     """
     machine, start = current_environment(), time.monotonic()
-    path = TUNINGS / f"{_file_name(machine)}.json"
+    path = TUNINGS / (re.sub(r"[^\w -]", "", machine.device_kind) + ".json")
     old = _saved(path) if path.exists() else {}
     kept = {each: dict(choices) for each, choices in old.items() if _jaxgrad_apart(each) == _jaxgrad_apart(machine)}
     new = kept.setdefault(machine, {})
@@ -127,9 +127,10 @@ def tables() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for platform in ("cpu", "gpu"):
         own = [each for each in classes if each["platform"] == platform]
-        of_machines: dict[str, list[dict[str, Any]]] = {}  # by the name of their own table
+        of_devices: dict[str, list[list[dict[str, Any]]]] = {}  # the rows of each machine, by its device
+        measured_on = []
         for path in sorted(TUNINGS.glob("*.json")):
-            times, origins, measured_on, name = {}, {}, [], ""
+            times, origins, device = {}, {}, ""
             # A file may have measurements of several versions of jaxgrad, each of other calls.
             for machine, choices in _saved(path).items():
                 if machine.platform == lowering_platform(platform):
@@ -138,20 +139,28 @@ def tables() -> dict[str, dict[str, Any]]:
                     measured_on.append(f"{count} of {len(all_calls(platform))} calls on {machine}")
                     times |= own_times
                     origins |= {text: (choice.date, machine.jaxgrad) for text, choice in choices.items()}
-                    name = name_of_own_table(machine.platform, machine.device_kind)
+                    device = _device(machine)
             if times:
                 forms = [each for each in own if each["op"] == xla_forms.OP]
                 times = _in_preferred_forms(
                     typed_rows(_rows(forms, platform, times, origins), path.stem), platform, times
                 )
-                rows = _rows(own, platform, times, origins)
-                of_machines.setdefault(name, []).append({"measured_on": measured_on, "rows": rows})
-        unmeasured = [each["unmeasured"] for each in own]
-        generic = _common(own, list(itertools.chain(*of_machines.values())), unmeasured)
-        elsewhere = [row["prefer"] for row in generic["rows"]]
-        found |= {name: _common(own, tables, elsewhere) for name, tables in of_machines.items() if name}
-        found[f"generic {platform}"] = generic
+                of_devices.setdefault(device, []).append(_rows(own, platform, times, origins))
+        rows = _common(own, list(itertools.chain(*of_devices.values())), [each["unmeasured"] for each in own])
+        for device, of_machines in of_devices.items():
+            for row, different in zip(rows, _common(own, of_machines, [row["prefer"] for row in rows]), strict=True):
+                if device and different["prefer"] != row["prefer"]:
+                    on = {name: different[name] for name in ("prefer", "why", "measured")}
+                    row["on"] = {**row.get("on", {}), device: on}
+        found[platform] = {"measured_on": measured_on, "rows": rows}
     return found
+
+
+def _device(machine: Environment) -> str:
+    """The device whose own preferences a machine has measured; empty for a CPU without AVX-512, which has none."""
+    if machine.platform == "cuda":
+        return machine.device_kind
+    return "avx512" if "avx512" in machine.device_kind else ""
 
 
 def _times_of_libraries(us: Mapping[str, float]) -> Mapping[str, float]:
@@ -279,21 +288,22 @@ def _geometric_mean(values: Iterable[float]) -> float:
 
 
 def _common(
-    classes: Sequence[_Class], of_machines: Sequence[dict[str, Any]], unmeasured: Sequence[str]
-) -> dict[str, Any]:
-    """The table of several machines: a kernel is preferred where it is on all of them that measured the class.
+    classes: Sequence[_Class], of_machines: Sequence[Sequence[dict[str, Any]]], unmeasured: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The rows of several machines: a kernel is preferred where it is on all of them that measured the class.
 
     `unmeasured` are the preferences where none of them did.
     """
-    rows = []
-    for index, each in enumerate(classes):
-        found = [table["rows"][index] for table in of_machines if table["rows"][index]["measured"]]
-        if not found:
-            rows.append(_row(each, unmeasured[index], None))
-            continue
-        least = min(found, key=lambda row: row["measured"]["ratio"] * (1 if row["prefer"] not in _LIBRARIES else -1))
-        rows.append(_row(each, least["prefer"], least["measured"]))
-    return {"measured_on": [each for table in of_machines for each in table["measured_on"]], "rows": rows}
+
+    def gain(row: dict[str, Any]) -> float:
+        return row["measured"]["ratio"] * (-1 if row["prefer"] in _LIBRARIES else 1)
+
+    common = []
+    for each, prefer, *rows in zip(classes, unmeasured, *of_machines, strict=True):
+        measured = [row for row in rows if row["measured"]]
+        least = min(measured, key=gain, default={"prefer": prefer, "measured": None})
+        common.append(_row(each, least["prefer"], least["measured"]))
+    return common
 
 
 def regrets(platform: str, table: Sequence[Row], times: _Times) -> dict[str, float]:
@@ -316,17 +326,12 @@ def replays() -> dict[str, dict[str, float]]:
         machines = _saved(path)
         machine = next(iter(machines))
         platform = public_platform(machine.platform)
-        name = name_of_own_table(machine.platform, machine.device_kind)
-        table = read_table(name or f"generic {platform}")
+        table = read_table(platform, _device(machine))
         times: dict[str, Mapping[str, float]] = {}
         for choices in machines.values():
             times |= {text: _times_of_libraries(choice.times_us) for text, choice in choices.items()}
         found[path.stem] = regrets(platform, table, _in_preferred_forms(table, platform, times))
     return found
-
-
-def _file_name(machine: Environment) -> str:
-    return file_name(machine.device_kind)
 
 
 def _as_text(table: dict[str, Any]) -> str:

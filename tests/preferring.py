@@ -11,9 +11,7 @@ from jaxgrad._src.choice import table
 def preferring(op: str, name: str, implementation: str):
     """A context in which the rows of this name prefer the implementation. Raises LookupError if there is none."""
     rows = table.rows
-    if not any(
-        (row.op, row.name) == (op, name) for of in ("generic cpu", "generic gpu") for row in table.read_table(of)
-    ):
+    if not any((row.op, row.name) == (op, name) for of in ("cpu", "gpu") for row in table.read_table(of)):
         raise LookupError(f"no table has a row {name!r} of {op}")
 
     def changed(platform: str) -> tuple[table.Row, ...]:

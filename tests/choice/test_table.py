@@ -23,7 +23,6 @@ from jaxgrad._src.conv.kernels.cudnn import CudnnBackend
 from jaxgrad._src.gru.features import GruFeatures
 from jaxgrad._src.native import cpu, cuda
 
-NAMES = sorted(path.stem for path in preferences.TABLES.glob("*.json"))
 _BOTH = ("forward", "backward")
 _OF_CONV = ("forward", "input_gradient", "weight_gradient")
 PASSES = {"conv": _OF_CONV, "conv_on_xla": _OF_CONV, "batch_norm": _BOTH, "gru": _BOTH}
@@ -48,13 +47,13 @@ def _recorded(x, w, window_strides=(1, 1), groups=1):
     return recorder.calls
 
 
-def test_there_is_a_table_for_unknown_devices():
-    assert {"generic cpu", "generic gpu"} <= set(NAMES)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_table_is_complete(name):
-    rows = table.read_table(name)
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [("cpu", ""), ("cpu", "avx512"), ("gpu", ""), ("gpu", "NVIDIA H200"), ("gpu", "NVIDIA H100 80GB HBM3")],
+)
+def test_a_table_is_complete(name, device):
+    rows = table.read_table(name, device)
+    assert any(row.device == device for row in rows)
     for op in {row.op for row in rows}:
         features = _features(op)
         for pass_name in PASSES[op]:
@@ -63,7 +62,7 @@ def test_a_table_is_complete(name):
             for row in own:
                 assert set(row.when) <= features, row
                 assert row.why
-    assert "cpu" in name.lower() or {row.op for row in rows} == set(PASSES)
+    assert name == "cpu" or {row.op for row in rows} == set(PASSES)
 
 
 def test_the_tables_are_up_to_date():
@@ -71,47 +70,31 @@ def test_the_tables_are_up_to_date():
     assert preferences.write(preferences.TABLES, check=True) == []
 
 
-_WITHOUT_MEASUREMENT_ON_GPUS = {
-    # Hopper has the features last in memory here, which an earlier row takes.
-    ("conv", "depthwise with a large window, float32", ("weight_gradient",)),
-    ("conv", "depthwise with dilation, float32", ("weight_gradient",)),
-    # Transposed convolutions have strides.
-    ("conv", "reversed, three spatial axes", ("input_gradient",)),
-    ("conv", "reversed, asymmetric padding", ("input_gradient",)),
-    ("conv", "reversed", ("input_gradient",)),
-    # A measurement includes the gradients, which a rollout does not compute.
-    ("gru", "one step", ("forward", "backward")),
-    # Many large problems, and large ones with strides.
-    ("conv_on_xla", "other independent problems on XLA", ("weight_gradient",)),
-    # There is no other form.
-    ("conv_on_xla", "other, on XLA", _OF_CONV),
-}
-_WITHOUT_MEASUREMENT_ON_CPUS = {
-    ("gru", "one step", _BOTH),
-    ("conv_on_xla", "other, on XLA", _OF_CONV),
-}
 WITHOUT_MEASUREMENT = {
-    "generic cpu": _WITHOUT_MEASUREMENT_ON_CPUS,
-    # Their calls were added when no such CPU was at hand.
-    "CPU with AVX-512": {
-        *_WITHOUT_MEASUREMENT_ON_CPUS,
-        ("conv", "window covers x", _OF_CONV),
-        ("conv", "depthwise, a window that spans much, features first", _OF_CONV),
-        ("conv", "depthwise with dilation", ("forward",)),
-        ("conv", "depthwise with dilation", ("input_gradient", "weight_gradient")),
-        ("conv_on_xla", "window covers x on XLA", _OF_CONV),
+    "gpu": {
+        # Hopper has the features last in memory here, which an earlier row takes.
+        ("conv", "depthwise with a large window, float32", ("weight_gradient",)),
+        ("conv", "depthwise with dilation, float32", ("weight_gradient",)),
+        # Transposed convolutions have strides.
+        ("conv", "reversed, three spatial axes", ("input_gradient",)),
+        ("conv", "reversed, asymmetric padding", ("input_gradient",)),
+        ("conv", "reversed", ("input_gradient",)),
+        # A measurement includes the gradients, which a rollout does not compute.
+        ("gru", "one step", _BOTH),
+        # Many large problems, and large ones with strides.
+        ("conv_on_xla", "other independent problems on XLA", ("weight_gradient",)),
+        # There is no other form.
+        ("conv_on_xla", "other, on XLA", _OF_CONV),
     },
-    "NVIDIA H100 80GB HBM3": _WITHOUT_MEASUREMENT_ON_GPUS,
-    "NVIDIA H200": _WITHOUT_MEASUREMENT_ON_GPUS,
+    "cpu": {("gru", "one step", _BOTH), ("conv_on_xla", "other, on XLA", _OF_CONV)},
 }
 
 
 @pytest.mark.parametrize("name", WITHOUT_MEASUREMENT)
 def test_a_class_without_a_measurement_has_a_reason(name):
     """Each other class has a case in benchmarks/preference_calls.py."""
-    expected = WITHOUT_MEASUREMENT[name]
     rows = table.read_table(name)
-    assert {(row.op, row.name, row.passes) for row in rows if row.measured is None} == expected
+    assert {(row.op, row.name, row.passes) for row in rows if row.measured is None} == WITHOUT_MEASUREMENT[name]
 
 
 def test_the_tables_prefer_implementations_that_are_nearly_the_fastest():
@@ -150,37 +133,36 @@ def measured(tmp_path, monkeypatch):
     return write
 
 
-def _prefers(rows, name):
+def _prefers(rows, name, device=""):
     (row,) = [row for row in rows if row["name"] == name and row["passes"] == ["weight_gradient"]]
+    row = row.get("on", {}).get(device, row)
     return row["prefer"], row["measured"] and row["measured"]["over"]
 
 
 def test_rows_follow_the_measurements(measured):
     found = measured(A100=(2.0, 0.5), B200=(1.02, 1.3))
-    assert set(found) == {"A100", "B200", "generic gpu", "generic cpu"}
-    a100, b200, generic = (found[name]["rows"] for name in ("A100", "B200", "generic gpu"))
-    assert _prefers(a100, "strides") == ("cudnn", "xla")
-    assert _prefers(a100, "dilation") == ("xla", "cudnn")
-    assert _prefers(b200, "strides") == ("xla", "cudnn")  # 1.02: not clearly faster
-    assert _prefers(b200, "dilation") == ("cudnn", "xla")
-    assert _prefers(generic, "strides") == ("xla", "cudnn")  # not on all of them
-    assert _prefers(generic, "dilation") == ("xla", "cudnn")
-    (row,) = [row for row in a100 if row["name"] == "dilation" and row["prefer"] == "xla"]
+    assert set(found) == {"cpu", "gpu"}
+    rows = found["gpu"]["rows"]
+    assert _prefers(rows, "strides", "A100") == ("cudnn", "xla")
+    assert _prefers(rows, "dilation", "A100") == ("xla", "cudnn")
+    assert _prefers(rows, "strides", "B200") == ("xla", "cudnn")  # 1.02: not clearly faster
+    assert _prefers(rows, "dilation", "B200") == ("cudnn", "xla")
+    assert _prefers(rows, "strides") == ("xla", "cudnn")  # not on all of them
+    assert _prefers(rows, "dilation") == ("xla", "cudnn")
+    (row,) = [row for row in rows if row["name"] == "dilation" and row["prefer"] == "xla"]
+    assert set(row["on"]) == {"B200"}  # the A100 has the common preference
     assert row["measured"]["ratio"] == 2.0
     assert row["measured"]["cases"] > 5
     assert row["measured"]["case"] in preferences.all_calls("gpu")
-    assert {row["measured"]["date"] for row in a100 if row["measured"]} == {_DATES["A100"]}
-    assert {row["measured"]["date"] for row in generic if row["measured"]} == set(_DATES.values())
-    (on_a100,), (on_b200,) = (found[name]["measured_on"] for name in ("A100", "B200"))
+    dates = {(device, one["measured"]["date"]) for each in rows for device, one in each.get("on", {}).items()}
+    assert dates == set(_DATES.items())
+    on_a100, on_b200 = found["gpu"]["measured_on"]
     assert on_a100.endswith(f" calls on {_machine('A100')}")
-    assert found["generic gpu"]["measured_on"] == [on_a100, on_b200]
+    assert on_b200.endswith(f" calls on {_machine('B200')}")
 
 
 def test_what_a_table_costs(measured):
-    rows = [
-        table.Row(**{**row, "passes": tuple(row["passes"])}, table="A100")
-        for row in measured(A100=(2.0, 0.5))["A100"]["rows"]
-    ]
+    rows = table.typed_rows(measured(A100=(2.0, 0.5))["gpu"]["rows"], "gpu")
     own = {text: "cuda" if text.startswith("gru ") else "cudnn" for text in preference_calls.calls("gpu")}
     times = {text: {"xla": 1.0, name: 3.0} for text, name in own.items()}
     regrets = preferences.regrets("gpu", rows, times)
@@ -189,7 +171,7 @@ def test_what_a_table_costs(measured):
 
 
 def _row(op, when, prefer):
-    return table.Row("a class", op, _OF_CONV, when, prefer, "a reason", None, "A100")
+    return table.Row("a class", op, _OF_CONV, when, prefer, "a reason", None, "gpu")
 
 
 def _call_of_problems():
@@ -222,24 +204,28 @@ def test_what_a_table_prefers_for_independent_problems(of_one, of_problems, expe
     assert preferences._preferred(rows, "conv", recorded, "gpu", {"cudnn", "xla"}) == expected
 
 
-def test_a_device_takes_its_own_table(tmp_path, monkeypatch, measured):
-    preferences_of_a100 = measured(A100=(0.5, 2.0))
-    for name, content in preferences_of_a100.items():
+def test_a_device_takes_its_own_preferences(tmp_path, monkeypatch, measured):
+    """Each call looks up again, in one process too."""
+    for name, content in measured(A100=(0.5, 2.0), B200=(0.5, 0.5)).items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     monkeypatch.setattr(table, "_TABLES", tmp_path)
     table.read_table.cache_clear()
-    features = ConvFeatures(next(iter(_recorded((64, 56, 56, 64), (3, 3, 64, 64)).values())).call.problem, "cuda")
+    jax.clear_caches()  # rows of other tables
+    recorded = next(iter(_recorded((64, 56, 56, 64), (3, 3, 64, 64)).values()))
+    features = ConvFeatures(recorded.call.problem, "cuda")
     try:
-        for kind, name, prefer in (
-            ("A100", "A100", "cudnn"),
-            ("B200", "generic gpu", "cudnn"),
-            (None, "generic gpu", "cudnn"),
+        for kind, of, prefer, over in (
+            ("A100", "'gpu' for 'A100'", "cudnn", "xla"),
+            ("B200", "'gpu'", "xla", "cudnn"),
+            ("C300", "'gpu'", "xla", "cudnn"),
+            (None, "'gpu'", "xla", "cudnn"),
         ):
             monkeypatch.setattr(cuda, "device_kind", lambda kind=kind: kind)
             row = table.preference("conv", "forward", "cuda", features, ("cudnn", "xla"))
-            assert (row.table, row.prefer) == (name, prefer)
-            measured = r"measured \d\.\d\dx as fast as xla in \d+ cases, the last on [\d-]+ with jaxgrad 0.1.0"
-            assert re.fullmatch(rf"row 'other' of the table '{name}', {measured}", str(row))
+            assert (row.table, row.prefer) == ("gpu", prefer)
+            measured = rf"measured \d\.\d\dx as fast as {over} in \d+ cases, the last on [\d-]+ with jaxgrad 0.1.0"
+            assert re.fullmatch(rf"row 'other' of the table {of}, {measured}", str(row))
+            assert CudnnBackend().table_row("forward", recorded.call) == str(row)  # which is kept by the device
     finally:
         table.read_table.cache_clear()
         jax.clear_caches()  # rows of these tables
@@ -342,13 +328,13 @@ def test_a_measurement_has_a_time_limit(tmp_path, monkeypatch, capsys):
 
 def test_a_table_joins_the_measurements_of_several_versions(measured, tmp_path):
     """Each version of jaxgrad has measured other calls."""
-    rows = measured(A100=(2.0, 0.5))["A100"]["rows"]
+    rows = measured(A100=(2.0, 0.5))["gpu"]["rows"]
     path = tmp_path / "A100.json"
     (choices,) = jaxgrad.Tuning.load(path).machines.values()
     half = dict(list(choices.items())[::2])
     rest = {text: choice for text, choice in choices.items() if text not in half}
     jaxgrad.Tuning({_machine("A100"): half, _older(_machine("A100")): rest}).save(path)
-    found = preferences.tables()["A100"]
+    found = preferences.tables()["gpu"]
     assert [_of_any_version(row) for row in found["rows"]] == [_of_any_version(row) for row in rows]
     versions = {row["measured"]["jaxgrad"] for row in found["rows"] if row["measured"]}
     assert versions == {_machine("A100").jaxgrad, _older(_machine("A100")).jaxgrad}
@@ -367,9 +353,9 @@ def _of_any_version(row):
 
 def test_a_row_says_where_the_other_one_is_faster_but_not_clearly():
     measured = {"over": "cudnn", "ratio": 0.952, "least": 0.9, "cases": 7, "date": "2026-11-20", "jaxgrad": "0.3.1"}
-    row = table.Row("other", "conv", ("forward",), {}, "xla", "a reason", measured, "A100")
+    row = table.Row("other", "conv", ("forward",), {}, "xla", "a reason", measured, "gpu")
     where = "in 7 cases, the last on 2026-11-20 with jaxgrad 0.3.1"
-    assert str(row) == f"row 'other' of the table 'A100': cudnn was measured 1.05x as fast {where}: too little"
+    assert str(row) == f"row 'other' of the table 'gpu': cudnn was measured 1.05x as fast {where}: too little"
     row = dataclasses.replace(row, measured={**measured, "ratio": 1.25})
     assert str(row).endswith(f"measured 1.25x as fast as cudnn {where}")
 
@@ -385,7 +371,7 @@ def test_an_implementation_that_is_not_there_is_passed_over():
     (recorded,) = _recorded((2, 8, 7, 3), (3, 2, 3, 4)).values()
     (depthwise,) = [
         row
-        for row in table.read_table("generic gpu")
+        for row in table.read_table("gpu")
         if row.when == {"depthwise": True, "channels_last": True} and row.passes == ("weight_gradient",)
     ]
     features = _Changed(ConvFeatures(recorded.call.problem, "cuda"), depthwise=True, grouped=True)
@@ -416,19 +402,19 @@ def test_bounds(low, high, matches):
 
 
 @pytest.mark.parametrize(
-    ("instruction_set", "processes", "name"),
+    ("instruction_set", "processes", "own"),
     [
-        ("avx512", 1, "CPU with AVX-512"),
-        ("avx512", 2, "generic cpu"),  # the second process may run without AVX-512
-        ("avx2", 1, "generic cpu"),
-        ("baseline", 1, "generic cpu"),
+        ("avx512", 1, True),
+        ("avx512", 2, False),  # the second process may run without AVX-512
+        ("avx2", 1, False),
+        ("baseline", 1, False),
     ],
 )
-def test_cpus_share_the_table_of_their_instruction_set(monkeypatch, instruction_set, processes, name):
+def test_cpus_take_the_preferences_of_their_instruction_set(monkeypatch, instruction_set, processes, own):
     monkeypatch.setattr(table, "_instruction_set", lambda: instruction_set)
     monkeypatch.setattr(jax, "process_count", lambda: processes)
-    assert table.table_name("cpu") == name
-    assert all(row.table == name for row in table.rows("cpu"))
+    assert table.this_device("cpu") == (instruction_set if processes == 1 else "")
+    assert {row.device for row in table.rows("cpu")} == ({"", "avx512"} if own else {""})
 
 
 def test_the_instruction_set_is_that_of_the_kernels():
@@ -455,32 +441,30 @@ def measured_cpus(tmp_path, monkeypatch):
     return write
 
 
-def _row_of_groups(table_of_cpus):
+def _rows_of_groups(table_of_cpus):
+    """The common preference and that of CPUs with AVX-512, with their ratios; None for the latter if it is the same."""
     (row,) = [row for row in table_of_cpus["rows"] if row["name"] == "groups" and row["op"] == "conv"]
-    return row["prefer"], row["measured"] and row["measured"]["ratio"]
+    return [each and (each["prefer"], each["measured"]["ratio"]) for each in (row, row.get("on", {}).get("avx512"))]
 
 
-def test_tables_of_cpus_follow_the_machines_with_their_instruction_set(measured_cpus):
-    """The generic table follows all of them."""
+def test_rows_of_cpus_follow_the_machines_with_their_instruction_set(measured_cpus):
+    """The common preference follows all of them."""
     found = measured_cpus({"One, avx512": 2.0, "Another, avx512": 1.5, "Old, avx2": 0.5})
-    assert set(found) == {"CPU with AVX-512", "generic cpu", "generic gpu"}
-    assert _row_of_groups(found["CPU with AVX-512"]) == ("cpu", 1.5)
-    assert _row_of_groups(found["generic cpu"]) == ("xla", 2.0)
-    assert len(found["CPU with AVX-512"]["measured_on"]) == 2
-    assert len(found["generic cpu"]["measured_on"]) == 3
+    assert set(found) == {"cpu", "gpu"}
+    assert _rows_of_groups(found["cpu"]) == [("xla", 2.0), ("cpu", 1.5)]
+    assert len(found["cpu"]["measured_on"]) == 3
 
 
-def test_a_class_that_was_measured_elsewhere_alone_takes_the_generic_preference(measured_cpus):
+def test_a_class_that_was_measured_elsewhere_alone_takes_the_common_preference(measured_cpus):
     found = measured_cpus({"One, avx512": 2.0, "Old, avx2": 0.5}, left_out="feature_group_count")
-    assert _row_of_groups(found["CPU with AVX-512"]) == ("xla", None)
-    assert _row_of_groups(found["generic cpu"]) == ("xla", 2.0)
+    assert _rows_of_groups(found["cpu"]) == [("xla", 2.0), None]
 
 
 def test_explain_names_the_row():
     x, w = np.ones((2, 8, 9, 16), np.float32), np.ones((3, 3, 16, 16), np.float32)
     call = jaxgrad.conv_general_dilated, x, w, (1, 1), "SAME"
     explained = jaxgrad.explain(*call, dimension_numbers=_NHWC, platform="cpu")
-    assert explained.preference.startswith(f"row 'other' of the table '{table.table_name('cpu')}', ")
+    assert explained.preference.startswith("row 'other' of the table 'cpu', ")
     assert str(explained).endswith(f"; {explained.preference})")
     w = np.ones((3, 3, 1, 16), np.float32)
     of_passes = jaxgrad.explain(

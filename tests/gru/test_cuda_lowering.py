@@ -41,7 +41,7 @@ report(texts=texts, calls=calls(texts[0]), compilations=compilations, forced=for
     assert "stablehlo.while" not in found["texts"][0]
     assert found["compilations"] == 3  # with the empty program that tests NVRTC
     assert found["why"].startswith("gru on gpu: 'cuda' (jaxgrad's own kernel; row 'other'")
-    assert "of the table 'generic gpu'" in found["why"]
+    assert "of the table 'gpu'" in found["why"]
     assert found["forced_why"] == "gru on gpu: 'cuda' (forced by implementation='cuda')"
     assert found["typical"] == "gru on gpu: 'cuda' (jaxgrad's own kernel)"
     assert found["xla"] == []

@@ -1,16 +1,15 @@
-"""Tables of preferences: which implementation is the fastest for a class of calls, one table for each kind of device.
+"""Tables of preferences: which implementation is the fastest for a class of calls, one table for each platform.
 
-`tables/<kind>.json` is written by `python -m benchmarks preferences` from measurements. A call takes the first row that
-matches it and whose implementation supports it. Each kind of GPU has a table, and CPUs share one for an instruction
-set. A device without a table takes "generic <platform>.json", which prefers a kernel of jaxgrad only where it is
-clearly faster on all devices on which calls of the class were measured.
+`python -m benchmarks preferences` writes `tables/cpu.json` and `tables/gpu.json` from measurements. A call takes the
+first row that matches it and whose implementation supports it. A row prefers a kernel of jaxgrad only where it is
+clearly faster on all devices on which calls of the class were measured. Where a device has another preference, the row
+has it with its measurement under "on", by the kind of a GPU or the instruction set of a CPU.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -42,6 +41,7 @@ class Row:
         measured calls ("cases"), the one in the middle ("case"), and the day of the last measurement and its version of
         jaxgrad ("date", "jaxgrad"). The other versions are in the table's file.
       table: the name of the table.
+      device: the device whose own preference this is; empty for the common one.
     """
 
     name: str
@@ -52,13 +52,14 @@ class Row:
     why: str
     measured: Mapping[str, Any] | None
     table: str
+    device: str = ""
 
     def matches(self, features: Any) -> bool:
         """Whether the call with these features belongs to the class. Features are asked for in the order of `when`."""
         return all(_holds(condition, getattr(features, name)) for name, condition in self.when.items())
 
     def __str__(self) -> str:
-        text = f"row {self.name!r} of the table {self.table!r}"
+        text = f"row {self.name!r} of the table {self.table!r}" + (self.device and f" for {self.device!r}")
         if (m := self.measured) is None:
             return f"{text}, without a measurement"
         where = f"in {m['cases']} cases, the last on {m['date']} with jaxgrad {m['jaxgrad']}"
@@ -89,7 +90,7 @@ def preference(
     """
     row = first_row(rows(platform), op, pass_name, features, among, resized=resized)
     if row is None and not resized:
-        raise AssertionError(f"the table {table_name(platform)} has no row for every {op} {pass_name}")
+        raise AssertionError(f"the table {public_platform(platform)} has no row for every {op} {pass_name}")
     return row
 
 
@@ -105,34 +106,16 @@ def first_row(
 
 
 def rows(platform: str) -> tuple[Row, ...]:
-    """The table of this machine's device."""
-    return read_table(table_name(platform))
+    """The rows as this machine's device takes them."""
+    return read_table(public_platform(platform), this_device(platform))
 
 
-def table_name(platform: str) -> str:
-    """The name of the table of this machine's device, or of the generic one if the device has none.
+def this_device(platform: str) -> str:
+    """The device of this machine as rows name it; empty if programs take the common preferences.
 
-    Programs for a GPU that are lowered without one take the generic table. So do programs for CPUs of several
-    processes, which must all select alike, and may run on unlike machines.
+    Programs for a GPU that are lowered without one take these. So do programs for CPUs of several processes, which must
+    all select alike, and may run on unlike machines.
     """
-    name = name_of_own_table(platform, _device_kind(platform))
-    return name if name and _is_file(_TABLES / f"{name}.json") else f"generic {public_platform(platform)}"
-
-
-def name_of_own_table(platform: str, device_kind: str) -> str:
-    """The name that the table of a kind of device has, if there is one; empty for CPUs that share the generic table.
-
-    Args:
-      platform: "cpu" or "cuda".
-      device_kind: the kind of a GPU, or a text with the instruction set of jaxgrad's kernels on a CPU.
-    """
-    if platform == "cuda":
-        return file_name(device_kind)
-    return "CPU with AVX-512" if "avx512" in device_kind else ""
-
-
-def _device_kind(platform: str) -> str:
-    """The kind of this machine's device, as `name_of_own_table` takes it; empty if it must not matter."""
     if platform == "cuda":
         return cuda.device_kind() or ""
     return _instruction_set() if jax.process_count() == 1 else ""
@@ -144,22 +127,19 @@ def _instruction_set() -> str:
 
 
 @cache
-def _is_file(path: Path) -> bool:
-    return path.is_file()
-
-
-def file_name(device_kind: str) -> str:
-    """The kind of a device as the name of a file."""
-    return re.sub(r"[^\w -]", "", device_kind)
-
-
-@cache
-def read_table(name: str) -> tuple[Row, ...]:
-    """Reads a table by its name."""
+def read_table(name: str, device: str = "") -> tuple[Row, ...]:
+    """Reads a table by its name, with the preferences of a device."""
     content = json.loads((_TABLES / f"{name}.json").read_text(encoding="utf-8"))
-    return typed_rows(content["rows"], name)
+    return typed_rows(content["rows"], name, device)
 
 
-def typed_rows(rows: Iterable[Mapping[str, Any]], name: str) -> tuple[Row, ...]:
-    """The rows of a table of that name, as its file has them."""
-    return tuple(Row(**{**row, "passes": tuple(row["passes"])}, table=name) for row in rows)
+def typed_rows(rows: Iterable[Mapping[str, Any]], name: str, device: str = "") -> tuple[Row, ...]:
+    """The rows of a table of that name, as its file has them, with the preferences of a device."""
+    return tuple(_typed(row, name, device) for row in rows)
+
+
+def _typed(row: Mapping[str, Any], table: str, device: str) -> Row:
+    on = row.get("on", {}).get(device)
+    fields = {**row, **on, "device": device} if on else dict(row)
+    fields.pop("on", None)
+    return Row(**{**fields, "passes": tuple(row["passes"]), "table": table})

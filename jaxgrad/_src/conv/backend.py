@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jax
 
 from jaxgrad._src.choice.op import Backend
-from jaxgrad._src.choice.table import Row, preference, table_name
+from jaxgrad._src.choice.table import Row, preference, this_device
 from jaxgrad._src.conv.call.features import ConvFeatures
 from jaxgrad._src.conv.call.params import ConvCall, ConvParams
 from jaxgrad._src.conv.call.problem import ConvProblem
@@ -28,7 +28,7 @@ def named_arrays(pass_name: str, *arrays: Any) -> dict[str, Any]:
 def _row_of(
     _: str, pass_name: str, platform: str, problem: ConvProblem, relu: bool, among: tuple[str, ...], resized: bool
 ) -> Row | None:
-    """The row of a problem. Kept, also by the name of the table: outside `jax.jit`, a call asks each time."""
+    """The row of a problem. Kept, also by the device: outside `jax.jit`, a call asks each time."""
     return preference("conv", pass_name, platform, ConvFeatures(problem, platform, relu=relu), among, resized=resized)
 
 
@@ -52,7 +52,7 @@ class ConvBackend(Backend):
     def row(self, pass_name: str, call: ConvCall, *, resized: bool = False) -> Row | None:
         among = self.implementation, *self.preferred_to
         relu = call.fused_relu and pass_name == "forward"
-        return _row_of(table_name(self.platform), pass_name, self.platform, call.problem, relu, among, resized)
+        return _row_of(this_device(self.platform), pass_name, self.platform, call.problem, relu, among, resized)
 
     def repeats_another(self, pass_name: str, call: ConvCall) -> bool:
         """Whether another backend of the platform runs a pass on the same kernel. One measurement is then enough."""

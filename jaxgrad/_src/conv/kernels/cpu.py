@@ -7,7 +7,7 @@ import dataclasses
 import jax
 
 from jaxgrad._src.choice.op import Rejection
-from jaxgrad._src.choice.table import Row, preference, table_name
+from jaxgrad._src.choice.table import Row, preference, this_device
 from jaxgrad._src.conv.backend import ConvBackend
 from jaxgrad._src.conv.call.features import ConvFeatures
 from jaxgrad._src.conv.call.params import ConvCall, ConvParams
@@ -47,7 +47,7 @@ class CpuBackend(ConvBackend):
     def table_row(self, pass_name: str, call: ConvCall) -> str:
         rows = [super().table_row(pass_name, call)]
         if depthwise_cpu.supports(call.problem) and not cpu.onednn_unavailable():
-            rows.append(str(_row_of_libraries(table_name("cpu"), pass_name, call.problem)))
+            rows.append(str(_row_of_libraries(this_device("cpu"), pass_name, call.problem)))
         return "; ".join(rows)
 
     def typical_rejection(self, op_name: str, pass_name: str) -> Rejection | None:
@@ -125,12 +125,12 @@ def runs_own_kernel(pass_name: str, problem: ConvProblem) -> bool:
 
 def prefers_own_kernel(pass_name: str, problem: ConvProblem) -> bool:
     """Whether jaxgrad's kernel is the faster one, as measured."""
-    return _row_of_libraries(table_name("cpu"), pass_name, problem).prefer == OWN_KERNELS.implementation
+    return _row_of_libraries(this_device("cpu"), pass_name, problem).prefer == OWN_KERNELS.implementation
 
 
 @cleared_lru_cache(4096)
 def _row_of_libraries(_: str, pass_name: str, problem: ConvProblem) -> Row:
-    """The row that chooses between the two. Kept, also by the name of the table."""
+    """The row that chooses between the two. Kept, also by the device."""
     names = OWN_KERNELS.implementation, ONEDNN.implementation
     row = preference("conv", pass_name, "cpu", ConvFeatures(problem, "cpu"), names)
     assert row is not None
