@@ -45,6 +45,7 @@ _CLASSES = _HERE / "shape_classes.json"
 # Of a kernel over XLA, which can fuse neighboring operations and on a GPU calls cuDNN too: in the geometric mean of a
 # class, in which its small calls count as much as the large ones, and in the sum of its times.
 _MIN_GAIN = 1.03
+_ENOUGH_CASES = 3  # a row that rests on fewer says so
 _LIBRARIES = ("xla", "onednn", xla_forms.CONVOLUTION)  # the others are compared with them
 _CPU_LIBRARIES = ("onednn", "depthwise")  # of convolutions; "cpu" is one of them
 
@@ -271,6 +272,7 @@ def _measured(members: _Times, implementations: Sequence[str], origins: _Origins
         "ratio": round(_geometric_mean(ratios.values()), 3),
         "least": round(ratios[in_order[0]], 3),
         "cases": len(ratios),
+        **({"few_cases": True} if len(ratios) < _ENOUGH_CASES else {}),
         "case": in_order[len(in_order) // 2],
         "date": date,
         "jaxgrad": version,

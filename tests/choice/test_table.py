@@ -161,6 +161,12 @@ def test_rows_follow_the_measurements(measured):
     assert on_b200.endswith(f" calls on {_machine('B200')}")
 
 
+def test_rows_with_few_cases_say_so(measured):
+    found = [row["measured"] for row in measured(A100=(2.0, 0.5))["gpu"]["rows"] if row["measured"]]
+    assert {each["cases"] <= 2 for each in found} == {True, False}
+    assert all(("few_cases" in each) == (each["cases"] <= 2) for each in found)
+
+
 def test_what_a_table_costs(measured):
     rows = table.typed_rows(measured(A100=(2.0, 0.5))["gpu"]["rows"], "gpu")
     own = {text: "cuda" if text.startswith("gru ") else "cudnn" for text in preference_calls.calls("gpu")}
@@ -358,6 +364,8 @@ def test_a_row_says_where_the_other_one_is_faster_but_not_clearly():
     assert str(row) == f"row 'other' of the table 'gpu': cudnn was measured 1.05x as fast {where}: too little"
     row = dataclasses.replace(row, measured={**measured, "ratio": 1.25})
     assert str(row).endswith(f"measured 1.25x as fast as cudnn {where}")
+    row = dataclasses.replace(row, measured={**row.measured, "cases": 1, "few_cases": True})
+    assert "as cudnn in only 1 case, the last" in str(row)
 
 
 def test_reports_of_different_devices_have_different_names():

@@ -39,7 +39,7 @@ class Row:
       measured: the measurement behind it, or None: the implementation that it was compared with ("over"), the geometric
         mean and the least of the times of that one over those of the preferred one ("ratio", "least"), the number of
         measured calls ("cases"), the one in the middle ("case"), and the day of the last measurement and its version of
-        jaxgrad ("date", "jaxgrad"). The other versions are in the table's file.
+        jaxgrad ("date", "jaxgrad"). The other versions are in the table's file. "few_cases" is set for one or two.
       table: the name of the table.
       device: the device whose own preference this is; empty for the common one.
     """
@@ -62,7 +62,8 @@ class Row:
         text = f"row {self.name!r} of the table {self.table!r}" + (self.device and f" for {self.device!r}")
         if (m := self.measured) is None:
             return f"{text}, without a measurement"
-        where = f"in {m['cases']} cases, the last on {m['date']} with jaxgrad {m['jaxgrad']}"
+        few, cases = "only " if m.get("few_cases") else "", "case" if m["cases"] == 1 else "cases"
+        where = f"in {few}{m['cases']} {cases}, the last on {m['date']} with jaxgrad {m['jaxgrad']}"
         if m["ratio"] < 1:
             return f"{text}: {m['over']} was measured {1 / m['ratio']:.2f}x as fast {where}: too little"
         return f"{text}, measured {m['ratio']:.2f}x as fast as {m['over']} {where}"
