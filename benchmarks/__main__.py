@@ -74,9 +74,10 @@ def _parser(op: ModuleType | None) -> argparse.ArgumentParser:
     command = commands.add_parser("charts", help="draw docs/charts from the results")
     command.add_argument("--results", type=Path, default=_RESULTS)
     command.add_argument("--output", type=Path, default=_CHARTS)
-    command = commands.add_parser("tables", help="rewrite the tables in README.md and docs/*.md from the results")
+    command = commands.add_parser("tables", help="rewrite the tables in README.md and docs/ from the results")
     command.add_argument("--results", type=Path, default=_RESULTS)
-    command.add_argument("--files", nargs="+", type=Path, default=[_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")])
+    pages = [_ROOT / "README.md", *(_ROOT / "docs").rglob("*.md")]
+    command.add_argument("--files", nargs="+", type=Path, default=pages)
     command = commands.add_parser("preferences", help="write the tables by which jaxgrad selects implementations")
     command.add_argument("--measure", action="store_true", help="measure all implementations on this device first")
     command.add_argument("--again", metavar="REGEX", help="of calls to measure first, also where an older jaxgrad did")

@@ -3,8 +3,10 @@
 The table of results/gru-cpu.json goes between `<!-- benchmark gru-cpu -->` and `<!-- /benchmark -->`, the short table
 of headline.py between `<!-- benchmark headline -->` and the same end. A section without a report stays as it is.
 
-A heading in the marker, as in `<!-- benchmark gru-h100-80gb-hbm3: #### GRU on an H100 -->`, is written above the table,
+A heading in the marker, as in `<!-- benchmark gru-h100-80gb-hbm3: ### GRU on an H100 -->`, is written above the table,
 with the chart of that name if there is one: without a report, the page does not show such a section.
+
+A word after the name, as in `<!-- benchmark conv-h200 transposed -->`, selects the rows of a part (`_PARTS`).
 """
 
 from __future__ import annotations
@@ -21,8 +23,14 @@ from benchmarks.report import Report, Row
 from benchmarks.wording import digits, ratio
 
 _SECTION = re.compile(
-    r"(<!-- benchmark (?P<name>[\w-]+)(?:: (?P<heading>#+ [^\n]*))? -->\n).*?(<!-- /benchmark -->)", re.DOTALL
+    r"(?P<marker><!-- benchmark (?P<name>[\w-]+)(?: (?P<part>\w+))?(?:: (?P<heading>#+ [^\n]*))? -->\n).*?"
+    r"(?P<end><!-- /benchmark -->)",
+    re.DOTALL,
 )
+_PARTS: dict[str, Callable[[Row], bool]] = {
+    "transposed": lambda row: row["settings"]["transposed"],
+    "others": lambda row: not row["settings"]["transposed"],
+}
 _PRODUCT = f"{MATRIX_PRODUCT} (ms, jaxgrad / {MATRIX_PRODUCT})"  # the header of a column
 _SLOWER = 0.9  # a speed-up below it is in the tables, whatever the case
 _UNPADDED = "\\*"  # marks a speed-up that lacks the peer with jnp.pad
@@ -35,16 +43,16 @@ def update(files: Iterable[Path], results: Path) -> tuple[list[str], list[str]]:
 
     def section(file: Path, match: re.Match[str]) -> str:
         name, heading = match["name"], match["heading"]
-        text = _headline(results) if name == "headline" else _table(results, name)
+        text = _headline(results) if name == "headline" else _table(results, name, match["part"])
         (missing if text is None else written).append(name)
         if text is None:
             return match[0]
-        above = [match[1].rstrip()]
+        above = [match["marker"].rstrip()]
         if heading:
             above.append(heading)
-            chart = f"charts/{name}.png"
-            above += [f"![{heading.lstrip('# ')}]({chart})"] if (file.parent / chart).exists() else []
-        return "\n\n".join([*above, f"{text}\n{match[4]}"])
+            charts = (f"{folder}charts/{name}.png" for folder in ("", "../"))
+            above += [f"![{heading.lstrip('# ')}]({chart})" for chart in charts if (file.parent / chart).exists()]
+        return "\n\n".join([*above, f"{text}\n{match['end']}"])
 
     for file in files:
         file.write_text(_SECTION.sub(partial(section, file), file.read_text()))
@@ -56,9 +64,12 @@ def _headline(results: Path) -> str | None:
     return None if found is None else _markdown(*found)
 
 
-def _table(results: Path, name: str) -> str | None:
+def _table(results: Path, name: str, part: str | None) -> str | None:
     path = results / f"{name}.json"
-    return markdown(report.load(path)) if path.exists() else None
+    if not path.exists():
+        return None
+    found = report.load(path)
+    return markdown(report.of_rows(found, list(filter(_PARTS[part], found["rows"]))) if part else found)
 
 
 def markdown(results: Report) -> str:

@@ -211,6 +211,21 @@ def test_every_step_has_a_name_in_charts():
     assert {case.network for case in cases} <= set(charts._NETWORKS)
 
 
+def test_a_section_of_a_part(tmp_path):
+    rows = [_gru_row("forward", {SCAN: 6.0}, label=str(part), settings={"transposed": part}) for part in (False, True)]
+    report.save(_report(rows), tmp_path)
+    page = tmp_path / "docs" / "benchmarks" / "page.md"
+    page.parent.mkdir(parents=True)
+    chart = tmp_path / "docs" / "charts" / "gru-h100.png"
+    chart.parent.mkdir()
+    chart.touch()
+    page.write_text("<!-- benchmark gru-h100 transposed: ## Transposed -->\n<!-- /benchmark -->\n")
+    assert tables.update([page], tmp_path) == (["gru-h100"], [])
+    assert "## Transposed\n\n![Transposed](../charts/gru-h100.png)\n\n| case |" in page.read_text()
+    assert "| True |" in page.read_text()
+    assert "| False |" not in page.read_text()
+
+
 @pytest.mark.parametrize("has_chart", [False, True])
 def test_a_section_with_a_heading(tmp_path, has_chart):
     page = tmp_path / "page.md"
