@@ -11,6 +11,6 @@ Measuring:
 
 Reading, without JAX:
   report.py: the JSON files in results/. contender_names.py: the names in them.
-  tables.py, gru_table.py and headline.py write the tables of docs/benchmarks.md and README.md.
+  tables.py, gru_table.py and headline.py write the tables of docs/benchmarks/ and README.md.
   charts.py, bar_chart.py and families.py draw docs/charts. wording.py puts reports into words.
 """

@@ -30,7 +30,7 @@ class Work:
       flops: floating-point operations of one call.
       bytes_moved: the fewest bytes that one call must read and write; 0 where the arithmetic bounds the time.
       array_bytes: sizes of arrays to compare the memory with, by name.
-      extra: the row is not in the tables of docs/benchmarks.md.
+      extra: the row is not in the tables of docs/benchmarks/.
       precision: of matrix products, as `jax.default_matmul_precision` takes it; None for JAX's default one.
       is_product: whether the roofline counts the operations at the rate of matrix products; at that of float32
         multiply-adds otherwise.

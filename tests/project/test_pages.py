@@ -108,7 +108,7 @@ def _anchors(page):
 
 
 @pytest.mark.parametrize(
-    "page", [_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+    "page", [_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name
 )
 def test_links(page):
     for path, anchor in _LINK.findall(page.read_text()):
