@@ -32,9 +32,8 @@ from jaxgrad._src.run.plan_directory import plan_directory
 _MANY_UNITS = 1 << 13
 # Without linear_before_reset, where the state of one row has at most this many bytes, one product on tensor cores of
 # the gradients of all gates with both of their operands takes at most as long as two products, for which XLA copies
-# slices of the gradients: memory bounds either form. On an H200, the forward and backward pass took 0.89 of the time in
-# bfloat16 and 0.95 in TF32 at (T, B, H) = (128, 2048, 128), and with twice the bytes, 1.08 at (200, 256, 256) in TF32.
-# Other GPUs were not compared.
+# slices of the gradients: memory bounds either form. With twice the bytes, two products are faster. Compared on an H200
+# alone.
 _JOINED_BYTES = 512
 _REVERSED = {"forward": 0b00, "reverse": 0b01, "bidirectional": 0b10}  # bit d: direction d runs from the last step
 

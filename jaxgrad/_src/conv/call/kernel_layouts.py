@@ -25,9 +25,8 @@ def xla_moves_features_last(problem: ConvProblem) -> bool:
     """Whether XLA computes this convolution with the features last, whatever layout the program has.
 
     The arrays around it then have the features last in memory too. A kernel that took them first would transpose them
-    before and after the call: an equinox MobileNet in bfloat16 took 1.3 times as long on an H100. These are the rules
-    of xla/service/gpu/transforms/layout_assignment.cc. Without a GPU on this machine they are those of
-    compute capability 9.0.
+    before and after the call. These are the rules of xla/service/gpu/transforms/layout_assignment.cc. Without a GPU on
+    this machine they are those of compute capability 9.0.
     """
     if problem.dtype.name == "float64":
         return False

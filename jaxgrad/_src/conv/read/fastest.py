@@ -1,7 +1,7 @@
 """Which reading of a convolution is the fastest, where several passes compute it: conv/read/readings.py.
 
 A pass is fast where its operands have the layouts that its kernels expect, and these are the layouts in which JAX
-writes the pass. Measured on 2 cores of a CPU with AVX-512, in float32 and bfloat16.
+writes the pass. The limits here are for CPUs with AVX-512.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def prefers_window(window: Sequence[int], out_spatial: Sequence[int], num_proble
     """Whether a weight gradient is computed by its window, which is dy, as another pass.
 
     The kernels of the weight gradient loop over the elements of the result for each position of dy, those of the other
-    passes the other way round: up to 10 times as fast where the result has more elements, as for a 5x5 window over 2x2
-    positions. With up to 1.5 times as many, the weight gradient is as fast or faster. It is also faster for independent
-    problems, as in per-example gradients: the other passes compute them as groups, up to 10 times as slowly.
+    passes the other way round: they are faster where the result has more elements, as for a 5x5 window over 2x2
+    positions. Where it has only a few more, the weight gradient is as fast or faster. It is also faster for independent
+    problems, as in per-example gradients, which the other passes compute as groups.
     """
     return num_problems == 1 and 2 * math.prod(out_spatial) > 3 * math.prod(window)
 
 
 def prefers_weight_gradient(window: Sequence[int], out_spatial: Sequence[int]) -> bool:
-    """Whether a forward pass is computed as a weight gradient: up to 2.5 times as fast for windows with far more
-    elements than the result has positions."""
+    """Whether a forward pass is computed as a weight gradient, which is faster for windows with far more elements than
+    the result has positions."""
     return math.prod(window) >= 8 * math.prod(out_spatial)
 
 
