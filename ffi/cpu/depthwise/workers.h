@@ -8,10 +8,11 @@
 
 namespace jaxgrad::JAXGRAD_ISA {
 
-// Multiple to which channels are padded in the workspace: the lanes of the widest vector, so that a workspace suits
-// every instruction set.
+// In the workspace, the number of channels is rounded up to a multiple of this: the float32 lanes of the widest vector,
+// that of AVX-512. So the size of a workspace does not depend on the instruction set.
 constexpr int64_t kPaddedLanes = 16;
-// Positions of a box and of what it reads, at most, where they are copied: half a megabyte stays in the cache of a
+// Limit of the positions that a thread copies for one box of results: those of the box, and those of the inputs that
+// it reads. With 16 float32 channels for each position, the copies take half a megabyte, which stays in the cache of a
 // core.
 constexpr int64_t kMaxCopiedPositions = 8192;
 constexpr int64_t kTasksPerThread = 4;

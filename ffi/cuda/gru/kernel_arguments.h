@@ -48,7 +48,7 @@ enum GruResets { kGruNoResets = 0, kGruResetsToZero = 1, kGruResetsToGiven = 2 }
 
 // How products are computed.
 enum GruMode {
-  kGruHalf = 0,   // of 16-bit operands
+  kGruHalf = 0,   // of 16-bit operands, bfloat16 or float16
   kGruTf32 = 1,   // of operands rounded to TF32
   kGruSplit = 2,  // of float32 operands, each the sum of three bfloat16 numbers
 };

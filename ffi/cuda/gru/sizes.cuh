@@ -1,5 +1,5 @@
 // Sizes of the kernels. The host defines:
-//   T          the element type: float, or Half with ELEMENT_IS_BFLOAT16
+//   T          the element type: float, or Half: a bfloat16 if ELEMENT_IS_BFLOAT16 is 1, otherwise a float16
 //   MODE       a GruMode, as a number
 //   HIDDEN     the hidden units that the blocks have room for
 //   UNITS      hidden units of a block of a cluster or team: 16 or 32; with HIDDEN, a single block multiplies on tensor

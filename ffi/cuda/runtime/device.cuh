@@ -1,7 +1,8 @@
-// Device functions for the kernels: conversions and asynchronous copies. This text precedes the source of a kernel,
-// since NVRTC is used without headers.
+// Device functions for the kernels: conversions, asynchronous copies and predicated stores. The host puts this text in
+// front of the source of each kernel before NVRTC compiles it: the kernels include no files.
 
-typedef unsigned short Half;  // the bits of a bfloat16 or float16
+// The bits of a 16-bit number: of a bfloat16 where the host defines ELEMENT_IS_BFLOAT16 as 1, otherwise of a float16.
+typedef unsigned short Half;
 
 __device__ inline double widen(double value) { return value; }
 __device__ inline float widen(float value) { return value; }
@@ -49,7 +50,8 @@ __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
-// Writes to global memory if `valid`, by a predicate instead of a branch.
+// Writes one 16-bit number, or WORDS 32-bit words, to global memory if `valid`. The store has a predicate, so that no
+// thread of a warp branches.
 __device__ inline void store_if(bool valid, void* to, unsigned short value) {
   asm volatile("{.reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.u16 [%1], %2;}" ::"r"(static_cast<unsigned>(valid)),
                "l"(to), "h"(value)
