@@ -38,9 +38,9 @@ def read_batch_norm(
       params: the parameters of the transformed function.
       state: the state of the transformed function.
       name: the name of the module in them.
-      decay_rate: the argument of the module.
-      eps: the argument of the module.
-      data_format: the argument of the module.
+      decay_rate: the share of the old running statistics in the new ones.
+      eps: the number that is added to the variance.
+      data_format: the layout of the input, such as "channels_last", "channels_first", "NHWC" or "NCHW".
 
     Raises:
       TypeError: a parameter is not a floating-point array, or decay_rate or eps is not a number.

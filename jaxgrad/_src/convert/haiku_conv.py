@@ -43,12 +43,12 @@ def read_conv(
 
     Args:
       parameters: the parameters of the module, such as `params["conv2_d"]`: "w" and perhaps "b".
-      stride: the argument of the module.
-      rate: the argument of the module, the dilation of the window.
-      padding: the argument of the module: a string, a pair or a function such as `hk.pad.causal` for all dimensions,
-        or a sequence of pairs or functions, one for each dimension or one for all.
-      feature_group_count: the argument of the module. A depthwise convolution has a group for each input feature.
-      data_format: the argument of the module.
+      stride: the strides of the window, an int or one for each spatial dimension.
+      rate: the dilation of the window, an int or one for each spatial dimension.
+      padding: a string, a pair or a function such as `hk.pad.causal` for all dimensions, or a sequence of pairs or
+        functions, one for each dimension or one for all.
+      feature_group_count: the number of groups. A depthwise convolution has a group for each input feature.
+      data_format: the layout of the input, such as "channels_last", "channels_first", "NHWC" or "NCHW".
 
     Raises:
       TypeError: a parameter is not a floating-point array.
@@ -114,9 +114,9 @@ def read_conv_transpose(
 
     Args:
       parameters: the parameters of the module, such as `params["conv2_d_transpose"]`: "w" and perhaps "b".
-      stride: the argument of the module.
-      padding: the argument of the module.
-      data_format: the argument of the module.
+      stride: the strides of the module, an int or one for each spatial dimension.
+      padding: "SAME", "VALID" or pairs, as the module takes them.
+      data_format: the layout of the input, such as "channels_last", "channels_first", "NHWC" or "NCHW".
 
     Raises:
       TypeError: a parameter is not a floating-point array.

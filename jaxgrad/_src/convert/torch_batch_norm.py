@@ -29,8 +29,8 @@ def read_batch_norm(
     Args:
       state_dict: the state dict of the layer or of a module that contains it; tensors or arrays.
       prefix: the path of the layer within the module with a final dot, such as "encoder.bn1.".
-      eps: the argument of the module.
-      momentum: the argument of the module.
+      eps: the number that is added to the variance.
+      momentum: the share of the new statistics in the running ones.
 
     Raises:
       TypeError: state_dict is not a mapping, a value is not a floating-point array, or eps or momentum is not a number.

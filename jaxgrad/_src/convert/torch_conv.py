@@ -39,10 +39,10 @@ def read_conv(
     Args:
       state_dict: the state dict of the convolution or of a module that contains it; tensors or arrays.
       prefix: the path of the convolution within the module with a final dot, such as "encoder.conv1.".
-      stride: the argument of the module, an int or one for each spatial dimension.
-      padding: the argument of the module, an int, one for each spatial dimension, "same" or "valid".
-      dilation: the argument of the module, as stride.
-      groups: the argument of the module.
+      stride: the strides of the window, an int or one for each spatial dimension.
+      padding: an int, one for each spatial dimension, "same" or "valid".
+      dilation: the dilation of the window, as stride.
+      groups: the number of groups.
 
     Raises:
       TypeError: state_dict is not a mapping, or a value is not a floating-point array.

@@ -20,6 +20,13 @@ def function_of_arrays(
     arguments. The result is a function that returns the arrays in the result of the call, and in the arguments after
     it: a call may change objects in place, as steps of flax.nnx do. Everything else in the arguments, such as Python
     numbers, NumPy scalars and the functions in a model, is constant, and so are other bound values.
+
+    Example:
+      >>> call, arrays = function_of_arrays(lambda x, power: x**power, (jax.numpy.arange(3), 2), {})
+      >>> [array.shape for array in arrays]  # of x; the power is constant
+      [(3,)]
+      >>> [array.tolist() for array in call(*arrays)]  # the result, and x after the call
+      [[0, 1, 4], [0, 1, 2]]
     """
     called, models, constants = _unbound(function)
     args = *models, *args
