@@ -5,7 +5,7 @@
   ...     loss, gradients = step(params, batch)
 
 The settings other than `plan_cache_dir` are part of JAX's trace context: a function under `jax.jit` is traced again
-where they change. `search`, `workspace_limit` and `deterministic` apply to cuDNN. oneDNN chooses its kernels by its own
+where they change. `search`, `workspace_limit` and `deterministic` apply to cuDNN. oneDNN chooses its kernels by fixed
 rules, which are always deterministic.
 
 GPU memory. The workspace of a kernel is a buffer of the compiled program, and `compiled.memory_analysis()` counts it.

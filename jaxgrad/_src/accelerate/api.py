@@ -27,7 +27,7 @@ def accelerate(function: Any = None, /, *, implementation: str | None = None) ->
     Keras or any other library, is computed by the fastest implementation known, and so are the convolutions that
     differentiation and `vmap` make of it, wherever they are applied. XLA runs some of them in another form than JAX
     writes. Convolutions without a faster implementation, and all other operations, are compiled as without
-    `accelerate`. Convolutions that XLA miscompiles are padded before.
+    `accelerate`. The input of a convolution that XLA miscompiles is padded in a separate operation.
 
     The derivatives are those of JAX, so forward mode, Hessians and the policies of `jax.checkpoint` work as they do
     without `accelerate`. `accelerate` may be applied before or after `jax.jit` and `jax.grad`. Functions under

@@ -24,7 +24,7 @@ class Call:
         convolution that jaxgrad writes in place of a convolution.
       reason: why, in one sentence. For a convolution that an op of jaxgrad calls, that the op selected it:
         `jaxgrad.explain` says why.
-      moved: "selected" if jaxgrad's tables or a tuning select what runs in place of XLA's own code, "forced" if
+      moved: "selected" if jaxgrad's tables or a tuning select what runs in place of XLA's code, "forced" if
         `implementation=` does, and empty if they run as without jaxgrad.
       flops: the floating-point operations of one call, 2 for each product: of a convolution as XLA counts them, without
         products with padding, and of the matrix products of a GRU. They do not depend on the implementation. 0 for

@@ -1,4 +1,4 @@
-"""Whether a gain is to be expected from the calls that jaxgrad moved from XLA's own code."""
+"""Whether a gain is to be expected from the calls that jaxgrad moved from XLA's code."""
 
 from __future__ import annotations
 

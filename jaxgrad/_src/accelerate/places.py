@@ -38,7 +38,7 @@ class Place:
         return Place(_source(equation, self.source), (*self.scopes, *jax_internals.scopes(equation)), self.repeats)
 
     def inside(self, equation: JaxprEqn) -> Place:
-        """The place of the jaxprs in an equation, for the equation's own place. A loop of unknown length runs once."""
+        """The place of the jaxprs in an equation, from that of the equation. A loop of unknown length runs once."""
         length = equation.params["length"] if equation.primitive.name == "scan" else 1
         return dataclasses.replace(self, repeats=self.repeats * (length if isinstance(length, int) else 1))
 

@@ -24,7 +24,7 @@ def report(function: Callable[..., Any], *args: Any, platform: str | None = None
       function: the function, accelerated or not, which may be one of `jax.jit`, `nnx.jit` or `equinox.filter_jit`.
       *args: the arguments of a call. Arrays may be `jax.ShapeDtypeStruct`.
       platform: "cpu" or "gpu" (or "cuda"); by default the platform of JAX's default device. Without a GPU, the answer
-        for "gpu" leaves out jaxgrad's own CUDA kernels. The argument is not passed to the function.
+        for "gpu" leaves out jaxgrad's CUDA kernels. The argument is not passed to the function.
       **kwargs: the keyword arguments of the call.
 
     Returns:

@@ -54,7 +54,7 @@ class Report:
 
     @property
     def share(self) -> float | None:
-        """The part of the arithmetic that jaxgrad moved from XLA's own code to a kernel or a faster form.
+        """The part of the arithmetic that jaxgrad moved from XLA's code to a kernel or a faster form.
 
         The arithmetic is that of convolutions, GRUs and matrix products. None if there is none, or for symbolic shapes.
         """

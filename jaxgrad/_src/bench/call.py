@@ -57,7 +57,7 @@ class Call(Protocol):
         ...
 
     def on_jaxgrad(self, *inputs: Any) -> Any:
-        """The value, by jaxgrad with its own selection."""
+        """The value, by jaxgrad with its default selection."""
         ...
 
     def on_xla(self, *inputs: Any) -> Any:

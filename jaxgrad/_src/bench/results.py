@@ -89,7 +89,7 @@ class Results:
     Attributes:
       environment: the machine and the versions.
       pytorch: the version of PyTorch; empty if it was not measured.
-      dtype: of the calls that have none of their own.
+      dtype: of the calls that name none.
       calls: that were measured.
       left_out: what was not measured, with the reason.
     """

@@ -134,7 +134,7 @@ def _selected(contract: Op, function: Callable[..., Any], args: Sequence[Any], k
 def _unwrapped(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, list[Decorator], tuple[Any, ...], dict[str, Any]]:
-    """The op inside decorators and partials, jaxgrad's own decorators from the outside in, and the arguments."""
+    """The op inside decorators and partials, jaxgrad's decorators from the outside in, and the arguments."""
     decorators = []
     while True:
         op = inspect.unwrap(op, stop=lambda each: decorator_of(each) is not None or _is_partial(each))

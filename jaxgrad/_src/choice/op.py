@@ -2,7 +2,7 @@
 
 An `Op` has passes (its value and its gradients) and backends. A `Backend` is a set of kernels for the passes on one
 platform. Backends are asked, call by call, whether they support a pass and whether another backend is faster there;
-XLA runs what no backend takes. To add a backend to an op, subclass the op's own backend class (such as
+XLA runs what no backend takes. To add a backend to an op, subclass the op's backend class (such as
 `conv.backend.ConvBackend`, which adds a method for each pass) and add an instance to the op's list of backends.
 """
 

@@ -26,7 +26,7 @@ class Settings:
 
     Attributes:
       search: how cuDNN's engine is chosen for a convolution.
-        "heuristic": the first engine that works, in the order of cuDNN's own performance model.
+        "heuristic": the first engine that works, in the order of cuDNN's performance model.
         "exhaustive": the fastest of the first eight engines of that order. They are timed once per process and problem
         while the call is traced, which takes up to a second. Engines are not timed if their workspace is larger than 64
         MiB, larger than that of the first engine, and larger than the operands and the result together.

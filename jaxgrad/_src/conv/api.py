@@ -215,7 +215,7 @@ def convolve(
 
 
 def _can_bypass_custom_vjp(selection: Selection, reading: Reading) -> bool:
-    """Whether `jax.lax.conv_general_dilated` with JAX's own derivatives is right, and as fast as the passes on XLA.
+    """Whether `jax.lax.conv_general_dilated` with JAX's derivatives is right, and as fast as the passes on XLA.
 
     It is not for groups, matrix products and weight gradients of transposed convolutions, which on_xla/xla.py writes in
     another way, nor on a GPU, where the passes have faster batching rules. Nor is it used over explicit mesh axes,

@@ -45,7 +45,8 @@ class EquationPlan:
       implementation: what runs it. On "xla", `compute` may be a matrix product or another convolution.
       reason: why, in one sentence.
       is_slower: whether jaxgrad has a kernel for the pass, but XLA is faster.
-      is_padded: whether `compute` is the convolution on XLA, whose lhs is padded before: XLA miscompiles it otherwise.
+      is_padded: whether `compute` is the convolution on XLA, with lhs padded in a separate operation: XLA miscompiles
+        it otherwise.
       computed_as: the pass that computes it, if `compute` is not None. Another one may be faster than `pass_name`.
     """
 

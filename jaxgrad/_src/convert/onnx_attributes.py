@@ -1,4 +1,4 @@
-"""Attributes of ONNX nodes, checked: an error names the node, the attribute, what was expected and what was found."""
+"""Attributes of ONNX nodes, checked: an error names the node, the attribute, what was expected and what came."""
 
 from __future__ import annotations
 

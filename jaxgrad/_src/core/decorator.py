@@ -179,7 +179,7 @@ def _is_of_wrapper(name: str) -> bool:
 def _bound_object(method: Any) -> Any:
     """The object of a method; None if it is no method. That of a jitted method may be the first argument of a partial.
 
-    Methods of equinox have types of their own. Their attributes are read without code of the object.
+    Methods of equinox have other types. Their attributes are read without code of the object.
     """
     if isinstance(method, types.MethodType):
         return method.__self__

@@ -71,7 +71,7 @@ def install(rule: Function, lower_marked_convolution: Function, is_marked: Calla
     """Makes `rule` the lowering rule of convolutions, after a check that JAX calls such a rule with the metadata.
 
     Args:
-      rule: called with JAX's own rule, the platform, and the arguments of a lowering rule: context, operands and, as
+      rule: called with JAX's rule, the platform, and the arguments of a lowering rule: context, operands and, as
         keyword arguments, the parameters of the equation.
       lower_marked_convolution: lowers a program with one convolution, which is marked.
       is_marked: whether metadata have the mark.
@@ -115,7 +115,7 @@ def install(rule: Function, lower_marked_convolution: Function, is_marked: Calla
         except Exception as error:  # whatever a release of JAX that was rewritten raises
             problems.append(f"{type(error).__name__}: {error}")
 
-    # In a thread of its own, JAX's settings are the defaults, whatever the caller has entered.
+    # In a new thread, JAX's settings are the defaults, whatever the caller has entered.
     thread = threading.Thread(target=check)
     thread.start()
     thread.join()
@@ -162,7 +162,7 @@ def scopes(equation: JaxprEqn) -> tuple[str, ...]:
 
 
 def needs_rule_of_jax(context: Any) -> bool:
-    """Whether an equation must be lowered by JAX's own rule, because the passes cannot be lowered there.
+    """Whether an equation must be lowered by JAX's rule, because the passes cannot be lowered there.
 
     Outside `shard_map`, on several devices, they need `custom_partitioning`. JAX cannot lower it in a program that is
     exported, that XLA partitions by GSPMD, or whose devices are not known. Inside `shard_map` and over explicit axes,

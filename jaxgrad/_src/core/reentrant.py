@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Reentrant(contextlib.AbstractContextManager[Any]):
-    """Each `with` block of it enters a context of its own. A thread leaves its blocks in the reverse order."""
+    """Each `with` block of it enters a new context. A thread leaves its blocks in the reverse order."""
 
     def __init__(self) -> None:
         self._entered = threading.local()

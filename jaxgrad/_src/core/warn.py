@@ -1,4 +1,4 @@
-"""Warnings that point at the caller's own line, not into jaxgrad."""
+"""Warnings that point at the caller's line, not into jaxgrad."""
 
 from __future__ import annotations
 

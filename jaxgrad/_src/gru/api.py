@@ -81,7 +81,7 @@ def gru(
         the steps: in reverse, a reset at index t replaces the state that comes from index t + 1. A reset at the first
         step of a row replaces `initial_h`. A reset past the length of a row has no effect. None for no resets.
       reset_h: [D, B, H], the new state of each row at a reset; None for zeros. Requires `reset`.
-      direction: "forward", "reverse" (each row reversed within its own length) or "bidirectional".
+      direction: "forward", "reverse" (each row reversed within its length) or "bidirectional".
       linear_before_reset: whether the reset gate multiplies the recurrent product instead of the hidden state.
       clip: a positive number; the input of each activation is clipped to [-clip, clip], and its gradient is zero at
         the bounds and beyond. None for no clipping.
@@ -125,7 +125,7 @@ def gru(
 
       Reverse mode works to any order: the first derivative uses the kernels, higher derivatives run on XLA. Forward
       mode runs on XLA and requires `jaxgrad.forward_mode`. Under `jit` over a mesh, the batch may be split: each device
-      computes its own rows, and the gradients of w, r and b are summed over the mesh. Operands that are split in other
+      computes its rows, and the gradients of w, r and b are summed over the mesh. Operands that are split in other
       dimensions are gathered first. The formula and the shapes are those of the GRU operator (version 22) of the ONNX
       specification, which writes h for the gate n.
 

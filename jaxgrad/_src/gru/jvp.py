@@ -12,7 +12,7 @@ def _formula(params, *arrays):
 
 
 def _gradient(params, arrays, cotangents, needed):
-    """The hand-written backward pass, whose derivatives are faster than those of the scan's own reverse mode."""
+    """The hand-written backward pass, whose derivatives are faster than those of the scan's reverse mode."""
     x, w, r, _, *others = arrays
     y, _, gates = xla.forward(params, *arrays, save_gates=True)
     residuals = (x, w, r, *others, y, gates, cotangents.get(0), cotangents.get(1))

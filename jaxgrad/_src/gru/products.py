@@ -1,4 +1,4 @@
-"""The matrix products outside of the recurrence of the GRU, on XLA, for its own scan and for the CUDA kernels."""
+"""The matrix products outside of the recurrence of the GRU, on XLA, for the scan on XLA and for the CUDA kernels."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def unavailable() -> str:
 
 
 def module_unavailable() -> str:
-    """Returns why the CUDA module cannot be used; empty if it can. jaxgrad's own kernels also need NVRTC."""
+    """Returns why the CUDA module cannot be used; empty if it can. jaxgrad's kernels also need NVRTC."""
     return _error
 
 

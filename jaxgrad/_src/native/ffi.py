@@ -130,7 +130,7 @@ def _hashable(value: Any) -> Any:
 
 
 def _attribute(value: Any) -> Any:
-    """The NumPy type that fixes the attribute's type: Python's own scalars follow JAX's 64-bit flag."""
+    """The NumPy type that fixes the attribute's type: Python's scalars follow JAX's 64-bit flag."""
     if isinstance(value, bool):
         return np.bool_(value)
     if isinstance(value, int):

@@ -21,7 +21,7 @@ class BatchNorm(eqx.nn.BatchNorm):
 
     Without an enclosing `vmap` with this `axis_name`, training raises ValueError, where equinox raises NameError.
 
-    A call with complex numbers runs equinox's own code.
+    A call with complex numbers runs equinox's code.
 
     Examples:
       >>> import equinox as eqx

@@ -16,7 +16,7 @@ class BatchNorm(hk.BatchNorm):
     `cross_replica_axis` may also name an axis of `jax.vmap`. The variance is computed from deviations.
 
     A call with `axis`, a `scale` or `offset`, complex numbers, or inputs of rank 1 without `cross_replica_axis` runs
-    Haiku's own code.
+    Haiku's code.
 
     Examples:
       >>> import haiku as hk

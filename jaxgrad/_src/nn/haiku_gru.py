@@ -88,7 +88,7 @@ def dynamic_unroll(
     )
 
     def run(next_method: Any, args: Any, kwargs: Any, context: hk.MethodContext) -> Any:
-        """Takes the place of the cell's own step, inside its name scope and its policy, and runs all steps."""
+        """Takes the place of the cell's step, inside its name scope and its policy, and runs all steps."""
         if context.module is not cell or context.method_name != "__call__":
             return next_method(*args, **kwargs)
         inputs, state = args

@@ -38,7 +38,7 @@ class GRU(keras.layers.GRU):
     With a 16-bit compute dtype, as in the policies `mixed_bfloat16` and `mixed_float16`, the state between the steps is
     float32, and is rounded where it is returned.
 
-    These calls run Keras' own implementation, and the logger `jaxgrad` says so at the level INFO, once for each layer
+    These calls run Keras' implementation, and the logger `jaxgrad` says so at the level INFO, once for each layer
     and reason:
 
     - `activation` is not tanh, or `recurrent_activation` is not sigmoid;
@@ -79,7 +79,7 @@ class GRU(keras.layers.GRU):
             return self._all_steps(sequences, state, None if mask is None else jnp.asarray(mask, bool))
 
     def _unsupported(self, mask: Any, training: Any) -> str | None:
-        """Why the call runs Keras' own implementation; None if it runs `jaxgrad.gru`."""
+        """Why the call runs Keras' implementation; None if it runs `jaxgrad.gru`."""
         for name, expected in ACTIVATIONS.items():
             function = getattr(self, name)
             if not computes(function, expected):

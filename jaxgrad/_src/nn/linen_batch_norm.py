@@ -19,7 +19,7 @@ class BatchNorm(nn.BatchNorm):
     also name an axis of `jax.vmap`. The variance is always computed from deviations; `use_fast_variance` has no effect.
 
     A call with a mask, several axes of features, complex numbers, `force_float32_reductions=False`, or an x of rank 1
-    without `axis_name` runs flax's own code.
+    without `axis_name` runs flax's code.
 
     Examples:
       >>> from jaxgrad.nn import linen

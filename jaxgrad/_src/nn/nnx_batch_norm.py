@@ -18,7 +18,7 @@ class BatchNorm(nnx.BatchNorm):
     Constructor, variables and results are those of `flax.nnx.BatchNorm`: checkpoints fit both ways. `axis_name` may
     also name an axis of `jax.vmap`. The variance is always computed from deviations; `use_fast_variance` has no effect.
 
-    A call with a mask, several axes of features, complex numbers, or an x of rank 1 without `axis_name` runs flax's own
+    A call with a mask, several axes of features, complex numbers, or an x of rank 1 without `axis_name` runs flax's
     code.
 
     Examples:

@@ -4,8 +4,8 @@ A `Map` is a function of arrays. Its derivative is a `Jvp`, which is linear in t
 a `Vjp`:
 
   Primal  (x)      -> y                    the op itself
-  Jvp     (x, x')  -> y' = J(x) x'         the op's own jvp rule
-  Vjp     (x, dy)  -> dx = J(x)^T dy       the op's own reverse mode
+  Jvp     (x, x')  -> y' = J(x) x'         the op's jvp rule
+  Vjp     (x, dy)  -> dx = J(x)^T dy       the op's reverse mode
 
 All three are maps and can be differentiated again, so the modes nest to any order. Derivatives of a `Jvp` or a `Vjp`
 are derivatives of the op's formula in plain JAX, if it has one. Otherwise they are derivatives of the op itself, whose
@@ -33,7 +33,7 @@ class JvpRules:
       formula: `formula(params, *arrays)`, the results in plain JAX. Without a formula, the op and its `tangent` must be
         differentiable in reverse to any order.
       gradient: `gradient(params, arrays, cotangents, needed)`, the formula's gradients in plain JAX, if there is a
-        faster way than JAX's own: for the arrays that are `needed`, None for the others. `cotangents` maps the
+        faster way than JAX's: for the arrays that are `needed`, None for the others. `cotangents` maps the
         positions of results to arrays.
       differentiated: `differentiated(params, *arrays)`, called instead of the op beside its derivative: it makes the
         same kernel call as reverse mode, so that XLA merges the two calls. None if the op itself does.

@@ -1,7 +1,7 @@
 """Partitions a pass over the devices of a mesh.
 
 XLA cannot look into a kernel call: it would gather each sharded operand on every device. A `PartitioningRule` says
-which dimensions of a pass may be split, so that each device runs the pass on its own shards:
+which dimensions of a pass may be split, so that each device runs the pass on its shards:
 
   `jit` over a mesh   `custom_partitioning` passes the rule on to XLA's partitioner (Shardy), which may split over a
                       part of a mesh axis. An operand that is split in another way is gathered first. A result that

@@ -187,7 +187,7 @@ def _read_choice(content: Any) -> Choice:
     if wrong := [us for us in times.values() if isinstance(us, bool) or not isinstance(us, int | float)]:
         raise ValueError(f"a time must be a number of microseconds, got {wrong[0]!r}")
     implementation, default = (_member(content, name, str) for name in ("implementation", "default"))
-    # Files of earlier development versions have no date.
+    # The date is optional.
     date = _member({"date": "", **content}, "date", str)
     return Choice(implementation, default, {name: float(us) for name, us in times.items()}, date)
 

@@ -1,4 +1,4 @@
-"""Transposes a weight gradient from cuDNN's layout to the caller's with jaxgrad's own CUDA kernel.
+"""Transposes a weight gradient from cuDNN's layout to the caller's with jaxgrad's CUDA kernel.
 
 XLA's transposes of 2-byte elements take several times as long. ffi/cuda/transpose decides which transposes the kernel
 takes; the others stay with XLA.

@@ -1,4 +1,4 @@
-"""The convolution passes on CPUs: oneDNN, or jaxgrad's own kernels where these are faster."""
+"""The convolution passes on CPUs: oneDNN, or jaxgrad's kernels where these are faster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxgrad._src.native import cpu
 
 
 class CpuBackend(ConvBackend):
-    """The faster of oneDNN and jaxgrad's own kernels, by the table of preferences, under one name."""
+    """The faster of oneDNN and jaxgrad's kernels, by the table of preferences, under one name."""
 
     implementation = "cpu"
     platform = "cpu"

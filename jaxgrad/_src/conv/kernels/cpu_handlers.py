@@ -1,4 +1,4 @@
-"""Calls of the convolution handlers for CPUs, those of oneDNN and those of jaxgrad's own kernels.
+"""Calls of the convolution handlers for CPUs, those of oneDNN and those of jaxgrad's kernels.
 
 The handlers take an axis of independent problems before the axes of the geometry. If the batch is the first axis of an
 array, its problems are passed as rows of one batch: the calls around it whose problems share their weights do the same,

@@ -1,4 +1,4 @@
-"""Depthwise convolutions on jaxgrad's own CPU kernels, ffi/cpu/depthwise: the calls of its handlers.
+"""Depthwise convolutions on jaxgrad's CPU kernels, ffi/cpu/depthwise: the calls of its handlers.
 
 The kernels compute all passes in float32, whatever the dtype of the arrays, and add in an order that does not depend on
 the number of threads. The channels or the last spatial axis must be the last axis of x and of y.
@@ -20,7 +20,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 
 class DepthwiseCpuBackend(HandlerBackend):
-    """jaxgrad's own CPU kernels."""
+    """jaxgrad's CPU kernels."""
 
     implementation = "depthwise"
     title = "kernels for depthwise convolutions"

@@ -1,4 +1,4 @@
-"""Depthwise convolutions on jaxgrad's own CUDA kernels, ffi/cuda/depthwise.
+"""Depthwise convolutions on jaxgrad's CUDA kernels, ffi/cuda/depthwise.
 
 NVRTC, which comes with JAX's CUDA packages, compiles a kernel while a program that needs it is lowered. The kernels
 sum in float32, always in the same order, without TF32. They take channels-last operands, and weights whose output

@@ -73,7 +73,7 @@ class LaxArguments:
         return conv_general_dilated(lhs, rhs, **arguments, out_sharding=out_sharding)
 
     def call_lax_on_padded(self, lhs: jax.Array, rhs: jax.Array, out_sharding: Any = None) -> jax.Array:
-        """The same call of an lhs that is dilated and padded before. XLA does not move the padding back."""
+        """The same call, with lhs dilated and padded in a separate operation. XLA does not move the padding back."""
         spec = lax.conv_dimension_numbers(lhs.shape, rhs.shape, self.dimension_numbers).lhs_spec
         lhs = lax.optimization_barrier(pad_spatial(lhs, spec, self.padding, self.lhs_dilation or ()))
         no_padding = ((0, 0),) * len(self.padding)
