@@ -39,11 +39,13 @@ _CODE_OR_TARGET = re.compile(r"`[^`]*`|(?<=\])\([^)]*\)")
 _COMMENT = re.compile(r"<!-- (from|set in) (.*?) -->", re.S)
 _ITEM = re.compile(r"\s*([-|]|\d+\.) ")
 _UNIT = (
-    r"x(?![\w-])| ?%| times\b| of the times?\b"
+    r"x(?![\w-])| ?%| times\b| of the times?\b| as (?:fast|long)\b"
     r"| ?([num]s|µs|s|seconds?|minutes?|hours?|[kKMGT]i?B|TFLOP)(/s)?\b(?!-)"
 )
 _NUMBER = r"(?<![\w.,/^])\d+(?:,\d{3})*(?:\.\d+)?"
 _FIGURES = re.compile(rf"({_NUMBER}(?:(?:,| to| and| or| /) {_NUMBER})*)({_UNIT})")
+_WORDS = ("twice", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_IN_WORDS = re.compile(rf"\b({'|'.join(_WORDS)})(?=(?: to \w+)?(?: times)? as (?:fast|long|slow))")
 _DECIMAL = re.compile(r"(?<![\w.,/^])\d+\.\d+(?![\w.]*\w)")  # no version of three parts
 _DECIMAL_CELL = re.compile(r"(?<=\|) *(\d+\.\d+)(?= *[|(/])")  # its unit is in the header of the table
 
@@ -68,6 +70,7 @@ def blocks(text: str) -> Iterator[str]:
 def figures(block: str) -> list[tuple[str, str]]:
     """The numbers that are measurements, with their units."""
     prose = _CODE_OR_TARGET.sub("", _COMMENT.sub("", block))
+    prose = _IN_WORDS.sub(lambda match: str(max(2, 1 + _WORDS.index(match[1]))), prose)
     found = [
         (number, match[2].strip()) for match in _FIGURES.finditer(prose) for number in re.findall(_NUMBER, match[1])
     ]
@@ -143,6 +146,8 @@ def test_tables_are_those_of_the_results(tmp_path):
     ("text", "count"),
     [
         ("It is 3.3 times as fast.", 1),
+        ("It is twice as fast, and two to five times as fast as another.", 3),
+        ("It is compiled three times.", 0),
         ("It takes 0.90 to 1.00 times as long, 2.5 ms, 132 MB, 3x and 4 %.", 6),
         ("| a | 36.7 |\n| b | 3.7.2 |", 1),
         ("A 3x3 window, version 0.10, `5 ms`, 8x32x32 and 2^28.\n\n```\n5 ms\n```", 0),
