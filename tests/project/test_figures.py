@@ -5,7 +5,7 @@ row of a table, or in a line of its own before that. There are three kinds:
 
   <!-- from steps-h200; JAX / jaxgrad; resnet50 -->  of benchmarks/results/steps-h200.json: the time of JAX over that
     of jaxgrad, in the rows whose case and pass match the expression. Without a slash, the times in ms.
-  <!-- from table NVIDIA H200; small, without groups -->  the rows of this name in jaxgrad/_src/choice/tables.
+  <!-- from table gpu; small, without groups -->  the rows of this name in jaxgrad/_src/choice/tables.
   <!-- set in benchmarks/preferences.py; _MIN_GAIN = 1.03 -->  no measurement, but a limit: the file has this text.
 
 A figure must be the least, the largest or the geometric mean of the values, rounded as it is written.
@@ -157,7 +157,7 @@ def test_tables_are_those_of_the_results(tmp_path):
         ("3.0x <!-- from steps-cpu; PyTorch / jaxgrad; mobilenet --> 3.1x", 1),
         ("10 % <!-- from steps-cpu; PyTorch / jaxgrad; ^resnet18 -->, 12 %", 1),
         ("132 ms, 133 ms <!-- from steps-cpu; jaxgrad; ^resnext -->", 1),
-        ("1.46 times, or 0.69, or 0.70 <!-- from table NVIDIA H200; small, without groups -->", 1),
+        ("1.32 times, or 0.74, or 0.75 <!-- from table gpu; small, without groups -->", 1),
         ("3 %, or 4 % <!-- set in benchmarks/preferences.py; _MIN_GAIN = 1.03 -->", 1),
     ],
 )
@@ -169,7 +169,7 @@ def test_a_source_must_exist():
     with pytest.raises(AssertionError, match="no such rows"):
         complaints("3x <!-- from steps-cpu; PyTorch / jaxgrad; no such case -->")
     with pytest.raises(AssertionError, match="no such rows"):
-        complaints("3x <!-- from table NVIDIA H200; no such row -->")
+        complaints("3x <!-- from table gpu; no such row -->")
     with pytest.raises(FileNotFoundError):
         complaints("3x <!-- from no-such-file; PyTorch / jaxgrad; mobilenet -->")
     with pytest.raises(AssertionError, match="lacks"):
