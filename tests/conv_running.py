@@ -60,11 +60,13 @@ def terms(inputs: ConvInputs, y: Any) -> int:
     return max(inputs.rhs.size, y.size // min(y.shape))
 
 
-def assert_same(actual: Result, expected: Result, *, dtype: str, terms: int, message: str = "") -> None:
-    """Compares the results that are not None in `actual`."""
+def assert_same(
+    actual: Result, expected: Result, *, dtype: str, terms: int, message: str = "", rounding: str | None = None
+) -> None:
+    """Compares the results that are not None in `actual`; `rounding` as in `assert_close`."""
     for name, found, desired in zip(Result._fields, actual, expected, strict=True):
         if found is not None:
-            assert_close(found, desired, dtype=dtype, terms=terms, name=f"{name} of {message}")
+            assert_close(found, desired, dtype=dtype, terms=terms, name=f"{name} of {message}", rounding=rounding)
 
 
 def calls(hlo: str) -> dict[str, int]:
