@@ -11,7 +11,8 @@ Fields of a report:
   rows: one for each case and pass (compare.py).
 
 With `environments`, each row has `runs`: for each contender the index of its run. Each ratio in
-`times_slower_than_jaxgrad` compares times of one run.
+`times_slower_than_jaxgrad` compares times of one run. `superseded` has what other runs measured of the same row, each
+with its environment.
 
 The functions here read older reports too. None of them but `save` needs JAX.
 """
@@ -26,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contender_names import GRU_PEERS, LAX, LAX_PADDED, ORDER, OURS, PEERS, RENAMED
+from benchmarks.contender_names import ACCELERATED, GRU_PEERS, LAX, LAX_PADDED, ORDER, OURS, PEERS, RENAMED
 
 Report = dict[str, Any]
 Row = dict[str, Any]
@@ -101,10 +102,18 @@ def fastest_peer(row: Row, library: str) -> str | None:
     return min(found, key=row["times_slower_than_jaxgrad"].__getitem__, default=None)
 
 
-def speedup(row: Row, library: str) -> float | None:
-    """How many times longer the fastest contender of a library takes than jaxgrad."""
-    peer = fastest_peer(row, library)
-    return None if peer is None else row["times_slower_than_jaxgrad"][peer]
+def reference(row: Row) -> str:
+    """The contender that `times_slower_than_jaxgrad` is over."""
+    return OURS if OURS in row["times_ms"] else ACCELERATED
+
+
+def speedup(row: Row, library: str, ours: str = "") -> float | None:
+    """How many times longer the fastest contender of a library takes than `ours`, by default the `reference`.
+
+    Where the two are of different runs, the time of each is over that of the reference in its run.
+    """
+    peer, slower = fastest_peer(row, library), {reference(row): 1, **row["times_slower_than_jaxgrad"]}
+    return slower[peer] / slower[ours or reference(row)] if peer is not None else None
 
 
 def over(row: Row, name: str) -> float | None:
@@ -134,8 +143,8 @@ def geometric_mean(values: Iterable[float]) -> float:
 def of_rows(report: Report, rows: list[Row]) -> Report:
     """The part of a report with these rows of it, and the environments of their runs."""
     every = environments(report)
-    used = sorted({run for row in rows for run in row.get("runs", {"": 0}).values()})
-    return {**report, "rows": rows, "environments": [every[run] for run in used]}
+    runs = [_in_runs(row, range(len(every))) for row in rows]
+    return _without_unused_runs({**report, "rows": runs}, every)
 
 
 def joined(report: Report, later: Report) -> Report:

@@ -18,7 +18,16 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import gru_table, headline, report, wording
-from benchmarks.contender_names import LAX_PADDED, MATRIX_PRODUCT, ONE_DEVICE, ORDER, OURS_ON_XLA, PEERS
+from benchmarks.contender_names import (
+    ACCELERATED,
+    LAX_PADDED,
+    MATRIX_PRODUCT,
+    ONE_DEVICE,
+    ORDER,
+    OURS,
+    OURS_ON_XLA,
+    PEERS,
+)
 from benchmarks.report import Report, Row
 from benchmarks.wording import digits, ratio
 
@@ -30,10 +39,13 @@ _SECTION = re.compile(
 _PARTS: dict[str, Callable[[Row], bool]] = {
     "transposed": lambda row: row["settings"]["transposed"],
     "others": lambda row: not row["settings"]["transposed"],
+    "steps": lambda row: row["measure"] == "training step",
+    "calls": lambda row: row["measure"] != "training step",
 }
 _PRODUCT = f"{MATRIX_PRODUCT} (ms, jaxgrad / {MATRIX_PRODUCT})"  # the header of a column
 _SLOWER = 0.9  # a speed-up below it is in the tables, whatever the case
 _UNPADDED = "\\*"  # marks a speed-up that lacks the peer with jnp.pad
+_OTHER_RUN = "†"  # marks a time of another run than jaxgrad's
 
 
 def update(files: Iterable[Path], results: Path) -> tuple[list[str], list[str]]:
@@ -137,34 +149,47 @@ def _product(passes: Sequence[Row]) -> str:
     return f"{times} ({' / '.join(ratio(report.over(row, MATRIX_PRODUCT)) for row in passes)})"
 
 
-def _speedup(row: Row, library: str) -> str:
+def _speedup(row: Row, library: str, ours: str = "") -> str:
     mark = _UNPADDED if library == "JAX" and report.lacks_padded_peer(row) else ""
-    return ratio(report.speedup(row, library)) + mark
+    return ratio(report.speedup(row, library, ours) if not ours or ours in row["times_ms"] else None) + mark
+
+
+def _time(row: Row, name: str) -> str:
+    """Empty in a row without the contender."""
+    if name not in row["times_ms"]:
+        return ""
+    return digits(report.median_ms(row, name)) + _OTHER_RUN * _of_other_run(row, name)
+
+
+def _of_other_run(row: Row, name: str) -> bool:
+    runs = row.get("runs", {})
+    return runs.get(name) != runs.get(report.reference(row))
 
 
 def _line_a_row(results: Report, rows: list[Row]) -> list[list[str]]:
     names = report.contenders(results)
     libraries = [library for library, those in PEERS.items() if set(those) & set(names)]
+    ours = [name for name in (OURS, ACCELERATED) if name in names]
+    of_both = f": {' / '.join(ours)}" if len(ours) > 1 else ""
     several = len({row["measure"] for row in rows}) > 1
     scaled = "throughput_over_one_device" in rows[0]
     header = [
         "case",
         *(["pass"] if several else []),
         *(f"{name} (ms)" for name in names),
-        *(f"speed-up over {library}" for library in libraries),
+        *(f"speed-up over {library}{of_both}" for library in libraries),
         *(f"throughput over one device, {name}" for name in rows[0].get("throughput_over_one_device", {})),
         "roofline (ms)",
         f"{_memory_kind(rows)} (MB): {' / '.join(_with_memory(rows))}",
     ]
     table = [header]
     for row in rows:
-        times = (digits(report.median_ms(row, name)) if name in row["times_ms"] else "" for name in names)
         table.append(
             [
                 row["label"],
                 *([wording.pass_name(row["measure"])] if several else []),
-                *times,
-                *(_speedup(row, library) for library in libraries),
+                *(_time(row, name) for name in names),
+                *(" / ".join(_speedup(row, library, name) for name in ours) for library in libraries),
                 *(ratio(value) for value in (row["throughput_over_one_device"].values() if scaled else ())),
                 digits(row["floor_ms"]),
                 " / ".join(digits(_memory(row)[n] / 1e6) if n in _memory(row) else "-" for n in _with_memory(rows)),
@@ -219,7 +244,12 @@ def facts(results: Report) -> list[str]:
         mark = f"{_UNPADDED} " if shown else ""
         found.append(f"{mark}Causal cases: `{LAX_PADDED}` was not measured, only asymmetric padding in `jax.lax`.")
     if any(map(report.of_several_runs, rows)):
-        found.append("Some rows join contenders of several runs; each speed-up compares times of one run.")
+        in_lines = results.get("one_line_a_case") or results.get("layout") == "gru"
+        found.append(
+            "Some rows join contenders of several runs; each speed-up compares times of one run."
+            if in_lines
+            else f"{_OTHER_RUN} Of another run than jaxgrad's: ratios are over the time of jaxgrad in that run."
+        )
     if losses := results.get("losses"):
         found.append(_difference(losses))
     return [*found, *_left_out(results)]
