@@ -14,10 +14,25 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import charts, compare, environment, gru, recurrent, report, roofline, steps, tables, timing, wording
+from benchmarks import (
+    charts,
+    compare,
+    environment,
+    gru,
+    headline,
+    recurrent,
+    report,
+    roofline,
+    steps,
+    tables,
+    timing,
+    wording,
+)
 from benchmarks.contender_names import (
+    ACCELERATED,
     CUDNN_RNN,
     CUDNN_RNN_F16,
+    LAX,
     OURS,
     OURS_ON_XLA,
     OURS_WITHOUT_RESETS,
@@ -326,6 +341,41 @@ def test_many_calls_in_a_program(monkeypatch):
     for contender in works, without:
         np.testing.assert_allclose(contender.outputs, [[0, 1, 2, 3], [0, 3, 6, 9]], atol=1e-20)
         assert contender.sample() > 0
+
+
+def test_the_headline_has_accelerated_networks_and_losses():
+    """Every row but that of the GRU, which is no convolution. Two speed-ups or more are below 1."""
+    (header, *rows), _ = headline.lines(command._RESULTS)
+    assert header[2] == "`jaxgrad.accelerate` (ms)"
+    assert [row[0].startswith("GRU") for row in rows if not row[2]] == [True]
+    assert sum("(0." in "".join(row) for row in rows) >= 2
+
+
+def test_a_row_of_several_runs():
+    """Each ratio is over the time of jaxgrad in the contender's run."""
+    row = _gru_row("step", {ACCELERATED: 4.0, LAX: 30.0}, runs={OURS: 1, ACCELERATED: 0, LAX: 1}, label="a")
+    row["times_slower_than_jaxgrad"] = {ACCELERATED: 1.25, LAX: 15.0}
+    found = _report([row], op="steps")
+    header, line = tables.lines(found, [row])
+    cells = dict(zip(header, line, strict=True))
+    assert cells["jax.lax, accelerated (ms)"] == "4.00†"
+    assert cells["jax.lax (ms)"] == "30.0"
+    assert cells["speed-up over JAX: jaxgrad / jax.lax, accelerated"] == "15x / 12x"
+    assert any(fact.startswith("† Of another run") for fact in tables.facts(found))
+
+
+def test_parts_of_a_report(tmp_path):
+    """A table of some rows has the environments of their runs alone."""
+    environments = [{**_ENVIRONMENT, "date": f"2026-01-0{day}"} for day in (1, 2)]
+    rows = [
+        _gru_row("training step", {}, label="step", runs={OURS: 0}),
+        _gru_row("forward+backward", {}, label="call", runs={OURS: 1}),
+    ]
+    report.save(_report(rows, op="tuned", environments=environments), tmp_path)
+    for name, label, date in (("tuned-h100", "step", "2026-01-01"), ("tuned_calls-h100", "call", "2026-01-02")):
+        text = tables._table(tmp_path, name)
+        assert [line.split(" | ")[0] for line in text.splitlines()[2:3]] == [f"| {label}"]
+        assert f"measured {date}." in text
 
 
 def test_the_rest_of_the_cases(tmp_path, monkeypatch, capsys):
