@@ -30,8 +30,7 @@ _CHARTS = _ROOT / "docs" / "charts"
 _OPS = {
     "steps": "whole training steps of convolutional networks",
     "models": "training steps of models in flax and equinox",
-    "tuned": "training steps under jaxgrad.tune, also where the table of preferences is wrong",
-    "tuned_calls": "single calls under jaxgrad.tune, also where the table of preferences is wrong",
+    "tuned": "training steps and single calls under jaxgrad.tune, also where the table of preferences is wrong",
     "scaling": "training steps on several devices and on one",
     "conv": "convolutions and transposed convolutions",
     "batch_norm": "batch normalization",

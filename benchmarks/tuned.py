@@ -1,7 +1,8 @@
-"""Training steps with and without the choices that `jaxgrad.tune` measures for them."""
+"""Training steps, and single calls with their gradients, with and without what `jaxgrad.tune` measures for them."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -13,31 +14,30 @@ from unittest import mock
 import jax
 
 import jaxgrad
+from benchmarks import batch_norm, conv, gru, steps
 from benchmarks.clock import timed
+from benchmarks.compare import Work, compare
 from benchmarks.contender_names import OURS, OURS_TUNED, OURS_WRONG, OURS_WRONG_TUNED
 from benchmarks.measuring import measured
 from benchmarks.networks import NETWORKS
 from benchmarks.networks.initial import describe
 from benchmarks.networks.jax_ops import JaxgradOps
 from benchmarks.options import Options
-from benchmarks.steps import CASES, QUICK_CASES, Case, compared, parse_case
-from benchmarks.timing import jax_loop_contenders, raised
+from benchmarks.timing import Call, jax_contenders, jax_loop_contenders, jax_queued_contenders, raised
 from benchmarks.training import arguments, training_step
 from jaxgrad._src.choice import table
 from jaxgrad._src.conv.on_xla import forms as xla_forms
 
-__all__ = ["CASES", "CONTENDERS", "QUICK_CASES", "measure", "parse_case"]
-
 CONTENDERS = (OURS, OURS_TUNED, OURS_WRONG, OURS_WRONG_TUNED)
-WRONG_TABLE = (
-    "The wrong table prefers XLA where jaxgrad's prefers a kernel, a kernel where it prefers XLA, and on a CPU oneDNN "
-    "and jaxgrad's depthwise kernel in place of each other."
-)
 NOTES = (
-    "Cases are those of the training steps, with all ops of jaxgrad.",
-    "jaxgrad selects by its table of preferences; jaxgrad, tuned by what jaxgrad.tune measured for the step before.",
-    WRONG_TABLE,
+    "Cases are those of the training steps, with all ops of jaxgrad, and of calls of convolutions, of batch "
+    "normalization and of the GRU with linear_before_reset. A call computes the result and all gradients.",
+    "jaxgrad selects by its table of preferences; jaxgrad, tuned by what jaxgrad.tune measured before.",
+    "The wrong table prefers XLA where jaxgrad's prefers a kernel, a kernel where it prefers XLA, and on a CPU oneDNN "
+    "and jaxgrad's depthwise kernel in place of each other.",
 )
+_OPS = {"conv": conv, "batch_norm": batch_norm, "gru": gru}
+_BACKWARD = "forward+backward"
 # The choices of the wrong table where they are not XLA. "cpu" is oneDNN or jaxgrad's depthwise kernel; other rows say
 # which.
 _WRONG_CHOICE = {
@@ -46,13 +46,87 @@ _WRONG_CHOICE = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class CallCase:
+    """A case of the benchmark of an op."""
+
+    op: str
+    call: Any
+
+    @property
+    def label(self) -> str:
+        return f"{self.op} {self.call.label}"
+
+
+Case = steps.Case | CallCase
+CASES: dict[str, tuple[Case, ...]] = {
+    platform: (
+        *steps.CASES[platform],
+        *(CallCase(op, case) for op, module in _OPS.items() for case in module.CASES[platform]),
+    )
+    for platform in ("cpu", "gpu")
+}
+QUICK_CASES: tuple[Case, ...] = (
+    steps.QUICK_CASES[0],
+    *(CallCase(op, module.QUICK_CASES[0]) for op, module in _OPS.items()),
+)
+
+
+def parse_case(text: str) -> Case:
+    """a case of steps; or conv, batch_norm or gru, a colon, and a case of that benchmark, as in gru:100,32,64,128"""
+    op, colon, case = text.partition(":")
+    if not colon:
+        return steps.parse_case(text)
+    if op not in _OPS:
+        raise argparse.ArgumentTypeError(f"must be {parse_case.__doc__}, got {text!r}")
+    return CallCase(op, _OPS[op].parse_case(case))
+
+
 def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
     """The report (report.py)."""
-    explanation = jaxgrad.explain(jaxgrad.conv_general_dilated)
-    return measured("tuned", cases, lambda case: [_row(case, options)], [explanation], NOTES)
+    explanations = map(jaxgrad.explain, (jaxgrad.conv_general_dilated, jaxgrad.batch_norm_training, jaxgrad.gru))
+
+    def rows_of(case: Case) -> list[dict[str, Any]]:
+        return [_row_of_call(case, options) if isinstance(case, CallCase) else _row_of_step(case, options)]
+
+    return measured("tuned", cases, rows_of, explanations, NOTES)
 
 
-def _row(case: Case, options: Options) -> dict[str, Any]:
+def _row_of_call(case: CallCase, options: Options) -> dict[str, Any]:
+    function, args, precision = _function(case)
+    with jax.default_matmul_precision(precision):
+        in_force = measured_contexts(function, args, options)
+        contenders = jax_queued_contenders if case.op == "gru" else jax_contenders
+        found = contenders([Call(name, function, args, context) for name, context in in_force.items()])
+    return compare(_work(case), found, options.effort)
+
+
+def _function(case: CallCase) -> tuple[Callable[..., Any], tuple[Any, ...], str]:
+    """The function of a call and its gradients, its arguments, and the precision of matrix products."""
+    if case.op == "conv":
+        op = jaxgrad.conv_transpose if case.call.transposed else jaxgrad.conv_general_dilated
+        *operands, dy = conv.make_arrays(case.call)
+        return batch_norm.gradients(partial(op, **case.call.settings())), (tuple(operands), dy), "default"
+    if case.op == "batch_norm":
+        return batch_norm.gradients(batch_norm.layer_of(case.call)), batch_norm.arrays_of(case.call), "default"
+    functions = gru.functions(case.call, *gru.arrays(case.call))
+    return *functions[True, _BACKWARD, OURS], case.call.precision
+
+
+def _work(case: CallCase) -> Work:
+    """The work of the benchmark of the op, under the name of the case here."""
+    if case.op == "gru":
+        work = gru.work_of(case.call, linear_before_reset=True, which=_BACKWARD)
+    elif case.op == "batch_norm":
+        work = batch_norm.work_of(case.call, _BACKWARD)
+    else:
+        one = conv.work_of(case.call, "forward")
+        work = dataclasses.replace(one, measure=_BACKWARD, flops=3 * one.flops, bytes_moved=3 * one.bytes_moved)
+    extra = work.extra or case.op != "conv"
+    return dataclasses.replace(work, label=case.label, settings=dataclasses.asdict(case), extra=extra)
+
+
+def _row_of_step(case: steps.Case, options: Options) -> dict[str, Any]:
     network = NETWORKS[case.network]
     described = describe(network.run, case.x)
     args = arguments(network, described, case.x)
@@ -60,7 +134,7 @@ def _row(case: Case, options: Options) -> dict[str, Any]:
     in_force = measured_contexts(step, args, options)
     made = partial(jax_loop_contenders, dict.fromkeys(in_force, step), *args, in_force=in_force)
     found = raised(timed(f"{', '.join(in_force)}: ready", made))
-    return compared(case, described.flops, args[0], found, options)
+    return steps.compared(case, described.flops, args[0], found, options)
 
 
 def measured_contexts(

@@ -1,4 +1,4 @@
-"""`python -m benchmarks tuned` and `tuned_calls`: the wrong table, and the contenders that it is in force for."""
+"""`python -m benchmarks tuned`: the wrong table, and the contenders that it is in force for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import compare, preference_calls, preferences, timing, tuned, tuned_calls
+from benchmarks import compare, preference_calls, preferences, timing, tuned
 from benchmarks.options import Effort, Options
 from jaxgrad._src.choice import table
 from jaxgrad._src.choice.measured_choices import Choice
@@ -70,9 +70,12 @@ def test_the_step_of_jax_lax_is_compiled_first(capsys):
         np.testing.assert_array_equal(each.outputs[0], factor * np.ones(3))
 
 
-@pytest.mark.parametrize("case", tuned_calls.QUICK_CASES, ids=lambda case: case.op)
+_CALLS = [case for case in tuned.QUICK_CASES if isinstance(case, tuned.CallCase)]
+
+
+@pytest.mark.parametrize("case", _CALLS, ids=lambda case: case.op)
 def test_a_call_has_the_gradients_of_all_operands(case):
-    function, args, _ = tuned_calls._function(case)
+    function, args, _ = tuned._function(case)
     operands = jax.tree.leaves(args[0])
     results = jax.tree.leaves(jax.eval_shape(function, *args))
     assert [each.shape for each in results[-len(operands) :]] == [each.shape for each in operands]
@@ -82,8 +85,8 @@ def test_a_call_is_measured_under_the_wrong_table(monkeypatch):
     monkeypatch.setattr(compare, "matmul_gflops", lambda *_: 1.0)
     monkeypatch.setattr(compare, "memory_gbps", lambda: 1.0)
     monkeypatch.setattr(api, "measured_choice", lambda *_: Choice("cpu", "xla", {"cpu": 1.0, "xla": 2.0}, "2026-01-02"))
-    case, names = tuned_calls.QUICK_CASES[0], ("jaxgrad, wrong table", "jaxgrad, wrong table, tuned")
-    (row,) = tuned_calls.measure([case], Options(Effort(1, 0), frozenset(names)))["rows"]
+    case, names = _CALLS[0], ("jaxgrad, wrong table", "jaxgrad, wrong table, tuned")
+    (row,) = tuned.measure([case], Options(Effort(1, 0), frozenset(names)))["rows"]
     assert row["label"] == case.label
     assert tuple(row["times_ms"]) == ("jaxgrad", *names)
     wrong, recovered = (row["temporary_bytes"][name] for name in names)
@@ -93,8 +96,8 @@ def test_a_call_is_measured_under_the_wrong_table(monkeypatch):
 @pytest.mark.parametrize("text", ["conv", "gru:", "gru:1,2", "step:1,2,3,4", ""])
 def test_cases_that_are_no_call(text):
     with pytest.raises(argparse.ArgumentTypeError, match="must be"):
-        tuned_calls.parse_case(text)
+        tuned.parse_case(text)
 
 
 def test_a_case_is_that_of_its_benchmark():
-    assert tuned_calls.parse_case("gru:100,32,64,128") in tuned_calls.CASES["cpu"]
+    assert tuned.parse_case("gru:100,32,64,128") in tuned.CASES["cpu"]
