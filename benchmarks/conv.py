@@ -30,6 +30,7 @@ from benchmarks.conv_cases import CASES, QUICK_CASES, Case, parse_case
 from benchmarks.measuring import measured
 from benchmarks.options import Options
 from benchmarks.timing import Call, Contender, jax_contenders, torch_contender
+from jaxgrad._src.tuning.timing import random_operands
 
 __all__ = ["CASES", "CONTENDERS", "QUICK_CASES", "measure", "parse_case"]
 
@@ -81,10 +82,9 @@ def _rows(case: Case, left_out: dict[str, str], options: Options) -> list[dict[s
         if not options.wants(name):
             continue
         for which, function in passes(op, case).items():
-            operands = tuple(arrays[i] for i in OPERANDS[which])
-            if name == vendor and _calls(targets, passes(ours, case)[which], operands):
+            if name == vendor and _calls(targets, passes(ours, case)[which], arrays):
                 continue  # the same program as jaxgrad's
-            calls.append((which, Call(name, function, operands)))
+            calls.append((which, Call(name, function, arrays)))
     products = {}
     if options.wants(MATRIX_PRODUCT) and matrix_product.has_product(case):
         products = matrix_product.products(case, *arrays)
@@ -108,22 +108,16 @@ def _torch_contenders(
     name: str, case: Case, arrays: Sequence[jax.Array], options: Options, left_out: dict[str, str]
 ) -> dict[str, Contender]:
     """One for each pass, but for those that torch.compile fails for."""
-    from benchmarks import torch_compile, torch_conv
-
-    on_gpu = jax.default_backend() == "gpu"
-
-    def contender(function: Callable[..., Any], outputs: Callable[..., Any]) -> Contender:
-        return torch_contender(name, function, outputs(), on_gpu)
-
-    torch_compile.forget()
+    torch_peers.forget()
     found = {}
-    for which, (function, outputs) in torch_conv.passes(case, *arrays, on_gpu=on_gpu).items():
-        if name == TORCH_COMPILED:
-            function = torch_compile.compiled(function)
-            make = partial(contender, function, partial(outputs, function))
-            made = torch_peers.compiled_contender(make, f"{case.label}, {which}", options, left_out)
-        else:
-            made = contender(function, partial(outputs, function))
+    for which, (function, outputs) in torch_peers.passes(case.call, arrays).items():
+        run = torch_peers.compiled(function) if name == TORCH_COMPILED else function
+
+        def make(run: Any = run, outputs: Any = outputs) -> Contender:
+            return torch_contender(name, run, outputs(run))
+
+        where = f"{case.label}, {which}"
+        made = torch_peers.compiled_contender(make, where, options, left_out) if name == TORCH_COMPILED else make()
         if made is not None:
             found[which] = made
     return found
@@ -152,18 +146,10 @@ def _calls(targets: str, function: Callable[..., jax.Array], operands: Sequence[
     return re.search(targets, jax.jit(function).lower(*operands).as_text()) is not None
 
 
-# The operands of each pass, of x, w and dy.
-OPERANDS = {"forward": (0, 1), "dX": (1, 2), "dW": (0, 2)}
-
-
 def passes(op: Callable[..., jax.Array], case: Case) -> dict[str, Callable[..., jax.Array]]:
-    """Functions of the operands. The op is linear in x and in w, so a gradient does not depend on its own operand."""
-    settings, (x_shape, w_shape, _) = case.settings(), case.shapes()
-    return {
-        "forward": lambda x, w: op(x, w, **settings),
-        "dX": lambda w, dy: jax.vjp(lambda x: op(x, w, **settings), jnp.zeros(x_shape, case.dtype))[1](dy)[0],
-        "dW": lambda x, dy: jax.vjp(lambda w: op(x, w, **settings), jnp.zeros(w_shape, case.dtype))[1](dy)[0],
-    }
+    """Functions of x, w and dy, each of two of them: the op is linear, and compiled programs drop the third."""
+    layer = partial(op, **case.settings())
+    return {torch_peers.MEASURES.get(each.name, each.name): each.of(layer) for each in case.call.passes}
 
 
 def work_of(case: Case, which: str) -> Work:
@@ -184,8 +170,5 @@ def work_of(case: Case, which: str) -> Work:
 
 def make_arrays(case: Case) -> tuple[jax.Array, jax.Array, jax.Array]:
     """x, w and dy."""
-    keys = jax.random.split(jax.random.key(0), 3)
-    x, w, dy = (
-        jax.random.normal(key, shape).astype(case.dtype) for key, shape in zip(keys, case.shapes(), strict=True)
-    )
+    ((x, w, dy),) = random_operands(case.call.operands(), one_call_a_program=True)
     return x, w, dy

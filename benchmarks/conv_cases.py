@@ -6,8 +6,10 @@ import argparse
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
+
+from jaxgrad._src.bench.conv import ConvCall
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,15 +35,18 @@ class Case:
         if self.causal and (self.padding or self.transposed):
             raise ValueError("a causal convolution has its own padding, and is not transposed")
 
-    @property
-    def layout(self) -> str:
-        axes = "DHW"[3 - len(self.spatial) :]
-        return f"N{axes}C" if self.channels_last else f"NC{axes}"
+    @cached_property
+    def call(self) -> ConvCall:
+        """The call of `python -m jaxgrad bench`, which has the padding of the convolution that is transposed."""
+        n = len(self.spatial)
+        pads = (self.dilation * (self.window - 1), 0) if self.causal else (self.padding, self.padding)
+        sizes = (self.batch, self.spatial, self.features, (self.window,) * n, self.out_features)
+        steps = ((self.stride,) * n, (self.dilation,) * n, (pads,) * n)
+        return ConvCall("", self.dtype, self.transposed, *sizes, *steps, self.groups, self.channels_last)
 
     @property
     def dimension_numbers(self) -> tuple[str, str, str]:
-        axes = "DHW"[3 - len(self.spatial) :]
-        return self.layout, f"{axes}IO" if self.channels_last else f"OI{axes}", self.layout
+        return self.call.dimension_numbers
 
     @property
     def label(self) -> str:
@@ -53,7 +58,7 @@ class Case:
             *(f"{letter}{value}" for letter, (value, usual) in optional.items() if value != usual),
             *(["causal"] if self.causal else []),
             *(["T"] if self.transposed else []),
-            self.layout,
+            self.dimension_numbers[0],
         ]
         return " ".join([*words, *(["bf16"] if self.dtype == "bfloat16" else [])])
 
@@ -63,38 +68,21 @@ class Case:
 
     def settings(self) -> dict[str, Any]:
         """The keyword arguments of the convolution."""
-        n = len(self.spatial)
-        # `padding` is that of the convolution that is transposed, as in PyTorch. jax.lax takes the padding of the
-        # convolution that computes the transposed one.
-        reach = self.dilation * (self.window - 1)
-        own = reach - self.padding if self.transposed else self.padding
-        common = {
-            "padding": [(reach, 0) if self.causal else (own, own)] * n,
-            "rhs_dilation": (self.dilation,) * n,
-            "dimension_numbers": self.dimension_numbers,
-        }
+        call = self.call
+        common = {"rhs_dilation": call.dilation, "dimension_numbers": call.dimension_numbers}
         if self.transposed:
-            return {"strides": (self.stride,) * n, **common}
-        return {"window_strides": (self.stride,) * n, "feature_group_count": self.groups, **common}
+            return {"strides": call.stride, "padding": call.dilated_pads, **common}
+        return {
+            "window_strides": call.stride,
+            "padding": call.pads,
+            "feature_group_count": self.groups,
+            **common,
+        }
 
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """The shapes of x, w and y."""
-        reach = self.dilation * (self.window - 1)
-        padding = reach if self.causal else 2 * self.padding
-        out = [
-            (size - 1) * self.stride + 1 + reach - padding
-            if self.transposed
-            else (size + padding - reach - 1) // self.stride + 1
-            for size in self.spatial
-        ]
-        window = (self.window,) * len(self.spatial)
-        inner = self.features // self.groups
-
-        def activations(features: int, sizes: Sequence[int]) -> tuple[int, ...]:
-            return (self.batch, *sizes, features) if self.channels_last else (self.batch, features, *sizes)
-
-        w = (*window, inner, self.out_features) if self.channels_last else (self.out_features, inner, *window)
-        return activations(self.features, self.spatial), w, activations(self.out_features, out)
+        x, w, y = (each.shape for each in self.call.operands())
+        return x, w, y
 
     @property
     def flops(self) -> int:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.clock import host_seconds, torch_gpu_seconds
+from benchmarks.timing import host_seconds
+from jaxgrad._src.bench.torch_calls import gpu_seconds
 
 PASSES = ("forward", "forward+backward")
 # Enumerators of cuDNN's headers.
@@ -373,7 +374,7 @@ def timed(rnn: Rnn, function: Callable[[], None], on_gpu: bool) -> Timed:
 
 
 def seconds_of(run: Callable[[], Any], on_gpu: bool) -> float:
-    return torch_gpu_seconds(run) if on_gpu else host_seconds(run)
+    return gpu_seconds(run) if on_gpu else host_seconds(run)
 
 
 def _array(*values: int) -> Any:

@@ -29,7 +29,6 @@ from benchmarks.contender_names import (
 )
 from benchmarks.measuring import measured
 from benchmarks.options import Options
-from benchmarks.scan_gru import scan_gru
 from benchmarks.timing import (
     Contender,
     InProgram,
@@ -39,6 +38,9 @@ from benchmarks.timing import (
     torch_queued_contender,
 )
 from benchmarks.wording import brief
+from jaxgrad._src.bench.call import value_and_gradients
+from jaxgrad._src.bench.gru import GruCall, scan_gru
+from jaxgrad._src.tuning.timing import random_operands
 
 PASSES = ("forward", "forward+backward")
 _OUTSIDE_JAX = (TORCH_GRU, TORCH_GRU_GRAPH, CUDNN_RNN, CUDNN_RNN_F16)
@@ -275,17 +277,11 @@ def _peers(
 
 
 def _torch_contenders(name: str, case: Case, inputs: Any, cotangents: Any) -> dict[str, Contender]:
-    from benchmarks import torch_gru
-
     if case.lengths:
         return {}
-    on_gpu = jax.default_backend() == "gpu"
-    settings = {"bidirectional": case.bidirectional, "on_gpu": on_gpu, "allow_tf32": not case.highest}
     contender = torch_contender if name == TORCH_GRU_GRAPH else torch_queued_contender
-    return {
-        which: contender(name, function, outputs, on_gpu)
-        for which, (function, outputs) in torch_gru.passes(inputs, cotangents, **settings).items()
-    }
+    passes = torch_peers.passes(call_of(case), (*inputs, *cotangents), allow_tf32=not case.highest)
+    return {which: contender(name, function, outputs(function)) for which, (function, outputs) in passes.items()}
 
 
 def _cudnn_contenders(name: str, case: Case, inputs: Any, cotangents: Any) -> dict[str, Contender]:
@@ -352,22 +348,17 @@ def direction(case: Case) -> str:
 
 def arrays(case: Case) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     """Inputs (x, w, r, b, initial_h) whose gates do not saturate, and cotangents (dy, dy_h)."""
-    T, B, I, H, D = case.T, case.B, case.I, case.H, case.D  # noqa: E741
-    shapes = ((T, B, I), (D, 3 * H, I), (D, 3 * H, H), (D, 6 * H), (D, B, H), (T, D, B, H), (D, B, H))
-    scales = (1, I**-0.5, H**-0.5, 0.1, 0.5, 1, 1)
-    keys = jax.random.split(jax.random.key(0), len(shapes))
-    x, w, r, b, initial_h, dy, dy_h = (
-        (scale * jax.random.normal(key, shape)).astype(case.dtype)
-        for key, shape, scale in zip(keys, shapes, scales, strict=True)
-    )
-    return (x, w, r, b, initial_h), (dy, dy_h)
+    call = call_of(case)
+    (drawn,) = random_operands(call.operands(), call.deviations(), one_call_a_program=True)
+    return tuple(drawn[:5]), tuple(drawn[5:])
+
+
+def call_of(case: Case) -> GruCall:
+    """Without lengths and resets. PyTorch applies the reset gate after the recurrent product."""
+    return GruCall(case.label, case.dtype, case.T, case.B, case.I, case.H, case.bidirectional, linear_before_reset=True)
 
 
 def gradients(layer: Callable[..., Any]) -> Callable[..., Any]:
     """Those of sum(y dy) + sum(y_h dy_h) with respect to the inputs."""
-
-    def run(inputs: tuple[jax.Array, ...], cotangents: tuple[jax.Array, ...]) -> Any:
-        _, pullback = jax.vjp(layer, *inputs)
-        return pullback(cotangents)
-
-    return run
+    run = value_and_gradients(layer, inputs=5)
+    return lambda inputs, cotangents: run(*inputs, *cotangents)[1]

@@ -15,13 +15,12 @@ from jax.extend.core import Jaxpr, subjaxprs
 
 import jaxgrad
 from benchmarks import case_text
-from benchmarks.clock import timed
 from benchmarks.compare import Work, compare, precision_in_use
 from benchmarks.contender_names import ACCELERATED, LAX
 from benchmarks.framework_models import CLASSES, MODELS
 from benchmarks.measuring import measured
 from benchmarks.options import Options
-from benchmarks.timing import jax_loop_contenders, raised
+from benchmarks.timing import jax_loop_contenders, raised, timed
 
 CONTENDERS = (ACCELERATED, LAX)
 NOTES = (

@@ -40,4 +40,4 @@ def _calls(case: Any) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]
     arrays = conv.make_arrays(case)
     op = jaxgrad.conv_transpose if case.transposed else jaxgrad.conv_general_dilated
     for which, function in conv.passes(op, case).items():
-        yield which, function, tuple(arrays[i] for i in conv.OPERANDS[which])
+        yield which, function, arrays

@@ -117,7 +117,6 @@ def _row(case: Case, left_out: dict[str, str], options: Options) -> dict[str, An
 def _torch_contender(state: Any, *batch: Any) -> Contender:
     from benchmarks import torch_char_lm
 
-    on_gpu = jax.default_backend() == "gpu"
-    step, outputs, peak_bytes = torch_char_lm.training_step(state, *batch, on_gpu=on_gpu)
-    contender = torch_queued_contender(TORCH_EAGER, step, outputs, on_gpu)
+    step, outputs, peak_bytes = torch_char_lm.training_step(state, *batch)
+    contender = torch_queued_contender(TORCH_EAGER, step, outputs)
     return dataclasses.replace(contender, peak_bytes=peak_bytes)

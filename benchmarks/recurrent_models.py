@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 import jaxgrad
-from benchmarks.scan_gru import scan_gru
+from jaxgrad._src.bench.gru import scan_gru
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
 _OBSERVED, _ACTIONS = 64, 6  # of "ppo": features of an observation, and actions

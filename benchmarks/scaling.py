@@ -18,7 +18,6 @@ from jax.sharding import PartitionSpec as P
 
 import jaxgrad
 from benchmarks import steps
-from benchmarks.clock import timed
 from benchmarks.compare import Work, compare
 from benchmarks.contender_names import LAX, ONE_DEVICE, OURS
 from benchmarks.measuring import measured
@@ -26,7 +25,7 @@ from benchmarks.networks import NETWORKS
 from benchmarks.networks.initial import describe
 from benchmarks.networks.jax_ops import JaxgradOps, LaxOps
 from benchmarks.options import Options
-from benchmarks.timing import Contender, jax_loop_contenders, raised
+from benchmarks.timing import Contender, jax_loop_contenders, raised, timed
 from benchmarks.training import State, arguments, training_step
 
 _LIBRARIES = {OURS: JaxgradOps, LAX: LaxOps}

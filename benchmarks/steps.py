@@ -13,7 +13,6 @@ import numpy as np
 
 import jaxgrad
 from benchmarks import case_text, torch_peers
-from benchmarks.clock import timed
 from benchmarks.compare import Work, compare, precision_in_use
 from benchmarks.contender_names import (
     ACCELERATED,
@@ -30,7 +29,7 @@ from benchmarks.networks.initial import describe
 from benchmarks.networks.jax_ops import JaxgradConvolutionOps, JaxgradOps, LaxOps, PaddedLaxOps
 from benchmarks.networks.ops import Norm
 from benchmarks.options import Options
-from benchmarks.timing import Contender, jax_loop_contenders, raised, torch_queued_contender
+from benchmarks.timing import Contender, jax_loop_contenders, raised, timed, torch_queued_contender
 from benchmarks.training import State, arguments, training_step
 
 _JAX_LIBRARIES = {
@@ -184,11 +183,10 @@ def tolerances(network: str, dtype: str, state: State) -> list[float]:
 def _torch_contender(name: str, case: Case, state: State, x: jax.Array, target: jax.Array) -> Contender:
     from benchmarks import torch_steps
 
-    on_gpu = jax.default_backend() == "gpu"
     step, (state, loss), peak_bytes = torch_steps.training_step(
-        NETWORKS[case.network], state, x, target, on_gpu=on_gpu, compiled=name == TORCH_COMPILED
+        NETWORKS[case.network], state, x, target, compiled=name == TORCH_COMPILED
     )
-    contender = torch_queued_contender(name, step, jax.tree.leaves((state, loss)), on_gpu)
+    contender = torch_queued_contender(name, step, jax.tree.leaves((state, loss)))
     return dataclasses.replace(contender, peak_bytes=peak_bytes)
 
 

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks.clock import host_seconds, timed, torch_gpu_seconds
 from benchmarks.contender_names import LAX
 from benchmarks.options import Effort
 
@@ -31,7 +30,6 @@ _GPU_SAMPLE_SECONDS = 0.02  # of calls in one timed run on a GPU
 _TRACED_CALLS = 12
 _WARM_SECONDS = 0.1  # of calls before the timed ones, while the clocks rise
 _BUSY_ELEMENTS = 1 << 29  # a kernel on this many takes a millisecond, in which calls queue up
-_GRAPH_CALLS = 10  # of PyTorch's calls in one CUDA graph
 _IN_PROGRAM_SECONDS = 0.02  # of calls in one program, so that its dispatch does not count
 _CALLS_IN_TURN = 16
 _GPU_LOOP_SECONDS = 0.3  # of training steps: their start and end take milliseconds, more on several devices
@@ -72,6 +70,20 @@ class Times:
     p10: float
     p90: float
     samples: int
+
+
+def host_seconds(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def timed(what: str, function: Callable[[], Any]) -> Any:
+    """The function's result; prints how long it took."""
+    start = time.perf_counter()
+    found = function()
+    print(f"  {what} after {time.perf_counter() - start:.1f} s", flush=True)
+    return found
 
 
 def interleaved(contenders: Sequence[Contender], effort: Effort) -> dict[str, Times]:
@@ -343,38 +355,26 @@ def _loop(name: str, compiled: Any, state: Any, *args: Any) -> Contender:
     return Contender(name, sample, outputs, memory.temp_size_in_bytes, peak, compiled.as_text())
 
 
-def torch_contender(name: str, function: Callable[[], Any], outputs: list[np.ndarray], on_gpu: bool) -> Contender:
+def torch_contender(name: str, function: Callable[[], Any], outputs: list[np.ndarray]) -> Contender:
     """`function()` of PyTorch: the wall time of a call on a CPU, the device time of calls in a CUDA graph on a GPU."""
-    if not on_gpu:
-        return _torch_on_cpu(name, function, outputs)
-    from jaxgrad._src.bench.torch_calls import cuda_graph
+    if jax.default_backend() != "gpu":
+        return Contender(name, lambda: host_seconds(function), outputs)
+    from jaxgrad._src.bench import torch_calls
 
-    replay = cuda_graph(function, _GRAPH_CALLS).replay
-    replay()
-    return Contender(name, lambda: torch_gpu_seconds(replay) / _GRAPH_CALLS, outputs)
+    program = torch_calls.program(function)
+    program.run()
+    return Contender(name, lambda: program.seconds(1) / program.calls, outputs)
 
 
-def torch_queued_contender(
-    name: str, function: Callable[[], Any], outputs: list[np.ndarray], on_gpu: bool
-) -> Contender:
+def torch_queued_contender(name: str, function: Callable[[], Any], outputs: list[np.ndarray]) -> Contender:
     """The same for a function with loops or a whole step: on a GPU the time of calls that are queued one by one."""
-    if not on_gpu:
-        return _torch_on_cpu(name, function, outputs)
+    if jax.default_backend() != "gpu":
+        return Contender(name, lambda: host_seconds(function), outputs)
+    from jaxgrad._src.bench.torch_calls import gpu_seconds
+
     function()
-    calls = _calls_per_sample(torch_gpu_seconds(function))
-
-    def run() -> None:
-        for _ in range(calls):
-            function()
-
-    return Contender(name, lambda: torch_gpu_seconds(run) / calls, outputs)
-
-
-def _torch_on_cpu(name: str, function: Callable[[], Any], outputs: list[np.ndarray]) -> Contender:
-    import torch
-
-    torch.set_num_threads(os.cpu_count() or 1)
-    return Contender(name, lambda: host_seconds(function), outputs)
+    calls = _calls_per_sample(gpu_seconds(function))
+    return Contender(name, lambda: gpu_seconds(function, calls) / calls, outputs)
 
 
 def _calls_per_sample(seconds: float, sample_seconds: float = _GPU_SAMPLE_SECONDS) -> int:

@@ -11,19 +11,19 @@ import torch
 from torch.nn import functional
 
 from benchmarks.recurrent_models import LEARNING_RATE, MOMENTUM, Dense, Gru, State
-from benchmarks.torch_gru import swap_z_and_r
+from benchmarks.torch_peers import numpy_of, peak_bytes, swap_z_and_r
+from jaxgrad._src.bench import torch_calls
 
 
 def training_step(
-    state: State, text: jax.Array, initial_h: jax.Array, *, on_gpu: bool
+    state: State, text: jax.Array, initial_h: jax.Array
 ) -> tuple[Callable[[], Any], list[np.ndarray], int | None]:
     """The function to time, which trains in place, and the results of its first call as those of recurrent_models.py.
 
     Returns:
       The function; the leaves of the state and the loss; on a GPU the peak memory of a step in bytes.
     """
-    device = "cuda" if on_gpu else "cpu"
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    device = torch_calls.device()
     dtype = getattr(torch, initial_h.dtype.name)
     symbols, H = state.params["embedding"].shape
 
@@ -59,11 +59,11 @@ def training_step(
 
     def found(of: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
         return {
-            name: _to_jax(state.params[name], [_numpy(of(p)) for p in _list(each)]) for name, each in params.items()
+            name: _to_jax(state.params[name], [numpy_of(of(p)) for p in _list(each)]) for name, each in params.items()
         }
 
     after = State(found(lambda p: p), found(lambda p: optimizer.state[p]["momentum_buffer"]))
-    return step, [*jax.tree.leaves(after), _numpy(loss)], _peak_bytes(step) if on_gpu else None
+    return step, [*jax.tree.leaves(after), numpy_of(loss)], peak_bytes(step)
 
 
 def _to_torch(layer: Any) -> list[np.ndarray]:
@@ -85,15 +85,3 @@ def _to_jax(like: Any, layer: list[np.ndarray]) -> Any:
 
 def _list(layer: Any) -> list[torch.Tensor]:
     return list(layer) if isinstance(layer, list) else [layer]
-
-
-def _numpy(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.detach().float().cpu().numpy().copy()
-
-
-def _peak_bytes(step: Callable[[], Any]) -> int:
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated()

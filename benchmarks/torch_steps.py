@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from benchmarks import torch_compile
+from benchmarks import torch_peers
 from benchmarks.networks import Network
 from benchmarks.networks.torch_ops import TorchOps, activations, layer, to_jax
 from benchmarks.training import LEARNING_RATE, MOMENTUM, STATISTICS_MOMENTUM, State
+from jaxgrad._src.bench import torch_calls
 
 
 def training_step(
-    network: Network, state: State, x: jax.Array, target: jax.Array, *, on_gpu: bool, compiled: bool
+    network: Network, state: State, x: jax.Array, target: jax.Array, *, compiled: bool
 ) -> tuple[Callable[[], Any], tuple[State, Any], int | None]:
     """The function to time, which trains in place, and the result of its first call, like that of training.py.
 
@@ -27,10 +28,7 @@ def training_step(
     Returns:
       The function; the state and the loss; on a GPU the peak memory of a step in bytes.
     """
-    device = "cuda" if on_gpu else "cpu"
-    if on_gpu:
-        torch.backends.cudnn.benchmark = True
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    device = torch_calls.device()
     params = [layer(those, device) for those in state.params]
     leaves, structure = jax.tree.flatten(params)
     running = [tuple(torch.tensor(np.array(a), device=device) for a in pair) for pair in state.statistics]
@@ -45,8 +43,8 @@ def training_step(
         return loss_of(network.run(ops, inputs), labels), ops.statistics
 
     if compiled:
-        torch_compile.forget()
-        forward = torch_compile.compiled(forward)
+        torch_peers.forget()
+        forward = torch_peers.compiled(forward)
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
@@ -71,14 +69,4 @@ def training_step(
         [to_jax(like, those) for like, those in zip(state.params, velocity, strict=True)],
         statistics,
     )
-    return step, (found, loss.float().cpu().numpy()), _peak_bytes(step) if on_gpu else None
-
-
-def _peak_bytes(step: Callable[[], Any]) -> int:
-    """Of the third step: in the first, cudnn.benchmark tries kernels with large workspaces."""
-    step()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated()
+    return step, (found, loss.float().cpu().numpy()), torch_peers.peak_bytes(step)

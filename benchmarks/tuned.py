@@ -15,7 +15,6 @@ import jax
 
 import jaxgrad
 from benchmarks import batch_norm, conv, gru, steps
-from benchmarks.clock import timed
 from benchmarks.compare import Work, compare
 from benchmarks.contender_names import OURS, OURS_TUNED, OURS_WRONG, OURS_WRONG_TUNED
 from benchmarks.measuring import measured
@@ -23,7 +22,7 @@ from benchmarks.networks import NETWORKS
 from benchmarks.networks.initial import describe
 from benchmarks.networks.jax_ops import JaxgradOps
 from benchmarks.options import Options
-from benchmarks.timing import Call, jax_contenders, jax_loop_contenders, jax_queued_contenders, raised
+from benchmarks.timing import Call, jax_contenders, jax_loop_contenders, jax_queued_contenders, raised, timed
 from benchmarks.training import arguments, training_step
 from jaxgrad._src.choice import table
 from jaxgrad._src.conv.on_xla import forms as xla_forms

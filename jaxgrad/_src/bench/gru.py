@@ -65,32 +65,53 @@ class GruCall:
         return gru(x, w, r, b, initial_h=initial_h, **self._settings)
 
     def on_xla(self, x: Any, w: Any, r: Any, b: Any, initial_h: Any) -> Any:
-        directions = zip(w, r, b, initial_h, strict=True)
-        states = [self._scan(x, *weights, reverse=d == 1) for d, weights in enumerate(directions)]
-        ys, lasts = zip(*states, strict=True)
-        return jnp.stack(ys, 1), jnp.stack(lasts)
-
-    def _scan(self, x: Any, w: Any, r: Any, b: Any, initial_h: Any, reverse: bool) -> tuple[Any, Any]:
-        """One direction, with the input product of all steps before the loop."""
-        H = self.H
-        input_bias, recurrent_bias = b[: 3 * H], b[3 * H :]
-
-        def step(h: Any, inputs: Any) -> tuple[Any, Any]:
-            in_z, in_r, in_n = jnp.split(inputs, 3, axis=-1)
-            if self.linear_before_reset:
-                re_z, re_r, re_n = jnp.split(h @ r.T + recurrent_bias, 3, axis=-1)
-                z, reset = jax.nn.sigmoid(in_z + re_z), jax.nn.sigmoid(in_r + re_r)
-                n = jnp.tanh(in_n + reset * re_n)
-            else:
-                re_z, re_r = jnp.split(h @ r[: 2 * H].T + recurrent_bias[: 2 * H], 2, axis=-1)
-                z, reset = jax.nn.sigmoid(in_z + re_z), jax.nn.sigmoid(in_r + re_r)
-                n = jnp.tanh(in_n + (reset * h) @ r[2 * H :].T + recurrent_bias[2 * H :])
-            h = (1 - z) * n + z * h
-            return h, h
-
-        last, states = lax.scan(step, initial_h, x @ w.T + input_bias, reverse=reverse)
-        return states, last
+        settings = {"bidirectional": self.bidirectional, "linear_before_reset": self.linear_before_reset}
+        return scan_gru(x, w, r, b, initial_h, **settings)
 
     def explanation(self) -> Explanation:
         x, w, r, b, initial_h, *_ = self.operands()
         return explain(gru, x, w, r, b, initial_h=initial_h, **self._settings)
+
+
+def scan_gru(
+    x: jax.Array,
+    w: jax.Array,
+    r: jax.Array,
+    b: jax.Array,
+    initial_h: jax.Array,
+    sequence_lens: jax.Array | None = None,
+    reset: jax.Array | None = None,
+    *,
+    bidirectional: bool,
+    linear_before_reset: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """`jaxgrad.gru` on `lax.scan`, with the input product of all steps before the loop."""
+    H = r.shape[2]
+
+    def one_direction(d: int) -> tuple[jax.Array, jax.Array]:
+        input_bias, recurrent_bias = b[d, : 3 * H], b[d, 3 * H :]
+        inputs = x @ w[d].T + input_bias  # [T, B, 3H]
+
+        def step(before: jax.Array, t: Any) -> tuple[jax.Array, jax.Array]:
+            inputs_t, reset_t, within_t = t
+            h = before if reset_t is None else jnp.where(reset_t[:, None], 0, before)
+            in_z, in_r, in_n = jnp.split(inputs_t, 3, axis=-1)
+            if linear_before_reset:
+                re_z, re_r, re_n = jnp.split(h @ r[d].T + recurrent_bias, 3, axis=-1)
+                z, reset = jax.nn.sigmoid(in_z + re_z), jax.nn.sigmoid(in_r + re_r)
+                n = jnp.tanh(in_n + reset * re_n)
+            else:
+                re_z, re_r = jnp.split(h @ r[d, : 2 * H].T + recurrent_bias[: 2 * H], 2, axis=-1)
+                z, reset = jax.nn.sigmoid(in_z + re_z), jax.nn.sigmoid(in_r + re_r)
+                n = jnp.tanh(in_n + (reset * h) @ r[d, 2 * H :].T + recurrent_bias[2 * H :])
+            h = (1 - z) * n + z * h
+            if within_t is None:
+                return h, h
+            return jnp.where(within_t[:, None], h, before), jnp.where(within_t[:, None], h, 0)
+
+        within = None if sequence_lens is None else jnp.arange(x.shape[0])[:, None] < sequence_lens
+        last, states = lax.scan(step, initial_h[d], (inputs, reset, within), reverse=d == 1)
+        return states, last
+
+    states, lasts = zip(*(one_direction(d) for d in range(1 + bidirectional)), strict=True)
+    return jnp.stack(states, 1), jnp.stack(lasts)

@@ -33,19 +33,26 @@ def unavailable() -> str:
     return "this PyTorch sees no GPU" if on_gpu and not torch.cuda.is_available() else ""
 
 
-def functions(call: Call, operands: Sequence[jax.Array]) -> _Passes:
+def device(*, allow_tf32: bool = True) -> str:
+    """That of JAX. PyTorch is set up to compute there as JAX does: with as many threads, and by default in TF32."""
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+    return "cuda" if jax.default_backend() == "gpu" else "cpu"
+
+
+def tensor(array: Any, device: str) -> Any:
+    return torch.from_numpy(np.array(array, np.float32)).to(device, getattr(torch, array.dtype.name))
+
+
+def functions(call: Call, operands: Sequence[jax.Array], *, allow_tf32: bool = True) -> _Passes:
     """The passes of a call by name, as functions without arguments.
 
     Raises:
       ValueError: PyTorch has no such call.
     """
-    torch.set_num_threads(len(os.sched_getaffinity(0)))  # as many as XLA and jaxgrad take
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True  # as JAX does
-    device = "cuda" if jax.default_backend() == "gpu" else "cpu"
-    tensors = [
-        torch.from_numpy(np.array(array, np.float32)).to(device, getattr(torch, array.dtype.name)) for array in operands
-    ]
+    of_jax = device(allow_tf32=allow_tf32)
+    tensors = [tensor(array, of_jax) for array in operands]
     if isinstance(call, ConvCall):
         return _conv(call, *tensors)
     if isinstance(call, BatchNormCall):
@@ -80,14 +87,18 @@ def cuda_graph(function: Callable[[], Any], calls: int) -> Any:
 @dataclasses.dataclass(frozen=True)
 class _OnGpu(Program):
     def seconds(self, times: int) -> float:
-        """Between two events of the stream."""
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        before.record()
-        for _ in range(times):
-            self.run()
-        after.record()
-        after.synchronize()
-        return before.elapsed_time(after) / 1e3
+        return gpu_seconds(self.run, times)
+
+
+def gpu_seconds(run: Callable[[], Any], times: int = 1) -> float:
+    """Of what so many runs put on PyTorch's stream, between two events."""
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    before.record()
+    for _ in range(times):
+        run()
+    after.record()
+    after.synchronize()
+    return before.elapsed_time(after) / 1e3
 
 
 def _conv(call: ConvCall, x: Any, w: Any, dy: Any) -> _Passes:
@@ -162,12 +173,14 @@ def _backward(dy: Any, x: Any, w: Any, settings: tuple[Any, ...], which: int) ->
     return torch.ops.aten.convolution_backward(dy, x, w, None, *settings, wanted)[which]
 
 
-def _batch_norm(call: BatchNormCall, x: Any, scale: Any, bias: Any, dy: Any) -> _Passes:
-    x, dy = (tensor.movedim(call.feature_axis, 1) for tensor in (x, dy))
-    inputs = [tensor.requires_grad_() for tensor in (x, scale, bias)]
+def _batch_norm(call: BatchNormCall, x: Any, scale: Any, bias: Any, *others: Any) -> _Passes:
+    """`others` are a residual, which the benchmarks of the checkout have, and dy."""
+    x, *residual, dy = (tensor.movedim(call.feature_axis, 1) for tensor in (x, *others))
+    inputs = [tensor.requires_grad_() for tensor in (x, scale, bias, *residual)]
 
     def forward() -> Any:
         y = torch.nn.functional.batch_norm(x, None, None, scale, bias, training=True, eps=EPSILON)
+        y = y + residual[0] if residual else y
         return torch.relu(y) if call.relu else y
 
     return _with_gradients(forward, inputs, dy)
