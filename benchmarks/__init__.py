@@ -6,6 +6,7 @@ Measuring:
   torch_*.py: the peers in PyTorch; of single calls, those of `python -m jaxgrad bench`, whose GRU on lax.scan is a
   contender too. networks/: those of steps.py and scaling.py. recurrent_models.py: those of recurrent.py. cudnn_rnn.py:
   the GRU by cuDNN's functions; cudnn_worker.py: its process.
+  lax_variants.py: the best that users of jax.lax can do, with flags of XLA and other ways to write a convolution.
   timing.py times contenders in turn; compare.py makes one row of a report; roofline.py has the lower bounds of times.
   memory.py keeps page faults out of the times. environment.py describes hardware and versions. options.py holds the
   options of the command line.

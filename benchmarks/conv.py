@@ -14,10 +14,12 @@ import jax.numpy as jnp
 from jax import lax
 
 import jaxgrad
-from benchmarks import matrix_product, torch_peers
+from benchmarks import lax_variants, matrix_product, torch_peers
 from benchmarks.compare import Work, compare
 from benchmarks.contender_names import (
+    BEST_FLAGS,
     LAX,
+    LAX_DILATED,
     LAX_PADDED,
     MATRIX_PRODUCT,
     OURS,
@@ -40,13 +42,17 @@ _VENDOR = {
     "gpu": (OURS_ON_CUDNN, "cudnn", "jaxgrad_(cuda|cudnn)_conv"),
     "cpu": (OURS_ON_ONEDNN, "onednn", "jaxgrad_onednn_conv"),
 }
-CONTENDERS = (OURS, LAX, LAX_PADDED, OURS_ON_CUDNN, OURS_ON_ONEDNN, *_TORCH, MATRIX_PRODUCT)
+_LAX = (LAX, LAX_PADDED, LAX_DILATED)
+_FLAGGED = tuple(name + BEST_FLAGS for name in _LAX)
+CONTENDERS = (OURS, *_LAX, *_FLAGGED, OURS_ON_CUDNN, OURS_ON_ONEDNN, *_TORCH, MATRIX_PRODUCT)
 NOTES = (
     "Cases are batch x sizes, input features -> output features, k the window, s the stride, d the window's dilation, "
     "g the groups, p the padding at both ends, causal padding before the first element alone, T a transposed "
     "convolution, and the layout.",
     "forward, dX (input gradient) and dW (weight gradient) are separate calls.",
     "jax.lax after jnp.pad pads causal convolutions with jnp.pad first, as Flax does.",
+    "jax.lax after lax.pad dilates and pads the input of transposed convolutions with lax.pad first.",
+    "best flags are those of lax_variants.py, on a CPU.",
     "jaxgrad on cuDNN is implementation='cudnn', and on oneDNN 'onednn', for calls that run elsewhere in jaxgrad.",
     "matrix product is the pass as one jax.lax.dot_general, for the cases of matrix_product.has_product. Rearranging "
     "the operands and the result is not timed.",
@@ -59,7 +65,7 @@ NOTES = (
 
 def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
     """The report (report.py)."""
-    left_out = torch_peers.left_out(_TORCH, options)
+    left_out = torch_peers.left_out(_TORCH, options) | lax_variants.left_out(_FLAGGED, options)
     explanation = jaxgrad.explain(jaxgrad.conv_general_dilated)
     rows_of = partial(_rows, left_out=left_out, options=options)
     return measured("conv", cases, rows_of, [explanation], NOTES, left_out, one_line_a_case=True)
@@ -71,9 +77,13 @@ def _rows(case: Case, left_out: dict[str, str], options: Options) -> list[dict[s
     ours = jaxgrad.conv_transpose if case.transposed else jaxgrad.conv_general_dilated
     theirs = lax.conv_transpose if case.transposed else lax.conv_general_dilated
     taken = str(jaxgrad.explain(ours, *arrays[:2], **settings))
-    ops = {OURS: ours, LAX: theirs}
+    of_lax = {LAX: theirs}
     if case.causal:
-        ops[LAX_PADDED] = _padded_first
+        of_lax[LAX_PADDED] = _padded_first
+    if case.transposed and case.stride > 1:
+        of_lax[LAX_DILATED] = theirs
+    ops = {OURS: ours}
+    ops |= {name: of_lax[name.removesuffix(BEST_FLAGS)] for name in lax_variants.with_flags(of_lax, left_out)}
     vendor, implementation, targets = _VENDOR[jax.default_backend()]
     if _has_all_passes(implementation, ours, arrays, settings):
         ops[vendor] = partial(ours, implementation=implementation)
@@ -84,7 +94,7 @@ def _rows(case: Case, left_out: dict[str, str], options: Options) -> list[dict[s
         for which, function in passes(op, case).items():
             if name == vendor and _calls(targets, passes(ours, case)[which], arrays):
                 continue  # the same program as jaxgrad's
-            calls.append((which, Call(name, function, arrays)))
+            calls.append((which, Call(name, function, arrays, lax_variants.context_of(name))))
     products = {}
     if options.wants(MATRIX_PRODUCT) and matrix_product.has_product(case):
         products = matrix_product.products(case, *arrays)

@@ -14,20 +14,22 @@ import numpy as np
 from jax.extend.core import Jaxpr, subjaxprs
 
 import jaxgrad
-from benchmarks import case_text
+from benchmarks import case_text, lax_variants
 from benchmarks.compare import Work, compare, precision_in_use
-from benchmarks.contender_names import ACCELERATED, LAX
+from benchmarks.contender_names import ACCELERATED, BEST_FLAGS, LAX, LAX_DILATED
 from benchmarks.framework_models import CLASSES, MODELS
 from benchmarks.measuring import measured
 from benchmarks.options import Options
 from benchmarks.timing import jax_loop_contenders, raised, timed
 
-CONTENDERS = (ACCELERATED, LAX)
+_FLAGGED = (LAX + BEST_FLAGS, LAX_DILATED + BEST_FLAGS)
+CONTENDERS = (ACCELERATED, LAX, LAX_DILATED, *_FLAGGED)
 NOTES = (
     "Cases are a model of benchmarks/framework_models, its batch and the sizes of its input.",
     "A step is the loss, all gradients, SGD with momentum and the running statistics of batch normalization, in place.",
     "jax.lax is the step of the framework under jax.jit; jax.lax, accelerated is the same step under "
-    "jaxgrad.accelerate.",
+    "jaxgrad.accelerate. jax.lax after lax.pad is that step with transposed convolutions whose input lax.pad dilates.",
+    "best flags are those of lax_variants.py, on a CPU.",
 )
 # Limits of ||a - b|| / ||b|| of the loss and of each array of the state, as in steps.py.
 _TOLERANCES = {"float32": (1e-4, 1e-2), "TF32": (3e-3, 0.25), "bfloat16": (2e-2, 0.6)}
@@ -82,11 +84,11 @@ def parse_case(text: str) -> Case:
 
 def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
     """The report (report.py). A case without its framework is left out."""
-    left_out: dict[str, str] = {}
+    left_out = lax_variants.left_out(_FLAGGED, options)
 
     def rows_of(case: Case) -> list[dict[str, Any]]:
         if MODELS[case.model].is_installed:
-            return [_row(case, options)]
+            return [_row(case, left_out, options)]
         left_out[case.label] = f"{MODELS[case.model].package} is not installed"
         print(f"  left out: {left_out[case.label]}", flush=True)
         return []
@@ -94,15 +96,18 @@ def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
     return measured("models", cases, rows_of, [jaxgrad.explain(jaxgrad.conv_general_dilated)], NOTES, left_out)
 
 
-def _row(case: Case, options: Options) -> dict[str, Any]:
+def _row(case: Case, left_out: dict[str, str], options: Options) -> dict[str, Any]:
     model = MODELS[case.model]
     x = jax.ShapeDtypeStruct(model.shape(case.batch, case.size, model.features), case.dtype)
     training = timed("model: ready", partial(model.training, x))
     args = (training.state, *_batch(case))
-    steps = {ACCELERATED: jaxgrad.accelerate(training.step), LAX: training.step}
-    wanted = {name: step for name, step in steps.items() if name == ACCELERATED or options.wants(name)}
-    contenders = raised(timed(f"{', '.join(wanted)}: ready", partial(jax_loop_contenders, wanted, *args)))
-    print(f"  convolutions: {jaxgrad.report(steps[ACCELERATED], *args).counts}", flush=True)
+    names = lax_variants.with_flags([LAX, *([LAX_DILATED] if model.transposed else [])], left_out)
+    accelerated = jaxgrad.accelerate(training.step)
+    steps = {ACCELERATED: accelerated, **{name: partial(training.step) for name in names if options.wants(name)}}
+    in_force = {name: lax_variants.context_of(name) for name in steps}
+    made = partial(jax_loop_contenders, steps, *args, in_force=in_force)
+    contenders = raised(timed(f"{', '.join(steps)}: ready", made))
+    print(f"  convolutions: {jaxgrad.report(accelerated, *args).counts}", flush=True)
     work = Work(
         label=case.label,
         measure="training step",

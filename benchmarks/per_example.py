@@ -13,17 +13,20 @@ import numpy as np
 from jax import lax
 
 import jaxgrad
+from benchmarks import lax_variants
 from benchmarks.compare import Work, compare
-from benchmarks.contender_names import LAX, LAX_LOOPED, OURS, OURS_LOOPED
+from benchmarks.contender_names import BEST_FLAGS, LAX, LAX_LOOPED, OURS, OURS_LOOPED
 from benchmarks.measuring import measured
 from benchmarks.options import Options
 from benchmarks.timing import Call, jax_queued_contenders
 
-CONTENDERS = (OURS, OURS_LOOPED, LAX, LAX_LOOPED)
+_FLAGGED = (LAX + BEST_FLAGS, LAX_LOOPED + BEST_FLAGS)
+CONTENDERS = (OURS, OURS_LOOPED, LAX, LAX_LOOPED, *_FLAGGED)
 NOTES = (
     "Cases are the batch, the size of its square images of 3 channels, and the features of the first of three 3x3 "
     "convolutions, whose others have twice as many and strides of 2.",
     "jaxgrad and jax.lax are vmap(grad) of the loss of one example; in lax.map is a loop over the examples.",
+    "best flags are those of lax_variants.py, on a CPU.",
     "floor_ms is the time of the same operations as large matrix products.",
 )
 _STRIDES, _CLASSES = (1, 2, 2), 10
@@ -85,21 +88,16 @@ def parse_case(text: str) -> Case:
 def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
     """The report (report.py)."""
     explanation = jaxgrad.explain(jaxgrad.conv_general_dilated)
-    return measured("per_example", cases, lambda case: [_row(case, options)], [explanation], NOTES)
+    left_out = lax_variants.left_out(_FLAGGED, options)
+    return measured("per_example", cases, lambda case: [_row(case, left_out, options)], [explanation], NOTES, left_out)
 
 
-def _row(case: Case, options: Options) -> dict[str, Any]:
+def _row(case: Case, left_out: dict[str, str], options: Options) -> dict[str, Any]:
     args = jax.device_put(arrays(case))
-    calls = [
-        Call(name, how(op), args)
-        for name, how, op in (
-            (OURS, gradients, jaxgrad.conv_general_dilated),
-            (OURS_LOOPED, _looped, jaxgrad.conv_general_dilated),
-            (LAX, gradients, lax.conv_general_dilated),
-            (LAX_LOOPED, _looped, lax.conv_general_dilated),
-        )
-        if options.wants(name)
-    ]
+    functions = {OURS: gradients(jaxgrad.conv_general_dilated), OURS_LOOPED: _looped(jaxgrad.conv_general_dilated)}
+    of_lax = {LAX: gradients(lax.conv_general_dilated), LAX_LOOPED: _looped(lax.conv_general_dilated)}
+    functions |= {name: of_lax[name.removesuffix(BEST_FLAGS)] for name in lax_variants.with_flags(of_lax, left_out)}
+    calls = [Call(name, function, args) for name, function in functions.items() if options.wants(name)]
     contenders = jax_queued_contenders(calls)
     work = Work(
         label=case.label,

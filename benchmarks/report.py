@@ -27,7 +27,18 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contender_names import ACCELERATED, GRU_PEERS, LAX, LAX_PADDED, ORDER, OURS, PEERS, RENAMED
+from benchmarks.contender_names import (
+    ACCELERATED,
+    GRU_PEERS,
+    LAX,
+    LAX_DILATED,
+    LAX_FLAGS,
+    LAX_PADDED,
+    ORDER,
+    OURS,
+    PEERS,
+    RENAMED,
+)
 
 Report = dict[str, Any]
 Row = dict[str, Any]
@@ -133,6 +144,33 @@ def of_several_runs(row: Row) -> bool:
 def lacks_padded_peer(row: Row) -> bool:
     """Whether the row has asymmetric padding, and only the peer that hands it to jax.lax."""
     return "causal" in row["label"] and LAX in row["times_ms"] and LAX_PADDED not in row["times_ms"]
+
+
+# Of networks and models.
+_TRANSPOSED = ("unet", "unet3d", "linen-unet", "linen-unet3d", "equinox-autoencoder")
+
+
+def lacking(report: Report) -> list[str]:
+    """What a reader must know of peers that are newer than some rows."""
+    rows, found = [row for row in report["rows"] if LAX in row["times_ms"]], []
+    if report["environment"]["platform"] == "cpu" and LAX_FLAGS not in report["left_out"]:
+        count = sum(LAX_FLAGS not in row["times_ms"] for row in rows)
+        if count:
+            found.append(
+                f"`{LAX_FLAGS}`, which may be many times as fast as `{LAX}`, was not measured in {count} of "
+                f"{len(rows)} rows: their speed-ups are over the default flags of XLA."
+            )
+    if count := sum(LAX_DILATED not in row["times_ms"] for row in rows if _has_transposed(row["settings"])):
+        found.append(
+            f"`{LAX_DILATED}`, which may be many times as fast as `{LAX}` in transposed convolutions, was not measured "
+            f"in {count} row{'s' * (count > 1)} with them."
+        )
+    return found
+
+
+def _has_transposed(settings: dict[str, Any]) -> bool:
+    is_dilated = settings.get("transposed") and settings["stride"] > 1
+    return bool(is_dilated) or settings.get("network", settings.get("model")) in _TRANSPOSED
 
 
 def geometric_mean(values: Iterable[float]) -> float:

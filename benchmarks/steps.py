@@ -12,11 +12,13 @@ import jax
 import numpy as np
 
 import jaxgrad
-from benchmarks import case_text, torch_peers
+from benchmarks import case_text, lax_variants, torch_peers
 from benchmarks.compare import Work, compare, precision_in_use
 from benchmarks.contender_names import (
     ACCELERATED,
+    BEST_FLAGS,
     LAX,
+    LAX_DILATED,
     LAX_PADDED,
     OURS,
     OURS_CONVOLUTIONS,
@@ -38,10 +40,12 @@ _JAX_LIBRARIES = {
     ACCELERATED: LaxOps,
     LAX: LaxOps,
     LAX_PADDED: PaddedLaxOps,
+    LAX_DILATED: LaxOps,
 }
+_FLAGGED = tuple(name + BEST_FLAGS for name in (LAX, LAX_PADDED, LAX_DILATED))
 _TORCH = (TORCH_EAGER, TORCH_COMPILED)
 OPS = (jaxgrad.conv_general_dilated, jaxgrad.conv_transpose, jaxgrad.batch_norm_training)
-CONTENDERS = (*_JAX_LIBRARIES, *_TORCH)
+CONTENDERS = (*_JAX_LIBRARIES, *_FLAGGED, *_TORCH)
 NOTES = (
     "Cases are a network of benchmarks/networks, its batch and the sizes of its input.",
     "A step is the loss, all gradients, SGD with momentum and the running statistics of batch normalization, in place.",
@@ -50,6 +54,8 @@ NOTES = (
     "jax.lax, accelerated is the step of jax.lax under jaxgrad.accelerate; jaxgrad convolutions is that step with the "
     "convolutions of jaxgrad in place of jax.lax.",
     "jax.lax after jnp.pad pads causal convolutions with jnp.pad first, as Flax does.",
+    "jax.lax after lax.pad dilates and pads the input of transposed convolutions with lax.pad first.",
+    "best flags are those of lax_variants.py, on a CPU.",
     "torch, compiled is torch.compile of the loss and its gradients in its default mode, with the eager optimizer.",
     "Max pooling in JAX is the maximum of slices: XLA's gradient of lax.reduce_window is slow.",
 )
@@ -130,7 +136,7 @@ def parse_case(text: str) -> Case:
 
 def measure(cases: Sequence[Case], options: Options) -> dict[str, Any]:
     """The report (report.py)."""
-    left_out = torch_peers.left_out(_TORCH, options)
+    left_out = torch_peers.left_out(_TORCH, options) | lax_variants.left_out(_FLAGGED, options)
     explanations = map(jaxgrad.explain, OPS)
     return measured("steps", cases, lambda case: [_row(case, left_out, options)], explanations, NOTES, left_out)
 
@@ -140,11 +146,15 @@ def _row(case: Case, left_out: dict[str, str], options: Options) -> dict[str, An
     described = describe(network.run, case.x)
     args = arguments(network, described, case.x)
     steps: dict[str, Any] = {}
-    for name, library in _JAX_LIBRARIES.items():
-        if options.wants(name) and (described.asymmetric or name != LAX_PADDED):
-            step = partial(training_step, library, network)
+    has = {LAX_PADDED: described.asymmetric, LAX_DILATED: described.transposed}
+    of_lax = [name for name in (LAX, LAX_PADDED, LAX_DILATED) if has.get(name, True)]
+    for name in (OURS, OURS_CONVOLUTIONS, ACCELERATED, *lax_variants.with_flags(of_lax, left_out)):
+        if options.wants(name):
+            step = partial(training_step, _JAX_LIBRARIES[name.removesuffix(BEST_FLAGS)], network)
             steps[name] = jaxgrad.accelerate(step) if name == ACCELERATED else step
-    found = raised(timed(f"{', '.join(steps)}: ready", partial(jax_loop_contenders, steps, *args)))
+    in_force = {name: lax_variants.context_of(name) for name in steps}
+    made = partial(jax_loop_contenders, steps, *args, in_force=in_force)
+    found = raised(timed(f"{', '.join(steps)}: ready", made))
     for name in _TORCH:
         if options.wants(name) and name not in left_out:
             make = partial(timed, f"{name}: ready", partial(_torch_contender, name, case, *args))

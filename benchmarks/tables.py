@@ -243,6 +243,7 @@ def facts(results: Report) -> list[str]:
         shown = any(row["label"] not in hidden for row in rows if report.lacks_padded_peer(row))
         mark = f"{_UNPADDED} " if shown else ""
         found.append(f"{mark}Causal cases: `{LAX_PADDED}` was not measured, only asymmetric padding in `jax.lax`.")
+    found += report.lacking(results)
     if any(map(report.of_several_runs, rows)):
         in_lines = results.get("one_line_a_case") or results.get("layout") == "gru"
         found.append(

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from benchmarks import lax_variants
 from benchmarks.contender_names import LAX
 from benchmarks.options import Effort
 
@@ -113,7 +114,10 @@ def _times(seconds: list[float]) -> Times:
 
 
 class Call(NamedTuple):
-    """A contender before it is compiled: `jax.jit(function)(*args)`, lowered in the context `in_force`."""
+    """A contender before it is compiled: `jax.jit(function)(*args)`, lowered in the context `in_force`.
+
+    The name says with which flags of XLA it is compiled.
+    """
 
     name: str
     function: Callable[..., Any]
@@ -275,7 +279,7 @@ def _results_of(calls: Sequence[Call]) -> list[tuple[Callable[..., Any], Any, li
 
     def lowered(each: Call) -> Any:
         with each.in_force():
-            return jax.jit(each.function).lower(*each.args)
+            return _Lowered(each.name, jax.jit(each.function).lower(*each.args), print_time=False)
 
     programs = _compiled([lowered(each) for each in calls])
     return [_results(program, *each.args) for program, each in zip(raised(programs), calls, strict=True)]
@@ -306,7 +310,7 @@ def jax_loop_contenders(
     def lowered(name: str) -> Any:
         with in_force[name]() if in_force else contextlib.nullcontext():
             lower = jax.jit(steps[name], donate_argnums=0).lower
-            return _Step(name, timed(f"{name}: lowered", partial(lower, state, *args)))
+            return _Lowered(name, timed(f"{name}: lowered", partial(lower, state, *args)), print_time=True)
 
     def contender(name: str, compiled: Any) -> Contender:
         return _loop(name, compiled, state, *args)
@@ -320,12 +324,14 @@ def jax_loop_contenders(
     return [tried(contender, name, programs[name]) for name in steps]
 
 
-class _Step(NamedTuple):
+class _Lowered(NamedTuple):
     name: str
     lowered: Any
+    print_time: bool
 
     def compile(self) -> Any:
-        return timed(f"{self.name}: compiled", self.lowered.compile)
+        compile = partial(self.lowered.compile, lax_variants.compiler_options(self.name))
+        return timed(f"{self.name}: compiled", compile) if self.print_time else compile()
 
 
 def _loop(name: str, compiled: Any, state: Any, *args: Any) -> Contender:

@@ -46,6 +46,7 @@ class Model:
       classifies: whether the target is classes [N]; else it is an array of the sizes of the input.
       outputs: features of the target, where that is an array.
       channels_first: whether the features are the second axis.
+      transposed: whether it has transposed convolutions.
     """
 
     module: str
@@ -56,6 +57,7 @@ class Model:
     classifies: bool = False
     outputs: int = 1
     channels_first: bool = False
+    transposed: bool = False
 
     @property
     def is_installed(self) -> bool:
@@ -77,9 +79,12 @@ MODELS = {
     "nnx-resnext": Model("nnx_resnext", "flax", 3, 2, _SMALL, classifies=True),
     "nnx-resnext50": Model("nnx_resnext", "flax", 3, 2, _DEEP, classifies=True),
     "nnx-convnext-t": Model("nnx_convnext", "flax", 3, 2, _TINY, classifies=True),
-    "linen-unet": Model("linen_unet", "flax", 3, 2, {"features": (64, 128, 256, 512)}),
-    "linen-unet3d": Model("linen_unet", "flax", 1, 3, {"features": (32, 64, 128, 256)}),
+    "linen-unet": Model("linen_unet", "flax", 3, 2, {"features": (64, 128, 256, 512)}, transposed=True),
+    "linen-unet3d": Model("linen_unet", "flax", 1, 3, {"features": (32, 64, 128, 256)}, transposed=True),
     "equinox-autoencoder": Model(
-        "equinox_autoencoder", "equinox", 3, 2, {"features": (64, 128, 256)}, outputs=3, channels_first=True
+        *("equinox_autoencoder", "equinox", 3, 2, {"features": (64, 128, 256)}),
+        outputs=3,
+        channels_first=True,
+        transposed=True,
     ),
 }

@@ -23,6 +23,7 @@ class Described(NamedTuple):
       output: the shape and dtype of what the network returns.
       flops: of a training step's convolutions: forward and two gradients for each, but no input gradient for the first.
       asymmetric: whether a convolution has more padding at one end of an axis than at the other.
+      transposed: whether it has a transposed convolution.
     """
 
     params: list[Any]
@@ -30,6 +31,7 @@ class Described(NamedTuple):
     output: jax.ShapeDtypeStruct
     flops: int
     asymmetric: bool
+    transposed: bool
 
 
 def describe(network: Callable[..., Any], x: jax.ShapeDtypeStruct) -> Described:
@@ -37,7 +39,9 @@ def describe(network: Callable[..., Any], x: jax.ShapeDtypeStruct) -> Described:
     output = jax.eval_shape(lambda x: network(ops, x), x)
     params = jax.tree.map(jnp.asarray, ops.params)
     features = [mean.size for mean, _ in ops.statistics]
-    return Described(params, features, output, 3 * sum(ops.forward_flops) - ops.forward_flops[0], ops.asymmetric)
+    flops = 3 * sum(ops.forward_flops) - ops.forward_flops[0]
+    transposed = any(isinstance(layer, ConvTranspose) for layer in params)
+    return Described(params, features, output, flops, ops.asymmetric, transposed)
 
 
 class _Describing(LaxOps):

@@ -65,8 +65,8 @@ class GruCall:
         return gru(x, w, r, b, initial_h=initial_h, **self._settings)
 
     def on_xla(self, x: Any, w: Any, r: Any, b: Any, initial_h: Any) -> Any:
-        settings = {"bidirectional": self.bidirectional, "linear_before_reset": self.linear_before_reset}
-        return scan_gru(x, w, r, b, initial_h, **settings)
+        arrays = (x, w, r, b, initial_h)
+        return scan_gru(*arrays, bidirectional=self.bidirectional, linear_before_reset=self.linear_before_reset)
 
     def explanation(self) -> Explanation:
         x, w, r, b, initial_h, *_ = self.operands()
