@@ -11,7 +11,8 @@ import numpy as np
 
 from benchmarks.options import Effort
 from benchmarks.roofline import fma_gflops, matmul_gflops, memory_gbps, roofline_ms
-from benchmarks.timing import Contender, interleaved
+from benchmarks.timing import Contender, interleaved, raised
+from benchmarks.wording import brief
 
 # Limits of ||a - b|| / ||b||. float32: another order of summation, and TF32 on a GPU; bfloat16: 8 bits of mantissa.
 TOLERANCE = {"float32": 1e-2, "bfloat16": 1e-1}
@@ -106,3 +107,30 @@ def check_agreement(work: Work, ours: Contender, other: Contender, tolerances: S
                 f"{work.label}, {work.measure}: output {i} of {ours.name!r} differs from that of {other.name!r} "
                 f"by {difference:.1e} of its norm, more than {tolerance:.0e}"
             )
+
+
+def agreeing(
+    work: Work,
+    found: dict[str, Contender | Exception],
+    where: str,
+    left_out: dict[str, str],
+    tolerances: Sequence[float] | None = None,
+) -> list[Contender]:
+    """The contenders that work and agree with the first one, which must; the reasons of the others in `left_out`.
+
+    Empties `found`: the state of a contender that fails fills memory. `where` is for the reasons.
+    """
+    contenders: list[Contender] = []
+    for name in list(found):
+        try:
+            (contender,) = raised([found.pop(name)])
+            if contenders:
+                check_agreement(work, contenders[0], contender, tolerances)
+        except Exception as error:  # any error of a compiler or a library; the other contenders are still measured
+            if not contenders:
+                raise
+            left_out[f"{name}, of {where}"] = brief(error)
+            print(f"  left out: {name} of {where} ({brief(error)})", flush=True)
+        else:
+            contenders.append(contender)
+    return contenders

@@ -16,7 +16,7 @@ import numpy as np
 
 import jaxgrad
 from benchmarks import cudnn_worker, torch_peers
-from benchmarks.compare import TOLERANCE, Work, check_agreement, compare
+from benchmarks.compare import TOLERANCE, Work, agreeing, compare
 from benchmarks.contender_names import (
     CUDNN_RNN,
     CUDNN_RNN_F16,
@@ -191,25 +191,13 @@ def _rows(case: Case, left_out: dict[str, str], options: Options) -> list[dict[s
         for which in PASSES:
             own = {name: each for (lbr, of, name), each in found.items() if (lbr, of) == (linear_before_reset, which)}
             own |= peers.get(which, {})
-            if isinstance(ours := own[OURS], Exception):
-                raise ours
             rows.append(_row(work_of(case, linear_before_reset, which), own, left_out, options))
     return rows
 
 
 def _row(work: Work, found: dict[str, Contender | Exception], left_out: dict[str, str], options: Options) -> Any:
     """The row, of the contenders that work and agree with jaxgrad."""
-    contenders: list[Contender] = []
-    for name, contender in found.items():
-        try:
-            if isinstance(contender, Exception):
-                raise contender
-            if contenders:
-                check_agreement(work, contenders[0], contender)
-            contenders.append(contender)
-        except Exception as error:  # any error of a compiler or a library
-            left_out[f"{name}, of {work.label}, {work.measure}"] = reason = brief(error)
-            print(f"  left out: {name} of {work.measure} ({reason})", flush=True)
+    contenders = agreeing(work, found, f"{work.label}, {work.measure}", left_out)
     row = compare(work, contenders, options.effort)
     if times := _kernel_times(work, contenders[0]):
         row["kernel_us_a_step"] = times

@@ -15,13 +15,12 @@ import jax
 
 import jaxgrad
 from benchmarks import case_text, torch_peers
-from benchmarks.compare import Work, check_agreement, compare, precision_in_use
+from benchmarks.compare import Work, agreeing, compare, precision_in_use
 from benchmarks.contender_names import OURS, SCAN, SCAN_CELL, TORCH_EAGER
 from benchmarks.measuring import measured
 from benchmarks.options import Options
 from benchmarks.recurrent_models import LAYERS, MODELS, arguments, training_step
-from benchmarks.timing import Contender, jax_loop_contenders, raised, torch_queued_contender, tried
-from benchmarks.wording import brief
+from benchmarks.timing import Contender, jax_loop_contenders, torch_queued_contender, tried
 
 _LAYERS = {OURS: "jaxgrad", SCAN: "scan", SCAN_CELL: "cell"}
 CONTENDERS = (*_LAYERS, TORCH_EAGER)
@@ -98,19 +97,7 @@ def _row(case: Case, left_out: dict[str, str], options: Options) -> dict[str, An
     contenders = dict(zip(steps, jax_loop_contenders(steps, *args), strict=True))
     if case.model == "char-lm" and TORCH_EAGER not in left_out and options.wants(TORCH_EAGER):
         contenders[TORCH_EAGER] = tried(_torch_contender, *args)
-    found: list[Contender] = []
-    for name in list(contenders):
-        try:
-            (contender,) = raised([contenders.pop(name)])  # keeps no contender that fails, whose state fills memory
-            if found:
-                check_agreement(work, found[0], contender, tolerances)
-        except Exception as error:  # the other contenders are still measured
-            if name == OURS:
-                raise
-            left_out[f"{name}, of {case.label}"] = brief(error)
-            print(f"  left out: {name} ({brief(error)})", flush=True)
-        else:
-            found.append(contender)
+    found = agreeing(work, contenders, case.label, left_out, tolerances)
     return compare(work, found, options.effort, tolerances)
 
 
