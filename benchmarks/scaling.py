@@ -17,9 +17,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxgrad
-from benchmarks import steps
+from benchmarks import lax_variants, steps
 from benchmarks.compare import Work, compare
-from benchmarks.contender_names import LAX, ONE_DEVICE, OURS
+from benchmarks.contender_names import LAX, LAX_DILATED, ONE_DEVICE, OURS
 from benchmarks.measuring import measured
 from benchmarks.networks import NETWORKS
 from benchmarks.networks.initial import describe
@@ -28,7 +28,7 @@ from benchmarks.options import Options
 from benchmarks.timing import Contender, jax_loop_contenders, raised, timed
 from benchmarks.training import State, arguments, training_step
 
-_LIBRARIES = {OURS: JaxgradOps, LAX: LaxOps}
+_LIBRARIES = {OURS: JaxgradOps, LAX: LaxOps, LAX_DILATED: LaxOps}
 CONTENDERS = tuple(_LIBRARIES)
 NOTES = (
     "Cases are the devices, a network of benchmarks/networks, the batch of each device and the sizes of its input.",
@@ -36,6 +36,7 @@ NOTES = (
     "normalization are over all devices.",
     "Every device has the same batch, so a step has the same result on one device, and outputs can be compared.",
     "Throughput is examples per second of all devices, over that of one device.",
+    "jax.lax after lax.pad dilates and pads the input of transposed convolutions with lax.pad first.",
     "floor_ms is the time of the operations of one device.",
 )
 _CHECKED = steps.Case("resnext", 4, 16)  # on each device
@@ -87,12 +88,15 @@ def _row(case: Case, options: Options) -> dict[str, Any]:
     described = describe(network.run, case.x)
     state, x, target = arguments(network, described, case.x)
     found: list[Contender] = []
-    libraries = {name: library for name, library in _LIBRARIES.items() if options.wants(name)}
+    has = {LAX_DILATED: described.transposed}
+    libraries = {name: each for name, each in _LIBRARIES.items() if options.wants(name) and has.get(name, True)}
     for suffix, count in (("", devices), (ONE_DEVICE, 1)):
         mesh = _mesh(count)
         of = {name + suffix: partial(_step, library, case.network, mesh) for name, library in libraries.items()}
         placed = _placed(mesh, state, *(jnp.concatenate([array] * count) for array in (x, target)))
-        found += raised(timed(f"{', '.join(of)}: ready", partial(jax_loop_contenders, of, *placed)))
+        in_force = {name + suffix: lax_variants.context_of(name) for name in libraries}
+        made = partial(jax_loop_contenders, of, *placed, in_force=in_force)
+        found += raised(timed(f"{', '.join(of)}: ready", made))
     collectives = {c.name: _collectives(c.program) for c in found if not c.name.endswith(ONE_DEVICE)}
     found = [dataclasses.replace(steps.in_pieces(c, state), temporary_bytes=None) for c in found]
     work = Work(

@@ -300,8 +300,8 @@ def jax_loop_contenders(
     """`state, _ = jax.jit(step)(state, *args)` in a loop, with the state donated, for each step by its name.
 
     A sample is one call on a CPU, many queued calls on a GPU, so that the device never waits for JAX. A contender that
-    fails is its exception. A step is lowered in its context of `in_force`, and compiled outside of it: on one device
-    only, because over several devices shards are lowered while XLA compiles.
+    fails is its exception. A step is lowered in its context of `in_force`, and compiled outside of it: contexts of
+    jaxgrad's ops are for one device only, because over several devices shards are lowered while XLA compiles.
 
     Prints the time to lower each step, which includes the search for cuDNN's engines, and the time to compile it. On
     one GPU, all steps but jax.lax compile concurrently.
