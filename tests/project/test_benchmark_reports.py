@@ -372,8 +372,8 @@ def test_parts_of_a_report(tmp_path):
         _gru_row("forward+backward", {}, label="call", runs={OURS: 1}),
     ]
     report.save(_report(rows, op="tuned", environments=environments), tmp_path)
-    for name, label, date in (("tuned-h100", "step", "2026-01-01"), ("tuned_calls-h100", "call", "2026-01-02")):
-        text = tables._table(tmp_path, name)
+    for part, label, date in (("steps", "step", "2026-01-01"), ("calls", "call", "2026-01-02")):
+        text = tables._table(tmp_path, "tuned-h100", part)
         assert [line.split(" | ")[0] for line in text.splitlines()[2:3]] == [f"| {label}"]
         assert f"measured {date}." in text
 
