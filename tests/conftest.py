@@ -139,11 +139,18 @@ def _values(cases: list[Any]) -> list[tuple[Hashable, ...]]:
 
 
 def _mark_oldest(items: list[pytest.Item]) -> None:
-    """Marks the cases that CI runs with the oldest JAX: those with each value of a parameter, see pairwise.py."""
+    """Marks the cases that CI runs with the oldest JAX.
+
+    Of tests that depend on the release of JAX, those with each value of a parameter: see pairwise.py. Of the CUDA
+    module, all: the README's command builds none.
+    """
     tests: dict[str, list[Any]] = {}
     for item in items:
-        wanted = any(any(item.iter_markers(name)) for name in ("jax_version", "cuda_module"))
-        if wanted and not any(any(item.iter_markers(name)) for name in ("gpu", "thorough", "newest")):
+        if any(any(item.iter_markers(name)) for name in ("gpu", "thorough", "newest")):
+            continue
+        if any(item.iter_markers("cuda_module")):
+            item.add_marker(pytest.mark.oldest)
+        elif any(item.iter_markers("jax_version")):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in tests.values():
         kept = each_value(_values(cases)) if hasattr(cases[0], "callspec") else {0}

@@ -77,7 +77,7 @@ int64_t batch_norm_workspace_bytes(int64_t outer, int64_t C, int64_t inner, int6
   return batch_norm_workspace(BatchNormShape{outer, C, inner}, storage_bytes);
 }
 
-// Builds the plan that the call will run. Returns (bytes of workspace, name of the kernel in oneDNN), or None if oneDNN
+// Builds the plan that the call will run. Returns (bytes of workspace, name of the kernel), or None if oneDNN
 // has no kernel. With an axis of independent problems, the workspace is that of the whole call.
 nb::object plan_of(int64_t conv_pass, bool bfloat16, bool has_bias, const ConvShapes& shapes, const nb::dict& layout) {
   const ConvArguments arguments = conv_arguments(shapes, layout);

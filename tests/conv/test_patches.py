@@ -89,7 +89,6 @@ def test_values_and_gradients(backend, name):
     _check(backend, CASES[name], "float32")
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["cropped and padded", "groups", "rows, gaps", "rows, groups", "up"])
 def test_dtypes(backend, name, dtype):

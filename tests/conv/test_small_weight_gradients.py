@@ -74,19 +74,22 @@ def test_values(case, dtype, kernels):
             assert_close(gradients[i], getattr(expected, name), dtype=dtype, terms=terms(inputs, y), name=name)
 
 
-def test_non_finite_values():
-    """A NaN or an infinity reaches the gradients of its own example, of the elements that it is a factor of."""
-    case = CASES["strides"]
+@pytest.mark.parametrize("name", ["strides", "asymmetric padding"])
+def test_non_finite_values(name):
+    """A NaN or an infinity reaches the gradients of its own example. Padding is multiplied as elements of x are."""
+    case = CASES[name]
     inputs = make_conv_inputs(case)
     y = jax.eval_shape(lax_conv(case), *inputs)
     x, dy = np.stack([inputs.lhs] * EXAMPLES), np.stack([cotangent(y.shape, "float32")] * EXAMPLES)
-    x[1, 0, 2, 3, 5], dy[2, 1, 0, 1, 2] = np.nan, np.inf
+    x[1, 0, 2, 3, 4], dy[2, 1, 0, 0, 2] = np.nan, np.inf
     found = _gradients(case, inputs, x, dy)
     for i in range(EXAMPLES):
-        _, pullback = jax.vjp(lax_conv(case), x[i], inputs.rhs, inputs.bias)
+        padded = np.pad(x[i], ((0, 0), *(case.padding or ((0, 0),) * 2), (0, 0)))
+        _, pullback = jax.vjp(lax_conv(case.replace(padding=None)), padded, inputs.rhs, inputs.bias)
         expected = pullback(dy[i])[1:]
         for actual, desired in zip(found, expected, strict=True):
             np.testing.assert_array_equal(np.isfinite(actual[i]), np.isfinite(desired))
+            np.testing.assert_array_equal(np.isnan(actual[i]), np.isnan(desired))
 
 
 @pytest.mark.parametrize(
@@ -95,6 +98,7 @@ def test_non_finite_values():
         CASES["one feature"].replace(spatial=(60, 60)),  # many elements of x
         ConvCase(spatial=(12, 12), window=(5, 5), padding="SAME", features=4, layout=LAST),  # of packed windows
         ConvCase(spatial=(8, 8), window=(1, 1), features=64, out_features=128, layout=LAST),  # many multiplications
+        ConvCase((2000,), (3,), 1, features=1, out_features=16, layout=("NWC", "WIO", "NWC")),  # few rows
         CASES["strides"].replace(groups=2),
     ],
 )

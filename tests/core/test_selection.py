@@ -12,6 +12,7 @@ import pytest
 from gru_cases import Case, make_inputs
 
 import jaxgrad
+from jaxgrad._src.choice.op import IMPLEMENTATIONS, OPS, platform_of
 from jaxgrad._src.native import cuda
 
 pytestmark = pytest.mark.jax_version
@@ -279,3 +280,11 @@ assert all((np.asarray(r) == np.asarray(results[0])).all() for r in results)
 def test_unknown_platforms(platform):
     with pytest.raises(ValueError, match=r"jaxgrad.explain: platform must be one of None, 'cpu', 'gpu'"):
         jaxgrad.explain(jaxgrad.gru, platform=platform)
+
+
+def test_every_implementation_has_a_name_and_one_platform():
+    """`IMPLEMENTATIONS` lists those of all ops, also of ops that are not loaded yet."""
+    platforms = {(backend.implementation, backend.platform) for op in OPS.values() for backend in op.backends}
+    assert sorted(IMPLEMENTATIONS) == sorted(["xla", *(name for name, _ in platforms)])
+    with pytest.raises(LookupError, match="no op that is loaded has the implementation 'mkl'"):
+        platform_of("mkl")

@@ -33,7 +33,7 @@ bool is_pointwise(const ConvKey& key) {
 
 bool is_gemm(const ConvPlan& plan) { return plan.implementation().find("gemm") != std::string::npos; }
 
-// Selects the layout of the activations, by measurements:
+// Selects the kernel: that of small_plan.h, or oneDNN with a layout of the activations, by measurements:
 //   - Input gradients of few features: features first. oneDNN computes a matrix product and gathers the result from all
 //     windows; its direct kernels would pad the features to blocks of 16.
 //   - Channels-last activations, and features-first ones with a 1x1 window: the layout of the caller.

@@ -1,4 +1,4 @@
-// The three convolution passes on the CPU, computed by oneDNN. No XLA types.
+// The three convolution passes on the CPU, computed by oneDNN, and in small_plan.h by jaxgrad. No XLA types.
 #pragma once
 
 #include <cstddef>
@@ -13,14 +13,14 @@
 
 namespace jaxgrad {
 
-// A oneDNN primitive with the reorders of its operands. Immutable: several threads may run a plan at the same time,
-// each with buffers of its own.
+// A kernel for a problem: a oneDNN primitive with the reorders of its operands, or that of small_plan.h. Immutable:
+// several threads may run a plan at the same time, each with buffers of its own.
 class ConvPlan {
  public:
   virtual ~ConvPlan() = default;
 
   virtual int64_t workspace_bytes() const = 0;
-  virtual std::string implementation() const = 0;  // the name of the kernel in oneDNN
+  virtual std::string implementation() const = 0;  // the name of the kernel, in oneDNN if it is one of its
   // first, second: (x, w), (dy, w) or (x, dy), depending on the pass. bias: input of the forward pass, output of the
   // weight gradient, null without bias.
   virtual void run(const void* first, const void* second, void* bias, void* result, std::byte* workspace) const = 0;

@@ -29,7 +29,7 @@ namespace {
 
 // oneDNN is faster with more of either, by measurement with each instruction set.
 constexpr int64_t kMostMultiplications = 1 << 17;
-constexpr int64_t kMostElements = 6000;  // of x, and of the packed windows
+constexpr int64_t kMostElements = 6000;  // of x, and of the packed windows, which are whole blocks
 
 // All coordinates of an array of these sizes, in row-major order.
 std::vector<ConvAxes> coordinates(const std::vector<int64_t>& sizes) {
@@ -48,6 +48,13 @@ int64_t offset(const ConvOperand& operand, int axes, const ConvAxes& at) {
   int64_t found = 0;
   for (int axis = 0; axis < axes; ++axis) found += at[axis] * operand.strides[axis];
   return found;
+}
+
+// Whether the elements follow each other in memory, in any order: then all of x is copied at once.
+bool is_dense(const ConvOperand& operand, int spatial) {
+  int64_t last = 0;
+  for (int axis = 0; axis < spatial + 2; ++axis) last += (operand.sizes[axis] - 1) * operand.strides[axis];
+  return last + 1 == elements(operand, spatial);
 }
 
 class SmallPlan final : public ConvPlan {
@@ -139,10 +146,11 @@ class SmallPlan final : public ConvPlan {
 
 bool is_small_weight_gradient(const ConvKey& key) {
   if (key.pass != ConvPass::kWeightGradient || !key.one_of_several || key.groups != 1) return false;
-  const int64_t columns = key.w.sizes[0];
-  const int64_t rows = elements(key.w, key.spatial) / columns, positions = elements(key.y, key.spatial) / columns;
-  if (elements(key.x, key.spatial) > kMostElements || rows > kMostElements / positions) return false;
-  return columns <= kMostMultiplications / (rows * positions);
+  const int64_t x = elements(key.x, key.spatial), columns = key.w.sizes[0];
+  if (x > kMostElements || !is_dense(key.x, key.spatial)) return false;
+  const int64_t rows = round_up(elements(key.w, key.spatial) / columns + (key.has_bias ? 1 : 0), kBlock);
+  const int64_t positions = round_up(elements(key.y, key.spatial) / columns, kBlock);
+  return rows <= kMostElements / positions && columns <= kMostMultiplications / (rows * positions);
 }
 
 std::shared_ptr<const ConvPlan> make_small_plan(const ConvKey& key) { return std::make_shared<SmallPlan>(key); }

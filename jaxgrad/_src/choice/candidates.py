@@ -34,11 +34,11 @@ class Candidates:
     Attributes:
       implementations: at most one of them runs: the first one whose platform is the program's. If there is none, XLA
         runs the pass.
-      forced: what the call forces, if anything. `implementations` then holds only that one, or nothing where it has no
-        kernel for the pass.
+      forced: what the call forces, if anything. `implementations` then holds only that one.
       tuning: the tuning in force, which may choose again for a pass whose sizes `vmap` or a mesh has changed.
       recorded: the call, if the tuning records it.
-      call: the description of the call that they were selected for, as the backends are asked about it.
+      call: the description of a call that they were selected for. Passes are kept by equal candidates, so that other
+        calls of a pass may have other sizes.
       even_if_slower: whether they run a pass that they support where the table prefers XLA for the sizes that `vmap` or
         a mesh has made.
     """

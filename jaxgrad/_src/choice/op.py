@@ -153,18 +153,17 @@ class Op:
 
     def check_implementation(self, implementation: Any) -> None:
         """Raises ValueError where the argument `implementation=` is not one that some op has."""
-        own = [backend.implementation for backend in self.backends]
-        check_implementation(f"jaxgrad.{self.name}", implementation, own)
+        on_gpu = [backend.implementation for backend in self.backends if backend.platform == "cuda"]
+        check_implementation(f"jaxgrad.{self.name}", implementation, on_gpu)
 
 
-def check_implementation(caller: str, implementation: Any, own: Sequence[str] = ("cuda", "cudnn")) -> None:
+def check_implementation(caller: str, implementation: Any, on_gpu: Sequence[str] = ("cuda", "cudnn")) -> None:
     """Raises ValueError where an argument `implementation=` is not one that some op has.
 
-    The error for the name of a platform, "gpu", lists the implementations there. `own` are those of the caller.
+    The error for the name of a platform, "gpu", lists `on_gpu`, the caller's implementations there.
     """
     hint = ""
     if isinstance(implementation, str) and implementation.lower() == "gpu":
-        on_gpu = [name for name in own if platform_of(name) == "cuda"]
         hint = f"; on a GPU: {', '.join(map(repr, [*on_gpu, 'xla']))}"
     checks.check_choice(caller, "implementation", implementation, (None, *IMPLEMENTATIONS), hint)
 
@@ -185,7 +184,10 @@ def op_of(function: Any) -> Op | None:
 
 def platform_of(implementation: str) -> str:
     """Returns the platform that an implementation runs on, as JAX names it when a program is lowered."""
-    return next(b.platform for op in OPS.values() for b in op.backends if b.implementation == implementation)
+    for op in OPS.values():
+        if (backend := op.backend(implementation)) is not None:
+            return backend.platform
+    raise LookupError(f"no op that is loaded has the implementation {implementation!r}")
 
 
 def public_platform(platform: str) -> str:

@@ -1,7 +1,7 @@
 """The public op `jaxgrad.conv_general_dilated`.
 
 The path of a call: `convolve` below reads the call as one of the three passes (`canonicalize`), selects backends for
-each pass (`core.selection`) and calls the differentiable pass (`autodiff`). `passes` batches and partitions it, and a
+each pass (`choice.selection`) and calls the differentiable pass (`autodiff`). `passes` batches and partitions it, and a
 backend (`onednn`, `cudnn`, `depthwise_cuda`) or `xla` runs it.
 """
 

@@ -33,7 +33,7 @@ def _row_of(
 
 
 class ConvBackend(Backend):
-    """Kernels for the passes of a convolution. A subclass implements the passes that it has kernels for.
+    """Kernels for the passes of a convolution. A subclass implements the passes that `supports` does not reject.
 
     The arrays have the layouts of `params.geometry`. w and dw have a reversed window where
     `params.geometry.window_reversed` is set.

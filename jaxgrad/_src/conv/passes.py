@@ -168,7 +168,7 @@ def input_gradient_rule(params: ConvParams) -> PartitioningRule:
 def _kernels(
     pass_name: str, params: ConvParams, operand_axes: Sequence[int], result_axes: Any, *static: Any
 ) -> _Kernels:
-    """The kernel call of each backend that has the pass; `static` are its arguments between params and the arrays."""
+    """The kernel call of each backend; `static` are its arguments between params and the arrays."""
 
     def kernel(backend):
         def call_of(params):

@@ -89,7 +89,8 @@ def plan_cache_info() -> dict[str, int]:
 
 
 class OneDnnPlan(NamedTuple):
-    """A plan of oneDNN: bytes of workspace, and oneDNN's name of the kernel."""
+    """A plan: bytes of workspace, and the name of the kernel. Small weight gradients of several problems have one of
+    jaxgrad, ffi/cpu/conv/small_plan.h."""
 
     workspace: int
     kernel: str

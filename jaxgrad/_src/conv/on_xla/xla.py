@@ -38,7 +38,7 @@ _Convolve = Callable[[ConvGeometry, Any, jax.Array, jax.Array], jax.Array]  # y 
 def forward(
     params: ConvParams, relu: bool, x: jax.Array, w: jax.Array, bias: jax.Array | None, *, form: str | None = None
 ) -> jax.Array:
-    """y = conv(x, w) + bias, or the relu of it. form: as in `conv.xla_forms`; None for the fastest."""
+    """y = conv(x, w) + bias, or the relu of it. form: as in `on_xla.forms`; None for the fastest."""
     g = params.geometry
 
     def in_form(form: str) -> Callable[..., Any]:
