@@ -2,19 +2,9 @@
 #pragma once
 
 #include "cpu/depthwise/op.h"
+#include "cpu/runtime/ranges.h"
 
 namespace jaxgrad::JAXGRAD_ISA {
-
-constexpr int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
-constexpr int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
-constexpr int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return -floor_div(-a, b); }
-
-struct Range {
-  int64_t begin, end;
-
-  int64_t size() const { return end - begin; }
-};
 
 // Output j of an axis, which is element out + j out_step of its array, sums inputs in + j stride + k dilation over the
 // taps k. Inputs outside of `inputs` are padding.

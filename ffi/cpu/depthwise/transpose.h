@@ -3,27 +3,9 @@
 
 #include "cpu/depthwise/axes.h"
 #include "cpu/runtime/simd.h"
+#include "cpu/runtime/transpose.h"
 
 namespace jaxgrad::JAXGRAD_ISA {
-
-// Transposes a square of vectors: each round interleaves the first half of the rows with the second.
-JAXGRAD_INLINE void transpose(Vector<float> (&rows)[kLanes<float>]) {
-  constexpr int n = kLanes<float>;
-  Bits<float> low, high;
-#pragma GCC unroll 16
-  for (int i = 0; i < n; ++i) low[i] = i / 2 + i % 2 * n, high[i] = low[i] + n / 2;
-#pragma GCC unroll 4
-  for (int round = 1; round < n; round *= 2) {
-    Vector<float> next[n];
-#pragma GCC unroll 8
-    for (int i = 0; i < n / 2; ++i) {
-      next[2 * i] = __builtin_shuffle(rows[i], rows[i + n / 2], low);
-      next[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + n / 2], high);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < n; ++i) rows[i] = next[i];
-  }
-}
 
 // Calls body(element of `data`, position in the box, positions) for the rows of a box. Rows that follow each other
 // without a gap are one row.
@@ -68,7 +50,7 @@ void read_box(const S* data, int64_t channel_step, const int64_t (&steps)[kDepth
       Vector<float> square[n];
 #pragma GCC unroll 16
       for (int i = 0; i < n; ++i) square[i] = i < lanes ? load(row + i * channel_step + p, present) : Vector<float>{};
-      transpose(square);
+      transpose<float>(square);
 #pragma GCC unroll 16
       for (int i = 0; i < n; ++i)
         if (i < present) store(out + (p + i) * n, square[i]);
@@ -91,7 +73,7 @@ void write_box(const float* from, int64_t channel_step, const int64_t (&steps)[k
       Vector<float> square[n];
 #pragma GCC unroll 16
       for (int i = 0; i < n; ++i) square[i] = i < present ? load(in + (p + i) * n) : Vector<float>{};
-      transpose(square);
+      transpose<float>(square);
 #pragma GCC unroll 16
       for (int i = 0; i < n; ++i)
         if (i < lanes) store(row + i * channel_step + p, square[i], present);
