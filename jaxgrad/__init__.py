@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from jaxgrad._src.conv.api import conv_general_dilated as conv_general_dilated
     from jaxgrad._src.conv.transpose import conv_transpose as conv_transpose
     from jaxgrad._src.gru.api import gru as gru
+    from jaxgrad._src.pool.api import max_pool as max_pool
     from jaxgrad._src.run.export import export_disabled_checks as export_disabled_checks
     from jaxgrad._src.run.forward_mode import forward_mode as forward_mode
     from jaxgrad._src.run.forward_mode import jvp as jvp
@@ -64,6 +65,7 @@ __all__ = [
     "forward_mode",
     "gru",
     "jvp",
+    "max_pool",
     "nn",
     "plan_cache_info",
     "report",
@@ -91,11 +93,12 @@ _MODULES = {
     "forward_mode": "run.forward_mode",
     "gru": "gru.api",
     "jvp": "run.forward_mode",
+    "max_pool": "pool.api",
     "plan_cache_info": "choice.op",
     "report": "accelerate.report",
     "tune": "tuning.api",
 }
-_OPS = "conv_general_dilated", "conv_transpose", "batch_norm_training", "gru"
+_OPS = "conv_general_dilated", "conv_transpose", "batch_norm_training", "gru", "max_pool"
 
 
 def __getattr__(name: str) -> _Any:

@@ -16,6 +16,8 @@ from conv_cases import FIELDS, ConvCase, make_conv_inputs
 from conv_references import lax_conv
 from conv_transpose_cases import TransposeCase, lax_conv_transpose, make_transpose_inputs
 from gru_cases import Case, make_inputs
+from pool_cases import PoolCase
+from pool_cases import make_inputs as make_pool_inputs
 
 import jaxgrad
 
@@ -92,12 +94,20 @@ def _gru(size: int) -> OpCase:
     return OpCase(jaxgrad.gru, names, settings, plain, arrays, "jaxgrad_cpu_gru_forward")
 
 
+def _max_pool(size: int) -> OpCase:
+    case = PoolCase(spatial=(3 + size, 4))
+    x, _ = make_pool_inputs(case, "float32", special=False)
+    op = case.op()
+    return OpCase(op.func, ("inputs",), op.keywords, case.lax, (x,), "jaxgrad_cpu_max_pool_forward")
+
+
 _MAKERS = {
     "conv_general_dilated": _conv,
     "conv_transpose": _conv_transpose,
     "batch_norm_training": _batch_norm_training,
     "batch_norm_inference": _batch_norm_inference,
     "gru": _gru,
+    "max_pool": _max_pool,
 }
 OPS = tuple(_MAKERS)
 

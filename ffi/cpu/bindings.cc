@@ -1,11 +1,13 @@
 // The Python module jaxgrad._cpu: the FFI handlers, and the functions that Python calls while it lowers a call.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "common/checked_int.h"
 #include "common/conv_bindings.h"
@@ -18,6 +20,8 @@
 #include "cpu/depthwise/problem.h"
 #include "cpu/gru/handler.h"
 #include "cpu/gru/op.h"
+#include "cpu/pool/handler.h"
+#include "cpu/pool/problem.h"
 #include "cpu/runtime/isa.h"
 #include "cpu/runtime/onednn.h"
 
@@ -36,6 +40,9 @@ nb::dict registrations() {
   targets["jaxgrad_cpu_depthwise_forward"] = handler_capsule(jaxgrad_cpu_depthwise_forward);
   targets["jaxgrad_cpu_depthwise_input_gradient"] = handler_capsule(jaxgrad_cpu_depthwise_input_gradient);
   targets["jaxgrad_cpu_depthwise_weight_gradient"] = handler_capsule(jaxgrad_cpu_depthwise_weight_gradient);
+  targets["jaxgrad_cpu_max_pool_forward"] = handler_capsule(jaxgrad_cpu_max_pool_forward);
+  targets["jaxgrad_cpu_max_pool_input_gradient"] = handler_capsule(jaxgrad_cpu_max_pool_input_gradient);
+  targets["jaxgrad_cpu_max_pool_tangent"] = handler_capsule(jaxgrad_cpu_max_pool_tangent);
   targets["jaxgrad_onednn_conv_forward"] = handler_capsule(jaxgrad_onednn_conv_forward);
   targets["jaxgrad_onednn_conv_input_gradient"] = handler_capsule(jaxgrad_onednn_conv_input_gradient);
   targets["jaxgrad_onednn_conv_weight_gradient"] = handler_capsule(jaxgrad_onednn_conv_weight_gradient);
@@ -107,6 +114,20 @@ int64_t depthwise_workspace_bytes(int64_t conv_pass, const ConvShapes& shapes, c
   return depthwise_workspace(pass, problem.shape, problem.copies(), threads);
 }
 
+int64_t pool_workspace_bytes(int64_t pool_pass, const std::vector<int64_t>& x, const std::vector<int64_t>& y,
+                             const std::vector<int64_t>& window, const std::vector<int64_t>& strides,
+                             const std::vector<int64_t>& padding, const std::vector<int64_t>& dilation,
+                             int64_t storage_bytes) {
+  if (pool_pass < 0 || pool_pass >= kPoolPasses) throw nb::value_error("pool_pass is unknown");
+  const auto span = [](const std::vector<int64_t>& sizes) { return Sizes(sizes.data(), sizes.size()); };
+  Checks checks("pool_workspace");
+  const PoolShape shape =
+      pool_shape(checks, span(x), span(y), span(window), span(strides), span(padding), span(dilation));
+  if (checks.failed()) throw nb::value_error(checks.error().message().c_str());
+  const int64_t threads = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  return pool_workspace(static_cast<PoolPass>(pool_pass), shape, storage_bytes, threads);
+}
+
 nb::dict plan_cache_info() { return as_dict(conv_plan_cache_info()); }
 
 }  // namespace
@@ -129,6 +150,9 @@ NB_MODULE(_cpu, module) {
   module.def("gru_forward_workspace", &gru_workspace<gru_forward_workspace>, "Bytes of workspace of a forward call.");
   module.def("gru_backward_workspace", &gru_workspace<gru_backward_workspace>,
              "Bytes of workspace of a backward call.");
+  module.def("pool_workspace", &pool_workspace_bytes, nb::arg("pool_pass"), nb::arg("x"), nb::arg("y"),
+             nb::arg("window"), nb::arg("strides"), nb::arg("padding"), nb::arg("dilation"), nb::arg("storage_bytes"),
+             "Bytes of workspace of a pooling pass with the threads of this machine.");
   module.def("batch_norm_workspace", &batch_norm_workspace_bytes, "Bytes of workspace of any batch_norm call.");
 }
 

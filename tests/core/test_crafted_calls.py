@@ -28,6 +28,8 @@ OWN_DTYPES = {lens: "int32", reset: "bool"}  # other arrays have the dtype of th
 gru_x, gru_w, gru_r, gru_b = (G, T, B, I), (G, D, 3 * H, I), (G, D, 3 * H, H), (G, D, 6 * H)
 h, states, gates = (G, D, B, H), (G, T, D, B, H), (G, T, D, B, 3 * H)
 bn, c = (3, 4, 5), (4,)
+pool = dict(window=(3, 2), strides=(1, 1), padding=(1, 0, 0, 2), dilation=(1, 2))
+pool_x, pool_y = (2, 6, 5, 4), (2, 5, 5, 4)
 cudnn = {**last, "feature_group_count": 2, "rhs_spec": (0, 3, 1, 2), "allow_tf32": False, "deterministic": False,
          "search": 1}
 cudnn_w, untransposed = (3, 3, 2, 4), (4, 3, 3, 2)
@@ -52,6 +54,9 @@ CALLS = {
     "jaxgrad_cpu_batch_norm_normalize": ((bn, c, c, c, c, c, bn), (bn,), dict(feature_axis=1, relu=False)),
     "jaxgrad_cpu_batch_norm_backward": (
         (bn, c, c, c, c, c, (0,), bn, c, c), (bn, c, c, bn), dict(feature_axis=1, frozen=False, relu=False)),
+    "jaxgrad_cpu_max_pool_forward": ((pool_x,), (pool_y,), pool),
+    "jaxgrad_cpu_max_pool_input_gradient": ((pool_x, pool_y), (pool_x,), pool),
+    "jaxgrad_cpu_max_pool_tangent": ((pool_x, pool_x), (pool_y,), pool),
 }
 if "_cu" in TARGET:
     import fake_gpu  # the handlers run in programs for the CPU
@@ -194,6 +199,7 @@ _TARGETS = [
     *(f"jaxgrad_cpu_depthwise_{name}" for name in ("forward", "input_gradient", "weight_gradient")),
     *(f"jaxgrad_cpu_gru_{name}" for name in ("forward", "backward")),
     *(f"jaxgrad_cpu_batch_norm_{name}" for name in ("statistics", "normalize", "backward")),
+    *(f"jaxgrad_cpu_max_pool_{name}" for name in ("forward", "input_gradient", "tangent")),
 ]
 
 

@@ -19,6 +19,7 @@ import pytest
 from backends import CPU_KERNEL, CUDA, XLA, XLA_ON_GPU
 from conv_references import with_bias
 from jax import lax
+from pool_cases import PoolCase
 from thorough import one_in
 from tolerances import DTYPES, assert_close, tolerance
 
@@ -62,6 +63,7 @@ _TRANSPOSED = {"strides": (2, 3), "padding": "SAME"}
 _TRAINING = {"feature_axis": 1, "epsilon": 3e-3, "activation": "relu"}
 _INFERENCE = {"feature_axis": -1, "epsilon": 3e-3}
 _GRU = {"direction": "reverse", "linear_before_reset": True, "clip": None}
+_POOL = PoolCase()
 _LENGTHS = np.array([2, 1, 2], np.int32)
 _RESET = np.array([[1, 0, 0], [0, 1, 1]], bool)  # between two steps, past the length, and before the first step
 
@@ -96,6 +98,10 @@ def _gru(x, w, r, b, initial_h, reset_h, **kwargs):
 
 def _gru_reference(x, w, r, b, initial_h, reset_h):
     return gru_references.forward(x, w, r, b, _LENGTHS, initial_h, _RESET, reset_h, **_GRU)
+
+
+def _max_pool(x, scale, **kwargs):
+    return _POOL.op(**kwargs)(x * scale)
 
 
 CASES = {
@@ -142,6 +148,14 @@ CASES = {
         2,
         {"cpu_gru_forward": 1},
         {"cpu_gru_forward": 1, "cpu_gru_backward": 1},
+    ),
+    "max_pool": OpCase(
+        _max_pool,
+        lambda x, scale: _POOL.lax(x * scale),
+        (_POOL.shape, (_POOL.channels,)),
+        1,
+        {"cpu_max_pool_forward": 1, "cpu_max_pool_tangent": 1},
+        {"cpu_max_pool_forward": 1, "cpu_max_pool_input_gradient": 1},
     ),
     "depthwise": OpCase(
         _depthwise,

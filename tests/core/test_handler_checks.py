@@ -66,6 +66,9 @@ def calls() -> dict[str, HandlerCall]:
             partial(values_and_gradients, _depthwise),
             *(jnp.ones(shape, "float32") for shape in ((2, 5, 6), (3, 1, 6), (6,))),
         )
+        with jaxgrad.forward_mode():
+            case = op_case("max_pool")
+            jax.eval_shape(lambda x: jax.jvp(case.call("cpu"), (x,), (x,)), *case.arrays)
         jax.clear_caches()
     assert set(found) == set(cpu.targets())
     return found

@@ -22,6 +22,7 @@ calls = {
     "conv_transpose": lambda n: jaxgrad.conv_transpose(ones(2, 20, n, 16), ones(3, 3, 16, 16), (2, 2), "SAME"),
     "batch_norm_training": lambda n: jaxgrad.batch_norm_training(ones(8, n, 16), ones(16), ones(16)),
     "gru": lambda n: jaxgrad.gru(ones(n, 4, 8), ones(1, 24, 8), ones(1, 24, 8)),
+    "max_pool": lambda n: jaxgrad.max_pool(ones(8, n, 16), (2,)),
 }
 def cached():
     "The number of entries by cache. A cache without a limit holds nothing that depends on shapes."

@@ -53,6 +53,10 @@ NAMES = {
         "jaxgrad_cpu_gru_backward-f32-x_5x2x3-w_2x12x3-r_2x12x4-y_5x2x2x4",
         "jaxgrad_cpu_gru_forward-f32-x_5x2x3-w_2x12x3-r_2x12x4-y_5x2x2x4",
     },
+    "max_pool": {
+        "jaxgrad_cpu_max_pool_forward-f32-x_2x6x4x3-y_2x3x4x3",
+        "jaxgrad_cpu_max_pool_input_gradient-f32-x_2x6x4x3-y_2x3x4x3",
+    },
 }
 
 

@@ -19,6 +19,7 @@ LAYERS = {
     "conv": 5,
     "batch_norm": 5,
     "gru": 5,
+    "pool": 5,
     "accelerate": 6,
     "convert": 6,
     "nn": 7,

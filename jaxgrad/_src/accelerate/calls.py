@@ -11,15 +11,15 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
-    """Calls of a pass that are alike: of a convolution, a batch normalization or a GRU.
+    """Calls of a pass that are alike: of a convolution, a batch normalization, a pooling or a GRU.
 
     Attributes:
-      op: "conv", "batch_norm" or "gru".
+      op: "conv", "batch_norm", "max_pool" or "gru".
       source: the line that calls them: file, line and function.
       scope: the named scopes around them, such as modules of flax linen, Haiku and equinox; empty if there are none.
       shapes: dtype and shape of the arrays.
-      pass_name: what they compute: "forward", "backward", "input_gradient" or "weight_gradient". Empty for a
-        convolution that no pass of jaxgrad computes.
+      pass_name: what they compute: "forward", "backward", "input_gradient", "weight_gradient" or "tangent". Empty for
+        a convolution that no pass of jaxgrad computes.
       implementation: what they run on, as in `jaxgrad.Explanation`. "xla" also for a matrix product or another
         convolution that jaxgrad writes in place of a convolution.
       reason: why, in one sentence. For a convolution that an op of jaxgrad calls, that the op selected it:
@@ -28,7 +28,7 @@ class Call:
         `implementation=` does, and empty if they run as without jaxgrad.
       flops: the floating-point operations of one call, 2 for each product: of a convolution as XLA counts them, without
         products with padding, and of the matrix products of a GRU. They do not depend on the implementation. 0 for
-        batch normalization, whose time is memory traffic. None for symbolic shapes.
+        batch normalization and pooling, whose time is memory traffic. None for symbolic shapes.
       count: the number of equations.
       repeats: how often the loops of `jax.lax.scan` around them run each equation.
     """

@@ -1,4 +1,4 @@
-"""The batch normalizations and GRUs of a program, for `jaxgrad.report`."""
+"""The batch normalizations, poolings and GRUs of a program, for `jaxgrad.report`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ from jaxgrad._src.gru import api as gru
 from jaxgrad._src.gru.flops import count_flops
 from jaxgrad._src.gru.params import GruParams
 from jaxgrad._src.gru.passes import candidates_of as gru_candidates
+from jaxgrad._src.pool import api as pool
+from jaxgrad._src.pool.params import PoolParams, PoolProblem
+from jaxgrad._src.pool.passes import candidates_of as pool_candidates
 
 
 def of_op(
     equation: JaxprEqn,
     name: str,
-    params: BatchNormParams | GruParams,
+    params: BatchNormParams | GruParams | PoolParams,
     flags: Sequence[Any],
     place: Place,
     platform: str,
@@ -52,6 +55,11 @@ def of_op(
         call = params.problem(x, others[1])
         candidates = gru_candidates(params, pass_name, call)
         flops = None if is_symbolic else count_flops(call, flags[0] if pass_name == "backward" else None)
+    elif isinstance(params, PoolParams):
+        short, op, flops = "max_pool", pool.MAX_POOL, 0
+        pass_name = name.removeprefix("max_pool_")
+        call = PoolProblem.of(x, params.window)
+        candidates = pool_candidates(params, pass_name, call)
     else:
         short, op = "batch_norm", batch_norm.INFERENCE if params.frozen else batch_norm.TRAINING
         call, flops = params.problem(x), 0

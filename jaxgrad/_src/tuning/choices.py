@@ -16,6 +16,8 @@ from jaxgrad._src.conv.call.params import ConvCall
 from jaxgrad._src.conv.equation import Equation
 from jaxgrad._src.gru import measurable as gru_measurable
 from jaxgrad._src.gru.params import GruProblem
+from jaxgrad._src.pool import measurable as pool_measurable
+from jaxgrad._src.pool.params import PoolProblem
 from jaxgrad._src.tuning.timing import Program, compile_all, lower_with_sets, medians, random_operands, repeated_on_gpu
 
 # A default that is slower by less stays. Times differ by 3 % from run to run, and on an H100 seven convolutions with
@@ -64,6 +66,8 @@ def _measurable(recorded: RecordedCall, platform: str) -> Measurable:
         return conv_measurable.measurable_pass(recorded.pass_name, call, platform)
     if isinstance(call, BatchNormProblem):
         return batch_norm_measurable.measurable(call, platform)
+    if isinstance(call, PoolProblem):
+        return pool_measurable.measurable(call, platform)
     assert isinstance(call, GruProblem)
     return gru_measurable.measurable(call, platform)
 

@@ -1,0 +1,101 @@
+#include "cpu/pool/handler.h"
+
+#include <algorithm>
+
+#include "common/checks.h"
+#include "common/handler.h"
+#include "cpu/pool/op.h"
+#include "cpu/pool/problem.h"
+#include "cpu/runtime/storage_dispatch.h"
+#include "cpu/runtime/xla_parallel.h"
+
+namespace jaxgrad {
+namespace ffi = xla::ffi;
+namespace {
+
+using Arg = ffi::AnyBuffer;
+using Ret = ffi::Result<ffi::AnyBuffer>;
+using Bytes = ffi::Result<ffi::Buffer<ffi::U8>>;
+using Axes = ffi::Span<const int64_t>;
+
+// Checks a call and runs it. x, y, like_x: the arrays of these sizes, operands or the result; like_x may be null.
+ffi::Error run(const char* target, PoolPass pass, ffi::ThreadPool& pool_of_threads, const Arg& x, const Arg& y,
+               const Arg* like_x, const Arg* second, const Arg& result, Bytes& workspace, Axes window, Axes strides,
+               Axes padding, Axes dilation) {
+  Checks checks(target);
+  const PoolShape shape = pool_shape(checks, x.dimensions(), y.dimensions(), window, strides, padding, dilation);
+  if (like_x != nullptr) {
+    const auto sizes = x.dimensions(), given = like_x->dimensions();
+    checks.require(std::equal(sizes.begin(), sizes.end(), given.begin(), given.end()), "dx must have the shape of x");
+  }
+  for (const Arg* array : {&y, like_x})
+    checks.require(array == nullptr || array->element_type() == x.element_type(),
+                   "all arrays must have the same element type");
+  const int64_t bytes = static_cast<int64_t>(workspace->element_count());
+  if (checks.failed()) return checks.error();
+  return with_storage(checks, x.element_type(), [&](auto element) {
+    using S = decltype(element);
+    checks.require(bytes >= pool_workspace(pass, shape, sizeof(S), 1), "the workspace is too small");
+    if (checks.failed()) return checks.error();
+    XlaParallel parallel(pool_of_threads);
+    pool(PoolCall<S>{pass, shape, static_cast<const S*>(x.untyped_data()),
+                     second == nullptr ? nullptr : static_cast<const S*>(second->untyped_data()),
+                     static_cast<S*>(result.untyped_data()), reinterpret_cast<std::byte*>(workspace->typed_data()),
+                     bytes},
+         parallel);
+    return ffi::Error::Success();
+  });
+}
+
+ffi::Error forward(ffi::ThreadPool threads, Arg x, Ret y, Bytes workspace, Axes window, Axes strides, Axes padding,
+                   Axes dilation) {
+  return run("jaxgrad_cpu_max_pool_forward", PoolPass::kMax, threads, x, *y, nullptr, nullptr, *y, workspace, window,
+             strides, padding, dilation);
+}
+
+ffi::Error input_gradient(ffi::ThreadPool threads, Arg x, Arg dy, Ret dx, Bytes workspace, Axes window, Axes strides,
+                          Axes padding, Axes dilation) {
+  return run("jaxgrad_cpu_max_pool_input_gradient", PoolPass::kMaxInputGradient, threads, x, dy, &*dx, &dy, *dx,
+             workspace, window, strides, padding, dilation);
+}
+
+ffi::Error tangent(ffi::ThreadPool threads, Arg x, Arg dx, Ret dy, Bytes workspace, Axes window, Axes strides,
+                   Axes padding, Axes dilation) {
+  return run("jaxgrad_cpu_max_pool_tangent", PoolPass::kMaxTangent, threads, x, *dy, &dx, &dx, *dy, workspace, window,
+             strides, padding, dilation);
+}
+
+}  // namespace
+
+// The attributes have an element for each spatial axis, of which there are 1 to 3; padding has two.
+#define JAXGRAD_POOL_ATTRIBUTES .Attr<Axes>("window").Attr<Axes>("strides").Attr<Axes>("padding").Attr<Axes>("dilation")
+
+JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_max_pool_forward, forward,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()        // x  [outer, spatial..., C]
+                           .Ret<ffi::AnyBuffer>()        // y  [outer, spatial..., C]
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                       JAXGRAD_POOL_ATTRIBUTES);
+
+JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_max_pool_input_gradient, input_gradient,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()        // x   [outer, spatial..., C]
+                           .Arg<ffi::AnyBuffer>()        // dy  [outer, spatial..., C]
+                           .Ret<ffi::AnyBuffer>()        // dx  like x
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                       JAXGRAD_POOL_ATTRIBUTES);
+
+JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_max_pool_tangent, tangent,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()        // x   [outer, spatial..., C]
+                           .Arg<ffi::AnyBuffer>()        // dx  like x
+                           .Ret<ffi::AnyBuffer>()        // dy  [outer, spatial..., C]
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                       JAXGRAD_POOL_ATTRIBUTES);
+
+#undef JAXGRAD_POOL_ATTRIBUTES
+
+}  // namespace jaxgrad

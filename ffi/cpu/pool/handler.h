@@ -1,0 +1,12 @@
+// The FFI handlers of pooling on the CPU.
+#pragma once
+
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxgrad {
+
+XLA_FFI_DECLARE_HANDLER_SYMBOL(jaxgrad_cpu_max_pool_forward);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(jaxgrad_cpu_max_pool_input_gradient);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(jaxgrad_cpu_max_pool_tangent);
+
+}  // namespace jaxgrad

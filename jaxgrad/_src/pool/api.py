@@ -1,0 +1,160 @@
+"""The public ops of pooling: checks of their arguments, and the selection of an implementation."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxgrad._src.choice.op import Op
+from jaxgrad._src.choice.selection import reject_symbolic_shapes, select
+from jaxgrad._src.core import checks
+from jaxgrad._src.pool import autodiff
+from jaxgrad._src.pool.backend import PASSES
+from jaxgrad._src.pool.backends import BACKENDS
+from jaxgrad._src.pool.params import Pairs, PoolParams, PoolProblem, Window
+from jaxgrad._src.run import forward_mode
+
+MAX_POOL = Op("max_pool", PASSES, BACKENDS)
+
+_MAX_POOL = "jaxgrad.max_pool"
+
+
+@MAX_POOL.public
+def max_pool(
+    inputs: jax.typing.ArrayLike,
+    window_shape: Sequence[int],
+    strides: Sequence[int] | None = None,
+    padding: str | Sequence[tuple[int, int]] = "VALID",
+    *,
+    window_dilation: Sequence[int] | None = None,
+    feature_axis: int = -1,
+    implementation: str | None = None,
+) -> jax.Array:
+    """The maximum of each window of the spatial axes, with the arguments of `flax.linen.max_pool`.
+
+    Args:
+      inputs: [batch..., spatial..., C], or with `feature_axis` [batch..., C, spatial...]: float32, float64, bfloat16 or
+        float16. There are as many spatial axes as `window_shape` has elements, and any number of axes of the batch,
+        or none.
+      window_shape: the size of the window along each spatial axis.
+      strides: the distance between windows along each spatial axis; None for 1.
+      padding: "VALID" for none; "SAME" for as much as gives ceil(size / stride) windows along an axis, of which
+        "SAME_LOWER" adds the odd element before the axis and not after it; or for each spatial axis a pair: how many
+        elements are added before and after it. Added elements are -infinity.
+      window_dilation: the distance between the elements of a window along each spatial axis; None for 1.
+      feature_axis: the axis of the channels: the last one, or the one before the spatial axes. Negative values count
+        from the end.
+      implementation: "cpu" for the C++ kernels, "xla" for XLA, None for the fastest available. An implementation that
+        is given runs or raises. `jaxgrad.explain` reports what None selects.
+
+    Returns:
+      The maxima, of the dtype of `inputs` and with the number of windows in place of each spatial size. A maximum is
+      NaN if an element of its window is NaN.
+
+    Raises:
+      TypeError: inputs has an unsupported dtype, or another argument has the wrong type.
+      ValueError: window_shape, strides, padding or window_dilation is out of range or has the wrong length, the rank of
+        inputs is too small, feature_axis is not one of the two axes, or implementation is unknown; or
+        `implementation="cpu"` is lowered for another platform, has symbolic shapes, or more than three spatial axes.
+      RuntimeError: `implementation="cpu"` is given and the compiled module cannot be loaded.
+
+    Notes:
+      Gradients. The gradient of a window goes to the element that XLA's `select_and_scatter` selects for
+      `jax.lax.reduce_window`: the first maximum in row-major order, without NaN. A comparison with NaN selects the
+      later element, and padding that is selected drops the gradient. The CPU kernels return the bits of XLA: the
+      gradients of the windows that select an element are added in row-major order, each sum rounded to the dtype.
+
+      Differentiation. Reverse mode works to any order, with window dilation too, which `jax.lax.reduce_window` cannot
+      differentiate. Forward mode requires `jaxgrad.forward_mode`.
+
+      Several devices. A mesh may split the batch and the channels.
+
+    Examples:
+      >>> x = jax.random.normal(jax.random.key(0), (8, 56, 56, 64))
+      >>> jaxgrad.max_pool(x, (3, 3), strides=(2, 2), padding="SAME").shape
+      (8, 28, 28, 64)
+      >>> jaxgrad.max_pool(jnp.moveaxis(x, -1, 1), (2, 2), (2, 2), feature_axis=1).shape
+      (8, 64, 28, 28)
+    """
+    MAX_POOL.check_implementation(implementation)
+    x = checks.as_array(_MAX_POOL, "inputs", inputs)
+    checks.check_floating(_MAX_POOL, "inputs", x)
+    window = _window(_MAX_POOL, x, window_shape, strides, padding, window_dilation, feature_axis)
+    has_batch = x.ndim > window.ndim + 1
+    batched = x if has_batch else lax.expand_dims(x, (0,))
+    problem = PoolProblem.of(batched, window)
+    candidates = select(MAX_POOL, implementation, problem, reject_symbolic_shapes(x)).candidates
+    params = PoolParams(window, tuple(candidates.items()))
+    y = forward_mode.call(autodiff.max_pool, autodiff.RULES, params, batched)
+    return y if has_batch else lax.squeeze(y, (0,))
+
+
+def _window(
+    op: str, x: jax.Array, window_shape: Any, strides: Any, padding: Any, dilation: Any, feature_axis: Any
+) -> Window:
+    """Returns the windows of a call, after checks of its arguments."""
+    sizes = checks.as_ints(op, "window_shape", window_shape)
+    if not sizes:
+        raise ValueError(f"{op}: window_shape must have an element for each spatial axis, got none")
+    ndim = len(sizes)
+    if x.ndim < ndim + 1:
+        raise ValueError(f"{op}: inputs must have rank {ndim + 1} or more for {ndim} spatial axes, got rank {x.ndim}")
+    steps = _positive(op, "strides", (1,) * ndim if strides is None else strides, ndim)
+    gaps = _positive(op, "window_dilation", (1,) * ndim if dilation is None else dilation, ndim)
+    sizes = _positive(op, "window_shape", sizes, ndim)
+    axis = checks.as_int(op, "feature_axis", feature_axis)
+    last, first = x.ndim - 1, x.ndim - 1 - ndim
+    if axis not in (last, first, -1, first - x.ndim):
+        raise ValueError(
+            f"{op}: feature_axis must be the last axis, {last} or -1, or the one before the spatial axes, {first} or "
+            f"{first - x.ndim}, got {axis}"
+        )
+    window = Window(sizes, steps, ((0, 0),) * ndim, gaps, channels_last=axis in (last, -1))
+    window = dataclasses.replace(window, padding=_pairs(op, padding, window.spatial(x.shape), window))
+    if all(isinstance(size, int) for size in x.shape):
+        _check_sizes(op, x, window)
+    return window
+
+
+def _check_sizes(op: str, x: jax.Array, window: Window) -> None:
+    """Raises ValueError where sizes do not fit into 63 bits, which JAX does not check."""
+    axes = zip(window.spatial(x.shape), window.shape, window.strides, window.padding, window.dilation, strict=True)
+    reaches = [max(size + sum(pair) + (extent - 1) * gap, stride) for size, extent, stride, pair, gap in axes]
+    if max(*reaches, math.prod(window.y_shape(x.shape)) * 8) >= 1 << 62:
+        raise ValueError(
+            f"{op}: the sizes that window_shape, strides, padding and window_dilation make of inputs {x.shape} must "
+            f"fit into 62 bits, got {window.shape}, {window.strides}, {window.padding} and {window.dilation}"
+        )
+
+
+def _positive(op: str, name: str, values: Any, ndim: int) -> tuple[int, ...]:
+    found = checks.as_ints(op, name, values)
+    if len(found) != ndim:
+        raise ValueError(f"{op}: {name} must have {ndim} elements, as many as window_shape, got {found}")
+    if not all(value > 0 for value in found):
+        raise ValueError(f"{op}: each element of {name} must be positive, got {found}")
+    return found
+
+
+def _pairs(op: str, padding: Any, spatial: Sequence[Any], window: Window) -> Pairs:
+    if isinstance(padding, str):
+        checks.check_choice(op, "padding", padding.upper(), ("SAME", "VALID", "SAME_LOWER"))
+        reaches = [(size - 1) * gap + 1 for size, gap in zip(window.shape, window.dilation, strict=True)]
+        pairs = lax.padtype_to_pads(spatial, reaches, window.strides, padding.upper())
+        return tuple((low, high) for low, high in pairs)
+    expected = f"'SAME', 'VALID', 'SAME_LOWER' or {window.ndim} pairs of ints"
+    is_sequence = isinstance(padding, (Sequence, np.ndarray, jax.Array)) and not isinstance(padding, bytes)
+    if not is_sequence or checks.is_key(padding) or getattr(padding, "ndim", 1) == 0:
+        raise TypeError(f"{op}: padding must be {expected}, got {type(padding).__name__}")
+    pairs = tuple(checks.as_ints(op, "each pair of padding", pair) for pair in padding)
+    if len(pairs) != window.ndim or any(len(pair) != 2 for pair in pairs):
+        raise ValueError(f"{op}: padding must be {expected}, got {padding}")
+    if any(size < 0 for pair in pairs for size in pair):
+        raise ValueError(f"{op}: padding must not be negative, got {padding}")
+    return tuple((low, high) for low, high in pairs)

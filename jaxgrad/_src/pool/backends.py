@@ -1,0 +1,8 @@
+"""The backends of pooling. A new backend is registered here, and nowhere else."""
+
+from __future__ import annotations
+
+from jaxgrad._src.pool.backend import PoolBackend
+from jaxgrad._src.pool.cpu import CpuBackend
+
+BACKENDS: tuple[PoolBackend, ...] = (CpuBackend(),)

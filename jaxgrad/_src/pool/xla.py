@@ -1,0 +1,89 @@
+"""Pooling on XLA.
+
+The derivatives of a maximum read the element that XLA's `select_and_scatter` selects in each window: the first one in
+row-major order, unless a later one is larger, or one of the two is NaN. JAX pads x with -infinity before, so that
+padding may be selected where all elements are -infinity, or one is NaN; it then has the derivative.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxgrad._src.pool.params import Window
+
+
+def forward(window: Window, x: jax.Array) -> jax.Array:
+    """Returns the maximum of each window."""
+    return lax.reduce_window(
+        x,
+        x.dtype.type(-jnp.inf),
+        lax.max,
+        window.of_all_axes(window.shape, 1, x.ndim),
+        window.of_all_axes(window.strides, 1, x.ndim),
+        window.of_all_axes(window.padding, (0, 0), x.ndim),
+        window_dilation=window.of_all_axes(window.dilation, 1, x.ndim),
+    )
+
+
+def input_gradient(window: Window, x: jax.Array, dy: jax.Array) -> jax.Array:
+    """Returns the sums of dy over the windows that select each element of x."""
+    if all(dilation == 1 for dilation in window.dilation):
+        return jax.vjp(partial(forward, window), x)[1](dy)[0]
+    return jax.linear_transpose(partial(_selected_by_tap, window, x), x)(dy)[0]  # JAX has no such gradient
+
+
+def tangent(window: Window, x: jax.Array, dx: jax.Array) -> jax.Array:
+    """Returns the element of dx that each window selects.
+
+    JAX's derivative takes another one of equal elements than its gradient. This is the transpose of the gradient.
+    """
+    every = partial(window.of_all_axes, ndim=x.ndim)
+    pads = [(low, high, 0) for low, high in every(window.padding, (0, 0))]
+    zero = dx.dtype.type(0)
+    padded, padded_dx = lax.pad(x, x.dtype.type(-jnp.inf), pads), lax.pad(dx, zero, pads)
+
+    def select(first: tuple[jax.Array, ...], second: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        keeps = (first[0] >= second[0]) & first[2] | ~second[2]
+        return tuple(lax.select(keeps, *pair) for pair in zip(first, second, strict=True))
+
+    return lax.reduce_window(
+        (padded, padded_dx, jnp.ones(padded.shape, bool)),
+        (x.dtype.type(0), zero, np.False_),  # the last one marks what is no element
+        select,
+        every(window.shape, 1),
+        every(window.strides, 1),
+        every(((0, 0),) * window.ndim, (0, 0)),
+        window_dilation=every(window.dilation, 1),
+    )[1]
+
+
+def _selected_by_tap(window: Window, x: jax.Array, dx: jax.Array) -> jax.Array:
+    """Returns the element of dx that each window selects, by one comparison for each element of the window."""
+    every = partial(window.of_all_axes, ndim=x.ndim)
+    pads = [(low, high, 0) for low, high in every(window.padding, (0, 0))]
+    padded, padded_dx = lax.pad(x, x.dtype.type(-jnp.inf), pads), lax.pad(dx, dx.dtype.type(0), pads)
+    strides, y_shape = every(window.strides, 1), window.y_shape(x.shape)
+
+    def tap(array: jax.Array, index: tuple[int, ...]) -> jax.Array:
+        starts = every(tuple(i * dilation for i, dilation in zip(index, window.dilation, strict=True)), 0)
+        ends = [start + (size - 1) * stride + 1 for start, size, stride in zip(starts, y_shape, strides, strict=True)]
+        return lax.slice(array, starts, ends, strides)
+
+    if 0 in y_shape:
+        return jnp.zeros(y_shape, dx.dtype) + 0 * dx.sum()
+    found = selected = None
+    for index in itertools.product(*map(range, window.shape)):
+        value, slope = tap(padded, index), tap(padded_dx, index)
+        if found is None:
+            found, selected = value, slope
+        else:
+            keeps = found >= value
+            found, selected = jnp.where(keeps, found, value), jnp.where(keeps, selected, slope)
+    assert selected is not None
+    return selected

@@ -1,0 +1,142 @@
+"""Values and gradients of max pooling have the bits of XLA, and those of NumPy where JAX has no gradient."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from backends import CPU_KERNEL, XLA, XLA_ON_GPU
+from pool_cases import PoolCase, assert_same_bits, make_inputs, numpy_reference, random_case, value_and_gradient
+from thorough import thorough_after
+from tolerances import DTYPES
+
+import jaxgrad
+
+pytestmark = pytest.mark.jax_version
+
+BACKENDS = (CPU_KERNEL,)
+
+CASES = [
+    PoolCase(),
+    PoolCase(channels_last=False),
+    PoolCase(batch=(), channels=70),
+    PoolCase(batch=(2, 3), channels=1),
+    PoolCase(spatial=(41,), window=(4,), strides=(3,), padding=((2, 5),), dilation=(1,), channels=17),
+    PoolCase(
+        spatial=(5, 4, 6),
+        window=(2, 3, 2),
+        strides=(1, 2, 3),
+        padding=((1, 0), (2, 2), (0, 1)),
+        dilation=(1, 1, 1),
+        channels=5,
+        channels_last=False,
+    ),
+    PoolCase(batch=(3,), spatial=(64, 61), window=(3, 3), strides=(2, 2), padding=((1, 1), (0, 1)), channels=64),
+    PoolCase(batch=(1,), spatial=(9, 8), window=(9, 8), strides=(1, 1), padding=((0, 0), (0, 0)), channels=33),
+    PoolCase(
+        batch=(40,), spatial=(70, 9), window=(7, 6), strides=(3, 2), padding=((6, 5), (5, 0)), channels_last=False
+    ),
+    PoolCase(spatial=(6, 5), window=(1, 1), strides=(3, 2), padding=((0, 0), (0, 0))),
+    PoolCase(spatial=(6, 5), window=(2, 2), strides=(4, 3), padding=((5, 6), (7, 0))),  # windows of padding alone
+    PoolCase(spatial=(6, 5), window=(8, 2), strides=(1, 1), padding=((0, 0), (0, 0))),  # no window
+    PoolCase(batch=(0,)),
+    PoolCase(spatial=(0, 5)),
+    PoolCase(channels=0),
+]
+
+
+def _check(case: PoolCase, dtype: str, backend) -> None:
+    x, dy = backend.put(make_inputs(case, dtype))
+    found = jax.jit(value_and_gradient, static_argnums=0)(case.op(implementation=backend.implementation), x, dy)
+    expected = jax.jit(value_and_gradient, static_argnums=0)(case.lax, x, dy)
+    for actual, desired in zip(found, expected, strict=True):
+        assert_same_bits(actual, desired)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_bits_of_xla(backend, case, dtype):
+    _check(case, dtype, backend)
+
+
+@pytest.mark.parametrize("seed", thorough_after(24, range(2000)))
+def test_bits_of_xla_for_random_calls(backend, seed):
+    _check(random_case(seed), list(DTYPES)[seed % 4], backend)
+
+
+@pytest.mark.parametrize("seed", thorough_after(12, range(300)))
+@pytest.mark.parametrize("implementation", ["cpu", "xla"])
+def test_dilated_windows_against_numpy(seed, implementation):
+    case = random_case(seed, dilated=seed % 3 > 0).replace(batch=(2,), channels=3)
+    dtype = list(DTYPES)[seed % 4]
+    x, dy = make_inputs(case, dtype)
+    found = jax.jit(value_and_gradient, static_argnums=0)(case.op(implementation=implementation), x, dy)
+    y, dx = numpy_reference(case, x, dy)
+    np.testing.assert_array_equal(*(np.asarray(a, np.float64) for a in (found[0], y)))
+    if implementation == "cpu":
+        assert_same_bits(found[1], dx)
+    else:  # sums in another order
+        wide = [np.asarray(a, np.float64) for a in (found[1], dx)]
+        np.testing.assert_allclose(
+            *wide, rtol=0, atol=8 * float(jnp.finfo(x.dtype).eps) * max(1, np.abs(dy).max(initial=0))
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tangent_is_the_transpose_of_the_gradient(dtype):
+    """Of every element of x, by NaN and padding too: one call with the tangent, one with the cotangent."""
+    case = PoolCase(channels=20)
+    x, dy = make_inputs(case, dtype)
+    dx = np.arange(x.size).reshape(x.shape).astype(x.dtype)
+    with jaxgrad.forward_mode():
+        _, tangent = jax.jvp(case.op(implementation="cpu"), (x,), (dx,))
+    ones = np.ones_like(dy)
+    _, counts = value_and_gradient(case.op(implementation="cpu"), x, ones)
+    selected = np.asarray(tangent, np.float64).sum()
+    assert np.isclose(selected, np.vdot(np.asarray(counts, np.float64), np.asarray(dx, np.float64)))
+
+
+@pytest.mark.parametrize(
+    ("padding", "expected"), [("SAME", ((1, 1), (0, 1))), ("SAME_LOWER", ((1, 1), (1, 0))), ("valid", ((0, 0), (0, 0)))]
+)
+def test_padding_by_name(padding, expected):
+    x = np.random.default_rng(0).normal(size=(2, 7, 6, 3)).astype(np.float32)
+    named = jaxgrad.max_pool(x, (3, 3), (2, 2), padding)
+    assert_same_bits(named, PoolCase(window=(3, 3), strides=(2, 2), padding=expected).lax(x))
+
+
+def test_arguments_of_flax():
+    linen = pytest.importorskip("flax.linen")
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 9, 8, 3)).astype(np.float32))
+    for arguments in (((2, 2),), ((3, 2), (2, 1), "SAME"), ((3, 2), None, ((1, 1), (0, 2)))):
+        assert_same_bits(jaxgrad.max_pool(x, *arguments), linen.max_pool(x, *arguments))
+
+
+@pytest.mark.parametrize("implementation", ["cpu", "xla"])
+def test_many_spatial_axes(implementation):
+    """XLA takes any number of spatial axes, the CPU kernels three."""
+    x = np.random.default_rng(0).normal(size=(1, 3, 4, 3, 5, 2)).astype(np.float32)
+    if implementation == "cpu":
+        with pytest.raises(ValueError, match=r"max_pool: implementation='cpu' cannot run: .* 1 to 3 spatial axes"):
+            jaxgrad.max_pool(x, (2,) * 4, implementation="cpu")
+    case = PoolCase(window=(2,) * 4, strides=(1,) * 4, padding=((0, 0),) * 4, dilation=(1,) * 4, batch=(1,))
+    assert_same_bits(jaxgrad.max_pool(x, (2,) * 4), case.lax(x))
+
+
+def test_results_do_not_depend_on_the_part_of_the_batch():
+    """Whatever rows and planes a thread computes together."""
+    case = PoolCase(batch=(37,), spatial=(65, 33), window=(5, 3), padding=((2, 3), (1, 1)), channels=1)
+    x, dy = make_inputs(case, "float32")
+    call = jax.jit(value_and_gradient, static_argnums=0)
+    whole = call(case.op(implementation="cpu"), x, dy)
+    for i in (0, 17, 36):
+        for found, expected in zip(
+            whole, call(case.op(implementation="cpu"), x[i : i + 1], dy[i : i + 1]), strict=True
+        ):
+            assert_same_bits(found[i : i + 1], expected)
+
+
+def test_backends_are_those_of_this_file():
+    assert jaxgrad.explain(jaxgrad.max_pool, platform="cpu").implementation == CPU_KERNEL.implementation
+    assert {XLA.implementation, XLA_ON_GPU.implementation} == {"xla"}
