@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from jaxgrad._src.conv.api import conv_general_dilated as conv_general_dilated
     from jaxgrad._src.conv.transpose import conv_transpose as conv_transpose
     from jaxgrad._src.gru.api import gru as gru
+    from jaxgrad._src.pool.api import avg_pool as avg_pool
     from jaxgrad._src.pool.api import max_pool as max_pool
     from jaxgrad._src.run.export import export_disabled_checks as export_disabled_checks
     from jaxgrad._src.run.forward_mode import forward_mode as forward_mode
@@ -54,6 +55,7 @@ __all__ = [
     "Tuning",
     "__version__",
     "accelerate",
+    "avg_pool",
     "batch_norm_inference",
     "batch_norm_training",
     "config",
@@ -84,6 +86,7 @@ _MODULES = {
     "Tuning": "tuning.tuning",
     "__version__": "version",
     "accelerate": "accelerate.api",
+    "avg_pool": "pool.api",
     "batch_norm_inference": "batch_norm.api",
     "batch_norm_training": "batch_norm.api",
     "conv_general_dilated": "conv.api",

@@ -97,8 +97,16 @@ def _gru(size: int) -> OpCase:
 def _max_pool(size: int) -> OpCase:
     case = PoolCase(spatial=(3 + size, 4))
     x, _ = make_pool_inputs(case, "float32", special=False)
-    op = case.op()
-    return OpCase(op.func, ("inputs",), op.keywords, case.lax, (x,), "jaxgrad_cpu_max_pool_forward")
+    op, settings = jaxgrad.max_pool, case.op().keywords
+    return OpCase(op, ("inputs",), settings, case.lax, (x,), "jaxgrad_cpu_max_pool_forward")
+
+
+def _avg_pool(size: int) -> OpCase:
+    case = PoolCase(spatial=(3 + size, 4), channels_last=False)
+    x, _ = make_pool_inputs(case, "float32", special=False)
+    settings = {**case.op().keywords, "count_include_pad": False}
+    plain = partial(case.lax_mean, count_include_pad=False)
+    return OpCase(jaxgrad.avg_pool, ("inputs",), settings, plain, (x,), "jaxgrad_cpu_sum_pool_forward")
 
 
 _MAKERS = {
@@ -108,6 +116,7 @@ _MAKERS = {
     "batch_norm_inference": _batch_norm_inference,
     "gru": _gru,
     "max_pool": _max_pool,
+    "avg_pool": _avg_pool,
 }
 OPS = tuple(_MAKERS)
 

@@ -52,18 +52,60 @@ class PoolCase:
             **kwargs,
         )
 
+    @property
+    def y_shape(self) -> tuple[int, ...]:
+        return jax.eval_shape(self.lax, jax.ShapeDtypeStruct(self.shape, "float32")).shape
+
     def lax(self, x: Any) -> jax.Array:
+        """The maxima."""
+        return self._reduce_window(x, -np.inf, lax.max)
+
+    def lax_mean(self, x: Any, count_include_pad: bool) -> jax.Array:
+        ones = np.ones(self.in_order(self.spatial, 1, (1,) * len(self.batch)), x.dtype)
+        counts = np.prod(self.window) if count_include_pad else self._reduce_window(ones, 0, lax.add)
+        return self._reduce_window(x, 0, lax.add) / counts
+
+    def _reduce_window(self, x: Any, start: float, operation: Callable[..., Any]) -> jax.Array:
         every = partial(self.in_order, batch=(1,) * len(self.batch), channels=1)
         padding = self.in_order(self.padding, (0, 0), ((0, 0),) * len(self.batch))
         return lax.reduce_window(
             x,
-            x.dtype.type(-np.inf),
-            lax.max,
+            x.dtype.type(start),
+            operation,
             every(self.window),
             every(self.strides),
             padding,
             window_dilation=every(self.dilation),
         )
+
+
+CASES = [
+    PoolCase(),
+    PoolCase(channels_last=False),
+    PoolCase(batch=(), channels=70),
+    PoolCase(batch=(2, 3), channels=1),
+    PoolCase(spatial=(41,), window=(4,), strides=(3,), padding=((2, 5),), dilation=(1,), channels=17),
+    PoolCase(
+        spatial=(5, 4, 6),
+        window=(2, 3, 2),
+        strides=(1, 2, 3),
+        padding=((1, 0), (2, 2), (0, 1)),
+        dilation=(1, 1, 1),
+        channels=5,
+        channels_last=False,
+    ),
+    PoolCase(batch=(3,), spatial=(64, 61), window=(3, 3), strides=(2, 2), padding=((1, 1), (0, 1)), channels=64),
+    PoolCase(batch=(1,), spatial=(9, 8), window=(9, 8), strides=(1, 1), padding=((0, 0), (0, 0)), channels=33),
+    PoolCase(
+        batch=(40,), spatial=(70, 9), window=(7, 6), strides=(3, 2), padding=((6, 5), (5, 0)), channels_last=False
+    ),
+    PoolCase(spatial=(6, 5), window=(1, 1), strides=(3, 2), padding=((0, 0), (0, 0))),
+    PoolCase(spatial=(6, 5), window=(2, 2), strides=(4, 3), padding=((5, 6), (7, 0))),  # windows of padding alone
+    PoolCase(spatial=(6, 5), window=(8, 2), strides=(1, 1), padding=((0, 0), (0, 0))),  # no window
+    PoolCase(batch=(0,)),
+    PoolCase(spatial=(0, 5)),
+    PoolCase(channels=0),
+]
 
 
 def value_and_gradient(function: Callable[..., jax.Array], x: Any, dy: Any) -> tuple[jax.Array, jax.Array]:
@@ -104,8 +146,7 @@ def make_inputs(case: PoolCase, dtype: str, special: bool = True) -> tuple[np.nd
             x[rng.random(x.shape) < 0.08] = value
         x[rng.random(x.shape) < 0.2 * rng.integers(2)] = -np.inf  # in half of the cases, many
     x = x.astype(input_dtype(dtype))
-    y_shape = jax.eval_shape(case.lax, jax.ShapeDtypeStruct(x.shape, x.dtype)).shape
-    return x, rng.normal(size=y_shape).astype(x.dtype)
+    return x, rng.normal(size=case.y_shape).astype(x.dtype)
 
 
 def numpy_reference(case: PoolCase, x: np.ndarray, dy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

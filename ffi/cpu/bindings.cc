@@ -43,6 +43,8 @@ nb::dict registrations() {
   targets["jaxgrad_cpu_max_pool_forward"] = handler_capsule(jaxgrad_cpu_max_pool_forward);
   targets["jaxgrad_cpu_max_pool_input_gradient"] = handler_capsule(jaxgrad_cpu_max_pool_input_gradient);
   targets["jaxgrad_cpu_max_pool_tangent"] = handler_capsule(jaxgrad_cpu_max_pool_tangent);
+  targets["jaxgrad_cpu_sum_pool_forward"] = handler_capsule(jaxgrad_cpu_sum_pool_forward);
+  targets["jaxgrad_cpu_sum_pool_input_gradient"] = handler_capsule(jaxgrad_cpu_sum_pool_input_gradient);
   targets["jaxgrad_onednn_conv_forward"] = handler_capsule(jaxgrad_onednn_conv_forward);
   targets["jaxgrad_onednn_conv_input_gradient"] = handler_capsule(jaxgrad_onednn_conv_input_gradient);
   targets["jaxgrad_onednn_conv_weight_gradient"] = handler_capsule(jaxgrad_onednn_conv_weight_gradient);

@@ -57,6 +57,8 @@ CALLS = {
     "jaxgrad_cpu_max_pool_forward": ((pool_x,), (pool_y,), pool),
     "jaxgrad_cpu_max_pool_input_gradient": ((pool_x, pool_y), (pool_x,), pool),
     "jaxgrad_cpu_max_pool_tangent": ((pool_x, pool_x), (pool_y,), pool),
+    "jaxgrad_cpu_sum_pool_forward": ((pool_x,), (pool_y,), pool),
+    "jaxgrad_cpu_sum_pool_input_gradient": ((pool_y,), (pool_x,), pool),
 }
 if "_cu" in TARGET:
     import fake_gpu  # the handlers run in programs for the CPU
@@ -200,6 +202,7 @@ _TARGETS = [
     *(f"jaxgrad_cpu_gru_{name}" for name in ("forward", "backward")),
     *(f"jaxgrad_cpu_batch_norm_{name}" for name in ("statistics", "normalize", "backward")),
     *(f"jaxgrad_cpu_max_pool_{name}" for name in ("forward", "input_gradient", "tangent")),
+    *(f"jaxgrad_cpu_sum_pool_{name}" for name in ("forward", "input_gradient")),
 ]
 
 

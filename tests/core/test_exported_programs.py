@@ -39,6 +39,9 @@ def max_pool(x):
 def max_pool_first(x):
     return jaxgrad.max_pool(x, (3, 2), (2, 1), "SAME", feature_axis=1, implementation="cpu")
 
+def avg_pool(x):
+    return jaxgrad.avg_pool(x, (3, 2), (2, 1), "SAME", False, implementation="cpu")
+
 OPS = {
     "conv": (conv, (draw(4, 16, 28, 28), draw(32, 16, 3, 3), draw(32))),
     "conv_bfloat16": (conv, tuple(draw(*s, dtype="bfloat16") for s in ((4, 16, 28, 28), (32, 16, 3, 3), (32,)))),
@@ -50,6 +53,7 @@ OPS = {
     "gru_of_examples": (jax.vmap(gru, (0, None, None)), (draw(3, 9, 5, 20), draw(1, 150, 20), draw(1, 150, 50))),
     "batch_norm": (batch_norm, (draw(16, 29, 29, 24), draw(24), draw(24))),
     "max_pool": (max_pool, (draw(16, 29, 31, 24),)),
+    "avg_pool": (avg_pool, (draw(16, 29, 31, 24),)),
     "max_pool_first": (max_pool_first, (draw(8, 24, 29, 31),)),
 }
 

@@ -104,6 +104,10 @@ def _max_pool(x, scale, **kwargs):
     return _POOL.op(**kwargs)(x * scale)
 
 
+def _avg_pool(x, scale, **kwargs):
+    return jaxgrad.avg_pool(x * scale, **_POOL.op().keywords, count_include_pad=False, **kwargs)
+
+
 CASES = {
     "conv_general_dilated": OpCase(
         _conv,
@@ -156,6 +160,14 @@ CASES = {
         1,
         {"cpu_max_pool_forward": 1, "cpu_max_pool_tangent": 1},
         {"cpu_max_pool_forward": 1, "cpu_max_pool_input_gradient": 1},
+    ),
+    "avg_pool": OpCase(
+        _avg_pool,
+        lambda x, scale: _POOL.lax_mean(x * scale, count_include_pad=False),
+        (_POOL.shape, (_POOL.channels,)),
+        1,
+        {"cpu_sum_pool_forward": 2},
+        {"cpu_sum_pool_forward": 1, "cpu_sum_pool_input_gradient": 1},
     ),
     "depthwise": OpCase(
         _depthwise,

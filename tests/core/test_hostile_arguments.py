@@ -48,6 +48,7 @@ _CALLS = {
     "batch_norm_training": {"x": _ones(4, 3), "scale": _ones(3), "bias": _ones(3)},
     "batch_norm_inference": {"x": _ones(4, 3), **dict.fromkeys(("scale", "bias", "mean", "var"), _ones(3))},
     "gru": {"x": _ones(5, 2, 3), "w": _ones(1, 12, 3), "r": _ones(1, 12, 4)},
+    "avg_pool": {"inputs": _ones(2, 6, 5, 3), "window_shape": (2, 2)},
     "max_pool": {"inputs": _ones(2, 6, 5, 3), "window_shape": (2, 2)},
 }
 _ARGUMENTS = {
@@ -58,6 +59,7 @@ _ARGUMENTS = {
     "batch_norm_training": "feature_axis epsilon activation statistics_dtype axis_name axis_index_groups "
     "implementation",
     "batch_norm_inference": "feature_axis epsilon implementation",
+    "avg_pool": "window_shape strides padding count_include_pad window_dilation feature_axis implementation",
     "max_pool": "window_shape strides padding window_dilation feature_axis implementation",
     "gru": "sequence_lens direction linear_before_reset clip time_major remat_every implementation",
 }

@@ -20,6 +20,7 @@ _CHANGES = {
     "batch_norm_inference": {"epsilon": 0.5},
     "gru": {"linear_before_reset": False},
     "max_pool": {"padding": ((0, 1), (1, 0))},
+    "avg_pool": {"padding": ((0, 1), (1, 0))},
 }
 
 _SCRIPT = """

@@ -57,6 +57,10 @@ NAMES = {
         "jaxgrad_cpu_max_pool_forward-f32-x_2x6x4x3-y_2x3x4x3",
         "jaxgrad_cpu_max_pool_input_gradient-f32-x_2x6x4x3-y_2x3x4x3",
     },
+    "avg_pool": {
+        "jaxgrad_cpu_sum_pool_forward-f32-x_6x6x4x1-y_6x3x4x1",
+        "jaxgrad_cpu_sum_pool_input_gradient-f32-x_6x6x4x1-y_6x3x4x1",
+    },
 }
 
 

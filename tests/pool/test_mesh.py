@@ -39,6 +39,22 @@ def check_a_batch():
         assert not found, found
 
 
+def check_average():
+    """The gradient of an average needs no x."""
+
+    def loss(x):
+        y = jaxgrad.avg_pool(x, (3, 2), (2, 1), "SAME", False, implementation=XLA_ON_GPU)
+        return jnp.sum(jnp.sin(y))
+
+    for explicit in (False, True):
+        for spec in (P("d"), P(None, None, None, "d")):
+            devices = mesh(explicit=explicit)
+            dx, found = over(devices, jax.grad(loss), (_x(16, 6, 5, 8),), (spec,))
+            assert not found, found
+            assert dx.sharding.is_equivalent_to(NamedSharding(devices, spec), dx.ndim)
+    check_shard_map(loss, (_x(16, 6, 5, 3),), (P("d"),), (0,))
+
+
 def check_a_split_image():
     """A split spatial axis is gathered."""
     over(mesh(), jax.grad(_loss), (_x(2, 16, 5, 3),), (P(None, "d"),))
@@ -71,7 +87,7 @@ def check_forward_mode():
 
 @on_devices(
     [check_a_batch, check_a_split_image, check_two_axes, check_a_reshaped_batch],
-    [check_inside_shard_map, check_forward_mode],
+    [check_inside_shard_map, check_forward_mode, check_average],
 )
 def test_over_a_mesh(run_python, platform, checks):
     run_checks(run_python, platform, __file__, checks)

@@ -1,4 +1,4 @@
-"""Max pooling under JAX's transformations, compared with plain JAX in float64."""
+"""Pooling under JAX's transformations, compared with plain JAX in float64."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from op_cases import values_and_gradients
 from pool_cases import PoolCase, make_inputs
 from tolerances import assert_close, input_dtype
 
+import jaxgrad
+
 pytestmark = pytest.mark.jax_version
 
 BACKENDS = (CPU_KERNEL, Backend(None, "gpu"))
@@ -22,8 +24,19 @@ CASE = PoolCase()
 NAMES = ("vjp", "jacrev", "scan", "while_loop", "cond", "gradients_of_a_gradient_penalty")
 
 
+OPS = {
+    "max_pool": (CASE.op(), CASE.lax),
+    "avg_pool": (partial(jaxgrad.avg_pool, **CASE.op().keywords), partial(CASE.lax_mean, count_include_pad=True)),
+}
+every_op = pytest.mark.parametrize("op", OPS)
+
+
 def _scaled(pool):
     return lambda x, scale: pool(x * scale)
+
+
+def _op(name: str, backend: Backend):
+    return partial(OPS[name][0], implementation=backend.implementation)
 
 
 def _arrays(dtype: str = "float32"):
@@ -32,20 +45,22 @@ def _arrays(dtype: str = "float32"):
 
 
 @cache
-def _expected(name: str):
+def _expected(op: str, name: str):
     with float64_on_cpu():
-        return jax.jit(partial(getattr(transformations, name), _scaled(CASE.lax)))(_arrays("float64"))
+        return jax.jit(partial(getattr(transformations, name), _scaled(OPS[op][1])))(_arrays("float64"))
 
 
+@every_op
 @pytest.mark.parametrize("name", NAMES)
-def test_matches_plain_jax(backend, name):
-    op = _scaled(CASE.op(implementation=backend.implementation))
-    found = jax.jit(partial(getattr(transformations, name), op))(backend.put(_arrays()))
-    jax.tree.map(lambda a, b: assert_close(a, b, dtype="float32", terms=100), found, _expected(name))
+def test_matches_plain_jax(backend, op, name):
+    function = _scaled(_op(op, backend))
+    found = jax.jit(partial(getattr(transformations, name), function))(backend.put(_arrays()))
+    jax.tree.map(lambda a, b: assert_close(a, b, dtype="float32", terms=100), found, _expected(op, name))
 
 
-def test_donated_arguments(backend):
-    gradients = partial(values_and_gradients, _scaled(CASE.op(implementation=backend.implementation)))
+@every_op
+def test_donated_arguments(backend, op):
+    gradients = partial(values_and_gradients, _scaled(_op(op, backend)))
     donated = backend.put(tuple(map(np.array, _arrays())))
     expected = jax.jit(gradients)(*backend.put(_arrays()))
     found = jax.jit(gradients, donate_argnums=(0, 1))(*donated)
@@ -53,18 +68,18 @@ def test_donated_arguments(backend):
     assert donated[0].is_deleted()
 
 
+@every_op
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_eval_shape_and_weak_types(dtype):
+def test_eval_shape_and_weak_types(op, dtype):
     x = jnp.ones(CASE.shape, dtype)
-    for pool in (CASE.op(), CASE.lax):
+    for pool in OPS[op]:
         found = jax.eval_shape(partial(values_and_gradients, pool), x)[0][1]
-        assert (found.shape, found.dtype, found.weak_type) == ((2, 3, 5, 3), jnp.dtype(dtype), False)
+        assert (found.shape, found.dtype, found.weak_type) == (CASE.y_shape, jnp.dtype(dtype), False)
 
 
-def test_strict_settings(backend):
+@every_op
+def test_strict_settings(backend, op):
     """With strict dtype promotion, and no intermediate NaN."""
     with jax.debug_nans(True), jax.numpy_dtype_promotion("strict"):
-        found = jax.jit(jax.grad(lambda x: jnp.sum(CASE.op(implementation=backend.implementation)(x))))(
-            backend.put(_arrays()[0])
-        )
+        found = jax.jit(jax.grad(lambda x: jnp.sum(_op(op, backend)(x))))(backend.put(_arrays()[0]))
     assert np.isfinite(found).all()

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from backends import CPU_KERNEL, XLA, XLA_ON_GPU
-from pool_cases import PoolCase, assert_same_bits, make_inputs, numpy_reference, random_case, value_and_gradient
+from pool_cases import CASES, PoolCase, assert_same_bits, make_inputs, numpy_reference, random_case, value_and_gradient
 from thorough import thorough_after
 from tolerances import DTYPES
 
@@ -16,34 +16,6 @@ import jaxgrad
 pytestmark = pytest.mark.jax_version
 
 BACKENDS = (CPU_KERNEL,)
-
-CASES = [
-    PoolCase(),
-    PoolCase(channels_last=False),
-    PoolCase(batch=(), channels=70),
-    PoolCase(batch=(2, 3), channels=1),
-    PoolCase(spatial=(41,), window=(4,), strides=(3,), padding=((2, 5),), dilation=(1,), channels=17),
-    PoolCase(
-        spatial=(5, 4, 6),
-        window=(2, 3, 2),
-        strides=(1, 2, 3),
-        padding=((1, 0), (2, 2), (0, 1)),
-        dilation=(1, 1, 1),
-        channels=5,
-        channels_last=False,
-    ),
-    PoolCase(batch=(3,), spatial=(64, 61), window=(3, 3), strides=(2, 2), padding=((1, 1), (0, 1)), channels=64),
-    PoolCase(batch=(1,), spatial=(9, 8), window=(9, 8), strides=(1, 1), padding=((0, 0), (0, 0)), channels=33),
-    PoolCase(
-        batch=(40,), spatial=(70, 9), window=(7, 6), strides=(3, 2), padding=((6, 5), (5, 0)), channels_last=False
-    ),
-    PoolCase(spatial=(6, 5), window=(1, 1), strides=(3, 2), padding=((0, 0), (0, 0))),
-    PoolCase(spatial=(6, 5), window=(2, 2), strides=(4, 3), padding=((5, 6), (7, 0))),  # windows of padding alone
-    PoolCase(spatial=(6, 5), window=(8, 2), strides=(1, 1), padding=((0, 0), (0, 0))),  # no window
-    PoolCase(batch=(0,)),
-    PoolCase(spatial=(0, 5)),
-    PoolCase(channels=0),
-]
 
 
 def _check(case: PoolCase, dtype: str, backend) -> None:

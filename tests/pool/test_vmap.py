@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,6 +41,14 @@ def test_nested_vmap(backend):
     found = jax.jit(jax.vmap(jax.vmap(op, 1, 1), 0, 0))(backend.put(np.moveaxis(xs, 1, 2)))
     for j, i in np.ndindex(3, 2):
         assert_same_bits(np.asarray(found)[j, :, i], op(xs[j, i]))
+
+
+def test_nested_vmap_of_avg_pool(backend):
+    x = np.random.default_rng(0).normal(size=(3, 4, 2, 9, 5)).astype(np.float32)
+    op = partial(jaxgrad.avg_pool, window_shape=(3,), strides=(2,), implementation=backend.implementation)
+    found = jax.jit(jax.vmap(jax.vmap(op, 1, 1), 0, 0))(backend.put(x))
+    for j, i in np.ndindex(3, 2):
+        np.testing.assert_allclose(found[j, :, i], op(x[j, :, i]), rtol=1e-6)
 
 
 def test_vmap_of_a_tangent(backend):

@@ -38,7 +38,7 @@ ffi::Error run(const char* target, PoolPass pass, ffi::ThreadPool& pool_of_threa
     checks.require(bytes >= pool_workspace(pass, shape, sizeof(S), 1), "the workspace is too small");
     if (checks.failed()) return checks.error();
     XlaParallel parallel(pool_of_threads);
-    pool(PoolCall<S>{pass, shape, static_cast<const S*>(x.untyped_data()),
+    pool(PoolCall<S>{pass, shape, reads_x(pass) ? static_cast<const S*>(x.untyped_data()) : nullptr,
                      second == nullptr ? nullptr : static_cast<const S*>(second->untyped_data()),
                      static_cast<S*>(result.untyped_data()), reinterpret_cast<std::byte*>(workspace->typed_data()),
                      bytes},
@@ -63,6 +63,18 @@ ffi::Error tangent(ffi::ThreadPool threads, Arg x, Arg dx, Ret dy, Bytes workspa
                    Axes padding, Axes dilation) {
   return run("jaxgrad_cpu_max_pool_tangent", PoolPass::kMaxTangent, threads, x, *dy, &dx, &dx, *dy, workspace, window,
              strides, padding, dilation);
+}
+
+ffi::Error sum_forward(ffi::ThreadPool threads, Arg x, Ret y, Bytes workspace, Axes window, Axes strides, Axes padding,
+                       Axes dilation) {
+  return run("jaxgrad_cpu_sum_pool_forward", PoolPass::kSum, threads, x, *y, nullptr, nullptr, *y, workspace, window,
+             strides, padding, dilation);
+}
+
+ffi::Error sum_input_gradient(ffi::ThreadPool threads, Arg dy, Ret dx, Bytes workspace, Axes window, Axes strides,
+                              Axes padding, Axes dilation) {
+  return run("jaxgrad_cpu_sum_pool_input_gradient", PoolPass::kSumInputGradient, threads, *dx, dy, nullptr, &dy, *dx,
+             workspace, window, strides, padding, dilation);
 }
 
 }  // namespace
@@ -93,6 +105,22 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_max_pool_tangent, tangent,
                            .Arg<ffi::AnyBuffer>()        // x   [outer, spatial..., C]
                            .Arg<ffi::AnyBuffer>()        // dx  like x
                            .Ret<ffi::AnyBuffer>()        // dy  [outer, spatial..., C]
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                       JAXGRAD_POOL_ATTRIBUTES);
+
+JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_sum_pool_forward, sum_forward,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()        // x  [outer, spatial..., C]
+                           .Ret<ffi::AnyBuffer>()        // y  [outer, spatial..., C]
+                           .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                       JAXGRAD_POOL_ATTRIBUTES);
+
+JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_sum_pool_input_gradient, sum_input_gradient,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()        // dy  [outer, spatial..., C]
+                           .Ret<ffi::AnyBuffer>()        // dx  [outer, spatial..., C]
                            .Ret<ffi::Buffer<ffi::U8>>()  // workspace
                        JAXGRAD_POOL_ATTRIBUTES);
 

@@ -8,5 +8,7 @@ namespace jaxgrad {
 XLA_FFI_DECLARE_HANDLER_SYMBOL(jaxgrad_cpu_max_pool_forward);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(jaxgrad_cpu_max_pool_input_gradient);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(jaxgrad_cpu_max_pool_tangent);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(jaxgrad_cpu_sum_pool_forward);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(jaxgrad_cpu_sum_pool_input_gradient);
 
 }  // namespace jaxgrad

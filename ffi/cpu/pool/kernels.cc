@@ -1,6 +1,7 @@
 // The pooling kernels. This file is compiled once per instruction set; JAXGRAD_ISA names the namespace.
 #include "cpu/pool/max.h"
 #include "cpu/pool/planes.h"
+#include "cpu/pool/sum.h"
 #include "cpu/runtime/parallel_for.h"
 
 namespace jaxgrad::JAXGRAD_ISA {
@@ -39,8 +40,8 @@ class PoolRun {
     PoolArrays<S> arrays{};
     arrays.channels = s_.channels;
     const int64_t x_size = s_.x[0] * arrays.x_step(s_, 0), y_size = s_.y[0] * arrays.y_step(s_, 0);
-    arrays.x = call_.x + outer * x_size;
-    if (parts_.scatters) {
+    if (parts_.has_x) arrays.x = call_.x + outer * x_size;
+    if (parts_.is_dx) {
       arrays.y = const_cast<S*>(call_.second) + outer * y_size;
       arrays.dx = call_.result + outer * x_size;
     } else {
@@ -60,26 +61,27 @@ class PoolRun {
       read_planes(array + outer * size + rows.begin * row, size, rows.size() * row, lanes, copy);
       return copy - rows.begin * row * kL;
     };
-    arrays.x = in(call_.x, x_size, parts_.x_row, elements, scratch.x);
+    if (parts_.has_x) arrays.x = in(call_.x, x_size, parts_.x_row, elements, scratch.x);
     if (parts_.has_tangent) arrays.tangent = in(call_.second, x_size, parts_.x_row, elements, scratch.tangent);
-    if (parts_.scatters) {
+    if (parts_.is_dx) {
       arrays.y = in(call_.second, y_size, parts_.y_row, windows, scratch.y);
       arrays.dx = scratch.dx - results.begin * parts_.x_row * kL;
     } else {
       arrays.y = scratch.y - windows.begin * parts_.y_row * kL;
     }
     compute(arrays, results, scratch);
-    const int64_t row = parts_.scatters ? parts_.x_row : parts_.y_row, size = parts_.scatters ? x_size : y_size;
-    write_planes(parts_.scatters ? scratch.dx : scratch.y, size, results.size() * row, lanes,
+    const int64_t row = parts_.is_dx ? parts_.x_row : parts_.y_row, size = parts_.is_dx ? x_size : y_size;
+    write_planes(parts_.is_dx ? scratch.dx : scratch.y, size, results.size() * row, lanes,
                  call_.result + outer * size + results.begin * row);
   }
 
   void compute(const PoolArrays<S>& arrays, Range results, const PoolScratch<S>& scratch) const {
-    const Range windows = parts_.windows(results);
     int64_t x_steps[kPoolAxes], y_steps[kPoolAxes];
     for (int i = 0; i < kPoolAxes; ++i) x_steps[i] = arrays.x_step(s_, i), y_steps[i] = arrays.y_step(s_, i);
-    const Range own = parts_.scatters ? results : Range{0, s_.x[parts_.axis]};
-    const WindowLoop loop(s_, parts_.axis, windows, own, x_steps, call_.pass != PoolPass::kMax);
+    if (!parts_.has_x) return sum_gradients(arrays, results, x_steps, y_steps, scratch.last_axis);
+    const Range windows = parts_.windows(results);
+    const Range own = parts_.is_dx ? results : Range{0, s_.x[parts_.axis]};
+    const WindowLoop loop(s_, parts_.axis, windows, own, x_steps, parts_.is_dx || parts_.has_tangent);
     const int64_t step = x_steps[parts_.axis];
     int64_t zeroed = results.begin;  // rows of dx, just before windows add to them
     const auto zero_up_to = [&](int64_t end) {
@@ -90,22 +92,56 @@ class PoolRun {
     };
     loop.for_windows(scratch.taps, scratch.edge_taps,
                      [&](const TapList& list, int64_t origin, int64_t o0, int64_t o1, int64_t o2) {
-                       if (parts_.scatters) {
+                       if (parts_.is_dx) {
                          const int64_t o[] = {o0, o1, o2}, row = o[parts_.axis];
                          zero_up_to(elements_of(s_, parts_.axis, {row, row + 1}).end);
                        }
                        const int64_t at = o0 * y_steps[0] + o1 * y_steps[1] + o2 * y_steps[2];
                        window(arrays, list, origin, at);
                      });
-    if (parts_.scatters) zero_up_to(results.end);
+    if (parts_.is_dx) zero_up_to(results.end);
+  }
+
+  // The input gradient of sums, one element of x after the other.
+  void sum_gradients(const PoolArrays<S>& arrays, Range results, const int64_t (&x_steps)[kPoolAxes],
+                     const int64_t (&y_steps)[kPoolAxes], WindowsOfElement* last_axis) const {
+    Range own[] = {{0, s_.x[0]}, {0, s_.x[1]}, {0, s_.x[2]}};
+    own[parts_.axis] = results;
+    for (int64_t k = own[2].begin; k < own[2].end; ++k) last_axis[k] = WindowsOfElement(s_, 2, k);
+    for (int64_t i = own[0].begin; i < own[0].end; ++i)
+      for (int64_t j = own[1].begin; j < own[1].end; ++j) {
+        const WindowsOfElement outer(s_, 0, i), inner(s_, 1, j);
+        for (int64_t k = own[2].begin; k < own[2].end; ++k) {
+          const WindowsOfElement& last = last_axis[k];
+          const int64_t counts[] = {outer.count, inner.count, last.count};
+          const int64_t steps[] = {outer.step * y_steps[0], inner.step * y_steps[1], last.step * y_steps[2]};
+          const S* const dy = arrays.y + outer.first * y_steps[0] + inner.first * y_steps[1] + last.first * y_steps[2];
+          S* const dx = arrays.dx + i * x_steps[0] + j * x_steps[1] + k * x_steps[2];
+          for_channels(arrays.channels, [&](int64_t c, auto vectors, auto lanes) __attribute__((always_inline)) {
+            SumOfGradients<S, decltype(vectors)::value>::run(counts, steps, dy + c, dx + c, lanes);
+          });
+        }
+      }
+  }
+
+  template <int n>
+  struct Count {
+    static constexpr int value = n;
+  };
+  // Calls body(first channel, number of vectors, lanes) for vectors of channels, up to four at a time.
+  template <class Body>
+  static JAXGRAD_INLINE void for_channels(int64_t channels, Body body) {
+    int64_t c = 0;
+    for (; c + 4 * kL <= channels; c += 4 * kL) body(c, Count<4>{}, AllLanes<T>{});
+    for (; c + kL <= channels; c += kL) body(c, Count<1>{}, AllLanes<T>{});
+    if (c < channels) body(c, Count<1>{}, static_cast<int>(channels - c));
   }
 
   // Computes one window for all channels.
   void window(const PoolArrays<S>& arrays, const TapList& list, int64_t origin, int64_t at) const {
-    int64_t c = 0;
-    for (; c + 4 * kL <= arrays.channels; c += 4 * kL) vectors<4>(arrays, list, origin + c, at + c, AllLanes<T>{});
-    for (; c + kL <= arrays.channels; c += kL) vectors<1>(arrays, list, origin + c, at + c, AllLanes<T>{});
-    if (c < arrays.channels) vectors<1>(arrays, list, origin + c, at + c, static_cast<int>(arrays.channels - c));
+    for_channels(arrays.channels, [&](int64_t c, auto n, auto lanes) __attribute__((always_inline)) {
+      vectors<decltype(n)::value>(arrays, list, origin + c, at + c, lanes);
+    });
   }
 
   template <int kVectors, class Lanes>
@@ -116,6 +152,10 @@ class PoolRun {
         return MaxOfWindow<S, kVectors>::run(list, arrays.x + origin, arrays.y + at, lanes);
       case PoolPass::kMaxInputGradient:
         return ScatterOfWindow<S, kVectors>::run(list, arrays.x + origin, arrays.y + at, arrays.dx + origin, lanes);
+      case PoolPass::kSum:
+        return SumOfWindow<S, kVectors>::run(list, arrays.x + origin, arrays.y + at, lanes);
+      case PoolPass::kSumInputGradient:  // sum_gradients()
+        return;
       case PoolPass::kMaxTangent:
         return TangentOfWindow<S, kVectors>::run(list, arrays.x + origin, arrays.tangent + origin, arrays.y + at,
                                                  lanes);

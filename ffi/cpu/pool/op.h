@@ -29,19 +29,29 @@ struct PoolShape {
 // The derivatives read the element that XLA's select_and_scatter selects: the first one in row-major order, unless a
 // later one is larger, or one of the two is NaN. Padding takes part as -infinity, and what it is selected for is
 // dropped.
+//
+// Sums of 16-bit elements are float32, and rounded once. They are in row-major order: of the elements of a window, and
+// of the windows that an element is in.
 enum class PoolPass : int64_t {
   kMax,               // x -> y
   kMaxInputGradient,  // x, dy -> dx; adds in the order of the windows, and rounds each sum to the element type
   kMaxTangent,        // x, its tangent -> the tangent of y
+  kSum,               // x -> y
+  kSumInputGradient,  // dy -> dx
 };
-constexpr int64_t kPoolPasses = 3;
+constexpr int64_t kPoolPasses = 5;
+
+inline bool reads_x(PoolPass pass) { return pass != PoolPass::kSumInputGradient; }
+inline bool returns_dx(PoolPass pass) {
+  return pass == PoolPass::kMaxInputGradient || pass == PoolPass::kSumInputGradient;
+}
 
 template <class S>
 struct PoolCall {
   PoolPass pass;
   PoolShape shape;
-  const S* x;
-  const S* second;  // dy, or the tangent of x; null in the forward pass
+  const S* x;       // null if the pass does not read it
+  const S* second;  // dy, or the tangent of x; null in the passes that return y
   S* result;
   std::byte* workspace;
   int64_t workspace_bytes;

@@ -22,7 +22,7 @@ from jaxgrad._src.gru.flops import count_flops
 from jaxgrad._src.gru.params import GruParams
 from jaxgrad._src.gru.passes import candidates_of as gru_candidates
 from jaxgrad._src.pool import api as pool
-from jaxgrad._src.pool.params import PoolParams, PoolProblem
+from jaxgrad._src.pool.params import PoolParams
 from jaxgrad._src.pool.passes import candidates_of as pool_candidates
 
 
@@ -56,9 +56,10 @@ def of_op(
         candidates = gru_candidates(params, pass_name, call)
         flops = None if is_symbolic else count_flops(call, flags[0] if pass_name == "backward" else None)
     elif isinstance(params, PoolParams):
-        short, op, flops = "max_pool", pool.MAX_POOL, 0
-        pass_name = name.removeprefix("max_pool_")
-        call = PoolProblem.of(x, params.window)
+        short, flops = params.op, 0
+        op = pool.MAX_POOL if short == "max_pool" else pool.AVG_POOL
+        pass_name = name.removeprefix(f"{short}_")
+        call = params.problem(x)
         candidates = pool_candidates(params, pass_name, call)
     else:
         short, op = "batch_norm", batch_norm.INFERENCE if params.frozen else batch_norm.TRAINING

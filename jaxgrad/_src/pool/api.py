@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -15,14 +16,16 @@ from jaxgrad._src.choice.op import Op
 from jaxgrad._src.choice.selection import reject_symbolic_shapes, select
 from jaxgrad._src.core import checks
 from jaxgrad._src.pool import autodiff
-from jaxgrad._src.pool.backend import PASSES
+from jaxgrad._src.pool.backend import AVG_PASSES, MAX_PASSES
 from jaxgrad._src.pool.backends import BACKENDS
-from jaxgrad._src.pool.params import Pairs, PoolParams, PoolProblem, Window
+from jaxgrad._src.pool.params import Pairs, PoolParams, Window
 from jaxgrad._src.run import forward_mode
+from jaxgrad._src.run.derivative_maps import JvpRules
 
-MAX_POOL = Op("max_pool", PASSES, BACKENDS)
+MAX_POOL = Op("max_pool", MAX_PASSES, BACKENDS)
+AVG_POOL = Op("avg_pool", AVG_PASSES, BACKENDS)
 
-_MAX_POOL = "jaxgrad.max_pool"
+_MAX_POOL, _AVG_POOL = "jaxgrad.max_pool", "jaxgrad.avg_pool"
 
 
 @MAX_POOL.public
@@ -83,15 +86,102 @@ def max_pool(
       (8, 64, 28, 28)
     """
     MAX_POOL.check_implementation(implementation)
-    x = checks.as_array(_MAX_POOL, "inputs", inputs)
-    checks.check_floating(_MAX_POOL, "inputs", x)
+    x = _check_inputs(_MAX_POOL, inputs)
     window = _window(_MAX_POOL, x, window_shape, strides, padding, window_dilation, feature_axis)
+    return _call(MAX_POOL, autodiff.max_pool, autodiff.MAX_RULES, x, window, implementation)
+
+
+@AVG_POOL.public
+def avg_pool(
+    inputs: jax.typing.ArrayLike,
+    window_shape: Sequence[int],
+    strides: Sequence[int] | None = None,
+    padding: str | Sequence[tuple[int, int]] = "VALID",
+    count_include_pad: bool = True,
+    *,
+    window_dilation: Sequence[int] | None = None,
+    feature_axis: int = -1,
+    implementation: str | None = None,
+) -> jax.Array:
+    """The mean of each window of the spatial axes, with the arguments of `flax.linen.avg_pool`.
+
+    Args:
+      inputs: as in `jaxgrad.max_pool`.
+      window_shape: the size of the window along each spatial axis.
+      strides: the distance between windows along each spatial axis; None for 1.
+      padding: as in `jaxgrad.max_pool`, but added elements are zero.
+      count_include_pad: whether the mean counts added elements: it divides the sum by the size of the window, or by the
+        number of elements of the window that are not added.
+      window_dilation: the distance between the elements of a window along each spatial axis; None for 1.
+      feature_axis: the axis of the channels: the last one, or the one before the spatial axes. Negative values count
+        from the end.
+      implementation: "cpu" for the C++ kernels, "xla" for XLA, None for the fastest available. An implementation that
+        is given runs or raises. `jaxgrad.explain` reports what None selects.
+
+    Returns:
+      The means, of the dtype of `inputs` and with the number of windows in place of each spatial size. Without
+      `count_include_pad`, the mean of a window of added elements alone is NaN.
+
+    Raises:
+      TypeError, ValueError, RuntimeError: as `jaxgrad.max_pool`, and TypeError if count_include_pad is not a bool.
+
+    Notes:
+      The sum of a window has the dtype of `inputs`, as in flax, and is divided then. The CPU kernels compute it in
+      float32 for 16-bit dtypes, and in row-major order.
+
+      Reverse mode works to any order. Forward mode requires `jaxgrad.forward_mode`. A mesh may split the batch and the
+      channels.
+
+    Examples:
+      >>> x = jax.random.normal(jax.random.key(0), (8, 56, 56, 64))
+      >>> jaxgrad.avg_pool(x, (3, 3), strides=(2, 2), padding="SAME", count_include_pad=False).shape
+      (8, 28, 28, 64)
+    """
+    AVG_POOL.check_implementation(implementation)
+    x = _check_inputs(_AVG_POOL, inputs)
+    window = _window(_AVG_POOL, x, window_shape, strides, padding, window_dilation, feature_axis)
+    count_include_pad = checks.check_flag(_AVG_POOL, "count_include_pad", count_include_pad)
+    total = _call(AVG_POOL, autodiff.sum_pool, autodiff.SUM_RULES, x, window, implementation)
+    if count_include_pad:
+        return total / math.prod(window.shape)
+    return total / _element_counts(window, x.shape).astype(total.dtype)
+
+
+def _element_counts(window: Window, x_shape: tuple[Any, ...]) -> jax.Array:
+    """Returns the number of elements of each window that are not padding, in a shape that broadcasts with y."""
+    y_shape, counts = window.y_shape(x_shape), jnp.ones((), int)
+    axes = range(window.ndim)
+    for axis, size, number in zip(axes, window.spatial(x_shape), window.spatial(y_shape), strict=True):
+        start = jnp.arange(number) * window.strides[axis] - window.padding[axis][0]
+        dilation = window.dilation[axis]
+        first = jnp.maximum(0, -(start // dilation))  # the least tap at or after the first element
+        end = jnp.minimum(window.shape[axis], -((start - size) // dilation))
+        shape = window.of_all_axes(tuple(number if other == axis else 1 for other in axes), 1, len(x_shape))
+        counts = counts * jnp.maximum(0, end - first).reshape(shape)
+    return counts
+
+
+def _check_inputs(op: str, inputs: Any) -> jax.Array:
+    x = checks.as_array(op, "inputs", inputs)
+    checks.check_floating(op, "inputs", x)
+    return x
+
+
+def _call(
+    op: Op,
+    function: Callable[..., jax.Array],
+    rules: JvpRules,
+    x: jax.Array,
+    window: Window,
+    implementation: str | None,
+) -> jax.Array:
+    """Calls the `jax.custom_vjp` function of an op, for an array with an axis of the batch."""
     has_batch = x.ndim > window.ndim + 1
     batched = x if has_batch else lax.expand_dims(x, (0,))
-    problem = PoolProblem.of(batched, window)
-    candidates = select(MAX_POOL, implementation, problem, reject_symbolic_shapes(x)).candidates
-    params = PoolParams(window, tuple(candidates.items()))
-    y = forward_mode.call(autodiff.max_pool, autodiff.RULES, params, batched)
+    params = PoolParams(op.name, window, window.spatial(x.shape), ())
+    candidates = select(op, implementation, params.problem(batched), reject_symbolic_shapes(x)).candidates
+    params = dataclasses.replace(params, candidates=tuple(candidates.items()))
+    y = forward_mode.call(function, rules, params, batched)
     return y if has_batch else lax.squeeze(y, (0,))
 
 

@@ -50,9 +50,13 @@ class Window:
                 self.spatial(x_shape), self.shape, self.strides, self.padding, self.dilation, strict=True
             )
         )
+        return self.with_spatial(x_shape, windows)
+
+    def with_spatial(self, shape: tuple[Any, ...], spatial: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A shape with other spatial sizes."""
         if self.channels_last:
-            return *x_shape[: -self.ndim - 1], *windows, x_shape[-1]
-        return *x_shape[: -self.ndim], *windows
+            return *shape[: -self.ndim - 1], *spatial, shape[-1]
+        return *shape[: -self.ndim], *spatial
 
     def canonical(self, shape: tuple[Any, ...]) -> tuple[Any, ...]:
         """The shape [outer, spatial..., channels] of an array like x. Channels before the spatial axes are a
@@ -72,15 +76,23 @@ class PoolParams:
     """The static arguments of one call.
 
     Attributes:
+      op: "max_pool" or "avg_pool".
       window: the windows.
+      spatial: the spatial sizes of x.
       candidates: by pass, what may run it.
     """
 
+    op: str
     window: Window
+    spatial: tuple[Any, ...]
     candidates: tuple[tuple[str, Candidates], ...]
 
     def candidates_of(self, pass_name: str) -> Candidates:
         return dict(self.candidates)[pass_name]
+
+    def problem(self, x: jax.Array | jax.ShapeDtypeStruct) -> PoolProblem:
+        """The problem of an array like x, y or a derivative, whose batch `vmap` or a mesh may have changed."""
+        return PoolProblem(self.op, self.window.with_spatial(x.shape, self.spatial), np.dtype(x.dtype), self.window)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,19 +100,16 @@ class PoolProblem:
     """A pooling call as the backends are asked about it.
 
     Attributes:
+      op: "max_pool" or "avg_pool".
       shape: the shape of x.
       dtype: the dtype of x.
       window: the windows.
     """
 
+    op: str
     shape: tuple[int, ...]
     dtype: np.dtype
     window: Window
-
-    @classmethod
-    def of(cls, x: jax.Array, window: Window) -> PoolProblem:
-        """The problem of an operand x."""
-        return cls(tuple(x.shape), np.dtype(x.dtype), window)
 
     def text(self, pass_name: str, platform: str) -> str:
         """The text of a call in a tuning, with its derivatives: all passes run on one implementation."""
@@ -110,7 +119,7 @@ class PoolProblem:
         padding = " ".join(f"{low},{high}" for low, high in w.padding)
         words = {"window": w.shape, "strides": w.strides, "dilation": w.dilation}
         sizes = " ".join(f"{name}={'x'.join(map(str, values))}" for name, values in words.items())
-        return f"max_pool x={x} {sizes} padding={padding} channels_{channels}"
+        return f"{self.op} x={x} {sizes} padding={padding} channels_{channels}"
 
     @property
     def size(self) -> int:

@@ -23,36 +23,27 @@ from jaxgrad._src.run.named_jit import named_jit
 from jaxgrad._src.run.partitioning import Dims, PartitioningRule, partitioned
 
 _MAX_PASSES = 1024  # jitted passes that are kept, for different parameters
-_ON_XLA = {"forward": xla.forward, "input_gradient": xla.input_gradient, "tangent": xla.tangent}
+_METHODS = {"max_pool": "max", "avg_pool": "sum"}  # of backends, before the names of passes
 
 
-def forward(params: PoolParams, x: jax.Array) -> jax.Array:
-    """Returns y."""
-    return _pass("forward", params, 1)(x)[0]
-
-
-def input_gradient(params: PoolParams, x: jax.Array, dy: jax.Array) -> jax.Array:
-    """Returns dx."""
-    return _pass("input_gradient", params, 2)(x, dy)[0]
-
-
-def tangent(params: PoolParams, x: jax.Array, dx: jax.Array) -> jax.Array:
-    """Returns the tangent of y."""
-    return _pass("tangent", params, 2)(x, dx)[0]
+def run(params: PoolParams, pass_name: str, *operands: jax.Array) -> jax.Array:
+    """Runs a pass of the op."""
+    return _pass(params, pass_name, len(operands))(*operands)[0]
 
 
 @cleared_lru_cache(_MAX_PASSES)
-def _pass(pass_name: str, params: PoolParams, num_operands: int) -> Callable[..., Any]:
+def _pass(params: PoolParams, pass_name: str, num_operands: int) -> Callable[..., Any]:
     """Returns a pass, from its operands to a tuple with its result."""
+    name = f"{_METHODS[params.op]}_{pass_name}"
 
-    def run(function: Callable[..., jax.Array], *operands: jax.Array) -> tuple[jax.Array]:
-        return (function(params.window, *operands),)
+    def as_tuple(function: Callable[..., jax.Array], *operands: jax.Array) -> tuple[jax.Array]:
+        return (function(params, *operands),)
 
-    kernels = {b.implementation: partial(run, getattr(b, pass_name)) for b in BACKENDS}
-    on_xla = partial(run, _ON_XLA[pass_name])
+    kernels = {b.implementation: partial(as_tuple, getattr(b, name)) for b in BACKENDS}
+    on_xla = partial(as_tuple, getattr(xla, name))
 
-    def candidates(x: jax.Array, *_: jax.Array) -> Candidates:
-        return candidates_of(params, pass_name, PoolProblem.of(x, params.window))
+    def candidates(first: jax.Array, *_: jax.Array) -> Candidates:
+        return candidates_of(params, pass_name, params.problem(first))
 
     def call(*operands: jax.Array) -> Any:
         dims = _dims(params, operands[0].ndim)
@@ -60,7 +51,7 @@ def _pass(pass_name: str, params: PoolParams, num_operands: int) -> Callable[...
         return partitioned(rule, candidates, kernels, on_xla)(*operands)
 
     batched = fold_or_loop(call, in_axes=(0,) * num_operands, out_axes=(0,))
-    return named_jit(batched, f"max_pool_{pass_name}", params)
+    return named_jit(batched, f"{params.op}_{pass_name}", params)
 
 
 def candidates_of(params: PoolParams, pass_name: str, problem: PoolProblem) -> Candidates:

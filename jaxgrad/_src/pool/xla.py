@@ -8,41 +8,36 @@ padding may be selected where all elements are -infinity, or one is NaN; it then
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxgrad._src.pool.params import Window
+from jaxgrad._src.pool.params import PoolParams, Window
 
 
-def forward(window: Window, x: jax.Array) -> jax.Array:
+def max_forward(params: PoolParams, x: jax.Array) -> jax.Array:
     """Returns the maximum of each window."""
-    return lax.reduce_window(
-        x,
-        x.dtype.type(-jnp.inf),
-        lax.max,
-        window.of_all_axes(window.shape, 1, x.ndim),
-        window.of_all_axes(window.strides, 1, x.ndim),
-        window.of_all_axes(window.padding, (0, 0), x.ndim),
-        window_dilation=window.of_all_axes(window.dilation, 1, x.ndim),
-    )
+    return _reduce_window(params.window, x, x.dtype.type(-jnp.inf), lax.max)
 
 
-def input_gradient(window: Window, x: jax.Array, dy: jax.Array) -> jax.Array:
+def max_input_gradient(params: PoolParams, x: jax.Array, dy: jax.Array) -> jax.Array:
     """Returns the sums of dy over the windows that select each element of x."""
-    if all(dilation == 1 for dilation in window.dilation):
-        return jax.vjp(partial(forward, window), x)[1](dy)[0]
-    return jax.linear_transpose(partial(_selected_by_tap, window, x), x)(dy)[0]  # JAX has no such gradient
+    if all(dilation == 1 for dilation in params.window.dilation):
+        return jax.vjp(partial(max_forward, params), x)[1](dy)[0]
+    return jax.linear_transpose(partial(_selected_by_tap, params.window, x), x)(dy)[0]  # JAX has no such gradient
 
 
-def tangent(window: Window, x: jax.Array, dx: jax.Array) -> jax.Array:
+def max_tangent(params: PoolParams, x: jax.Array, dx: jax.Array) -> jax.Array:
     """Returns the element of dx that each window selects.
 
     JAX's derivative takes another one of equal elements than its gradient. This is the transpose of the gradient.
     """
+    window = params.window
     every = partial(window.of_all_axes, ndim=x.ndim)
     pads = [(low, high, 0) for low, high in every(window.padding, (0, 0))]
     zero = dx.dtype.type(0)
@@ -61,6 +56,30 @@ def tangent(window: Window, x: jax.Array, dx: jax.Array) -> jax.Array:
         every(((0, 0),) * window.ndim, (0, 0)),
         window_dilation=every(window.dilation, 1),
     )[1]
+
+
+def sum_forward(params: PoolParams, x: jax.Array) -> jax.Array:
+    """Returns the sum of each window."""
+    return _reduce_window(params.window, x, x.dtype.type(0), lax.add)
+
+
+def sum_input_gradient(params: PoolParams, dy: jax.Array) -> jax.Array:
+    """Returns the sums of dy over the windows that each element is in."""
+    x = jax.ShapeDtypeStruct(params.window.with_spatial(dy.shape, params.spatial), dy.dtype)
+    return jax.linear_transpose(partial(sum_forward, params), x)(dy)[0]
+
+
+def _reduce_window(window: Window, x: jax.Array, start: Any, operation: Callable[..., jax.Array]) -> jax.Array:
+    every = partial(window.of_all_axes, ndim=x.ndim)
+    return lax.reduce_window(
+        x,
+        start,
+        operation,
+        every(window.shape, 1),
+        every(window.strides, 1),
+        every(window.padding, (0, 0)),
+        window_dilation=every(window.dilation, 1),
+    )
 
 
 def _selected_by_tap(window: Window, x: jax.Array, dx: jax.Array) -> jax.Array:
