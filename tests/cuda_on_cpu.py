@@ -12,6 +12,7 @@ from jaxgrad._src.conv.kernels.cudnn import CudnnBackend
 from jaxgrad._src.conv.kernels.depthwise_cuda import DepthwiseCudaBackend
 from jaxgrad._src.gru.cuda import CudaBackend as GruBackend
 from jaxgrad._src.native import cuda
+from jaxgrad._src.pool.cuda import CudaBackend as PoolBackend
 
 
 def register(library: Any) -> None:
@@ -24,6 +25,6 @@ def register(library: Any) -> None:
     for name, handler in cuda.module.registrations().items():
         wrapped = capsule(through_call(pointer(handler, None)), None, None)
         jax.ffi.register_ffi_target(name, wrapped, platform="cpu")
-    for backend in (CudnnBackend, BatchNormBackend, DepthwiseCudaBackend, GruBackend):
+    for backend in (CudnnBackend, BatchNormBackend, DepthwiseCudaBackend, GruBackend, PoolBackend):
         backend.platform = "cpu"
     cuda.gpu_ordinal = lambda: 0

@@ -110,12 +110,40 @@ def _grus() -> Iterator[Case]:
         yield case("T=3 B=40 H=200, reverse", 3, 40, 200, 1, dtype, direction="reverse")
 
 
+def _pools() -> Iterator[Case]:
+    def function(op: str, settings: dict[str, Any], implementation: str, x: jax.Array) -> Any:
+        return getattr(jaxgrad, op)(x, (3, 2), (2, 1), ((1, 0), (0, 1)), implementation=implementation, **settings)
+
+    for dtype in ("float32", "bfloat16", "float64"):
+        for axis, shape in ((-1, (3, 9, 8, 40)), (-1, (2, 9, 8, 5)), (1, (3, 6, 9, 8))):
+            settings = {"feature_axis": axis}
+            for op in ("max_pool", "avg_pool"):
+                yield f"{op}, axis {axis}, {shape} {dtype}", partial(function, op, settings), (_array(dtype, *shape),)
+
+
+def _pool_tangents() -> Iterator[Case]:
+    """The value, the tangent, and the gradients of both."""
+    for dtype in ("float32", "bfloat16"):
+        x = _array(dtype, 3, 9, 8, 40)
+
+        def function(implementation: str, x: jax.Array) -> Any:
+            def pool(x: jax.Array) -> jax.Array:
+                return jaxgrad.max_pool(x, (3, 2), (2, 1), implementation=implementation)
+
+            with jaxgrad.forward_mode():
+                return jax.jvp(pool, (x,), (x * x,))[1]
+
+        yield f"tangent of max_pool {dtype}", function, (x,)
+
+
 # The cases, their implementation, the calls of handlers in each, and the allowed errors by dtype.
 _KINDS = (
     (_convolutions, "cudnn", 3, _ALLOWED),
     (_depthwise, "cuda", 3, _ALLOWED),
     (_batch_norms, "cudnn", 2, {**_ALLOWED, "float32": 1e-3}),  # cuDNN's mean in float32 may have half the digits
     (_grus, "cuda", 2, _ALLOWED),
+    (_pools, "cuda", 2, _ALLOWED),
+    (_pool_tangents, "cuda", 2, _ALLOWED),
 )
 
 

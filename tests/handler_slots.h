@@ -23,23 +23,17 @@ static XLA_FFI_Error* call_with(XLA_FFI_Handler* handler, XLA_FFI_CallFrame* fra
 #define SLOT(n)                        \
   static XLA_FFI_Handler* handler_##n; \
   static XLA_FFI_Error* slot_##n(XLA_FFI_CallFrame* frame) { return call(handler_##n, frame); }
-SLOT(0)
-SLOT(1)
-SLOT(2)
-SLOT(3)
-SLOT(4)
-SLOT(5)
-SLOT(6)
-SLOT(7)
-SLOT(8)
-SLOT(9)
+#define EVERY_SLOT(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)
+EVERY_SLOT(SLOT)
 
-/* Returns a handler that runs `handler` by `call`. At most ten. */
+#define HANDLER_OF(n) &handler_##n,
+#define CALL_OF(n) slot_##n,
+
+/* Returns a handler that runs `handler` by `call`. At most sixteen. */
 XLA_FFI_Handler* handler_through_call(XLA_FFI_Handler* handler) {
-  XLA_FFI_Handler** const slots[] = {&handler_0, &handler_1, &handler_2, &handler_3, &handler_4,
-                                     &handler_5, &handler_6, &handler_7, &handler_8, &handler_9};
-  XLA_FFI_Handler* const calls[] = {slot_0, slot_1, slot_2, slot_3, slot_4, slot_5, slot_6, slot_7, slot_8, slot_9};
-  for (int i = 0; i < 10; ++i)
+  XLA_FFI_Handler** const slots[] = {EVERY_SLOT(HANDLER_OF)};
+  XLA_FFI_Handler* const calls[] = {EVERY_SLOT(CALL_OF)};
+  for (unsigned i = 0; i < sizeof calls / sizeof *calls; ++i)
     if (*slots[i] == NULL) return *slots[i] = handler, calls[i];
   abort();
 }

@@ -12,6 +12,7 @@
 #include "common/checked_int.h"
 #include "common/conv_bindings.h"
 #include "common/module_bindings.h"
+#include "common/pool_problem.h"
 #include "cpu/batch_norm/handler.h"
 #include "cpu/batch_norm/op.h"
 #include "cpu/conv/handler.h"
@@ -21,7 +22,7 @@
 #include "cpu/gru/handler.h"
 #include "cpu/gru/op.h"
 #include "cpu/pool/handler.h"
-#include "cpu/pool/problem.h"
+#include "cpu/pool/op.h"
 #include "cpu/runtime/isa.h"
 #include "cpu/runtime/onednn.h"
 

@@ -75,6 +75,11 @@ if "_cu" in TARGET:
         "jaxgrad_cudnn_conv_weight_gradient": ((last_x, last_y), (cudnn_w, untransposed), {**cudnn, **cudnn_dw}),
         "jaxgrad_cudnn_batch_norm_forward": ((bn_last, c, c, bn_last), (bn_last, c, c, (2, *c)), cudnn_bn),
         "jaxgrad_cudnn_batch_norm_backward": ((bn_last, bn_last, c, c, c, c), (bn_last, c, c), cudnn_bn),
+        "jaxgrad_cuda_max_pool_forward": ((pool_x,), (pool_y,), pool),
+        "jaxgrad_cuda_max_pool_input_gradient": ((pool_x, pool_y), (pool_x,), pool),
+        "jaxgrad_cuda_max_pool_tangent": ((pool_x, pool_x), (pool_y,), pool),
+        "jaxgrad_cuda_sum_pool_forward": ((pool_x,), (pool_y,), pool),
+        "jaxgrad_cuda_sum_pool_input_gradient": ((pool_y,), (pool_x,), pool),
     }
     assert CALLS.keys() == set(jaxgrad._src.native.cuda.targets()), "a handler is not tested"
 else:
@@ -224,6 +229,8 @@ def test_bad_calls_are_errors(target, batch_major, fork_python):
             for op in ("cuda_depthwise", "cudnn_conv")
             for name in ("forward", "input_gradient", "weight_gradient")
         ),
+        *(f"cuda_max_pool_{name}" for name in ("forward", "input_gradient", "tangent")),
+        *(f"cuda_sum_pool_{name}" for name in ("forward", "input_gradient")),
     ],
 )
 def test_bad_calls_on_a_gpu_are_errors(name, fork_python, fake_cuda):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from backends import CPU_KERNEL, XLA, XLA_ON_GPU, float64_on_cpu
+from backends import CPU_KERNEL, CUDA, XLA, XLA_ON_GPU, float64_on_cpu
 from op_cases import loss
 from pool_cases import CASES, PoolCase, random_case, value_and_gradient
 from thorough import thorough_after
@@ -18,7 +18,7 @@ import jaxgrad
 
 pytestmark = pytest.mark.jax_version
 
-BACKENDS = (CPU_KERNEL, XLA, XLA_ON_GPU)
+BACKENDS = (CPU_KERNEL, XLA, XLA_ON_GPU, CUDA)
 
 
 def _avg_pool(case: PoolCase, **settings):
@@ -39,7 +39,7 @@ def _check(case: PoolCase, dtype: str, backend, count_include_pad: bool) -> None
         wide = [np.asarray(a, np.float64) for a in (x, dy)]
         expected = value_and_gradient(partial(case.lax_mean, count_include_pad=count_include_pad), *wide)
     # XLA adds 16-bit elements in their dtype.
-    terms = np.prod(case.window) if backend == CPU_KERNEL else 64 * np.prod(case.window) ** 2
+    terms = np.prod(case.window) if backend in (CPU_KERNEL, CUDA) else 64 * np.prod(case.window) ** 2
     for actual, desired in zip(found, expected, strict=True):
         assert actual.dtype == x.dtype
         desired = np.asarray(desired)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from backends import CPU_KERNEL, XLA, XLA_ON_GPU
+from backends import CPU_KERNEL, CUDA, XLA, XLA_ON_GPU
 from op_cases import loss
 from pool_cases import PoolCase, make_inputs, numpy_reference, value_and_gradient
 
@@ -14,7 +14,7 @@ import jaxgrad
 
 pytestmark = pytest.mark.jax_version
 
-BACKENDS = (CPU_KERNEL, XLA, XLA_ON_GPU)
+BACKENDS = (CPU_KERNEL, XLA, XLA_ON_GPU, CUDA)
 
 CASE = PoolCase(channels=5)
 CASES = [CASE, CASE.replace(channels_last=False)]

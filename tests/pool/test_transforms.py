@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import transformations
-from backends import CPU_KERNEL, Backend, float64_on_cpu
+from backends import CPU_KERNEL, CUDA, Backend, float64_on_cpu
 from op_cases import values_and_gradients
 from pool_cases import PoolCase, make_inputs
 from tolerances import assert_close, input_dtype
@@ -18,7 +18,7 @@ import jaxgrad
 
 pytestmark = pytest.mark.jax_version
 
-BACKENDS = (CPU_KERNEL, Backend(None, "gpu"))
+BACKENDS = (CPU_KERNEL, Backend(None, "gpu"), CUDA)
 
 CASE = PoolCase()
 NAMES = ("vjp", "jacrev", "scan", "while_loop", "cond", "gradients_of_a_gradient_penalty")

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from backends import CPU_KERNEL, XLA, XLA_ON_GPU
+from backends import CPU_KERNEL, CUDA
 from pool_cases import CASES, PoolCase, assert_same_bits, make_inputs, numpy_reference, random_case, value_and_gradient
 from thorough import thorough_after
 from tolerances import DTYPES
@@ -15,15 +15,23 @@ import jaxgrad
 
 pytestmark = pytest.mark.jax_version
 
-BACKENDS = (CPU_KERNEL,)
+BACKENDS = (CPU_KERNEL, CUDA)
 
 
 def _check(case: PoolCase, dtype: str, backend) -> None:
-    x, dy = backend.put(make_inputs(case, dtype))
-    found = jax.jit(value_and_gradient, static_argnums=0)(case.op(implementation=backend.implementation), x, dy)
-    expected = jax.jit(value_and_gradient, static_argnums=0)(case.lax, x, dy)
-    for actual, desired in zip(found, expected, strict=True):
-        assert_same_bits(actual, desired)
+    inputs = make_inputs(case, dtype)
+    call = jax.jit(value_and_gradient, static_argnums=0)
+    y, dx = call(case.op(implementation=backend.implementation), *backend.put(inputs))
+    expected_y, expected_dx = call(case.lax, *CPU_KERNEL.put(inputs))
+    assert_same_bits(y, expected_y)
+    if backend == CPU_KERNEL:
+        assert_same_bits(dx, expected_dx)
+        return
+    # Sums of 16-bit elements are float32. Their zeros show the selected elements.
+    found, expected = (np.asarray(a, np.float64) for a in (dx, expected_dx))
+    np.testing.assert_array_equal(found == 0, expected == 0)
+    atol = 8 * float(jnp.finfo(inputs[0].dtype).eps)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=atol * max(1, np.abs(expected).max(initial=0)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -107,8 +115,3 @@ def test_results_do_not_depend_on_the_part_of_the_batch():
             whole, call(case.op(implementation="cpu"), x[i : i + 1], dy[i : i + 1]), strict=True
         ):
             assert_same_bits(found[i : i + 1], expected)
-
-
-def test_backends_are_those_of_this_file():
-    assert jaxgrad.explain(jaxgrad.max_pool, platform="cpu").implementation == CPU_KERNEL.implementation
-    assert {XLA.implementation, XLA_ON_GPU.implementation} == {"xla"}

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from backends import CPU_KERNEL, XLA, XLA_ON_GPU
+from backends import CPU_KERNEL, CUDA, XLA, XLA_ON_GPU
 from pool_cases import PoolCase, assert_same_bits, make_inputs, value_and_gradient
 
 import jaxgrad
 
 pytestmark = pytest.mark.jax_version
 
-BACKENDS = (CPU_KERNEL, XLA, XLA_ON_GPU)
+BACKENDS = (CPU_KERNEL, XLA, XLA_ON_GPU, CUDA)
 CASES = [PoolCase(), PoolCase(channels_last=False), PoolCase(batch=())]
 
 

@@ -1,11 +1,9 @@
 #include "cpu/pool/handler.h"
 
-#include <algorithm>
-
 #include "common/checks.h"
 #include "common/handler.h"
+#include "common/pool_problem.h"
 #include "cpu/pool/op.h"
-#include "cpu/pool/problem.h"
 #include "cpu/runtime/storage_dispatch.h"
 #include "cpu/runtime/xla_parallel.h"
 
@@ -24,13 +22,7 @@ ffi::Error run(const char* target, PoolPass pass, ffi::ThreadPool& pool_of_threa
                Axes padding, Axes dilation) {
   Checks checks(target);
   const PoolShape shape = pool_shape(checks, x.dimensions(), y.dimensions(), window, strides, padding, dilation);
-  if (like_x != nullptr) {
-    const auto sizes = x.dimensions(), given = like_x->dimensions();
-    checks.require(std::equal(sizes.begin(), sizes.end(), given.begin(), given.end()), "dx must have the shape of x");
-  }
-  for (const Arg* array : {&y, like_x})
-    checks.require(array == nullptr || array->element_type() == x.element_type(),
-                   "all arrays must have the same element type");
+  check_like_x(checks, x, y, like_x);
   const int64_t bytes = static_cast<int64_t>(workspace->element_count());
   if (checks.failed()) return checks.error();
   return with_storage(checks, x.element_type(), [&](auto element) {
@@ -79,9 +71,6 @@ ffi::Error sum_input_gradient(ffi::ThreadPool threads, Arg dy, Ret dx, Bytes wor
 
 }  // namespace
 
-// The attributes have an element for each spatial axis, of which there are 1 to 3; padding has two.
-#define JAXGRAD_POOL_ATTRIBUTES .Attr<Axes>("window").Attr<Axes>("strides").Attr<Axes>("padding").Attr<Axes>("dilation")
-
 JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_max_pool_forward, forward,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
@@ -123,7 +112,5 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_sum_pool_input_gradient, sum_input_gradient,
                            .Ret<ffi::AnyBuffer>()        // dx  [outer, spatial..., C]
                            .Ret<ffi::Buffer<ffi::U8>>()  // workspace
                        JAXGRAD_POOL_ATTRIBUTES);
-
-#undef JAXGRAD_POOL_ATTRIBUTES
 
 }  // namespace jaxgrad

@@ -1,6 +1,5 @@
 #include "cpu/pool/op.h"
 
-#include "common/checked_int.h"
 #include "cpu/runtime/isa.h"
 #include "cpu/runtime/serial_parallel.h"
 
@@ -41,23 +40,6 @@ template void pool<Float16>(const PoolCall<Float16>&, Parallel&);
 
 int64_t pool_workspace(PoolPass pass, const PoolShape& shape, int64_t storage_bytes, int64_t threads) {
   JAXGRAD_RETURN_FOR_ISA(pool_workspace(pass, shape, storage_bytes, threads))
-}
-
-bool pool_sizes_fit(const PoolShape& s, int64_t threads) {
-  constexpr int64_t kMaxTaps = int64_t{1} << 31;  // positions in a window are 32-bit ints
-  CheckedInt positions = 1, taps = 1;
-  for (int i = 0; i < kPoolAxes; ++i) {
-    const bool positive = s.x[i] >= 0 && s.y[i] >= 0 && s.window[i] > 0 && s.strides[i] > 0 && s.dilation[i] > 0;
-    if (!positive || s.padding[i] < 0) return false;
-    const CheckedInt reach = CheckedInt(s.window[i]) * s.dilation[i];
-    const CheckedInt last = (CheckedInt(s.y[i]) + 1) * s.strides[i] + reach + s.padding[i];
-    if (last.overflowed()) return false;
-    positions = positions * (CheckedInt(s.x[i]) + last + 2);
-    taps = taps * s.window[i];
-  }
-  if (s.outer < 0 || s.channels < 0 || taps.overflowed() || taps.value() >= kMaxTaps) return false;
-  const CheckedInt arrays = positions * (CheckedInt(s.channels) + 64) * (CheckedInt(s.outer) + 64) * 32;
-  return !(arrays + (positions * 1024 + taps * 64 + 1024) * threads).overflowed();
 }
 
 }  // namespace jaxgrad

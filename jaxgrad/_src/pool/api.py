@@ -53,8 +53,9 @@ def max_pool(
       window_dilation: the distance between the elements of a window along each spatial axis; None for 1.
       feature_axis: the axis of the channels: the last one, or the one before the spatial axes. Negative values count
         from the end.
-      implementation: "cpu" for the C++ kernels, "xla" for XLA, None for the fastest available. An implementation that
-        is given runs or raises. `jaxgrad.explain` reports what None selects.
+      implementation: "cpu" for the C++ kernels, "cuda" for jaxgrad's CUDA kernels, "xla" for XLA, None for the CPU
+        kernels on a CPU and XLA elsewhere. An implementation that is given runs or raises. `jaxgrad.explain` reports
+        what None selects.
 
     Returns:
       The maxima, of the dtype of `inputs` and with the number of windows in place of each spatial size. A maximum is
@@ -64,14 +65,16 @@ def max_pool(
       TypeError: inputs has an unsupported dtype, or another argument has the wrong type.
       ValueError: window_shape, strides, padding or window_dilation is out of range or has the wrong length, the rank of
         inputs is too small, feature_axis is not one of the two axes, or implementation is unknown; or
-        `implementation="cpu"` is lowered for another platform, has symbolic shapes, or more than three spatial axes.
-      RuntimeError: `implementation="cpu"` is given and the compiled module cannot be loaded.
+        `implementation="cpu"` or `"cuda"` is lowered for another platform, has symbolic shapes, or more than three
+        spatial axes, or arrays or windows are too large for the CUDA kernels.
+      RuntimeError: a forced implementation cannot be loaded.
 
     Notes:
       Gradients. The gradient of a window goes to the element that XLA's `select_and_scatter` selects for
       `jax.lax.reduce_window`: the first maximum in row-major order, without NaN. A comparison with NaN selects the
       later element, and padding that is selected drops the gradient. The CPU kernels return the bits of XLA: the
       gradients of the windows that select an element are added in row-major order, each sum rounded to the dtype.
+      The CUDA kernels add in the same order, in float32 for 16-bit dtypes, and without atomic operations.
 
       Differentiation. Reverse mode works to any order, with window dilation too, which `jax.lax.reduce_window` cannot
       differentiate. Forward mode requires `jaxgrad.forward_mode`.
@@ -115,8 +118,9 @@ def avg_pool(
       window_dilation: the distance between the elements of a window along each spatial axis; None for 1.
       feature_axis: the axis of the channels: the last one, or the one before the spatial axes. Negative values count
         from the end.
-      implementation: "cpu" for the C++ kernels, "xla" for XLA, None for the fastest available. An implementation that
-        is given runs or raises. `jaxgrad.explain` reports what None selects.
+      implementation: "cpu" for the C++ kernels, "cuda" for jaxgrad's CUDA kernels, "xla" for XLA, None for the CPU
+        kernels on a CPU and XLA elsewhere. An implementation that is given runs or raises. `jaxgrad.explain` reports
+        what None selects.
 
     Returns:
       The means, of the dtype of `inputs` and with the number of windows in place of each spatial size. Without
@@ -126,8 +130,8 @@ def avg_pool(
       TypeError, ValueError, RuntimeError: as `jaxgrad.max_pool`, and TypeError if count_include_pad is not a bool.
 
     Notes:
-      The sum of a window has the dtype of `inputs`, as in flax, and is divided then. The CPU kernels compute it in
-      float32 for 16-bit dtypes, and in row-major order.
+      The sum of a window has the dtype of `inputs`, as in flax, and is divided then. jaxgrad's kernels compute
+      it in float32 for 16-bit dtypes, and in row-major order.
 
       Reverse mode works to any order. Forward mode requires `jaxgrad.forward_mode`. A mesh may split the batch and the
       channels.
@@ -236,8 +240,8 @@ def _pairs(op: str, padding: Any, spatial: Sequence[Any], window: Window) -> Pai
     if isinstance(padding, str):
         checks.check_choice(op, "padding", padding.upper(), ("SAME", "VALID", "SAME_LOWER"))
         reaches = [(size - 1) * gap + 1 for size, gap in zip(window.shape, window.dilation, strict=True)]
-        pairs = lax.padtype_to_pads(spatial, reaches, window.strides, padding.upper())
-        return tuple((low, high) for low, high in pairs)
+        named = lax.padtype_to_pads(spatial, reaches, window.strides, padding.upper())
+        return tuple((low, high) for low, high in named)
     expected = f"'SAME', 'VALID', 'SAME_LOWER' or {window.ndim} pairs of ints"
     is_sequence = isinstance(padding, (Sequence, np.ndarray, jax.Array)) and not isinstance(padding, bytes)
     if not is_sequence or checks.is_key(padding) or getattr(padding, "ndim", 1) == 0:

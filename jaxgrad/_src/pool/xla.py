@@ -96,13 +96,10 @@ def _selected_by_tap(window: Window, x: jax.Array, dx: jax.Array) -> jax.Array:
 
     if 0 in y_shape:
         return jnp.zeros(y_shape, dx.dtype) + 0 * dx.sum()
-    found = selected = None
-    for index in itertools.product(*map(range, window.shape)):
-        value, slope = tap(padded, index), tap(padded_dx, index)
-        if found is None:
-            found, selected = value, slope
-        else:
-            keeps = found >= value
-            found, selected = jnp.where(keeps, found, value), jnp.where(keeps, selected, slope)
-    assert selected is not None
+    first, *others = itertools.product(*map(range, window.shape))
+    found, selected = tap(padded, first), tap(padded_dx, first)
+    for index in others:
+        value = tap(padded, index)
+        keeps = found >= value
+        found, selected = jnp.where(keeps, found, value), jnp.where(keeps, selected, tap(padded_dx, index))
     return selected

@@ -1,4 +1,4 @@
-#include "cpu/pool/problem.h"
+#include "common/pool_problem.h"
 
 #include <algorithm>
 #include <thread>
@@ -6,6 +6,23 @@
 #include "common/checked_int.h"
 
 namespace jaxgrad {
+
+bool pool_sizes_fit(const PoolShape& s, int64_t threads) {
+  constexpr int64_t kMaxTaps = int64_t{1} << 31;  // positions in a window are 32-bit ints
+  CheckedInt positions = 1, taps = 1;
+  for (int i = 0; i < kPoolAxes; ++i) {
+    const bool positive = s.x[i] >= 0 && s.y[i] >= 0 && s.window[i] > 0 && s.strides[i] > 0 && s.dilation[i] > 0;
+    if (!positive || s.padding[i] < 0) return false;
+    const CheckedInt reach = CheckedInt(s.window[i]) * s.dilation[i];
+    const CheckedInt last = (CheckedInt(s.y[i]) + 1) * s.strides[i] + reach + s.padding[i];
+    if (last.overflowed()) return false;
+    positions = positions * (CheckedInt(s.x[i]) + last + 2);
+    taps = taps * s.window[i];
+  }
+  if (s.outer < 0 || s.channels < 0 || taps.overflowed() || taps.value() >= kMaxTaps) return false;
+  const CheckedInt arrays = positions * (CheckedInt(s.channels) + 64) * (CheckedInt(s.outer) + 64) * 32;
+  return !(arrays + (positions * 1024 + taps * 64 + 1024) * threads).overflowed();
+}
 
 PoolShape pool_shape(Checks& checks, Sizes x, Sizes y, Sizes window, Sizes strides, Sizes padding, Sizes dilation) {
   const size_t axes = window.size();
@@ -37,6 +54,19 @@ PoolShape pool_shape(Checks& checks, Sizes x, Sizes y, Sizes window, Sizes strid
                    "y must have as many elements as there are windows");
   }
   return shape;
+}
+
+void check_like_x(Checks& checks, const xla::ffi::AnyBuffer& x, const xla::ffi::AnyBuffer& y,
+                  const xla::ffi::AnyBuffer* like_x) {
+  const auto sizes = x.dimensions();
+  bool has_shape = true, has_type = y.element_type() == x.element_type();
+  if (like_x != nullptr) {
+    const auto given = like_x->dimensions();
+    has_shape = std::equal(sizes.begin(), sizes.end(), given.begin(), given.end());
+    has_type = has_type && like_x->element_type() == x.element_type();
+  }
+  checks.require(has_shape, "dx must have the shape of x");
+  checks.require(has_type, "all arrays must have the same element type");
 }
 
 }  // namespace jaxgrad
