@@ -59,7 +59,7 @@ def max_pool(
 
     Returns:
       The maxima, of the dtype of `inputs` and with the number of windows in place of each spatial size. A maximum is
-      NaN if an element of its window is NaN.
+      NaN if an element of its window is NaN; XLA on a CPU loses NaN for some shapes.
 
     Raises:
       TypeError: inputs has an unsupported dtype, or another argument has the wrong type.

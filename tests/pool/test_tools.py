@@ -1,0 +1,60 @@
+"""`jaxgrad.explain`, `report` and `tune` of pooling."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxgrad
+
+pytestmark = pytest.mark.jax_version
+
+OPS = {"max_pool": jaxgrad.max_pool, "avg_pool": jaxgrad.avg_pool}
+every_op = pytest.mark.parametrize("name", OPS)
+X = jax.ShapeDtypeStruct((2, 9, 8, 5), "float32")
+
+
+@every_op
+def test_explain(name):
+    explained = jaxgrad.explain(OPS[name], X, (3, 2), platform="cpu")
+    assert str(explained) == f"{name} on cpu: 'cpu' (jaxgrad's own kernel)"
+    assert jaxgrad.explain(OPS[name], X, (2,) * 3, platform="gpu").implementation == "xla"
+    assert jaxgrad.explain(OPS[name], X, (3, 2), platform="cpu", implementation="xla").implementation == "xla"
+    assert jaxgrad.explain(OPS[name], platform="cpu").implementation == "cpu"
+
+
+def test_explain_many_spatial_axes():
+    x = jax.ShapeDtypeStruct((2, 3, 4, 5, 6, 7), "float32")
+    explained = jaxgrad.explain(jaxgrad.max_pool, x, (2,) * 4, platform="cpu")
+    assert explained.implementation == "xla"
+    assert explained.reason == "the CPU kernels take 1 to 3 spatial axes, window_shape has 4"
+
+
+@every_op
+def test_report(name):
+    def loss(x):
+        return jnp.sum(jnp.sin(OPS[name](x, (3, 2), (2, 1), "SAME")))
+
+    report = jaxgrad.report(jax.grad(loss), X, platform="cpu")
+    found = {(call.op, call.pass_name, call.implementation) for call in report.calls}
+    assert found == {(name, "forward", "cpu"), (name, "input_gradient", "cpu")}
+    assert "f32[2,9,8,5] window=3x2 strides=2x1" in report.details()
+
+
+@every_op
+def test_tune(name):
+    x = np.random.default_rng(0).normal(size=(2, 3, 9, 8)).astype(np.float32)
+
+    def step(x):
+        return jax.grad(lambda x: jnp.sum(jnp.sin(OPS[name](x, (3, 2), (2, 1), feature_axis=1))))(x)
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        tuning = jaxgrad.tune(step, x)
+    ((text, choice),) = next(iter(tuning.machines.values())).items()
+    assert text == f"{name} x=f32[6,9,8,1] window=3x2 strides=2x1 dilation=1x1 padding=0,0 0,0 channels_first"
+    assert set(choice.times_us) == {"cpu", "xla"}
+    with jaxgrad.config.override(tuning=tuning):
+        explained = jaxgrad.explain(OPS[name], x, (3, 2), (2, 1), feature_axis=1, platform="cpu")
+    assert explained.implementation == choice.implementation
