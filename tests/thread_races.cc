@@ -28,6 +28,7 @@
 #include "cpu/conv/op.h"
 #include "cpu/depthwise/problem.h"
 #include "cpu/gru/op.h"
+#include "cpu/pool/op.h"
 #include "cpu/runtime/isa.h"
 #include "cpu/runtime/onednn.h"
 #include "cpu/runtime/onednn_threads.h"
@@ -341,6 +342,33 @@ Values depthwise(bool channels_last, Parallel& parallel) {
   return arrays.results;
 }
 
+// All passes of pooling, channels last or first. Windows overlap, and reach across the parts of several threads.
+template <class S>
+Values pools(bool channels_last, Parallel& parallel) {
+  const int64_t N = 3, C = 37, H = 70, W = 19;
+  const PoolShape shape{channels_last ? N : N * C,
+                        channels_last ? C : 1,
+                        {1, H, W},
+                        {1, 5, 3},
+                        {1, 34, W},
+                        {1, 2, 1},
+                        {1, 1, 1},
+                        {0, 1, 1}};
+  Arrays arrays;
+  const auto x = arrays.random<S>(N * H * W * C, -1, 1), dx = arrays.random<S>(N * H * W * C, -1, 1),
+             dy = arrays.random<S>(N * 34 * W * C, -1, 1);
+  for (int64_t i = 0; i < kPoolPasses; ++i) {
+    const auto pass = static_cast<PoolPass>(i);
+    std::vector<S> result(returns_dx(pass) ? x.size() : dy.size());
+    const int64_t bytes = pool_workspace(pass, shape, sizeof(S), kPoolThreads);
+    std::vector<std::byte> workspace(bytes);
+    const std::vector<S>& second = returns_dx(pass) ? dy : dx;
+    pool(PoolCall<S>{pass, shape, x.data(), second.data(), result.data(), workspace.data(), bytes}, parallel);
+    arrays.add(result);
+  }
+  return arrays.results;
+}
+
 // An error in a team of threads reaches the caller.
 Values error_in_a_team(Parallel&) {
   try {
@@ -437,6 +465,8 @@ int run(const std::string& argument) {
       {"depthwise, float32, channels last", Threads::kPool, [](Parallel& p) { return depthwise<float>(true, p); }},
       {"depthwise, bfloat16, channels first", Threads::kPool,
        [](Parallel& p) { return depthwise<BFloat16>(false, p); }},
+      {"pool, float32, channels last", Threads::kPool, [](Parallel& p) { return pools<float>(true, p); }},
+      {"pool, bfloat16, channels first", Threads::kPool, [](Parallel& p) { return pools<BFloat16>(false, p); }},
   };
   std::vector<Op> onednn_ops = {
       {"conv, float32, nine problems", Threads::kPool, [](Parallel& p) { return conv<float>(9, 3, 9, p); }},

@@ -20,6 +20,7 @@ import jax
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_disable_most_optimizations", True)  # for the references
 from gru_cases import Case
+from pool_cases import CASES, assert_maxima, assert_same_bits, make_inputs, value_and_gradient
 from tolerances import DTYPES
 from gru_running import check
 from backends import CPU_KERNEL
@@ -32,6 +33,12 @@ for T, B, I, H in ((3, 9, 5, 3), (4, 21, 33, 50)):
         for dtype in DTYPES:
             direction = "forward" if dtype == "bfloat16" else "reverse" if dtype == "float16" else "bidirectional"
             check(CPU_KERNEL, Case(T, B, I, H, direction, linear_before_reset), dtype)
+for i, case in enumerate(CASES):
+    x, dy = make_inputs(case, list(DTYPES)[i % 4])
+    y, dx = value_and_gradient(case.op(implementation="cpu"), x, dy)
+    expected_y, expected_dx = value_and_gradient(case.lax, x, dy)
+    assert_maxima(case, x, y, expected_y)
+    assert_same_bits(dx, expected_dx)
 print(found)
 """
 
