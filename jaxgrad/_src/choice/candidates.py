@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jaxgrad._src.choice.measured_choices import Choice, MeasuredChoices, RecordedCall
+from jaxgrad._src.choice.measured_choices import MeasuredChoices, RecordedCall
 from jaxgrad._src.choice.op import platform_of, public_platform
 
 
@@ -66,11 +66,10 @@ class Candidates:
         left = tuple(name for name in self.implementations if name != implementation)
         return dataclasses.replace(self, implementations=left)
 
-    def with_choice(self, choice: Choice, here: Sequence[str]) -> Candidates:
-        """The candidates after a tuning's choice among the implementations of one platform, `here`, and XLA."""
+    def with_choice(self, chosen: str, here: Sequence[str]) -> Candidates:
+        """The candidates after a choice among the implementations of one platform, `here`, and XLA."""
         others = tuple(name for name in self.implementations if name not in here)
-        chosen = (choice.implementation,) if choice.implementation in here else ()
-        return dataclasses.replace(self, implementations=others + chosen)
+        return dataclasses.replace(self, implementations=others + (chosen,) * (chosen in here))
 
     def on_xla(self) -> Candidates:
         """No candidate. A forced implementation still restricts the platform."""

@@ -81,9 +81,8 @@ def conv_general_dilated(
         and `jax.nn.gelu` stand for their names. "gelu" is the approximation by tanh, the default of `jax.nn.gelu`. The
         gradient of relu at zero is zero, as in `jax.nn.relu`. XLA applies silu and gelu.
       implementation: None selects the fastest implementation known for each pass: the value, the input gradient and the
-        weight gradient. "xla", "cpu" (the faster of oneDNN and jaxgrad's CPU kernels for depthwise convolutions),
-        "onednn" or "depthwise" (one of these alone), "cudnn" or "cuda" (jaxgrad's CUDA kernels for depthwise
-        convolutions) forces one. `jaxgrad.explain` reports what None selects, and why.
+        weight gradient. "xla", "onednn", "cudnn", "cpu" or "cuda" (jaxgrad's kernels for depthwise convolutions)
+        forces one. `jaxgrad.explain` reports what None selects, and why.
 
     Returns:
       An array with the shape and dtype of the result of `jax.lax.conv_general_dilated`.

@@ -17,7 +17,8 @@ from jax.sharding import NamedSharding
 
 from jaxgrad._src.choice.explain import explain_pass
 from jaxgrad._src.choice.measured_choices import RecordedCall, Recorder
-from jaxgrad._src.choice.selection import select_pass, supporting
+from jaxgrad._src.choice.old_names import current_name
+from jaxgrad._src.choice.selection import select, supporting
 from jaxgrad._src.choice.settings import current, of_kernels
 from jaxgrad._src.conv.api import OP
 from jaxgrad._src.conv.backends import BACKENDS
@@ -186,7 +187,8 @@ class Equation:
         written = self.readings[0]
         found: EquationPlan | None = None
         for reading in fastest_first(self.readings):
-            plan = self.plan_reading(reading, platform, implementation)
+            allowed = implementation and current_name(OP, implementation, self._conv_call(reading))
+            plan = self.plan_reading(reading, platform, allowed)
             if plan.compute is not None or (plan.is_slower and reading.is_same_kind(written)):
                 return plan
             found = plan if found is None or reading is written else found
@@ -199,10 +201,8 @@ class Equation:
         found: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
             "xla": self.arguments.call_lax_on_padded if padded else self.arguments.call_lax
         }
-        backends = [backend for backend in BACKENDS if backend.platform == platform]
+        own = [backend.implementation for backend in BACKENDS if backend.platform == platform]
         for reading in measurable(self.readings) if self.readings else ():
-            pass_name, call = reading.call.pass_name, self._conv_call(reading)
-            own = [each.implementation for each in backends if not each.repeats_another(pass_name, call)]
             plans = (self.plan_reading(reading, platform, implementation) for implementation in (*own, "xla"))
             found |= {plan.name: plan.compute for plan in plans if plan.compute is not None}
         return found
@@ -233,7 +233,7 @@ class Equation:
         call, precision, dtype = reading.call, self.arguments.precision, self.result.dtype
         conv_call = self._conv_call(reading)
         problem = conv_call.problem
-        selection = select_pass(OP, call.pass_name, conv_call, platform, implementation)
+        selection = select(OP, implementation, conv_call, passes=(call.pass_name,), platform=platform)
         candidates = selection.candidates[call.pass_name]
         if problem.num_problems or (reading.of_one_group is not None and self.partitioned):
             candidates = dataclasses.replace(candidates, even_if_slower=implementation is not None, call=None)

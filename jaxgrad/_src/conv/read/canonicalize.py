@@ -7,6 +7,7 @@ gradient of another convolution. All others run on XLA.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from jax.lax import conv_general_dilated  # held by name: a program may assign j
 from jax.sharding import NamedSharding
 
 from jaxgrad._src.choice.op import Rejection
-from jaxgrad._src.choice.selection import reject_symbolic_shapes
+from jaxgrad._src.choice.selection import reject_symbolic_shapes, taken
 from jaxgrad._src.choice.settings import of_kernels
 from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.conv.backends import BACKENDS
@@ -164,12 +165,11 @@ def _read(arguments, lhs_shape, lhs_dtype, rhs_shape, rhs_dtype, has_bias, x64):
         return Reading(result, dn, None, "cropping leaves no input; runs on XLA", {}, miscompiled)
     problem = pass_call.problem(lhs, rhs).in_dtype(result.dtype)
     call = ConvCall(problem, arguments.precision, of_kernels(), has_bias, transposed=pass_call.pass_name != "forward")
-    rejections = {
-        (backend.implementation, name): backend.reject(name, call, forced=False)
-        for backend in BACKENDS
-        if backend.depends_on_problem_only and not backend.unavailable()
-        for name in PASSES
-    }
+    rejections: dict[tuple[str, str], Rejection | None] = {}
+    for backend, name in itertools.product(BACKENDS, PASSES):
+        if backend.depends_on_problem_only:
+            rejected = taken(BACKENDS, backend, name, rejections) or backend.reject(name, call, forced=False)
+            rejections[backend.implementation, name] = rejected
     return Reading(result, dn, pass_call, "", rejections, miscompiled)
 
 
