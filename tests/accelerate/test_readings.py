@@ -44,7 +44,7 @@ def test_the_report_names_each_pass_as_it_is_written(spatial, groups, channels):
     layer, *arrays = _layer(spatial, 7, 96, 96, groups, channels)
     rows = jaxgrad.report(jaxgrad.accelerate(layer), *arrays, platform="cpu").convolutions
     assert [row.pass_name for row in rows] == _PASSES
-    assert {row.implementation for row in rows} == {"onednn"}
+    assert {row.implementation for row in rows} <= ({"cpu", "onednn"} if groups == 96 else {"onednn"})
 
 
 @pytest.mark.parametrize(("size", "computed_as"), [(16, "weight_gradient"), (24, "forward")])
@@ -60,14 +60,15 @@ def test_depthwise_passes_are_computed_as_such(spatial):
     """Other passes compute them too, 10 to 100 times as slowly: as groups of many features, or as many problems."""
     layer, *arrays = _layer(spatial, 7, 96, 96, 96)
     plans = [each.plan("cpu", None) for each in _equations(layer, *arrays)]
-    assert [plan.name for plan in plans] == [f"{name} on onednn" for name in _PASSES]
+    assert [plan.computed_as for plan in plans] == _PASSES
+    assert {plan.implementation for plan in plans} <= {"cpu", "onednn"}
 
 
 @pytest.mark.parametrize("spatial", [(5, 5), (6, 7), (7, 7)])
 def test_a_tuning_measures_each_pass_as_it_is_written(spatial):
     layer, *arrays = _layer(spatial, 7, 96, 96, 96)
     for each, name in zip(_equations(layer, *arrays), _PASSES, strict=True):
-        assert f"{name} on onednn" in each.alternatives("cpu")
+        assert {f"{name} on cpu", f"{name} on onednn"} <= each.alternatives("cpu").keys()
 
 
 def test_a_weight_gradient_of_few_positions_is_computed_by_its_window():
