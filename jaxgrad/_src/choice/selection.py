@@ -161,7 +161,8 @@ def select(
     """
     if platform is None:
         implementation = current_name(op, implementation, call)
-    tuning = _tuning_for(op, call) if implementation is rejection is platform is None else None
+    may_be_tuned = implementation is None and rejection is None and platform is None
+    tuning = _tuning_for(op, call) if may_be_tuned else None
     found = dict(known or {}) if tuning is None else {}
     for backend, pass_name in itertools.product(op.backends, passes or op.passes):
         key = backend.implementation, pass_name
