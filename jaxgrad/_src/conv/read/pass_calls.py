@@ -27,7 +27,7 @@ from jaxgrad._src.conv.call.geometry import (
     unusual,
 )
 from jaxgrad._src.conv.call.params import ConvParams
-from jaxgrad._src.conv.call.problem import ConvProblem, forward_problem, weight_gradient_problem
+from jaxgrad._src.conv.call.problem import ConvProblem, forward_problem
 from jaxgrad._src.conv.on_xla.xla import add_bias_and_relu
 from jaxgrad._src.conv.passes import (
     forward_pass,
@@ -102,7 +102,7 @@ class PassCall(Protocol):
     def geometry(self) -> ConvGeometry: ...
 
     def problem(self, lhs: jax.Array, rhs: jax.Array) -> ConvProblem:
-        """The problem of the pass, for the operands of the convolution or their shapes."""
+        """The problem of the pass, for the shapes of the convolution's operands."""
         ...
 
     def compute(self, params: ConvParams, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
@@ -188,8 +188,14 @@ class WeightGradientCall:
     pass_name: ClassVar[str] = "weight_gradient"
 
     def problem(self, lhs: jax.Array, rhs: jax.Array) -> ConvProblem:
-        x, dy = jax.eval_shape(self._operands, lhs, rhs)
-        return weight_gradient_problem(self.geometry, x, dy)
+        g, n = self.geometry, self.num_problems
+        x, dy = (rhs, lhs) if self.lhs_is_dy else (lhs, rhs)
+        batch, features, out_features = x.shape[g.lhs_spec[0]], x.shape[g.lhs_spec[1]], dy.shape[g.out_spec[1]]
+        if self.lhs_is_dy:
+            features //= n
+        else:
+            batch, out_features = batch // n, out_features // n
+        return ConvProblem(g, batch, features, out_features, x.dtype, (n,) if n > 1 else ())
 
     def compute(self, params: ConvParams, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         g = self.geometry

@@ -11,10 +11,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 
 from jaxgrad._src.conv.call.params import ConvParams
+from jaxgrad._src.conv.call.problem import ConvProblem
 from jaxgrad._src.conv.read.fastest import (
     is_written_as_input_gradient,
     is_written_as_weight_gradient,
@@ -68,6 +70,11 @@ class Reading:
         """Whether both are weight gradients, or both loop over the window of rhs."""
         return self.is_weight_gradient == other.is_weight_gradient
 
+    def problem(self, dtype: Any) -> ConvProblem:
+        """The problem of the pass, in a dtype."""
+        lhs, rhs = self.arguments.lhs_shape, self.arguments.rhs_shape
+        return self.call.problem(jax.ShapeDtypeStruct(lhs, dtype), jax.ShapeDtypeStruct(rhs, dtype))
+
     def regrouped(self, lhs: jax.Array) -> jax.Array:
         if self.batch_groups == 1:
             return lhs
@@ -108,8 +115,8 @@ def fastest_first(readings: Sequence[Reading]) -> list[Reading]:
         product = _is_product(reading, is_as_written=reading.is_same_kind(written))
         return not product, not reading.is_depthwise, reading.is_weight_gradient != as_weight_gradient
 
-    found = sorted(readings, key=rank)
-    return [each for each in found if each.is_same_kind(found[0]) or each.is_same_kind(written)]
+    ranked = sorted(readings, key=rank)
+    return [each for each in ranked if each.is_same_kind(ranked[0]) or each.is_same_kind(written)]
 
 
 def measurable(readings: Sequence[Reading]) -> list[Reading]:
