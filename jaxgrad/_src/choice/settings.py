@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import threading
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -128,7 +129,11 @@ def current() -> Settings:
 
 def of_kernels() -> Settings:
     """Returns the settings in force that a kernel depends on, which leaves out the tuning."""
-    return dataclasses.replace(current(), tuning=None)
+    of_thread = _context.value
+    return _of_kernels(of_thread.search, of_thread.workspace_limit, of_thread.deterministic, _process.plan_cache_dir)
+
+
+_of_kernels = lru_cache(64)(Settings)  # kept: calls outside `jax.jit` ask each time
 
 
 def update(**changes: Any) -> None:

@@ -31,7 +31,7 @@ from jaxgrad._src.core.precision import precision_flags
 from jaxgrad._src.run.mesh_axes import explicit_sharding_of
 
 _AS_STRIDED = "jaxgrad writes it for XLA as the weight gradient of a strided convolution"
-_PADDED = "XLA miscompiles the convolution as it is written, so its input is padded in an operation before it"
+_PADDED = "XLA miscompiles the convolution as it is written, so its input is padded in a separate operation"
 _ON = " on "  # between a pass and an implementation
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,6 @@ from jax import lax
 from jaxgrad._src.native.ffi import short_dtype
 
 Pairs = tuple[tuple[int, int], ...]
-_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,17 +101,6 @@ def dilated_size(size: int, dilation: int) -> int:
 def output_size(size: int, window: int, stride: int, padding: tuple[int, int], window_dilation: int) -> int:
     """The number of windows that fit, at least 0."""
     return max(0, (size + sum(padding) - dilated_size(window, window_dilation)) // stride + 1)
-
-
-def laid_out(spec: Sequence[int], first: _T, second: _T, spatial: Sequence[_T]) -> tuple[_T, ...]:
-    """The entries of the axes of an operand, in the order of its layout `spec`."""
-    by_axis = dict(zip(spec, (first, second, *spatial), strict=True))
-    return tuple(by_axis[axis] for axis in range(len(spec)))
-
-
-def shape_of(spec: Sequence[int], first: int, second: int, spatial: Sequence[int]) -> tuple[int, ...]:
-    """The shape of an operand with the layout `spec`."""
-    return laid_out(spec, first, second, spatial)
 
 
 def pad_spatial(array: jax.Array, spec: Sequence[int], pairs: Pairs, dilation: Sequence[int] = ()) -> jax.Array:
