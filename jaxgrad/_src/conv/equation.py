@@ -94,7 +94,7 @@ _Shardings = Sequence[NamedSharding | None]  # of lhs, rhs and the result, over 
 
 
 def _unless_refused(plan: EquationPlan, equation: Equation, shardings: _Shardings) -> EquationPlan:
-    """The plan; that of XLA if JAX refuses to compute the pass from operands that are sharded so."""
+    """The plan; the plan of XLA where JAX refuses to compute the pass from operands with these shardings."""
     if plan.compute is None or not any(shardings):
         return plan
     arrays = zip((equation.lhs, equation.rhs), shardings, strict=False)
@@ -103,7 +103,7 @@ def _unless_refused(plan: EquationPlan, equation: Equation, shardings: _Sharding
         jax.eval_shape(plan.compute, *operands)
     except ShardingTypeError as error:
         said = str(error).splitlines()[0]
-        reason = f"JAX refuses to compute the pass from arrays that are sharded so over explicit mesh axes: {said}"
+        reason = f"JAX refuses to compute the pass from arrays with these shardings over explicit mesh axes: {said}"
         return EquationPlan(None, plan.pass_name, "xla", reason)
     return plan
 
@@ -167,9 +167,8 @@ class Equation(LaxConvolution):
             reason = f"XLA multiplies {self.lhs.dtype.name} without casts to {self.result.dtype.name}"
             return EquationPlan(None, "", "xla", reason)
         if not self.readings:
-            reason = "no pass computes a convolution with these strides and dilations"
-            if written_first(self.normalized):
-                reason = CROPPED
+            has_pass = bool(written_first(self.normalized))
+            reason = CROPPED if has_pass else "no pass computes a convolution with these strides and dilations"
             return EquationPlan(None, "", "xla", reason)
         written = self.readings[0]
         found: EquationPlan | None = None

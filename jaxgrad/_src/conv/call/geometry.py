@@ -81,7 +81,7 @@ class ConvGeometry:
         }
 
     def with_padded_x(self, pairs: Pairs) -> ConvGeometry:
-        """The geometry of the same convolution of an x that is padded by `pairs`, a part of the padding, before."""
+        """The geometry of the same convolution, where `pairs`, a part of the padding, is added to x beforehand."""
         if not any(map(any, pairs)):
             return self
         left = tuple((low - a, high - b) for (low, high), (a, b) in zip(self.padding, pairs, strict=True))
@@ -142,14 +142,14 @@ def swap_features(w: jax.Array, rhs_spec: Sequence[int], groups: int) -> jax.Arr
 
 
 def unread_padding(low: int, high: int, stride: int) -> int:
-    """How much padding to add at the high end of an axis, where less than a stride may stay unread.
+    """The padding to add at the high end of an axis: less than a stride, which no window reads.
 
     JAX writes gradients with the least padding there. Kernels are faster for the same padding at both ends, and
     negative padding needs a copy.
     """
-    for wanted in (low, 0):
-        if wanted >= 0 and 0 <= wanted - high < stride:
-            return wanted - high
+    for total in (low, 0):
+        if total >= 0 and 0 <= total - high < stride:
+            return total - high
     return 0
 
 
@@ -178,12 +178,12 @@ def transpose_geometry(
       of each spatial axis (negative: cropping) that turns its x into the call's result.
     """
     windows = [dilated_size(rhs_shape[axis], d) for axis, d in zip(dn.rhs_spec[2:], rhs_dilation, strict=True)]
-    own = [(k - 1 - low, k - 1 - high) for k, (low, high) in zip(windows, padding, strict=True)]
-    unread = [unread_padding(*pair, stride) for pair, stride in zip(own, strides, strict=True)]
-    own = [(low, high + rest) for rest, (low, high) in zip(unread, own, strict=True)]
+    pads = [(k - 1 - low, k - 1 - high) for k, (low, high) in zip(windows, padding, strict=True)]
+    unread = [unread_padding(*pair, stride) for pair, stride in zip(pads, strides, strict=True)]
+    pads = [(low, high + rest) for rest, (low, high) in zip(unread, pads, strict=True)]
     # Negative padding of the other convolution crops its x, so it pads the result here.
-    extra = tuple((max(0, -low), max(0, -high)) for low, high in own)
-    kept = tuple((max(0, low), max(0, high)) for low, high in own)
+    extra = tuple((max(0, -low), max(0, -high)) for low, high in pads)
+    kept = tuple((max(0, low), max(0, high)) for low, high in pads)
     x_spatial = tuple(
         (lhs_shape[axis] - 1) * stride + window - low - high + rest
         for axis, stride, window, rest, (low, high) in zip(dn.lhs_spec[2:], strides, windows, unread, kept, strict=True)

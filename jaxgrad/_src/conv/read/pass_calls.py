@@ -139,7 +139,8 @@ class ForwardCall:
 class InputGradientCall:
     """An input gradient, whose result is padded where the padding exceeds the window.
 
-    Where rhs is a reversed window, as JAX writes input gradients, it is reversed again first of all: XLA drops both.
+    Where the window of rhs is reversed, as in the input gradients that JAX writes, it is reversed again first, and XLA
+    drops both reversals.
     """
 
     geometry: ConvGeometry
