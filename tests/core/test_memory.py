@@ -7,7 +7,7 @@ import pytest
 pytestmark = pytest.mark.jax_version
 
 _SCRIPT = """
-import gc, sys, types
+import gc, sys
 import jax, numpy as np
 import jaxgrad
 from jaxgrad._src.run.named_jit import PassName
@@ -32,8 +32,7 @@ def cached():
 
 def names():
     "The names of the jitted passes that are alive."
-    functions = (each for each in gc.get_objects() if isinstance(each, types.FunctionType))
-    return [each.__name__ for each in functions if isinstance(each.__name__, PassName)]
+    return [each for each in gc.get_objects() if isinstance(each, PassName)]
 
 programs = []
 jax.monitoring.register_event_duration_secs_listener(

@@ -30,13 +30,14 @@ def named_jit(function: Callable[..., Any], name: str, *identity: Any) -> Callab
     def call(*arrays: Any) -> Any:
         return function(*arrays)
 
-    call.__name__ = call.__qualname__ = PassName(f"jaxgrad.{name}.{digest}")
-    call.__name__.of_pass = name, identity
+    pass_name = PassName(f"jaxgrad.{name}.{digest}")
+    pass_name.of_pass = name, identity
+    call.__name__ = call.__qualname__ = pass_name
     return jax.jit(call)
 
 
 class PassName(str):
-    """The name of a jitted pass. JAX hands it on to every equation that calls the pass, with its attribute.
+    """The name of a jitted pass. JAX puts the object into every equation that calls the pass.
 
     Attributes:
       of_pass: the name and the identity that `named_jit` was given.
