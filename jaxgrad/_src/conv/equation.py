@@ -208,7 +208,7 @@ class Equation(LaxConvolution):
 
     def _conv_call(self, reading: Reading) -> ConvCall:
         """The call that a reading makes, as the backends are asked about it."""
-        return ConvCall(reading.problem(self.result.dtype), self.arguments.precision, of_kernels())
+        return ConvCall(reading.call.problem(self.result.dtype), self.arguments.precision, of_kernels())
 
     def plan_reading(self, reading: Reading, platform: str, implementation: str | None) -> EquationPlan:
         """The plan of one reading; its `compute` is None where the implementation, or the fastest one, has none."""

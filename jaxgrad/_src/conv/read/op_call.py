@@ -58,7 +58,7 @@ class OpCall(LaxConvolution):
 
     @cached_property
     def _problem(self) -> ConvProblem:
-        return self.pass_call.problem(self.lhs, self.rhs).in_dtype(self.result.dtype)
+        return self.pass_call.problem(self.result.dtype)
 
     def conv_call(self, relu: bool = False) -> ConvCall:
         """The call as the backends are asked about it."""

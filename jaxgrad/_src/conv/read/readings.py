@@ -11,12 +11,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 
 from jaxgrad._src.conv.call.params import ConvParams
-from jaxgrad._src.conv.call.problem import ConvProblem
 from jaxgrad._src.conv.read.fastest import (
     is_written_as_input_gradient,
     is_written_as_weight_gradient,
@@ -69,11 +67,6 @@ class Reading:
     def is_same_kind(self, other: Reading) -> bool:
         """Whether both are weight gradients, or both loop over the window of rhs."""
         return self.is_weight_gradient == other.is_weight_gradient
-
-    def problem(self, dtype: Any) -> ConvProblem:
-        """The problem of the pass, in a dtype."""
-        lhs, rhs = self.arguments.lhs_shape, self.arguments.rhs_shape
-        return self.call.problem(jax.ShapeDtypeStruct(lhs, dtype), jax.ShapeDtypeStruct(rhs, dtype))
 
     def regrouped(self, lhs: jax.Array) -> jax.Array:
         if self.batch_groups == 1:
