@@ -153,57 +153,6 @@ def unread_padding(low: int, high: int, stride: int) -> int:
     return 0
 
 
-def transpose_geometry(
-    lhs_shape: Sequence[int],
-    rhs_shape: Sequence[int],
-    dn: lax.ConvDimensionNumbers,
-    strides: Sequence[int],
-    padding: Pairs,
-    rhs_dilation: Sequence[int],
-    groups: int,
-    window_reversed: bool,
-) -> tuple[ConvGeometry, Pairs]:
-    """Reads a convolution with `lhs_dilation=strides` and unit window strides as the input gradient of another one.
-
-    A convolution of a dilated lhs with a window of extent K and padding (a, b) is the transpose of the convolution with
-    these strides and padding (K - 1 - a, K - 1 - b) whose window is reversed and whose feature axes are swapped.
-
-    Args:
-      lhs_shape, rhs_shape, dn, padding, rhs_dilation, groups: the arguments of the call.
-      strides: the lhs_dilation of the call.
-      window_reversed: whether the call reverses the window of its rhs.
-
-    Returns:
-      The geometry of the other convolution, whose x is the call's result and whose y is the call's lhs, and the padding
-      of each spatial axis (negative: cropping) that turns its x into the call's result.
-    """
-    windows = [dilated_size(rhs_shape[axis], d) for axis, d in zip(dn.rhs_spec[2:], rhs_dilation, strict=True)]
-    pads = [(k - 1 - low, k - 1 - high) for k, (low, high) in zip(windows, padding, strict=True)]
-    unread = [unread_padding(*pair, stride) for pair, stride in zip(pads, strides, strict=True)]
-    pads = [(low, high + rest) for rest, (low, high) in zip(unread, pads, strict=True)]
-    # Negative padding of the other convolution crops its x, so it pads the result here.
-    extra = tuple((max(0, -low), max(0, -high)) for low, high in pads)
-    kept = tuple((max(0, low), max(0, high)) for low, high in pads)
-    x_spatial = tuple(
-        (lhs_shape[axis] - 1) * stride + window - low - high + rest
-        for axis, stride, window, rest, (low, high) in zip(dn.lhs_spec[2:], strides, windows, unread, kept, strict=True)
-    )
-    out, inn, *spatial = dn.rhs_spec
-    geometry = ConvGeometry(
-        lhs_spec=tuple(dn.out_spec),
-        rhs_spec=(inn, out, *spatial) if groups == 1 else (out, inn, *spatial),
-        out_spec=tuple(dn.lhs_spec),
-        window_strides=tuple(strides),
-        padding=kept,
-        rhs_dilation=tuple(rhs_dilation),
-        feature_group_count=groups,
-        x_spatial=x_spatial,
-        w_spatial=tuple(rhs_shape[axis] for axis in spatial),
-        window_reversed=not window_reversed,
-    )
-    return geometry, extra
-
-
 def transpose_padding(window: int, stride: int, padding: str | tuple[int, int]) -> tuple[int, int]:
     """The padding of the dilated lhs that transposes a forward convolution with `padding`, as `jax.lax.conv_transpose`.
 

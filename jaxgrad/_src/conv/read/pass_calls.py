@@ -20,9 +20,9 @@ from jaxgrad._src.conv import autodiff, jvp
 from jaxgrad._src.conv.call.geometry import (
     ConvGeometry,
     Pairs,
+    dilated_size,
     pad_spatial,
     swap_features,
-    transpose_geometry,
     unread_padding,
     unusual,
 )
@@ -228,21 +228,34 @@ def forward_call(a: ConvArguments) -> ForwardCall:
 
 
 def input_gradient_call(a: ConvArguments, *, rhs_is_reversed: bool = False) -> InputGradientCall:
-    """Reads a convolution with unit strides and without batch groups as an input gradient."""
-    geometry, pad = transpose_geometry(
-        a.lhs_shape,
-        a.rhs_shape,
-        a.dimension_numbers,
-        a.lhs_dilation,
-        a.padding,
-        a.rhs_dilation,
-        a.feature_group_count,
-        a.window_reversed != rhs_is_reversed,
+    """Reads a convolution with unit strides and without batch groups as the input gradient of another one.
+
+    A convolution of a dilated lhs with a window of extent K and padding (a, b) is the transpose of the convolution with
+    the dilation as its strides and padding (K - 1 - a, K - 1 - b), whose window is reversed and whose feature axes are
+    swapped. The x of the other convolution is the result of this one, and its y is lhs.
+    """
+    (batch, feature, *_), (out, inn, *spatial), out_spec = a.dimension_numbers
+    strides, extents = a.lhs_dilation, list(map(dilated_size, a.window, a.rhs_dilation))
+    pads = [(k - 1 - low, k - 1 - high) for k, (low, high) in zip(extents, a.padding, strict=True)]
+    unread = [unread_padding(*pair, stride) for pair, stride in zip(pads, strides, strict=True)]
+    crop, kept = _split_padding(tuple((low, high + rest) for rest, (low, high) in zip(unread, pads, strict=True)))
+    geometry = ConvGeometry(
+        lhs_spec=tuple(out_spec),
+        rhs_spec=(inn, out, *spatial) if a.feature_group_count == 1 else (out, inn, *spatial),
+        out_spec=tuple(a.dimension_numbers.lhs_spec),
+        window_strides=strides,
+        padding=kept,
+        rhs_dilation=a.rhs_dilation,
+        feature_group_count=a.feature_group_count,
+        x_spatial=tuple(
+            (size - 1) * stride + extent - sum(pair) + rest
+            for size, stride, extent, rest, pair in zip(a.lhs_spatial, strides, extents, unread, kept, strict=True)
+        ),
+        w_spatial=a.window,
+        window_reversed=a.window_reversed == rhs_is_reversed,
     )
-    batch, feature, *_ = a.dimension_numbers.lhs_spec
-    # The output features of the convolution are the input features of the geometry.
-    features = a.rhs_shape[a.dimension_numbers.rhs_spec[0]]
-    sizes = a.lhs_shape[batch], features, a.lhs_shape[feature]
+    pad = tuple((-low, -high) for low, high in crop)  # the other convolution crops its x, so the result here is padded
+    sizes = a.lhs_shape[batch], a.rhs_shape[out], a.lhs_shape[feature]
     return InputGradientCall(geometry, sizes, pad, rhs_is_reversed)
 
 
