@@ -157,24 +157,24 @@ class LaxConvolution:
 
     def is_miscompiled(self, platform: str) -> bool:
         """Whether XLA may miscompile the convolution on a platform."""
-        return bool(self._axes) and faults.is_miscompiled(*self._axes, platform)
+        return self._axes is not None and faults.is_miscompiled(*self._axes, platform)
 
     @cached_property
     def is_or_derives_miscompiled(self) -> bool:
         """Whether XLA may miscompile the convolution, or a derivative of it, on any platform."""
-        return bool(self._axes) and faults.is_or_derives_miscompiled(*self._axes)
+        return self._axes is not None and faults.is_or_derives_miscompiled(*self._axes)
 
     @cached_property
-    def _axes(self) -> tuple[Any, ...]:
-        """Sizes, factors and padding of the spatial axes, for `on_xla/faults.py`; empty if XLA has no fault for them.
+    def _axes(self) -> tuple[Any, Any, Any] | None:
+        """Sizes, factors and padding of the spatial axes, for `on_xla/faults.py`; None if XLA has no fault for them.
 
         XLA compiles the padding of a name correctly.
         """
         padding = self.arguments.padding
         if self._is_empty or isinstance(padding, str):
-            return ()
+            return None
         if not all(isinstance(size, (int, np.integer)) for pair in padding for size in pair):
-            return ()
+            return None
         a = self.normalized
         sizes, factors = (a.lhs_spatial, a.window, a.out_spatial), (a.lhs_dilation, a.rhs_dilation, a.window_strides)
         return sizes, factors, a.padding
