@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import threading
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ import jax.extend.core
 from jaxgrad._src.choice.measured_choices import MeasuredChoices, Recorder
 from jaxgrad._src.core import checks
 from jaxgrad._src.core.decorator import Decorator
+from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.warn import warn_caller
 from jaxgrad._src.native import cuda
 
@@ -133,7 +133,7 @@ def of_kernels() -> Settings:
     return _of_kernels(of_thread.search, of_thread.workspace_limit, of_thread.deterministic, _process.plan_cache_dir)
 
 
-_of_kernels = lru_cache(64)(Settings)  # kept: calls outside `jax.jit` ask each time
+_of_kernels = cleared_lru_cache(64)(Settings)  # kept: calls outside `jax.jit` ask each time
 
 
 def update(**changes: Any) -> None:
