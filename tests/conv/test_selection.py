@@ -13,7 +13,7 @@ from thorough import thorough_after
 
 import jaxgrad
 from jaxgrad._src.conv.kernels import onednn
-from jaxgrad._src.conv.read import canonicalize
+from jaxgrad._src.conv.read import op_call
 from jaxgrad._src.native import cuda
 
 RNG = np.random.default_rng(0)
@@ -213,14 +213,14 @@ def test_a_mapped_shape_without_a_onednn_kernel(monkeypatch, implementation):
         np.testing.assert_allclose(mapped(lhs, rhs), plain(lhs, rhs), rtol=0, atol=1e-4)
 
 
-# --- the cache of canonicalized calls ------------------------------------------------------------------------------
+# --- the cache of calls -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def read():
     """Returns a function that counts the misses and the hits of the cache."""
-    canonicalize._read.cache_clear()
-    return lambda: canonicalize._read.cache_info()[:2][::-1]
+    op_call._read.cache_clear()
+    return lambda: op_call._read.cache_info()[:2][::-1]
 
 
 def test_a_call_is_read_once(read):
