@@ -165,12 +165,12 @@ def select(
     tuning = _tuning_for(op, call) if may_be_tuned else None
     found = dict(known or {}) if tuning is None else {}
     for backend, pass_name in itertools.product(op.backends, passes or op.passes):
-        key = backend.implementation, pass_name
+        key, asked = (backend.implementation, pass_name), implementation in (None, backend.implementation)
         if platform not in (None, backend.platform):
             found[key] = Rejection(f"the {backend.title} do not run on the platform {public_platform(platform)!r}")
-        elif implementation not in (None, backend.implementation):
+        elif not asked and platform is not None:
             found[key] = Rejection(f"only the implementation {implementation!r} may run here")
-        elif key not in found:
+        elif asked and key not in found:
             found[key] = rejection or _rejection(
                 op, backend, pass_name, call, found, implementation is not None, tuning
             )
