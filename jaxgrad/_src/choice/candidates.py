@@ -41,6 +41,7 @@ class Candidates:
         calls of a pass may have other sizes.
       even_if_slower: whether they run a pass that they support where the table prefers XLA for the sizes that `vmap` or
         a mesh has made.
+      platform: the platform of the program, where it is known while the call is traced.
     """
 
     implementations: tuple[str, ...] = ()
@@ -48,6 +49,7 @@ class Candidates:
     tuning: MeasuredChoices | None = None
     recorded: RecordedCall | None = None
     even_if_slower: bool = False
+    platform: str | None = None
     call: Any = dataclasses.field(default=None, compare=False, repr=False)
 
     @property

@@ -216,7 +216,7 @@ class Equation(LaxConvolution):
         conv_call = self._conv_call(reading)
         problem = conv_call.problem
         selection = select(OP, implementation, conv_call, passes=(call.pass_name,), platform=platform)
-        candidates = selection.candidates[call.pass_name]
+        candidates = dataclasses.replace(selection.candidates[call.pass_name], platform=platform)
         if problem.num_problems or (reading.of_one_group is not None and self.partitioned):
             candidates = dataclasses.replace(candidates, even_if_slower=implementation is not None, call=None)
             candidates = supporting(candidates, BACKENDS, call.pass_name, conv_call)

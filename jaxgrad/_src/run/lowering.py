@@ -36,7 +36,7 @@ def platform_call(
     xla = results_vary_as_operands(xla)
     if not taken:
         return xla(*args)
-    if candidates.forced:
+    if candidates.forced or candidates.platform:
         (kernel,) = taken.values()
         return kernel(*args)
     return lax.platform_dependent(*args, **taken, default=xla)
