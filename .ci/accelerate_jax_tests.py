@@ -32,7 +32,7 @@ _counts: Counter[tuple[str, str]] = Counter()  # by what becomes of an equation,
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    choices = ("auto", "cpu", "cudnn", "cuda", "off")
+    choices = ("auto", "onednn", "cpu", "cudnn", "cuda", "off")
     parser.addoption("--accelerate", choices=choices, default="auto", help="implementation of jaxgrad.accelerate")
 
 
@@ -57,7 +57,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if (output := getattr(session.config, "workeroutput", None)) is not None:
         output["convolutions"] = [(*key, number) for key, number in _counts.items()]
-    elif session.config.getoption("accelerate") in ("cpu", "cudnn") and _share() < REQUIRED_SHARE:
+    elif session.config.getoption("accelerate") in ("onednn", "cudnn") and _share() < REQUIRED_SHARE:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

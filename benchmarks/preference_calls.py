@@ -39,6 +39,9 @@ _OTHER_GPU_CASES = tuple(
         Case((224, 224), 4, 16, 768, 16, stride=16, groups=2),
         Case((4096,), 16, 256, 256, 4, causal=True),
         Case((4096,), 16, 256, 256, 4, groups=8, causal=True),
+        # The strided layers of 3D encoders, whose windows overlap.
+        Case((64, 64, 64), 2, 32, 64, 3, stride=2, padding=1),
+        Case((32, 32, 32), 2, 64, 128, 3, stride=2, padding=1),
     )
     for dtype in ("bfloat16", "float32")
 )

@@ -46,8 +46,7 @@ _CLASSES = _HERE / "shape_classes.json"
 # class, in which its small calls count as much as the large ones, and in the sum of its times.
 _MIN_GAIN = 1.03
 _ENOUGH_CASES = 3  # a row that rests on fewer says so
-_LIBRARIES = ("xla", "onednn", xla_forms.CONVOLUTION)  # the others are compared with them
-_CPU_LIBRARIES = ("onednn", "depthwise")  # of convolutions; "cpu" is one of them
+_LIBRARIES = ("onednn", "xla", xla_forms.CONVOLUTION)  # others are compared with them, and oneDNN with XLA
 
 _Class = Mapping[str, Any]
 _Times = Mapping[str, Mapping[str, float]]  # by call and implementation
@@ -135,7 +134,7 @@ def tables() -> dict[str, dict[str, Any]]:
             # A file may have measurements of several versions of jaxgrad, each of other calls.
             for machine, choices in _saved(path).items():
                 if machine.platform == lowering_platform(platform):
-                    own_times = {text: _times_of_libraries(choice.times_us) for text, choice in choices.items()}
+                    own_times = {text: choice.times_us for text, choice in choices.items()}
                     count = sum(text in own_times for text in all_calls(platform))
                     measured_on.append(f"{count} of {len(all_calls(platform))} calls on {machine}")
                     times |= own_times
@@ -164,14 +163,6 @@ def _device(machine: Environment) -> str:
     return "avx512" if "avx512" in machine.device_kind else ""
 
 
-def _times_of_libraries(us: Mapping[str, float]) -> Mapping[str, float]:
-    """The times with those of both CPU libraries where both were measured: one of them ran under the name "cpu"."""
-    for other, same in (_CPU_LIBRARIES, _CPU_LIBRARIES[::-1]):
-        if other in us and same not in us and "cpu" in us:
-            return {**us, same: us["cpu"]}
-    return us
-
-
 def _in_preferred_forms(table: Sequence[Row], platform: str, times: _Times) -> _Times:
     """The times with those of XLA in the form that a table prefers, where the forms of a call were measured.
 
@@ -195,7 +186,7 @@ def _preferred(table: Sequence[Row], op: str, recorded: RecordedCall, platform: 
         resized = found(resized=True)
         if op == xla_forms.OP:
             return (resized or row).prefer if row.prefer == xla_forms.CONVOLUTION else row.prefer
-        return row.prefer if resized is None or resized.prefer == row.prefer else "xla"
+        return row.prefer if resized is None or row.prefer == "xla" else resized.prefer
     return row.prefer
 
 
@@ -220,10 +211,8 @@ def _rows(classes: Sequence[_Class], platform: str, times: _Times, origins: _Ori
     """The rows of a table, one for each class. A call belongs to the first class that matches it and whose preferred
     implementation supports it."""
     rows = []
-    measured_calls = {text: recorded for text, recorded in all_calls(platform).items() if text in times}
-    calls_left = {True: measured_calls, False: measured_calls}  # for rows that compare with XLA, and for others
+    left = {text: recorded for text, recorded in all_calls(platform).items() if text in times}
     for each in classes:
-        left = calls_left[with_xla := "xla" in each["why"]]
         row = Row(each["name"], each["op"], tuple(each["passes"]), each["when"], "", "", None, "")
         members = {
             text: times[text]
@@ -235,9 +224,7 @@ def _rows(classes: Sequence[_Class], platform: str, times: _Times, origins: _Ori
         measured = _measured(members, list(each["why"]), origins) if len(each["why"]) > 1 else None
         rows.append(_row(each, *(measured or (each["unmeasured"], None))))
         prefer = rows[-1]["prefer"]
-        calls_left[with_xla] = {
-            text: recorded for text, recorded in left.items() if text not in members or prefer not in times[text]
-        }
+        left = {text: recorded for text, recorded in left.items() if text not in members or prefer not in times[text]}
     return rows
 
 
@@ -255,7 +242,7 @@ def _row(each: _Class, prefer: str, measured: dict[str, Any] | None) -> dict[str
 
 def _measured(members: _Times, implementations: Sequence[str], origins: _Origins) -> tuple[str, dict[str, Any]] | None:
     """The implementation to prefer for some calls, and the measurement; None if there is none."""
-    kernel, other = sorted(implementations, key=_LIBRARIES.__contains__)
+    kernel, other = _kernel_and_other(implementations)
     pairs = {text: (us[other], us[kernel]) for text, us in members.items() if kernel in us and other in us}
     if not pairs:
         return None
@@ -279,6 +266,11 @@ def _measured(members: _Times, implementations: Sequence[str], origins: _Origins
     }
 
 
+def _kernel_and_other(implementations: Iterable[str]) -> list[str]:
+    """The two implementations of a class, with the one that must be clearly faster as the first."""
+    return sorted(implementations, key=lambda name: _LIBRARIES.index(name) if name in _LIBRARIES else -1)
+
+
 def _numbers(version: str) -> list[int]:
     """To compare versions: 0.2.0.dev1000 is later than 0.2.0.dev875."""
     return list(map(int, re.findall(r"\d+", version)))
@@ -297,13 +289,15 @@ def _common(
     `unmeasured` are the preferences where none of them did.
     """
 
-    def gain(row: dict[str, Any]) -> float:
-        return row["measured"]["ratio"] * (-1 if row["prefer"] in _LIBRARIES else 1)
-
     common = []
     for each, prefer, *rows in zip(classes, unmeasured, *of_machines, strict=True):
         measured = [row for row in rows if row["measured"]]
-        least = min(measured, key=gain, default={"prefer": prefer, "measured": None})
+        kernel, *_ = _kernel_and_other(each["why"])
+        least = min(
+            measured,
+            key=lambda row, kernel=kernel: row["measured"]["ratio"] * (1 if row["prefer"] == kernel else -1),
+            default={"prefer": prefer, "measured": None},
+        )
         common.append(_row(each, least["prefer"], least["measured"]))
     return common
 
@@ -314,10 +308,7 @@ def regrets(platform: str, table: Sequence[Row], times: _Times) -> dict[str, flo
     ops = {row.op for row in table}
     for text, recorded in all_calls(platform).items():
         if (us := times.get(text)) is not None and (op := _op(text, recorded)) in ops:
-            prefer = _preferred(table, op, recorded, platform, us.keys() - set(_CPU_LIBRARIES))
-            if prefer == "cpu" and us.keys() >= set(_CPU_LIBRARIES):  # which of them runs under the name "cpu"
-                prefer = _preferred(table, op, recorded, platform, _CPU_LIBRARIES)
-            found[text] = us[prefer] / min(us.values())
+            found[text] = us[_preferred(table, op, recorded, platform, us.keys())] / min(us.values())
     return found
 
 
@@ -331,7 +322,7 @@ def replays() -> dict[str, dict[str, float]]:
         table = read_table(platform, _device(machine))
         times: dict[str, Mapping[str, float]] = {}
         for choices in machines.values():
-            times |= {text: _times_of_libraries(choice.times_us) for text, choice in choices.items()}
+            times |= {text: choice.times_us for text, choice in choices.items()}
         found[path.stem] = regrets(platform, table, _in_preferred_forms(table, platform, times))
     return found
 

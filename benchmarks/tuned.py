@@ -32,17 +32,10 @@ NOTES = (
     "Cases are those of the training steps, with all ops of jaxgrad, and of calls of convolutions, of batch "
     "normalization and of the GRU with linear_before_reset. A call computes the result and all gradients.",
     "jaxgrad selects by its table of preferences; jaxgrad, tuned by what jaxgrad.tune measured before.",
-    "The wrong table prefers XLA where jaxgrad's prefers a kernel, a kernel where it prefers XLA, and on a CPU oneDNN "
-    "and jaxgrad's depthwise kernel in place of each other.",
+    "The wrong table prefers XLA where jaxgrad's prefers a kernel, and a kernel where it prefers XLA.",
 )
 _OPS = {"conv": conv, "batch_norm": batch_norm, "gru": gru}
 _BACKWARD = "forward+backward"
-# The choices of the wrong table where they are not XLA. "cpu" is oneDNN or jaxgrad's depthwise kernel; other rows say
-# which.
-_WRONG_CHOICE = {
-    "cpu": {"xla": "cpu", "onednn": "depthwise", "depthwise": "onednn"},
-    "cuda": {"xla": "cudnn"},
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +163,8 @@ def _wrong_table() -> Iterator[None]:
     def wrong_row(platform: str, row: table.Row) -> table.Row:
         if row.op == xla_forms.OP:  # jaxgrad.tune does not measure the forms of a pass on XLA
             return row
-        return dataclasses.replace(row, prefer=_WRONG_CHOICE[platform].get(row.prefer, "xla"))
+        kernel = "cudnn" if platform == "cuda" else "onednn" if row.op == "conv" else "cpu"
+        return dataclasses.replace(row, prefer=kernel if row.prefer == "xla" else "xla")
 
     def wrong(platform: str) -> tuple[table.Row, ...]:
         return tuple(wrong_row(platform, row) for row in right(platform))

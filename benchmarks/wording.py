@@ -17,7 +17,13 @@ _CONV_PASSES = {
     "dX": ("input gradient", ("input_gradient", "backward_input")),
     "dW": ("weight gradient", ("weight_gradient", "backward_filter")),
 }
-_IMPLEMENTATIONS = {"cpu": "CPU kernels", "cudnn": "cuDNN", "cuda": "jaxgrad's CUDA kernel", "xla": "XLA"}
+_IMPLEMENTATIONS = {
+    "cpu": "jaxgrad's CPU kernel",
+    "cuda": "jaxgrad's CUDA kernel",
+    "cudnn": "cuDNN",
+    "onednn": "oneDNN",
+    "xla": "XLA",
+}
 _PACKAGES = ("jaxgrad", "jax")
 _FRAMEWORKS = ("flax", "equinox")
 

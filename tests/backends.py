@@ -57,13 +57,15 @@ def float64_on_cpu() -> Iterator[None]:
         yield
 
 
-CPU_KERNEL, XLA, XLA_ON_GPU = Backend("cpu", "cpu"), Backend("xla", "cpu"), Backend("xla", "gpu")
+CPU_KERNEL, ONEDNN = Backend("cpu", "cpu"), Backend("onednn", "cpu")
+XLA, XLA_ON_GPU = Backend("xla", "cpu"), Backend("xla", "gpu")
 SELECTED = (Backend(None, "cpu"), Backend(None, "gpu"))
 CUDNN, CUDA = Backend("cudnn", "gpu"), Backend("cuda", "gpu")
 
 # The default backends of a test; a test module that needs others defines BACKENDS.
 EVERY_OP = (CPU_KERNEL, XLA, XLA_ON_GPU)
-CONVOLUTION = BATCH_NORM = (*EVERY_OP, CUDNN)
+BATCH_NORM = (*EVERY_OP, CUDNN)
+CONVOLUTION = (ONEDNN, XLA, XLA_ON_GPU, CUDNN)
 GRU = (*EVERY_OP, CUDA)
 
 # Test modules, relative to tests/, whose tests of XLA on a CPU are marked `thorough`: XLA takes seconds to compile each

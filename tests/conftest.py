@@ -142,22 +142,25 @@ def _mark_oldest(items: list[pytest.Item]) -> None:
     """Marks the cases that CI runs with the oldest JAX.
 
     Of tests that depend on the release of JAX, those with each value of a parameter: see pairwise.py. Of the CUDA
-    module, all: the README's command builds none.
+    module, which the README's command does not build, every second case of tests with many.
     """
-    tests: dict[str, list[Any]] = {}
+    tests: dict[tuple[str, bool], list[Any]] = {}
     for item in items:
         if any(any(item.iter_markers(name)) for name in ("gpu", "thorough", "newest")):
             continue
-        if any(item.iter_markers("cuda_module")):
-            item.add_marker(pytest.mark.oldest)
-        elif any(item.iter_markers("jax_version")):
-            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for cases in tests.values():
-        kept = each_value(_values(cases)) if hasattr(cases[0], "callspec") else {0}
+        of_cuda = any(item.iter_markers("cuda_module"))
+        if of_cuda or any(item.iter_markers("jax_version")):
+            tests.setdefault((item.nodeid.partition("[")[0], of_cuda), []).append(item)
+    for (_, of_cuda), cases in tests.items():
+        if of_cuda:
+            kept = {*range(0, len(cases), 2 if len(cases) > _FEW else 1)}
+        else:
+            kept = each_value(_values(cases)) if hasattr(cases[0], "callspec") else {0}
         for index in kept:
             cases[index].add_marker(pytest.mark.oldest)
 
 
+_FEW = 8  # cases of a test of the CUDA module that all run
 _SECONDS = 240  # that a script may take
 
 

@@ -36,6 +36,7 @@ _FEWEST, _MOST = 2, 8  # devices
 _ON_GPU = jax.default_backend() == "gpu"
 # The `implementation` arguments of the checks.
 KERNEL = "cudnn" if _ON_GPU else "cpu"
+CONV_KERNEL = "cudnn" if _ON_GPU else "onednn"
 OWN_KERNEL = "cuda" if _ON_GPU else "cpu"
 XLA_ON_GPU = "xla" if _ON_GPU else "cpu"  # for ops without a GPU kernel
 _TOLERANCE = 1e-4 if _ON_GPU else 2e-5  # cuDNN selects other kernels for a part of a batch than for the whole batch

@@ -33,6 +33,10 @@ class OpCase(NamedTuple):
     kernel: str  # the CPU handler of the forward pass
 
     def call(self, implementation: str | None) -> Callable[..., Any]:
+        """The call on an implementation; "cpu" stands for that of the CPU handler, which for convolutions is oneDNN."""
+        if implementation == "cpu" and "onednn" in self.kernel:
+            implementation = "onednn"
+
         def function(*arrays):
             named = dict(zip(self.names, arrays, strict=True))
             return self.op(**named, **self.settings, implementation=implementation)

@@ -28,7 +28,7 @@ def with_instruction_set(name: str):
     return mock.patch.object(table, "_instruction_set", return_value=name)
 
 
-_OTHER = {"cpu": "xla", "xla": "cpu", "onednn": "depthwise", "depthwise": "onednn", "taps": "convolution"}
+_OTHER = {"xla": "onednn", "onednn": "xla", "cpu": "onednn", "taps": "convolution"}
 
 
 def with_other_preferences():

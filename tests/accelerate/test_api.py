@@ -45,12 +45,12 @@ def test_an_implementation_must_be_known(implementation):
             jaxgrad.accelerate(*arguments, implementation=implementation)
 
 
-@pytest.mark.parametrize("implementation", [None, "cpu", "cuda", "cudnn", "xla"])
+@pytest.mark.parametrize("implementation", [None, "onednn", "cuda", "cudnn", "xla"])
 def test_every_implementation_runs_everywhere(implementation):
     """One that does not run on the platform leaves its convolutions to XLA."""
     accelerated = jaxgrad.accelerate(convolve, implementation=implementation)
     lowered = jax.jit(accelerated).lower(X, W)
-    assert passes(lowered) == ({"forward": 1} if implementation in (None, "cpu") else {"xla": 1})
+    assert passes(lowered) == ({"forward": 1} if implementation in (None, "onednn") else {"xla": 1})
     close(lowered.compile()(X, W), jax.jit(convolve)(X, W))
 
 
@@ -58,8 +58,8 @@ def test_arguments_are_positional_and_by_keyword():
     with pytest.raises(TypeError):
         jaxgrad.accelerate(function=convolve)
     with pytest.raises(TypeError):
-        jaxgrad.accelerate(convolve, "cpu")
-    accelerated = jaxgrad.accelerate(lambda x, *rest, w, **settings: convolve(x, w), implementation="cpu")
+        jaxgrad.accelerate(convolve, "onednn")
+    accelerated = jaxgrad.accelerate(lambda x, *rest, w, **settings: convolve(x, w), implementation="onednn")
     close(accelerated(X, 1, 2, w=W, name=3), convolve(X, W))
 
 
@@ -79,7 +79,7 @@ def test_signature_and_names():
 
 def _on_kernels(function, *arguments):
     """Whether all convolutions of a function, at least one, are accelerated."""
-    return set(jaxgrad.report(function, *arguments, platform="cpu").counts) == {"cpu"}
+    return set(jaxgrad.report(function, *arguments, platform="cpu").counts) == {"onednn"}
 
 
 class _Layer:
@@ -101,7 +101,7 @@ class _Layer:
         return convolve(x, w)
 
     @classmethod
-    @jaxgrad.accelerate(implementation="cpu")
+    @jaxgrad.accelerate(implementation="onednn")
     def of_class(cls, x, w):
         return convolve(x, w)
 
@@ -314,7 +314,7 @@ def test_a_module_of_equinox_keeps_its_leaves():
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_copies(copied):
-    accelerated = copied(jaxgrad.accelerate(jax.jit(convolve), implementation="cpu"))
+    accelerated = copied(jaxgrad.accelerate(jax.jit(convolve), implementation="onednn"))
     assert _on_kernels(lambda x, w: accelerated(x, w), X, W)
     with copied(jaxgrad.accelerate()):
         assert _on_kernels(lambda x, w: convolve(x, w), X, W)

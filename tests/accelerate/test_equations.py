@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import pytest
-from backends import CPU_KERNEL, CUDA, CUDNN, Backend
+from backends import CUDA, CUDNN, ONEDNN, Backend
 from equation_cases import EquationCase, in_float64, random_equations
 from thorough import thorough_after
 from tolerances import assert_close
@@ -23,7 +23,7 @@ from jaxgrad._src.conv.read.readings import Reading
 
 pytestmark = pytest.mark.jax_version
 
-BACKENDS = (CPU_KERNEL, CUDNN, CUDA)
+BACKENDS = (ONEDNN, CUDNN, CUDA)
 SEEDS, DEFAULT_SEEDS, COUNT = 120, 5, 12
 
 
@@ -95,7 +95,7 @@ def test_every_kind_of_reading_has_a_kernel():
     kinds, dtypes = Counter(), Counter()
     for case in (case for seed in range(DEFAULT_SEEDS) for case in random_equations(seed, COUNT)):
         for reading in _equation(case).readings:
-            plan = _plan(reading, case, CPU_KERNEL)
+            plan = _plan(reading, case, ONEDNN)
             if plan.implementation != "xla":
                 kinds[_kind(reading)] += 1
                 dtypes[case.lhs.dtype.name, case.result.dtype.name] += 1

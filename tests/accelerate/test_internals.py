@@ -49,8 +49,8 @@ def test_programs_that_share_jaxprs_are_searched_once():
 def test_convolutions_on_the_host_of_a_device_stay_on_xla():
     compute_on = getattr(compute_on_module, "compute_on2", compute_on_module.compute_on)  # jax 0.10 has both
     on_host = compute_on(convolve, compute_type="device_host", out_memory_spaces=jax.memory.Space.Device)
-    assert KERNEL in lowered(jaxgrad.accelerate(convolve, implementation="cpu"), X, W)
-    assert KERNEL not in lowered(jaxgrad.accelerate(on_host, implementation="cpu"), X, W)
+    assert KERNEL in lowered(jaxgrad.accelerate(convolve, implementation="onednn"), X, W)
+    assert KERNEL not in lowered(jaxgrad.accelerate(on_host, implementation="onednn"), X, W)
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
@@ -69,7 +69,7 @@ def test_ops_of_jaxgrad_keep_their_implementation_in_custom_rules(where):
         return on_xla(g, residuals[1]) if where == "backward" else g, jnp.zeros_like(residuals[1])
 
     function.defvjp(forward, backward)
-    accelerated = jaxgrad.accelerate(lambda x, w: function(x, w).sum(), implementation="cpu")
+    accelerated = jaxgrad.accelerate(lambda x, w: function(x, w).sum(), implementation="onednn")
     text = lowered(jax.value_and_grad(accelerated), X, W)  # whose value is that of the forward rule
     assert text.count("stablehlo.convolution") == 1
     assert KERNEL not in text

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from accelerated import PASSES, close, convolve, convolve_arrays, passes
-from backends import CPU_KERNEL, CUDNN
+from backends import CUDNN, ONEDNN
 from cuda_module import NEEDS_CUDA_MODULE
 from jax import lax
 from op_cases import loss
@@ -20,8 +20,8 @@ import jaxgrad
 
 pytestmark = pytest.mark.jax_version
 
-BACKENDS = (CPU_KERNEL, CUDNN)
-ACCELERATED, PLAIN = {"cpu": 3}, {"xla": 3}
+BACKENDS = (ONEDNN, CUDNN)
+ACCELERATED, PLAIN = {"onednn": 3}, {"xla": 3}
 
 
 def _loss(x, w):
@@ -92,7 +92,7 @@ def test_only_the_marked_part_of_a_program():
     def both(x, w):
         return _loss(jnp.tanh(jaxgrad.accelerate(convolve)(x, w)), jnp.tile(w, (1, 2, 1, 1))[:, :4])
 
-    assert _counts(_by_all(both)) == {"cpu": 3, "xla": 3}
+    assert _counts(_by_all(both)) == {"onednn": 3, "xla": 3}
 
 
 def test_nesting():
@@ -114,15 +114,15 @@ def test_nesting():
 
     rows = jaxgrad.report(nested, x, w, platform="cpu").convolutions
     expanded = [row for row in rows for _ in range(row.count)]
-    assert sorted(row.implementation for row in expanded) == ["cpu"] * 3 + ["xla"] * 5
+    assert sorted(row.implementation for row in expanded) == ["onednn"] * 3 + ["xla"] * 5
     assert {row.reason for row in rows} == {"oneDNN", "not accelerated", "acceleration is switched off"}
-    assert _counts(off(on(_loss))) == {"cpu": 1}
+    assert _counts(off(on(_loss))) == {"onednn": 1}
     assert _counts(on(off(_loss))) == {"xla": 1}
 
 
 def test_lowering_for_two_platforms_under_the_context_manager():
     """Each platform has its own convolutions: of oneDNN, and of XLA for the other platform."""
-    with jaxgrad.accelerate(implementation="cpu"):
+    with jaxgrad.accelerate(implementation="onednn"):
         lowered = jax.jit(_by_all(_loss)).trace(*convolve_arrays()).lower(lowering_platforms=("cpu", "cuda"))
     assert passes(lowered) == {"forward": 1, "input_gradient": 1, "weight_gradient": 1, "xla": 3}
 
@@ -248,7 +248,7 @@ def test_direct_calls_keep_their_selection(backend, accelerated):
     assert "xla" not in lowered(backend.implementation)
 
 
-@pytest.mark.parametrize("implementation", ["cpu", pytest.param("cudnn", marks=NEEDS_CUDA_MODULE)])
+@pytest.mark.parametrize("implementation", ["onednn", pytest.param("cudnn", marks=NEEDS_CUDA_MODULE)])
 def test_a_forced_implementation_keeps_direct_calls(implementation):
     """Over implementation="xla", and for a platform that the direct call forces."""
     x, w = convolve_arrays()
@@ -257,6 +257,6 @@ def test_a_forced_implementation_keeps_direct_calls(implementation):
         return jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME", implementation=implementation)
 
     off = jaxgrad.accelerate(direct, implementation="xla")
-    platform = "cpu" if implementation == "cpu" else "cuda"
+    platform = "cpu" if implementation == "onednn" else "cuda"
     text = jax.jit(off).trace(x, w).lower(lowering_platforms=(platform,)).as_text()
     assert passes(text) == {"forward": 1}

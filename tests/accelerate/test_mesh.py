@@ -13,7 +13,17 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from mesh_cases import NHWC
-from mesh_running import KERNEL, check_reshaped_batch, close, collectives, mesh, needs, on_devices, over, run_checks
+from mesh_running import (
+    CONV_KERNEL,
+    check_reshaped_batch,
+    close,
+    collectives,
+    mesh,
+    needs,
+    on_devices,
+    over,
+    run_checks,
+)
 
 import jaxgrad
 from jaxgrad._src.choice.op import lowering_platform
@@ -51,7 +61,7 @@ def _put(mesh, args, specs):
 
 
 def _accelerated(function):
-    return jaxgrad.accelerate(function, implementation=KERNEL)
+    return jaxgrad.accelerate(function, implementation=CONV_KERNEL)
 
 
 def _over(devices, function, args, specs, context=contextlib.nullcontext):

@@ -29,7 +29,7 @@ np.savez({path!r}, *jax.tree.leaves(exported.call(*network_arrays())))
 
 def test_an_exported_module_runs_in_a_fresh_process(run_python, tmp_path):
     pytest.importorskip("flatbuffers", reason="JAX serializes with flatbuffers")
-    run = jax.jit(partial(values_and_gradients, jaxgrad.accelerate(network, implementation="cpu")))
+    run = jax.jit(partial(values_and_gradients, jaxgrad.accelerate(network, implementation="onednn")))
     exported = export.export(run, disabled_checks=jaxgrad.export_disabled_checks())(*network_arrays())
     assert set(passes(exported.mlir_module())) == PASSES
     path = tmp_path / "module"
@@ -40,14 +40,14 @@ def test_an_exported_module_runs_in_a_fresh_process(run_python, tmp_path):
 
 
 def test_export_without_disabled_checks_raises():
-    run = jax.jit(jaxgrad.accelerate(network, implementation="cpu"))
+    run = jax.jit(jaxgrad.accelerate(network, implementation="onednn"))
     with pytest.raises(ValueError, match="jaxgrad_onednn_conv_forward"):
         export.export(run)(*network_arrays())
 
 
 def test_symbolic_shapes_run_on_xla():
     """The batch is symbolic. An accelerated program with known shapes uses the kernels."""
-    run = jax.jit(partial(values_and_gradients, jaxgrad.accelerate(network, implementation="cpu")))
+    run = jax.jit(partial(values_and_gradients, jaxgrad.accelerate(network, implementation="onednn")))
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in network_arrays()]
     shapes[0] = jax.ShapeDtypeStruct(export.symbolic_shape("b, 4, 6, 5"), shapes[0].dtype)
     exported = export.export(run)(*shapes)
@@ -57,7 +57,7 @@ def test_symbolic_shapes_run_on_xla():
 
 def test_export_for_two_platforms():
     """Each platform has its own kernels, or XLA's convolution."""
-    run = jax.jit(partial(values_and_gradients, jaxgrad.accelerate(network, implementation="cpu")))
+    run = jax.jit(partial(values_and_gradients, jaxgrad.accelerate(network, implementation="onednn")))
     checks = jaxgrad.export_disabled_checks()
     exported = export.export(run, platforms=["cpu", "cuda"], disabled_checks=checks)(*network_arrays())
     close(exported.call(*network_arrays()), run(*network_arrays()))
@@ -72,7 +72,7 @@ from jax import export
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from op_cases import values_and_gradients
 import jaxgrad
-run = jax.jit(partial(values_and_gradients, jaxgrad.accelerate(network, implementation="cpu")))
+run = jax.jit(partial(values_and_gradients, jaxgrad.accelerate(network, implementation="onednn")))
 expected = run(*network_arrays())
 for kind in (AxisType.Auto, AxisType.Explicit):
     mesh = jax.make_mesh((2,), ("d",), axis_types=(kind,))
@@ -107,7 +107,7 @@ events, digest = Counter(), hashlib.sha256()
 jax.monitoring.register_event_listener(lambda event, **_: events.update([event.rsplit("/", 1)[-1]]))
 sharding = NamedSharding(jax.make_mesh((jax.device_count(),), ("d",), axis_types=(AxisType.Auto,)), P())
 arrays = [jax.device_put(array, sharding) for array in network_arrays()]
-for function in network, jaxgrad.accelerate(network, implementation="cpu"):
+for function in network, jaxgrad.accelerate(network, implementation="onednn"):
     for leaf in jax.tree.leaves(jax.jit(partial(values_and_gradients, function))(*arrays)):
         digest.update(np.asarray(leaf).tobytes())
 print(events["cache_hits"], events["cache_misses"], digest.hexdigest())

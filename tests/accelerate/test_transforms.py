@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import transformations
 from accelerated import PASSES, assert_passes, close, convolve, convolve_arrays, network, network_arrays, passes
-from backends import CPU_KERNEL, CUDNN, float64_on_cpu
+from backends import CUDNN, ONEDNN, float64_on_cpu
 from jax import checkpoint_policies, lax
 from jax.ad_checkpoint import checkpoint_name
 from op_cases import loss, values_and_gradients
@@ -23,7 +23,7 @@ from jaxgrad._src.native import cuda
 
 pytestmark = pytest.mark.jax_version
 
-BACKENDS = (CPU_KERNEL, CUDNN)
+BACKENDS = (ONEDNN, CUDNN)
 NCHW = ("NCHW", "OIHW", "NCHW")
 TRANSPOSED = {"forward", "input_gradient"}
 WIDE = network_arrays(np.float64)
@@ -213,7 +213,7 @@ def test_eval_shape(dtype):
     assert jax.eval_shape(jaxgrad.accelerate(convolve), *shapes) == jax.eval_shape(convolve, *shapes)
 
 
-@pytest.mark.parametrize("implementation", [None, "cudnn", "cpu"])
+@pytest.mark.parametrize("implementation", [None, "cudnn", "onednn"])
 def test_lowering_for_cuda_without_a_gpu(implementation):
     """The program for a GPU calls no CPU handler; cuDNN's plans are found when it runs."""
     accelerated = jaxgrad.accelerate(network, implementation=implementation)
@@ -222,10 +222,10 @@ def test_lowering_for_cuda_without_a_gpu(implementation):
     assert "onednn" not in text
     for_both = traced.lower(lowering_platforms=("cpu", "cuda")).as_text()
     assert ("onednn" in for_both) == (implementation != "cudnn")
-    on_cuda = {"xla"} if implementation == "cpu" or not cuda.targets() else PASSES
+    on_cuda = {"xla"} if implementation == "onednn" or not cuda.targets() else PASSES
     if implementation is not None:  # by default each pass is selected for itself
         assert set(passes(text)) == on_cuda
-        assert set(passes(for_both)) == {"xla", *on_cuda, *(PASSES if implementation == "cpu" else ())}
+        assert set(passes(for_both)) == {"xla", *on_cuda, *(PASSES if implementation == "onednn" else ())}
 
 
 @pytest.mark.skipif(not cuda.targets(), reason="the package is built without CUDA")
@@ -256,7 +256,7 @@ def test_debug_nans(backend):
 
 def test_enable_x64_both_ways():
     """One jitted function of float64 NumPy arrays, called with 64-bit types off, on, and off again."""
-    run = jax.jit(partial(values_and_gradients, jaxgrad.accelerate(network, implementation="cpu")))
+    run = jax.jit(partial(values_and_gradients, jaxgrad.accelerate(network, implementation="onednn")))
     with float64_on_cpu():
         expected = jax.jit(partial(values_and_gradients, network))(*WIDE)
     for enabled in (False, True, False):
@@ -280,7 +280,7 @@ def _runs(function) -> int:
     """The number of kernel calls of a function that was called before."""
 
     def calls():
-        counters = jaxgrad.plan_cache_info()["cpu"]
+        counters = jaxgrad.plan_cache_info()["onednn"]
         return counters["hits"] + counters["misses"]
 
     jax.block_until_ready(function())

@@ -31,7 +31,7 @@ if os.environ["IMPORTED"] == "1":
     import jaxgrad
     used = jax.jit(jax.grad(jaxgrad.accelerate(network), (0, 1)))
     used(*arrays), jaxgrad.accelerate(network)(*arrays), jaxgrad.report(used, *arrays)
-    with jaxgrad.accelerate(implementation="cpu"):
+    with jaxgrad.accelerate(implementation="onednn"):
         network(*arrays)
 gradient = jax.jit(jax.grad(network, (0, 1)))
 mesh = jax.make_mesh((2,), ("d",))

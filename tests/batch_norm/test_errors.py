@@ -106,7 +106,7 @@ def test_unknown_options():
         _raises(
             op,
             ValueError,
-            "implementation must be one of None, 'xla', 'cpu', 'cuda', 'cudnn', 'depthwise', 'onednn', got 'metal'",
+            "implementation must be one of None, 'xla', 'cpu', 'cuda', 'cudnn', 'onednn', got 'metal'",
             implementation="metal",
         )
 

@@ -231,7 +231,7 @@ def test_a_device_takes_its_own_preferences(tmp_path, monkeypatch, measured):
             assert (row.table, row.prefer) == ("gpu", prefer)
             measured = rf"measured \d\.\d\dx as fast as {over} in \d+ cases, the last on [\d-]+ with jaxgrad 0.1.0"
             assert re.fullmatch(rf"row 'other' of the table {of}, {measured}", str(row))
-            assert CudnnBackend().table_row("forward", recorded.call) == str(row)  # which is kept by the device
+            assert str(CudnnBackend().row("forward", recorded.call)) == str(row)  # which is kept by the device
     finally:
         table.read_table.cache_clear()
         jax.clear_caches()  # rows of these tables
@@ -249,7 +249,7 @@ def _row_with(activation, dtype, window, groups=1):
         jax.jit(op).trace(x, w, bias=bias).lower(lowering_platforms=("cuda",))
     (recorded,) = recorder.calls.values()
     row = table.preference("conv", "forward", "cuda", preferences._features(recorded, "gpu"), ("cudnn", "xla"))
-    assert CudnnBackend().table_row("forward", recorded.call) == str(row)
+    assert str(CudnnBackend().row("forward", recorded.call)) == str(row)
     return row
 
 
@@ -438,7 +438,7 @@ def measured_cpus(tmp_path, monkeypatch):
     def write(gains, left_out="nothing"):
         for kind, gain in gains.items():
             choices = {
-                text: Choice("xla", "xla", {"xla": 10.0 * gain, "cpu": 10.0}, "2026-11-26")
+                text: Choice("xla", "xla", {"xla": 10.0 * gain, "cpu": 10.0, "onednn": 10.0}, "2026-11-26")
                 for text in preference_calls.calls("cpu")
                 if "avx512" not in kind or left_out not in text
             }
@@ -459,7 +459,7 @@ def test_rows_of_cpus_follow_the_machines_with_their_instruction_set(measured_cp
     """The common preference follows all of them."""
     found = measured_cpus({"One, avx512": 2.0, "Another, avx512": 1.5, "Old, avx2": 0.5})
     assert set(found) == {"cpu", "gpu"}
-    assert _rows_of_groups(found["cpu"]) == [("xla", 2.0), ("cpu", 1.5)]
+    assert _rows_of_groups(found["cpu"]) == [("xla", 2.0), ("onednn", 1.5)]
     assert len(found["cpu"]["measured_on"]) == 3
 
 
@@ -479,5 +479,5 @@ def test_explain_names_the_row():
         call[0], x, w, *call[3:], dimension_numbers=_NHWC, feature_group_count=16, platform="cpu"
     ).passes
     assert len({each.preference for each in of_passes}) == 3  # the passes have different rows
-    forced = jaxgrad.explain(*call, dimension_numbers=_NHWC, platform="cpu", implementation="cpu")
+    forced = jaxgrad.explain(*call, dimension_numbers=_NHWC, platform="cpu", implementation="onednn")
     assert forced.preference == ""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from backends import CONVOLUTION, CPU_KERNEL, XLA_ON_GPU
+from backends import CONVOLUTION, ONEDNN, XLA_ON_GPU
 from conv_cases import FIELDS, ConvCase, cotangent, make_conv_inputs
 from conv_references import in_float64, lax_conv
 from conv_running import assert_same, compiled_calls, conv, conv_transpose, run, terms
@@ -56,7 +56,7 @@ def _with_relu(plain):
 
 @pytest.mark.parametrize(("name", "dtype"), FINITE)
 def test_values_and_gradients(backend, name, dtype):
-    if backend == CPU_KERNEL and dtype == "float64":
+    if backend == ONEDNN and dtype == "float64":
         pytest.skip("oneDNN has no float64")
     op, plain, inputs = _parts(backend, CASES[name], dtype)
     dy = cotangent(jax.eval_shape(op, *inputs).shape, dtype)
@@ -104,7 +104,7 @@ def test_relu_gradient_at_zero_is_zero(backend):
 @pytest.mark.parametrize("requested", [("lhs",), ("bias",), FIELDS], ids="-".join)
 def test_program_holds_only_the_requested_gradients(requested):
     """And one forward call, whose result the relu mask reads."""
-    op, _, inputs = _parts(CPU_KERNEL, LOPSIDED)
+    op, _, inputs = _parts(ONEDNN, LOPSIDED)
     dy = cotangent(jax.eval_shape(op, *inputs).shape, "float32")
     gradient = jax.grad(lambda given: jnp.vdot(op(*inputs._replace(**given)), dy))
     found = compiled_calls(gradient, {name: getattr(inputs, name) for name in requested})
@@ -112,7 +112,7 @@ def test_program_holds_only_the_requested_gradients(requested):
 
 
 def test_residuals_are_the_operands_and_the_result():
-    op, _, inputs = _parts(CPU_KERNEL, LOPSIDED)
+    op, _, inputs = _parts(ONEDNN, LOPSIDED)
     y, pullback = jax.vjp(op, *inputs)
     kept = [leaf for leaf in jax.tree.leaves(pullback) if leaf.ndim > 1]
     assert sorted(a.shape for a in kept) == sorted(a.shape for a in (*inputs[:2], y))
@@ -176,7 +176,7 @@ def test_explain_reports_where_relu_runs():
     choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **LOPSIDED.settings, **with_relu)
     assert choice.reason == "oneDNN; XLA applies relu"
     settings = CASES["transposed"].settings
-    choice = jaxgrad.explain(jaxgrad.conv_transpose, *up[:2], **settings, **with_relu, implementation="cpu")
-    assert choice.reason == "forced by implementation='cpu'; XLA applies relu"
+    choice = jaxgrad.explain(jaxgrad.conv_transpose, *up[:2], **settings, **with_relu, implementation="onednn")
+    assert choice.reason == "forced by implementation='onednn'; XLA applies relu"
     without = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **LOPSIDED.settings, platform="cpu")
     assert without.reason == "oneDNN"

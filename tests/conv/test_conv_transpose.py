@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from backends import CONVOLUTION, CPU_KERNEL, XLA, Backend
+from backends import CONVOLUTION, ONEDNN, XLA, Backend
 from conv_cases import cotangent
 from conv_references import in_float64, with_bias
 from conv_running import assert_same, conv_transpose, run, terms
@@ -43,12 +43,12 @@ def _check(case, dtype, backends, reference):
 def _backends(case, dtype):
     inputs = make_transpose_inputs(case, dtype)
     try:
-        jaxgrad.explain(jaxgrad.conv_transpose, *inputs[:2], **case.settings, implementation="cpu")
+        jaxgrad.explain(jaxgrad.conv_transpose, *inputs[:2], **case.settings, implementation="onednn")
     except ValueError:
         choice = jaxgrad.explain(jaxgrad.conv_transpose, *inputs[:2], **case.settings, platform="cpu")
         assert "xla" in {choice.implementation, *(found.implementation for found in choice.passes)}
         return [DEFAULT]
-    return [CPU_KERNEL]
+    return [ONEDNN]
 
 
 @pytest.mark.parametrize("seed", thorough_after(12, range(100)))
@@ -90,7 +90,7 @@ def test_every_padding_matches_lax(padding, consistent, stride, window):
     )
     inputs = make_transpose_inputs(case)
     expected = lax.conv_transpose(*inputs[:2], **case.lax_settings)
-    for backend in (CPU_KERNEL, XLA):
+    for backend in (ONEDNN, XLA):
         actual = conv_transpose(backend, **case.settings)(*inputs)
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 

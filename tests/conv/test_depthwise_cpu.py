@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import re
+import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from backends import CPU_KERNEL, Backend
+from backends import CPU_KERNEL, ONEDNN, Backend
 from conv_cases import ConvCase, cotangent, make_conv_inputs
 from conv_references import in_float64, lax_conv
 from conv_running import assert_same, conv, run, terms
 from mesh_running import import_test_module
+from preferring import with_instruction_set
 from thorough import one_in, thorough_after
 
 import jaxgrad
+from jaxgrad._src.choice import table
 from jaxgrad._src.choice.measured_choices import Recorder
-from jaxgrad._src.conv.kernels import cpu as conv_cpu
 from jaxgrad._src.conv.measurable import measurable_pass
 from jaxgrad._src.native import cpu
 
@@ -33,15 +36,6 @@ LAYOUTS = {
 }
 SIZES, WINDOWS = {1: 70, 2: 21, 3: 9}, {1: 14, 2: 6, 3: 4}
 PASSES = {"forward", "input_gradient", "weight_gradient"}
-
-
-@pytest.fixture(autouse=True)
-def only_own_kernels(monkeypatch):
-    """Runs the kernels also where oneDNN is preferred."""
-    jax.clear_caches()
-    monkeypatch.setattr(conv_cpu, "prefers_own_kernel", lambda *_: True)
-    yield
-    jax.clear_caches()
 
 
 def depthwise_case(seed: int) -> ConvCase:
@@ -131,7 +125,6 @@ def test_large_problems(name):
 
 
 _INSTRUCTION_SETS = """
-test_depthwise_cpu.conv_cpu.prefers_own_kernel = lambda *_: True
 for seed in (1, 4, 9, 11):
     test_depthwise_cpu.test_values_and_gradients(seed)
 for name in ("1D, many taps", "2D", "2D, narrow, few taps"):
@@ -226,8 +219,6 @@ import hashlib, os
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
 import jax, jax.numpy as jnp, numpy as np
 import jaxgrad
-from jaxgrad._src.conv.kernels import cpu
-cpu.prefers_own_kernel = lambda *_: True
 for axes, window, strides, features_last in (
     ("HW", (5, 3), (1, 2), True), ("HW", (5, 3), (1, 2), False), ("HW", (7, 5), (1, 1), True),
     ("DHW", (3, 3, 5), (1, 1, 1), True),
@@ -254,71 +245,101 @@ def test_results_do_not_depend_on_threads(run_python):
     assert len(one.split()) == 16
 
 
-def test_runs_without_onednn(monkeypatch):
-    """Depthwise convolutions run on the kernels; others need oneDNN."""
-    monkeypatch.setattr(conv_cpu, "prefers_own_kernel", lambda *_: False)
-    monkeypatch.setattr(cpu, "onednn_unavailable", lambda: "oneDNN is not installed")
-    jax.clear_caches()
-    depthwise = ConvCase((9, 8), (3, 3), 2, 1, 1, 5, padding="SAME")
-    assert_runs_kernel(depthwise, "float32")
-    with pytest.raises(RuntimeError, match="the kernels of oneDNN are missing"):
-        conv(CPU_KERNEL, **depthwise.replace(features=2).settings)(*make_conv_inputs(depthwise.replace(features=2)))
+@pytest.fixture
+def prefer(monkeypatch):
+    """Puts rows for depthwise convolutions before the table: the implementation, the passes and a condition of each."""
+    rows = table.rows
     jax.clear_caches()
 
+    def put(*wanted):
+        first = tuple(
+            table.Row("", "conv", tuple(passes), {"problems": {"at_least": 0}, **when}, name, name, None, "")
+            for name, passes, when in wanted
+        )
+        monkeypatch.setattr(table, "rows", lambda platform: (*first, *rows(platform)))
 
-BOTH_LIBRARIES = ConvCase((9, 8), (5, 5), 2, 1, 1, 5, padding="SAME")
+    yield put
+    jax.clear_caches()
 
 
-def targets(case, implementation):
+CASE = ConvCase((9, 8), (5, 5), 2, 1, 1, 5, padding="SAME")
+
+
+def targets(case, implementation=None, in_axes=None):
     """The passes of a call whose program calls oneDNN, and those whose program calls the kernels."""
-    call = conv(Backend(implementation, "cpu"), **case.settings)
-    inputs = make_conv_inputs(case)
-    text = jax.jit(lambda *a: jax.vjp(call, *a)[1](call(*a))).lower(*inputs).as_text()
+    call, inputs = conv(Backend(implementation, "cpu"), **case.settings), make_conv_inputs(case)
+
+    def gradients(*arrays):
+        return jax.vjp(call, *arrays)[1](call(*arrays))
+
+    if in_axes is not None:
+        inputs = [np.stack([a] * 3) if axis == 0 else a for a, axis in zip(inputs, in_axes, strict=True)]
+        gradients = jax.vmap(gradients, in_axes)
+    text = jax.jit(gradients).lower(*inputs).as_text()
     return tuple({n for n in PASSES if f"jaxgrad_{lib}_{n}" in text} for lib in ("onednn_conv", "cpu_depthwise"))
 
 
+@pytest.mark.parametrize("name", ["avx512", "avx2"])
+def test_runs_without_onednn(monkeypatch, name):
+    """Depthwise convolutions run on the kernels, whichever is the faster one; others need oneDNN."""
+    monkeypatch.setattr(cpu, "onednn_unavailable", lambda: "oneDNN is not installed")
+    jax.clear_caches()
+    few_positions = CASE.replace(spatial=(20, 20), groups=400)
+    with with_instruction_set(name), warnings.catch_warnings():
+        warnings.simplefilter("error")  # the call has no use for oneDNN
+        for case in (
+            CASE,
+            few_positions,
+            few_positions.replace(strides=(2, 2)),
+            few_positions.replace(rhs_dilation=(2, 2)),
+        ):
+            assert targets(case) == (set(), PASSES)
+    with pytest.raises(RuntimeError, match="the kernels of oneDNN are missing"):
+        conv(ONEDNN, **CASE.settings)(*make_conv_inputs(CASE))
+    jax.clear_caches()
+
+
 @pytest.mark.parametrize("own", [set(), {"weight_gradient"}, PASSES])
-def test_the_faster_kernel_runs(monkeypatch, own):
-    monkeypatch.setattr(conv_cpu, "prefers_own_kernel", lambda pass_name, _: pass_name in own)
-    case = BOTH_LIBRARIES
-    inputs = make_conv_inputs(case)
-    found = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **case.settings, platform="cpu")
-    reasons = dict.fromkeys(PASSES, found.reason) | {p.name: p.reason for p in found.passes}
-    assert reasons == {name: "jaxgrad's own kernel" if name in own else "oneDNN" for name in PASSES}
-    assert targets(case, None) == targets(case, "cpu") == (PASSES - own, own)
-    assert targets(case, "onednn") == (PASSES, set())
-    assert targets(case, "depthwise") == (set(), PASSES)
+def test_the_faster_kernel_runs(prefer, own):
+    prefer(("cpu", own, {}), ("onednn", PASSES - own, {}))
+    inputs = make_conv_inputs(CASE)
+    found = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **CASE.settings, platform="cpu")
+    passes = {p.name: p for p in found.passes} or dict.fromkeys(PASSES, found)
+    assert {name: p.implementation for name, p in passes.items()} == {
+        n: "cpu" if n in own else "onednn" for n in PASSES
+    }
+    assert {p.reason for p in passes.values()} <= {"jaxgrad's own kernel", "oneDNN"}
+    assert targets(CASE) == (PASSES - own, own)
+    assert targets(CASE, "onednn") == (PASSES, set())
+    assert targets(CASE, "cpu") == (set(), PASSES)
 
 
-def test_a_preference_names_the_library():
-    """The row that chooses between the two follows the row that chooses between them and XLA."""
-    inputs = make_conv_inputs(BOTH_LIBRARIES)
-    settings = {**BOTH_LIBRARIES.settings, "platform": "cpu"}
-    found = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **settings)
-    for each in found.passes or (found,):
-        with_xla, libraries = each.preference.split("; ")
-        assert "'groups'" in with_xla
-        assert "'depthwise" in libraries
+_IMAGES, _WEIGHTS, _BOTH = (0, None, None), (None, 0, None), (0, 0, None)
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_tune_measures_both_libraries_once(monkeypatch, own):
-    monkeypatch.setattr(conv_cpu, "prefers_own_kernel", lambda *_: own)
+@pytest.mark.parametrize("in_axes", [_IMAGES, _WEIGHTS, _BOTH], ids=str)
+@pytest.mark.parametrize("first", ["cpu", "onednn"])
+def test_vmap_may_change_the_kernel(prefer, first, in_axes):
+    """A row that prefers the other kernel for the sizes that `vmap` makes: more positions, or independent problems."""
+    other = {"cpu": "onednn", "onednn": "cpu"}[first]
+    few = {"positions": {"at_most": CASE.batch * 9 * 8}, "problems": 0}
+    prefer((first, PASSES, few), (other, PASSES, {}))
+    assert targets(CASE) == targets(CASE, first) == targets(CASE, first, in_axes)
+    assert targets(CASE, None, in_axes) == targets(CASE, other)
+
+
+def test_vmap_leaves_a_pass_on_xla(prefer):
+    prefer(("xla", PASSES, {"positions": {"at_most": CASE.batch * 9 * 8}}), ("cpu", PASSES, {}))
+    assert targets(CASE) == targets(CASE, None, _IMAGES) == (set(), set())
+
+
+def test_tune_measures_both_kernels():
     recorder = Recorder()
     with jaxgrad.config.override(tuning=recorder):
-        case = BOTH_LIBRARIES
-        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in make_conv_inputs(case)]
-        jax.jit(conv(Backend(None, "cpu"), **case.settings)).lower(*shapes)
+        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in make_conv_inputs(CASE)]
+        jax.jit(conv(Backend(None, "cpu"), **CASE.settings)).lower(*shapes)
     (recorded,) = recorder.calls.values()
     found = measurable_pass(recorded.pass_name, recorded.call, "cpu").functions
-    assert set(found) == {"xla", "cpu", "onednn" if own else "depthwise"}
     texts = {name: jax.jit(found[name]).lower(*shapes).as_text() for name in found}
-    kernel = {name: "jaxgrad_cpu_depthwise" in text for name, text in texts.items()}
-    assert kernel == {"xla": False, "cpu": own, ("onednn" if own else "depthwise"): not own}
-    assert "jaxgrad_onednn_conv" in texts["onednn" if own else "cpu"]
-
-
-def test_forcing_the_kernels_for_other_convolutions_raises():
-    case = BOTH_LIBRARIES.replace(features=2)
-    with pytest.raises(ValueError, match="implementation='depthwise' cannot run: these kernels take depthwise"):
-        conv(Backend("depthwise", "cpu"), **case.settings)(*make_conv_inputs(case))
+    kernels = {name: re.findall(r"@jaxgrad_(cpu_depthwise|onednn_conv)_", text) for name, text in texts.items()}
+    assert kernels == {"xla": [], "cpu": ["cpu_depthwise"], "onednn": ["onednn_conv"]}

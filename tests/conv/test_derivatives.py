@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from backends import CONVOLUTION, CPU_KERNEL
+from backends import CONVOLUTION, ONEDNN
 from conv_cases import ConvCase, make_conv_inputs
 from conv_references import lax_conv
 from conv_running import compiled_calls, conv, conv_transpose
@@ -42,7 +42,7 @@ def _reference(case):
 
 @pytest.mark.parametrize("case", one_in(2, CASES), ids=str)
 def test_numerical_derivatives_in_float64(case):
-    op, inputs = _op(type(CPU_KERNEL)(None, "cpu"), case)
+    op, inputs = _op(type(ONEDNN)(None, "cpu"), case)
     check_grads(op, tuple(map(jnp.asarray, inputs)), order=2, modes=["rev"], atol=1e-6, rtol=1e-6)
 
 
@@ -84,7 +84,7 @@ def test_third_derivatives(backend):
 def test_second_derivatives_run_on_the_kernels():
     """The gradient of the squared input gradient depends on x through dy."""
     case = ConvCase(**SMALL, bias=False)
-    op, inputs = _op(CPU_KERNEL, case)
+    op, inputs = _op(ONEDNN, case)
     lhs, rhs = (np.asarray(a, np.float32) for a in inputs[:2])
 
     def penalty(lhs):
@@ -112,7 +112,7 @@ def test_gradient_of_the_weight_gradient_alone(backend):
 @pytest.mark.parametrize("read", [0, 1], ids=["dw", "db"])
 def test_gradient_of_either_the_weight_or_the_bias_gradient(read):
     """Both gradients are requested and one is read: the cotangent of the other is a symbolic zero."""
-    op, inputs = _op(CPU_KERNEL, CASES[1])
+    op, inputs = _op(ONEDNN, CASES[1])
 
     def loss(op, lhs, others):
         return jnp.sum(jax.grad(lambda others: jnp.sum(jnp.sin(op(lhs, *others))))(others)[read] ** 2)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from backends import CONVOLUTION, CPU_KERNEL, Backend
+from backends import CONVOLUTION, ONEDNN, Backend
 from conv_cases import ConvCase, cotangent, make_conv_inputs
 from conv_references import in_float64, lax_conv
 from conv_running import assert_same, conv, conv_transpose, run, terms
@@ -34,7 +34,7 @@ ON_KERNEL = ["float32", "bfloat16", "float16"]
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("layout", [None, ("NHWC", "HWIO", "NHWC")], ids=["first", "last"])
 def test_each_dtype(backend, dtype, groups, layout):
-    if dtype == "float64" and backend.implementation == "cpu":
+    if dtype == "float64" and backend.implementation == "onednn":
         pytest.skip("oneDNN has no float64")
     case = CASE.replace(groups=groups, layout=layout)
     inputs = make_conv_inputs(case, dtype)
@@ -51,7 +51,7 @@ def test_transposed_in_each_dtype_on_the_kernel(dtype):
     plain = lax_conv_transpose(TRANSPOSED)
     y = jax.eval_shape(plain, *inputs)
     dy = cotangent(y.shape, dtype)
-    actual = run(conv_transpose(CPU_KERNEL, **TRANSPOSED.settings), inputs, dy)
+    actual = run(conv_transpose(ONEDNN, **TRANSPOSED.settings), inputs, dy)
     assert_same(actual, in_float64(plain, inputs, dy), dtype=dtype, terms=terms(inputs, y))
 
 
@@ -107,7 +107,7 @@ def test_preferred_element_type_on_the_kernel(given, preferred, transposed):
     inputs = make(case.replace(bias=False), given)
     plain = lax_conv_transpose(case) if transposed else lax_conv(case)
     bias = np.arange(case.out_features, dtype=preferred)
-    y = op(CPU_KERNEL, **case.settings, preferred_element_type=preferred)(*inputs[:2], bias)
+    y = op(ONEDNN, **case.settings, preferred_element_type=preferred)(*inputs[:2], bias)
     expected = plain(*(np.asarray(a, np.float64) for a in (*inputs[:2], bias)))
     assert_close(y, expected, dtype=preferred, terms=terms(inputs, y))
 
@@ -152,7 +152,7 @@ def test_the_precision_in_force_holds_for_gradients():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", [CASE, CASE.replace(groups=4), TRANSPOSED], ids=["plain", "groups", "transposed"])
 def test_strict_dtype_promotion(backend, dtype, case):
-    if dtype == "float64" and backend.implementation == "cpu":
+    if dtype == "float64" and backend.implementation == "onednn":
         pytest.skip("oneDNN has no float64")
     transposed = isinstance(case, TransposeCase)
     inputs = make_transpose_inputs(case, dtype) if transposed else make_conv_inputs(case, dtype)
@@ -166,7 +166,7 @@ def test_strict_dtype_promotion(backend, dtype, case):
 
 def test_weak_types_do_not_leak():
     inputs = make_conv_inputs(CASE)
-    y = jax.eval_shape(conv(CPU_KERNEL, **CASE.settings), *inputs)
+    y = jax.eval_shape(conv(ONEDNN, **CASE.settings), *inputs)
     assert not y.weak_type
     ones = jnp.ones((2, 8, 9, 7)) * 2.0
     assert ones.dtype == jnp.float64
@@ -180,7 +180,7 @@ assert not jax.config.jax_enable_x64
 from conv_cases import ConvCase, make_conv_inputs
 from conv_references import numpy_conv, numpy_weight_gradient
 from conv_running import conv, run
-from backends import CPU_KERNEL, XLA
+from backends import ONEDNN, XLA
 
 case = ConvCase(groups=2, strides=(2, 1), padding=((1, 2), (0, 1)), bias=False)
 inputs = make_conv_inputs(case)
@@ -189,7 +189,7 @@ arguments = ((2, 1), ((1, 2), (0, 1)), (1, 1), 2)
 expected = numpy_conv(*wide, *arguments)
 dy = np.random.default_rng(0).standard_normal(expected.shape).astype(np.float32)
 dw = numpy_weight_gradient(wide[0], wide[1].shape, dy.astype(np.float64), *arguments)
-for backend in (CPU_KERNEL, XLA):
+for backend in (ONEDNN, XLA):
     found = run(conv(backend, **case.settings), inputs, dy)
     assert {a.dtype.name for a in (found.y, found.lhs, found.rhs)} == {"float32"}
     np.testing.assert_allclose(found.y, expected, rtol=0, atol=1e-5)
@@ -220,14 +220,14 @@ for width, stride, groups in itertools.product((1, 2, 3), (1, 2, 3, 4), (1, 2)):
                     dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
     expected = gradient("xla", "float32", (3, 3, 8, 4 * groups))
-    actual = gradient("cpu", "bfloat16", (3, 3, 8, 4 * groups))
+    actual = gradient("onednn", "bfloat16", (3, 3, 8, 4 * groups))
     np.testing.assert_allclose(actual, expected, rtol=0, atol=0.02 * np.abs(expected).max())
 
 for depth, window, stride in ((2, 3, 1), (1, 2, 1), (5, 3, 2)):  # windows that no depth holds, and one that it holds
     x = np.random.default_rng(depth).standard_normal((2, depth, 4, 3, 16))
     settings = dict(window_strides=(stride, 1, 1), padding=((1, 1),) * 3, dimension_numbers=("NDHWC", "DHWIO", "NDHWC"))
     expected = gradient("xla", "float32", (window, 3, 3, 16, 32))
-    actual = gradient("cpu", "bfloat16", (window, 3, 3, 16, 32))
+    actual = gradient("onednn", "bfloat16", (window, 3, 3, 16, 32))
     np.testing.assert_allclose(actual, expected, rtol=0, atol=0.02 * np.abs(expected).max())
 
 for features, groups in ((24, 1), (4, 8), (16, 1)):  # dilated, with parts of a vector, and with a whole one
@@ -235,7 +235,7 @@ for features, groups in ((24, 1), (4, 8), (16, 1)):  # dilated, with parts of a 
     settings = dict(window_strides=(1, 1), padding="SAME", rhs_dilation=(2, 2), feature_group_count=groups,
                     dimension_numbers=("NHWC", "HWIO", "NHWC"))
     expected = gradient("xla", "float32", (3, 3, features, 40))
-    actual = gradient("cpu", "bfloat16", (3, 3, features, 40))
+    actual = gradient("onednn", "bfloat16", (3, 3, features, 40))
     np.testing.assert_allclose(actual, expected, rtol=0, atol=0.02 * np.abs(expected).max())
 """
 
@@ -256,9 +256,9 @@ def test_weight_gradients_of_taps_over_padding_only():
     )
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
     passes = jaxgrad.explain(jaxgrad.conv_general_dilated, x, w, *arguments, platform="cpu").passes
-    assert [found.implementation for found in passes] == ["cpu", "cpu", "xla"]
+    assert [found.implementation for found in passes] == ["onednn", "onednn", "xla"]
     with pytest.raises(ValueError, match="covers only padding"):
-        jaxgrad.conv_general_dilated(x, w, *arguments, implementation="cpu")
+        jaxgrad.conv_general_dilated(x, w, *arguments, implementation="onednn")
 
 
 _OVER_PADDING = """
@@ -276,7 +276,7 @@ for shapes, padding, dilation, strides, numbers in (
 
     def op(x, w):
         return jaxgrad.conv_general_dilated(x, w, strides, padding, None, dilation, dimension_numbers=numbers,
-                                            bias=bias, implementation="cpu")
+                                            bias=bias, implementation="onednn")
 
     y, gradients = jax.vjp(op, x, w)
     features = np.moveaxis(np.asarray(y, np.float32), numbers[2].index("C"), -1)

@@ -65,7 +65,7 @@ def test_symbolic_shapes():
     assert "  -  " in str(found).splitlines()[1]
 
 
-@pytest.mark.parametrize("implementation", ["cpu", "xla"])
+@pytest.mark.parametrize("implementation", ["onednn", "xla"])
 def test_ops(implementation):
     """The passes of the op, also for independent problems, have the flops of `jax.lax`."""
 

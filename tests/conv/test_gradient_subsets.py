@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from backends import CONVOLUTION, CPU_KERNEL
+from backends import CONVOLUTION, ONEDNN
 from conv_cases import FIELDS, ConvCase, cotangent, make_conv_inputs
 from conv_running import assert_same, compiled_calls, conv, conv_transpose, run, terms
 from conv_transpose_cases import TransposeCase, make_transpose_inputs
@@ -49,7 +49,7 @@ def test_every_gradient_subset_matches_all_gradients(backend, requested, case):
 
 @pytest.mark.parametrize("requested", SUBSETS, ids="-".join)
 def test_program_holds_only_the_requested_gradients(requested):
-    op, inputs = _op_and_inputs(CPU_KERNEL, CASE)
+    op, inputs = _op_and_inputs(ONEDNN, CASE)
     gradient, differentiated = _gradient(op, inputs, requested)
     expected = (0, int("lhs" in requested), int("rhs" in requested))  # no gradient reads y
     assert compiled_calls(gradient, differentiated) == expected
@@ -58,7 +58,7 @@ def test_program_holds_only_the_requested_gradients(requested):
 @pytest.mark.parametrize("requested", SUBSETS, ids="-".join)
 def test_program_of_conv_transpose_holds_only_the_requested_gradients(requested):
     """A transposed convolution is the input gradient of a convolution, and its input gradient is that convolution."""
-    op, inputs = _op_and_inputs(CPU_KERNEL, TRANSPOSED)
+    op, inputs = _op_and_inputs(ONEDNN, TRANSPOSED)
     gradient, differentiated = _gradient(op, inputs, requested)
     assert compiled_calls(gradient, differentiated) == (int("lhs" in requested), 0, int("rhs" in requested))
 
@@ -66,7 +66,7 @@ def test_program_of_conv_transpose_holds_only_the_requested_gradients(requested)
 @pytest.mark.parametrize("requested", SUBSETS, ids="-".join)
 def test_value_and_gradients_are_one_call_each(requested):
     """Through a jitted function and with the default implementation; nothing is computed twice."""
-    inner = jax.jit(conv(type(CPU_KERNEL)(None, "cpu"), **CASE.settings))
+    inner = jax.jit(conv(type(ONEDNN)(None, "cpu"), **CASE.settings))
     inputs = make_conv_inputs(CASE)
 
     def loss(differentiated):
@@ -87,7 +87,7 @@ def _shapes(hlo, kind):
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_bias_gradient_comes_from_the_weight_gradient_kernel(with_bias):
     """In one pass with dw if both are requested; empty if only dw is."""
-    op, inputs = _op_and_inputs(CPU_KERNEL, CASE)
+    op, inputs = _op_and_inputs(ONEDNN, CASE)
     gradient, differentiated = _gradient(op, inputs, ("rhs", "bias") if with_bias else ("rhs",))
     shapes = _shapes(jax.jit(gradient).lower(differentiated).compile().as_text(), "weight_gradient")
     assert ("f32[5]" in shapes, "f32[0]" in shapes) == (with_bias, not with_bias)

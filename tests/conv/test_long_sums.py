@@ -49,7 +49,7 @@ for name, (layout, x_shape, w_shape, strides, padding, dilation, groups) in CASE
         exact = jax.jit(lambda x, dy: gradients("xla", x, dy))(x.astype("float64"), dy.astype("float64"))
         np.savez(os.path.join(FOLDER, name), *exact)
         continue
-    found = jax.jit(lambda x, dy: gradients("cpu", x, dy))(x, dy)
+    found = jax.jit(lambda x, dy: gradients("onednn", x, dy))(x, dy)
     exact = np.load(os.path.join(FOLDER, f"{name}.npz")).values()
     for a, b in zip(found, exact, strict=True):
         error = np.abs(np.asarray(a, "float64") - b).max() / np.abs(b).max()

@@ -123,7 +123,7 @@ def test_memory_grows_by_little_with_the_shapes(environment_of_scripts, platform
     )
     memory, plans = json.loads(done.stdout.splitlines()[-1])
     print(memory, plans)
-    info = plans["cpu" if platform == "cpu" else "cudnn"]
+    info = plans["onednn" if platform == "cpu" else "cudnn"]
     if not info["misses"] > 100 > info["size"]:
         pytest.fail("jax.clear_caches freed no plans")
     assert not info.get("recorded")

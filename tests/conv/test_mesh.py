@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from mesh_cases import NHWC
 from mesh_running import (
-    KERNEL,
+    CONV_KERNEL,
     OWN_KERNEL,
     check_reshaped_batch,
     check_shard_map,
@@ -36,7 +36,7 @@ BATCH = (P("d"), P(), P())
 BY = (0, 1, 2)
 
 
-def _network(x, ws, bias, *, groups=1, implementation=KERNEL):
+def _network(x, ws, bias, *, groups=1, implementation=CONV_KERNEL):
     """Two convolutions, one with relu and one with stride, and a transposed one."""
     conv = partial(jaxgrad.conv_general_dilated, dimension_numbers=NHWC, implementation=implementation)
     y = conv(x, ws[0], (1, 1), "SAME", bias=bias, activation="relu")
@@ -99,7 +99,9 @@ def check_arrays_on_no_mesh():
 
 
 def _loss_of_one(x, w, bias):
-    y = jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC, bias=bias, implementation=KERNEL)
+    y = jaxgrad.conv_general_dilated(
+        x, w, (1, 1), "SAME", dimension_numbers=NHWC, bias=bias, implementation=CONV_KERNEL
+    )
     return jnp.sum(jnp.sin(y))
 
 
@@ -124,7 +126,7 @@ def _check_output_features(devices, x_spec, axis):
     """Each weight gradient has the sharding of its weights."""
 
     def loss(x, w, bias):
-        conv = partial(jaxgrad.conv_general_dilated, dimension_numbers=NHWC, implementation=KERNEL)
+        conv = partial(jaxgrad.conv_general_dilated, dimension_numbers=NHWC, implementation=CONV_KERNEL)
         return jnp.sum(jnp.sin(conv(x, w, (1, 1), "SAME", bias=bias)))
 
     x, (w, *_), bias = _args()
@@ -152,7 +154,7 @@ def check_input_features():
         window_strides=(2, 1),
         padding="SAME",
         dimension_numbers=NHWC,
-        implementation=KERNEL,
+        implementation=CONV_KERNEL,
     )
 
     def gradient(*args):
@@ -192,8 +194,8 @@ def check_sharding_that_needs_all_gather():
 
 def check_a_reshaped_batch():
     def loss(x, w):
-        y = jaxgrad.conv_general_dilated(x, w, (2, 1), "SAME", dimension_numbers=NHWC, implementation=KERNEL)
-        y = jaxgrad.conv_transpose(y, w.swapaxes(2, 3), (1, 2), "SAME", implementation=KERNEL)
+        y = jaxgrad.conv_general_dilated(x, w, (2, 1), "SAME", dimension_numbers=NHWC, implementation=CONV_KERNEL)
+        y = jaxgrad.conv_transpose(y, w.swapaxes(2, 3), (1, 2), "SAME", implementation=CONV_KERNEL)
         return jnp.sum(jnp.sin(y) ** 2)
 
     x, (w, *_), _ = _args()

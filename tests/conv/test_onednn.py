@@ -76,12 +76,12 @@ assert reason in str(found[0].message) and "python -m jaxgrad" in str(found[0].m
 
 for op, arrays in ((conv, inputs), (conv_transpose, others)):
     try:
-        op(*arrays, implementation="cpu")
+        op(*arrays, implementation="onednn")
     except RuntimeError as error:
         assert ("jaxgrad.conv_general_dilated" if op is conv else "jaxgrad.conv_transpose") in str(error)
         assert reason in str(error), error
     else:
-        raise SystemExit("implementation='cpu' ran without oneDNN")
+        raise SystemExit("implementation='onednn' ran without oneDNN")
 
 choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **case.settings, platform="cpu")
 assert choice.implementation == "xla" and reason in choice.reason, choice
@@ -162,14 +162,14 @@ def test_a_library_that_cannot_be_loaded_does_not_replace_the_one_in_use(tmp_pat
     path.write_text("this is not a library")
     assert not cpu.onednn_unavailable()
     _cpu.load_onednn(str(path))  # no effect: a library is already loaded
-    plan = jaxgrad.plan_cache_info()["cpu"]
+    plan = jaxgrad.plan_cache_info()["onednn"]
     assert plan["capacity"] > 0
 
 
 def test_diagnosis_lists_the_onednn_handlers(run_python):
     text = run_python(_DIAGNOSIS).stdout
     parts = [f"jaxgrad_onednn_conv_{kind}" for kind in ("forward", "input_gradient", "weight_gradient")]
-    parts += ["conv_general_dilated on cpu: 'cpu'", "conv_transpose on cpu: 'cpu'", jax.__version__]
+    parts += ["conv_general_dilated on cpu: 'onednn'", "conv_transpose on cpu: 'onednn'", jax.__version__]
     for part in parts:
         assert part in text, f"{part!r} is not in:\n{text}"
 
@@ -187,7 +187,7 @@ for depth, window, stride, padding in ((6, 6, 2, (5, 4)), (5, 6, 3, (6, 2)), (6,
     actual, expected = gradient(jaxgrad.conv_general_dilated), gradient(jax.lax.conv_general_dilated)
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4)
     try:
-        gradient(jaxgrad.conv_general_dilated, implementation="cpu")
+        gradient(jaxgrad.conv_general_dilated, implementation="onednn")
     except ValueError as error:
         assert "window lies within the first spatial axis" in str(error)
     else:
@@ -217,7 +217,7 @@ def test_strides_without_effect(width, window, stride, dilation, padding, dtype)
         "dimension_numbers": ("NHWC", "HWIO", "NHWC"),
         "feature_group_count": 8,
     }
-    found = jaxgrad.conv_general_dilated(x, w, implementation="cpu", **settings)
+    found = jaxgrad.conv_general_dilated(x, w, implementation="onednn", **settings)
     expected = jax.lax.conv_general_dilated(x.astype("float32"), w.astype("float32"), **settings)
     assert found.shape[2] == 1
     np.testing.assert_allclose(found.astype("float32"), expected, rtol=0, atol=0.05 if dtype == "bfloat16" else 1e-5)

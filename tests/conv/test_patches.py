@@ -301,7 +301,7 @@ def test_explain_names_the_matrix_product(name):
     # Which passes oneDNN runs depends on the CPU.
     explained = _explanation(CASES[name].replace(batch=16), "cpu", "float32")
     passes = explained.passes or [explained]  # all alike
-    assert {each.implementation for each in passes} <= {"cpu", "xla"}
+    assert {each.implementation for each in passes} <= {"onednn", "xla"}
     for each in passes:
         assert (xla_forms.OF_PATCHES in each.reason) == (each.implementation == "xla"), each
     assert xla_forms.OF_PATCHES not in _explained(OVERLAPPING["stride"], "cpu", "float64")

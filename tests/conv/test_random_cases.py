@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from backends import CPU_KERNEL, XLA, Backend
+from backends import ONEDNN, XLA, Backend
 from conv_cases import cotangent, make_conv_inputs, random_case
 from conv_references import in_float64, lax_conv
 from conv_running import assert_same, conv, run, terms
@@ -36,13 +36,13 @@ def test_values_and_gradients(seed):
     case, dtype = random_case(seed), DTYPE_OF_SEED[seed % 10]
     inputs = make_conv_inputs(case, dtype)
     try:
-        jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **case.settings, implementation="cpu")
+        jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **case.settings, implementation="onednn")
     except ValueError:
         choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *inputs[:2], **case.settings, platform="cpu")
         assert "xla" in {choice.implementation, *(found.implementation for found in choice.passes)}
         backends = [DEFAULT]
     else:
-        backends = [CPU_KERNEL, DEFAULT] if seed % 8 == 0 else [CPU_KERNEL]
+        backends = [ONEDNN, DEFAULT] if seed % 8 == 0 else [ONEDNN]
     if seed % 6 == 0 or (case.groups > 1 and seed % 2 == 0):
         backends.append(XLA)
     _check(case, dtype, backends)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from backends import CONVOLUTION, CPU_KERNEL, XLA_ON_GPU, Backend
+from backends import CONVOLUTION, ONEDNN, XLA_ON_GPU, Backend
 from conv_cases import ConvCase, cotangent, make_conv_inputs
 from conv_references import in_float64, lax_conv
 from conv_running import assert_same, conv, conv_transpose, run, terms
@@ -190,12 +190,12 @@ def test_debug_nans(backend, layout):
 
 
 def test_repeated_calls_reuse_their_plan():
-    op, inputs = jax.jit(conv(CPU_KERNEL, **CASE.settings)), make_conv_inputs(CASE)
+    op, inputs = jax.jit(conv(ONEDNN, **CASE.settings)), make_conv_inputs(CASE)
     op(*inputs).block_until_ready()
-    before = jaxgrad.plan_cache_info()["cpu"]
+    before = jaxgrad.plan_cache_info()["onednn"]
     for _ in range(10):
         op(*inputs).block_until_ready()
-    after = jaxgrad.plan_cache_info()["cpu"]
+    after = jaxgrad.plan_cache_info()["onednn"]
     assert after["hits"] - before["hits"] >= 10
     assert after["misses"] == before["misses"]
 
@@ -214,18 +214,18 @@ def _resident_megabytes() -> float:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 def test_plan_cache_is_bounded():
     """With ever new shapes the cache holds `capacity` plans, and memory does not grow further."""
-    capacity = jaxgrad.plan_cache_info()["cpu"]["capacity"]
+    capacity = jaxgrad.plan_cache_info()["onednn"]["capacity"]
     for size in range(100, 100 + capacity):
         _plan(size)
-    full, before = jaxgrad.plan_cache_info()["cpu"], _resident_megabytes()
+    full, before = jaxgrad.plan_cache_info()["onednn"], _resident_megabytes()
     assert full["size"] == capacity
     for size in range(100 + capacity, 100 + 2 * capacity):
         _plan(size)
-    after = jaxgrad.plan_cache_info()["cpu"]
+    after = jaxgrad.plan_cache_info()["onednn"]
     assert after["size"] == capacity
     assert after["misses"] - full["misses"] == capacity
     assert _resident_megabytes() - before < 0.1 * capacity  # 0.1 MB per plan would mean that no plan is freed
     for size in range(100 + 2 * capacity - 1, 100 + 2 * capacity - 9, -1):
         _plan(size)  # the most recent plans are still cached
-    assert jaxgrad.plan_cache_info()["cpu"]["hits"] - after["hits"] == 8
-    assert _cpu.conv_plan_cache_info() == jaxgrad.plan_cache_info()["cpu"]
+    assert jaxgrad.plan_cache_info()["onednn"]["hits"] - after["hits"] == 8
+    assert _cpu.conv_plan_cache_info() == jaxgrad.plan_cache_info()["onednn"]

@@ -13,7 +13,7 @@ from thorough import thorough_after
 
 import jaxgrad
 from jaxgrad._src.conv.kernels import onednn
-from jaxgrad._src.conv.read import canonicalize
+from jaxgrad._src.conv.read import op_call
 from jaxgrad._src.native import cuda
 
 RNG = np.random.default_rng(0)
@@ -111,8 +111,10 @@ def test_reason_of_each_case(name):
     choice = jaxgrad.explain(jaxgrad.conv_general_dilated, lhs, rhs, *args, **kwargs, platform="cpu")
     assert (choice.op, choice.implementation) == ("conv_general_dilated", "xla")
     assert reason in choice.reason
-    with pytest.raises(ValueError, match=r"jaxgrad.conv_general_dilated: implementation='cpu' cannot run: ") as error:
-        jaxgrad.conv_general_dilated(lhs, rhs, *args, **kwargs, implementation="cpu")
+    with pytest.raises(
+        ValueError, match=r"jaxgrad.conv_general_dilated: implementation='onednn' cannot run: "
+    ) as error:
+        jaxgrad.conv_general_dilated(lhs, rhs, *args, **kwargs, implementation="onednn")
     assert str(error.value).endswith(choice.reason)
 
 
@@ -130,7 +132,7 @@ def test_explain_a_typical_call(op, dtype):
     lhs, rhs = jax.ShapeDtypeStruct((64, 56, 56, 32), dtype), jax.ShapeDtypeStruct((3, 3, 32, 64), dtype)
     settings = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
     choice = jaxgrad.explain(function, lhs, rhs, (1, 1), "SAME", **settings, platform="cpu")
-    assert (choice.op, choice.implementation, choice.reason) == (op, "cpu", "oneDNN")
+    assert (choice.op, choice.implementation, choice.reason) == (op, "onednn", "oneDNN")
     choice = jaxgrad.explain(function, lhs, rhs, (1, 1), "SAME", **settings, platform="gpu")
     assert choice.implementation == "xla"
     assert choice.reason.startswith("the cuDNN kernels are missing" if cuda.unavailable() else "XLA ")
@@ -145,8 +147,8 @@ def test_transposed_convolutions_run_on_xla():
     np.testing.assert_allclose(y, lax.conv_transpose(lhs, rhs, (2, 1), "SAME"), rtol=1e-12)
     choice = jaxgrad.explain(jaxgrad.conv_transpose, lhs, rhs, (2, 1), "SAME", platform="cpu")
     assert (choice.op, choice.implementation) == ("conv_transpose", "xla")
-    with pytest.raises(ValueError, match=r"jaxgrad.conv_transpose: implementation='cpu' .* float64"):
-        jaxgrad.conv_transpose(lhs, rhs, (2, 1), "SAME", implementation="cpu")
+    with pytest.raises(ValueError, match=r"jaxgrad.conv_transpose: implementation='onednn' .* float64"):
+        jaxgrad.conv_transpose(lhs, rhs, (2, 1), "SAME", implementation="onednn")
 
 
 def test_default_program_for_a_gpu_runs_on_xla():
@@ -184,15 +186,15 @@ def test_xla_is_selected_where_it_is_faster():
         "few multiplications"
         in jaxgrad.explain(jaxgrad.conv_general_dilated, *tiny, (1, 1), "SAME", platform="cpu").reason
     )
-    assert _passes(*tiny, (1, 1), "SAME", implementation="cpu") == "cpu"
+    assert _passes(*tiny, (1, 1), "SAME", implementation="onednn") == "onednn"
     assert _passes(*shapes((1, 8, 8, 8), (8, 1, 3, 3)), (1, 1), "SAME", feature_group_count=8) == "cpu"
     patches = shapes((2, 3, 64, 64), (8, 3, 32, 32))
-    expected = {"forward": "cpu", "input_gradient": "xla", "weight_gradient": "xla"}
+    expected = {"forward": "onednn", "input_gradient": "xla", "weight_gradient": "xla"}
     assert _passes(*patches, (32, 32), "VALID") == expected
-    assert _passes(*patches, (31, 32), "VALID") == "cpu"  # the windows overlap
+    assert _passes(*patches, (31, 32), "VALID") == "onednn"  # the windows overlap
 
 
-@pytest.mark.parametrize("implementation", [None, "cpu"])
+@pytest.mark.parametrize("implementation", [None, "onednn"])
 def test_a_mapped_shape_without_a_onednn_kernel(monkeypatch, implementation):
     """The call alone has kernels, what vmap makes of it has none: XLA takes it, or a forced call says why it cannot."""
     plan = onednn.onednn_plan
@@ -203,7 +205,7 @@ def test_a_mapped_shape_without_a_onednn_kernel(monkeypatch, implementation):
     monkeypatch.setattr(onednn, "onednn_plan", plan_of_single_calls)
     lhs, rhs = _random((3, 2, 7, 9, 8)), _random((3, 4, 7, 3, 3))
     mapped = jax.vmap(lambda a, b: jaxgrad.conv_general_dilated(a, b, (1, 1), "SAME", implementation=implementation))
-    if implementation == "cpu":
+    if implementation == "onednn":
         with pytest.raises(NotImplementedError, match="forward"):
             mapped(lhs, rhs)
     else:
@@ -211,14 +213,14 @@ def test_a_mapped_shape_without_a_onednn_kernel(monkeypatch, implementation):
         np.testing.assert_allclose(mapped(lhs, rhs), plain(lhs, rhs), rtol=0, atol=1e-4)
 
 
-# --- the cache of canonicalized calls ------------------------------------------------------------------------------
+# --- the cache of calls -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def read():
     """Returns a function that counts the misses and the hits of the cache."""
-    canonicalize._read.cache_clear()
-    return lambda: canonicalize._read.cache_info()[:2][::-1]
+    op_call._read.cache_clear()
+    return lambda: op_call._read.cache_info()[:2][::-1]
 
 
 def test_a_call_is_read_once(read):
@@ -284,5 +286,5 @@ def test_a_forced_kernel_is_asked_for_a_plan_where_xla_is_faster(monkeypatch):
     """A problem that XLA would run faster is refused, too, if oneDNN has no optimized kernel for it."""
     shapes = jax.ShapeDtypeStruct((1, 1, 8, 8), jnp.float32), jax.ShapeDtypeStruct((1, 1, 3, 3), jnp.float32)
     monkeypatch.setattr(onednn, "onednn_plan", lambda *_: None)
-    with pytest.raises(ValueError, match="implementation='cpu' cannot run: oneDNN has no optimized kernel"):
-        jaxgrad.explain(jaxgrad.conv_general_dilated, *shapes, (1, 1), "SAME", implementation="cpu", platform="cpu")
+    with pytest.raises(ValueError, match="implementation='onednn' cannot run: oneDNN has no optimized kernel"):
+        jaxgrad.explain(jaxgrad.conv_general_dilated, *shapes, (1, 1), "SAME", implementation="onednn", platform="cpu")

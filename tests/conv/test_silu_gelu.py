@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from accelerated import passes as passes_in
-from backends import CPU_KERNEL, Backend
+from backends import ONEDNN, Backend
 from conv_cases import ConvCase, cotangent, make_conv_inputs
 from conv_references import in_float64, lax_conv
 from conv_running import assert_same, compiled_calls, conv, conv_transpose, run, terms
@@ -73,17 +73,17 @@ def test_gelu_is_the_approximation_by_tanh():
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_residuals_are_the_operands_and_the_argument(activation):
-    op, _, inputs = _parts(CPU_KERNEL, CASES["conv"], activation)
+    op, _, inputs = _parts(ONEDNN, CASES["conv"], activation)
     y, pullback = jax.vjp(op, *inputs)
     kept = [leaf for leaf in jax.tree.leaves(pullback) if leaf.ndim > 1]
     assert sorted(a.shape for a in kept) == sorted(a.shape for a in (*inputs[:2], y))
-    argument = conv(CPU_KERNEL, **CASES["conv"].settings)(*inputs)
+    argument = conv(ONEDNN, **CASES["conv"].settings)(*inputs)
     assert any(a.shape == y.shape and np.array_equal(a, argument) for a in kept)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_each_pass_runs_once(activation):
-    op, _, inputs = _parts(CPU_KERNEL, CASES["conv"], activation)
+    op, _, inputs = _parts(ONEDNN, CASES["conv"], activation)
     gradient = jax.value_and_grad(lambda *inputs: jnp.sum(jnp.sin(op(*inputs))), (0, 1, 2))
     assert compiled_calls(gradient, *inputs) == (1, 1, 1)
 
@@ -108,7 +108,7 @@ def test_forward_mode_vmap_and_second_derivatives(backend, name, activation):
 
 
 def test_inside_accelerate_the_op_stays_as_it_is():
-    op, _, inputs = _parts(CPU_KERNEL, CASES["conv"], "gelu")
+    op, _, inputs = _parts(ONEDNN, CASES["conv"], "gelu")
     lowered = jax.jit(jaxgrad.accelerate(op)).lower(*inputs)
     assert passes_in(lowered) == {"forward": 1}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from backends import Backend
+from backends import ONEDNN
 from conv_cases import ConvCase, cotangent, make_conv_inputs
 from conv_references import in_float64, lax_conv
 from conv_running import conv, terms
@@ -13,7 +13,6 @@ from tolerances import assert_close
 
 from jaxgrad._src.conv.kernels import onednn
 
-ONEDNN = Backend("onednn", "cpu")
 KERNEL = "jaxgrad, small weight gradient"
 EXAMPLES = 3
 LAST = ("NHWC", "HWIO", "NHWC")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from backends import CPU_KERNEL, XLA
+from backends import ONEDNN, XLA
 from conv_cases import ConvCase, cotangent, make_conv_inputs
 from conv_references import lax_conv
 from conv_running import assert_same, conv, run, terms
@@ -42,7 +42,7 @@ def test_values_and_gradients(name):
     case = LARGE[name]
     inputs = make_conv_inputs(case)
     dy = cotangent(jax.eval_shape(lax_conv(case), *inputs).shape, "float32")
-    found = run(conv(CPU_KERNEL, **case.settings), inputs, dy)
+    found = run(conv(ONEDNN, **case.settings), inputs, dy)
     # Not jax.lax, whose weight gradient of groups takes minutes.
     exact = run(
         conv(XLA, **case.settings), type(inputs)(*(a.astype(np.float64) for a in inputs)), dy.astype(np.float64)
@@ -63,7 +63,7 @@ def call(size):
         x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), implementation=implementation)
     expected = np.asarray(op("xla"))
     for _ in range(5):
-        np.testing.assert_allclose(op("cpu"), expected, rtol=0, atol=1e-3)
+        np.testing.assert_allclose(op("onednn"), expected, rtol=0, atol=1e-3)
 
 call(29)
 before = len(os.listdir("/proc/self/task"))

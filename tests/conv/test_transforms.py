@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from backends import CONVOLUTION, CPU_KERNEL
+from backends import CONVOLUTION, ONEDNN
 from conv_cases import ConvCase, make_conv_inputs
 from conv_running import compiled_calls, conv, conv_transpose
 from conv_transpose_cases import TransposeCase, make_transpose_inputs
@@ -70,7 +70,7 @@ def test_checkpoint(backend, policy):
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_checkpoint_recomputes_only_the_first_layer(policy):
-    op, inputs = conv(CPU_KERNEL, **CASE.settings), _inputs(CPU_KERNEL)
+    op, inputs = conv(ONEDNN, **CASE.settings), _inputs(ONEDNN)
 
     def two(lhs, rhs, bias):
         return op(jnp.tanh(op(lhs, rhs, bias)), rhs, bias)
@@ -155,7 +155,7 @@ def test_settings_given_as_arrays_and_lists():
     inputs = make_conv_inputs(CASE)
     settings = {"window_strides": np.array([2, 1]), "padding": np.array([[1, 0], [0, 2]]), "rhs_dilation": [1, 2]}
     expected = lax.conv_general_dilated(*inputs[:2], **settings)
-    for implementation in ("cpu", "xla", None):
+    for implementation in ("onednn", "xla", None):
         y = jaxgrad.conv_general_dilated(*inputs[:2], **settings, implementation=implementation)
         _compare(y, expected)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from backends import CONVOLUTION, CPU_KERNEL, CUDA, Backend
+from backends import CONVOLUTION, CUDA, ONEDNN, Backend
 from conv_cases import FIELDS, ConvCase, ConvInputs, make_conv_inputs
 from conv_running import PASSES, compiled_calls, conv, conv_transpose
 from conv_transpose_cases import TransposeCase, make_transpose_inputs
@@ -88,7 +88,7 @@ def test_every_subset_of_mapped_operands(backend, kind, names):
 
 
 @pytest.mark.parametrize("names", [("lhs",), ("rhs",), FIELDS], ids="-".join)
-@pytest.mark.parametrize("kernel", [CPU_KERNEL, pytest.param(CUDA, marks=pytest.mark.gpu)], ids=str)
+@pytest.mark.parametrize("kernel", [ONEDNN, pytest.param(CUDA, marks=pytest.mark.gpu)], ids=str)
 def test_depthwise_kernels(kernel, names):
     """With a channel multiplier of 1, all three passes run on jaxgrad's own kernels."""
     case = ConvCase(
@@ -160,7 +160,7 @@ def _loss(op, others, rhs, lhs):
 
 
 @pytest.mark.parametrize("kind", ["plain", "last", "depthwise"])
-@pytest.mark.parametrize("implementation", ["cpu", None])
+@pytest.mark.parametrize("implementation", ["onednn", None])
 def test_per_example_gradients_are_one_call_of_each_kernel(kind, implementation):
     """`vmap(grad)` with only lhs mapped: one weight gradient per problem, in one call."""
     case = CASES[kind].replace(batch=5, spatial=(15, 16))  # enough work for oneDNN to be selected
@@ -179,7 +179,7 @@ def test_per_example_gradients_are_one_call_of_each_kernel(kind, implementation)
 @pytest.mark.parametrize("layout", [("NHWC", "HWIO", "NHWC"), ("HNWC", "OIHW", "NCHW")], ids="-".join)
 def test_independent_problems_run_on_several_threads(num_problems, size, layout):
     case = ConvCase(spatial=(size, size), window=(3, 3), features=8, out_features=16, padding="SAME", layout=layout)
-    op, make = _op_and_draw(CPU_KERNEL, case)
+    op, make = _op_and_draw(ONEDNN, case)
     inputs, in_axes = _stacked_inputs(case, make, FIELDS, num_problems)
     results = partial(_results, op)
     _compare(_jit(jax.vmap(results))(*inputs), _jit(results), inputs, in_axes, num_problems)
@@ -213,7 +213,7 @@ def test_handler_checks_the_number_of_problems():
 @pytest.mark.parametrize("names", [("lhs",), ("rhs",), ("lhs", "rhs"), ("rhs", "bias")], ids="-".join)
 def test_vmap_of_the_forward_pass_is_one_call(names):
     case = CASES["plain"]
-    op, make = _op_and_draw(CPU_KERNEL, case)
+    op, make = _op_and_draw(ONEDNN, case)
     inputs, in_axes = _stacked_inputs(case, make, names)
     mapped = jax.vmap(op, in_axes=tuple(in_axes))
     assert compiled_calls(mapped, *inputs) == (1, 0, 0)
@@ -225,7 +225,7 @@ def test_a_mapped_bias_does_not_copy_the_weights(names, activation):
     """The weights that all problems share are one operand of one call, and each bias is added to the result."""
     case = CASES["plain"]
     inputs, in_axes = _stacked_inputs(case, make_conv_inputs, names)
-    op = conv(CPU_KERNEL, **case.settings, activation=activation)
+    op = conv(ONEDNN, **case.settings, activation=activation)
     mapped = jax.vmap(op, in_axes=tuple(in_axes))
     text = jax.jit(mapped).lower(*inputs).as_text()
     (line,) = [line for line in text.splitlines() if "custom_call @jaxgrad_onednn_conv_forward" in line]

@@ -21,7 +21,8 @@ from jaxgrad._src.conv.call.params import ConvParams
 from jaxgrad._src.conv.call.problem import ConvProblem
 from jaxgrad._src.conv.on_xla import forms as xla_forms
 from jaxgrad._src.conv.on_xla import xla
-from jaxgrad._src.conv.read.canonicalize import LaxArguments, _pass_call
+from jaxgrad._src.conv.read.convolution import LaxArguments
+from jaxgrad._src.conv.read.op_call import read
 
 CASES = {
     "covers": ConvCase(spatial=(3, 2), bias=False),
@@ -61,7 +62,7 @@ FORMS = {
 
 def _problem(case, problems=()):
     x, w, _ = make_conv_inputs(case)
-    geometry = _pass_call(LaxArguments(**case.settings), x.shape, w.shape, case.numbers).geometry
+    geometry = read(LaxArguments(**case.settings), x, w, False).pass_call.geometry
     features = case.features * case.groups
     return ConvProblem(geometry, case.batch, features, case.out_features * case.groups, jnp.dtype(x.dtype), problems)
 

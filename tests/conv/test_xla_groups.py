@@ -15,7 +15,8 @@ from conv_running import calls, conv, run, terms
 from tolerances import assert_close
 
 from jaxgrad._src.conv.on_xla import taps
-from jaxgrad._src.conv.read.canonicalize import LaxArguments, _pass_call
+from jaxgrad._src.conv.read.convolution import LaxArguments
+from jaxgrad._src.conv.read.op_call import read
 
 CASES = [
     ConvCase(groups=3, strides=(2, 3), padding=((1, 2), (0, 3)), rhs_dilation=(2, 1), bias=False),
@@ -62,7 +63,7 @@ def test_weight_gradients_of_independent_problems(case, gathered_bytes):
     drawn = [make_conv_inputs(case.replace(seed=seed)) for seed in range(3)]
     x, w = np.stack([one.lhs for one in drawn]), drawn[0].rhs
     dys = [cotangent(numpy_conv(one.lhs, w, *_settings(case)).shape, "float32", seed=i) for i, one in enumerate(drawn)]
-    geometry = _pass_call(LaxArguments(**case.settings), x.shape[1:], w.shape, case.numbers).geometry
+    geometry = read(LaxArguments(**case.settings), x[0], w, False).pass_call.geometry
     found = taps._of_groups(geometry, None, gathered_bytes, jnp.asarray(x), jnp.asarray(np.stack(dys)))
     for i, (one, dy) in enumerate(zip(drawn, dys, strict=True)):
         expected = numpy_weight_gradient(one.lhs.astype(np.float64), w.shape, dy, *_settings(case))

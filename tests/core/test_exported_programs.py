@@ -20,12 +20,12 @@ def draw(*shape, dtype="float32"):
     return jnp.asarray(random.standard_normal(shape), dtype)
 
 def conv(x, w, b):
-    return jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME", bias=b, implementation="cpu")
+    return jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME", bias=b, implementation="onednn")
 
 def conv_last(x, w, b):
     layout = ("NHWC", "HWIO", "NHWC")
     return jaxgrad.conv_general_dilated(
-        x, w, (1, 1), "SAME", bias=b, dimension_numbers=layout, implementation="cpu")
+        x, w, (1, 1), "SAME", bias=b, dimension_numbers=layout, implementation="onednn")
 
 def gru(x, w, r):
     return jaxgrad.gru(x, w, r, implementation="cpu")

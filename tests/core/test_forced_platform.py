@@ -33,7 +33,8 @@ def _calls(name, implementation):
 
 def _message(name, implementation, wrong):
     own = {"cpu": "cpu", "cudnn": "gpu", "cuda": "gpu"}[implementation]
-    return rf"^jaxgrad.{name}: implementation='{implementation}' runs on the platform '{own}' only, got '{wrong}'"
+    named = "(cpu|onednn)" if implementation == "cpu" else implementation
+    return rf"^jaxgrad.{name}: implementation='{named}' runs on the platform '{own}' only, got '{wrong}'"
 
 
 @pytest.mark.parametrize(("name", "implementation"), FORCED)

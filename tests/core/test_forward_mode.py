@@ -179,6 +179,12 @@ CASES = {
     ),
 }
 
+
+def _on_cpu(name: str) -> str:
+    """The implementation of the CPU handlers."""
+    return "onednn" if name.startswith("conv") else "cpu"
+
+
 every_op = pytest.mark.parametrize("name", [name for name in CASES if name != "depthwise"])
 
 
@@ -284,12 +290,16 @@ def _check(name: str, transformation: str, dtype: str, implementation: str | Non
 @every_op
 @pytest.mark.parametrize("transformation", one_in(2, TRANSFORMATIONS))
 def test_transformations(name, transformation):
-    _check(name, transformation, "float32", "cpu", CPU_KERNEL.put)
+    _check(name, transformation, "float32", _on_cpu(name), CPU_KERNEL.put)
 
 
 @every_op
 def test_linearize(name):
-    op, at, to = partial(CASES[name].op, implementation="cpu"), _arrays(name, "float32"), _arrays(name, "float32", 1)
+    op, at, to = (
+        partial(CASES[name].op, implementation=_on_cpu(name)),
+        _arrays(name, "float32"),
+        _arrays(name, "float32", 1),
+    )
     with jaxgrad.forward_mode():
         value, tangent = jax.linearize(jax.jit(op), *at)
     _assert_same((value, jax.jit(tangent)(*to)), _expected(name, "jvp"), "float32")
@@ -310,7 +320,7 @@ def test_float64(name, transformation):
 @every_op
 def test_jvp_needs_no_switch(name):
     """`jaxgrad.jvp` works without `forward_mode()`, also for a function that was compiled before."""
-    op = jax.jit(partial(CASES[name].op, implementation="cpu"))
+    op = jax.jit(partial(CASES[name].op, implementation=_on_cpu(name)))
     at, to = CPU_KERNEL.put((_arrays(name, "float32"), _arrays(name, "float32", 1)))
     value = op(*at)
     found = jaxgrad.jvp(op, at, to)
@@ -322,7 +332,7 @@ def test_jvp_needs_no_switch(name):
 
 @every_op
 def test_gradients_are_those_without_the_switch(name):
-    op = partial(CASES[name].op, implementation="cpu")
+    op = partial(CASES[name].op, implementation=_on_cpu(name))
     at = CPU_KERNEL.put(_arrays(name, "float32"))
     expected = jax.jit(_gradient(op))(*at)
     with jaxgrad.forward_mode():
@@ -336,8 +346,7 @@ def test_gradients_are_those_without_the_switch(name):
 def test_a_gradient_of_one_of_several_gradients(name):
     """Columns of the Hessian along one array: reverse mode matches forward over reverse."""
     case = CASES[name]
-    # By name, because the CPU decides whether jaxgrad's kernel or oneDNN runs under the name "cpu".
-    op = partial(case.op, implementation="depthwise" if name == "depthwise" else "cpu")
+    op = partial(case.op, implementation=_on_cpu(name))
     at, to = CPU_KERNEL.put((_arrays(name, "float32"), _arrays(name, "float32", 1)))
 
     def along_one(*arrays):
@@ -352,7 +361,11 @@ def test_a_gradient_of_one_of_several_gradients(name):
 
 @every_op
 def test_jvp_without_jit(name):
-    op, at, to = partial(CASES[name].op, implementation="cpu"), _arrays(name, "float32"), _arrays(name, "float32", 1)
+    op, at, to = (
+        partial(CASES[name].op, implementation=_on_cpu(name)),
+        _arrays(name, "float32"),
+        _arrays(name, "float32", 1),
+    )
     with jaxgrad.forward_mode():
         _assert_same(jax.jvp(op, at, to), _expected(name, "jvp"), "float32")
 
@@ -375,8 +388,7 @@ def _kernels(function: Callable[..., Any], *arrays: Any) -> Counter[str]:
 def test_kernels_in_the_program(name):
     """`forward_mode()` adds no kernel call to reverse mode, and forward mode runs only the kernels of the tangent."""
     case = CASES[name]
-    # By name, because the CPU decides whether jaxgrad's kernel or oneDNN runs under the name "cpu".
-    op = partial(case.op, implementation="depthwise" if name == "depthwise" else "cpu")
+    op = partial(case.op, implementation=_on_cpu(name))
     at, to = CPU_KERNEL.put((_arrays(name, "float32"), _arrays(name, "float32", 1)))
     assert _kernels(lambda at, to: jax.jvp(op, at, to), at, to) == case.tangent_kernels
     assert _kernels(lambda at: _gradient(op)(*at), at) == case.gradient_kernels
@@ -385,7 +397,7 @@ def test_kernels_in_the_program(name):
 @every_op
 def test_bfloat16(name):
     case, dtype = CASES[name], "bfloat16"
-    op = partial(case.op, implementation="cpu")
+    op = partial(case.op, implementation=_on_cpu(name))
     at, to = (_arrays(name, dtype, seed) for seed in (0, 1))
     found = jaxgrad.jvp(jax.jit(op), at, to)
     wide = [[np.asarray(a, np.float64) for a in arrays] for arrays in (at, to)]
@@ -420,7 +432,7 @@ def test_the_switch_ends_with_its_block():
     ids=["jvp", "jvp inside jit", "jvp of jit", "linearize"],
 )
 def test_error_without_the_switch_names_it(name, differentiate):
-    op, at = partial(CASES[name].op, implementation="cpu"), _arrays(name, "float32")
+    op, at = partial(CASES[name].op, implementation=_on_cpu(name)), _arrays(name, "float32")
     with pytest.raises(TypeError, match="forward-mode") as caught:
         differentiate(op, at)
     assert "jaxgrad.forward_mode()" in "".join(traceback.format_exception(caught.value))
@@ -447,7 +459,7 @@ def test_a_product_with_the_hessian_of_clipped_gates():
 def test_a_tangent_along_a_bias_alone_runs_no_convolution():
     """Without an activation, whose tangent depends on the value."""
     lhs, rhs, bias = CPU_KERNEL.put(_arrays("conv_general_dilated", "float32"))
-    op = partial(jaxgrad.conv_general_dilated, **_CONV, implementation="cpu")
+    op = partial(jaxgrad.conv_general_dilated, **_CONV, implementation="onednn")
 
     def tangent(lhs, rhs, bias):
         return jax.jvp(lambda b: op(lhs, rhs, bias=b), [bias], [2 * bias])[1]

@@ -35,7 +35,7 @@ def test_selection(messages, implementation):
     if implementation == "xla":
         assert "]: xla on cpu, xla on gpu" in found[0]
     else:
-        assert re.search(r"\]: xla on cpu \(.*cpu: XLA is faster for so few multiplications\), \w+ on gpu", found[0])
+        assert re.search(r"\]: xla on cpu \(.*onednn: XLA is faster for so few multiplications\), \w+ on gpu", found[0])
 
 
 def test_accelerated_selection(messages):

@@ -11,7 +11,7 @@ from batch_norm_references import plain_training
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from mesh_cases import BATCH_NORM_SPECS, NHWC, batch_norm_args
-from mesh_running import KERNEL, XLA_ON_GPU, close, mesh, needs, on_devices, run_checks
+from mesh_running import CONV_KERNEL, XLA_ON_GPU, close, mesh, needs, on_devices, run_checks
 
 import jaxgrad
 
@@ -141,7 +141,7 @@ def check_other_ops():
         (
             gradient,
             lambda x, w: jaxgrad.conv_general_dilated(
-                x, w, (2, 2), "SAME", dimension_numbers=NHWC, implementation=KERNEL
+                x, w, (2, 2), "SAME", dimension_numbers=NHWC, implementation=CONV_KERNEL
             ),
             (x, jax.random.normal(keys[0], (3, 3, 4, 5))),
             (P("d"), P()),

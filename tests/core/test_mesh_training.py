@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from mesh_running import KERNEL, XLA_ON_GPU, collectives, mesh, on_devices, run_checks
+from mesh_running import CONV_KERNEL, KERNEL, XLA_ON_GPU, collectives, mesh, on_devices, run_checks
 
 import jaxgrad
 
@@ -28,11 +28,11 @@ def _parameters():
 def _loss(parameters, x, target, **names):
     """A convolution with batch normalization, a transposed convolution, and a GRU over the rows of its result."""
     conv, transposed, w, r = parameters["weights"]
-    y = jaxgrad.conv_general_dilated(x, conv, (2, 2), "SAME", dimension_numbers=NHWC, implementation=KERNEL)
+    y = jaxgrad.conv_general_dilated(x, conv, (2, 2), "SAME", dimension_numbers=NHWC, implementation=CONV_KERNEL)
     y, mean, var = jaxgrad.batch_norm_training(
         y, parameters["scale"], parameters["bias"], activation="relu", implementation=KERNEL, **names
     )
-    y = jaxgrad.conv_transpose(y, transposed, (2, 2), "SAME", dimension_numbers=NHWC, implementation=KERNEL)
+    y = jaxgrad.conv_transpose(y, transposed, (2, 2), "SAME", dimension_numbers=NHWC, implementation=CONV_KERNEL)
     rows = jnp.moveaxis(y, 1, 0).reshape(y.shape[1], y.shape[0], -1)
     _, y_h = jaxgrad.gru(rows, w, r, implementation=XLA_ON_GPU)
     return jnp.mean((y_h[0] - target) ** 2), (mean, var)

@@ -176,14 +176,14 @@ def test_convolution_in_another_dtype():
     """oneDNN computes float16 in float32."""
 
     def conv(x, w):
-        return jaxgrad.conv_general_dilated(x, w, (1,), "VALID", implementation="cpu")
+        return jaxgrad.conv_general_dilated(x, w, (1,), "VALID", implementation="onednn")
 
     hlo = _compiled(conv, _struct(2, 4, 9, dtype="float16"), _struct(6, 4, 3, dtype="float16"))
     assert _names(hlo) == {"jaxgrad_onednn_conv_forward-f32-x_2x4x9-w_6x4x3-y_2x6x7"}
 
 
 def _conv(x, w):
-    return jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME", implementation="cpu")
+    return jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME", implementation="onednn")
 
 
 def _gradients(x, w):

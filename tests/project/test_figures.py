@@ -8,7 +8,8 @@ row of a table, or in a line of its own before that. There are three kinds:
   <!-- from table gpu; small, without groups -->  the rows of this name in jaxgrad/_src/choice/tables.
   <!-- set in benchmarks/preferences.py; _MIN_GAIN = 1.03 -->  no measurement, but a limit: the file has this text.
 
-A figure must be the least, the largest or the geometric mean of the values, rounded as it is written.
+A figure must be the least, the largest or the geometric mean of the values, rounded as it is written. Percent are what
+a value is above 1, or below 1 in a sentence that says that something is less.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import benchmarks_package  # noqa: F401
 import pytest
 
 from benchmarks import report, tables
-from benchmarks.contender_names import GRU_PEERS, PEERS
+from benchmarks.contender_names import GRU_PEERS, OURS, PEERS, TORCH_EAGER
 from benchmarks.report import Row
 
 _ROOT = Path(__file__).parents[2]
@@ -44,6 +45,7 @@ _UNIT = (
 )
 _NUMBER = r"(?<![\w.,/^])\d+(?:,\d{3})*(?:\.\d+)?"
 _FIGURES = re.compile(rf"({_NUMBER}(?:(?:,| to| and| or| /) {_NUMBER})*)({_UNIT})")
+_LESS = re.compile(r"\b(saves?|less|fewer|shorter)\b")
 _WORDS = ("twice", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _IN_WORDS = re.compile(rf"\b({'|'.join(_WORDS)})(?=(?: to \w+)?(?: times)? as (?:fast|long|slow))")
 _DECIMAL = re.compile(r"(?<![\w.,/^])\d+\.\d+(?![\w.]*\w)")  # no version of three parts
@@ -68,12 +70,15 @@ def blocks(text: str) -> Iterator[str]:
 
 
 def figures(block: str) -> list[tuple[str, str]]:
-    """The numbers that are measurements, with their units."""
+    """The numbers that are measurements, with their units: "% less" in a sentence that says so."""
     prose = _CODE_OR_TARGET.sub("", _COMMENT.sub("", block))
     prose = _IN_WORDS.sub(lambda match: str(max(2, 1 + _WORDS.index(match[1]))), prose)
-    found = [
-        (number, match[2].strip()) for match in _FIGURES.finditer(prose) for number in re.findall(_NUMBER, match[1])
-    ]
+    found = []
+    for sentence in re.split(r"(?<=[.;]) ", " ".join(prose.split())):
+        less = " less" if _LESS.search(sentence) else ""
+        for match in _FIGURES.finditer(sentence):
+            unit = match[2].strip()
+            found += [(number, unit + less * (unit == "%")) for number in re.findall(_NUMBER, match[1])]
     # "1.46 times as fast on one GPU, 1.33 on another"
     others = _DECIMAL.findall(prose) if found else _DECIMAL_CELL.findall(prose)
     return found + [(number, "") for number in others if number not in dict(found)]
@@ -112,7 +117,10 @@ def is_one_of(number: str, unit: str, found: list[float]) -> bool:
     """Whether the number is one of the values, rounded; in percent, by how much one of them is above or below 1."""
     decimals = len(number.partition(".")[2])
     value = float(number.replace(",", ""))
-    those = [abs(100 * (each - 1)) for each in found] if unit == "%" else found
+    those = {
+        "%": [100 * (each - 1) for each in found],
+        "% less": [100 * (1 - each) for each in found],
+    }.get(unit, found)
     return any(abs(each - value) <= 0.5 * 10**-decimals + 1e-3 for each in those)
 
 
@@ -152,17 +160,26 @@ def test_tables_are_those_of_the_results(tmp_path):
         ("| a | 36.7 |\n| b | 3.7.2 |", 1),
         ("A 3x3 window, version 0.10, `5 ms`, 8x32x32 and 2^28.\n\n```\n5 ms\n```", 0),
         ("<!-- benchmark a -->\n| 5.0 ms |\n<!-- /benchmark -->", 0),
-        ("- 2.0x <!-- from steps-cpu; PyTorch / jaxgrad; mobilenet -->\n- 3.0x", 2),
-        ("<!-- from steps-cpu; PyTorch / jaxgrad; mobilenet -->\n\n3.0 times\n\n3.0 times", 1),
-        ("3.0x <!-- from steps-cpu; PyTorch / jaxgrad; mobilenet --> 3.1x", 1),
-        ("10 % <!-- from steps-cpu; PyTorch / jaxgrad; ^resnet18 -->, 12 %", 1),
-        ("132 ms, 133 ms <!-- from steps-cpu; jaxgrad; ^resnext -->", 1),
+        ("- 2.0x <!-- from steps-cpu; PyTorch / jaxgrad; small -->\n- 3.0x", 1),
+        ("<!-- from steps-cpu; PyTorch / jaxgrad; small -->\n\n2.0 times\n\n2.0 times", 1),
+        ("2.0x <!-- from steps-cpu; PyTorch / jaxgrad; small --> 3.1x", 1),
+        ("10 % <!-- from steps-cpu; PyTorch / jaxgrad; large -->, 12 %", 1),
+        ("10 % <!-- from steps-cpu; jaxgrad / PyTorch; large -->, 9 %", 2),
+        ("It saves 10 % <!-- from steps-cpu; jaxgrad / PyTorch; large -->, or 9 %", 1),
+        ("200 ms, 201 ms <!-- from steps-cpu; jaxgrad; large -->", 1),
         ("1.32 times, or 0.74, or 0.75 <!-- from table gpu; small, without groups -->", 1),
         ("3 %, or 4 % <!-- set in benchmarks/preferences.py; _MIN_GAIN = 1.03 -->", 1),
     ],
 )
-def test_figures_without_a_source(text, count):
+def test_figures_without_a_source(monkeypatch, text, count):
+    monkeypatch.setattr(report, "load", lambda _: {"rows": [_row("small", 10, 20), _row("large", 200, 220)]})
     assert len(complaints(text)) == count
+
+
+def _row(label: str, jaxgrad_ms: float, torch_ms: float) -> Row:
+    times = {name: {"median": ms} for name, ms in ((OURS, jaxgrad_ms), (TORCH_EAGER, torch_ms))}
+    slower = {TORCH_EAGER: torch_ms / jaxgrad_ms}
+    return {"label": label, "measure": "step", "times_ms": times, "times_slower_than_jaxgrad": slower}
 
 
 def test_a_source_must_exist():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 
 import jax
 import pytest
@@ -13,7 +12,7 @@ import jaxgrad
 from jaxgrad import Tuning
 from jaxgrad._src.choice.environment import current_environment
 from jaxgrad._src.choice.measured_choices import Choice
-from jaxgrad._src.run.named_jit import identity_of, named_jit
+from jaxgrad._src.run.named_jit import named_jit
 
 pytestmark = pytest.mark.jax_version
 
@@ -69,13 +68,8 @@ def test_another_choice_makes_another_program():
     assert _tuning(_CHOICE) != _tuning(_CHOICE, driver="another")
 
 
-def test_a_pass_is_known_by_its_name_while_one_of_that_name_is_alive():
-    first, second = (named_jit(lambda x: x, "conv_forward", "parameters") for _ in range(2))
-    name = first.__name__
-    assert second.__name__ == name
-    del second
-    gc.collect()
-    assert identity_of(name) == ("conv_forward", ("parameters",))
-    del first
-    gc.collect()
-    assert identity_of(name) is None
+def test_the_equation_of_a_pass_carries_its_parameters():
+    passes = [named_jit(lambda x: x, "conv_forward", "parameters") for _ in range(2)]
+    names = [jax.make_jaxpr(jax.vmap(each))(_ARRAYS[0]).eqns[0].params["name"] for each in passes]
+    assert names[0] == names[1] == passes[0].__name__
+    assert [name.of_pass for name in names] == [("conv_forward", ("parameters",))] * 2

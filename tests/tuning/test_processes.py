@@ -90,7 +90,7 @@ show("built by hand", jaxgrad.Tuning({here: {"conv": Choice("xla", "cpu", {"xla"
 tuned = jaxgrad.tune(conv, *arrays, progress=False)
 show("tuned", tuned)
 choices = dict(tuned.choices)
-own = {text: dataclasses.replace(choice, implementation="cpu") for text, choice in choices.items()}
+own = {text: dataclasses.replace(choice, implementation="onednn") for text, choice in choices.items()}
 show("loaded", load({first: choices}))
 show("first of both", load({second: own, first: choices}))
 show("second alone", load({second: choices}))

@@ -22,8 +22,7 @@ import jaxgrad
 from jaxgrad._src.choice.environment import current_environment
 from jaxgrad._src.choice.measured_choices import Measurable, Recorder
 from jaxgrad._src.conv import measurable as conv_measurable
-from jaxgrad._src.conv.kernels import cpu as conv_cpu
-from jaxgrad._src.conv.kernels import cudnn
+from jaxgrad._src.conv.kernels import cudnn, onednn
 from jaxgrad._src.core.jax_internals import lower_all
 from jaxgrad._src.native import cuda
 from jaxgrad._src.tuning import api, choices, timing
@@ -32,7 +31,7 @@ from jaxgrad._src.tuning.progress import with_progress
 pytestmark = pytest.mark.jax_version
 
 _GROUPS = 8
-OWN = "cpu" if jax.default_backend() == "cpu" else "cudnn"
+OWN = "onednn" if jax.default_backend() == "cpu" else "cudnn"
 
 
 def _conv(x, w, **settings):
@@ -70,7 +69,7 @@ def test_the_passes_of_an_op():
 
 
 def test_the_passes_of_a_depthwise_convolution():
-    """XLA, jaxgrad's kernel and the library's, which may lack a pass on a GPU; on a CPU, one of both is "cpu"."""
+    """XLA, jaxgrad's kernel and the library's, which may lack a pass on a GPU."""
 
     def loss(w, x):
         op = jaxgrad.conv_general_dilated(
@@ -81,7 +80,7 @@ def test_the_passes_of_a_depthwise_convolution():
     tuning = _tune(jax.grad(loss, (0, 1)), random_array(5, 5, 1, 32), random_array(2, 24, 17, 32))
     assert sorted(_passes(tuning)) == ["conv forward", "conv input_gradient", "conv weight_gradient"]
     on_a_gpu = {"xla", "cuda"}, {"xla", "cuda", "cudnn"}
-    possible = ({"xla", "cpu", "depthwise"}, {"xla", "cpu", "onednn"}) if OWN == "cpu" else on_a_gpu
+    possible = ({"xla", "cpu", "onednn"},) if OWN == "onednn" else on_a_gpu
     for choice in tuning.choices.values():
         assert set(choice.times_us) in possible
         assert min(choice.times_us.values()) > 0
@@ -163,7 +162,7 @@ def test_batch_norm_and_gru():
     sequences = make_inputs(Case(T=3, B=2, I=4, H=5), "float32")[0]
     tuning = _tune(jax.grad(network, (0, 1)), random_array(6, 16, 5), tuple(map(jnp.asarray, sequences[:3])))
     # On a GPU, batch_norm_inference has XLA alone.
-    expected = {"batch_norm_training", "gru"} | ({"batch_norm_inference"} if OWN == "cpu" else set())
+    expected = {"batch_norm_training", "gru"} | ({"batch_norm_inference"} if OWN == "onednn" else set())
     assert {call.split()[0] for call in tuning.choices} == expected
 
 
@@ -208,11 +207,11 @@ def test_independent_problems_are_measured_on_what_the_table_prefers_not():
 @pytest.mark.parametrize("accelerated", [False, True])
 def test_a_wrong_preference_is_found_out(monkeypatch, accelerated):
     """XLA takes ten times as long and more for gradients of groups."""
-    if OWN != "cpu":
+    if OWN != "onednn":
         pytest.skip("XLA's kernels for groups are fast on a GPU")
     plain = _tune(jax.grad(_loss, (0, 1)), *_ARRAYS)
-    assert {choice.implementation for choice in plain.choices.values()} == {"cpu"}
-    monkeypatch.setattr(conv_cpu.CpuBackend, "why_slower", lambda *_, **__: "a wrong preference")
+    assert {choice.implementation for choice in plain.choices.values()} == {"onednn"}
+    monkeypatch.setattr(onednn.OneDnnBackend, "why_slower", lambda *_, **__: "a wrong preference")
     function = jax.grad(_loss, (0, 1))
     if accelerated:
 
@@ -232,7 +231,7 @@ def test_a_wrong_preference_is_found_out(monkeypatch, accelerated):
 
 
 def test_progress_and_what_a_tuning_saves(capsys, monkeypatch):
-    monkeypatch.setattr(conv_cpu.CpuBackend, "why_slower", lambda *_, **__: "a wrong preference")
+    monkeypatch.setattr(onednn.OneDnnBackend, "why_slower", lambda *_, **__: "a wrong preference")
     monkeypatch.setattr(cudnn.CudnnBackend, "why_slower", lambda *_, **__: "")
     jaxgrad.tune(jax.grad(_loss), *_ARRAYS)
     first, second, last = capsys.readouterr().err.splitlines()
@@ -315,9 +314,9 @@ def test_wrong_arguments():
 def test_the_environment_names_this_machine():
     machine = current_environment()
     assert machine.jax == jax.__version__
-    assert machine.platform == ("cpu" if OWN == "cpu" else "cuda")
+    assert machine.platform == ("cpu" if OWN == "onednn" else "cuda")
     assert machine.library.split()[1]
-    assert bool(machine.driver) == (OWN != "cpu")
+    assert bool(machine.driver) == (OWN != "onednn")
 
 
 def test_a_step_that_changes_its_arguments_in_place():
@@ -350,7 +349,7 @@ def test_arguments_that_are_no_arrays():
 
 def test_a_function_that_cannot_be_timed(capsys, monkeypatch):
     """The measurements are returned all the same."""
-    monkeypatch.setattr(conv_cpu.CpuBackend, "why_slower", lambda *_, **__: "a wrong preference")
+    monkeypatch.setattr(onednn.OneDnnBackend, "why_slower", lambda *_, **__: "a wrong preference")
 
     def fails(program):
         if program.run.__qualname__.startswith("with_arrays"):
@@ -389,7 +388,7 @@ def _two_programs():
 
 def test_short_calls_are_repeated_on_a_gpu(monkeypatch):
     programs = _two_programs()
-    assert timing.repeated_on_gpu(programs) == programs or OWN != "cpu"
+    assert timing.repeated_on_gpu(programs) == programs or OWN != "onednn"
     monkeypatch.setattr(timing.jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(timing, "_seconds_of_a_run", lambda _: 3e-3)
     found = timing.repeated_on_gpu(programs)
@@ -440,7 +439,7 @@ def test_every_repeated_call_transposes_its_operand(monkeypatch, dtype):
     other = {"float32": jnp.ones(3), "bool": jnp.array([True]), "key": jax.random.key(0)}[dtype]
     timing.lower_with_sets(factors, [[jnp.ones((16, 8), "float32"), other]], 5)().run()
     loop, program = texts[-1].split("\nENTRY")
-    assert "{0,1}" in loop or OWN != "cpu"  # the layout of LAPACK
+    assert "{0,1}" in loop or OWN != "onednn"  # the layout of LAPACK
     assert "{0,1}" not in program
 
 
@@ -482,7 +481,7 @@ def test_the_function_itself_is_not_compiled(monkeypatch):
     compile_ = jax.stages.Lowered.compile
     monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *args: compiled.append(args) or compile_(*args))
     (choice,) = _tune(_loss, *_ARRAYS).choices.values()
-    programs = 1 if OWN == "cpu" else 2  # of each implementation: on a GPU, short calls are repeated in another one
+    programs = 1 if OWN == "onednn" else 2  # of each implementation: on a GPU, short calls are repeated in another one
     assert len(compiled) == programs * len(choice.times_us)
 
 

@@ -36,9 +36,9 @@ from jaxgrad._src.gru import cuda as gru_cuda
 
 pytestmark = pytest.mark.jax_version
 
-OWN = "cpu" if jax.default_backend() == "cpu" else "cudnn"
+OWN = "onednn" if jax.default_backend() == "cpu" else "cudnn"
 # The backend of the platform for an op, and the targets of the custom calls in its forward and backward pass.
-if OWN == "cpu":
+if OWN == "onednn":
     BATCH_NORM_KERNELS = (
         batch_norm_cpu.CpuBackend,
         {f"jaxgrad_cpu_batch_norm_{name}" for name in ("statistics", "normalize", "backward")},
@@ -99,7 +99,7 @@ def test_a_choice_is_followed(implementation):
 
 
 def test_a_choice_for_another_platform_is_not_followed():
-    other = "gpu" if OWN == "cpu" else "cpu"
+    other = "gpu" if OWN == "onednn" else "cpu"
     before = _explained(other)
     with _tuning(_conv, _X, _W, implementation="xla", other=OWN):
         assert _explained(other) == before
@@ -159,7 +159,7 @@ def test_a_choice_under_vmap():
     with _tuning(mapped, x, _W, implementation="xla", other=OWN):
         many = passes(jax.jit(mapped).lower(x, _W))
     assert set(many) == {"xla"}
-    if OWN == "cpu":
+    if OWN == "onednn":
         assert set(one) == {"xla"}  # the selection of the call comes first, and vmap takes nothing up again
     with _tuning(mapped, x, _W, implementation=OWN):
         assert set(passes(jax.jit(mapped).lower(x, _W))) == {"forward"}
@@ -214,7 +214,7 @@ def test_merged():
     ("part", "changed"),
     [
         ("{", ""),
-        ('"format": 1', '"format": 2'),
+        ('"format": 2', '"format": 3'),
         ('"machines"', '"computers"'),
         ('"jaxlib"', '"xla"'),
         ("1.0", '"fast"'),
@@ -248,9 +248,9 @@ def test_a_file_that_is_no_tuning(tmp_path, part, changed):
     ("content", "message"),
     [
         ("[]", "it has no 'format' where one must be"),
-        ('{"format": 1}', "it has no 'machines' where one must be"),
-        ('{"format": true, "machines": []}', "its format is True, and this jaxgrad reads 1"),
-        ('{"format": 1, "machines": {}}', "'machines' must be of type list, got dict"),
+        ('{"format": 2}', "it has no 'machines' where one must be"),
+        ('{"format": true, "machines": []}', "its format is True, and this jaxgrad reads 2"),
+        ('{"format": 2, "machines": {}}', "'machines' must be of type list, got dict"),
     ],
 )
 def test_what_a_file_lacks(tmp_path, content, message):
@@ -281,7 +281,7 @@ def test_a_path_of_another_type(path):
             method(path)
 
 
-@pytest.mark.skipif(OWN != "cpu", reason="these settings matter on a GPU")
+@pytest.mark.skipif(OWN != "onednn", reason="these settings matter on a GPU")
 def test_settings_of_cudnn_do_not_matter_on_a_cpu():
     with _tuning(_conv, _X, _W, implementation="xla", other=OWN):
         expected = _explained()

@@ -40,7 +40,7 @@ _CALLS = {
     "batch_norm_training": jaxgrad.batch_norm_training,
     "gru": jaxgrad.gru,
 }
-_WITHOUT_KERNEL = ["depthwise", "bogus", *(("cuda", "cudnn") if jax.default_backend() == "cpu" else ("cpu", "onednn"))]
+_WITHOUT_KERNEL = ["bogus", *(("cuda", "cudnn") if jax.default_backend() == "cpu" else ("cpu", "onednn"))]
 
 
 def _tuning(function, *args, implementation):
@@ -73,7 +73,7 @@ def test_a_choice_that_cannot_run_is_as_if_it_were_missing(op):
     jax.tree.map(partial(assert_close, dtype="float32", terms=1000), found, expected)
 
 
-@pytest.mark.parametrize("implementation", ["forward on depthwise", "forward on bogus", "no_pass on cpu", "bogus"])
+@pytest.mark.parametrize("implementation", ["forward on cpu", "forward on bogus", "no_pass on onednn", "bogus"])
 def test_a_wrong_choice_for_an_accelerated_convolution(implementation):
     arrays = convolve_arrays()
     accelerated = jaxgrad.accelerate(convolve)

@@ -38,7 +38,7 @@ bool is_gemm(const ConvPlan& plan) { return plan.implementation().find("gemm") !
 //     windows; its direct kernels would pad the features to blocks of 16.
 //   - Channels-last activations, and features-first ones with a 1x1 window: the layout of the caller.
 //   - Other activations: the layout that oneDNN prefers, at the cost of a reorder. If the weight gradient would then
-//     be a matrix product on a copy of all windows (depthwise convolutions: 6 times slower), channels last, if oneDNN
+//     be a matrix product on a copy of all windows (slow for depthwise convolutions), channels last, if oneDNN
 //     has a direct kernel for it.
 std::shared_ptr<const ConvPlan> build_plan(const ConvKey& key) {
   constexpr int64_t kFewFeatures = 4;

@@ -1,5 +1,5 @@
 // Weight gradients of independent problems of few multiplications, by a kernel of jaxgrad. Per-example gradients have
-// one such problem for each image. oneDNN takes some 3 us for any problem, longer than its sums.
+// one such problem for each image. oneDNN takes longer to start on any problem than its sums take.
 #pragma once
 
 #include <memory>

@@ -148,8 +148,7 @@ struct Tiling {
 };
 using Tilings = std::vector<Tiling>;
 
-// On an H200, clusters of 8 rows that take turns are up to 1.6 times as fast as those of 16 rows, and 0.9 times at
-// worst.
+// Clusters of 8 rows that take turns are mostly faster than clusters of 16 rows.
 Tilings cluster_tilings() { return {{32, 1, 1}}; }
 
 Tilings wide_team_tilings() { return {{32, 1, 1}, {32, 2, 1}, {32, 2, 2}}; }
@@ -190,9 +189,9 @@ bool choose_tiling(GruVariant& variant, const GruKey& key, const Tilings& tiling
   return fits;
 }
 
-// Whether blocks compute a call. With up to 96 hidden units and 16 to 2112 rows, they were 1.1 to 18 times as fast as
-// clusters on an H100. With up to 128, a block has one row; with 16 to 1056 rows on an H200, they were 1.0 to 2.3 times
-// as fast, but in bfloat16 and TF32 only if no blocks take turns. Other GPUs are not measured.
+// Whether blocks compute a call. With up to 96 hidden units, blocks are faster than clusters (on an H100). With up to
+// 128, a block has one row, and is faster (on an H200), in bfloat16 and TF32 only if no blocks take turns. Other GPUs
+// are not measured.
 bool has_block(const GruKey& key, int architecture, int multiprocessors) {
   if (key.hidden > kMaxBlockHidden) return false;
   const GruVariant variant = gru_block_variant(key, 1);
@@ -209,10 +208,9 @@ GruVariant choose_block(const GruKey& key, int multiprocessors) {
   return variant;
 }
 
-// Whether blocks on tensor cores compute a call: one with many rows for each multiprocessor. With more rows than that,
-// up to 2048, and 64 to 128 hidden units, they were up to 4 times as fast as the other kernels on an H200; with 32, on
-// an H100, they were never faster. This was measured before the kernels knew the number of hidden units that fill a
-// block. Other GPUs are not measured.
+// Whether blocks on tensor cores compute a call. They are faster than the other kernels with many rows for each
+// multiprocessor and 64 to 128 hidden units (on an H200), and never with 32 (on an H100). The limits were measured
+// before the kernels knew the number of hidden units that fill a block. Other GPUs are not measured.
 bool has_tensor_block(const GruKey& key, int multiprocessors) {
   const int padded = padded_of_block(key);
   if (key.hidden > kMaxBlockHidden || padded <= 32 || mode_of(key) == kGruSplit) return false;
@@ -358,8 +356,8 @@ GruVariant gru_variant(const GruKey& key) {
     return gru_slot_bytes(mode_of(key), variant.padded, variant.rows,
                           gru_regions(key.is_backward, key.linear_before_reset));
   };
-  // Measured with 1024 and 2048 hidden units: pairs make backward steps of narrow blocks 1.16 to 1.3 times as fast, but
-  // those of wide blocks and all forward steps slower.
+  // Pairs make backward steps of narrow blocks faster, but backward steps of wide blocks and all forward steps slower
+  // (measured with 1024 and 2048 hidden units).
   const int bytes_of_pair = 2 * kGruThreads / 32 * 64;  // of a row, that the warps of a pair load at once
   GruVariant pairs = variant;
   if (architecture >= kMinClusterArchitecture && key.is_backward && variant.units == kNarrow &&

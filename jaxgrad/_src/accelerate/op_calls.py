@@ -16,7 +16,7 @@ from jaxgrad._src.batch_norm.passes import candidates_of as batch_norm_candidate
 from jaxgrad._src.choice.candidates import Candidates
 from jaxgrad._src.choice.explain import explain_pass
 from jaxgrad._src.choice.op import Op, lowering_platform
-from jaxgrad._src.choice.selection import recording, select_pass
+from jaxgrad._src.choice.selection import recording, select
 from jaxgrad._src.gru import api as gru
 from jaxgrad._src.gru.flops import count_flops
 from jaxgrad._src.gru.params import GruParams
@@ -93,6 +93,6 @@ def _reason(
     if candidates.tuning is not None and (choice := candidates.tuning.choice(platform, pass_name, call)):
         return choice.reason
     with recording():
-        selection = select_pass(op, pass_name, call, platform)
+        selection = select(op, None, call, passes=(pass_name,), platform=platform)
     explained = explain_pass(selection, pass_name, platform)
     return explained.reason if explained.implementation == implementation else SELECTED_BY_OP

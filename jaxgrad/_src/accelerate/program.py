@@ -14,7 +14,7 @@ from jaxgrad._src.accelerate import conv_calls, op_calls
 from jaxgrad._src.accelerate.calls import Call
 from jaxgrad._src.accelerate.places import Place
 from jaxgrad._src.conv.call.params import ConvParams
-from jaxgrad._src.run.named_jit import identity_of
+from jaxgrad._src.run.named_jit import PassName
 
 
 @dataclasses.dataclass
@@ -60,9 +60,10 @@ def search(jaxpr: Jaxpr, platform: str, problem: str) -> Found:
             elif identity is None and equation.primitive is lax.dot_general_p:
                 found.add(Found(products=_product_flops(equation, place)))
             else:
-                own = identity_of(equation.params.get("name", "")) or identity
+                name = equation.params.get("name")
+                inside = name.of_pass if isinstance(name, PassName) else identity
                 for inner in jaxprs_in_params(equation.params):
-                    found.add(search_in(inner, place.inside(equation), own))
+                    found.add(search_in(inner, place.inside(equation), inside))
         return found
 
     return search_in(jaxpr, Place(), None)

@@ -43,7 +43,7 @@ def report(function: Callable[..., Any], *args: Any, platform: str | None = None
       >>> w, x = jnp.ones((64, 64, 3, 3)), jnp.ones((8, 64, 32, 32))
       >>> found = jaxgrad.report(jax.grad(loss), w, x, platform="cpu")
       >>> [(c.pass_name, c.implementation) for c in found.convolutions]
-      [('forward', 'cpu'), ('weight_gradient', 'cpu')]
+      [('forward', 'onednn'), ('weight_gradient', 'onednn')]
     """
     if not callable(function):
         raise TypeError(f"jaxgrad.report: function must be callable, got {type(function).__name__}")

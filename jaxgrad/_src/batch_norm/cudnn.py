@@ -42,17 +42,17 @@ class CudnnBackend(BatchNormBackend):
 
     def reject(self, pass_name: str, call: BatchNormProblem, *, forced: bool) -> Rejection | None:
         # Without elements there is no kernel call.
-        return super().reject(pass_name, call, forced=forced) if call.size else None
+        return super().reject(pass_name, call, forced=forced) if call.size else self.missing()
 
     def supports(self, pass_name: str, call: BatchNormProblem) -> Rejection | None:
         if call.size < 2**31:  # cuDNN counts elements in 32 bits
             return None
         return Rejection(f"cuDNN supports fewer than 2^31 elements, x has {call.size}")
 
-    def why_slower(self, pass_name: str, call: BatchNormProblem, *, resized: bool = False) -> str:
-        if not resized and loses_digits(call):
+    def why_slower(self, pass_name: str, call: BatchNormProblem) -> str:
+        if loses_digits(call):
             return "XLA keeps twice the digits of the mean in this dtype, and is about as fast"
-        return super().why_slower(pass_name, call, resized=resized)
+        return super().why_slower(pass_name, call)
 
     def row(self, pass_name: str, call: BatchNormProblem, *, resized: bool = False) -> Row | None:
         if resized or loses_digits(call) or not call.size:

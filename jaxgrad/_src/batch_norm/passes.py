@@ -22,9 +22,10 @@ from jaxgrad._src.choice.candidates import Candidates
 from jaxgrad._src.choice.selection import supporting
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.run.batching import fold_or_loop
+from jaxgrad._src.run.lowering import platform_call
 from jaxgrad._src.run.mesh_axes import MeshAxes
 from jaxgrad._src.run.named_jit import named_jit
-from jaxgrad._src.run.partitioning import Dims, PartitioningRule, call_on_shard, partitioned
+from jaxgrad._src.run.partitioning import Dims, PartitioningRule, partitioned
 
 _CHANNELS: Dims = ("C",)
 _MAX_PASSES = 1024  # jitted passes of each kind that are kept, for different parameters
@@ -170,7 +171,7 @@ def _local_statistics(params: BatchNormParams, x: jax.Array) -> Any:
     """Returns (mean, mean_low, var, rstd) of one device's shard."""
     kernels = {b.implementation: partial(b.statistics, params) for b in TWO_STEP_BACKENDS}
     candidates = candidates_of(params, "forward", params.problem(x), in_steps=True)
-    return call_on_shard(candidates, kernels, partial(xla.statistics, params), x)
+    return platform_call(candidates, kernels, partial(xla.statistics, params), x)
 
 
 def _local_sums(params: BatchNormParams, x: jax.Array, *rest: Any) -> Any:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jaxgrad._src.choice.measured_choices import Choice, MeasuredChoices, RecordedCall
+from jaxgrad._src.choice.measured_choices import MeasuredChoices, RecordedCall
 from jaxgrad._src.choice.op import platform_of, public_platform
 
 
@@ -41,6 +41,7 @@ class Candidates:
         calls of a pass may have other sizes.
       even_if_slower: whether they run a pass that they support where the table prefers XLA for the sizes that `vmap` or
         a mesh has made.
+      platform: the platform of the program, where it is known while the call is traced.
     """
 
     implementations: tuple[str, ...] = ()
@@ -48,6 +49,7 @@ class Candidates:
     tuning: MeasuredChoices | None = None
     recorded: RecordedCall | None = None
     even_if_slower: bool = False
+    platform: str | None = None
     call: Any = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
@@ -66,11 +68,10 @@ class Candidates:
         left = tuple(name for name in self.implementations if name != implementation)
         return dataclasses.replace(self, implementations=left)
 
-    def with_choice(self, choice: Choice, here: Sequence[str]) -> Candidates:
-        """The candidates after a tuning's choice among the implementations of one platform, `here`, and XLA."""
+    def with_choice(self, chosen: str, here: Sequence[str]) -> Candidates:
+        """The candidates after a choice among the implementations of one platform, `here`, and XLA."""
         others = tuple(name for name in self.implementations if name not in here)
-        chosen = (choice.implementation,) if choice.implementation in here else ()
-        return dataclasses.replace(self, implementations=others + chosen)
+        return dataclasses.replace(self, implementations=others + (chosen,) * (chosen in here))
 
     def on_xla(self) -> Candidates:
         """No candidate. A forced implementation still restricts the platform."""

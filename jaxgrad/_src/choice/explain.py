@@ -44,9 +44,8 @@ class Explanation:
     Attributes:
       op: the name of the op.
       platform: the JAX platform, such as `"cpu"` or `"gpu"`.
-      implementation: what computes the op's value: `"cpu"` (oneDNN or jaxgrad's C++ kernels), `"onednn"` or
-        `"depthwise"` (one of these, forced or chosen by a tuning), `"cudnn"`, `"cuda"` (jaxgrad's CUDA kernels) or
-        `"xla"`.
+      implementation: what computes the op's value: `"cpu"` or `"cuda"` (jaxgrad's kernels for that platform),
+        `"onednn"`, `"cudnn"` or `"xla"`.
       reason: why, in one sentence.
       passes: one explanation for each pass, where the passes differ; otherwise empty.
       preference: as in `PassExplanation`.
@@ -93,7 +92,7 @@ def explain(op: Callable[..., Any], *args: Any, platform: str | None = None, **k
       >>> x, w = jnp.ones((8, 64, 32, 32)), jnp.ones((64, 64, 3, 3))
       >>> explained = jaxgrad.explain(jaxgrad.conv_general_dilated, x, w, (1, 1), "SAME", platform="cpu")
       >>> explained.implementation, explained.reason
-      ('cpu', 'oneDNN')
+      ('onednn', 'oneDNN')
     """
     function, decorators, args, kwargs = _unwrapped(op, args, kwargs)
     contract = op_of(function)
@@ -166,8 +165,8 @@ def explain_pass(selection: Selection, pass_name: str, platform: str) -> PassExp
     implementation, reason, decided_by = _decided(selection, pass_name, public_platform(platform))
     if ignored := selection.ignored_choice(pass_name, lowering_platform(platform)):
         reason += f"; {ignored}"
-    row = decided_by.table_row(pass_name, selection.call) if decided_by and selection.call is not None else ""
-    return PassExplanation(pass_name, implementation, reason, row)
+    row = decided_by.row(pass_name, selection.call) if decided_by and selection.call is not None else None
+    return PassExplanation(pass_name, implementation, reason, str(row or ""))
 
 
 def _decided(selection: Selection, pass_name: str, platform: str) -> tuple[str, str, Backend | None]:

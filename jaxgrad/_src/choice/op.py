@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from jaxgrad._src.choice import old_names
 from jaxgrad._src.core import checks
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -51,7 +52,7 @@ class Backend:
       implementation: the value of the argument `implementation=` that forces this backend.
       platform: the platform of the kernels, as JAX names it when a program is lowered: "cpu" or "cuda".
       title: the kernels' name in messages, in the plural.
-      description: why the backend is selected, for `jaxgrad.explain`; see `describe`.
+      description: why the backend is selected, for `jaxgrad.explain`.
       instead: what runs where the kernels are missing, for the warning.
       depends_on_problem_only: whether the answers about a convolution depend only on its problem, on `has_bias` and on
         `transposed`, so that they may be kept: not on settings, precision or relu, nor on free memory. The table of
@@ -69,32 +70,30 @@ class Backend:
         """Returns why no call can use the kernels; empty if calls can."""
         return ""
 
+    def missing(self, problem: str = "") -> Rejection | None:
+        """Rejects a call because of a problem, by default that of every call, which keeps the kernels from use."""
+        problem = problem or self.unavailable()
+        return Rejection(f"the {self.title} are missing: {problem}", missing=problem) if problem else None
+
     def supports(self, pass_name: str, call: Any) -> Rejection | None:
-        """Returns why the kernels cannot compute a pass correctly; None if they can."""
+        """Returns why the kernels cannot compute a pass correctly; None if they can. Asked where they are missing too:
+        a call without a use for them is no reason to warn of that."""
         return None
 
     def row(self, pass_name: str, call: Any, *, resized: bool = False) -> Preference | None:
-        """Returns the row that says whether this backend, XLA or a later backend of the platform is the fastest.
+        """Returns the row that says whether this backend, a later one of the platform or XLA is the fastest.
 
-        None if this backend is. `resized` says whether `vmap` or a mesh has changed the sizes of a selected call.
+        None if there is none. `resized` says whether `vmap` or a mesh has changed the sizes of a selected call.
         """
         return None
-
-    def table_row(self, pass_name: str, call: Any) -> str:
-        """Returns the text of the row that decided, for `jaxgrad.explain`; empty if none did."""
-        return str(self.row(pass_name, call) or "")
 
     def find_plan(self, pass_name: str, call: Any) -> Rejection | None:
         """Asks the library for a plan. Returns why there is none; None if there is one."""
         return None
 
     def supports_resized(self, pass_name: str, call: Any) -> bool:
-        """Whether the backend, a candidate already, runs a pass whose sizes `vmap` or a mesh has changed."""
+        """Whether the backend can run a pass whose sizes `vmap` or a mesh has changed."""
         return self.supports(pass_name, call) is None
-
-    def describe(self, pass_name: str, call: Any) -> str:
-        """Returns why the backend is selected for a pass; `call` is None for a typical call of the op."""
-        return self.description
 
     def remark(self, pass_name: str, call: Any) -> str:
         """Returns what `jaxgrad.explain` adds where this backend runs a pass."""
@@ -110,15 +109,15 @@ class Backend:
 
     def reject(self, pass_name: str, call: Any, *, forced: bool) -> Rejection | None:
         """Returns why the backend does not run a pass of a call; None if it does."""
-        if rejection := self.supports(pass_name, call):
+        if rejection := self.supports(pass_name, call) or self.missing():
             return rejection
         if not forced and (why := self.why_slower(pass_name, call)):
             return Rejection(why, slower=True)
         return self.find_plan(pass_name, call)
 
-    def why_slower(self, pass_name: str, call: Any, *, resized: bool = False) -> str:
+    def why_slower(self, pass_name: str, call: Any) -> str:
         """Returns why XLA or a later backend of the platform is faster for a pass; empty if this backend is."""
-        row = self.row(pass_name, call, resized=resized)
+        row = self.row(pass_name, call)
         return row.why if row is not None and row.prefer != self.implementation else ""
 
 
@@ -162,6 +161,8 @@ def check_implementation(caller: str, implementation: Any, on_gpu: Sequence[str]
 
     The error for the name of a platform, "gpu", lists `on_gpu`, the caller's implementations there.
     """
+    if isinstance(implementation, str) and implementation in old_names.NAMES:
+        return
     hint = ""
     if isinstance(implementation, str) and implementation.lower() == "gpu":
         hint = f"; on a GPU: {', '.join(map(repr, [*on_gpu, 'xla']))}"
@@ -171,7 +172,7 @@ def check_implementation(caller: str, implementation: Any, on_gpu: Sequence[str]
 OPS: dict[str, Op] = {}
 _PUBLIC: dict[Callable[..., Any], Op] = {}
 # Of all ops, also of those that are not loaded yet: an invalid `implementation=` gets the same message everywhere.
-IMPLEMENTATIONS = ("xla", "cpu", "cuda", "cudnn", "depthwise", "onednn")
+IMPLEMENTATIONS = ("xla", "cpu", "cuda", "cudnn", "onednn")
 
 
 def op_of(function: Any) -> Op | None:
@@ -206,14 +207,14 @@ def plan_cache_info() -> dict[str, dict[str, int]]:
     A plan is a kernel that is ready to run one problem. The least recently used plan is dropped when a cache is full.
 
     Returns:
-      By implementation ("cpu" for oneDNN, "cudnn"), where its library can be loaded: "hits", "misses", "size" and
+      By implementation ("onednn", "cudnn"), where its library can be loaded: "hits", "misses", "size" and
       "capacity". For cuDNN also "recorded", the number of plans retained for CUDA graphs, and "disk_hits" and
       "disk_misses", the lookups in `jaxgrad.config`'s plan_cache_dir; "checked" and "rejected", the engines that were
       compared with a reference and those of them that were wrong; and "unchecked", the plans whose engine could not be
       compared.
 
     Examples:
-      >>> sorted(jaxgrad.plan_cache_info()["cpu"])
+      >>> sorted(jaxgrad.plan_cache_info()["onednn"])
       ['capacity', 'hits', 'misses', 'size']
     """
     found: dict[str, dict[str, int]] = {}

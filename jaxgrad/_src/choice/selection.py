@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ import jax
 
 from jaxgrad._src.choice.candidates import XLA, Candidates, Forced
 from jaxgrad._src.choice.measured_choices import Call, Choice, MeasuredChoices, RecordedCall, Recorder
+from jaxgrad._src.choice.old_names import current_name
 from jaxgrad._src.choice.op import Backend, Op, Rejection, lowering_platform, public_platform
 from jaxgrad._src.choice.settings import current
 from jaxgrad._src.core.warn import warn_caller
@@ -31,26 +33,39 @@ def reject_symbolic_shapes(*arrays: jax.Array | None) -> Rejection | None:
 
 
 def supporting(candidates: Candidates, backends: Sequence[Backend], pass_name: str, call: Any) -> Candidates:
-    """Returns the candidates that run a pass whose sizes `vmap` or a mesh may have changed to those of `call`."""
+    """Returns the candidates that run a pass whose sizes `vmap` or a mesh may have changed to those of `call`.
+
+    A pass that a kernel runs moves to another kernel of the platform, or to XLA, where a row for such calls prefers it.
+    A pass that XLA runs stays there, unless a tuning has measured the call.
+    """
     if call == candidates.call and not isinstance(candidates.tuning, Recorder):
         return candidates
-    runs_if_slower = candidates.even_if_slower or candidates.forced is not None
-    for platform in dict.fromkeys(backend.platform for backend in backends):
-        here = [backend for backend in backends if backend.platform == platform]
+    for platform, here in _by_platform(backends).items() if candidates.forced is None else ():
         choice = _tuned(candidates.tuning, backends, platform, pass_name, call).choice
+        names = [backend.implementation for backend in here]
         if choice is not None:
-            candidates = candidates.with_choice(choice, [backend.implementation for backend in here])
-        for backend in here:
-            # There are no candidates where shapes are symbolic.
-            if backend.implementation in candidates.implementations and not (
-                backend.supports_resized(pass_name, call)
-                and (runs_if_slower or choice is not None or not backend.why_slower(pass_name, call, resized=True))
-            ):
-                candidates = candidates.without(backend.implementation)
+            candidates = candidates.with_choice(choice.implementation, names)
+        running = [name for name in candidates.implementations if name in names]  # none for symbolic shapes
+        follows_rows = choice is None and not candidates.even_if_slower
+        for backend in here if running else ():
+            row = backend.row(pass_name, call, resized=True) if follows_rows else None
+            preferred = [row.prefer] if row is not None else running
+            if backend.implementation in preferred and backend.supports_resized(pass_name, call):
+                candidates = candidates.with_choice(backend.implementation, names)
+                break
+        else:
+            candidates = candidates.with_choice("xla", names)
     if isinstance(candidates.tuning, Recorder):
         recorded = RecordedCall(candidates.tuning, pass_name, call, candidates.implementations)
         return dataclasses.replace(candidates, recorded=recorded)
     return candidates
+
+
+def _by_platform(backends: Sequence[Backend]) -> dict[str, list[Backend]]:
+    found: dict[str, list[Backend]] = {}
+    for backend in backends:
+        found.setdefault(backend.platform, []).append(backend)
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +87,7 @@ def _tuned(
     chosen = f"the tuning chooses {choice.implementation!r}, which "
     for backend in backends:
         if (backend.implementation, backend.platform) == (choice.implementation, platform):
-            rejection = _missing(backend) or backend.reject(pass_name, call, forced=True)
+            rejection = backend.reject(pass_name, call, forced=True)
             return _Tuned(why_ignored=f"{chosen}cannot run: {rejection.reason}") if rejection else _Tuned(choice)
     return _Tuned(why_ignored=f"{chosen}has no kernel for this pass on the platform {public_platform(platform)!r}")
 
@@ -106,7 +121,7 @@ class Selection:
     def reason(self, backend: Backend, pass_name: str) -> str:
         """Why a backend that is not rejected runs a pass."""
         choice = self.choice(backend, pass_name)
-        return choice.reason if choice else backend.describe(pass_name, self.call)
+        return choice.reason if choice else backend.description
 
     def _candidates(self, pass_name: str) -> Candidates:
         if self.implementation == "xla":
@@ -124,6 +139,9 @@ def select(
     call: Any = None,
     rejection: Rejection | None = None,
     known: _Rejections | None = None,
+    *,
+    passes: Sequence[str] | None = None,
+    platform: str | None = None,
 ) -> Selection:
     """Asks the backends of an op about a call.
 
@@ -133,25 +151,32 @@ def select(
       call: the op's description of the call, as its backends read it.
       rejection: why no backend can run the call, if it is known.
       known: rejections that were computed before, for instance for an equal call.
+      passes: the passes to ask about; None for all.
+      platform: the platform that the program is lowered for, if the call is selected for it alone, without a tuning.
+        XLA then runs what `implementation` cannot.
 
     Raises:
       ValueError: the forced implementation cannot run the call, or the op does not have it.
       RuntimeError: a library of the forced implementation is missing.
     """
-    tuning = _tuning_for(op, call) if implementation is None and rejection is None else None
+    if platform is None:
+        implementation = current_name(op, implementation, call)
+    may_be_tuned = implementation is None and rejection is None and platform is None
+    tuning = _tuning_for(op, call) if may_be_tuned else None
     found = dict(known or {}) if tuning is None else {}
-    for backend in op.backends:
-        missing = _missing(backend)
-        asked = implementation in (None, backend.implementation)
-        for pass_name in op.passes:
-            key = (backend.implementation, pass_name)
-            if missing or rejection:
-                found[key] = missing or rejection
-            elif asked and key not in found:
-                found[key] = _rejection(op, backend, pass_name, call, found, implementation is not None, tuning)
-    if implementation not in (None, "xla"):
+    for backend, pass_name in itertools.product(op.backends, passes or op.passes):
+        key, asked = (backend.implementation, pass_name), implementation in (None, backend.implementation)
+        if platform not in (None, backend.platform):
+            found[key] = Rejection(f"the {backend.title} do not run on the platform {public_platform(platform)!r}")
+        elif not asked and platform is not None:
+            found[key] = Rejection(f"only the implementation {implementation!r} may run here")
+        elif asked and key not in found:
+            found[key] = rejection or _rejection(
+                op, backend, pass_name, call, found, implementation is not None, tuning
+            )
+    if implementation not in (None, "xla") and platform is None:
         _check_forced(op, implementation, found)
-    selection = Selection(op, implementation, found, call, tuning)
+    selection = Selection(op, implementation if platform is None else None, found, call, tuning)
     _record(selection)
     return selection
 
@@ -175,35 +200,10 @@ def _rejection(
 ) -> Rejection | None:
     """Returns why a backend does not run a pass, given the rejections of the backends before it."""
     if (choice := _tuned(tuning, op.backends, backend.platform, pass_name, call).choice) is None:
-        return _taken(op, backend, pass_name, found) or backend.reject(pass_name, call, forced=forced)
+        return taken(op.backends, backend, pass_name, found) or backend.reject(pass_name, call, forced=forced)
     if choice.implementation == backend.implementation:
         return None
     return backend.supports(pass_name, call) or Rejection(choice.reason, slower=True)
-
-
-def select_pass(op: Op, pass_name: str, call: Any, platform: str, implementation: str | None = None) -> Selection:
-    """Asks the backends of one platform about one pass.
-
-    Args:
-      op: the op.
-      pass_name: the pass.
-      call: the op's description of the call.
-      platform: the platform that the program is lowered for.
-      implementation: the only one that may run the pass, whether or not it is the fastest. XLA runs the pass if this
-        implementation cannot.
-    """
-    found: dict[tuple[str, str], Rejection | None] = {}
-    for backend in op.backends:
-        if implementation not in (None, backend.implementation):
-            rejection: Rejection | None = Rejection(f"only the implementation {implementation!r} may run here")
-        elif backend.platform != platform:
-            rejection = Rejection(f"the {backend.title} do not run on the platform {public_platform(platform)!r}")
-        else:
-            rejection = _missing(backend) or _rejection(op, backend, pass_name, call, found, implementation is not None)
-        found[backend.implementation, pass_name] = rejection
-    selection = Selection(op, None, found, call)
-    _record(selection)
-    return selection
 
 
 def measurable_implementations(op: Op, call: Any, platform: str) -> list[str]:
@@ -211,32 +211,26 @@ def measurable_implementations(op: Op, call: Any, platform: str) -> list[str]:
     found = [
         backend.implementation
         for backend in op.backends
-        if backend.platform == platform
-        and not any(_missing(backend) or backend.reject(name, call, forced=True) for name in op.passes)
+        if backend.platform == platform and not any(backend.reject(name, call, forced=True) for name in op.passes)
     ]
     return [*found, "xla"]
 
 
-def _missing(backend: Backend) -> Rejection | None:
-    """Rejects a backend whose kernels cannot be used."""
-    problem = backend.unavailable()
-    return Rejection(f"the {backend.title} are missing: {problem}", missing=problem) if problem else None
-
-
 def select_typical(op: Op, implementation: str | None) -> Selection:
     """The selection for a typical call of an op."""
-    known = {
-        (backend.implementation, pass_name): backend.typical_rejection(op.name, pass_name)
-        for backend in op.backends
-        for pass_name in op.passes
-    }
+    known = {(b.implementation, name): _typical_rejection(op, b, name) for b in op.backends for name in op.passes}
     with recording():
         return select(op, implementation, known=known)
 
 
-def _taken(op: Op, backend: Backend, pass_name: str, found: _Rejections) -> Rejection | None:
+def _typical_rejection(op: Op, backend: Backend, pass_name: str) -> Rejection | None:
+    rejection = backend.typical_rejection(op.name, pass_name)
+    return rejection if rejection and not rejection.slower else backend.missing() or rejection
+
+
+def taken(backends: Sequence[Backend], backend: Backend, pass_name: str, found: _Rejections) -> Rejection | None:
     """Rejects a pass that an earlier backend of the same platform takes: this one need not be asked for a plan."""
-    for earlier in op.backends:
+    for earlier in backends:
         if earlier is backend:
             return None
         key = (earlier.implementation, pass_name)
@@ -288,11 +282,8 @@ def _record(selection: Selection) -> None:
 def _log(selection: Selection) -> None:
     """Logs a line for each pass: the implementation on each platform, and why the platform's others do not run it."""
     for pass_name, candidates in selection.candidates.items():
-        platforms: dict[str, list[Backend]] = {}
-        for backend in selection.op.backends:
-            platforms.setdefault(backend.platform, []).append(backend)
         parts = []
-        for platform, backends in platforms.items():
+        for platform, backends in _by_platform(selection.op.backends).items():
             names = [backend.implementation for backend in backends]
             chosen = next((name for name in candidates.implementations if name in names), "xla")
             rejections = {name: selection.rejections.get((name, pass_name)) for name in names}

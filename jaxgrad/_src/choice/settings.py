@@ -14,6 +14,7 @@ import jax.extend.core
 from jaxgrad._src.choice.measured_choices import MeasuredChoices, Recorder
 from jaxgrad._src.core import checks
 from jaxgrad._src.core.decorator import Decorator
+from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.core.warn import warn_caller
 from jaxgrad._src.native import cuda
 
@@ -128,7 +129,11 @@ def current() -> Settings:
 
 def of_kernels() -> Settings:
     """Returns the settings in force that a kernel depends on, which leaves out the tuning."""
-    return dataclasses.replace(current(), tuning=None)
+    of_thread = _context.value
+    return _of_kernels(of_thread.search, of_thread.workspace_limit, of_thread.deterministic, _process.plan_cache_dir)
+
+
+_of_kernels = cleared_lru_cache(64)(Settings)  # kept: calls outside `jax.jit` ask each time
 
 
 def update(**changes: Any) -> None:

@@ -33,7 +33,8 @@ class Row:
         (conv/on_xla/forms.py), which the row calls implementations.
       passes: the passes that the row is for.
       when: by feature of the call, a value, or the least and the largest value as "at_least" and "at_most". The row
-        matches a call with all of them.
+        matches a call with all of them. A row with the feature "problems" applies to calls whose sizes `vmap` or a mesh
+        has changed after they were selected; a row whose "problems" may be 0 applies to other calls too.
       prefer: the implementation that runs. A kernel must be clearly faster than XLA or another library.
       why: why, in one sentence.
       measured: the measurement behind it, or None: the implementation that it was compared with ("over"), the geometric
@@ -86,8 +87,8 @@ def preference(
       platform: the platform that the program is lowered for.
       features: the features of the call, as attributes.
       among: the implementations to choose from.
-      resized: whether `vmap` has made independent problems of a call that was selected before. Only rows for such
-        problems apply then, and there may be none.
+      resized: whether `vmap` or a mesh has changed the sizes of a call that was selected before. Only rows with the
+        feature "problems" apply then, and there may be none.
     """
     row = first_row(rows(platform), op, pass_name, features, among, resized=resized)
     if row is None and not resized:
@@ -100,8 +101,9 @@ def first_row(
 ) -> Row | None:
     """`preference` in a given table."""
     for row in table:
-        applies = row.op == op and pass_name in row.passes and row.prefer in among
-        if applies and ("problems" in row.when) == resized and row.matches(features):
+        applies = "problems" in row.when if resized else _holds(row.when.get("problems", 0), 0)
+        asked = row.op == op and pass_name in row.passes and row.prefer in among
+        if asked and applies and row.matches(features):
             return row
     return None
 

@@ -1,6 +1,6 @@
 """The public op `jaxgrad.conv_general_dilated`.
 
-The path of a call: `convolve` below reads the call as one of the three passes (`canonicalize`), selects backends for
+The path of a call: `convolve` below reads the call as one of the three passes (`read.op_call`), selects backends for
 each pass (`choice.selection`) and calls the differentiable pass (`autodiff`). `passes` batches and partitions it, and a
 backend (`onednn`, `cudnn`, `depthwise_cuda`) or `xla` runs it.
 """
@@ -22,10 +22,11 @@ from jaxgrad._src.choice.settings import of_kernels
 from jaxgrad._src.conv.activations import ACTIVATIONS, activate, check_activation
 from jaxgrad._src.conv.backend import PASSES
 from jaxgrad._src.conv.backends import BACKENDS
-from jaxgrad._src.conv.call.params import ConvCall, ConvParams
+from jaxgrad._src.conv.call.params import ConvParams
 from jaxgrad._src.conv.on_xla.forms import remark_on_xla
 from jaxgrad._src.conv.on_xla.xla import add_bias_and_relu
-from jaxgrad._src.conv.read.canonicalize import LaxArguments, Reading, read
+from jaxgrad._src.conv.read.convolution import LaxArguments
+from jaxgrad._src.conv.read.op_call import OpCall, read
 from jaxgrad._src.core import checks, marks
 from jaxgrad._src.core.activations import Activation, activation_name
 from jaxgrad._src.core.precision import precision_of_call
@@ -81,9 +82,8 @@ def conv_general_dilated(
         and `jax.nn.gelu` stand for their names. "gelu" is the approximation by tanh, the default of `jax.nn.gelu`. The
         gradient of relu at zero is zero, as in `jax.nn.relu`. XLA applies silu and gelu.
       implementation: None selects the fastest implementation known for each pass: the value, the input gradient and the
-        weight gradient. "xla", "cpu" (the faster of oneDNN and jaxgrad's CPU kernels for depthwise convolutions),
-        "onednn" or "depthwise" (one of these alone), "cudnn" or "cuda" (jaxgrad's CUDA kernels for depthwise
-        convolutions) forces one. `jaxgrad.explain` reports what None selects, and why.
+        weight gradient. "xla", "onednn", "cudnn", "cpu" or "cuda" (jaxgrad's kernels for depthwise convolutions)
+        forces one. `jaxgrad.explain` reports what None selects, and why.
 
     Returns:
       An array with the shape and dtype of the result of `jax.lax.conv_general_dilated`.
@@ -179,42 +179,35 @@ def convolve(
     lhs, rhs = checks.as_array(name, "lhs", lhs), checks.as_array(name, "rhs", rhs)
     if lhs.ndim < 2 or rhs.ndim < 2:
         raise ValueError(f"{name}: lhs and rhs must have a rank of at least 2, got {lhs.shape} and {rhs.shape}")
-    has_bias, relu = bias is not None, activation == "relu"
+    relu = activation == "relu"
     try:
-        reading = read(arguments, lhs, rhs, has_bias)
+        call = read(arguments, lhs, rhs, bias is not None)
+        reason = call.why_on_xla
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise checks.named_error(name, error) from error
-    bias = _check_bias(name, bias, reading)
-    check_activation(name, activation, reading.result.dtype)
-    pass_call = reading.pass_call
-    if pass_call is None:
-        selection = select(op, implementation, rejection=Rejection(reading.reason))
+    bias = _check_bias(name, bias, call)
+    check_activation(name, activation, call.result.dtype)
+    if reason:
+        selection = select(op, implementation, rejection=Rejection(reason))
     else:
-        lhs, rhs = (a if a.dtype == reading.result.dtype else a.astype(reading.result.dtype) for a in (lhs, rhs))
-        call = ConvCall(
-            pass_call.problem(lhs, rhs),
-            arguments.precision,
-            of_kernels(),
-            has_bias,
-            relu,
-            transposed=pass_call.pass_name != "forward",
-        )
-        known = reading.static_rejections if implementation is None else None  # a forced backend must have a plan
-        selection = select(op, implementation, call, known=known)
+        lhs, rhs = (a if a.dtype == call.result.dtype else a.astype(call.result.dtype) for a in (lhs, rhs))
+        known = call.static_rejections if implementation is None else None  # a forced backend must have a plan
+        selection = select(op, implementation, call.conv_call(relu), known=known)
     explicit = out_sharding is not None or explicit_mesh(lhs, rhs) is not None
-    if pass_call is None or (not explicit and _can_bypass_custom_vjp(selection, reading)):
-        rhs = lax.rev(rhs, reading.dimension_numbers.rhs_spec[2:]) if arguments.window_reversed else rhs
-        call_lax = arguments.call_lax_on_padded if reading.lax_is_miscompiled else arguments.call_lax
+    if reason or (not explicit and _can_bypass_custom_vjp(selection, call)):
+        rhs = lax.rev(rhs, call.dimension_numbers.rhs_spec[2:]) if arguments.window_reversed else rhs
+        call_lax = arguments.call_lax_on_padded if call.is_or_derives_miscompiled else arguments.call_lax
         y = call_lax(lhs, rhs, out_sharding)
-        return activate(add_bias_and_relu(y, bias, relu, reading.dimension_numbers.out_spec), activation)
+        return activate(add_bias_and_relu(y, bias, relu, call.dimension_numbers.out_spec), activation)
     sharding = arguments.explicit_sharding(lhs, rhs, out_sharding)
-    params = ConvParams(pass_call.geometry, arguments.precision, tuple(selection.candidates.items()), of_kernels())
+    of_pass = call.pass_call
+    params = ConvParams(of_pass.geometry, arguments.precision, tuple(selection.candidates.items()), of_kernels())
     lhs, rhs, bias = pvary_to_match(lhs, rhs, bias)
-    y = pass_call.run(params, lhs, rhs, bias, relu)
+    y = of_pass.run(params, lhs, rhs, bias, relu)
     return activate(y if sharding is None else jax.sharding.reshard(y, sharding), activation)
 
 
-def _can_bypass_custom_vjp(selection: Selection, reading: Reading) -> bool:
+def _can_bypass_custom_vjp(selection: Selection, call: OpCall) -> bool:
     """Whether `jax.lax.conv_general_dilated` with JAX's derivatives is right, and as fast as the passes on XLA.
 
     It is not for groups, matrix products and weight gradients of transposed convolutions, which on_xla/xla.py writes in
@@ -223,11 +216,11 @@ def _can_bypass_custom_vjp(selection: Selection, reading: Reading) -> bool:
     (jaxlib 0.10.2 to 0.12.0.1: twice their value).
     """
     may_run_on_gpu_kernels = selection.implementation != "xla" and not cuda.unavailable()
-    if reading.pass_call is None or reading.pass_call.pass_name != "forward":
-        return False
-    geometry = reading.pass_call.geometry
+    of_pass = call.pass_call
+    geometry = of_pass.geometry
     return (
-        not reading.lax_is_miscompiled
+        of_pass.pass_name == "forward"
+        and not call.is_or_derives_miscompiled
         and not may_run_on_gpu_kernels
         and all(candidates == XLA for candidates in selection.candidates.values())
         and geometry.feature_group_count == 1
@@ -235,11 +228,11 @@ def _can_bypass_custom_vjp(selection: Selection, reading: Reading) -> bool:
     )
 
 
-def _check_bias(name: str, bias: Any, reading: Reading) -> jax.Array | None:
+def _check_bias(name: str, bias: Any, call: OpCall) -> jax.Array | None:
     if bias is None:
         return None
-    bias, result = checks.as_array(name, "bias", bias), reading.result
-    features = result.shape[reading.dimension_numbers.out_spec[1]]
+    bias, result = checks.as_array(name, "bias", bias), call.result
+    features = result.shape[call.dimension_numbers.out_spec[1]]
     checks.check_shape(name, "bias", bias, ("output features",), (features,))
     if bias.dtype != result.dtype:
         raise TypeError(f"{name}: bias must have the dtype of the result, {result.dtype.name}, got {bias.dtype.name}")

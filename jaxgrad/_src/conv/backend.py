@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, ClassVar
 
 import jax
@@ -38,29 +39,29 @@ class ConvBackend(Backend):
     The arrays have the layouts of `params.geometry`. w and dw have a reversed window where
     `params.geometry.window_reversed` is set.
 
+    Args:
+      *siblings: the later backends of the platform. The tables of preferences compare this one with them and with XLA.
+
     Attributes:
-      preferred_to: the implementations that the tables of preferences compare this one with: XLA and the later backends
-        of the platform.
       takes_independent_problems: whether the kernels take the axis of independent problems that `vmap` makes
         (`params.batched`). Otherwise the problems become groups of one convolution.
     """
 
     takes_independent_problems: ClassVar[bool] = False
 
-    preferred_to: ClassVar[tuple[str, ...]] = ("xla",)
+    def __init__(self, *siblings: Backend) -> None:
+        self._siblings = siblings
 
     def row(self, pass_name: str, call: ConvCall, *, resized: bool = False) -> Row | None:
-        among = self.implementation, *self.preferred_to
+        siblings = (each.implementation for each in self._siblings if not each.unavailable())
+        among = self.implementation, *siblings, "xla"
         relu = call.fused_relu and pass_name == "forward"
         return _row_of(this_device(self.platform), pass_name, self.platform, call.problem, relu, among, resized)
 
-    def repeats_another(self, pass_name: str, call: ConvCall) -> bool:
-        """Whether another backend of the platform runs a pass on the same kernel. One measurement is then enough."""
-        return False
-
     def supports_resized(self, pass_name: str, call: ConvCall) -> bool:
-        """Whether the backend, a candidate already, still runs a pass whose sizes `vmap` or a mesh has changed."""
-        return self.find_plan(pass_name, call) is None
+        if not self.takes_independent_problems:
+            call = dataclasses.replace(call, problem=call.problem.in_groups())
+        return self.reject(pass_name, call, forced=True) is None
 
     def forward(self, params: ConvParams, relu: bool, x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
         """Returns y = conv(x, w) + bias, or the relu of it."""

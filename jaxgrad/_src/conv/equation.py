@@ -17,21 +17,22 @@ from jax.sharding import NamedSharding
 
 from jaxgrad._src.choice.explain import explain_pass
 from jaxgrad._src.choice.measured_choices import RecordedCall, Recorder
-from jaxgrad._src.choice.selection import select_pass, supporting
+from jaxgrad._src.choice.old_names import current_name
+from jaxgrad._src.choice.selection import select, supporting
 from jaxgrad._src.choice.settings import current, of_kernels
 from jaxgrad._src.conv.api import OP
 from jaxgrad._src.conv.backends import BACKENDS
 from jaxgrad._src.conv.call.geometry import described
 from jaxgrad._src.conv.call.params import ConvCall, ConvParams
 from jaxgrad._src.conv.on_xla.forms import form_on_xla
-from jaxgrad._src.conv.read.canonicalize import LaxArguments, is_miscompiled_by_xla, normalize, unsupported_operands
-from jaxgrad._src.conv.read.pass_calls import ConvArguments
+from jaxgrad._src.conv.read.convolution import CROPPED, LaxArguments, LaxConvolution
 from jaxgrad._src.conv.read.readings import Reading, fastest_first, measurable, written_first
 from jaxgrad._src.core.jax_internals import ShardingTypeError
 from jaxgrad._src.core.precision import precision_flags
 from jaxgrad._src.run.mesh_axes import explicit_sharding_of
 
 _AS_STRIDED = "jaxgrad writes it for XLA as the weight gradient of a strided convolution"
+_PADDED = "XLA miscompiles the convolution as it is written, so its input is padded in a separate operation"
 _ON = " on "  # between a pass and an implementation
 
 
@@ -85,7 +86,7 @@ def plan_equation(
     plan = _plan(equation, shardings, platform, implementation)
     if plan.compute is not None or not equation.is_miscompiled(platform):
         return plan
-    reason = f"{plan.reason}; XLA miscompiles the convolution as it is written, so it is padded before"
+    reason = f"{plan.reason}; {_PADDED}"
     padded = partial(equation.arguments.call_lax_on_padded, out_sharding=shardings[-1])
     return dataclasses.replace(plan, compute=padded, reason=reason, is_padded=True)
 
@@ -94,7 +95,7 @@ _Shardings = Sequence[NamedSharding | None]  # of lhs, rhs and the result, over 
 
 
 def _unless_refused(plan: EquationPlan, equation: Equation, shardings: _Shardings) -> EquationPlan:
-    """The plan; that of XLA if JAX refuses to compute the pass from operands that are sharded so."""
+    """The plan; the plan of XLA where JAX refuses to compute the pass from operands with these shardings."""
     if plan.compute is None or not any(shardings):
         return plan
     arrays = zip((equation.lhs, equation.rhs), shardings, strict=False)
@@ -103,15 +104,15 @@ def _unless_refused(plan: EquationPlan, equation: Equation, shardings: _Sharding
         jax.eval_shape(plan.compute, *operands)
     except ShardingTypeError as error:
         said = str(error).splitlines()[0]
-        reason = f"JAX refuses to compute the pass from arrays that are sharded so over explicit mesh axes: {said}"
+        reason = f"JAX refuses to compute the pass from arrays with these shardings over explicit mesh axes: {said}"
         return EquationPlan(None, plan.pass_name, "xla", reason)
     return plan
 
 
 def _plan(equation: Equation, shardings: _Shardings, platform: str, implementation: str | None) -> EquationPlan:
     """The plan of an equation, without regard to the faults of XLA."""
-    if reason := unsupported_operands(equation.lhs, equation.rhs, equation.result):
-        return EquationPlan(None, "", "xla", reason)
+    if equation.unsupported:
+        return EquationPlan(None, "", "xla", equation.unsupported)
     tuning = current().tuning if implementation is None else None
     if tuning is not None and not tuning.covers(equation, ""):
         tuning = None
@@ -128,16 +129,12 @@ def _plan(equation: Equation, shardings: _Shardings, platform: str, implementati
 
 
 @dataclasses.dataclass(frozen=True)
-class Equation:
-    """An equation of `jax.lax.conv_general_dilated`: its arguments, and the shapes and dtypes of its arrays.
+class Equation(LaxConvolution):
+    """An equation of `jax.lax.conv_general_dilated`.
 
     `partitioned` says whether XLA partitions the program over several devices.
     """
 
-    arguments: LaxArguments
-    lhs: Any
-    rhs: Any
-    result: Any
     partitioned: bool = False
 
     @classmethod
@@ -148,10 +145,6 @@ class Equation:
         return cls(arguments, lhs, rhs, result, partitioned)
 
     @cached_property
-    def normalized(self) -> ConvArguments:
-        return normalize(self.arguments, self.lhs.shape, self.rhs.shape, self.result.shape)
-
-    @cached_property
     def readings(self) -> tuple[Reading, ...]:
         """Every pass that computes the equation; the one that JAX or the program has written comes first."""
         return tuple(reading for reading in written_first(self.normalized) if min(reading.call.geometry.x_spatial) > 0)
@@ -160,10 +153,6 @@ class Equation:
     def pass_name(self) -> str:
         """The pass that the equation is, as it is written; empty if no pass computes it."""
         return self.readings[0].call.pass_name if self.readings else ""
-
-    def is_miscompiled(self, platform: str) -> bool:
-        shapes = self.lhs.shape, self.rhs.shape, self.result.shape
-        return is_miscompiled_by_xla(self.arguments, *shapes, only_on=platform)
 
     def text(self, pass_name: str, platform: str) -> str:
         """The text of the equation in a tuning, whose choice names the pass."""
@@ -179,14 +168,14 @@ class Equation:
             reason = f"XLA multiplies {self.lhs.dtype.name} without casts to {self.result.dtype.name}"
             return EquationPlan(None, "", "xla", reason)
         if not self.readings:
-            reason = "no pass computes a convolution with these strides and dilations"
-            if written_first(self.normalized):
-                reason = "cropping leaves no input; runs on XLA"
+            has_pass = bool(written_first(self.normalized))
+            reason = CROPPED if has_pass else "no pass computes a convolution with these strides and dilations"
             return EquationPlan(None, "", "xla", reason)
         written = self.readings[0]
         found: EquationPlan | None = None
         for reading in fastest_first(self.readings):
-            plan = self.plan_reading(reading, platform, implementation)
+            allowed = implementation and current_name(OP, implementation, self._conv_call(reading))
+            plan = self.plan_reading(reading, platform, allowed)
             if plan.compute is not None or (plan.is_slower and reading.is_same_kind(written)):
                 return plan
             found = plan if found is None or reading is written else found
@@ -199,10 +188,8 @@ class Equation:
         found: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
             "xla": self.arguments.call_lax_on_padded if padded else self.arguments.call_lax
         }
-        backends = [backend for backend in BACKENDS if backend.platform == platform]
+        own = [backend.implementation for backend in BACKENDS if backend.platform == platform]
         for reading in measurable(self.readings) if self.readings else ():
-            pass_name, call = reading.call.pass_name, self._conv_call(reading)
-            own = [each.implementation for each in backends if not each.repeats_another(pass_name, call)]
             plans = (self.plan_reading(reading, platform, implementation) for implementation in (*own, "xla"))
             found |= {plan.name: plan.compute for plan in plans if plan.compute is not None}
         return found
@@ -220,21 +207,16 @@ class Equation:
         return None
 
     def _conv_call(self, reading: Reading) -> ConvCall:
-        """The call that a reading makes."""
-        lhs: Any
-        rhs: Any
-        lhs, rhs = (jax.ShapeDtypeStruct(array.shape, self.result.dtype) for array in (self.lhs, self.rhs))
-        problem = reading.call.problem(jax.eval_shape(reading.regrouped, lhs), rhs)
-        transposed = reading.arguments.is_input_dilated
-        return ConvCall(problem, self.arguments.precision, of_kernels(), transposed=transposed)
+        """The call that a reading makes, as the backends are asked about it."""
+        return ConvCall(reading.call.problem(self.result.dtype), self.arguments.precision, of_kernels())
 
     def plan_reading(self, reading: Reading, platform: str, implementation: str | None) -> EquationPlan:
         """The plan of one reading; its `compute` is None where the implementation, or the fastest one, has none."""
         call, precision, dtype = reading.call, self.arguments.precision, self.result.dtype
         conv_call = self._conv_call(reading)
         problem = conv_call.problem
-        selection = select_pass(OP, call.pass_name, conv_call, platform, implementation)
-        candidates = selection.candidates[call.pass_name]
+        selection = select(OP, implementation, conv_call, passes=(call.pass_name,), platform=platform)
+        candidates = dataclasses.replace(selection.candidates[call.pass_name], platform=platform)
         if problem.num_problems or (reading.of_one_group is not None and self.partitioned):
             candidates = dataclasses.replace(candidates, even_if_slower=implementation is not None, call=None)
             candidates = supporting(candidates, BACKENDS, call.pass_name, conv_call)

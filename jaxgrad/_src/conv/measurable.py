@@ -21,11 +21,9 @@ def measurable_pass(pass_name: str, call: ConvCall, platform: str) -> Measurable
     """The pass of an op, on every implementation that supports it."""
     candidates = {"xla": XLA}
     for backend in BACKENDS:
-        if backend.platform == platform and not backend.unavailable():
-            own = Candidates((backend.implementation,), even_if_slower=True)
-            if backend.supports(pass_name, call) is None and not backend.repeats_another(pass_name, call):
-                own = supporting(own, (backend,), pass_name, call)
-                candidates |= dict.fromkeys(own.implementations, own)
+        if backend.platform == platform:
+            own = supporting(Candidates((backend.implementation,), even_if_slower=True), (backend,), pass_name, call)
+            candidates |= dict.fromkeys(own.implementations, own)
     return Measurable(
         {name: _pass(pass_name, call, own) for name, own in candidates.items()}, operands(pass_name, call)
     )

@@ -27,9 +27,10 @@ from jaxgrad._src.conv.call.problem import (
 from jaxgrad._src.conv.on_xla import xla
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.run.batching import broadcast, empty_vmap, fold, unfold
+from jaxgrad._src.run.lowering import platform_call
 from jaxgrad._src.run.mesh_axes import MeshAxes
 from jaxgrad._src.run.named_jit import named_jit
-from jaxgrad._src.run.partitioning import CrossDevice, Dims, PartitioningRule, call_on_shard, dims, partitioned
+from jaxgrad._src.run.partitioning import CrossDevice, Dims, PartitioningRule, partitioned
 
 _Kernels = Mapping[str, Callable[..., Any]]  # by implementation
 _MAX_PASSES = 1024  # jitted passes of each kind that are kept, for different geometries and settings
@@ -56,7 +57,7 @@ def forward_pass(params: ConvParams, relu: bool = False) -> Callable[..., Any]:
         def call(x, w, bias):
             linear = _candidates("forward", params, problem(x, w, None))
             kernels = _kernels("forward", params, *axes, False)
-            y = mesh_axes.psum(call_on_shard(linear, kernels, partial(xla.forward, params, False), x, w, None))
+            y = mesh_axes.psum(platform_call(linear, kernels, partial(xla.forward, params, False), x, w, None))
             return (jax.vmap(epilogue) if params.batched else epilogue)(y, bias)
 
         return call
@@ -174,7 +175,7 @@ def _kernels(
         def call_of(params):
             return partial(getattr(backend, pass_name), params, *static)
 
-        if backend.takes_independent_problems:
+        if backend.takes_independent_problems or not params.batched:
             return call_of(params)
         return as_groups(params, call_of, operand_axes, result_axes)
 
@@ -232,6 +233,7 @@ class _DimNames:
 
     def _dims(self, names: tuple[str, ...], of_axes: str, axes: tuple[int, ...]) -> Dims:
         grouped = self.params.geometry.feature_group_count > 1
-        found = {name: axis for name, axis in zip(of_axes, axes, strict=False) if name in names}
-        own = dims(len(axes), **{name: axis for name, axis in found.items() if name == "N" or not grouped})
-        return ("P", *own) if self.params.batched else own
+        split = [name for name in names if name == "N" or not grouped]
+        by_axis = {axis: name for name, axis in zip(of_axes, axes, strict=False) if name in split}
+        named = tuple(map(by_axis.get, range(len(axes))))
+        return ("P", *named) if self.params.batched else named

@@ -14,7 +14,7 @@ from jaxgrad._src.conv.api import convolve
 from jaxgrad._src.conv.backends import BACKENDS
 from jaxgrad._src.conv.call.geometry import dilated_size, swap_features, transpose_padding
 from jaxgrad._src.conv.on_xla.forms import remark_on_xla
-from jaxgrad._src.conv.read.canonicalize import LaxArguments
+from jaxgrad._src.conv.read.convolution import LaxArguments
 from jaxgrad._src.core import checks
 from jaxgrad._src.core.activations import Activation
 from jaxgrad._src.core.precision import precision_of_call

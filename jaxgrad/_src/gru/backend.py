@@ -57,7 +57,7 @@ class GruBackend(Backend):
 
     def reject(self, pass_name: str, call: GruProblem, *, forced: bool) -> Rejection | None:
         # Without steps or rows there is no kernel call.
-        return super().reject(pass_name, call, forced=forced) if min(call.T, call.B) else None
+        return super().reject(pass_name, call, forced=forced) if min(call.T, call.B) else self.missing()
 
     def row(self, pass_name: str, call: GruProblem, *, resized: bool = False) -> Row | None:
         if not min(call.T, call.B):

@@ -12,6 +12,7 @@ from jax.interpreters import mlir
 
 from jaxgrad._src.choice.candidates import Candidates
 from jaxgrad._src.choice.op import platform_of
+from jaxgrad._src.run.mesh_axes import results_vary_as_operands
 
 
 def platform_call(
@@ -20,7 +21,7 @@ def platform_call(
     """Calls the kernel of the candidate for the platform of the program, or `xla` if no candidate runs there.
 
     The platform is known when the program is lowered. It need not be that of JAX's default device: a program lowered
-    for a GPU on a machine without one takes the GPU's branch.
+    for a GPU on a machine without one takes the GPU's branch. The results vary over the mesh axes of the operands.
 
     Args:
       candidates: of the pass.
@@ -31,10 +32,11 @@ def platform_call(
     args = with_lowering_hook(candidates, args)
     taken: dict[str, Callable[..., Any]] = {}
     for name in candidates.implementations:
-        taken.setdefault(platform_of(name), kernels[name])
+        taken.setdefault(platform_of(name), results_vary_as_operands(kernels[name]))
+    xla = results_vary_as_operands(xla)
     if not taken:
         return xla(*args)
-    if candidates.forced:
+    if candidates.forced or candidates.platform:
         (kernel,) = taken.values()
         return kernel(*args)
     return lax.platform_dependent(*args, **taken, default=xla)
@@ -45,8 +47,8 @@ def with_lowering_hook(candidates: Candidates, args: tuple[Any, ...]) -> tuple[A
 
     The hook runs when a program with this call is lowered, and not for calls that are traced and then left out, such as
     the call of one example under `vmap`. A forced implementation raises ValueError where the program is for another
-    platform. `lax.platform_dependent` without a
-    default raises there too, but its error names neither the op nor the argument.
+    platform. `lax.platform_dependent` without a default raises there too, but its error names neither the op nor the
+    argument.
     """
     if (hook := candidates.lowering_hook) is None:
         return args

@@ -90,8 +90,11 @@ def results_vary_as_operands(call: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a kernel call, whose results carry no varying axes, so that they vary as its operands do."""
 
     def wrapped(*arrays: Any) -> Any:
+        results = call(*arrays)
+        if not in_shard_map():
+            return results
         axes = _varying_axes(*arrays)
-        return jax.tree.map(lambda result: _pvary(result, axes), call(*arrays))
+        return jax.tree.map(lambda result: _pvary(result, axes), results)
 
     return wrapped
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Callable
 from functools import cache
 from typing import Any
-from weakref import WeakValueDictionary
 
 import jax
 
@@ -32,25 +30,20 @@ def named_jit(function: Callable[..., Any], name: str, *identity: Any) -> Callab
     def call(*arrays: Any) -> Any:
         return function(*arrays)
 
-    call.__name__ = call.__qualname__ = f"jaxgrad.{name}.{digest}"
-    # Passes with the same name share it: it is registered while one of them is in use.
-    call.identity = _IDENTITIES.setdefault(call.__name__, _Identity(name, identity))  # type: ignore[attr-defined]
+    pass_name = PassName(f"jaxgrad.{name}.{digest}")
+    pass_name.of_pass = name, identity
+    call.__name__ = call.__qualname__ = pass_name
     return jax.jit(call)
 
 
-def identity_of(jitted_name: str) -> tuple[str, tuple[Any, ...]] | None:
-    """Returns the name and the identity of a pass, by the name of its jitted function; None for other functions."""
-    found = _IDENTITIES.get(jitted_name)
-    return None if found is None else (found.name, found.identity)
+class PassName(str):
+    """The name of a jitted pass. JAX puts the object into every equation that calls the pass.
 
+    Attributes:
+      of_pass: the name and the identity that `named_jit` was given.
+    """
 
-@dataclasses.dataclass(frozen=True)
-class _Identity:
-    name: str
-    identity: tuple[Any, ...]
-
-
-_IDENTITIES: WeakValueDictionary[str, _Identity] = WeakValueDictionary()
+    of_pass: tuple[str, tuple[Any, ...]]
 
 
 @cache

@@ -27,7 +27,7 @@ from jaxgrad._src.choice.candidates import Candidates
 from jaxgrad._src.core.jax_internals import axes_of_vmap
 from jaxgrad._src.run.finer_mesh import on_finer_mesh
 from jaxgrad._src.run.lowering import platform_call, with_lowering_hook
-from jaxgrad._src.run.mesh_axes import MeshAxes, explicit_mesh, in_shard_map, results_vary_as_operands
+from jaxgrad._src.run.mesh_axes import MeshAxes, explicit_mesh, in_shard_map
 
 Dims = tuple[str | None, ...]
 CrossDevice = Callable[[MeshAxes], Callable[..., Any]]
@@ -161,7 +161,7 @@ def partitioned(
     """
 
     def local(*arrays: Any) -> Any:
-        return call_on_shard(candidates(*arrays), kernels, xla, *arrays)
+        return platform_call(candidates(*arrays), kernels, xla, *arrays)
 
     def call(*arrays: Any) -> Any:
         if in_shard_map():
@@ -178,14 +178,6 @@ def partitioned(
         return (_custom_partitioned(local, given, cross_device) if follows_rule else xla)(*arrays)
 
     return call
-
-
-def call_on_shard(
-    candidates: Candidates, kernels: Mapping[str, Callable[..., Any]], xla: Callable[..., Any], *arrays: Any
-) -> Any:
-    """`platform_call` with results that vary over the mesh axes of the operands."""
-    matched = {name: results_vary_as_operands(kernel) for name, kernel in kernels.items()}
-    return platform_call(candidates, matched, results_vary_as_operands(xla), *arrays)
 
 
 def _custom_partitioned(

@@ -20,8 +20,8 @@ from jaxgrad._src.pool import measurable as pool_measurable
 from jaxgrad._src.pool.params import PoolProblem
 from jaxgrad._src.tuning.timing import Program, compile_all, lower_with_sets, medians, random_operands, repeated_on_gpu
 
-# A default that is slower by less stays. Times differ by 3 % from run to run, and on an H100 seven convolutions with
-# choices that alone were 3 or 4 % faster took 0.7 % longer with their gradients.
+# A default that is slower by less stays. Times differ from run to run, and calls that are a little faster alone can
+# take longer in a program.
 _MIN_GAIN = 1.05
 
 

@@ -139,8 +139,8 @@ def compile_all(lowered: Mapping[str, Callable[[], Program]]) -> dict[str, Progr
 def repeated_on_gpu(programs: Mapping[str, Program]) -> dict[str, Program]:
     """On a GPU, programs that repeat short calls, so that a run takes as long as a sample; on a CPU the same programs.
 
-    To start a program takes the host 0.1 to 0.7 ms, and more for XLA's kernels than for those of a custom call. Where
-    the calls take less, the times of programs that make each call once are those of the host.
+    The host takes time to start a program, and more for kernels of XLA than for those of a custom call. Where a call
+    takes less, the time of a program that makes it once is that of the host.
     """
     if jax.default_backend() == "cpu":
         return dict(programs)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from jaxgrad._src.choice import settings
+from jaxgrad._src.choice import old_names, settings
 from jaxgrad._src.choice.environment import Environment, program_environment, share_first_environment
 from jaxgrad._src.choice.measured_choices import Choice, MeasuredChoices
 from jaxgrad._src.choice.op import IMPLEMENTATIONS
@@ -26,7 +26,7 @@ from jaxgrad._src.version import __version__
 
 _logger = logging.getLogger("jaxgrad")
 
-_FORMAT = 1
+_FORMAT = 2
 _Member = TypeVar("_Member")
 
 
@@ -156,15 +156,16 @@ def from_json(text: str) -> Tuning:
     """Raises ValueError where the text is no tuning."""
     content = json.loads(text)
     file_format = _member(content, "format", int)
-    if isinstance(file_format, bool) or file_format != _FORMAT:
+    if isinstance(file_format, bool) or file_format not in (_FORMAT, old_names.TUNING_FORMAT):
         raise ValueError(f"its format is {file_format!r}, and this jaxgrad reads {_FORMAT}")
     machines: dict[Environment, dict[str, Choice]] = {}
     for machine in _member(content, "machines", list):
         environment = _environment(_member(machine, "environment", dict))
         if environment in machines:
             raise ValueError(f"it has this machine twice: {environment}")
-        choices = _member(machine, "choices", dict)
-        machines[environment] = {call: _choice(call, choice) for call, choice in choices.items()}
+        choices = {call: _choice(call, choice) for call, choice in _member(machine, "choices", dict).items()}
+        old = file_format == old_names.TUNING_FORMAT
+        machines[environment] = old_names.current_choices(choices) if old else choices
     return Tuning(machines)
 
 

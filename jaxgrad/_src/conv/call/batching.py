@@ -41,16 +41,14 @@ def as_groups(
     operand_axes: Sequence[int],
     result_axes: Any,
 ) -> Callable[..., Any]:
-    """Returns a call in which independent problems, if there are any, become groups of one convolution.
+    """Returns a call in which independent problems become groups of one convolution.
 
     Args:
-      params: the parameters of the pass.
+      params: the parameters of the pass, with `batched`.
       call_of: returns the call for given parameters.
       operand_axes: the feature axis of each operand that is divided into groups.
       result_axes: the same for the results, as a tree of their structure.
     """
-    if not params.batched:
-        return call_of(params)
 
     def call(*arrays):
         size = arrays[0].shape[0]

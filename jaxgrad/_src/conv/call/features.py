@@ -49,7 +49,6 @@ class ConvFeatures:
         self.dtype, self.bits = problem.dtype.name, 8 * problem.dtype.itemsize
         self.axes = len(g.w_spatial)
         self.window, self.weights = math.prod(g.w_spatial), math.prod(problem.w_shape)
-        self.span = math.prod(dilated_size(*sizes) for sizes in zip(g.w_spatial, g.rhs_dilation, strict=True))
         self.features, self.out_features = problem.features, problem.out_features
         self.multiplications = problem.multiplications
         self.positions = problem.batch * math.prod(g.y_spatial)
@@ -70,6 +69,11 @@ class ConvFeatures:
         self.reversed = g.window_reversed
         self.relu = relu
         self._problem = problem
+
+    @property
+    def span(self) -> int:
+        g = self._problem.geometry
+        return math.prod(dilated_size(*sizes) for sizes in zip(g.w_spatial, g.rhs_dilation, strict=True))
 
     @property
     def transposes_weights(self) -> bool:

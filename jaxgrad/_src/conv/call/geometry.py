@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,6 @@ from jax import lax
 from jaxgrad._src.native.ffi import short_dtype
 
 Pairs = tuple[tuple[int, int], ...]
-_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +81,7 @@ class ConvGeometry:
         }
 
     def with_padded_x(self, pairs: Pairs) -> ConvGeometry:
-        """The geometry of the same convolution of an x that is padded by `pairs`, a part of the padding, before."""
+        """The geometry of the same convolution, where `pairs`, a part of the padding, is added to x beforehand."""
         if not any(map(any, pairs)):
             return self
         left = tuple((low - a, high - b) for (low, high), (a, b) in zip(self.padding, pairs, strict=True))
@@ -102,17 +101,6 @@ def dilated_size(size: int, dilation: int) -> int:
 def output_size(size: int, window: int, stride: int, padding: tuple[int, int], window_dilation: int) -> int:
     """The number of windows that fit, at least 0."""
     return max(0, (size + sum(padding) - dilated_size(window, window_dilation)) // stride + 1)
-
-
-def laid_out(spec: Sequence[int], first: _T, second: _T, spatial: Sequence[_T]) -> tuple[_T, ...]:
-    """The entries of the axes of an operand, in the order of its layout `spec`."""
-    by_axis = dict(zip(spec, (first, second, *spatial), strict=True))
-    return tuple(by_axis[axis] for axis in range(len(spec)))
-
-
-def shape_of(spec: Sequence[int], first: int, second: int, spatial: Sequence[int]) -> tuple[int, ...]:
-    """The shape of an operand with the layout `spec`."""
-    return laid_out(spec, first, second, spatial)
 
 
 def pad_spatial(array: jax.Array, spec: Sequence[int], pairs: Pairs, dilation: Sequence[int] = ()) -> jax.Array:
@@ -154,66 +142,15 @@ def swap_features(w: jax.Array, rhs_spec: Sequence[int], groups: int) -> jax.Arr
 
 
 def unread_padding(low: int, high: int, stride: int) -> int:
-    """How much padding to add at the high end of an axis, where less than a stride may stay unread.
+    """The padding to add at the high end of an axis: less than a stride, which no window reads.
 
     JAX writes gradients with the least padding there. Kernels are faster for the same padding at both ends, and
     negative padding needs a copy.
     """
-    for wanted in (low, 0):
-        if wanted >= 0 and 0 <= wanted - high < stride:
-            return wanted - high
+    for total in (low, 0):
+        if total >= 0 and 0 <= total - high < stride:
+            return total - high
     return 0
-
-
-def transpose_geometry(
-    lhs_shape: Sequence[int],
-    rhs_shape: Sequence[int],
-    dn: lax.ConvDimensionNumbers,
-    strides: Sequence[int],
-    padding: Pairs,
-    rhs_dilation: Sequence[int],
-    groups: int,
-    window_reversed: bool,
-) -> tuple[ConvGeometry, Pairs]:
-    """Reads a convolution with `lhs_dilation=strides` and unit window strides as the input gradient of another one.
-
-    A convolution of a dilated lhs with a window of extent K and padding (a, b) is the transpose of the convolution with
-    these strides and padding (K - 1 - a, K - 1 - b) whose window is reversed and whose feature axes are swapped.
-
-    Args:
-      lhs_shape, rhs_shape, dn, padding, rhs_dilation, groups: the arguments of the call.
-      strides: the lhs_dilation of the call.
-      window_reversed: whether the call reverses the window of its rhs.
-
-    Returns:
-      The geometry of the other convolution, whose x is the call's result and whose y is the call's lhs, and the padding
-      of each spatial axis (negative: cropping) that turns its x into the call's result.
-    """
-    windows = [dilated_size(rhs_shape[axis], d) for axis, d in zip(dn.rhs_spec[2:], rhs_dilation, strict=True)]
-    own = [(k - 1 - low, k - 1 - high) for k, (low, high) in zip(windows, padding, strict=True)]
-    unread = [unread_padding(*pair, stride) for pair, stride in zip(own, strides, strict=True)]
-    own = [(low, high + rest) for rest, (low, high) in zip(unread, own, strict=True)]
-    # Negative padding of the other convolution crops its x, so it pads the result here.
-    extra = tuple((max(0, -low), max(0, -high)) for low, high in own)
-    kept = tuple((max(0, low), max(0, high)) for low, high in own)
-    x_spatial = tuple(
-        (lhs_shape[axis] - 1) * stride + window - low - high + rest
-        for axis, stride, window, rest, (low, high) in zip(dn.lhs_spec[2:], strides, windows, unread, kept, strict=True)
-    )
-    out, inn, *spatial = dn.rhs_spec
-    geometry = ConvGeometry(
-        lhs_spec=tuple(dn.out_spec),
-        rhs_spec=(inn, out, *spatial) if groups == 1 else (out, inn, *spatial),
-        out_spec=tuple(dn.lhs_spec),
-        window_strides=tuple(strides),
-        padding=kept,
-        rhs_dilation=tuple(rhs_dilation),
-        feature_group_count=groups,
-        x_spatial=x_spatial,
-        w_spatial=tuple(rhs_shape[axis] for axis in spatial),
-        window_reversed=not window_reversed,
-    )
-    return geometry, extra
 
 
 def transpose_padding(window: int, stride: int, padding: str | tuple[int, int]) -> tuple[int, int]:

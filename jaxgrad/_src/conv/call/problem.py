@@ -6,11 +6,13 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
-from jaxgrad._src.conv.call.geometry import ConvGeometry, described, shape_of, unusual
+from jaxgrad._src.conv.call.geometry import ConvGeometry, described, unusual
+
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,16 +36,16 @@ class ConvProblem:
 
     @cached_property
     def x_shape(self) -> tuple[int, ...]:
-        return shape_of(self.geometry.lhs_spec, self.batch, self.features, self.geometry.x_spatial)
+        return laid_out(self.geometry.lhs_spec, self.batch, self.features, self.geometry.x_spatial)
 
     @cached_property
     def w_shape(self) -> tuple[int, ...]:
         g = self.geometry
-        return shape_of(g.rhs_spec, self.out_features, self.features // g.feature_group_count, g.w_spatial)
+        return laid_out(g.rhs_spec, self.out_features, self.features // g.feature_group_count, g.w_spatial)
 
     @cached_property
     def y_shape(self) -> tuple[int, ...]:
-        return shape_of(self.geometry.out_spec, self.batch, self.out_features, self.geometry.y_spatial)
+        return laid_out(self.geometry.out_spec, self.batch, self.out_features, self.geometry.y_spatial)
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -90,6 +92,12 @@ class ConvProblem:
         return ConvProblem(
             self.geometry.in_groups(count), self.batch, self.features * count, self.out_features * count, self.dtype
         )
+
+
+def laid_out(spec: Sequence[int], first: _T, second: _T, spatial: Sequence[_T]) -> tuple[_T, ...]:
+    """The entries of the axes of an operand, such as their sizes, in the order of its layout `spec`."""
+    by_axis = dict(zip(spec, (first, second, *spatial), strict=True))
+    return tuple(by_axis[axis] for axis in range(len(spec)))
 
 
 def forward_problem(geometry: ConvGeometry, x: jax.Array, w: jax.Array) -> ConvProblem:

@@ -15,7 +15,6 @@ from jaxgrad._src.conv.backend import ConvBackend, named_arrays
 from jaxgrad._src.conv.call.geometry import maybe_reverse_window
 from jaxgrad._src.conv.call.params import ConvParams
 from jaxgrad._src.conv.call.problem import ConvProblem, forward_problem, input_gradient_problem, weight_gradient_problem
-from jaxgrad._src.native import cpu
 from jaxgrad._src.native.ffi import empty_if_none, ffi_call
 
 
@@ -24,9 +23,7 @@ class HandlerBackend(ConvBackend):
 
     platform = "cpu"
     takes_independent_problems = True
-
-    def unavailable(self) -> str:
-        return cpu.unavailable()
+    depends_on_problem_only = True
 
     def call(
         self,

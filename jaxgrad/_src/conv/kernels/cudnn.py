@@ -59,10 +59,6 @@ class CudnnBackend(ConvBackend):
             return Rejection(f"cuDNN failed: {error}", missing=str(error))
         return None if plan is not None else Rejection(f"cuDNN has no kernel for the pass {pass_name} of this problem")
 
-    def supports_resized(self, pass_name: str, call: ConvCall) -> bool:
-        grouped = ConvCall(call.problem.in_groups(), call.precision, call.settings, call.has_bias, call.relu)
-        return self.find_plan(pass_name, grouped) is None
-
     def remark(self, pass_name: str, call: ConvCall) -> str:
         if not call.relu or pass_name != ("input_gradient" if call.transposed else "forward"):
             return ""

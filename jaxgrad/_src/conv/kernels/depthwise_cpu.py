@@ -19,19 +19,30 @@ from jaxgrad._src.native import cpu
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
+_NOT_DEPTHWISE = Rejection(
+    "jaxgrad's own kernels take depthwise convolutions with the features or a spatial axis as the last axis"
+)
+
+
 class DepthwiseCpuBackend(HandlerBackend):
     """jaxgrad's CPU kernels."""
 
-    implementation = "depthwise"
-    title = "kernels for depthwise convolutions"
+    implementation = "cpu"
+    title = "CPU kernels of jaxgrad"
     description = "jaxgrad's own kernel"
+    instead = "oneDNN or XLA"
+
+    def unavailable(self) -> str:
+        return cpu.unavailable()
 
     def supports(self, pass_name: str, call: ConvCall) -> Rejection | None:
-        if supports(call.problem):
-            return None
-        return Rejection(
-            "these kernels take depthwise convolutions with the features or a spatial axis as the last axis"
-        )
+        p, g = call.problem, call.problem.geometry
+        depthwise = p.is_depthwise and g.feature_group_count > 1 and p.dtype.name in _DTYPES
+        takes_layout = all(len(spec) - 1 in (spec[1], spec[-1]) for spec in (g.lhs_spec, g.out_spec))
+        return None if depthwise and takes_layout else _NOT_DEPTHWISE
+
+    def typical_rejection(self, op_name: str, pass_name: str) -> Rejection | None:
+        return _NOT_DEPTHWISE
 
     def call(
         self,
@@ -44,13 +55,6 @@ class DepthwiseCpuBackend(HandlerBackend):
         target, workspace = f"jaxgrad_cpu_depthwise_{pass_name}", _workspace(pass_name, problem)
         attributes = {"relu": relu} if pass_name == "forward" else {}
         return call_handler(target, pass_name, problem, operands, has_bias, workspace, **attributes)
-
-
-def supports(problem: ConvProblem) -> bool:
-    """Whether the kernels compute the passes of a problem."""
-    g = problem.geometry
-    depthwise = problem.is_depthwise and g.feature_group_count > 1 and problem.dtype.name in _DTYPES
-    return depthwise and all(len(spec) - 1 in (spec[1], spec[-1]) for spec in (g.lhs_spec, g.out_spec))
 
 
 @cleared_lru_cache(4096)

@@ -39,13 +39,12 @@ class DepthwiseCudaBackend(ConvBackend):
     title = "CUDA kernels of jaxgrad"
     description = "jaxgrad's own kernel"
     instead = "cuDNN or XLA"
-    preferred_to = ("cudnn", "xla")
+
+    def unavailable(self) -> str:
+        return cuda.module_unavailable()
 
     def supports(self, pass_name: str, call: ConvCall) -> Rejection | None:
-        # A missing library is reported here and not by `unavailable`: most convolutions have no use for the kernels.
-        if not call.problem.is_depthwise:
-            return _NOT_DEPTHWISE
-        return None if cuda.targets() else _missing(cuda.unavailable())
+        return None if call.problem.is_depthwise else _NOT_DEPTHWISE
 
     def find_plan(self, pass_name: str, call: ConvCall) -> Rejection | None:
         """Raises RuntimeError for a failure of CUDA in a multi-process program, as the backend of cuDNN does."""
@@ -57,10 +56,7 @@ class DepthwiseCudaBackend(ConvBackend):
             if jax.process_count() > 1:
                 raise
             reason = str(error)
-        return _missing(reason) if reason else None
-
-    def supports_resized(self, pass_name: str, call: ConvCall) -> bool:
-        return not kernel_rejection(pass_name, call.problem.in_groups())
+        return self.missing(reason) if reason else None
 
     def remark(self, pass_name: str, call: ConvCall) -> str:
         if call.transposed:
@@ -89,10 +85,6 @@ class DepthwiseCudaBackend(ConvBackend):
         g = params.geometry
         dw = _call("weight_gradient", weight_gradient_problem(g, x, dy), {"x": x, "y": dy})
         return maybe_reverse_window(g, dw), bias_gradient(g, dy) if needs_bias_gradient else None
-
-
-def _missing(reason: str) -> Rejection:
-    return Rejection(f"jaxgrad's own CUDA kernels are missing: {reason}", missing=reason)
 
 
 @cleared_lru_cache(4096)

@@ -30,10 +30,10 @@ class OneDnnBackend(HandlerBackend):
     title = "kernels of oneDNN"
     description = "oneDNN"
 
+    def unavailable(self) -> str:
+        return cpu.onednn_unavailable()
+
     def supports(self, pass_name: str, call: ConvCall) -> Rejection | None:
-        # Reported here and not by `unavailable`, like a dtype: the call may have no use for oneDNN.
-        if missing := missing_onednn():
-            return missing
         dtype, g = call.problem.dtype.name, call.problem.geometry
         if dtype not in _DTYPES:
             return Rejection(f"oneDNN has no {dtype}")
@@ -55,6 +55,9 @@ class OneDnnBackend(HandlerBackend):
         value = "input_gradient" if call.transposed else "forward"
         return "XLA applies relu" if call.relu and pass_name == value else ""
 
+    def plan_cache_info(self) -> dict[str, int]:
+        return dict(cpu.module.conv_plan_cache_info()) if cpu.module is not None else {}
+
     def call(
         self,
         pass_name: str,
@@ -75,17 +78,6 @@ class OneDnnBackend(HandlerBackend):
         first, *bias = (array.astype(problem.dtype) for array in found)
         # The relu of oneDNN returns zero for NaN.
         return add_bias_and_relu(first, None, relu, problem.geometry.out_spec), *bias
-
-
-def missing_onednn() -> Rejection | None:
-    """Rejects calls for oneDNN where it is missing."""
-    problem = cpu.onednn_unavailable()
-    return Rejection(f"the kernels of oneDNN are missing: {problem}", missing=problem) if problem else None
-
-
-def plan_cache_info() -> dict[str, int]:
-    """The counters of the cache of oneDNN's plans; empty without the compiled module."""
-    return dict(cpu.module.conv_plan_cache_info()) if cpu.module is not None else {}
 
 
 class OneDnnPlan(NamedTuple):

@@ -68,16 +68,16 @@ def _derives_faulty_axis(sizes: tuple[int, ...], factors: tuple[int, ...], paddi
 
 
 def padding_of_x(geometry: ConvGeometry) -> Pairs:
-    """The part of the padding that x must have before the convolution, so that XLA computes the input gradient.
+    """The part of the padding to add to x in a separate operation, so that XLA compiles the input gradient correctly.
 
-    It leaves low padding of at most K - 1, and no axis that XLA takes for a batch axis.
+    The convolution keeps low padding of at most K - 1, and no axis that XLA takes for a batch axis.
     """
-    g, found = geometry, []
+    g, pairs = geometry, []
     axes = zip(g.x_spatial, g.w_spatial, g.y_spatial, g.window_strides, g.rhs_dilation, g.padding, strict=True)
     for x, window, y, stride, dilation, (low, high) in axes:
         extent = dilated_size(window, dilation)
         unread = x + low + high - extent - (y - 1) * stride
         padded = max(0, low - extent + 1)
         aborts = (window, stride, dilation, low - padded, high - unread) == (2, 2, 1, 1, 1)
-        found.append((low if aborts else padded, 0))
-    return tuple(found)
+        pairs.append((low if aborts else padded, 0))
+    return tuple(pairs)

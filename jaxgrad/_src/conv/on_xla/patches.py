@@ -19,7 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxgrad._src.conv.call.geometry import ConvGeometry, dilated_size, laid_out, pad_spatial, shape_of
+from jaxgrad._src.conv.call.geometry import ConvGeometry, dilated_size, pad_spatial
+from jaxgrad._src.conv.call.problem import laid_out
 
 _TENSOR_CORE = 8  # the features that kernels take at a time; they pad fewer
 _ALIGNED_BYTES = 16  # of a row, for the fastest kernels of cuBLAS
@@ -46,15 +47,14 @@ def product_of_patches(geometry: ConvGeometry, precision: Any, x: jax.Array, w: 
     of_y = laid_out(g.out_spec, of_x[batch], group + "z", [of_x[axis][0] for axis in spatial])
     subscripts = f"{''.join(of_x)},{''.join(of_w)}->{''.join(of_y)}"
     y = jnp.einsum(subscripts, _patches(g, x), _split(w, {g.rhs_spec[0]: groups}), precision=precision)
-    return y.reshape(shape_of(g.out_spec, x.shape[batch], out_features, g.y_spatial))
+    return y.reshape(laid_out(g.out_spec, x.shape[batch], out_features, g.y_spatial))
 
 
 def products_by_group(geometry: ConvGeometry, precision: Any, x: jax.Array, w: jax.Array) -> jax.Array:
     """y as by `product_of_patches`, for the forward pass: a few groups have a product each.
 
-    To move the groups before the patches takes XLA longer than to rearrange the slice of each group: on an H100,
-    patches of 16 x 16 in two groups of three features take 0.64 times as long in bfloat16 and 0.71 times in float32.
-    The gradients would take 1.1 to 1.6 times as long. On a CPU both forms take about as long.
+    On a GPU, XLA takes longer to move the groups before the patches than to rearrange the slice of each group. The
+    gradients would be slower as products of single groups. On a CPU both forms take about as long.
     """
     groups = geometry.feature_group_count
     if not has_few_groups(geometry):
@@ -67,9 +67,8 @@ def products_by_group(geometry: ConvGeometry, precision: Any, x: jax.Array, w: j
 def _is_product_of_rows(geometry: ConvGeometry, x: jax.Array) -> bool:
     """Whether the last window axis and the features are one axis of the product.
 
-    XLA then makes a matrix of the patches first, and calls cuBLAS on a GPU: forward passes in float32 take 0.7 times as
-    long on an H200, but twice as long where the rows of that matrix are not aligned. Many features take longer on a
-    CPU.
+    XLA then makes a matrix of the patches first. On a GPU it then calls cuBLAS, which is faster where the rows of the
+    matrix are aligned, and slower elsewhere. On a CPU the matrix is slower with many features.
     """
     g, n, features = geometry, len(geometry.w_spatial), x.shape[-1]
     last = (0, n + 1, *range(1, n + 1))

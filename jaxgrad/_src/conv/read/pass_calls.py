@@ -11,7 +11,7 @@ A convolution may have several readings: with unit strides and dilation it has a
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar
 
 import jax
 from jax import lax
@@ -20,14 +20,14 @@ from jaxgrad._src.conv import autodiff, jvp
 from jaxgrad._src.conv.call.geometry import (
     ConvGeometry,
     Pairs,
+    dilated_size,
     pad_spatial,
     swap_features,
-    transpose_geometry,
     unread_padding,
     unusual,
 )
 from jaxgrad._src.conv.call.params import ConvParams
-from jaxgrad._src.conv.call.problem import ConvProblem, forward_problem, weight_gradient_problem
+from jaxgrad._src.conv.call.problem import ConvProblem
 from jaxgrad._src.conv.on_xla.xla import add_bias_and_relu
 from jaxgrad._src.conv.passes import (
     forward_pass,
@@ -92,35 +92,37 @@ class ConvArguments:
         return max(self.window_strides) > 1
 
 
-class PassCall(Protocol):
-    """A convolution as a call of one pass."""
+@dataclasses.dataclass(frozen=True)
+class PassCall:
+    """A convolution as a call of one pass.
 
-    @property
-    def pass_name(self) -> str: ...
+    Attributes:
+      pass_name: the pass.
+      geometry: the geometry of the pass.
+      sizes: the batch, the input features and the output features of its problem.
+    """
 
-    @property
-    def geometry(self) -> ConvGeometry: ...
+    geometry: ConvGeometry
+    sizes: tuple[int, int, int]
 
-    def problem(self, lhs: jax.Array, rhs: jax.Array) -> ConvProblem:
-        """The problem of the pass, for the operands of the convolution or their shapes."""
-        ...
+    pass_name: ClassVar[str]
+
+    def problem(self, dtype: Any) -> ConvProblem:
+        """The problem of the pass for operands of a dtype."""
+        return ConvProblem(self.geometry, *self.sizes, dtype)
 
     def compute(self, params: ConvParams, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         """The result of the convolution, by the pass, without rules for differentiation."""
-        ...
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
-class ForwardCall:
+class ForwardCall(PassCall):
     """A forward pass, after x is cropped where the padding is negative."""
 
-    geometry: ConvGeometry
     crop: Pairs
 
     pass_name: ClassVar[str] = "forward"
-
-    def problem(self, lhs: jax.Array, rhs: jax.Array) -> ConvProblem:
-        return forward_problem(self.geometry, lhs, rhs)
 
     def compute(self, params: ConvParams, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         return forward_pass(params)(pad_spatial(lhs, self.geometry.lhs_spec, self.crop), rhs, None)
@@ -136,23 +138,17 @@ class ForwardCall:
 
 
 @dataclasses.dataclass(frozen=True)
-class InputGradientCall:
+class InputGradientCall(PassCall):
     """An input gradient, whose result is padded where the padding exceeds the window.
 
-    Where rhs is a reversed window, as JAX writes input gradients, it is reversed again first of all: XLA drops both.
+    Where the window of rhs is reversed, as in the input gradients that JAX writes, it is reversed again first, and XLA
+    drops both reversals.
     """
 
-    geometry: ConvGeometry
     pad: Pairs
     rhs_is_reversed: bool = False
 
     pass_name: ClassVar[str] = "input_gradient"
-
-    def problem(self, lhs: jax.Array, rhs: jax.Array) -> ConvProblem:
-        g = self.geometry
-        # The output features of the call are the input features of the geometry.
-        features = rhs.shape[g.rhs_spec[0] if g.feature_group_count > 1 else g.rhs_spec[1]]
-        return ConvProblem(g, lhs.shape[g.out_spec[0]], features, lhs.shape[g.out_spec[1]], lhs.dtype)
 
     def compute(self, params: ConvParams, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         g = self.geometry
@@ -173,23 +169,22 @@ class InputGradientCall:
 
 
 @dataclasses.dataclass(frozen=True)
-class WeightGradientCall:
+class WeightGradientCall(PassCall):
     """A weight gradient, after x is cropped where the padding is negative.
 
     Without input dilation lhs is x and rhs is dy. With input dilation, as in the weight gradient of a transposed
     convolution, lhs is dy, rhs is x and the result is reversed. Groups of lhs features are independent problems.
     """
 
-    geometry: ConvGeometry
     crop: Pairs
     lhs_is_dy: bool
     num_problems: int
 
     pass_name: ClassVar[str] = "weight_gradient"
 
-    def problem(self, lhs: jax.Array, rhs: jax.Array) -> ConvProblem:
-        x, dy = jax.eval_shape(self._operands, lhs, rhs)
-        return weight_gradient_problem(self.geometry, x, dy)
+    def problem(self, dtype: Any) -> ConvProblem:
+        num_problems = (self.num_problems,) if self.num_problems > 1 else ()
+        return ConvProblem(self.geometry, *self.sizes, dtype, num_problems)
 
     def compute(self, params: ConvParams, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         g = self.geometry
@@ -197,11 +192,8 @@ class WeightGradientCall:
         dw, _ = weight_gradient_pass(params, False)(*self._operands(lhs, rhs))
         if self.num_problems > 1:
             return fold(dw, g.rhs_spec[int(self.lhs_is_dy)])  # into the output features of the call
-        return swap_features(dw, g.rhs_spec, g.feature_group_count) if self._swaps_features else dw
-
-    @property
-    def _swaps_features(self) -> bool:
-        return self.lhs_is_dy and self.geometry.feature_group_count > 1
+        swaps_features = self.lhs_is_dy and g.feature_group_count > 1
+        return swap_features(dw, g.rhs_spec, g.feature_group_count) if swaps_features else dw
 
     def _operands(self, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
         """x and dy, with an axis of independent problems first if there are several."""
@@ -232,22 +224,39 @@ def forward_call(a: ConvArguments) -> ForwardCall:
         w_spatial=a.window,
         window_reversed=a.window_reversed,
     )
-    return ForwardCall(geometry, crop)
+    return ForwardCall(geometry, (a.lhs_shape[lhs_spec[0]], a.lhs_shape[lhs_spec[1]], a.rhs_shape[rhs_spec[0]]), crop)
 
 
 def input_gradient_call(a: ConvArguments, *, rhs_is_reversed: bool = False) -> InputGradientCall:
-    """Reads a convolution with unit strides and without batch groups as an input gradient."""
-    geometry, pad = transpose_geometry(
-        a.lhs_shape,
-        a.rhs_shape,
-        a.dimension_numbers,
-        a.lhs_dilation,
-        a.padding,
-        a.rhs_dilation,
-        a.feature_group_count,
-        a.window_reversed != rhs_is_reversed,
+    """Reads a convolution with unit strides and without batch groups as the input gradient of another one.
+
+    A convolution of a dilated lhs with a window of extent K and padding (a, b) is the transpose of the convolution with
+    the dilation as its strides and padding (K - 1 - a, K - 1 - b), whose window is reversed and whose feature axes are
+    swapped. The x of the other convolution is the result of this one, and its y is lhs.
+    """
+    (batch, feature, *_), (out, inn, *spatial), out_spec = a.dimension_numbers
+    strides, extents = a.lhs_dilation, list(map(dilated_size, a.window, a.rhs_dilation))
+    pads = [(k - 1 - low, k - 1 - high) for k, (low, high) in zip(extents, a.padding, strict=True)]
+    unread = [unread_padding(*pair, stride) for pair, stride in zip(pads, strides, strict=True)]
+    crop, kept = _split_padding(tuple((low, high + rest) for rest, (low, high) in zip(unread, pads, strict=True)))
+    geometry = ConvGeometry(
+        lhs_spec=tuple(out_spec),
+        rhs_spec=(inn, out, *spatial) if a.feature_group_count == 1 else (out, inn, *spatial),
+        out_spec=tuple(a.dimension_numbers.lhs_spec),
+        window_strides=strides,
+        padding=kept,
+        rhs_dilation=a.rhs_dilation,
+        feature_group_count=a.feature_group_count,
+        x_spatial=tuple(
+            (size - 1) * stride + extent - sum(pair) + rest
+            for size, stride, extent, rest, pair in zip(a.lhs_spatial, strides, extents, unread, kept, strict=True)
+        ),
+        w_spatial=a.window,
+        window_reversed=a.window_reversed == rhs_is_reversed,
     )
-    return InputGradientCall(geometry, pad, rhs_is_reversed)
+    pad = tuple((-low, -high) for low, high in crop)  # the other convolution crops its x, so the result here is padded
+    sizes = a.lhs_shape[batch], a.rhs_shape[out], a.lhs_shape[feature]
+    return InputGradientCall(geometry, sizes, pad, rhs_is_reversed)
 
 
 def weight_gradient_call(a: ConvArguments) -> WeightGradientCall:
@@ -295,7 +304,12 @@ def weight_gradient_call(a: ConvArguments) -> WeightGradientCall:
         w_spatial=a.out_spatial,
         window_reversed=lhs_is_dy,
     )
-    return WeightGradientCall(geometry, crop, lhs_is_dy, a.feature_group_count)
+    num_problems = a.feature_group_count
+    batch, features = a.lhs_shape[lhs_feature] // num_problems, a.lhs_shape[lhs_batch]
+    out_features = a.rhs_shape[rhs_out] // num_problems
+    if lhs_is_dy:
+        features, out_features = out_features, features
+    return WeightGradientCall(geometry, (batch, features, out_features), crop, lhs_is_dy, num_problems)
 
 
 def _split_padding(padding: Pairs) -> tuple[Pairs, Pairs]:

@@ -108,8 +108,8 @@ def fastest_first(readings: Sequence[Reading]) -> list[Reading]:
         product = _is_product(reading, is_as_written=reading.is_same_kind(written))
         return not product, not reading.is_depthwise, reading.is_weight_gradient != as_weight_gradient
 
-    found = sorted(readings, key=rank)
-    return [each for each in found if each.is_same_kind(found[0]) or each.is_same_kind(written)]
+    ranked = sorted(readings, key=rank)
+    return [each for each in ranked if each.is_same_kind(ranked[0]) or each.is_same_kind(written)]
 
 
 def measurable(readings: Sequence[Reading]) -> list[Reading]:
