@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cuda_module import NEEDS_CUDA_MODULE
 
 import jaxgrad
+from jaxgrad._src.native import cuda
 
 pytestmark = pytest.mark.jax_version
 
@@ -23,6 +25,15 @@ def test_explain(name):
     assert jaxgrad.explain(OPS[name], X, (2,) * 3, platform="gpu").implementation == "xla"
     assert jaxgrad.explain(OPS[name], X, (3, 2), platform="cpu", implementation="xla").implementation == "xla"
     assert jaxgrad.explain(OPS[name], platform="cpu").implementation == "cpu"
+
+
+@NEEDS_CUDA_MODULE
+@every_op
+def test_explain_on_a_gpu(name, monkeypatch):
+    monkeypatch.setattr(cuda, "gpu_ordinal", lambda: 0)
+    explained = jaxgrad.explain(OPS[name], X, (3, 2), platform="gpu")
+    reason = "jaxgrad's CUDA kernels for pooling run where implementation='cuda' forces them: no GPU has timed them"
+    assert str(explained) == f"{name} on gpu: 'xla' ({reason})"
 
 
 def test_explain_many_spatial_axes():

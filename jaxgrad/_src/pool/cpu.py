@@ -24,6 +24,8 @@ class CpuBackend(HandlerBackend):
         return cpu.unavailable()
 
     def supports_sizes(self, number: int, problem: PoolProblem) -> Rejection | None:
+        if self.unavailable():
+            return None
         try:
             _workspace(number, problem)
         except ValueError as error:  # sizes near 2^62

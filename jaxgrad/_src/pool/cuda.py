@@ -24,8 +24,11 @@ _NO_GPU = "jaxgrad's own kernel is compiled for the GPU of the machine that lowe
 class _Unmeasured:
     """The preference of all calls, in place of a row of a table."""
 
-    prefer: str = "xla"
+    prefer: str = "xla"  # unless a tuning has measured the call
     why: str = "jaxgrad's CUDA kernels for pooling run where implementation='cuda' forces them: no GPU has timed them"
+
+    def __str__(self) -> str:
+        return ""  # explanations name rows of tables
 
 
 class CudaBackend(HandlerBackend):
@@ -38,16 +41,13 @@ class CudaBackend(HandlerBackend):
         return cuda.module_unavailable()
 
     def supports_sizes(self, number: int, problem: PoolProblem) -> Rejection | None:
-        if cuda.module_unavailable():
+        if self.unavailable():
             return None
         reason = _rejection(number, problem)
         return Rejection(reason) if reason else None
 
     def row(self, pass_name: str, call: PoolProblem, *, resized: bool = False) -> Preference:
         return _Unmeasured()
-
-    def table_row(self, pass_name: str, call: PoolProblem) -> str:
-        return ""
 
     def find_plan(self, pass_name: str, call: PoolProblem) -> Rejection | None:
         """Raises RuntimeError for a failure of CUDA in a multi-process program: other processes, in which CUDA works,
@@ -60,7 +60,7 @@ class CudaBackend(HandlerBackend):
             if jax.process_count() > 1:
                 raise
             reason = str(error)
-        return Rejection(f"jaxgrad's own CUDA kernels are missing: {reason}", missing=reason) if reason else None
+        return self.missing(reason) if reason else None
 
     def typical_rejection(self, op_name: str, pass_name: str) -> Rejection | None:
         return Rejection(_NO_GPU) if cuda.gpu_ordinal() is None else Rejection(_Unmeasured.why, slower=True)
