@@ -179,12 +179,22 @@ def numpy_reference(case: PoolCase, x: np.ndarray, dy: np.ndarray) -> tuple[np.n
 
 
 def assert_maxima(case: PoolCase, x: Any, found: Any, expected: Any) -> None:
-    """Compares maxima with those of XLA bit by bit, but NaN with x: XLA on a CPU loses NaN for some shapes."""
-    has_nan = np.asarray(case.lax(np.isnan(np.asarray(x)).astype(np.float32))) == 1
-    np.testing.assert_array_equal(np.isnan(np.asarray(found)), has_nan)
-    assert_same_bits(
-        np.where(has_nan, 0, found).astype(found.dtype), np.where(has_nan, 0, expected).astype(found.dtype)
-    )
+    """Compares maxima with those of XLA bit by bit, but NaN and the signs of zeros with x.
+
+    For some shapes, XLA on a CPU loses NaN, and takes the later one of two zeros.
+    """
+    x, found, expected = map(np.asarray, (x, found, expected))
+
+    def windows_with(condition: np.ndarray) -> np.ndarray:
+        return np.asarray(case.lax(condition.astype(np.float32))) == 1
+
+    has_nan, is_zero = windows_with(np.isnan(x)), expected == 0
+    np.testing.assert_array_equal(np.isnan(found), has_nan)
+    np.testing.assert_array_equal(found == 0, is_zero & ~has_nan)
+    has_plus_zero = windows_with((x == 0) & ~np.signbit(x))
+    np.testing.assert_array_equal(np.signbit(found)[found == 0], ~has_plus_zero[found == 0])
+    others = ~(has_nan | is_zero)
+    assert_same_bits(found[others], expected[others])
 
 
 def assert_same_bits(found: Any, expected: Any) -> None:

@@ -59,7 +59,8 @@ def max_pool(
 
     Returns:
       The maxima, of the dtype of `inputs` and with the number of windows in place of each spatial size. A maximum is
-      NaN if an element of its window is NaN; XLA on a CPU loses NaN for some shapes.
+      NaN if an element of its window is NaN, and +0 is larger than -0. For some shapes, XLA on a CPU loses NaN and
+      takes the later one of two zeros.
 
     Raises:
       TypeError: inputs has an unsupported dtype, or another argument has the wrong type.
