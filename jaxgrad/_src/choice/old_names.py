@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxgrad._src.choice.measured_choices import Choice
 from jaxgrad._src.core.warn import warn_caller
-
-if TYPE_CHECKING:
-    from jaxgrad._src.choice.op import Op
 
 NAMES = ("depthwise",)  # beside "cpu", which is a name of today too
 TUNING_FORMAT = 1  # of files with old names
 
 
-def current_name(op: Op, implementation: str | None, call: Any) -> str | None:
+def current_name(op: Any, implementation: str | None, call: Any) -> str | None:
     """The name of today for the argument `implementation=` of a call. Warns where it is another one.
 
-    `call` is the op's description of the call; None for a typical call, and for one that no kernel can run.
+    `op` is an `Op`. `call` is its description of the call; None for a typical call, and for one that no kernel can run.
     """
     own = op.backend("cpu")
     if implementation not in ("cpu", *NAMES) or own is None or op.backend("onednn") is None:
