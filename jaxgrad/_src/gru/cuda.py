@@ -57,29 +57,11 @@ class CudaBackend(GruBackend):
             if reason := _kernel_rejection(call):
                 return Rejection(reason)
             missing = cuda.nvrtc_unavailable()
-            return self.missing(missing) if missing else self._load(call)
+            return _missing(missing) if missing else _load(call)
         except RuntimeError as error:
             if jax.process_count() > 1:
                 raise
-            return self.missing(str(error))
-
-    def _load(self, call: GruProblem) -> Rejection | None:
-        """Compiles and loads the kernels of both passes. Returns why that is impossible; None if they are loaded."""
-        for pass_name in PASSES:
-            with np.errstate(over="ignore"):
-                has_clip = call.clip is not None and bool(np.isfinite(np.float32(call.clip)))  # as the handler reads it
-            features = {
-                "has_lengths": call.has_lengths,
-                "has_resets": call.has_resets,
-                "has_reset_h": call.has_reset_h,
-                "has_clip": has_clip,
-            }
-            try:
-                if reason := cuda.module.load_gru_kernel(pass_name == "backward", *_key(call), **features):
-                    return self.missing(reason)
-            except ValueError as error:  # such as too few blocks at once, which is known only of a compiled kernel
-                return Rejection(str(error))
-        return None
+            return _missing(str(error))
 
     def supports_resized(self, pass_name: str, call: GruProblem) -> bool:
         # Other sizes may need another kernel, which is compiled here and not when the program runs first.
@@ -205,6 +187,10 @@ def _attributes(params: GruParams) -> dict[str, Any]:
     }
 
 
+def _missing(reason: str) -> Rejection:
+    return Rejection(f"jaxgrad's own CUDA kernels are missing: {reason}", missing=reason)
+
+
 @cleared_lru_cache(4096)
 def _kernel_rejection(call: GruProblem) -> str:
     """Returns why the kernels cannot compute a call on the first GPU that JAX uses; empty if they can."""
@@ -215,6 +201,25 @@ def _kernel_rejection(call: GruProblem) -> str:
 
 @cleared_lru_cache(4096)
 @plan_directory()
+def _load(call: GruProblem) -> Rejection | None:
+    """Compiles and loads the kernels of both passes. Returns why that is impossible; None if they are loaded."""
+    for pass_name in PASSES:
+        with np.errstate(over="ignore"):
+            has_clip = call.clip is not None and bool(np.isfinite(np.float32(call.clip)))  # as the handler reads it
+        features = {
+            "has_lengths": call.has_lengths,
+            "has_resets": call.has_resets,
+            "has_reset_h": call.has_reset_h,
+            "has_clip": has_clip,
+        }
+        try:
+            if reason := cuda.module.load_gru_kernel(pass_name == "backward", *_key(call), **features):
+                return _missing(reason)
+        except ValueError as error:  # such as too few blocks at once, which is known only of a compiled kernel
+            return Rejection(str(error))
+    return None
+
+
 @cleared_lru_cache(4096)
 def _workspace(pass_name: str, call: GruProblem) -> int:
     """The bytes in which the blocks of a kernel exchange states.
