@@ -103,6 +103,11 @@ def test_no_warning_where_onednn_does_not_run():
     accelerated = jaxgrad.accelerate(_loss(lax.conv_general_dilated, _W), implementation="cpu")
     _, caught = _warnings(lambda: jax.jit(accelerated).trace(_X, _W).lower(lowering_platforms=("cuda",)))
     assert not caught
+    covered = jaxgrad.accelerate(lambda x, w: lax.conv(x, w, (1, 1), "VALID"), implementation="cpu")  # a product on XLA
+    _, caught = _warnings(
+        lambda: jax.jit(covered).trace(_X[..., :3, :3], _W).lower(lowering_platforms=("cuda",)).as_text()
+    )
+    assert not caught
     wide = jaxgrad.accelerate(_loss(lax.conv_general_dilated, _W.astype("float64")), implementation="cpu")
     _, caught = _warnings(lambda: jax.jit(wide).lower(_X.astype("float64"), _W.astype("float64")))
     assert not caught

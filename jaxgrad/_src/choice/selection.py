@@ -97,7 +97,7 @@ class Selection:
     """The outcome of the selection for one call."""
 
     op: Op
-    implementation: str | None  # the only one that may run; None where XLA runs what no backend does
+    implementation: str | None  # the forced one, without which the call fails; None if the fastest one runs
     rejections: _Rejections
     call: Any = None  # the op's description of the call
     tuning: MeasuredChoices | None = None  # None if the tuning in force has no choice for calls of the op
@@ -161,13 +161,13 @@ def select(
       ValueError: the forced implementation cannot run the call, or the op does not have it.
       RuntimeError: a library of the forced implementation is missing.
     """
-    given = implementation
+    given, passes = implementation, passes or op.passes
     if platform is None:
         implementation = current_name(op, given, call)
     may_be_tuned = implementation is None and rejection is None and platform is None
     tuning = _tuning_for(op, call) if may_be_tuned else None
     found = dict(known or {}) if tuning is None else {}
-    for backend, pass_name in itertools.product(op.backends, passes or op.passes):
+    for backend, pass_name in itertools.product(op.backends, passes):
         key, asked = (backend.implementation, pass_name), implementation in (None, backend.implementation)
         if platform not in (None, backend.platform):
             found[key] = Rejection(f"the {backend.title} do not run on the platform {public_platform(platform)!r}")
@@ -177,7 +177,6 @@ def select(
             found[key] = rejection or _rejection(
                 op, backend, pass_name, call, found, implementation is not None, tuning
             )
-    passes = passes or op.passes
     if implementation not in (None, "xla") and platform is None:
         _check_forced(op, given, implementation, found)
         warn_of_old_name(given, implementation)
