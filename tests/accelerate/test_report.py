@@ -386,3 +386,18 @@ def test_the_reason_of_products_of_independent_problems():
         "XLA is faster for several independent problems; XLA runs matrix products of the independent problems"
         in reasons
     )
+
+
+def test_a_pass_that_vmap_moves_to_another_kernel():
+    """The report names the kernel that runs the sizes that `vmap` has made."""
+    x, w = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((16, 1, 28, 28, 384), (3, 3, 1, 384)))
+    layout = ("NHWC", "HWIO", "NHWC")
+
+    def op(x, w):
+        return jaxgrad.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=layout, feature_group_count=384)
+
+    mapped = jax.vmap(op, (0, None))
+    (call,) = jaxgrad.report(mapped, x, w, platform="cpu").convolutions
+    text = jax.jit(mapped).trace(x, w).lower(lowering_platforms=("cpu",)).as_text()
+    handlers = {"cpu": "jaxgrad_cpu_depthwise_forward", "onednn": "jaxgrad_onednn_conv_forward"}
+    assert handlers[call.implementation] in text

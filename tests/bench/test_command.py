@@ -92,7 +92,7 @@ def test_every_op(bench, tmp_path):
     if jax.default_backend() == "cpu":
         conv, _, norm, _ = written["calls"]
         assert list(conv["passes"]) == ["forward", "input gradient", "weight gradient"]
-        assert [p["explained"][0]["implementation"] for p in conv["passes"].values()] == ["cpu"] * 3
+        assert [p["explained"][0]["implementation"] for p in conv["passes"].values()] == ["onednn"] * 3
         assert [len(p["explained"]) for p in norm["passes"].values()] == [1, 2]
 
 
@@ -111,7 +111,7 @@ def test_where_xla_is_the_better_choice(bench, canned, tmp_path):
     if on_kernels:
         advice = out.splitlines()[out.splitlines().index("XLA is the better choice for:") :]
         assert advice[1:] == [
-            f"  conv {_CONV}, weight gradient: 0.500 ms on XLA, 2.00 ms on cpu",
+            f"  conv {_CONV}, weight gradient: 0.500 ms on XLA, 2.00 ms on onednn",
             "jaxgrad.tune finds such passes in a program and runs them on XLA.",
             'implementation="xla" runs all passes of one call on XLA.',
             "jaxgrad left these passes to XLA, which took longer than in a program without jaxgrad:",

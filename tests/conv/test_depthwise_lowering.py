@@ -221,11 +221,11 @@ def _check_fails(found, problem):
     """The next candidate is selected, with one warning; forced calls raise. All messages have the reason."""
     assert not any(map(_calls, found["texts"]))
     assert found["unit"][0] in ("xla", "cudnn")
-    assert f"jaxgrad's own CUDA kernels are missing: {problem}" in found["unit"][1]
+    assert f"the CUDA kernels of jaxgrad are missing: {problem}" in found["unit"][1]
     (warned,) = found["warned"]
     assert warned.startswith(f"jaxgrad runs on cuDNN or XLA because the CUDA kernels of jaxgrad are missing: {problem}")
     cannot = "RuntimeError: jaxgrad.conv_general_dilated: implementation='cuda' cannot run: "
-    assert found["forced"].startswith(f"{cannot}jaxgrad's own CUDA kernels are missing: {problem}")
+    assert found["forced"].startswith(f"{cannot}the CUDA kernels of jaxgrad are missing: {problem}")
     assert "CUDA kernels" not in found["dense"][1]
 
 

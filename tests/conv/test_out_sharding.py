@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from mesh_cases import NHWC
-from mesh_running import KERNEL, close, collectives, mesh, needs, on_devices, run_checks
+from mesh_running import CONV_KERNEL, close, collectives, mesh, needs, on_devices, run_checks
 
 import jaxgrad
 
@@ -40,7 +40,7 @@ def _of_lax(x, w, bias=None, relu=False, **settings):
     return jax.nn.relu(y) if relu else y
 
 
-def _of_jaxgrad(x, w, bias=None, relu=False, implementation=KERNEL, **settings):
+def _of_jaxgrad(x, w, bias=None, relu=False, implementation=CONV_KERNEL, **settings):
     activation = "relu" if relu else None
     return jaxgrad.conv_general_dilated(
         x, w, dimension_numbers=NHWC, bias=bias, activation=activation, implementation=implementation, **settings
@@ -71,7 +71,9 @@ def _of_whole_arrays(transform, settings, arrays):
     return _RESULTS[key]
 
 
-def _check(arrays, *, implementation=KERNEL, transform=_value_and_gradients, modes=(jax.jit, lambda f: f), **settings):
+def _check(
+    arrays, *, implementation=CONV_KERNEL, transform=_value_and_gradients, modes=(jax.jit, lambda f: f), **settings
+):
     """Shardings of the result and the gradients, and values, compiled and op by op.
 
     The values are those of arrays that are not split: XLA's partitioner doubles some weight gradients where an axis
@@ -95,7 +97,7 @@ def check_shardings_of_the_operands():
     with jax.set_mesh(devices):
         for x_spec, w_spec in itertools.product(of_x, of_w):
             x, w, _ = _put(devices, _arrays(), (x_spec, w_spec, P()))
-            for implementation in (KERNEL, "xla") if x_spec == SPACE else (KERNEL,):
+            for implementation in (CONV_KERNEL, "xla") if x_spec == SPACE else (CONV_KERNEL,):
                 out = {"out_sharding": P("d", None, None, "m"), "implementation": implementation}
                 _check((x, w), modes=(jax.jit,), **out, **settings)
 
@@ -127,10 +129,10 @@ def check_kinds_of_calls():
             x, w, bias = _put(devices, _arrays(), (x_spec, w_spec, P("d")))
             for settings in (cropped, dilated):
                 _check((x, w), modes=(jax.jit,), **settings)
-            for implementation, settings in itertools.product((KERNEL, "xla"), (same, dilated)):
+            for implementation, settings in itertools.product((CONV_KERNEL, "xla"), (same, dilated)):
                 _check((x, w, bias), relu=True, implementation=implementation, modes=(jax.jit,), **settings)
         x, w, _ = _put(devices, _arrays(groups=2), (P("d", None, None, "m"), P(), P()))
-        for implementation in (KERNEL, "xla", None):
+        for implementation in (CONV_KERNEL, "xla", None):
             _check((x, w), feature_group_count=2, implementation=implementation, modes=(jax.jit,), **same)
         x, w, _ = _put(devices, _arrays(), (BATCH, OUTPUT, P()))
         _check((x[:, :1, :1, :1], w[:, :, :1]), implementation=None, **same)  # too small for a kernel on the CPU
@@ -198,7 +200,7 @@ def check_errors():
         (auto, NamedSharding(auto, P(None, "d"))),
     )
     for context, sharding in cases:
-        for implementation in (KERNEL, "xla", None):
+        for implementation in (CONV_KERNEL, "xla", None):
             found = error_of(partial(_of_jaxgrad, implementation=implementation), context, out_sharding=sharding)
             assert found == error_of(_of_lax, context, out_sharding=sharding), (sharding, found)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from backends import CONVOLUTION, CUDA, ONEDNN, Backend
+from backends import CONVOLUTION, CPU_KERNEL, CUDA, ONEDNN, Backend
 from conv_cases import FIELDS, ConvCase, ConvInputs, make_conv_inputs
 from conv_running import PASSES, compiled_calls, conv, conv_transpose
 from conv_transpose_cases import TransposeCase, make_transpose_inputs
@@ -88,7 +88,7 @@ def test_every_subset_of_mapped_operands(backend, kind, names):
 
 
 @pytest.mark.parametrize("names", [("lhs",), ("rhs",), FIELDS], ids="-".join)
-@pytest.mark.parametrize("kernel", [ONEDNN, pytest.param(CUDA, marks=pytest.mark.gpu)], ids=str)
+@pytest.mark.parametrize("kernel", [CPU_KERNEL, pytest.param(CUDA, marks=pytest.mark.gpu)], ids=str)
 def test_depthwise_kernels(kernel, names):
     """With a channel multiplier of 1, all three passes run on jaxgrad's own kernels."""
     case = ConvCase(

@@ -41,7 +41,10 @@ def test_selection(messages, implementation):
 def test_accelerated_selection(messages):
     conv = jaxgrad.accelerate(lambda x, w: jax.lax.conv_general_dilated(x, w, (1,), "VALID"))
     jax.jit(conv).lower(X, W)
-    assert any("DEBUG conv_general_dilated, forward" in message for message in messages()), messages()
+    (line,) = [message for message in messages() if "DEBUG conv_general_dilated" in message]
+    assert line.startswith("DEBUG conv_general_dilated, forward")
+    assert " on cpu" in line
+    assert " on gpu" not in line
 
 
 def test_explain_logs_nothing(messages):

@@ -86,6 +86,33 @@ def test_explain(name, w, runs, warning):
     assert warning in "".join(caught)
 
 
+@pytest.mark.parametrize("name", ["cpu", "depthwise"])
+def test_an_error_has_the_name_that_was_given(name):
+    integers = jnp.ones((2, 6, 9, 7), jnp.int32), jnp.ones((6, 6, 3, 3), jnp.int32)
+
+    def call():
+        with pytest.raises(ValueError, match=f"implementation='{name}' cannot run: "):
+            jaxgrad.conv_general_dilated(*integers, (1, 1), "SAME", implementation=name)
+
+    _, caught = _warnings(call)
+    assert not caught
+
+
+def test_no_warning_where_onednn_does_not_run():
+    """On another platform, and for a dtype that oneDNN lacks."""
+    accelerated = jaxgrad.accelerate(_loss(lax.conv_general_dilated, _W), implementation="cpu")
+    _, caught = _warnings(lambda: jax.jit(accelerated).trace(_X, _W).lower(lowering_platforms=("cuda",)))
+    assert not caught
+    covered = jaxgrad.accelerate(lambda x, w: lax.conv(x, w, (1, 1), "VALID"), implementation="cpu")  # a product on XLA
+    _, caught = _warnings(
+        lambda: jax.jit(covered).trace(_X[..., :3, :3], _W).lower(lowering_platforms=("cuda",)).as_text()
+    )
+    assert not caught
+    wide = jaxgrad.accelerate(_loss(lax.conv_general_dilated, _W.astype("float64")), implementation="cpu")
+    _, caught = _warnings(lambda: jax.jit(wide).lower(_X.astype("float64"), _W.astype("float64")))
+    assert not caught
+
+
 def test_explain_of_a_typical_call():
     found, caught = _warnings(lambda: jaxgrad.explain(jaxgrad.conv_transpose, implementation="cpu", platform="cpu"))
     assert found.implementation == "onednn"

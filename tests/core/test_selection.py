@@ -237,6 +237,16 @@ except RuntimeError as error:
     assert "jaxgrad._cpu" in str(error), error
 else:
     raise SystemExit("explain did not raise")
+
+# A depthwise convolution has kernels of jaxgrad and of oneDNN, both of the module.
+depthwise = np.ones((1, 6, 8, 8), np.float32), np.ones((6, 1, 3, 3), np.float32), (1, 1), "SAME"
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    jaxgrad.conv_general_dilated(*depthwise, feature_group_count=6)
+ours = [str(w.message) for w in caught if "jaxgrad" in str(w.message)]
+assert len(ours) == 1, ours
+choice = jaxgrad.explain(jaxgrad.conv_general_dilated, *depthwise, feature_group_count=6, platform="cpu")
+assert choice.reason.count(" are missing: ") == 1, choice
 """
 
 

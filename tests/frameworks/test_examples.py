@@ -38,7 +38,7 @@ def test_example(run_example, monkeypatch, name):
     assert _number(r"time per step without jaxgrad.accelerate: ([\d.]+) ms", text) > 0
     assert _number(r"time per step with jaxgrad.accelerate: ([\d.]+) ms", text) > 0
     assert _number(r"the losses of the first 3 steps differ by at most (\S+) of their value", text) < 1e-3
-    assert re.search(r"^\S+\.py:\d+ .*  conv  .*weight_gradient.*  cpu  ", text, re.M), text
+    assert re.search(r"^\S+\.py:\d+ .*  conv  .*weight_gradient.*  onednn  ", text, re.M), text
     assert _number(r"([\d.]+) % of the arithmetic \(", text) > 50
     assert "not accelerated" not in text
     assert Path(f"{name}.png").stat().st_size > 5_000

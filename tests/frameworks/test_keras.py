@@ -60,4 +60,4 @@ def test_methods_of_a_model(caplog):
 
 
 def test_report_of_a_model():
-    assert jaxgrad.report(jaxgrad.accelerate(_model()), _IMAGES, platform="cpu").counts == {"cpu": 2}
+    assert jaxgrad.report(jaxgrad.accelerate(_model()), _IMAGES, platform="cpu").counts == {"onednn": 2}

@@ -22,7 +22,7 @@ hk = pytest.importorskip("haiku")
 
 FEATURES = 32
 IMAGES = jax.ShapeDtypeStruct((8, 16, 14, FEATURES), "float32")
-PASSES = [("forward", "cpu"), ("weight_gradient", "cpu")]
+PASSES = [("forward", "onednn"), ("weight_gradient", "onednn")]
 
 
 def _nnx_step():

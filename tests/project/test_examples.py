@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
-from jaxgrad._src.choice import op as op_module
-
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _SHORT = {
     "train_digits_cnn": ["--epochs", "3", "--batch-size", "32"],
@@ -161,12 +159,3 @@ def test_invalid_arguments(run_example, capsys, name, arguments, message):
         run_example(name, *arguments)
     assert caught.value.code not in (0, None)
     assert message in f"{caught.value.code} {capsys.readouterr().err}"
-
-
-@_EVERY_SCRIPT
-def test_missing_implementation(run_example, monkeypatch, name):
-    for op in op_module.OPS.values():
-        for backend in op.backends:
-            monkeypatch.setattr(backend, "unavailable", lambda: "the module is not there")
-    with pytest.raises(SystemExit, match=r"argument --implementation: .*the module is not there"):
-        run_example(name, "--implementation", "cpu")

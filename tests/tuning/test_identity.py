@@ -72,4 +72,4 @@ def test_the_equation_of_a_pass_carries_its_parameters():
     passes = [named_jit(lambda x: x, "conv_forward", "parameters") for _ in range(2)]
     names = [jax.make_jaxpr(jax.vmap(each))(_ARRAYS[0]).eqns[0].params["name"] for each in passes]
     assert names[0] == names[1] == passes[0].__name__
-    assert [name.of_pass for name in names] == [("conv_forward", ("parameters",))] * 2
+    assert [name.identity for name in names] == [("conv_forward", ("parameters",))] * 2

@@ -249,7 +249,7 @@ def test_a_file_that_is_no_tuning(tmp_path, part, changed):
     [
         ("[]", "it has no 'format' where one must be"),
         ('{"format": 2}', "it has no 'machines' where one must be"),
-        ('{"format": true, "machines": []}', "its format is True, and this jaxgrad reads 2"),
+        ('{"format": true, "machines": []}', "its format is True, and this jaxgrad reads 1 and 2"),
         ('{"format": 2, "machines": {}}', "'machines' must be of type list, got dict"),
     ],
 )

@@ -36,10 +36,10 @@ def accelerate(function: Any = None, /, *, implementation: str | None = None) ->
     Args:
       function: the function, which may be one of `jax.jit`. Without it, the result is a context manager, which is a
         decorator too.
-      implementation: None for the fastest implementation. "onednn", "cudnn", "cpu" or "cuda" (jaxgrad's kernels
-        for depthwise convolutions) allows only this one, and uses it wherever it supports a convolution, whether or not
-        it is the fastest. "xla" switches acceleration off. The innermost `accelerate` around a convolution applies to
-        it.
+      implementation: None for the fastest implementation. "onednn", "cudnn", "cpu" or "cuda" allows only this one, and
+        uses it wherever it supports a convolution, whether or not it is the fastest. "cpu" and "cuda" are jaxgrad's own
+        kernels, for depthwise convolutions. "xla" switches acceleration off. The innermost `accelerate` around a
+        convolution applies to it.
 
     Returns:
       The accelerated function, or the context manager. Of an object that can be called, such as a model, the methods

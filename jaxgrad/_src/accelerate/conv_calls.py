@@ -18,7 +18,9 @@ from jaxgrad._src.conv import api
 from jaxgrad._src.conv.call.flops import count_flops
 from jaxgrad._src.conv.call.geometry import described
 from jaxgrad._src.conv.call.params import ConvParams
+from jaxgrad._src.conv.call.problem import PROBLEMS
 from jaxgrad._src.conv.equation import plan_equation
+from jaxgrad._src.conv.passes import candidates_of
 from jaxgrad._src.core import jax_internals, marks
 
 SELECTED_BY_OP = "selected by the op of jaxgrad"
@@ -64,8 +66,13 @@ def of_lax(equation: JaxprEqn, place: Place, platform: str, problem: str) -> Con
     )
 
 
-def of_op(equation: JaxprEqn, name: str, params: ConvParams, place: Place, platform: str) -> Convolution:
-    """A call of a pass, by an op of jaxgrad. The passes of independent problems have a first axis of problems."""
+def of_op(
+    equation: JaxprEqn, name: str, params: ConvParams, flags: Sequence[bool], place: Place, platform: str
+) -> Convolution:
+    """A call of a pass, by an op of jaxgrad. The passes of independent problems have a first axis of problems.
+
+    `flags` are those of the pass: whether it applies relu, or returns a bias gradient.
+    """
     pass_name = name.removeprefix("conv_")
     g = params.geometry
     specs = {
@@ -75,7 +82,13 @@ def of_op(equation: JaxprEqn, name: str, params: ConvParams, place: Place, platf
     }[pass_name]
     avals: list[Any] = [variable.aval for variable in (*equation.invars[:2], equation.outvars[0])]
     lhs, rhs, result = (described(aval.dtype, aval.shape, *spec) for aval, spec in zip(avals, specs, strict=True))
-    implementation, moved, reason = selected(dict(params.candidates)[pass_name], platform)
+    candidates = dict(params.candidates)[pass_name]
+    if candidates.implementations:  # `vmap` may have changed the sizes that they were selected for
+        problem = PROBLEMS[pass_name](g, *avals[:2])
+        relu = pass_name == "forward" and flags[0]
+        has_bias = len(equation.invars) > 2 if pass_name == "forward" else any(flags)
+        candidates = candidates_of(pass_name, params, problem, has_bias, relu)
+    implementation, moved, reason = selected(candidates, platform)
     order = {"forward": (0, 1, 2), "input_gradient": (2, 1, 0), "weight_gradient": (0, 2, 1)}[pass_name]
     settings = g.window_strides, g.padding, (1,) * len(g.padding), g.rhs_dilation
     return Convolution(

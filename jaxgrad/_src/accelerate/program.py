@@ -61,7 +61,7 @@ def search(jaxpr: Jaxpr, platform: str, problem: str) -> Found:
                 found.add(Found(products=_product_flops(equation, place)))
             else:
                 name = equation.params.get("name")
-                inside = name.of_pass if isinstance(name, PassName) else identity
+                inside = name.identity if isinstance(name, PassName) else identity
                 for inner in jaxprs_in_params(equation.params):
                     found.add(search_in(inner, place.inside(equation), inside))
         return found
@@ -73,7 +73,7 @@ def _of_pass(equation: JaxprEqn, identity: tuple[str, tuple[Any, ...]], place: P
     """A call of a pass of one of jaxgrad's ops."""
     name, (params, *rest) = identity
     if isinstance(params, ConvParams):
-        return conv_calls.of_op(equation, name, params, place, platform)
+        return conv_calls.of_op(equation, name, params, rest, place, platform)
     return op_calls.of_op(equation, name, params, rest, place, platform)
 
 

@@ -181,14 +181,17 @@ def _decided(selection: Selection, pass_name: str, platform: str) -> tuple[str, 
         return forced, _with_remark(f"forced by implementation={forced!r}", selection, backend, pass_name), None
     reason, missing = f"jaxgrad has no {op.name} kernel for the platform {platform!r}", ""
     decided_by = None
-    for backend in op.backends:
-        if public_platform(backend.platform) != platform:
-            continue
-        rejection = selection.rejections.get((backend.implementation, pass_name))
+    here = [backend for backend in op.backends if public_platform(backend.platform) == platform]
+    rejections = {backend: selection.rejections.get((backend.implementation, pass_name)) for backend in here}
+    asked = [backend for backend, rejection in rejections.items() if rejection is None or rejection.is_asked]
+    for backend in asked or here:
+        rejection = rejections[backend]
         by_table = selection.choice(backend, pass_name) is None
         if rejection is None:
             why = _with_remark(selection.reason(backend, pass_name), selection, backend, pass_name)
             return backend.implementation, why + missing, backend if by_table else None
+        if rejection.missing and rejection.missing in missing:
+            continue  # the same library is missing for two backends
         reason = rejection.reason + missing
         missing += f"; {rejection.reason}" if rejection.missing else ""
         decided_by = backend if rejection.slower and by_table else None

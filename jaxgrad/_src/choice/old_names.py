@@ -7,37 +7,39 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxgrad._src.choice.measured_choices import Choice
 from jaxgrad._src.core.warn import warn_caller
-
-if TYPE_CHECKING:
-    from jaxgrad._src.choice.op import Op
 
 NAMES = ("depthwise",)  # beside "cpu", which is a name of today too
 TUNING_FORMAT = 1  # of files with old names
 
 
-def current_name(op: Op, implementation: str | None, call: Any) -> str | None:
-    """The name of today for the argument `implementation=` of a call. Warns where it is another one.
+def current_name(op: Any, implementation: str | None, call: Any) -> str | None:
+    """The name of today for the argument `implementation=` of a call.
 
-    `call` is the op's description of the call; None for a typical call, and for one that no kernel can run.
+    `op` is an `Op`. `call` is its description of the call; None for a typical call, and for one that no kernel can run.
     """
     own = op.backend("cpu")
     if implementation not in ("cpu", *NAMES) or own is None or op.backend("onednn") is None:
         return implementation
-    if implementation == "depthwise":
-        warn_caller("jaxgrad: implementation='depthwise' is now called 'cpu'", DeprecationWarning)
-        return "cpu"
-    if call is not None and own.supports(op.passes[0], call) is None:
-        return "cpu"
-    warn_caller(
-        "jaxgrad: implementation='cpu' runs this convolution on oneDNN; in the next release 'cpu' means jaxgrad's own "
-        "kernels alone; 'onednn' forces oneDNN",
-        DeprecationWarning,
-    )
-    return "onednn"
+    is_own = implementation == "depthwise" or (call is not None and own.supports(op.passes[0], call) is None)
+    return "cpu" if is_own else "onednn"
+
+
+def warn_of_old_name(implementation: str | None, now: str | None) -> None:
+    """Warns where the name of today, of kernels that run a call, is another one."""
+    if now == implementation:
+        return
+    if now == "cpu":
+        message = f"jaxgrad: implementation={implementation!r} is now called 'cpu'"
+    else:
+        message = (
+            "jaxgrad: implementation='cpu' runs this convolution on oneDNN; in the next release 'cpu' means jaxgrad's "
+            "own kernels alone; 'onednn' forces oneDNN"
+        )
+    warn_caller(message, DeprecationWarning)
 
 
 def current_choices(choices: Mapping[str, Choice]) -> dict[str, Choice]:

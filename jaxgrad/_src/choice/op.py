@@ -26,11 +26,13 @@ class Rejection:
       reason: one sentence.
       missing: what is not installed, if only that keeps the backend from running the pass. The user is warned of it.
       slower: the backend supports the pass, but XLA or another backend is faster.
+      is_asked: whether the backend was asked: it is not where another implementation is the only one that may run.
     """
 
     reason: str
     missing: str = ""
     slower: bool = False
+    is_asked: bool = True
 
 
 class Preference(Protocol):
@@ -76,8 +78,10 @@ class Backend:
         return Rejection(f"the {self.title} are missing: {problem}", missing=problem) if problem else None
 
     def supports(self, pass_name: str, call: Any) -> Rejection | None:
-        """Returns why the kernels cannot compute a pass correctly; None if they can. Asked where they are missing too:
-        a call without a use for them is no reason to warn of that."""
+        """Returns why the kernels cannot compute a pass correctly; None if they can.
+
+        Also asked where a library is missing: jaxgrad warns only of a library that the call could use.
+        """
         return None
 
     def row(self, pass_name: str, call: Any, *, resized: bool = False) -> Preference | None:

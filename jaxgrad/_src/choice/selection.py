@@ -15,7 +15,7 @@ import jax
 
 from jaxgrad._src.choice.candidates import XLA, Candidates, Forced
 from jaxgrad._src.choice.measured_choices import Call, Choice, MeasuredChoices, RecordedCall, Recorder
-from jaxgrad._src.choice.old_names import current_name
+from jaxgrad._src.choice.old_names import current_name, warn_of_old_name
 from jaxgrad._src.choice.op import Backend, Op, Rejection, lowering_platform, public_platform
 from jaxgrad._src.choice.settings import current
 from jaxgrad._src.core.warn import warn_caller
@@ -94,18 +94,20 @@ def _tuned(
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """The outcome of the selection for one call, on every platform and for every pass."""
+    """The outcome of the selection for one call."""
 
     op: Op
-    implementation: str | None  # as the call has it
+    implementation: str | None  # the forced one, without which the call fails; None if the fastest one runs
     rejections: _Rejections
     call: Any = None  # the op's description of the call
     tuning: MeasuredChoices | None = None  # None if the tuning in force has no choice for calls of the op
+    passes: Sequence[str] = ()  # those that were asked about
+    platform: str | None = None  # the only one that was asked about; None for all
 
     @property
     def candidates(self) -> dict[str, Candidates]:
         """The candidates by pass."""
-        return {pass_name: self._candidates(pass_name) for pass_name in self.op.passes}
+        return {pass_name: self._candidates(pass_name) for pass_name in self.passes}
 
     def choice(self, backend: Backend, pass_name: str) -> Choice | None:
         """The choice of the tuning in force that is followed for a pass on a backend's platform, if there is one."""
@@ -159,24 +161,27 @@ def select(
       ValueError: the forced implementation cannot run the call, or the op does not have it.
       RuntimeError: a library of the forced implementation is missing.
     """
+    given, passes = implementation, passes or op.passes
     if platform is None:
-        implementation = current_name(op, implementation, call)
+        implementation = current_name(op, given, call)
     may_be_tuned = implementation is None and rejection is None and platform is None
     tuning = _tuning_for(op, call) if may_be_tuned else None
     found = dict(known or {}) if tuning is None else {}
-    for backend, pass_name in itertools.product(op.backends, passes or op.passes):
+    for backend, pass_name in itertools.product(op.backends, passes):
         key, asked = (backend.implementation, pass_name), implementation in (None, backend.implementation)
         if platform not in (None, backend.platform):
             found[key] = Rejection(f"the {backend.title} do not run on the platform {public_platform(platform)!r}")
         elif not asked and platform is not None:
-            found[key] = Rejection(f"only the implementation {implementation!r} may run here")
+            found[key] = Rejection(f"only the implementation {implementation!r} may run here", is_asked=False)
         elif asked and key not in found:
             found[key] = rejection or _rejection(
                 op, backend, pass_name, call, found, implementation is not None, tuning
             )
     if implementation not in (None, "xla") and platform is None:
-        _check_forced(op, implementation, found)
-    selection = Selection(op, implementation if platform is None else None, found, call, tuning)
+        _check_forced(op, given, implementation, found)
+        warn_of_old_name(given, implementation)
+    forced = implementation if platform is None else None
+    selection = Selection(op, forced, found, call, tuning, passes, platform)
     _record(selection)
     return selection
 
@@ -239,8 +244,8 @@ def taken(backends: Sequence[Backend], backend: Backend, pass_name: str, found: 
     return None
 
 
-def _check_forced(op: Op, implementation: str, rejections: _Rejections) -> None:
-    cannot = f"jaxgrad.{op.name}: implementation={implementation!r} cannot run:"
+def _check_forced(op: Op, given: str | None, implementation: str, rejections: _Rejections) -> None:
+    cannot = f"jaxgrad.{op.name}: implementation={given!r} cannot run:"
     backend = op.backend(implementation)
     if backend is None:
         names = ", ".join(repr(name) for name in (*(b.implementation for b in op.backends), "xla"))
@@ -272,10 +277,12 @@ def _record(selection: Selection) -> None:
     if _logger.isEnabledFor(logging.DEBUG):
         _log(selection)
     if selection.implementation is None:
+        warned = set()
         for backend in selection.op.backends:
-            rejections = (selection.rejections.get((backend.implementation, name)) for name in selection.op.passes)
+            rejections = (selection.rejections.get((backend.implementation, name)) for name in selection.passes)
             missing = next((r.missing for r in rejections if r is not None and r.missing), "")
-            if missing and jax.default_backend() == public_platform(backend.platform):
+            if missing and missing not in warned and jax.default_backend() == public_platform(backend.platform):
+                warned.add(missing)
                 _warn_once(backend.instead, backend.title, missing)
 
 
@@ -284,6 +291,8 @@ def _log(selection: Selection) -> None:
     for pass_name, candidates in selection.candidates.items():
         parts = []
         for platform, backends in _by_platform(selection.op.backends).items():
+            if selection.platform not in (None, platform):
+                continue
             names = [backend.implementation for backend in backends]
             chosen = next((name for name in candidates.implementations if name in names), "xla")
             rejections = {name: selection.rejections.get((name, pass_name)) for name in names}

@@ -2,7 +2,7 @@
 
 The path of a call: `convolve` below reads the call as one of the three passes (`read.op_call`), selects backends for
 each pass (`choice.selection`) and calls the differentiable pass (`autodiff`). `passes` batches and partitions it, and a
-backend (`onednn`, `cudnn`, `depthwise_cuda`) or `xla` runs it.
+backend of `conv/kernels` or `conv/on_xla/xla.py` runs it.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def conv_general_dilated(
         and `jax.nn.gelu` stand for their names. "gelu" is the approximation by tanh, the default of `jax.nn.gelu`. The
         gradient of relu at zero is zero, as in `jax.nn.relu`. XLA applies silu and gelu.
       implementation: None selects the fastest implementation known for each pass: the value, the input gradient and the
-        weight gradient. "xla", "onednn", "cudnn", "cpu" or "cuda" (jaxgrad's kernels for depthwise convolutions)
-        forces one. `jaxgrad.explain` reports what None selects, and why.
+        weight gradient. "xla", "onednn", "cudnn", "cpu" or "cuda" forces one; "cpu" and "cuda" are jaxgrad's own
+        kernels, for depthwise convolutions. `jaxgrad.explain` reports what None selects, and why.
 
     Returns:
       An array with the shape and dtype of the result of `jax.lax.conv_general_dilated`.
@@ -200,10 +200,10 @@ def convolve(
         y = call_lax(lhs, rhs, out_sharding)
         return activate(add_bias_and_relu(y, bias, relu, call.dimension_numbers.out_spec), activation)
     sharding = arguments.explicit_sharding(lhs, rhs, out_sharding)
-    of_pass = call.pass_call
-    params = ConvParams(of_pass.geometry, arguments.precision, tuple(selection.candidates.items()), of_kernels())
+    pass_call = call.pass_call
+    params = ConvParams(pass_call.geometry, arguments.precision, tuple(selection.candidates.items()), of_kernels())
     lhs, rhs, bias = pvary_to_match(lhs, rhs, bias)
-    y = of_pass.run(params, lhs, rhs, bias, relu)
+    y = pass_call.run(params, lhs, rhs, bias, relu)
     return activate(y if sharding is None else jax.sharding.reshard(y, sharding), activation)
 
 
@@ -216,10 +216,10 @@ def _can_bypass_custom_vjp(selection: Selection, call: OpCall) -> bool:
     (jaxlib 0.10.2 to 0.12.0.1: twice their value).
     """
     may_run_on_gpu_kernels = selection.implementation != "xla" and not cuda.unavailable()
-    of_pass = call.pass_call
-    geometry = of_pass.geometry
+    pass_call = call.pass_call
+    geometry = pass_call.geometry
     return (
-        of_pass.pass_name == "forward"
+        pass_call.pass_name == "forward"
         and not call.is_or_derives_miscompiled
         and not may_run_on_gpu_kernels
         and all(candidates == XLA for candidates in selection.candidates.values())

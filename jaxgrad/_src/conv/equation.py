@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 
 from jaxgrad._src.choice.explain import explain_pass
 from jaxgrad._src.choice.measured_choices import RecordedCall, Recorder
-from jaxgrad._src.choice.old_names import current_name
+from jaxgrad._src.choice.old_names import current_name, warn_of_old_name
 from jaxgrad._src.choice.selection import select, supporting
 from jaxgrad._src.choice.settings import current, of_kernels
 from jaxgrad._src.conv.api import OP
@@ -177,6 +177,8 @@ class Equation(LaxConvolution):
             allowed = implementation and current_name(OP, implementation, self._conv_call(reading))
             plan = self.plan_reading(reading, platform, allowed)
             if plan.compute is not None or (plan.is_slower and reading.is_same_kind(written)):
+                if plan.implementation == allowed:
+                    warn_of_old_name(implementation, allowed)
                 return plan
             found = plan if found is None or reading is written else found
         assert found is not None

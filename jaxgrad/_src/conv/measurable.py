@@ -42,8 +42,8 @@ def _pass(pass_name: str, call: ConvCall, candidates: Candidates) -> Callable[..
 def params_of(pass_name: str, call: ConvCall, candidates: Candidates) -> ConvParams:
     """The parameters of a pass."""
     problem = call.problem
-    of_pass = ((pass_name, candidates),)
-    return ConvParams(problem.geometry, call.precision, of_pass, call.settings, batched=bool(problem.num_problems))
+    of_passes = ((pass_name, candidates),)
+    return ConvParams(problem.geometry, call.precision, of_passes, call.settings, batched=bool(problem.num_problems))
 
 
 def operands(pass_name: str, call: ConvCall) -> list[jax.ShapeDtypeStruct]:

@@ -46,7 +46,7 @@ def forward_pass(params: ConvParams, relu: bool = False) -> Callable[..., Any]:
         return forward_problem(g, x, w)
 
     def candidates(x, w, bias):
-        return _candidates("forward", params, problem(x, w, bias), bias is not None, relu)
+        return candidates_of("forward", params, problem(x, w, bias), bias is not None, relu)
 
     def cross_device(mesh_axes: MeshAxes) -> Callable[..., Any]:
         """For split input features: the bias and relu follow the sum over the mesh."""
@@ -55,7 +55,7 @@ def forward_pass(params: ConvParams, relu: bool = False) -> Callable[..., Any]:
             return xla.add_bias_and_relu(y, bias, relu, g.out_spec)
 
         def call(x, w, bias):
-            linear = _candidates("forward", params, problem(x, w, None))
+            linear = candidates_of("forward", params, problem(x, w, None))
             kernels = _kernels("forward", params, *axes, False)
             y = mesh_axes.psum(platform_call(linear, kernels, partial(xla.forward, params, False), x, w, None))
             return (jax.vmap(epilogue) if params.batched else epilogue)(y, bias)
@@ -108,7 +108,7 @@ def input_gradient_pass(params: ConvParams) -> Callable[..., Any]:
     problem = partial(input_gradient_problem, g)
 
     def candidates(dy, w):
-        return _candidates("input_gradient", params, problem(dy, w))
+        return candidates_of("input_gradient", params, problem(dy, w))
 
     kernels = _kernels("input_gradient", params, *axes)
     rule = input_gradient_rule(params)
@@ -135,7 +135,7 @@ def weight_gradient_pass(params: ConvParams, needs_bias_gradient: bool) -> Calla
     problem = partial(weight_gradient_problem, g)
 
     def candidates(x, dy):
-        return _candidates("weight_gradient", params, problem(x, dy), needs_bias_gradient)
+        return candidates_of("weight_gradient", params, problem(x, dy), needs_bias_gradient)
 
     names = _DimNames(params)
     results = (names.w("O", "I"), names.bias if needs_bias_gradient else None)
@@ -182,7 +182,7 @@ def _kernels(
     return {backend.implementation: kernel(backend) for backend in BACKENDS}
 
 
-def _candidates(
+def candidates_of(
     pass_name: str, params: ConvParams, problem: ConvProblem, has_bias: bool = False, relu: bool = False
 ) -> Candidates:
     """The candidates of the call for a problem of other sizes, which `vmap` or a mesh may have made of it."""

@@ -31,7 +31,7 @@ def named_jit(function: Callable[..., Any], name: str, *identity: Any) -> Callab
         return function(*arrays)
 
     pass_name = PassName(f"jaxgrad.{name}.{digest}")
-    pass_name.of_pass = name, identity
+    pass_name.identity = name, identity
     call.__name__ = call.__qualname__ = pass_name
     return jax.jit(call)
 
@@ -39,11 +39,16 @@ def named_jit(function: Callable[..., Any], name: str, *identity: Any) -> Callab
 class PassName(str):
     """The name of a jitted pass. JAX puts the object into every equation that calls the pass.
 
+    Copies and pickles are plain text: the identity may hold a tuning.
+
     Attributes:
-      of_pass: the name and the identity that `named_jit` was given.
+      identity: the name and the identity that `named_jit` was given.
     """
 
-    of_pass: tuple[str, tuple[Any, ...]]
+    identity: tuple[str, tuple[Any, ...]]
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
 
 
 @cache

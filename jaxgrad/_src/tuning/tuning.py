@@ -157,7 +157,9 @@ def from_json(text: str) -> Tuning:
     content = json.loads(text)
     file_format = _member(content, "format", int)
     if isinstance(file_format, bool) or file_format not in (_FORMAT, old_names.TUNING_FORMAT):
-        raise ValueError(f"its format is {file_format!r}, and this jaxgrad reads {_FORMAT}")
+        raise ValueError(
+            f"its format is {file_format!r}, and this jaxgrad reads {old_names.TUNING_FORMAT} and {_FORMAT}"
+        )
     machines: dict[Environment, dict[str, Choice]] = {}
     for machine in _member(content, "machines", list):
         environment = _environment(_member(machine, "environment", dict))

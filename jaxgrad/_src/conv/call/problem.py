@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -117,6 +117,14 @@ def weight_gradient_problem(geometry: ConvGeometry, x: jax.Array, dy: jax.Array)
     batch, features = _leading_sizes(x, geometry.lhs_spec)
     _, out_features = _leading_sizes(dy, geometry.out_spec)
     return ConvProblem(geometry, batch, features, out_features, x.dtype, _num_problems(geometry, x))
+
+
+# By pass, the problem of a call on its two operands.
+PROBLEMS: dict[str, Callable[..., ConvProblem]] = {
+    "forward": forward_problem,
+    "input_gradient": input_gradient_problem,
+    "weight_gradient": weight_gradient_problem,
+}
 
 
 def _num_problems(geometry: ConvGeometry, array: jax.Array) -> tuple[int, ...]:

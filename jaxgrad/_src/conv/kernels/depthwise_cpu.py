@@ -30,7 +30,6 @@ class DepthwiseCpuBackend(HandlerBackend):
     implementation = "cpu"
     title = "CPU kernels of jaxgrad"
     description = "jaxgrad's own kernel"
-    instead = "oneDNN or XLA"
 
     def unavailable(self) -> str:
         return cpu.unavailable()
