@@ -3,12 +3,18 @@
 
 namespace jaxgrad {
 
-// Arrays are [outer, sizes, channels]. A thread computes a vector of channels.
+// Divides numbers below 2^31: n / value == (high 32 bits of n * magic + n) >> shift.
+struct Divisor {
+  unsigned value, magic, shift;
+};
+
+// Arrays are [outer, sizes, channels], with the channels in vectors.
 struct PoolArguments {
-  unsigned channels;    // in vectors
   unsigned x[3], y[3];  // spatial sizes
   int padding[3];       // before the first element
-  unsigned vectors;     // of the result
+  Divisor channels;
+  Divisor blocks[3];  // of windows or elements that a thread computes, along each axis
+  unsigned threads;
 };
 
 enum { kPoolThreads = 256 };  // per block

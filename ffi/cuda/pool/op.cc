@@ -1,7 +1,9 @@
 #include "cuda/pool/op.h"
 
+#include <algorithm>
 #include <functional>
 #include <limits>
+#include <type_traits>
 
 #include "cuda/pool/max_source.h"
 #include "cuda/pool/sum_source.h"
@@ -17,7 +19,8 @@ namespace {
 constexpr int64_t kMaxElements = std::numeric_limits<int32_t>::max();  // the kernels use 32-bit indices
 constexpr int64_t kMaxTaps = 65535;                                    // the largest number stands for padding
 constexpr int64_t kVectorBytes = 16;
-constexpr int64_t kMaxUnrolled = 8;  // elements of a row of a window
+constexpr int64_t kMaxSums = 64;      // of a thread, in registers
+constexpr int64_t kMaxUnrolled = 64;  // bodies of loops
 constexpr size_t kKernelCapacity = 128;
 
 int64_t elements(const PoolShape& s, const int64_t (&sizes)[kPoolAxes]) {
@@ -37,50 +40,110 @@ int narrow(int64_t value) {
 
 bool is_maximum(PoolPass pass) { return pass != PoolPass::kSum && pass != PoolPass::kSumInputGradient; }
 
-// As many channels as a thread can load at a time.
-int64_t vector_of(const PoolKey& key) {
-  int64_t vector = kVectorBytes / bytes_of(key.type);
-  while (key.shape.channels % vector != 0) vector /= 2;
-  return vector;
-}
+// What a thread computes; see windows.cuh.
+struct Tiling {
+  int64_t vector;  // as many channels as a thread can load at a time
+  int64_t rows = 1, own[kPoolAxes] = {1, 1, 1};
+  bool unrolled;
+  bool overlaps = false;  // some windows share elements of x
 
-std::string definitions_of(const PoolKey& key) {
+  explicit Tiling(const PoolKey& key) : vector(kVectorBytes / bytes_of(key.type)) {
+    const PoolShape& s = key.shape;
+    while (s.channels % vector != 0) vector /= 2;
+    int64_t room = kMaxSums / vector, windows = 1;
+    bool owns_strides = true;
+    for (int axis = kPoolAxes - 1; axis >= 0; --axis) {
+      if (s.strides[axis] <= room) own[axis] = s.strides[axis];
+      owns_strides = owns_strides && own[axis] == s.strides[axis];
+      room /= own[axis];
+      const int64_t each = ((s.window[axis] - 1) * s.dilation[axis] + s.strides[axis]) / s.strides[axis];
+      overlaps = overlaps || each > 1;
+      windows = windows > kMaxUnrolled ? windows : windows * each;
+    }
+    overlaps = overlaps || !owns_strides;  // the elements of a window have several threads
+    if (s.dilation[1] == 1 && s.window[1] > s.strides[1] && s.y[1] > 1 && (key.pass != PoolPass::kMaxInputGradient || overlaps)) rows = 2;
+    const int64_t elements = ((rows - 1) * s.strides[1] + s.window[1]) * s.window[0] * s.window[2];
+    unrolled = elements <= kMaxUnrolled && windows * own[0] * own[1] * own[2] <= kMaxUnrolled;
+  }
+};
+
+std::string definitions_of(const PoolKey& key, const Tiling& tiling) {
   const PoolShape& s = key.shape;
   const bool is_wide = key.type == FloatType::kFloat64;
-  const char* const element = is_wide ? "double" : key.type == FloatType::kFloat32 ? "float" : "Half";
   std::string text;
-  const auto define = [&](const std::string& name, const std::string& value) {
-    text += "#define " + name + " " + value + "\n";
+  const auto define = [&](const std::string& name, const auto& value) {
+    if constexpr (std::is_convertible_v<decltype(value), std::string>) {
+      text += "#define " + name + " " + value + "\n";
+    } else {
+      text += "#define " + name + " " + std::to_string(value) + "\n";
+    }
   };
-  define("ELEMENT_IS_BFLOAT16", key.type == FloatType::kBFloat16 ? "1" : "0");
-  define("ELEMENT", element);
+  define("ELEMENT_IS_BFLOAT16", key.type == FloatType::kBFloat16 ? 1 : 0);
+  define("ELEMENT", is_wide ? "double" : key.type == FloatType::kFloat32 ? "float" : "Half");
   define("WIDE", is_wide ? "double" : "float");
-  define("VECTOR", std::to_string(vector_of(key)));
-  if (is_maximum(key.pass)) define("TAP", s.taps() < 255 ? "unsigned char" : "unsigned short");
+  define("VECTOR", tiling.vector);
+  define("ROWS", tiling.rows);
+  define("UNROLLED", tiling.unrolled ? 1 : 0);
+  if (is_maximum(key.pass)) {
+    define("TAP", s.taps() < 255 ? "unsigned char" : "unsigned short");
+  } else {
+    define("DIVISOR", key.divisor);
+  }
   for (int axis = 0; axis < kPoolAxes; ++axis) {
     const std::string number = std::to_string(axis);
-    define("SIZE_" + number, std::to_string(narrow(s.window[axis])));
-    define("STRIDE_" + number, std::to_string(narrow(s.strides[axis])));
-    define("DILATION_" + number, std::to_string(narrow(s.dilation[axis])));
+    define("SIZE_" + number, narrow(s.window[axis]));
+    define("STRIDE_" + number, narrow(s.strides[axis]));
+    define("DILATION_" + number, narrow(s.dilation[axis]));
+    define("OWN_" + number, tiling.own[axis]);
     narrow(s.window[axis] * narrow(s.dilation[axis]));
-    narrow(s.y[axis] * narrow(s.strides[axis]));
+    narrow((s.y[axis] + 1) * narrow(s.strides[axis]));
   }
-  define("UNROLLED", std::to_string(s.window[2] <= kMaxUnrolled ? s.window[2] : 1));
   return text;
 }
 
-std::vector<const char*> kernels_of(PoolPass pass) {
-  switch (pass) {
+Divisor divisor(int64_t value) {
+  unsigned shift = 0;
+  while (int64_t{1} << shift < value) ++shift;
+  const uint64_t rest = (uint64_t{1} << shift) - static_cast<uint64_t>(value);
+  return {static_cast<unsigned>(value), static_cast<unsigned>((rest << 32) / static_cast<uint64_t>(value) + 1), shift};
+}
+
+// The launch of a kernel whose threads compute blocks of windows, or of elements of x.
+PoolProgram::Launch launch_of(const PoolKey& key, const Tiling& tiling, const char* kernel, bool of_elements) {
+  const PoolShape& s = key.shape;
+  PoolArguments arguments{};
+  const int64_t channels = s.channels / tiling.vector;
+  arguments.channels = divisor(std::max<int64_t>(1, channels));
+  int64_t threads = s.outer * channels;
+  for (int axis = 0; axis < kPoolAxes; ++axis) {
+    arguments.x[axis] = static_cast<unsigned>(s.x[axis]);
+    arguments.y[axis] = static_cast<unsigned>(s.y[axis]);
+    arguments.padding[axis] = narrow(s.padding[axis]);
+    const int64_t own = tiling.own[axis], rows = axis == 1 ? tiling.rows : 1;
+    int64_t blocks = (s.y[axis] + rows - 1) / rows;
+    if (of_elements) blocks = own == s.strides[axis] ? (s.x[axis] + s.padding[axis] + own - 1) / own : s.x[axis];
+    arguments.blocks[axis] = divisor(std::max<int64_t>(1, blocks));
+    if (blocks > 0 && threads > kMaxElements / blocks) throw NoPlan("the pooling kernels take less padding");
+    threads *= blocks;
+  }
+  arguments.threads = static_cast<unsigned>(threads);
+  return {kernel, arguments, (arguments.threads + kPoolThreads - 1) / kPoolThreads};
+}
+
+std::vector<PoolProgram::Launch> launches_of(const PoolKey& key, const Tiling& tiling) {
+  const auto launch = [&](const char* kernel, bool of_elements) { return launch_of(key, tiling, kernel, of_elements); };
+  switch (key.pass) {
     case PoolPass::kMax:
-      return {"max_pool_forward"};
+      return {launch("max_pool_forward", false)};
     case PoolPass::kMaxInputGradient:
-      return {"max_pool_select", "max_pool_gather"};
+      if (!tiling.overlaps) return {launch("max_pool_input_gradient", true)};
+      return {launch("max_pool_select", false), launch("max_pool_gather", true)};
     case PoolPass::kMaxTangent:
-      return {"max_pool_tangent"};
+      return {launch("max_pool_tangent", false)};
     case PoolPass::kSum:
-      return {"sum_pool_forward"};
+      return {launch("sum_pool_forward", false)};
     case PoolPass::kSumInputGradient:
-      return {"sum_pool_input_gradient"};
+      return {launch("sum_pool_input_gradient", true)};
   }
   throw NoPlan("the pooling pass is unknown");
 }
@@ -106,21 +169,12 @@ PoolProgram pool_program(const PoolKey& key) {
   if (s.window[0] > kMaxTaps || s.window[1] > kMaxTaps || s.window[2] > kMaxTaps ||
       s.window[0] * s.window[1] > kMaxTaps || s.taps() >= kMaxTaps)
     throw NoPlan("the pooling kernels take windows of fewer than 65535 elements");
-  const int64_t x = elements(s, s.x), y = elements(s, s.y), vector = vector_of(key);
-  PoolArguments arguments{};
-  arguments.channels = static_cast<unsigned>(s.channels / vector);
-  for (int axis = 0; axis < kPoolAxes; ++axis) {
-    arguments.x[axis] = static_cast<unsigned>(s.x[axis]);
-    arguments.y[axis] = static_cast<unsigned>(s.y[axis]);
-    arguments.padding[axis] = narrow(s.padding[axis]);
-  }
-  PoolProgram program{definitions_of(key), is_maximum(key.pass) ? kMaxPoolSource : kSumPoolSource, {}, 0};
-  for (const char* kernel : kernels_of(key.pass)) {
-    const bool writes_dx = returns_dx(key.pass) && kernel != std::string("max_pool_select");
-    arguments.vectors = static_cast<unsigned>((writes_dx ? x : y) / vector);
-    program.launches.push_back({kernel, arguments, (arguments.vectors + kPoolThreads - 1) / kPoolThreads});
-  }
-  if (key.pass == PoolPass::kMaxInputGradient) program.workspace_bytes = y * (s.taps() < 255 ? 1 : 2);
+  elements(s, s.x);
+  const int64_t y = elements(s, s.y);
+  const Tiling tiling(key);
+  PoolProgram program{definitions_of(key, tiling), is_maximum(key.pass) ? kMaxPoolSource : kSumPoolSource,
+                      launches_of(key, tiling), 0};
+  if (program.launches.size() > 1) program.workspace_bytes = y * (s.taps() < 255 ? 1 : 2);
   return program;
 }
 
@@ -138,8 +192,7 @@ void pool(CUstream stream, const PoolProgram& program, const PoolKernels& kernel
   for (size_t i = 0; i < program.launches.size(); ++i) {
     const PoolProgram::Launch& launch = program.launches[i];
     if (launch.blocks == 0) continue;
-    const bool gathers = pass == PoolPass::kMaxInputGradient && i == 1;
-    const bool selects = pass == PoolPass::kMaxInputGradient && i == 0;
+    const bool selects = program.launches.size() > 1 && i == 0, gathers = i == 1;
     std::vector<const void*> arrays;
     if (gathers) {
       arrays = {workspace, second, result};

@@ -18,6 +18,7 @@ struct PoolKey {
   PoolPass pass;
   PoolShape shape;
   FloatType type;
+  int64_t divisor = 1;  // of sums
 };
 
 // The source that is compiled for a call, without kDeviceSource, and its launches one after the other.
