@@ -26,7 +26,7 @@ struct PoolShape {
 // later one is larger, or one of the two is NaN. Padding takes part as -infinity, and what it is selected for is
 // dropped.
 //
-// Sums of 16-bit elements are float32, and rounded once. They are in row-major order: of the elements of a window, and
+// Sums of 16-bit elements are float32. A sum is divided, if the call has a divisor, and then rounded once. They are in row-major order: of the elements of a window, and
 // of the windows that an element is in.
 enum class PoolPass : int64_t {
   kMax,               // x -> y

@@ -19,10 +19,11 @@ using Axes = ffi::Span<const int64_t>;
 // Checks a call and runs it. x, y, like_x: the arrays of these sizes, operands or the result; like_x may be null.
 ffi::Error run(const char* target, PoolPass pass, ffi::ThreadPool& pool_of_threads, const Arg& x, const Arg& y,
                const Arg* like_x, const Arg* second, const Arg& result, Bytes& workspace, Axes window, Axes strides,
-               Axes padding, Axes dilation) {
+               Axes padding, Axes dilation, int64_t divisor = 1) {
   Checks checks(target);
   const PoolShape shape = pool_shape(checks, x.dimensions(), y.dimensions(), window, strides, padding, dilation);
   check_like_x(checks, x, y, like_x);
+  checks.require(divisor > 0, "divisor must be positive");
   const int64_t bytes = static_cast<int64_t>(workspace->element_count());
   if (checks.failed()) return checks.error();
   return with_storage(checks, x.element_type(), [&](auto element) {
@@ -33,7 +34,7 @@ ffi::Error run(const char* target, PoolPass pass, ffi::ThreadPool& pool_of_threa
     pool(PoolCall<S>{pass, shape, reads_x(pass) ? static_cast<const S*>(x.untyped_data()) : nullptr,
                      second == nullptr ? nullptr : static_cast<const S*>(second->untyped_data()),
                      static_cast<S*>(result.untyped_data()), reinterpret_cast<std::byte*>(workspace->typed_data()),
-                     bytes},
+                     bytes, divisor},
          parallel);
     return ffi::Error::Success();
   });
@@ -58,15 +59,15 @@ ffi::Error tangent(ffi::ThreadPool threads, Arg x, Arg dx, Ret dy, Bytes workspa
 }
 
 ffi::Error sum_forward(ffi::ThreadPool threads, Arg x, Ret y, Bytes workspace, Axes window, Axes strides, Axes padding,
-                       Axes dilation) {
+                       Axes dilation, int64_t divisor) {
   return run("jaxgrad_cpu_sum_pool_forward", PoolPass::kSum, threads, x, *y, nullptr, nullptr, *y, workspace, window,
-             strides, padding, dilation);
+             strides, padding, dilation, divisor);
 }
 
 ffi::Error sum_input_gradient(ffi::ThreadPool threads, Arg dy, Ret dx, Bytes workspace, Axes window, Axes strides,
-                              Axes padding, Axes dilation) {
+                              Axes padding, Axes dilation, int64_t divisor) {
   return run("jaxgrad_cpu_sum_pool_input_gradient", PoolPass::kSumInputGradient, threads, *dx, dy, nullptr, &dy, *dx,
-             workspace, window, strides, padding, dilation);
+             workspace, window, strides, padding, dilation, divisor);
 }
 
 }  // namespace
@@ -103,7 +104,7 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_sum_pool_forward, sum_forward,
                            .Arg<ffi::AnyBuffer>()        // x  [outer, spatial..., C]
                            .Ret<ffi::AnyBuffer>()        // y  [outer, spatial..., C]
                            .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                       JAXGRAD_POOL_ATTRIBUTES);
+                       JAXGRAD_POOL_ATTRIBUTES.Attr<int64_t>("divisor"));
 
 JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_sum_pool_input_gradient, sum_input_gradient,
                        ffi::Ffi::Bind()
@@ -111,6 +112,6 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cpu_sum_pool_input_gradient, sum_input_gradient,
                            .Arg<ffi::AnyBuffer>()        // dy  [outer, spatial..., C]
                            .Ret<ffi::AnyBuffer>()        // dx  [outer, spatial..., C]
                            .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                       JAXGRAD_POOL_ATTRIBUTES);
+                       JAXGRAD_POOL_ATTRIBUTES.Attr<int64_t>("divisor"));
 
 }  // namespace jaxgrad

@@ -13,7 +13,8 @@ class PoolRun {
   using T = Compute<S>;
   static constexpr int kL = kLanes<T>;
 
-  explicit PoolRun(const PoolCall<S>& call) : call_(call), s_(call.shape), parts_(call.pass, call.shape) {}
+  explicit PoolRun(const PoolCall<S>& call)
+      : call_(call), s_(call.shape), parts_(call.pass, call.shape), divisor_(static_cast<T>(call.divisor)) {}
 
   void run(Parallel& parallel) {
     const int64_t width = parts_.copies ? kL : 1, blocks = ceil_div(s_.outer, width), tasks = blocks * parts_.count;
@@ -118,7 +119,7 @@ class PoolRun {
           const S* const dy = arrays.y + outer.first * y_steps[0] + inner.first * y_steps[1] + last.first * y_steps[2];
           S* const dx = arrays.dx + i * x_steps[0] + j * x_steps[1] + k * x_steps[2];
           for_channels(arrays.channels, [&](int64_t c, auto vectors, auto lanes) __attribute__((always_inline)) {
-            SumOfGradients<S, decltype(vectors)::value>::run(counts, steps, dy + c, dx + c, lanes);
+            SumOfGradients<S, decltype(vectors)::value>::run(counts, steps, dy + c, dx + c, divisor_, lanes);
           });
         }
       }
@@ -153,7 +154,7 @@ class PoolRun {
       case PoolPass::kMaxInputGradient:
         return ScatterOfWindow<S, kVectors>::run(list, arrays.x + origin, arrays.y + at, arrays.dx + origin, lanes);
       case PoolPass::kSum:
-        return SumOfWindow<S, kVectors>::run(list, arrays.x + origin, arrays.y + at, lanes);
+        return SumOfWindow<S, kVectors>::run(list, arrays.x + origin, arrays.y + at, divisor_, lanes);
       case PoolPass::kSumInputGradient:  // sum_gradients()
         return;
       case PoolPass::kMaxTangent:
@@ -165,6 +166,7 @@ class PoolRun {
   const PoolCall<S>& call_;
   const PoolShape& s_;
   const PoolParts parts_;
+  const T divisor_;
 };
 
 }  // namespace

@@ -19,6 +19,7 @@ struct PoolCall {
   S* result;
   std::byte* workspace;
   int64_t workspace_bytes;
+  int64_t divisor = 1;  // of sums, before they are rounded to the element type
 };
 
 // The results do not depend on the number of threads.

@@ -1,4 +1,4 @@
-// Sums over windows, and their input gradient, for vectors of channels.
+// Sums over windows, divided by a number, and their input gradient, for vectors of channels.
 #pragma once
 
 #include "cpu/pool/windows.h"
@@ -11,13 +11,13 @@ struct SumOfWindow {
   using T = Compute<S>;
 
   template <class Lanes>
-  static JAXGRAD_INLINE void run(const TapList& list, const S* x, S* y, Lanes lanes) {
+  static JAXGRAD_INLINE void run(const TapList& list, const S* x, S* y, T divisor, Lanes lanes) {
     Vector<T> sums[kVectors] = {};
     for (int64_t j = 0; j < list.count; ++j)
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sums[v] += load(x + list.taps[j].offset + v * kLanes<T>, lanes);
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) store(y + v * kLanes<T>, sums[v], lanes);
+    for (int v = 0; v < kVectors; ++v) store(y + v * kLanes<T>, sums[v] / divisor, lanes);
   }
 };
 
@@ -29,7 +29,7 @@ struct SumOfGradients {
 
   template <class Lanes>
   static JAXGRAD_INLINE void run(const int64_t (&counts)[kPoolAxes], const int64_t (&steps)[kPoolAxes], const S* dy,
-                                 S* dx, Lanes lanes) {
+                                 S* dx, T divisor, Lanes lanes) {
     Vector<T> sums[kVectors] = {};
     for (int64_t i = 0; i < counts[0]; ++i)
       for (int64_t j = 0; j < counts[1]; ++j) {
@@ -39,7 +39,7 @@ struct SumOfGradients {
           for (int v = 0; v < kVectors; ++v) sums[v] += load(from + v * kLanes<T>, lanes);
       }
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) store(dx + v * kLanes<T>, sums[v], lanes);
+    for (int v = 0; v < kVectors; ++v) store(dx + v * kLanes<T>, sums[v] / divisor, lanes);
   }
 };
 
