@@ -50,7 +50,11 @@ static float widen(Half bits) {
                                     : std::ldexp(float(fraction), -24);
   return bits >> 15 ? -size : size;
 }
-static void narrow(float value, Half* result) {  // of numbers that are in the range of float16
+static void narrow(float value, Half* result) {  // of infinities and numbers that are in the range of float16
+  if (std::isinf(value)) {
+    *result = value < 0 ? 0xfc00 : 0x7c00;
+    return;
+  }
   int exponent;
   std::frexp(value, &exponent);
   exponent = exponent < -13 ? -13 : exponent;
@@ -118,6 +122,8 @@ static unsigned __float_as_uint(float value) {
   memcpy(&bits, &value, 4);
   return bits;
 }
+
+static unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
 
 static unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 

@@ -19,16 +19,17 @@ bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 1
 // Checks a call and launches it. x, y, like_x: the arrays of these sizes, operands or the result; like_x may be null.
 ffi::Error run(const char* target, PoolPass pass, CUstream stream, const Arg& x, const Arg& y, const Arg* like_x,
                const Arg* second, const Arg& result, Bytes& workspace, Axes window, Axes strides, Axes padding,
-               Axes dilation) {
+               Axes dilation, int64_t divisor = 1) {
   Checks checks(target);
   const PoolShape shape = pool_shape(checks, x.dimensions(), y.dimensions(), window, strides, padding, dilation);
   check_like_x(checks, x, y, like_x);
+  checks.require(divisor > 0, "divisor must be positive");
   const FloatType type = float_type(x.element_type(), checks);
   for (const Arg* array : {&x, &y, like_x})
     checks.require(array == nullptr || is_aligned(array->untyped_data()), "the arrays must be aligned to 16 bytes");
   if (checks.failed()) return checks.error();
   return driver::on_device(stream, [&](int device) {
-    const PoolProgram program = pool_program({pass, shape, type});
+    const PoolProgram program = pool_program({pass, shape, type, divisor});
     check_workspace(workspace, program.workspace_bytes, checks);
     if (checks.failed()) return checks.error();
     const auto kernels = load_pool_kernels(program, device);
@@ -58,15 +59,15 @@ ffi::Error tangent(CUstream stream, Arg x, Arg dx, Ret dy, Bytes workspace, Axes
 }
 
 ffi::Error sum_forward(CUstream stream, Arg x, Ret y, Bytes workspace, Axes window, Axes strides, Axes padding,
-                       Axes dilation) {
+                       Axes dilation, int64_t divisor) {
   return run("jaxgrad_cuda_sum_pool_forward", PoolPass::kSum, stream, x, *y, nullptr, nullptr, *y, workspace, window,
-             strides, padding, dilation);
+             strides, padding, dilation, divisor);
 }
 
 ffi::Error sum_input_gradient(CUstream stream, Arg dy, Ret dx, Bytes workspace, Axes window, Axes strides, Axes padding,
-                              Axes dilation) {
+                              Axes dilation, int64_t divisor) {
   return run("jaxgrad_cuda_sum_pool_input_gradient", PoolPass::kSumInputGradient, stream, *dx, dy, nullptr, &dy, *dx,
-             workspace, window, strides, padding, dilation);
+             workspace, window, strides, padding, dilation, divisor);
 }
 
 }  // namespace
@@ -108,7 +109,7 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cuda_sum_pool_forward, sum_forward,
                            .Arg<ffi::AnyBuffer>()        // x  [outer, spatial..., C]
                            .Ret<ffi::AnyBuffer>()        // y  [outer, spatial..., C]
                            .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                       JAXGRAD_POOL_ATTRIBUTES,
+                       JAXGRAD_POOL_ATTRIBUTES.Attr<int64_t>("divisor"),
                        {ffi::Traits::kCmdBufferCompatible});
 
 JAXGRAD_DEFINE_HANDLER(jaxgrad_cuda_sum_pool_input_gradient, sum_input_gradient,
@@ -117,7 +118,7 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cuda_sum_pool_input_gradient, sum_input_gradient,
                            .Arg<ffi::AnyBuffer>()        // dy  [outer, spatial..., C]
                            .Ret<ffi::AnyBuffer>()        // dx  [outer, spatial..., C]
                            .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                       JAXGRAD_POOL_ATTRIBUTES,
+                       JAXGRAD_POOL_ATTRIBUTES.Attr<int64_t>("divisor"),
                        {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace jaxgrad

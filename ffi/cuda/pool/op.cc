@@ -4,9 +4,14 @@
 #include <functional>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
-#include "cuda/pool/max_source.h"
-#include "cuda/pool/sum_source.h"
+#include "cuda/pool/max_forward_source.h"
+#include "cuda/pool/max_gather_source.h"
+#include "cuda/pool/max_scatter_source.h"
+#include "cuda/pool/max_tangent_source.h"
+#include "cuda/pool/sum_forward_source.h"
+#include "cuda/pool/sum_gather_source.h"
 #include "cuda/runtime/device_caches.h"
 #include "cuda/runtime/device_source.h"
 #include "cuda/runtime/module.h"
@@ -61,7 +66,9 @@ struct Tiling {
       windows = windows > kMaxUnrolled ? windows : windows * each;
     }
     overlaps = overlaps || !owns_strides;  // the elements of a window have several threads
-    if (s.dilation[1] == 1 && s.window[1] > s.strides[1] && s.y[1] > 1 && (key.pass != PoolPass::kMaxInputGradient || overlaps)) rows = 2;
+    if (s.dilation[1] == 1 && s.window[1] > s.strides[1] && s.y[1] > 1 &&
+        (key.pass != PoolPass::kMaxInputGradient || overlaps))
+      rows = 2;
     const int64_t elements = ((rows - 1) * s.strides[1] + s.window[1]) * s.window[0] * s.window[2];
     unrolled = elements <= kMaxUnrolled && windows * own[0] * own[1] * own[2] <= kMaxUnrolled;
   }
@@ -130,24 +137,6 @@ PoolProgram::Launch launch_of(const PoolKey& key, const Tiling& tiling, const ch
   return {kernel, arguments, (arguments.threads + kPoolThreads - 1) / kPoolThreads};
 }
 
-std::vector<PoolProgram::Launch> launches_of(const PoolKey& key, const Tiling& tiling) {
-  const auto launch = [&](const char* kernel, bool of_elements) { return launch_of(key, tiling, kernel, of_elements); };
-  switch (key.pass) {
-    case PoolPass::kMax:
-      return {launch("max_pool_forward", false)};
-    case PoolPass::kMaxInputGradient:
-      if (!tiling.overlaps) return {launch("max_pool_input_gradient", true)};
-      return {launch("max_pool_select", false), launch("max_pool_gather", true)};
-    case PoolPass::kMaxTangent:
-      return {launch("max_pool_tangent", false)};
-    case PoolPass::kSum:
-      return {launch("sum_pool_forward", false)};
-    case PoolPass::kSumInputGradient:
-      return {launch("sum_pool_input_gradient", true)};
-  }
-  throw NoPlan("the pooling pass is unknown");
-}
-
 }  // namespace
 
 class PoolKernels {
@@ -172,10 +161,25 @@ PoolProgram pool_program(const PoolKey& key) {
   elements(s, s.x);
   const int64_t y = elements(s, s.y);
   const Tiling tiling(key);
-  PoolProgram program{definitions_of(key, tiling), is_maximum(key.pass) ? kMaxPoolSource : kSumPoolSource,
-                      launches_of(key, tiling), 0};
-  if (program.launches.size() > 1) program.workspace_bytes = y * (s.taps() < 255 ? 1 : 2);
-  return program;
+  const auto program = [&](const char* source, std::vector<PoolProgram::Launch> launches, int64_t workspace_bytes = 0) {
+    return PoolProgram{definitions_of(key, tiling), source, std::move(launches), workspace_bytes};
+  };
+  const auto launch = [&](const char* kernel, bool of_elements) { return launch_of(key, tiling, kernel, of_elements); };
+  switch (key.pass) {
+    case PoolPass::kMax:
+      return program(kMaxForwardSource, {launch("max_pool_forward", false)});
+    case PoolPass::kMaxInputGradient:
+      if (!tiling.overlaps) return program(kMaxScatterSource, {launch("max_pool_scatter", true)});
+      return program(kMaxGatherSource, {launch("max_pool_select", false), launch("max_pool_gather", true)},
+                     y * (s.taps() < 255 ? 1 : 2));
+    case PoolPass::kMaxTangent:
+      return program(kMaxTangentSource, {launch("max_pool_tangent", false)});
+    case PoolPass::kSum:
+      return program(kSumForwardSource, {launch("sum_pool_forward", false)});
+    case PoolPass::kSumInputGradient:
+      return program(kSumGatherSource, {launch("sum_pool_gather", true)});
+  }
+  throw NoPlan("the pooling pass is unknown");
 }
 
 std::shared_ptr<const PoolKernels> load_pool_kernels(const PoolProgram& program, int device) {

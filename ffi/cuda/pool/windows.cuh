@@ -15,7 +15,9 @@ constexpr int kRowStep = ROWS > 1 ? 1 : DILATION_1;  // several rows need window
 constexpr int kRows = (ROWS - 1) * STRIDE_1 + SIZE_1;
 
 // The windows that a block of elements can be in along an axis.
-constexpr int windows_of(int size, int stride, int dilation) { return ((size - 1) * dilation + stride) / stride; }
+__device__ constexpr int windows_of(int size, int stride, int dilation) {
+  return ((size - 1) * dilation + stride) / stride;
+}
 constexpr int kWindows0 = windows_of(SIZE_0, STRIDE_0, DILATION_0);
 constexpr int kWindows1 = windows_of(SIZE_1, STRIDE_1, DILATION_1);
 constexpr int kWindows2 = windows_of(SIZE_2, STRIDE_2, DILATION_2);
@@ -29,6 +31,8 @@ template <class T>
 struct alignas(sizeof(T) * VECTOR) Pack {
   T values[VECTOR];
 };
+
+__device__ inline Wide infinity() { return __uint_as_float(0x7f800000u); }
 
 __device__ inline Pack<Element> filled(Wide value) {
   Pack<Element> result;
@@ -131,8 +135,21 @@ __device__ inline unsigned tap_at(int distance, int size, int dilation) {
   return distance % dilation == 0 ? distance / dilation : size;
 }
 
-// Calls window(index of its vector in y, whether it exists, taps) for the windows that a thread's elements are in, in
-// row-major order. taps(e) is the number of element e in the window; -1 if it has none.
+// The numbers of a thread's elements in a window.
+struct Taps {
+  int distances[3];  // of the first element from the first one of the window
+
+  __device__ inline int of(int e) const {  // -1 if the window does not have the element
+    const unsigned tap_0 = tap_at(distances[0] + e / (OWN_1 * OWN_2), SIZE_0, DILATION_0);
+    const unsigned tap_1 = tap_at(distances[1] + e / OWN_2 % OWN_1, SIZE_1, DILATION_1);
+    const unsigned tap_2 = tap_at(distances[2] + e % OWN_2, SIZE_2, DILATION_2);
+    const bool has = tap_0 < SIZE_0 && tap_1 < SIZE_1 && tap_2 < SIZE_2;
+    return has ? static_cast<int>((tap_0 * SIZE_1 + tap_1) * SIZE_2 + tap_2) : -1;
+  }
+};
+
+// Calls window(index of its vector in y, whether it exists, Taps) for the windows that a thread's elements may be in,
+// in row-major order.
 template <class OnWindow>
 __device__ inline void for_windows(const PoolArguments& a, const Place& place, OnWindow window) {
   const OwnElements own_0 = own_elements(place.block[0], a.padding[0], OWN_0, STRIDE_0);
@@ -146,13 +163,8 @@ __device__ inline void for_windows(const PoolArguments& a, const Place& place, O
       for (int k = kWindows2 - 1; k >= 0; --k) {
         const unsigned at_0 = own_0.window - i, at_1 = own_1.window - j, at_2 = own_2.window - k;
         const bool exists = at_0 < a.y[0] && at_1 < a.y[1] && at_2 < a.y[2];
-        window(index_of(a, a.y, place, at_0, at_1, at_2), exists, [&](int e) {
-          const unsigned tap_0 = tap_at(own_0.distance + i * STRIDE_0 + e / (OWN_1 * OWN_2), SIZE_0, DILATION_0);
-          const unsigned tap_1 = tap_at(own_1.distance + j * STRIDE_1 + e / OWN_2 % OWN_1, SIZE_1, DILATION_1);
-          const unsigned tap_2 = tap_at(own_2.distance + k * STRIDE_2 + e % OWN_2, SIZE_2, DILATION_2);
-          const bool has = tap_0 < SIZE_0 && tap_1 < SIZE_1 && tap_2 < SIZE_2;
-          return has ? static_cast<int>((tap_0 * SIZE_1 + tap_1) * SIZE_2 + tap_2) : -1;
-        });
+        window(index_of(a, a.y, place, at_0, at_1, at_2), exists,
+               Taps{{own_0.distance + i * STRIDE_0, own_1.distance + j * STRIDE_1, own_2.distance + k * STRIDE_2}});
       }
 }
 

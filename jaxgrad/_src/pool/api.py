@@ -26,6 +26,7 @@ MAX_POOL = Op("max_pool", MAX_PASSES, BACKENDS)
 AVG_POOL = Op("avg_pool", AVG_PASSES, BACKENDS)
 
 _MAX_POOL, _AVG_POOL = "jaxgrad.max_pool", "jaxgrad.avg_pool"
+_PADDINGS = ("SAME", "VALID", "SAME_LOWER")
 
 
 @MAX_POOL.public
@@ -49,7 +50,7 @@ def max_pool(
       strides: the distance between windows along each spatial axis; None for 1.
       padding: "VALID" for none; "SAME" for as much as gives ceil(size / stride) windows along an axis, of which
         "SAME_LOWER" adds the odd element before the axis and not after it; or for each spatial axis a pair: how many
-        elements are added before and after it. Added elements are -infinity.
+        elements are added before and after it. Added elements are -infinity. Negative numbers remove elements.
       window_dilation: the distance between the elements of a window along each spatial axis; None for 1.
       feature_axis: the axis of the channels: the last one, or the one before the spatial axes. Negative values count
         from the end.
@@ -72,10 +73,11 @@ def max_pool(
 
     Notes:
       Gradients. The gradient of a window goes to the element that XLA's `select_and_scatter` selects for
-      `jax.lax.reduce_window`: the first maximum in row-major order, without NaN. A comparison with NaN selects the
-      later element, and padding that is selected drops the gradient. The CPU kernels return the bits of XLA: the
-      gradients of the windows that select an element are added in row-major order, each sum rounded to the dtype.
-      The CUDA kernels add in the same order, in float32 for 16-bit dtypes, and without atomic operations.
+      `jax.lax.reduce_window`: in a window without NaN, the first maximum in row-major order. Of two elements, one of
+      which is NaN, the later one is selected. Where an added element is selected, the gradient is dropped.
+      The CPU kernels return the bits of XLA, but for subnormal numbers, which XLA flushes to zero: the gradients of
+      the windows that select an element are added in row-major order, each sum rounded to the dtype. The CUDA kernels
+      add in the same order, in float32 for 16-bit dtypes, and without atomic operations.
 
       Differentiation. Reverse mode works to any order, with window dilation too, which `jax.lax.reduce_window` cannot
       differentiate. Forward mode requires `jaxgrad.forward_mode`.
@@ -91,7 +93,7 @@ def max_pool(
     """
     MAX_POOL.check_implementation(implementation)
     x = _check_inputs(_MAX_POOL, inputs)
-    window = _window(_MAX_POOL, x, window_shape, strides, padding, window_dilation, feature_axis)
+    x, window = _window(_MAX_POOL, x, window_shape, strides, padding, window_dilation, feature_axis)
     return _call(MAX_POOL, autodiff.max_pool, autodiff.MAX_RULES, x, window, implementation)
 
 
@@ -131,8 +133,8 @@ def avg_pool(
       TypeError, ValueError, RuntimeError: as `jaxgrad.max_pool`, and TypeError if count_include_pad is not a bool.
 
     Notes:
-      The sum of a window has the dtype of `inputs`, as in flax, and is divided then. jaxgrad's kernels compute
-      it in float32 for 16-bit dtypes, and in row-major order.
+      For 16-bit dtypes, sums are float32: a mean is rounded once, and a sum beyond the largest float16 is no infinity,
+      as it is in flax. jaxgrad's kernels add in row-major order.
 
       Reverse mode works to any order. Forward mode requires `jaxgrad.forward_mode`. A mesh may split the batch and the
       channels.
@@ -144,26 +146,30 @@ def avg_pool(
     """
     AVG_POOL.check_implementation(implementation)
     x = _check_inputs(_AVG_POOL, inputs)
-    window = _window(_AVG_POOL, x, window_shape, strides, padding, window_dilation, feature_axis)
+    x, window = _window(_AVG_POOL, x, window_shape, strides, padding, window_dilation, feature_axis)
     count_include_pad = checks.check_flag(_AVG_POOL, "count_include_pad", count_include_pad)
     total = _call(AVG_POOL, autodiff.sum_pool, autodiff.SUM_RULES, x, window, implementation)
     if count_include_pad:
-        return total / math.prod(window.shape)
-    return total / _element_counts(window, x.shape).astype(total.dtype)
+        return total
+    wide = jnp.promote_types(total.dtype, jnp.float32)
+    return (total.astype(wide) * _size_by_count(window, x.shape).astype(wide)).astype(total.dtype)
 
 
-def _element_counts(window: Window, x_shape: tuple[Any, ...]) -> jax.Array:
-    """Returns the number of elements of each window that are not padding, in a shape that broadcasts with y."""
-    y_shape, counts = window.y_shape(x_shape), jnp.ones((), int)
+def _size_by_count(window: Window, x_shape: tuple[Any, ...]) -> Any:
+    """Returns the size of the windows by the number of elements in each that are not padding, in a shape that
+    broadcasts with y."""
+    y_shape, found = window.y_shape(x_shape), np.ones(())
     axes = range(window.ndim)
     for axis, size, number in zip(axes, window.spatial(x_shape), window.spatial(y_shape), strict=True):
-        start = jnp.arange(number) * window.strides[axis] - window.padding[axis][0]
+        xp = np if isinstance(number, int) else jnp  # symbolic
+        start = xp.arange(number) * window.strides[axis] - window.padding[axis][0]
         dilation = window.dilation[axis]
-        first = jnp.maximum(0, -(start // dilation))  # the least tap at or after the first element
-        end = jnp.minimum(window.shape[axis], -((start - size) // dilation))
+        first = xp.maximum(0, -(start // dilation))  # the least tap at or after the first element
+        end = xp.minimum(window.shape[axis], -((start - size) // dilation))
         shape = window.of_all_axes(tuple(number if other == axis else 1 for other in axes), 1, len(x_shape))
-        counts = counts * jnp.maximum(0, end - first).reshape(shape)
-    return counts
+        with np.errstate(divide="ignore"):
+            found = found * (window.shape[axis] / xp.maximum(0, end - first).reshape(shape))
+    return found
 
 
 def _check_inputs(op: str, inputs: Any) -> jax.Array:
@@ -183,7 +189,8 @@ def _call(
     """Calls the `jax.custom_vjp` function of an op, for an array with an axis of the batch."""
     has_batch = x.ndim > window.ndim + 1
     batched = x if has_batch else lax.expand_dims(x, (0,))
-    params = PoolParams(op.name, window, window.spatial(x.shape), ())
+    divisor = math.prod(window.shape) if op is AVG_POOL else 1
+    params = PoolParams(op.name, window, window.spatial(x.shape), (), divisor)
     candidates = select(op, implementation, params.problem(batched), reject_symbolic_shapes(x)).candidates
     params = dataclasses.replace(params, candidates=tuple(candidates.items()))
     y = forward_mode.call(function, rules, params, batched)
@@ -192,8 +199,8 @@ def _call(
 
 def _window(
     op: str, x: jax.Array, window_shape: Any, strides: Any, padding: Any, dilation: Any, feature_axis: Any
-) -> Window:
-    """Returns the windows of a call, after checks of its arguments."""
+) -> tuple[jax.Array, Window]:
+    """Returns x without the elements that negative padding removes, and the windows, after checks of the arguments."""
     sizes = checks.as_ints(op, "window_shape", window_shape)
     if not sizes:
         raise ValueError(f"{op}: window_shape must have an element for each spatial axis, got none")
@@ -212,9 +219,30 @@ def _window(
         )
     window = Window(sizes, steps, ((0, 0),) * ndim, gaps, channels_last=axis in (last, -1))
     window = dataclasses.replace(window, padding=_pairs(op, padding, window.spatial(x.shape), window))
+    x, window = _cropped(x, window)
     if all(isinstance(size, int) for size in x.shape):
         _check_sizes(op, x, window)
-    return window
+    return x, window
+
+
+def _cropped(x: jax.Array, window: Window) -> tuple[jax.Array, Window]:
+    """Removes the elements that negative padding stands for. What it removes beyond those is padding of the other
+    side."""
+    starts, sizes, pads = [], [], []
+    for size, (low, high) in zip(window.spatial(x.shape), window.padding, strict=True):
+        is_static = isinstance(size, int)
+        first = min(size, -low) if low < 0 and is_static else max(0, -low)
+        last = min(size - first, -high) if high < 0 and is_static else max(0, -high)
+        low, high = low + first, high + last
+        starts.append(first)
+        sizes.append(size - first - last)
+        pads.append((max(0, low + min(0, high)), max(0, high + min(0, low))))
+    if all(low >= 0 and high >= 0 for low, high in window.padding):
+        return x, window
+    begin = window.of_all_axes(tuple(starts), 0, x.ndim)
+    cropped = window.with_spatial(x.shape, tuple(sizes))
+    end = [start + size for start, size in zip(begin, cropped, strict=True)]
+    return lax.slice(x, begin, end), dataclasses.replace(window, padding=tuple(pads))
 
 
 def _check_sizes(op: str, x: jax.Array, window: Window) -> None:
@@ -239,17 +267,17 @@ def _positive(op: str, name: str, values: Any, ndim: int) -> tuple[int, ...]:
 
 def _pairs(op: str, padding: Any, spatial: Sequence[Any], window: Window) -> Pairs:
     if isinstance(padding, str):
-        checks.check_choice(op, "padding", padding.upper(), ("SAME", "VALID", "SAME_LOWER"))
+        if padding.upper() not in _PADDINGS:
+            checks.check_choice(op, "padding", padding, _PADDINGS)
         reaches = [(size - 1) * gap + 1 for size, gap in zip(window.shape, window.dilation, strict=True)]
         named = lax.padtype_to_pads(spatial, reaches, window.strides, padding.upper())
         return tuple((low, high) for low, high in named)
-    expected = f"'SAME', 'VALID', 'SAME_LOWER' or {window.ndim} pairs of ints"
+    pairs_of_ints = "a pair of ints in a sequence" if window.ndim == 1 else f"{window.ndim} pairs of ints"
+    expected = f"'SAME', 'VALID', 'SAME_LOWER' or {pairs_of_ints}"
     is_sequence = isinstance(padding, (Sequence, np.ndarray, jax.Array)) and not isinstance(padding, bytes)
     if not is_sequence or checks.is_key(padding) or getattr(padding, "ndim", 1) == 0:
         raise TypeError(f"{op}: padding must be {expected}, got {type(padding).__name__}")
     pairs = tuple(checks.as_ints(op, "each pair of padding", pair) for pair in padding)
     if len(pairs) != window.ndim or any(len(pair) != 2 for pair in pairs):
         raise ValueError(f"{op}: padding must be {expected}, got {padding}")
-    if any(size < 0 for pair in pairs for size in pair):
-        raise ValueError(f"{op}: padding must not be negative, got {padding}")
     return tuple((low, high) for low, high in pairs)

@@ -35,9 +35,9 @@ class PoolBackend(Backend):
         raise NotImplementedError
 
     def sum_forward(self, params: PoolParams, x: jax.Array) -> jax.Array:
-        """Returns y, the sum of each window. Padding is zero."""
+        """Returns y, the sum of each window, divided. Padding is zero."""
         raise NotImplementedError
 
     def sum_input_gradient(self, params: PoolParams, dy: jax.Array) -> jax.Array:
-        """Returns dx: each element is the sum of dy over the windows that it is in."""
+        """Returns dx: each element is the sum of dy over the windows that it is in, divided."""
         raise NotImplementedError

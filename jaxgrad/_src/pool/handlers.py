@@ -65,7 +65,7 @@ class HandlerBackend(PoolBackend):
             self.workspace(_PASSES.index(name), problem),
             named={key: jax.ShapeDtypeStruct(window.canonical(shape), problem.dtype) for key, shape in shapes.items()},
             **attributes(problem),
-            **({"divisor": 1} if self.platform == "cpu" and name.startswith("sum_pool") else {}),
+            **({"divisor": params.divisor} if name.startswith("sum_pool") else {}),
         )
         return found.reshape(result)
 

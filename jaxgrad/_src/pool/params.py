@@ -45,7 +45,7 @@ class Window:
     def y_shape(self, x_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         """The shape of y."""
         windows = tuple(
-            max(0, (size + low + high - (window - 1) * dilation - 1) // stride + 1)
+            jax.core.max_dim(0, (size + low + high - (window - 1) * dilation - 1) // stride + 1)
             for size, window, stride, (low, high), dilation in zip(
                 self.spatial(x_shape), self.shape, self.strides, self.padding, self.dilation, strict=True
             )
@@ -80,19 +80,22 @@ class PoolParams:
       window: the windows.
       spatial: the spatial sizes of x.
       candidates: by pass, what may run it.
+      divisor: of the sums of "avg_pool".
     """
 
     op: str
     window: Window
     spatial: tuple[Any, ...]
     candidates: tuple[tuple[str, Candidates], ...]
+    divisor: int = 1
 
     def candidates_of(self, pass_name: str) -> Candidates:
         return dict(self.candidates)[pass_name]
 
     def problem(self, x: jax.Array | jax.ShapeDtypeStruct) -> PoolProblem:
         """The problem of an array like x, y or a derivative, whose batch `vmap` or a mesh may have changed."""
-        return PoolProblem(self.op, self.window.with_spatial(x.shape, self.spatial), np.dtype(x.dtype), self.window)
+        shape = self.window.with_spatial(x.shape, self.spatial)
+        return PoolProblem(self.op, shape, np.dtype(x.dtype), self.window, self.divisor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,12 +107,14 @@ class PoolProblem:
       shape: the shape of x.
       dtype: the dtype of x.
       window: the windows.
+      divisor: of the sums of "avg_pool".
     """
 
     op: str
     shape: tuple[int, ...]
     dtype: np.dtype
     window: Window
+    divisor: int = 1
 
     def text(self, pass_name: str, platform: str) -> str:
         """The text of a call in a tuning, with its derivatives: all passes run on one implementation."""

@@ -7,7 +7,7 @@ padding may be selected where all elements are -infinity, or one is NaN; it then
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ def max_input_gradient(params: PoolParams, x: jax.Array, dy: jax.Array) -> jax.A
     """Returns the sums of dy over the windows that select each element of x."""
     if all(dilation == 1 for dilation in params.window.dilation):
         return jax.vjp(partial(max_forward, params), x)[1](dy)[0]
-    return jax.linear_transpose(partial(_selected_by_tap, params.window, x), x)(dy)[0]  # JAX has no such gradient
+    return _gradient_by_tap(params.window, x, dy)  # JAX has no such gradient
 
 
 def max_tangent(params: PoolParams, x: jax.Array, dx: jax.Array) -> jax.Array:
@@ -59,12 +59,13 @@ def max_tangent(params: PoolParams, x: jax.Array, dx: jax.Array) -> jax.Array:
 
 
 def sum_forward(params: PoolParams, x: jax.Array) -> jax.Array:
-    """Returns the sum of each window."""
-    return _reduce_window(params.window, x, x.dtype.type(0), lax.add)
+    """Returns the sum of each window, divided. Sums of 16-bit elements are float32."""
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return (_reduce_window(params.window, wide, wide.dtype.type(0), lax.add) / params.divisor).astype(x.dtype)
 
 
 def sum_input_gradient(params: PoolParams, dy: jax.Array) -> jax.Array:
-    """Returns the sums of dy over the windows that each element is in."""
+    """Returns the sums of dy over the windows that each element is in, divided."""
     x = jax.ShapeDtypeStruct(params.window.with_spatial(dy.shape, params.spatial), dy.dtype)
     return jax.linear_transpose(partial(sum_forward, params), x)(dy)[0]
 
@@ -82,24 +83,35 @@ def _reduce_window(window: Window, x: jax.Array, start: Any, operation: Callable
     )
 
 
-def _selected_by_tap(window: Window, x: jax.Array, dx: jax.Array) -> jax.Array:
-    """Returns the element of dx that each window selects, by one comparison for each element of the window."""
+def _gradient_by_tap(window: Window, x: jax.Array, dy: jax.Array) -> jax.Array:
+    """The gradient of dilated windows: one loop over the elements of a window selects, and one adds."""
     every = partial(window.of_all_axes, ndim=x.ndim)
     pads = [(low, high, 0) for low, high in every(window.padding, (0, 0))]
-    padded, padded_dx = lax.pad(x, x.dtype.type(-jnp.inf), pads), lax.pad(dx, dx.dtype.type(0), pads)
-    strides, y_shape = every(window.strides, 1), window.y_shape(x.shape)
+    padded = lax.pad(x, x.dtype.type(-jnp.inf), pads)
+    strides = every(window.strides, 1)
+    reaches = [(size - 1) * stride + 1 for size, stride in zip(dy.shape, strides, strict=True)]
+    taps = math.prod(window.shape)
 
-    def tap(array: jax.Array, index: tuple[int, ...]) -> jax.Array:
-        starts = every(tuple(i * dilation for i, dilation in zip(index, window.dilation, strict=True)), 0)
-        ends = [start + (size - 1) * stride + 1 for start, size, stride in zip(starts, y_shape, strides, strict=True)]
-        return lax.slice(array, starts, ends, strides)
+    def start(tap: jax.Array) -> tuple[Any, ...]:
+        """The element of the first window with this number."""
+        index = jnp.unravel_index(tap, window.shape)
+        return every(tuple(i * dilation for i, dilation in zip(index, window.dilation, strict=True)), 0)
 
-    if 0 in y_shape:
-        return jnp.zeros(y_shape, dx.dtype) + 0 * dx.sum()
-    first, *others = itertools.product(*map(range, window.shape))
-    found, selected = tap(padded, first), tap(padded_dx, first)
-    for index in others:
-        value = tap(padded, index)
-        keeps = found >= value
-        found, selected = jnp.where(keeps, found, value), jnp.where(keeps, selected, tap(padded_dx, index))
-    return selected
+    def select(tap: jax.Array, best: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        found, selected = best
+        value = lax.slice(lax.dynamic_slice(padded, start(tap), reaches), (0,) * x.ndim, reaches, strides)
+        keeps = (found >= value) & (tap > 0)
+        return jnp.where(keeps, found, value), jnp.where(keeps, selected, tap)
+
+    def add(i: jax.Array, dx: jax.Array) -> jax.Array:
+        tap = taps - 1 - i  # the first window that has an element has it last
+        terms = jnp.where(selected == tap, dy, 0)
+        spread = lax.pad(terms, terms.dtype.type(0), [(0, 0, stride - 1) for stride in strides])
+        sums = lax.dynamic_slice(dx, start(tap), reaches) + spread
+        return lax.dynamic_update_slice(dx, sums, start(tap))
+
+    if 0 in dy.shape:
+        return jnp.zeros_like(x)
+    _, selected = lax.fori_loop(0, taps, select, (jnp.zeros_like(dy), jnp.zeros(dy.shape, jnp.int32)))
+    dx = lax.fori_loop(0, taps, add, jnp.zeros_like(padded))
+    return lax.slice(dx, [low for low, _, _ in pads], [low + n for (low, _, _), n in zip(pads, x.shape, strict=True)])
