@@ -2,49 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from jax.extend.core import JaxprEqn
 
 from jaxgrad._src.accelerate.calls import Convolution
-from jaxgrad._src.accelerate.lowering import allowed_implementation
+from jaxgrad._src.accelerate.outcomes import SELECTED_BY_OP, outcome_of, selected
 from jaxgrad._src.accelerate.places import Place
-from jaxgrad._src.choice.candidates import Candidates
-from jaxgrad._src.choice.op import lowering_platform, platform_of
-from jaxgrad._src.conv import api
 from jaxgrad._src.conv.call.flops import count_flops
 from jaxgrad._src.conv.call.geometry import described
 from jaxgrad._src.conv.call.params import ConvParams
 from jaxgrad._src.conv.call.problem import PROBLEMS
-from jaxgrad._src.conv.equation import plan_equation
 from jaxgrad._src.conv.passes import candidates_of
-from jaxgrad._src.core import jax_internals, marks
-
-SELECTED_BY_OP = "selected by the op of jaxgrad"
 
 
 def of_lax(equation: JaxprEqn, place: Place, platform: str, problem: str) -> Convolution:
     """A convolution of `jax.lax`; `problem` is why it cannot be accelerated, empty if it can."""
-    metadata = jax_internals.equation_metadata(equation)
     avals: list[Any] = [variable.aval for variable in (*equation.invars, *equation.outvars)]
-    pass_name, implementation, moved = "", "xla", ""
-    if _called_by_op(equation):
-        reason = SELECTED_BY_OP
-    elif problem:
-        reason = problem
-    elif marks.mark_in(metadata) is None:
-        reason = "not accelerated"
-    elif not marks.is_accelerated(metadata):
-        reason = "acceleration is switched off"
-    else:
-        allowed = allowed_implementation(metadata)
-        plan = plan_equation(equation.params, avals, lowering_platform(platform), allowed)
-        pass_name, implementation, reason = plan.pass_name, plan.implementation, plan.reason
-        if plan.compute is not None and not plan.is_padded:
-            moved = "forced" if allowed else "selected"
+    found = outcome_of(equation, platform, problem)
     dn = equation.params["dimension_numbers"]
     specs = zip(avals, dn, ("NC", "OI", "NC"), strict=True)
     lhs, rhs, result = (described(aval.dtype, aval.shape, *spec) for aval, *spec in specs)
@@ -53,10 +31,7 @@ def of_lax(equation: JaxprEqn, place: Place, platform: str, problem: str) -> Con
         source=place.source,
         scope=place.scope,
         shapes=_shapes(lhs, rhs, result),
-        pass_name=pass_name,
-        implementation=implementation,
-        reason=reason,
-        moved=moved,
+        **dataclasses.asdict(found),
         flops=_flops(avals, dn, *(equation.params[name] for name in names)),
         repeats=place.repeats,
         lhs=lhs,
@@ -108,16 +83,6 @@ def of_op(
     )
 
 
-def selected(candidates: Candidates, platform: str) -> tuple[str, str, str]:
-    """Returns `implementation` and `moved` of a call by an op of jaxgrad, and why if the program raises an error."""
-    here, forced = lowering_platform(platform), candidates.forced
-    implementation = next((name for name in candidates.implementations if platform_of(name) == here), "xla")
-    if forced and platform_of(forced.implementation) != here:
-        reason = f"implementation={forced.implementation!r} of the op raises ValueError on this platform"
-        return implementation, "", reason
-    return implementation, "" if implementation == "xla" else "forced" if forced else "selected", ""
-
-
 def _shapes(lhs: str, rhs: str, result: str) -> str:
     return f"{lhs}, {rhs} -> {result}"
 
@@ -132,8 +97,3 @@ def _flops(avals: Sequence[Any], specs: Sequence[Sequence[int]], *settings: Any)
     spatial = [[shape[axis] for axis in spec[2:]] for shape, spec in zip((x, w, y), specs, strict=True)]
     features = w[specs[1][0]] * w[specs[1][1]]
     return count_flops(problems * y[specs[2][0]], features, *spatial, *settings)
-
-
-def _called_by_op(equation: JaxprEqn) -> bool:
-    frames = jax_internals.frames(equation)
-    return any(os.path.abspath(frame.file_name) == os.path.abspath(api.__file__) for frame in frames)

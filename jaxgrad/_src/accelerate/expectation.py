@@ -19,7 +19,7 @@ def expectation(calls: Sequence[Call], share: float | None) -> str:
     """
     moved = [call for call in calls if call.moved]
     if not calls:
-        return "no gain is to be expected: the program has no convolution, and no batch normalization or GRU of jaxgrad"
+        return "no gain is to be expected: the program has no convolution or pooling, and no other op of jaxgrad"
     if any(" raises ValueError " in call.reason for call in calls):
         return "no gain is to be expected: the program raises ValueError on this platform"
     if not moved:
@@ -36,6 +36,6 @@ def expectation(calls: Sequence[Call], share: float | None) -> str:
         return "a gain is to be expected: in measurements, such calls were faster than on XLA; time the step to see it"
     if any(call.op == "gru" or (isinstance(call, Convolution) and call.groups > 1) for call in moved):
         return "a gain is possible: XLA can take far longer for GRUs, and for groups, than the arithmetic suggests"
-    if any(call.op == "batch_norm" for call in moved):
-        return "a small gain is possible: batch normalization has no arithmetic to count, and takes part of the time"
+    if any(call.op in ("batch_norm", "max_pool", "avg_pool") for call in moved):
+        return "a small gain is possible: batch normalization and pooling have no arithmetic to count, but take time"
     return "no gain is to be expected: the share is too small"

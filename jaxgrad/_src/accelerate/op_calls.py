@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from jax.extend.core import JaxprEqn
 
 from jaxgrad._src.accelerate.calls import Call
-from jaxgrad._src.accelerate.conv_calls import SELECTED_BY_OP, selected
+from jaxgrad._src.accelerate.outcomes import SELECTED_BY_OP, outcome_of, selected
 from jaxgrad._src.accelerate.places import Place
 from jaxgrad._src.batch_norm import api as batch_norm
 from jaxgrad._src.batch_norm.params import BatchNormParams
@@ -21,9 +22,24 @@ from jaxgrad._src.gru import api as gru
 from jaxgrad._src.gru.flops import count_flops
 from jaxgrad._src.gru.params import GruParams
 from jaxgrad._src.gru.passes import candidates_of as gru_candidates
+from jaxgrad._src.native.ffi import short_dtype
 from jaxgrad._src.pool import api as pool
+from jaxgrad._src.pool.equation import PRIMITIVES, read_equation
 from jaxgrad._src.pool.params import PoolParams
 from jaxgrad._src.pool.passes import candidates_of as pool_candidates
+
+
+def of_lax_pooling(equation: JaxprEqn, place: Place, platform: str, problem: str) -> Call:
+    """A pooling of `jax.lax`; `problem` is why it cannot be accelerated, empty if it can."""
+    avals: list[Any] = [variable.aval for variable in (*equation.invars, *equation.outvars)]
+    op, _ = PRIMITIVES[equation.primitive]
+    read = read_equation(equation.primitive, equation.params, avals)
+    texts = [f"{short_dtype(aval.dtype)}[{','.join(map(str, aval.shape))}]" for aval in avals]
+    shapes = f"{', '.join(texts[:-1])} -> {texts[-1]}" if isinstance(read, str) else read.problem.text("", "")
+    found = dataclasses.asdict(outcome_of(equation, platform, problem))
+    return Call(
+        op=op.name, source=place.source, scope=place.scope, shapes=shapes, flops=0, repeats=place.repeats, **found
+    )
 
 
 def of_op(

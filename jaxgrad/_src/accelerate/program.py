@@ -14,6 +14,7 @@ from jaxgrad._src.accelerate import conv_calls, op_calls
 from jaxgrad._src.accelerate.calls import Call
 from jaxgrad._src.accelerate.places import Place
 from jaxgrad._src.conv.call.params import ConvParams
+from jaxgrad._src.pool import equation as pool_equation
 from jaxgrad._src.run.named_jit import PassName
 
 
@@ -40,7 +41,7 @@ def search(jaxpr: Jaxpr, platform: str, problem: str) -> Found:
     Args:
       jaxpr: the program.
       platform: "cpu" or "gpu".
-      problem: why convolutions cannot be accelerated; empty if they can.
+      problem: why equations cannot be accelerated; empty if they can.
     """
     known: dict[tuple[Any, ...], Found] = {}  # programs share jaxprs
 
@@ -57,6 +58,8 @@ def search(jaxpr: Jaxpr, platform: str, problem: str) -> Found:
                 found.calls[_of_pass(equation, identity, place, platform)] += 1
             elif identity is None and equation.primitive is lax.conv_general_dilated_p:
                 found.calls[conv_calls.of_lax(equation, place, platform, problem)] += 1
+            elif identity is None and equation.primitive in pool_equation.PRIMITIVES:
+                found.calls[op_calls.of_lax_pooling(equation, place, platform, problem)] += 1
             elif identity is None and equation.primitive is lax.dot_general_p:
                 found.add(Found(products=_product_flops(equation, place)))
             else:

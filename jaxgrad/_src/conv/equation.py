@@ -13,8 +13,8 @@ from functools import cached_property, partial
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
 
+from jaxgrad._src.choice.equation_plan import EquationPlan, unless_refused
 from jaxgrad._src.choice.explain import explain_pass
 from jaxgrad._src.choice.measured_choices import RecordedCall, Recorder
 from jaxgrad._src.choice.old_names import current_name, warn_of_old_name
@@ -27,7 +27,6 @@ from jaxgrad._src.conv.call.params import ConvCall, ConvParams
 from jaxgrad._src.conv.on_xla.forms import form_on_xla
 from jaxgrad._src.conv.read.convolution import CROPPED, LaxArguments, LaxConvolution
 from jaxgrad._src.conv.read.readings import Reading, fastest_first, measurable, written_first
-from jaxgrad._src.core.jax_internals import ShardingTypeError
 from jaxgrad._src.core.precision import precision_flags
 from jaxgrad._src.run.mesh_axes import explicit_sharding_of
 
@@ -37,32 +36,28 @@ _ON = " on "  # between a pass and an implementation
 
 
 @dataclasses.dataclass(frozen=True)
-class EquationPlan:
-    """How an equation is computed on one platform.
+class ConvPlan(EquationPlan):
+    """How a convolution is computed on one platform, by a function of lhs and rhs.
 
     Attributes:
-      compute: the function (lhs, rhs) -> result; None if XLA lowers the convolution as it is.
-      pass_name: the pass that the equation is, as JAX or the program has written it; empty if it has no reading.
-      implementation: what runs it. On "xla", `compute` may be a matrix product or another convolution.
-      reason: why, in one sentence.
       is_slower: whether jaxgrad has a kernel for the pass, but XLA is faster.
       is_padded: whether `compute` is the convolution on XLA, with lhs padded in a separate operation: XLA miscompiles
         it otherwise.
       computed_as: the pass that computes it, if `compute` is not None. Another one may be faster than `pass_name`.
     """
 
-    compute: Callable[[jax.Array, jax.Array], jax.Array] | None
-    pass_name: str
-    implementation: str
-    reason: str
     is_slower: bool = False
     is_padded: bool = False
     computed_as: str = ""
 
     @property
+    def is_moved(self) -> bool:
+        return self.compute is not None and not self.is_padded
+
+    @property
     def name(self) -> str:
         """The name in a tuning: "xla" is the convolution on XLA."""
-        return "xla" if self.compute is None or self.is_padded else f"{self.computed_as}{_ON}{self.implementation}"
+        return f"{self.computed_as}{_ON}{self.implementation}" if self.is_moved else "xla"
 
 
 def plan_equation(
@@ -71,7 +66,7 @@ def plan_equation(
     platform: str,
     implementation: str | None,
     partitioned: bool = False,
-) -> EquationPlan:
+) -> ConvPlan:
     """Plans an equation.
 
     Args:
@@ -82,44 +77,25 @@ def plan_equation(
       partitioned: whether XLA partitions the program over several devices.
     """
     equation = Equation.of(parameters, avals, partitioned)
-    shardings = [explicit_sharding_of(aval) for aval in avals]
-    plan = _plan(equation, shardings, platform, implementation)
+    plan = _plan(equation, avals[:2], platform, implementation)
     if plan.compute is not None or not equation.is_miscompiled(platform):
         return plan
     reason = f"{plan.reason}; {_PADDED}"
-    padded = partial(equation.arguments.call_lax_on_padded, out_sharding=shardings[-1])
+    padded = partial(equation.arguments.call_lax_on_padded, out_sharding=explicit_sharding_of(avals[-1]))
     return dataclasses.replace(plan, compute=padded, reason=reason, is_padded=True)
 
 
-_Shardings = Sequence[NamedSharding | None]  # of lhs, rhs and the result, over explicit mesh axes
-
-
-def _unless_refused(plan: EquationPlan, equation: Equation, shardings: _Shardings) -> EquationPlan:
-    """The plan; the plan of XLA where JAX refuses to compute the pass from operands with these shardings."""
-    if plan.compute is None or not any(shardings):
-        return plan
-    arrays = zip((equation.lhs, equation.rhs), shardings, strict=False)
-    operands = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array, sharding in arrays]
-    try:
-        jax.eval_shape(plan.compute, *operands)
-    except ShardingTypeError as error:
-        said = str(error).splitlines()[0]
-        reason = f"JAX refuses to compute the pass from arrays with these shardings over explicit mesh axes: {said}"
-        return EquationPlan(None, plan.pass_name, "xla", reason)
-    return plan
-
-
-def _plan(equation: Equation, shardings: _Shardings, platform: str, implementation: str | None) -> EquationPlan:
+def _plan(equation: Equation, operands: Sequence[Any], platform: str, implementation: str | None) -> ConvPlan:
     """The plan of an equation, without regard to the faults of XLA."""
     if equation.unsupported:
-        return EquationPlan(None, "", "xla", equation.unsupported)
+        return ConvPlan(None, "", "xla", equation.unsupported)
     tuning = current().tuning if implementation is None else None
     if tuning is not None and not tuning.covers(equation, ""):
         tuning = None
     choice = None if tuning is None else tuning.choice(platform, "", equation)
     if choice is not None and (chosen := equation.plan_of(choice.implementation, platform, choice.reason)):
-        return _unless_refused(chosen, equation, shardings)
-    plan = _unless_refused(equation.plan(platform, implementation), equation, shardings)
+        return unless_refused(chosen, operands)
+    plan = unless_refused(equation.plan(platform, implementation), operands)
     if choice is not None:
         reason = f"{plan.reason}; the tuning chooses {choice.implementation!r}, which cannot run"
         plan = dataclasses.replace(plan, reason=reason)
@@ -162,17 +138,17 @@ class Equation(LaxConvolution):
         flags = *precision_flags(self.lhs.dtype, self.arguments.precision), *of_kernels().texts(platform)
         return " ".join(["jax.lax", *texts, *a.unusual(), *flags])
 
-    def plan(self, platform: str, implementation: str | None) -> EquationPlan:
+    def plan(self, platform: str, implementation: str | None) -> ConvPlan:
         """The plan without a tuning. The operands are those that a pass may take."""
         if self.lhs.dtype != self.result.dtype and platform == "cuda" and implementation is None:
             reason = f"XLA multiplies {self.lhs.dtype.name} without casts to {self.result.dtype.name}"
-            return EquationPlan(None, "", "xla", reason)
+            return ConvPlan(None, "", "xla", reason)
         if not self.readings:
             has_pass = bool(written_first(self.normalized))
             reason = CROPPED if has_pass else "no pass computes a convolution with these strides and dilations"
-            return EquationPlan(None, "", "xla", reason)
+            return ConvPlan(None, "", "xla", reason)
         written = self.readings[0]
-        found: EquationPlan | None = None
+        found: ConvPlan | None = None
         for reading in fastest_first(self.readings):
             allowed = implementation and current_name(OP, implementation, self._conv_call(reading))
             plan = self.plan_reading(reading, platform, allowed)
@@ -196,10 +172,10 @@ class Equation(LaxConvolution):
             found |= {plan.name: plan.compute for plan in plans if plan.compute is not None}
         return found
 
-    def plan_of(self, name: str, platform: str, reason: str) -> EquationPlan | None:
+    def plan_of(self, name: str, platform: str, reason: str) -> ConvPlan | None:
         """The plan that has a name in a tuning; None if it cannot run. The reason says why it is chosen."""
         if name == "xla":
-            return EquationPlan(None, self.pass_name, "xla", reason, is_slower=True)
+            return ConvPlan(None, self.pass_name, "xla", reason, is_slower=True)
         computed_as, _, implementation = name.rpartition(_ON)
         for reading in self.readings:
             if reading.call.pass_name == computed_as:
@@ -212,7 +188,7 @@ class Equation(LaxConvolution):
         """The call that a reading makes, as the backends are asked about it."""
         return ConvCall(reading.call.problem(self.result.dtype), self.arguments.precision, of_kernels())
 
-    def plan_reading(self, reading: Reading, platform: str, implementation: str | None) -> EquationPlan:
+    def plan_reading(self, reading: Reading, platform: str, implementation: str | None) -> ConvPlan:
         """The plan of one reading; its `compute` is None where the implementation, or the fastest one, has none."""
         call, precision, dtype = reading.call, self.arguments.precision, self.result.dtype
         conv_call = self._conv_call(reading)
@@ -230,7 +206,7 @@ class Equation(LaxConvolution):
                 reason, is_slower = "XLA is faster for several independent problems", True
                 reason += f"; {form}" if form else ""
             if not form and not reading.is_of_transposed:
-                return EquationPlan(None, self.pass_name, "xla", reason, is_slower)
+                return ConvPlan(None, self.pass_name, "xla", reason, is_slower)
             if not form:
                 reason += f"; {_AS_STRIDED}"
         params = ConvParams(call.geometry, precision, ((call.pass_name, candidates),), of_kernels())
@@ -240,4 +216,4 @@ class Equation(LaxConvolution):
             return reading.compute(params, lhs, rhs, self.partitioned)
 
         implementation = (*candidates.implementations, "xla")[0]
-        return EquationPlan(compute, self.pass_name, implementation, reason, computed_as=call.pass_name)
+        return ConvPlan(compute, self.pass_name, implementation, reason, computed_as=call.pass_name)

@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import lru_cache, partial, wraps
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import jax
-from jax import lax
-from jax.extend.core import Jaxpr, JaxprEqn, subjaxprs
+from jax.extend.core import Jaxpr, JaxprEqn, Primitive, subjaxprs
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh
 
@@ -67,29 +67,34 @@ def clear_with_caches_of_jax(cache: Any) -> None:
         register_cache(cache, str(cache))
 
 
-def install(rule: Function, lower_marked_convolution: Function, is_marked: Callable[[Metadata], bool]) -> str:
-    """Makes `rule` the lowering rule of convolutions, after a check that JAX calls such a rule with the metadata.
+def install(
+    primitives: Collection[Primitive], rule: Function, lower_marked: Function, is_marked: Callable[[Metadata], bool]
+) -> str:
+    """Makes `rule` the lowering rule of primitives, after a check that JAX calls such a rule with the metadata.
 
     Args:
-      rule: called with JAX's rule, the platform, and the arguments of a lowering rule: context, operands and, as
-        keyword arguments, the parameters of the equation.
-      lower_marked_convolution: lowers a program with one convolution, which is marked.
+      primitives: the primitives.
+      rule: called with the primitive, JAX's rule, the platform, and the arguments of a lowering rule: context, operands
+        and, as keyword arguments, the parameters of the equation.
+      lower_marked: lowers a program with one equation of each primitive, all of which are marked.
       is_marked: whether metadata have the mark.
 
     Returns:
       Why this release of JAX is not supported, in which case nothing is changed; empty if it is.
     """
-    found: list[bool] = []
+    found: dict[Primitive, bool] = {}
     problems: list[str] = []
 
     def check() -> None:
-        own_thread = threading.get_ident()  # others may lower convolutions at the same time
+        own_thread = threading.get_ident()  # others may lower such equations at the same time
 
-        def checking(original: Function, platform: str, context: Any, *operands: Any, **parameters: Any) -> Any:
+        def checking(
+            primitive: Primitive, original: Function, platform: str, context: Any, *operands: Any, **parameters: Any
+        ) -> Any:
             if threading.get_ident() == own_thread:
                 one_device = context.module_context.axis_context
                 _ = one_device.num_devices, one_device.device_assignment  # `needs_rule_of_jax` allows for their absence
-                found.append(is_marked(metadata(context)) and not needs_rule_of_jax(context))
+                found[primitive] = is_marked(metadata(context)) and not needs_rule_of_jax(context)
             return original(context, *operands, **parameters)
 
         try:
@@ -98,18 +103,18 @@ def install(rule: Function, lower_marked_convolution: Function, is_marked: Calla
             if current_xla_metadata is None:
                 raise ImportError("no current_xla_metadata")
             requires_devices = dispatch.jaxpr_has_prim_requiring_devices
-            rules = {platform: _rule_of_jax(platform) for platform in _PLATFORMS}
-            with_marks = _with_marked_convolutions(requires_devices, is_marked)
+            rules = {key: _rule_of_jax(*key) for key in itertools.product(primitives, _PLATFORMS)}
+            with_marks = _with_marked_equations(requires_devices, primitives, is_marked)
             try:
                 _register(checking, rules)
                 setattr(dispatch, "jaxpr_has_prim_requiring_devices", with_marks)  # noqa: B010
-                lower_marked_convolution()
-                if found != [True]:
-                    raise RuntimeError(f"of the lowered convolutions, these are marked: {found}")
+                lower_marked()
+                if found != dict.fromkeys(primitives, True):
+                    raise RuntimeError(f"of the lowered equations, these are marked: {found}")
             except Exception:
                 setattr(dispatch, "jaxpr_has_prim_requiring_devices", requires_devices)  # noqa: B010
-                for platform, original in rules.items():
-                    mlir.register_lowering(lax.conv_general_dilated_p, original, platform=platform)
+                for (primitive, platform), original in rules.items():
+                    mlir.register_lowering(primitive, original, platform=platform)
                 raise
             _register(rule, rules)
         except Exception as error:  # whatever a release of JAX that was rewritten raises
@@ -199,39 +204,41 @@ def _has_other_axes(mesh: AbstractMesh) -> bool:
     return any(size > 1 for axis, size in mesh.shape.items() if axis not in known)
 
 
-def _rule_of_jax(platform: str) -> Function:
-    entry = mlir._platform_specific_lowerings[platform].get(lax.conv_general_dilated_p)
-    return (entry or mlir._lowerings[lax.conv_general_dilated_p]).rule
+def _rule_of_jax(primitive: Primitive, platform: str) -> Function:
+    entry = mlir._platform_specific_lowerings[platform].get(primitive)
+    return (entry or mlir._lowerings[primitive]).rule
 
 
-def _register(rule: Function, rules: dict[str, Function]) -> None:
-    for platform, original in rules.items():
-        mlir.register_lowering(lax.conv_general_dilated_p, partial(rule, original, platform), platform=platform)
+def _register(rule: Function, rules: dict[tuple[Primitive, str], Function]) -> None:
+    for (primitive, platform), original in rules.items():
+        mlir.register_lowering(primitive, partial(rule, primitive, original, platform), platform=platform)
 
 
-def _with_marked_convolutions(requires_devices: Function, is_marked: Callable[[Metadata], bool]) -> Function:
-    """JAX's check whether a program can only be lowered for known devices, extended to marked convolutions.
+def _with_marked_equations(
+    requires_devices: Function, primitives: Collection[Primitive], is_marked: Callable[[Metadata], bool]
+) -> Function:
+    """JAX's check whether a program can only be lowered for known devices, extended to marked equations.
 
     They are lowered to `custom_partitioning`, which needs the devices. JAX's check knows primitives only, and
-    convolutions without the mark do not need devices.
+    equations without the mark do not need devices.
     """
     known: WeakKeyDictionary[Jaxpr, bool] = WeakKeyDictionary()  # programs share jaxprs
 
-    def has_marked_convolution(jaxpr: Jaxpr) -> bool:
+    def has_marked_equation(jaxpr: Jaxpr) -> bool:
         if (found := known.get(jaxpr)) is None:
-            found = any(map(needs_devices, jaxpr.eqns)) or any(map(has_marked_convolution, subjaxprs(jaxpr)))
+            found = any(map(needs_devices, jaxpr.eqns)) or any(map(has_marked_equation, subjaxprs(jaxpr)))
             known[jaxpr] = found
         return found
 
     def needs_devices(equation: JaxprEqn) -> bool:
-        if equation.primitive is not lax.conv_general_dilated_p or not is_marked(equation_metadata(equation)):
+        if equation.primitive not in primitives or not is_marked(equation_metadata(equation)):
             return False
         avals = [variable.aval for variable in equation.invars]
         return not _meshes_with_known_axes(equation.ctx.cur_abstract_mesh, avals)
 
     @wraps(requires_devices)
     def check(jaxpr: Jaxpr) -> bool:
-        return bool(requires_devices(jaxpr)) or has_marked_convolution(jaxpr)
+        return bool(requires_devices(jaxpr)) or has_marked_equation(jaxpr)
 
     return check
 
