@@ -1,4 +1,4 @@
-"""The pytest plugin of .ci/jax_conv_tests: accelerates every test and counts what computes its convolutions.
+"""The pytest plugin of .ci/jax_tests: accelerates every test and counts what computes its convolutions and poolings.
 
 An equation counts once for each time that it is lowered, so those that JAX finds in a cache do not count again.
 """
@@ -18,8 +18,9 @@ import pytest
 import jaxgrad
 from jaxgrad._src.accelerate import lowering
 from jaxgrad._src.core import jax_internals, marks
+from jaxgrad._src.pool import equation as pool_equation
 
-REQUIRED_SHARE = 0.9  # of the convolutions that a pass supports, when a library is forced
+REQUIRED_SHARE = 0.9  # of the equations that a pass supports, when kernels are forced
 
 TAKEN = "taken by a kernel"
 REWRITTEN = "rewritten for XLA, which is faster"
@@ -56,7 +57,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if (output := getattr(session.config, "workeroutput", None)) is not None:
-        output["convolutions"] = [(*key, number) for key, number in _counts.items()]
+        output["equations"] = [(*key, number) for key, number in _counts.items()]
     elif session.config.getoption("accelerate") in ("onednn", "cudnn") and _share() < REQUIRED_SHARE:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -64,20 +65,20 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Adds the counts of a process of pytest-xdist."""
-    for outcome, detail, number in getattr(node, "workeroutput", {}).get("convolutions", ()):
+    for outcome, detail, number in getattr(node, "workeroutput", {}).get("equations", ()):
         _counts[outcome, detail] += number
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if (chosen := config.getoption("accelerate")) == "off":
         return
-    terminalreporter.section(f"convolutions with --accelerate={chosen}, jax {jax.__version__}")
+    terminalreporter.section(f"equations with --accelerate={chosen}, jax {jax.__version__}")
     for outcome in (TAKEN, REWRITTEN, LEFT, UNMARKED, NO_PASS, UNSUPPORTED):
         terminalreporter.line(f"{_total(outcome):7} {outcome}")
         for (found, detail), number in _counts.most_common():
             if found == outcome and detail:
                 terminalreporter.line(f"{number:15} {detail}")
-    terminalreporter.line(f"{_share():.2%} of the convolutions that a pass supports were taken by a kernel")
+    terminalreporter.line(f"{_share():.2%} of the equations that a pass supports were taken by a kernel")
     terminalreporter.line(f"{_share(NO_PASS):.2%} of those and the ones that no pass has")
 
 
@@ -92,25 +93,29 @@ def _share(*others: str) -> float:
 def _counting_rule(rule: jax_internals.Function) -> jax_internals.Function:
     """Counts the equations that `rule` does not plan. Those that a pass itself consists of are exempt."""
 
-    def count(original: Any, platform: str, context: Any, *operands: Any, **parameters: Any) -> Any:
+    def count(
+        primitive: Any, original: Any, platform: str, context: Any, *operands: Any, **parameters: Any
+    ) -> Any:
         mark = marks.mark_in(jax_internals.metadata(context))
         if mark is None:
-            unsupported = _unsupported((*context.avals_in, *context.avals_out), platform)
+            unsupported = _unsupported(primitive, parameters, (*context.avals_in, *context.avals_out), platform)
             _counts[UNSUPPORTED if unsupported else UNMARKED, unsupported] += 1
         elif mark != marks.EXEMPT and jax_internals.needs_rule_of_jax(context):
             _counts[LEFT, "JAX cannot partition it"] += 1
-        return rule(original, platform, context, *operands, **parameters)
+        return rule(primitive, original, platform, context, *operands, **parameters)
 
     return count
 
 
 def _counting_plan(plan_equation: jax_internals.Function) -> jax_internals.Function:
-    def count(parameters: Any, avals: Any, platform: str, implementation: str | None) -> Any:
-        plan = plan_equation(parameters, avals, platform, implementation)
+    def count(
+        primitive: Any, parameters: Any, avals: Any, platform: str, implementation: str | None, partitioned: bool
+    ) -> Any:
+        plan = plan_equation(primitive, parameters, avals, platform, implementation, partitioned)
         if plan.compute is not None:
             outcome = REWRITTEN if plan.implementation == "xla" else TAKEN
             _counts[outcome, f"{plan.pass_name} on {plan.implementation}"] += 1
-        elif unsupported := _unsupported(avals, platform):
+        elif unsupported := _unsupported(primitive, parameters, avals, platform):
             _counts[UNSUPPORTED, unsupported] += 1
         else:
             reason = re.sub(r"only \d+ ", "few ", f"{plan.pass_name}: {plan.reason}".removeprefix(": "))
@@ -120,8 +125,11 @@ def _counting_plan(plan_equation: jax_internals.Function) -> jax_internals.Funct
     return count
 
 
-def _unsupported(avals: Any, platform: str) -> str:
-    """Why no kernel supports a convolution, by its shapes and dtypes; empty if one may."""
+def _unsupported(primitive: Any, parameters: Any, avals: Any, platform: str) -> str:
+    """Why no kernel supports an equation, by its shapes and dtypes; empty if one may."""
+    if primitive in pool_equation.PRIMITIVES:
+        read = pool_equation.read_equation(primitive, parameters, avals)
+        return f"pooling: {read}" if isinstance(read, str) else ""
     lhs, rhs, result = avals
     dtypes = {aval.dtype.name: aval.dtype for aval in avals}
     if not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes.values()):

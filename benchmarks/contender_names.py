@@ -21,6 +21,8 @@ LAX = "jax.lax"
 LAX_PADDED = "jax.lax after jnp.pad"
 # lax.pad with interior padding and an ordinary convolution, in place of a convolution that dilates its input.
 LAX_DILATED = "jax.lax after lax.pad"
+# The maximum of slices in place of lax.reduce_window.
+LAX_SLICED = "jax.lax, maximum of slices"
 LAX_LOOPED = "jax.lax in lax.map"
 # With the flags of XLA in lax_variants.py; on a CPU alone.
 BEST_FLAGS = ", best flags"
@@ -49,7 +51,7 @@ ONE_DEVICE = " on one device"
 # A speed-up over JAX or PyTorch is over the fastest of these that a row has.
 PEERS = {
     "JAX": (
-        *(name + flags for name in (LAX, LAX_PADDED, LAX_DILATED, LAX_LOOPED) for flags in ("", BEST_FLAGS)),
+        *(name + flags for name in (LAX, LAX_PADDED, LAX_DILATED, LAX_SLICED, LAX_LOOPED) for flags in ("", BEST_FLAGS)),
         *(NUMPY_FUSED, NUMPY_VAR, SCAN, SCAN_CELL),
     ),
     "PyTorch": (TORCH_EAGER, TORCH_COMPILED, TORCH_GRU, TORCH_GRU_GRAPH),

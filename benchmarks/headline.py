@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks import report, wording
-from benchmarks.contender_names import ACCELERATED, LAX_DILATED, LAX_PADDED, OURS
+from benchmarks.contender_names import ACCELERATED, LAX_DILATED, LAX_PADDED, LAX_SLICED, OURS
 from benchmarks.report import Report, Row
 from benchmarks.wording import digits, ratio
 
@@ -42,8 +42,8 @@ def lines(results: Path) -> tuple[list[list[str]], list[str]] | None:
         "`jaxgrad.accelerate` runs the unmodified network of the column JAX; the ops of jaxgrad replace those of JAX. "
         "In brackets: the speed-up of `jaxgrad.accelerate`, of the GRU that of the op; below 1 jaxgrad is slower. "
         "Times of one row may be of several runs; a speed-up compares times over those of the ops in the same run.",
-        f"JAX is the fastest measured of `jax.lax`, `{LAX_PADDED}` and `{LAX_DILATED}`, on a CPU also with the best "
-        "flags of XLA; for the GRU, `lax.scan`. PyTorch is the fastest measured of eager, `torch.compile` and, for the "
+        f"JAX is the fastest measured of `jax.lax`, `{LAX_PADDED}`, `{LAX_DILATED}` and `{LAX_SLICED}`, on a CPU also "
+        "with the best flags of XLA; for the GRU, `lax.scan`. PyTorch is the fastest measured of eager, `torch.compile` and, for the "
         "GRU, a CUDA graph.",
         *(
             " ".join([f"{device}: {wording.versions(*of)}; measured {wording.dates(*of)}.", *_lacking(of)])

@@ -34,6 +34,7 @@ from benchmarks.contender_names import (
     LAX_DILATED,
     LAX_FLAGS,
     LAX_PADDED,
+    LAX_SLICED,
     ORDER,
     OURS,
     PEERS,
@@ -148,6 +149,7 @@ def lacks_padded_peer(row: Row) -> bool:
 
 # Of networks and models.
 _TRANSPOSED = ("unet", "unet3d", "linen-unet", "linen-unet3d", "equinox-autoencoder")
+_POOLED = ("unet", "unet3d", "resnet18", "resnet50", "resnext50")
 
 
 def lacking(report: Report) -> list[str]:
@@ -166,6 +168,11 @@ def lacking(report: Report) -> list[str]:
         faster = f", which may be many times as fast as `{LAX}` in transposed convolutions," if on_cpu else ""
         found.append(
             f"`{LAX_DILATED}`{faster} was not measured in {count} row{'s' * (count > 1)} with transposed convolutions."
+        )
+    if count := sum(LAX_SLICED not in row["times_ms"] for row in rows if row["settings"].get("network") in _POOLED):
+        found.append(
+            f"In {count} row{'s' * (count > 1)}, max pooling was the maximum of slices in all of JAX, of which XLA's "
+            "gradient is faster than that of `lax.reduce_window`."
         )
     return found
 

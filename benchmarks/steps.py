@@ -20,6 +20,7 @@ from benchmarks.contender_names import (
     LAX,
     LAX_DILATED,
     LAX_PADDED,
+    LAX_SLICED,
     OURS,
     OURS_CONVOLUTIONS,
     TORCH_COMPILED,
@@ -28,7 +29,7 @@ from benchmarks.contender_names import (
 from benchmarks.measuring import measured
 from benchmarks.networks import NETWORKS
 from benchmarks.networks.initial import describe
-from benchmarks.networks.jax_ops import JaxgradConvolutionOps, JaxgradOps, LaxOps, PaddedLaxOps
+from benchmarks.networks.jax_ops import JaxgradConvolutionOps, JaxgradOps, LaxOps, PaddedLaxOps, SlicedLaxOps
 from benchmarks.networks.ops import Norm
 from benchmarks.options import Options
 from benchmarks.timing import Contender, jax_loop_contenders, raised, timed, torch_queued_contender
@@ -41,23 +42,25 @@ _JAX_LIBRARIES = {
     LAX: LaxOps,
     LAX_PADDED: PaddedLaxOps,
     LAX_DILATED: LaxOps,
+    LAX_SLICED: SlicedLaxOps,
 }
-_FLAGGED = tuple(name + BEST_FLAGS for name in (LAX, LAX_PADDED, LAX_DILATED))
+_LAX = (LAX, LAX_PADDED, LAX_DILATED, LAX_SLICED)
+_FLAGGED = tuple(name + BEST_FLAGS for name in _LAX)
 _TORCH = (TORCH_EAGER, TORCH_COMPILED)
-OPS = (jaxgrad.conv_general_dilated, jaxgrad.conv_transpose, jaxgrad.batch_norm_training)
+OPS = (jaxgrad.conv_general_dilated, jaxgrad.conv_transpose, jaxgrad.batch_norm_training, jaxgrad.max_pool)
 CONTENDERS = (*_JAX_LIBRARIES, *_FLAGGED, *_TORCH)
 NOTES = (
     "Cases are a network of benchmarks/networks, its batch and the sizes of its input.",
     "A step is the loss, all gradients, SGD with momentum and the running statistics of batch normalization, in place.",
-    "jax.lax is the same step with jax.lax.conv_general_dilated, jax.lax.conv_transpose and batch normalization in "
-    "jax.numpy, differentiated by jax.grad.",
+    "jax.lax is the same step with the convolutions and poolings of jax.lax and batch normalization in jax.numpy, "
+    "differentiated by jax.grad.",
     "jax.lax, accelerated is the step of jax.lax under jaxgrad.accelerate; jaxgrad convolutions is that step with the "
     "convolutions of jaxgrad in place of jax.lax.",
     "jax.lax after jnp.pad pads causal convolutions with jnp.pad first, as Flax does.",
     "jax.lax after lax.pad dilates and pads the input of transposed convolutions with lax.pad first.",
     "best flags are those of lax_variants.py, on a CPU.",
     "torch, compiled is torch.compile of the loss and its gradients in its default mode, with the eager optimizer.",
-    "Max pooling in JAX is the maximum of slices: XLA's gradient of lax.reduce_window is slow.",
+    "Max pooling in jax.lax is lax.reduce_window; jax.lax, maximum of slices has the maximum of slices in its place.",
 )
 # Limits of ||a - b|| / ||b||, by precision and by quantity. An activation that rounds to the other side of zero changes
 # a gradient by more than the rounding: if a share s of them does, by about sqrt(s) in each layer. The gradients of two
@@ -146,8 +149,8 @@ def _row(case: Case, left_out: dict[str, str], options: Options) -> dict[str, An
     described = describe(network.run, case.x)
     args = arguments(network, described, case.x)
     steps: dict[str, Any] = {}
-    has = {LAX_PADDED: described.asymmetric, LAX_DILATED: described.transposed}
-    of_lax = [name for name in (LAX, LAX_PADDED, LAX_DILATED) if has.get(name, True)]
+    has = {LAX_PADDED: described.asymmetric, LAX_DILATED: described.transposed, LAX_SLICED: described.pooled}
+    of_lax = [name for name in _LAX if has.get(name, True)]
     for name in (OURS, OURS_CONVOLUTIONS, ACCELERATED, *lax_variants.with_flags(of_lax, left_out)):
         if options.wants(name):
             step = partial(training_step, _JAX_LIBRARIES[name.removesuffix(BEST_FLAGS)], network)

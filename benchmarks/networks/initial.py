@@ -24,6 +24,7 @@ class Described(NamedTuple):
       flops: of a training step's convolutions: forward and two gradients for each, but no input gradient for the first.
       asymmetric: whether a convolution has more padding at one end of an axis than at the other.
       transposed: whether it has a transposed convolution.
+      pooled: whether it has a max pooling.
     """
 
     params: list[Any]
@@ -32,6 +33,7 @@ class Described(NamedTuple):
     flops: int
     asymmetric: bool
     transposed: bool
+    pooled: bool
 
 
 def describe(network: Callable[..., Any], x: jax.ShapeDtypeStruct) -> Described:
@@ -41,7 +43,7 @@ def describe(network: Callable[..., Any], x: jax.ShapeDtypeStruct) -> Described:
     features = [mean.size for mean, _ in ops.statistics]
     flops = 3 * sum(ops.forward_flops) - ops.forward_flops[0]
     transposed = any(isinstance(layer, ConvTranspose) for layer in params)
-    return Described(params, features, output, flops, ops.asymmetric, transposed)
+    return Described(params, features, output, flops, ops.asymmetric, transposed, ops.pooled)
 
 
 class _Describing(LaxOps):
@@ -51,7 +53,7 @@ class _Describing(LaxOps):
         super().__init__(())
         self.params: list[Any] = []
         self.forward_flops: list[int] = []
-        self.asymmetric = False
+        self.asymmetric = self.pooled = False
         self._rng = np.random.default_rng(0)
 
     def _layer(self, initial: Callable[[np.random.Generator], Any]) -> Any:
@@ -67,3 +69,7 @@ class _Describing(LaxOps):
     def _conv_transpose(self, x: jax.Array, layer: ConvTranspose, stride: int) -> jax.Array:
         self.forward_flops.append(2 * x.size * math.prod(layer.w.shape) // x.shape[-1])
         return super()._conv_transpose(x, layer, stride)
+
+    def max_pool(self, x: jax.Array, size: int, stride: int, padding: int = 0) -> jax.Array:
+        self.pooled = True
+        return super().max_pool(x, size, stride, padding)

@@ -7,6 +7,7 @@ atomic operations: sums are in the order of the windows, in float32 for 16-bit d
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax
 
@@ -20,15 +21,27 @@ from jaxgrad._src.run.plan_directory import plan_directory
 _NO_GPU = "jaxgrad's own kernel is compiled for the GPU of the machine that lowers the program, which has none"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Unmeasured:
-    """The preference of all calls, in place of a row of a table."""
+_MAX_ELEMENTS = 32  # of windows; of larger ones, XLA splits the sums and maxima over more threads
+# Where a forward pass reads each element of x so often, XLA is slower. Elsewhere it is as fast, and may fuse the pass.
+_MIN_READS, _MIN_READS_OF_16_BITS = 9, 2
+_MIN_BYTES = 8  # of neighboring channels, which a thread of a forward pass loads at a time
 
-    prefer: str = "xla"  # unless a tuning has measured the call
-    why: str = "jaxgrad's CUDA kernels for pooling run where implementation='cuda' forces them: no GPU has timed them"
+
+@dataclasses.dataclass(frozen=True)
+class _Measured:
+    """The preference of a call, from measurements on an H200."""
+
+    prefer: str
+    why: str
 
     def __str__(self) -> str:
         return ""  # explanations name rows of tables
+
+
+_OURS = _Measured("cuda", "jaxgrad's kernels are faster")
+_LARGE_WINDOWS = _Measured("xla", f"XLA is faster for windows of more than {_MAX_ELEMENTS} elements")
+_AS_FAST = _Measured("xla", "XLA is as fast in forward passes of pooling whose windows share few elements")
+_APART = _Measured("xla", "XLA is as fast in gradients of sums, channels first, of windows that do not overlap")
 
 
 class CudaBackend(HandlerBackend):
@@ -47,7 +60,20 @@ class CudaBackend(HandlerBackend):
         return Rejection(reason) if reason else None
 
     def row(self, pass_name: str, call: PoolProblem, *, resized: bool = False) -> Preference:
-        return _Unmeasured()
+        window = call.window
+        if pass_name != "forward" and any(dilation > 1 for dilation in window.dilation):
+            return _OURS  # XLA has no such gradient: a loop over the elements of a window computes it
+        if math.prod(window.shape) > _MAX_ELEMENTS:
+            return _LARGE_WINDOWS
+        reads = math.prod(window.shape) / math.prod(window.strides)
+        if pass_name == "forward":
+            is_wide = call.dtype.itemsize > 2
+            vector = math.gcd(call.shape[-1], 8) * call.dtype.itemsize if window.channels_last else 0
+            enough = reads >= (_MIN_READS if is_wide else _MIN_READS_OF_16_BITS)
+            return _OURS if enough and vector >= _MIN_BYTES else _AS_FAST
+        if call.op == "avg_pool" and not window.channels_last and reads <= 1:
+            return _APART
+        return _OURS
 
     def find_plan(self, pass_name: str, call: PoolProblem) -> Rejection | None:
         """Raises RuntimeError for a failure of CUDA in a multi-process program: other processes, in which CUDA works,
@@ -63,7 +89,9 @@ class CudaBackend(HandlerBackend):
         return self.missing(reason) if reason else None
 
     def typical_rejection(self, op_name: str, pass_name: str) -> Rejection | None:
-        return Rejection(_NO_GPU) if cuda.gpu_ordinal() is None else Rejection(_Unmeasured.why, slower=True)
+        if cuda.gpu_ordinal() is None:
+            return Rejection(_NO_GPU)
+        return Rejection(_AS_FAST.why, slower=True) if pass_name == "forward" else None
 
     def workspace(self, number: int, problem: PoolProblem) -> int:
         return _load(number, problem)
