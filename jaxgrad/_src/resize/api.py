@@ -27,38 +27,38 @@ def resize(
 ) -> jax.Array:
     """Resizes an image, with the arguments and results of `jax.image.resize` and a faster gradient.
 
-    Axes that grow or shrink by a whole factor are computed by nearest-neighbour and linear interpolation without
-    matrix products, gathers and scatters. `jax.image.resize` computes the other methods, other changes of size, and
-    linear
-    interpolation by factors above 8.
+    "nearest" and "linear" change the size of an axis by a whole factor with copies and sums of slices. Their gradients
+    have no scatters and no matrix products. `jax.image.resize` computes all else: the other methods, factors that are
+    not whole, and linear interpolation by factors above 8.
 
     Args:
-      image: an array of any rank. Linear interpolation and the other methods convert ints and bools to floats.
-      shape: the size of each axis of the result. Axes of the batch and of the channels keep the size that they have.
-      method: "nearest"; "linear", "bilinear", "trilinear" or "triangle", which are the same for any number of axes;
-        or another method of `jax.image.resize`, as a string or a `jax.image.ResizeMethod`.
-      antialias: whether an axis that shrinks is smoothed: linear interpolation by a factor f weights 2 f elements
-        (2 f - 1 if f is odd). Without it, a result is the mean of two elements, or one element if f is odd. "nearest"
+      image: an array of any rank and dtype. All methods but "nearest" convert ints and bools to floats.
+      shape: the size of each axis of the result. An axis of the batch or of the channels keeps its size.
+      method: "nearest"; "linear", or its synonyms "bilinear", "trilinear" and "triangle"; another method of
+        `jax.image.resize`; or a `jax.image.ResizeMethod`.
+      antialias: whether a triangle twice as wide as the factor smooths an axis that shrinks. Without it, "linear"
+        returns the mean of the two central elements of each block, or the central one if the factor is odd. "nearest"
         ignores it.
-      precision: of the products in `jax.image.resize`. Axes that change by whole factors have none.
+      precision: the precision of the matrix products of `jax.image.resize`.
 
     Returns:
       The resized image, of the dtype that `jax.image.resize` returns: that of `image`, or a floating-point one.
 
     Raises:
-      TypeError: if `image` is not an array of numbers, or keys, which only "nearest" resizes; shape is not a sequence
-        of ints; method is neither a string nor a ResizeMethod; or antialias is not a bool.
-      ValueError: if shape does not have an element for each axis of `image`, or a negative one; or method is unknown.
+      TypeError: if image is not an array, or an array of keys and method not "nearest"; shape is not a sequence of
+        ints; method is neither a string nor a ResizeMethod; or antialias is not a bool.
+      ValueError: if shape does not have an element for each axis of `image`, or has a negative one; or method is not
+        known.
 
     Notes:
-      Weighted sums of 16-bit images, and the sums of their gradients, are computed in float32 and rounded once.
-      `jax.image.resize` rounds after each axis.
+      Sums of 16-bit images and gradients are computed in float32 and rounded once. `jax.image.resize` also rounds the
+      weights, and the result of each axis.
 
-      An infinity or NaN reaches only the results that have a weight for it, and an infinity stays one. Linear
-      interpolation of `jax.image.resize` multiplies all elements of an axis, most of them by zero, and makes each
-      result along the axis NaN.
+      An infinity or NaN of `image` reaches the results that have a weight for it. With "linear", `jax.image.resize`
+      also multiplies it by zero, so that all results along the axis are NaN.
 
-      All of JAX's transformations apply, forward mode to any order too. A mesh may split the axes that keep their size.
+      All transformations of JAX work: reverse and forward mode to any order, `vmap`, and `jax.export`, also with
+      symbolic sizes. A mesh may split the axes that keep their size.
 
     Examples:
       >>> x = jax.random.normal(jax.random.key(0), (8, 16, 16, 64))
@@ -84,17 +84,14 @@ def _resize(x: jax.Array, shape: Sizes, method: ResizeMethod, antialias: bool, p
     }
     others = tuple(x.shape[axis] if axis in rules else new for axis, new in enumerate(shape))
     x = jax.image.resize(x, others, method, antialias, precision)  # also converts ints where needed
-    return apply(rules, x) if rules else x
+    return apply(rules, x, method) if rules else x
 
 
 def _check_shape(shape: Any, x: jax.Array) -> Sizes:
-    """Returns the sizes, each an int or a symbolic dimension of `jax.export`."""
-    symbolic = [export.is_symbolic_dim(size) for size in shape] if isinstance(shape, Sequence) else []
-    if any(symbolic):
-        known = checks.as_ints(_OP, "shape", [0 if each else size for each, size in zip(symbolic, shape, strict=True)])
-        sizes = tuple(old if each else new for each, old, new in zip(symbolic, shape, known, strict=True))
-    else:
-        sizes = known = checks.as_ints(_OP, "shape", shape)
+    is_symbolic = isinstance(shape, Sequence) and any(map(export.is_symbolic_dim, shape))
+    known = [size for size in shape if not export.is_symbolic_dim(size)] if is_symbolic else shape
+    known = checks.as_ints(_OP, "shape", known)
+    sizes = tuple(shape) if is_symbolic else known
     if len(sizes) != x.ndim:
         raise ValueError(f"{_OP}: shape must have {x.ndim} elements, one for each axis of image {x.shape}, got {sizes}")
     if min(known, default=0) < 0:

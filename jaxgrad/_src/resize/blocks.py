@@ -32,7 +32,8 @@ def neighbour(x: jax.Array, axis: int, side: int) -> jax.Array:
 
 
 def at_edge(x: jax.Array, axis: int, side: int, edge: float, elsewhere: float) -> jax.Array:
-    """A factor of x: `edge` where `neighbour` is zero for want of an element, `elsewhere` at the other indices."""
+    """A factor of x: `edge` at the index that has no neighbour on this side, `elsewhere` at the others."""
     others = jnp.full((x.shape[axis] - 1,), elsewhere, x.dtype)
     pair = (1, 0, 0) if side < 0 else (0, 1, 0)
-    return lax.expand_dims(lax.pad(others, jnp.asarray(edge, x.dtype), [pair]), range(1, x.ndim - axis))
+    factor = lax.pad(others, jnp.asarray(edge, x.dtype), [pair])
+    return lax.expand_dims(factor, [other for other in range(x.ndim) if other != axis])

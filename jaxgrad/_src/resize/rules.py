@@ -40,14 +40,17 @@ def _whole_quotient(large: Any, small: Any) -> int:
     return quotient if isinstance(quotient, int) and quotient > 1 and quotient * small == large else 0
 
 
-def apply(rules: Mapping[int, Rule], x: jax.Array) -> jax.Array:
-    """Resizes axes one after the other, the last axis first, and rounds sums of 16-bit types once."""
+def apply(rules: Mapping[int, Rule], x: jax.Array, method: ResizeMethod) -> jax.Array:
+    """Resizes the axes one after the other, the last one first. Sums are float32 for 16-bit images.
+
+    Sums along one axis are kept in memory on a CPU, where XLA would compute them again for each sum along the next one.
+    On GPUs reading x again is faster than writing and reading a larger array.
+    """
     dtype = x.dtype
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
         x = x.astype(jnp.float32)
     for i, axis in enumerate(sorted(rules, reverse=True)):
-        if i:
-            # Without it XLA fuses the sums along two axes into one loop, which computes the first ones several times.
-            x = lax.optimization_barrier(x)
+        if i and method is ResizeMethod.LINEAR:
+            x = lax.platform_dependent(x, cpu=lax.optimization_barrier, default=lambda x: x)
         x = rules[axis](x, axis)
     return x if x.dtype == dtype else x.astype(dtype)
