@@ -54,6 +54,9 @@ def resize(
       Sums of 16-bit images and gradients are computed in float32 and rounded once. `jax.image.resize` also rounds the
       weights, and the result of each axis.
 
+      "nearest" computes indices exactly. `jax.image.resize` computes them in float32, which along axes of thousands of
+      elements gives a neighbour in places.
+
       An infinity or NaN of `image` reaches the results that have a weight for it. With "linear", `jax.image.resize`
       also multiplies it by zero, so that all results along the axis are NaN.
 
