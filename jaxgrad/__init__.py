@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from jaxgrad._src.gru.api import gru as gru
     from jaxgrad._src.pool.api import avg_pool as avg_pool
     from jaxgrad._src.pool.api import max_pool as max_pool
+    from jaxgrad._src.resize.api import resize as resize
     from jaxgrad._src.run.export import export_disabled_checks as export_disabled_checks
     from jaxgrad._src.run.forward_mode import forward_mode as forward_mode
     from jaxgrad._src.run.forward_mode import jvp as jvp
@@ -71,6 +72,7 @@ __all__ = [
     "nn",
     "plan_cache_info",
     "report",
+    "resize",
     "tune",
 ]
 
@@ -99,6 +101,7 @@ _MODULES = {
     "max_pool": "pool.api",
     "plan_cache_info": "choice.op",
     "report": "accelerate.report",
+    "resize": "resize.api",
     "tune": "tuning.api",
 }
 _OPS = "conv_general_dilated", "conv_transpose", "batch_norm_training", "gru", "max_pool"

@@ -20,6 +20,7 @@ LAYERS = {
     "batch_norm": 5,
     "gru": 5,
     "pool": 5,
+    "resize": 5,
     "accelerate": 6,
     "convert": 6,
     "nn": 7,

@@ -61,6 +61,7 @@ def ops() -> None:
     states, last = jaxgrad.gru(jnp.ones((5, 2, 3)), jnp.ones((1, 12, 3)), jnp.ones((1, 12, 4)), sequence_lens=[5, 3])
     assert_type(states, jax.Array)
     assert_type(last, jax.Array)
+    assert_type(jaxgrad.resize(X, (2, 3, 16, 16), "nearest"), jax.Array)
 
 
 def tools() -> None:
