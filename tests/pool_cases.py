@@ -100,6 +100,7 @@ CASES = [
         batch=(40,), spatial=(70, 9), window=(7, 6), strides=(3, 2), padding=((6, 5), (5, 0)), channels_last=False
     ),
     PoolCase(spatial=(6, 5), window=(1, 1), strides=(3, 2), padding=((0, 0), (0, 0))),
+    PoolCase(spatial=(9, 8), window=(1, 2), strides=(1, 2), padding=((0, 0), (0, 0)), channels=33, channels_last=False),
     PoolCase(spatial=(6, 5), window=(2, 2), strides=(4, 3), padding=((5, 6), (7, 0))),  # windows of padding alone
     PoolCase(spatial=(6, 5), window=(8, 2), strides=(1, 1), padding=((0, 0), (0, 0))),  # no window
     PoolCase(batch=(0,)),

@@ -36,7 +36,7 @@ def _third_order(function):
 def test_gradients_of_gradients(backend, case):
     x, _ = make_inputs(case, "float64", special=False)
     found = jax.jit(_third_order(case.op(implementation=backend.implementation)))(backend.put(x))
-    expected = jax.jit(_third_order(case.lax))(x)
+    expected = jax.jit(_third_order(case.lax))(CPU_KERNEL.put(x))
     for actual, desired in zip(found, expected, strict=True):
         np.testing.assert_allclose(actual, desired, rtol=1e-12, atol=1e-12)
 
@@ -58,6 +58,7 @@ def test_both_modes(backend, case):
 
     with jaxgrad.forward_mode():
         found = jax.jit(every(case.op(implementation=backend.implementation)))(x)
+    x, direction = CPU_KERNEL.put((np.asarray(x), np.asarray(direction)))  # JAX's tangents on a GPU are not exact
     expected = jax.jit(every(case.lax))(x)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), found, expected)
 

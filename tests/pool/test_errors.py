@@ -48,7 +48,7 @@ def test_padding():
     for value in (1, None, b"SAME", object(), {"a": 1}, 1.5):
         _raises(TypeError, "padding must be 'SAME', 'VALID', 'SAME_LOWER' or 2 pairs of ints", padding=value)
     _raises(TypeError, "each pair of padding must be a sequence of ints, got int", padding=(1, 1))
-    _raises(ValueError, "padding must be one of 'SAME', 'VALID', 'SAME_LOWER', got 'FULL'", padding="full")
+    _raises(ValueError, "padding must be one of 'SAME', 'VALID', 'SAME_LOWER', got 'full'", padding="full")
     for value in (((1, 1),), ((1, 1), (1, 1), (1, 1)), ((1, 1), (1,))):
         _raises(ValueError, "padding must be", "2 pairs of ints, got", padding=value)
     _raises(ValueError, "padding must not be negative, got ((1, 0), (0, -1))", padding=((1, 0), (0, -1)))

@@ -31,9 +31,23 @@ def test_explain(name):
 @every_op
 def test_explain_on_a_gpu(name, monkeypatch):
     monkeypatch.setattr(cuda, "gpu_ordinal", lambda: 0)
-    explained = jaxgrad.explain(OPS[name], X, (3, 2), platform="gpu")
-    reason = "jaxgrad's CUDA kernels for pooling run where implementation='cuda' forces them: no GPU has timed them"
-    assert str(explained) == f"{name} on gpu: 'xla' ({reason})"
+    def implementations(x, window, strides=None, **settings):
+        explained = jaxgrad.explain(OPS[name], x, window, strides, platform="gpu", **settings)
+        return [(found.name, found.implementation) for found in explained.passes[:2]]
+
+    def on(first, second):
+        return [("forward", first), ("input_gradient", second)]
+
+    monkeypatch.setattr(cuda, "nvrtc_unavailable", lambda: "")
+    half = jax.ShapeDtypeStruct((2, 9, 8, 64), "bfloat16")
+    assert implementations(half, (3, 3), (2, 2)) == on("cuda", "cuda")
+    assert implementations(half, (2, 2), (2, 2)) == on("xla", "cuda")
+    assert implementations(half.update(dtype="float32"), (3, 3), (2, 2)) == on("xla", "cuda")
+    assert implementations(half, (9, 8)) == on("xla", "xla")
+    apart = "xla" if name == "avg_pool" else "cuda"
+    assert implementations(half, (2, 2), (2, 2), feature_axis=1) == on("xla", apart)
+    dilated = "cuda" if name == "max_pool" else "xla"  # JAX has no gradient of such maxima
+    assert implementations(half, (9, 4), window_dilation=(1, 2)) == on("xla", dilated)
 
 
 def test_explain_many_spatial_axes():

@@ -1,15 +1,18 @@
 // The maximum of each window.
 // The larger value: NaN if one of them is, and +0 rather than -0.
+__device__ inline double larger(double a, double b) { return b != b || b > a ? b : a == 0 && b == 0 ? a + b : a; }
 __device__ inline float larger(float a, float b) {
-#if __CUDA_ARCH__ >= 800
+#ifdef __CUDA_ARCH__
+  // Not max.NaN: between conversions from and to float16, it lost NaN in windows of two elements.
   float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  asm("{.reg .pred p; .reg .f32 m; setp.nan.f32 p, %1, %2; max.f32 m, %1, %2; selp.f32 %0, 0f7FC00000, m, p;}"
+      : "=f"(result)
+      : "f"(a), "f"(b));
   return result;
 #else
-  return b != b || b > a ? b : a == 0 && b == 0 ? a + b : a;
+  return static_cast<float>(larger(static_cast<double>(a), static_cast<double>(b)));
 #endif
 }
-__device__ inline double larger(double a, double b) { return b != b || b > a ? b : a == 0 && b == 0 ? a + b : a; }
 
 extern "C" __global__ void __launch_bounds__(kPoolThreads)
     max_pool_forward(const Pack<Element>* __restrict__ x, Pack<Element>* __restrict__ y, PoolArguments a) {

@@ -61,6 +61,8 @@ def ops() -> None:
     states, last = jaxgrad.gru(jnp.ones((5, 2, 3)), jnp.ones((1, 12, 3)), jnp.ones((1, 12, 4)), sequence_lens=[5, 3])
     assert_type(states, jax.Array)
     assert_type(last, jax.Array)
+    pooled = jaxgrad.avg_pool(jaxgrad.max_pool(X, (2, 2), (2, 2), feature_axis=1), (2, 2), feature_axis=1)
+    assert_type(pooled, jax.Array)
     assert_type(jaxgrad.resize(X, (2, 3, 16, 16), "nearest"), jax.Array)
 
 
