@@ -7,9 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cuda_module import NEEDS_CUDA_MODULE
+from tolerances import input_dtype
 
 import jaxgrad
 from jaxgrad._src.native import cuda
+from jaxgrad._src.pool import cuda as pool_cuda
+from jaxgrad._src.pool.cuda import CudaBackend
+from jaxgrad._src.pool.params import PoolProblem, Window
 
 pytestmark = pytest.mark.jax_version
 
@@ -27,27 +31,37 @@ def test_explain(name):
     assert jaxgrad.explain(OPS[name], platform="cpu").implementation == "cpu"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "window", "changes", "expected"),
+    [
+        ("bfloat16", (3, 3), {}, "cuda cuda, cuda cuda"),
+        ("bfloat16", (2, 2), {}, "xla cuda, xla cuda"),
+        ("float32", (3, 3), {}, "xla cuda, xla cuda"),
+        ("float32", (3, 3), {"strides": (1, 1)}, "cuda cuda, cuda cuda"),
+        ("bfloat16", (9, 8), {}, "xla xla, xla xla"),
+        ("bfloat16", (9, 4), {"dilation": (1, 2)}, "xla cuda, xla xla"),  # JAX has no gradient of such maxima
+        ("bfloat16", (3, 3), {"channels_last": False}, "xla cuda, xla cuda"),
+        ("bfloat16", (2, 2), {"channels_last": False}, "xla cuda, xla xla"),
+    ],
+)
+def test_preferences_on_a_gpu(dtype, window, changes, expected):
+    """Forward pass and gradient of a maximum, and of a mean."""
+    settings = {"strides": (2, 2), "padding": ((0, 0),) * 2, "dilation": (1, 1), "channels_last": True, **changes}
+    calls = [PoolProblem(op, (2, 64, 64, 64), input_dtype(dtype), Window(window, **settings)) for op in OPS]
+    found = [[CudaBackend().row(name, call).prefer for name in ("forward", "input_gradient")] for call in calls]
+    assert ", ".join(map(" ".join, found)) == expected
+
+
 @NEEDS_CUDA_MODULE
 @every_op
 def test_explain_on_a_gpu(name, monkeypatch):
     monkeypatch.setattr(cuda, "gpu_ordinal", lambda: 0)
-    def implementations(x, window, strides=None, **settings):
-        explained = jaxgrad.explain(OPS[name], x, window, strides, platform="gpu", **settings)
-        return [(found.name, found.implementation) for found in explained.passes[:2]]
-
-    def on(first, second):
-        return [("forward", first), ("input_gradient", second)]
-
     monkeypatch.setattr(cuda, "nvrtc_unavailable", lambda: "")
-    half = jax.ShapeDtypeStruct((2, 9, 8, 64), "bfloat16")
-    assert implementations(half, (3, 3), (2, 2)) == on("cuda", "cuda")
-    assert implementations(half, (2, 2), (2, 2)) == on("xla", "cuda")
-    assert implementations(half.update(dtype="float32"), (3, 3), (2, 2)) == on("xla", "cuda")
-    assert implementations(half, (9, 8)) == on("xla", "xla")
-    apart = "xla" if name == "avg_pool" else "cuda"
-    assert implementations(half, (2, 2), (2, 2), feature_axis=1) == on("xla", apart)
-    dilated = "cuda" if name == "max_pool" else "xla"  # JAX has no gradient of such maxima
-    assert implementations(half, (9, 4), window_dilation=(1, 2)) == on("xla", dilated)
+    monkeypatch.setattr(pool_cuda, "_load", lambda number, problem: 0)
+    explained = jaxgrad.explain(OPS[name], X, (3, 2), platform="gpu")
+    assert [found.implementation for found in explained.passes][:2] == ["xla", "cuda"]
+    assert explained.reason == "XLA is as fast in forward passes of pooling whose windows share few elements"
+    assert jaxgrad.explain(OPS[name], X, (8, 7), platform="gpu").implementation == "xla"
 
 
 def test_explain_many_spatial_axes():

@@ -36,9 +36,9 @@ def platform_call(
     xla = results_vary_as_operands(xla)
     if not taken:
         return xla(*args)
-    if candidates.forced or candidates.platform:
-        (kernel,) = taken.values()
-        return kernel(*args)
+    forced = candidates.forced
+    if only := platform_of(forced.implementation) if forced else candidates.platform:
+        return taken.get(only, xla)(*args)
     return lax.platform_dependent(*args, **taken, default=xla)
 
 
