@@ -48,10 +48,15 @@ OURS_WITHOUT_RESETS = "jaxgrad without resets"
 
 ONE_DEVICE = " on one device"
 
+_OF_LAX = (LAX, LAX_PADDED, LAX_DILATED, LAX_SLICED, LAX_LOOPED)
 # A speed-up over JAX or PyTorch is over the fastest of these that a row has.
 PEERS = {
     "JAX": (
-        *(name + flags for name in (LAX, LAX_PADDED, LAX_DILATED, LAX_SLICED, LAX_LOOPED) for flags in ("", BEST_FLAGS)),
+        *(
+            name + flags
+            for name in (LAX, LAX_PADDED, LAX_DILATED, LAX_SLICED, LAX_LOOPED)
+            for flags in ("", BEST_FLAGS)
+        ),
         *(NUMPY_FUSED, NUMPY_VAR, SCAN, SCAN_CELL),
     ),
     "PyTorch": (TORCH_EAGER, TORCH_COMPILED, TORCH_GRU, TORCH_GRU_GRAPH),

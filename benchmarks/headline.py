@@ -43,8 +43,8 @@ def lines(results: Path) -> tuple[list[list[str]], list[str]] | None:
         "In brackets: the speed-up of `jaxgrad.accelerate`, of the GRU that of the op; below 1 jaxgrad is slower. "
         "Times of one row may be of several runs; a speed-up compares times over those of the ops in the same run.",
         f"JAX is the fastest measured of `jax.lax`, `{LAX_PADDED}`, `{LAX_DILATED}` and `{LAX_SLICED}`, on a CPU also "
-        "with the best flags of XLA; for the GRU, `lax.scan`. PyTorch is the fastest measured of eager, `torch.compile` and, for the "
-        "GRU, a CUDA graph.",
+        "with the best flags of XLA; for the GRU, `lax.scan`. PyTorch is the fastest measured of eager, "
+        "`torch.compile` and, for the GRU, a CUDA graph.",
         *(
             " ".join([f"{device}: {wording.versions(*of)}; measured {wording.dates(*of)}.", *_lacking(of)])
             for device, of in parts.items()

@@ -44,6 +44,8 @@ static void play(void (*kernel)(A, B, C, PoolArguments)) {
     launch(blocks, 1, kPoolThreads, 0, [] { play(NAME); });                                                \\
   }
 """
+
+
 def _problem(case: PoolCase, dtype: str) -> PoolProblem:
     window = Window(case.window, case.strides, case.padding, case.dilation, case.channels_last)
     shape = case.shape if case.batch else (1, *case.shape)

@@ -19,7 +19,6 @@ from jaxgrad._src.core import jax_internals, marks
 from jaxgrad._src.core.warn import warn_caller
 from jaxgrad._src.pool import equation as pool_equation
 
-
 _PLANNERS: dict[Primitive, Callable[..., EquationPlan]] = {
     lax.conv_general_dilated_p: conv_equation.plan_equation,
     **{primitive: partial(pool_equation.plan_equation, primitive) for primitive in pool_equation.PRIMITIVES},

@@ -14,7 +14,7 @@ from jax import lax
 
 from jaxgrad._src.choice.op import Op
 from jaxgrad._src.choice.selection import reject_symbolic_shapes, select
-from jaxgrad._src.core import checks
+from jaxgrad._src.core import checks, marks
 from jaxgrad._src.pool import autodiff
 from jaxgrad._src.pool.backend import AVG_PASSES, MAX_PASSES
 from jaxgrad._src.pool.backends import BACKENDS
@@ -178,6 +178,7 @@ def _check_inputs(op: str, inputs: Any) -> jax.Array:
     return x
 
 
+@marks.exempt()  # inside `jaxgrad.accelerate`, the selection of this call stands
 def _call(
     op: Op,
     function: Callable[..., jax.Array],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 
@@ -100,7 +101,9 @@ class CudaBackend(HandlerBackend):
 @cleared_lru_cache(4096)
 def _rejection(number: int, problem: PoolProblem) -> str:
     dtype = cuda.float_type(problem.dtype)
-    return str(cuda.module.pool_rejection(number, dtype, *shapes(problem), **attributes(problem), divisor=problem.divisor))
+    return str(
+        cuda.module.pool_rejection(number, dtype, *shapes(problem), **attributes(problem), divisor=problem.divisor)
+    )
 
 
 @cleared_lru_cache(4096)
@@ -109,4 +112,8 @@ def _load(number: int, problem: PoolProblem) -> int:
     """Compiles the kernels of a call for the first GPU that JAX uses, and returns the bytes of workspace."""
     dtype = cuda.float_type(problem.dtype)
     device = cuda.gpu_ordinal()
-    return int(cuda.module.load_pool_kernels(device, number, dtype, *shapes(problem), **attributes(problem), divisor=problem.divisor))
+    return int(
+        cuda.module.load_pool_kernels(
+            device, number, dtype, *shapes(problem), **attributes(problem), divisor=problem.divisor
+        )
+    )

@@ -118,9 +118,7 @@ def plan_equation(
     return unless_refused(EquationPlan(compute, pass_name, explained.implementation, explained.reason), operands)
 
 
-def _compute(
-    equation: PoolEquation, pass_name: str, candidates: Candidates, ndim: int
-) -> Callable[..., jax.Array]:
+def _compute(equation: PoolEquation, pass_name: str, candidates: Candidates, ndim: int) -> Callable[..., jax.Array]:
     problem = equation.problem
     params = PoolParams(problem.op, problem.window, problem.window.spatial(problem.shape), ((pass_name, candidates),))
     added = tuple(range(len(problem.shape) - ndim))
