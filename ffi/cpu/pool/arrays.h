@@ -31,15 +31,17 @@ struct PoolArrays {
   A* dx;
   Compute<A>* selected;  // the bits are the taps that windows select
   int64_t channels;
-  Compute<A> divisor;
+  Compute<A> divisor, scale;  // multiplies sums, if it is not 0 and the result is as exact; otherwise they are divided
   Layout x_layout, y_layout, dx_layout;
 };
 
 // Calls Kernel::run<vectors>(list, arrays, x, x_step, y, y_step, lanes) to cover all channels of `count` windows, or of
 // elements that are one stride apart. x and y are the offsets of the first vector, and the steps lead to the next ones.
 template <class Kernel, class List, class A>
-__attribute__((noinline)) void run_vectors(const List& list, const PoolArrays<A>& arrays, int64_t count, int64_t x,
-                                           int64_t x_next, int64_t y) {
+__attribute__((noinline)) void run_vectors(const List& the_list, const PoolArrays<A>& the_arrays, int64_t count,
+                                           int64_t x, int64_t x_next, int64_t y) {
+  const List list = the_list;  // in registers
+  const PoolArrays<A> arrays = the_arrays;
   using T = Compute<A>;
   constexpr int64_t kL = kLanes<T>;
   struct Loop {

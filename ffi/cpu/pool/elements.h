@@ -65,45 +65,36 @@ class AxisOfElements {
   Range windows_;
 };
 
-// The windows of an element along the last axis.
-struct WindowRow {
-  int64_t dy, selected;  // offsets of the first window
-  int64_t tap;           // the number of the element in it
+// A window that an element is in.
+struct WindowOfElement {
+  int64_t dy, selected;  // offsets
+  int64_t tap;           // the number of the element in the window
 };
 
+// In row-major order.
 struct Windows {
-  WindowRow* rows;
-  int64_t count;  // of rows
-  int64_t in_row, step, tap_step;
-
-  // Calls window(offset in dy, offset in `selected`, number of the element in the window), in row-major order.
-  template <class Window>
-  JAXGRAD_INLINE void for_each(Window window) const {
-    for (int64_t r = 0; r < count; ++r) {
-      WindowRow at = rows[r];
-      for (int64_t n = 0; n < in_row; ++n, at.dy += step, at.selected += step, at.tap -= tap_step)
-        window(at.dy, at.selected, at.tap);
-    }
-  }
+  WindowOfElement* windows;
+  int64_t count;
 };
 
-// The most rows of windows that an element is in.
-inline int64_t max_window_rows(const PoolShape& s, const PoolBox& box) {
+// The most windows that an element is in.
+inline int64_t max_windows(const PoolShape& s, const PoolBox& box) {
   int64_t found = 1;
-  for (int i = 0; i < 2; ++i) found *= max_of(1, min_of(box.y[i].size(), reach(s, i) / s.strides[i] + 1));
+  for (int i = 0; i < kPoolAxes; ++i) found *= max_of(1, min_of(box.y[i].size(), reach(s, i) / s.strides[i] + 1));
   return found;
 }
 
 template <class A>
 class ElementLoop {
  public:
-  // rows, phases: scratch.
-  ElementLoop(const PoolShape& s, const PoolBox& box, const PoolArrays<A>& arrays, WindowRow* rows, AxisWindows* phases)
+  // windows, phases: scratch.
+  ElementLoop(const PoolShape& s, const PoolBox& box, const PoolArrays<A>& arrays, WindowOfElement* windows,
+              AxisWindows* phases)
       : s_(s),
         box_(box),
         arrays_(arrays),
         axes_{{s, 0, box.y[0]}, {s, 1, box.y[1]}, {s, 2, box.y[2]}},
-        rows_(rows),
+        windows_(windows),
         phases_(phases),
         num_phases_(min_of(s.strides[2], box.dx[2].size())) {
     for (int64_t p = 0; p < num_phases_; ++p) phases_[p] = axes_[2].all(box.dx[2].begin + p);
@@ -114,24 +105,25 @@ class ElementLoop {
   template <class Kernel, class Offset>
   void run(int64_t i, int64_t j, Offset selected) const {
     const AxisWindows outer = axes_[0].of(i), inner = axes_[1].of(j);
-    Windows list{rows_, outer.count * inner.count, 0, axes_[2].window_step * arrays_.y_layout.steps[2],
-                 axes_[2].tap_step};
+    const int64_t channels = arrays_.channels, step = axes_[2].window_step * channels;
     const int64_t stride = s_.strides[2], begin = box_.dx[2].begin, size = box_.dx[2].size();
     for (int64_t p = 0; p < num_phases_; ++p) {
       const int64_t count = ceil_div(size - p, stride);
       const auto run_range = [&](Range shifts, AxisWindows last) {
         const int64_t dx = arrays_.dx_layout.at(i, j, begin + p + shifts.begin * stride);
-        list.in_row = last.count;
-        WindowRow* row = rows_;
+        WindowOfElement* window = windows_;
         for (int64_t a = 0; a < outer.count; ++a)
           for (int64_t b = 0; b < inner.count; ++b) {
             const int64_t o0 = outer.first + a * axes_[0].window_step, o1 = inner.first + b * axes_[1].window_step;
             const int64_t tap0 = outer.tap - a * axes_[0].tap_step, tap1 = inner.tap - b * axes_[1].tap_step;
-            *row++ = {arrays_.y_layout.at(o0, o1, last.first),
-                      selected(o0, o1) + (last.first - box_.y[2].begin) * arrays_.channels,
-                      (tap0 * s_.window[1] + tap1) * s_.window[2] + last.tap};
+            int64_t dy = arrays_.y_layout.at(o0, o1, last.first),
+                    tap = (tap0 * s_.window[1] + tap1) * s_.window[2] + last.tap;
+            int64_t at = selected(o0, o1) + (last.first - box_.y[2].begin) * channels;
+            for (int64_t c = 0; c < last.count; ++c, dy += step, at += step, tap -= axes_[2].tap_step)
+              *window++ = {dy, at, tap};
           }
-        run_vectors<Kernel>(list, arrays_, shifts.size(), dx, stride * arrays_.channels, 0);
+        const Windows list{windows_, window - windows_};
+        run_vectors<Kernel>(list, arrays_, shifts.size(), dx, stride * channels, 0);
       };
       const AxisWindows all = phases_[p];
       Range whole = intersection(axes_[2].whole(all), {0, count});
@@ -149,7 +141,7 @@ class ElementLoop {
   const PoolBox& box_;
   const PoolArrays<A>& arrays_;
   const AxisOfElements axes_[kPoolAxes];
-  WindowRow* rows_;
+  WindowOfElement* windows_;
   AxisWindows* phases_;
   int64_t num_phases_;  // along the last axis, the windows of elements that are one stride apart are, too
 };

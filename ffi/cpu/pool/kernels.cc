@@ -37,9 +37,18 @@ class PoolRun {
   template <class A>
   PoolArrays<A> arrays(const Range (&x)[kPoolAxes], const Range (&y)[kPoolAxes], const Range (&dx)[kPoolAxes],
                        int64_t channels, const PoolScratch<T>& scratch) const {
-    return {
-        nullptr,       nullptr,       nullptr,       nullptr, scratch.selected, channels, static_cast<T>(call_.divisor),
-        {x, channels}, {y, channels}, {dx, channels}};
+    const bool is_power_of_two = (call_.divisor & (call_.divisor - 1)) == 0;
+    return {nullptr,
+            nullptr,
+            nullptr,
+            nullptr,
+            scratch.selected,
+            channels,
+            static_cast<T>(call_.divisor),
+            is_power_of_two ? 1 / static_cast<T>(call_.divisor) : 0,
+            {x, channels},
+            {y, channels},
+            {dx, channels}};
   }
 
   void run_in_place(int64_t outer, const PoolBox& box, const PoolScratch<T>& scratch) const {
@@ -106,6 +115,7 @@ class PoolRun {
       case PoolPass::kMax:
         return windows.template run<MaxOfWindow>(box.y[0], box.y[1], y);
       case PoolPass::kMaxInputGradient:
+        if (parts_.has_tiles()) return windows.template run<GradientOfTile>(box.y[0], box.y[1], y);
         return max_gradient(arrays, box, windows, scratch);
       case PoolPass::kMaxTangent:
         return windows.template run<TangentOfWindow>(box.y[0], box.y[1], y);

@@ -57,21 +57,49 @@ JAXGRAD_INLINE void select(const Taps& taps, const A* x, int64_t x_step, Lanes l
       });
 }
 
+// The numbers of the selected taps.
+template <int n, class A, class Lanes>
+JAXGRAD_INLINE void select(const Taps& taps, const A* x, int64_t x_step, Lanes lanes, Bits<Compute<A>> (&selected)[n]) {
+  using Index = typename MaskOf<Compute<A>>::type;
+#pragma GCC unroll 4
+  for (int v = 0; v < n; ++v) selected[v] = splat(Index{-1});
+  select<n>(taps, x, x_step, lanes,
+            [&](int v, Bits<Compute<A>> keeps, int64_t, int64_t number) __attribute__((always_inline)) {
+              selected[v] = keeps ? selected[v] : splat(static_cast<Index>(number));
+            });
+}
+
 struct SelectedOfWindow {
+  template <int n, class A, class Lanes>
+  static JAXGRAD_INLINE void run(const Taps& taps, const PoolArrays<A>& arrays, int64_t x, int64_t x_step, int64_t y,
+                                 int64_t y_step, Lanes lanes) {
+    Bits<Compute<A>> selected[n];
+    select<n>(taps, arrays.x + x, x_step, lanes, selected);
+#pragma GCC unroll 4
+    for (int v = 0; v < n; ++v) store(arrays.selected + y + v * y_step, (Vector<Compute<A>>)selected[v], lanes);
+  }
+};
+
+// The input gradient where each element is in one window. The layouts of x and dx are equal.
+struct GradientOfTile {
   template <int n, class A, class Lanes>
   static JAXGRAD_INLINE void run(const Taps& taps, const PoolArrays<A>& arrays, int64_t x, int64_t x_step, int64_t y,
                                  int64_t y_step, Lanes lanes) {
     using T = Compute<A>;
     using Index = typename MaskOf<T>::type;
     Bits<T> selected[n];
+    select<n>(taps, arrays.x + x, x_step, lanes, selected);
+    Vector<T> gradients[n];
 #pragma GCC unroll 4
-    for (int v = 0; v < n; ++v) selected[v] = Bits<T>{};
-    select<n>(taps, arrays.x + x, x_step, lanes,
-              [&](int v, Bits<T> keeps, int64_t, int64_t number) __attribute__((always_inline)) {
-                selected[v] = keeps ? selected[v] : splat(static_cast<Index>(number));
-              });
+    for (int v = 0; v < n; ++v) gradients[v] = Vector<T>{} + load(arrays.y + y + v * y_step, lanes);  // -0 becomes 0
+    taps.for_each(
+        [&](int64_t offset, int64_t number) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-    for (int v = 0; v < n; ++v) store(arrays.selected + y + v * y_step, (Vector<T>)selected[v], lanes);
+          for (int v = 0; v < n; ++v)
+            store(arrays.dx + x + v * x_step + offset,
+                  selected[v] == splat(static_cast<Index>(number)) ? gradients[v] : Vector<T>{}, lanes);
+        },
+        [] {});
   }
 };
 
@@ -110,18 +138,18 @@ struct MaxGradient {
     using T = Compute<A>;
     using Index = typename MaskOf<T>::type;
     Vector<T> sums[n] = {};
-    int added = 0;
-    windows.for_each([&](int64_t dy, int64_t selected, int64_t tap) __attribute__((always_inline)) {
-      if (sizeof(S) < sizeof(T) && ++added > 2)  // the first term needs no rounding
+    for (int64_t w = 0; w < windows.count; ++w) {
+      const WindowOfElement& window = windows.windows[w];
+      if (sizeof(S) < sizeof(T) && w >= 2)  // the first term needs no rounding
 #pragma GCC unroll 4
         for (int v = 0; v < n; ++v) sums[v] = rounded<S>(sums[v]);
 #pragma GCC unroll 4
       for (int v = 0; v < n; ++v) {
-        const Bits<T> taps = (Bits<T>)load(arrays.selected + selected + y + v * y_step, lanes);
-        const Vector<T> gradient = load(arrays.y + dy + y + v * y_step, lanes);
-        sums[v] += taps == splat(static_cast<Index>(tap)) ? gradient : Vector<T>{};
+        const Bits<T> taps = (Bits<T>)load(arrays.selected + window.selected + y + v * y_step, lanes);
+        const Vector<T> gradient = load(arrays.y + window.dy + y + v * y_step, lanes);
+        sums[v] += taps == splat(static_cast<Index>(window.tap)) ? gradient : Vector<T>{};
       }
-    });
+    }
 #pragma GCC unroll 4
     for (int v = 0; v < n; ++v) store(arrays.dx + x + v * x_step, sums[v], lanes);
   }

@@ -64,6 +64,15 @@ struct PoolParts {
 
   int64_t tasks() const { return copies ? ceil_div(shape.outer * count, kPlanes) : shape.outer * count; }
 
+  // Whether each element is in one window, and no window is in two parts.
+  bool has_tiles() const {
+    bool found = shape.padding[axis] == 0;
+    for (int i = 0; i < kPoolAxes; ++i)
+      found = found && shape.strides[i] == shape.window[i] && shape.dilation[i] == 1 &&
+              shape.y[i] * shape.strides[i] - shape.padding[i] >= shape.x[i];
+    return found;
+  }
+
   Range results(int64_t part) const { return {part * rows, min_of(size, (part + 1) * rows)}; }
 
   // The box of a part within the arrays.

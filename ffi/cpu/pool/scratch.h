@@ -32,12 +32,12 @@ struct PoolScratch {
     const PoolShape& s = parts.shape;
     const PoolBox box = parts.copied_box();  // no part is larger
     const int64_t channels = s.channels * (parts.copies ? kPlanes : 1);
-    const auto copy = [&](bool is_copied, const Range (&ranges)[kPoolAxes]) {
+    const auto copy = [&](bool is_copied, const Range(&ranges)[kPoolAxes]) {
       return parts.copies && is_copied ? arena.take<T>(positions(ranges) * channels) : nullptr;
     };
     if (parts.has_x) taps = arena.take<TapRow>(s.window[0] * s.window[1]);
     if (parts.is_dx) {
-      windows = arena.take<WindowRow>(max_window_rows(s, box));
+      windows = arena.take<WindowOfElement>(max_windows(s, box));
       phases = arena.take<AxisWindows>(min_of(s.strides[2], box.dx[2].size()));
       if (parts.has_x) selected = arena.take<T>(SelectedRing(s, box, channels).size());
     }
@@ -48,7 +48,7 @@ struct PoolScratch {
   }
 
   TapRow* taps = nullptr;
-  WindowRow* windows = nullptr;
+  WindowOfElement* windows = nullptr;
   AxisWindows* phases = nullptr;
   T *selected = nullptr, *x, *tangent, *y, *dx;
 };

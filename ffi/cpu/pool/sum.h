@@ -6,6 +6,11 @@
 
 namespace jaxgrad::JAXGRAD_ISA {
 
+template <class A>
+JAXGRAD_INLINE Vector<Compute<A>> divided(Vector<Compute<A>> sum, const PoolArrays<A>& arrays) {
+  return arrays.scale != 0 ? sum * arrays.scale : sum / arrays.divisor;
+}
+
 struct SumOfWindow {
   template <int n, class A, class Lanes>
   static JAXGRAD_INLINE void run(const Taps& taps, const PoolArrays<A>& arrays, int64_t x, int64_t x_step, int64_t y,
@@ -18,7 +23,7 @@ struct SumOfWindow {
         },
         [] {});
 #pragma GCC unroll 4
-    for (int v = 0; v < n; ++v) store(arrays.y + y + v * y_step, sums[v] / arrays.divisor, lanes);
+    for (int v = 0; v < n; ++v) store(arrays.y + y + v * y_step, divided(sums[v], arrays), lanes);
   }
 };
 
@@ -28,12 +33,13 @@ struct SumGradient {
   static JAXGRAD_INLINE void run(const Windows& windows, const PoolArrays<A>& arrays, int64_t x, int64_t x_step,
                                  int64_t y, int64_t y_step, Lanes lanes) {
     Vector<Compute<A>> sums[n] = {};
-    windows.for_each([&](int64_t dy, int64_t, int64_t) __attribute__((always_inline)) {
+    for (int64_t w = 0; w < windows.count; ++w) {
+      const int64_t dy = windows.windows[w].dy;
 #pragma GCC unroll 4
       for (int v = 0; v < n; ++v) sums[v] += load(arrays.y + dy + y + v * y_step, lanes);
-    });
+    }
 #pragma GCC unroll 4
-    for (int v = 0; v < n; ++v) store(arrays.dx + x + v * x_step, sums[v] / arrays.divisor, lanes);
+    for (int v = 0; v < n; ++v) store(arrays.dx + x + v * x_step, divided(sums[v], arrays), lanes);
   }
 };
 
