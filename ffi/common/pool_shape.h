@@ -27,7 +27,7 @@ struct PoolShape {
 // dropped.
 //
 // Sums of 16-bit elements are float32. A sum is divided, if the call has a divisor, and then rounded once. They are in row-major order: of the elements of a window, and
-// of the windows that an element is in.
+// of the windows that an element is in. The sum over a plane that one window covers may have another order on a CPU.
 enum class PoolPass : int64_t {
   kMax,               // x -> y
   kMaxInputGradient,  // x, dy -> dx; adds in the order of the windows, and rounds each sum to the element type

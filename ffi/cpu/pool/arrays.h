@@ -56,11 +56,13 @@ __attribute__((noinline)) void run_vectors(const List& the_list, const PoolArray
         Kernel::template run<1>(list, arrays, x_at, inner.x_step, y_at, inner.y_step, lanes);
     }
   };
-  const Loop items{count, x_next, arrays.channels}, vectors{arrays.channels / kL, kL, kL};
+  const bool is_contiguous = x_next == arrays.channels;
+  const int64_t channels = is_contiguous ? arrays.channels * count : arrays.channels;
+  const Loop items{is_contiguous ? 1 : count, x_next, channels}, vectors{channels / kL, kL, kL};
   const bool is_wide = vectors.count >= 4;
   cover(is_wide ? items : vectors, is_wide ? vectors : items, 0, AllLanes<T>{});
   const int64_t covered = vectors.count * kL;
-  if (covered < arrays.channels) cover({1, 0, 0}, items, covered, static_cast<int>(arrays.channels - covered));
+  if (covered < channels) cover({1, 0, 0}, items, covered, static_cast<int>(channels - covered));
 }
 
 }  // namespace jaxgrad::JAXGRAD_ISA

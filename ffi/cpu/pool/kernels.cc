@@ -1,5 +1,6 @@
 // The pooling kernels. This file is compiled once per instruction set; JAXGRAD_ISA names the namespace.
 #include "cpu/pool/max.h"
+#include "cpu/pool/plane.h"
 #include "cpu/pool/planes.h"
 #include "cpu/pool/scratch.h"
 #include "cpu/pool/sum.h"
@@ -16,6 +17,7 @@ class PoolRun {
   explicit PoolRun(const PoolCall<S>& call) : call_(call), s_(call.shape), parts_(call.pass, call.shape) {}
 
   void run(Parallel& parallel) {
+    if (parts_.reduces_planes()) return run_reductions(parallel);
     const int64_t tasks = parts_.tasks(), bytes = scratch_bytes<T>(parts_);
     const int64_t workers = max_of(1, min_of(min_of(parallel.threads(), tasks), call_.workspace_bytes / bytes));
     int64_t next = 0;
@@ -33,6 +35,20 @@ class PoolRun {
   }
 
  private:
+  void run_reductions(Parallel& parallel) const {
+    const int64_t n = s_.x[0] * s_.x[1] * s_.x[2], each = ceil_div(kTypicalPositions * 4, max_of(n, 1));
+    const T divisor = static_cast<T>(call_.divisor);
+    parallel_for(parallel, ceil_div(s_.outer, each), [&](int64_t task) {
+      for (int64_t i = task * each; i < min_of(s_.outer, (task + 1) * each); ++i) {
+        if (call_.pass == PoolPass::kMax) store(call_.result + i, reduce_plane<MaxStep>(call_.x + i * n, n), 1);
+        if (call_.pass == PoolPass::kSum)
+          store(call_.result + i, reduce_plane<SumStep>(call_.x + i * n, n) / divisor, 1);
+        if (call_.pass == PoolPass::kSumInputGradient)
+          fill_plane(call_.result + i * n, n, splat((0 + load(call_.second + i, 1)[0]) / divisor));
+      }
+    });
+  }
+
   // The arrays, without x, y and so on, with the layouts of these ranges.
   template <class A>
   PoolArrays<A> arrays(const Range (&x)[kPoolAxes], const Range (&y)[kPoolAxes], const Range (&dx)[kPoolAxes],
@@ -93,13 +109,14 @@ class PoolRun {
     for (int i = axis + 1; i < kPoolAxes; ++i) row *= sizes[i];
     Planes planes;
     planes.n = range.size() * row;
+    int64_t outer = task * kPlanes / parts_.count, part = task * kPlanes % parts_.count;
     for (int i = 0; i < kPlanes; ++i) {
-      const int64_t plane = task * kPlanes + i, outer = plane / parts_.count,
-                    begin = range.begin + plane % parts_.count * shift;
+      const int64_t begin = range.begin + part * shift;
       const Range rows =
           outer < s_.outer ? intersection({0, range.size()}, {-begin, sizes[axis] - begin}) : Range{0, 0};
       planes.offsets[i] = (outer * runs * sizes[axis] + begin) * row;
       planes.present[i] = {rows.begin * row, rows.end * row};
+      if (++part == parts_.count) part = 0, ++outer;
     }
     for (int64_t r = 0; r < runs; ++r) {
       copy(planes, r * planes.n * kPlanes);
@@ -115,13 +132,14 @@ class PoolRun {
       case PoolPass::kMax:
         return windows.template run<MaxOfWindow>(box.y[0], box.y[1], y);
       case PoolPass::kMaxInputGradient:
-        if (parts_.has_tiles()) return windows.template run<GradientOfTile>(box.y[0], box.y[1], y);
+        if (parts_.has_tiles()) return windows.template run<MaxGradientOfTile>(box.y[0], box.y[1], y);
         return max_gradient(arrays, box, windows, scratch);
       case PoolPass::kMaxTangent:
         return windows.template run<TangentOfWindow>(box.y[0], box.y[1], y);
       case PoolPass::kSum:
         return windows.template run<SumOfWindow>(box.y[0], box.y[1], y);
       case PoolPass::kSumInputGradient: {
+        if (parts_.has_tiles()) return windows.template run<SumGradientOfTile>(box.y[0], box.y[1], y);
         const ElementLoop<A> elements(s_, box, arrays, scratch.windows, scratch.phases);
         for (int64_t i = box.dx[0].begin; i < box.dx[0].end; ++i)
           for (int64_t j = box.dx[1].begin; j < box.dx[1].end; ++j)

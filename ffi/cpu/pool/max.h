@@ -81,7 +81,7 @@ struct SelectedOfWindow {
 };
 
 // The input gradient where each element is in one window. The layouts of x and dx are equal.
-struct GradientOfTile {
+struct MaxGradientOfTile {
   template <int n, class A, class Lanes>
   static JAXGRAD_INLINE void run(const Taps& taps, const PoolArrays<A>& arrays, int64_t x, int64_t x_step, int64_t y,
                                  int64_t y_step, Lanes lanes) {

@@ -36,8 +36,9 @@ struct PoolBox {
 
 inline int64_t positions(const Range (&box)[kPoolAxes]) { return box[0].size() * box[1].size() * box[2].size(); }
 
-constexpr int64_t kPlanes = 16;              // parts that are copied together: lanes of the widest vector
-constexpr int64_t kMinChannels = 8;          // with fewer channels, vectors have elements of kPlanes parts
+constexpr int64_t kPlanes = 16;      // parts that are copied together: lanes of the widest vector
+constexpr int64_t kMinChannels = 8;  // with fewer channels, vectors have elements of kPlanes parts
+constexpr int64_t kMinRun = 64;
 constexpr int64_t kMinTasks = 32;            // of a call, if it is large enough
 constexpr int64_t kMinRows = 16;             // of a part that is not copied; windows across its border are in two
 constexpr int64_t kTypicalPositions = 8192;  // of a copied part; half a megabyte in float32 stays in a core's cache
@@ -55,7 +56,9 @@ struct PoolParts {
       if (sizes[i] > sizes[axis]) axis = i;
     size = sizes[axis];
     unit = is_dx ? s.strides[axis] : 1;
-    copies = s.channels < kMinChannels;
+    // Runs of windows that are one element apart are contiguous, as channels are.
+    const int64_t vector = s.channels * (s.strides[2] == 1 ? s.y[2] : 1);
+    copies = s.channels < kMinChannels && vector < kMinRun;
     divide();
     if (!copies || (s.outer * count >= kPlanes / 4 && copied_positions() <= kMaxPositions)) return;
     copies = false;
@@ -66,10 +69,20 @@ struct PoolParts {
 
   // Whether each element is in one window, and no window is in two parts.
   bool has_tiles() const {
-    bool found = shape.padding[axis] == 0;
+    bool found = is_dx && (shape.padding[axis] == 0 || count == 1);
+    for (int i = 0; i < kPoolAxes; ++i) {
+      const int64_t stride = shape.y[i] == 1 ? shape.window[i] : shape.strides[i];
+      found = found && shape.dilation[i] == 1 && stride == shape.window[i] &&
+              shape.y[i] * stride - shape.padding[i] >= shape.x[i];
+    }
+    return found;
+  }
+
+  // Whether a plane is contiguous, and all of it is in one window. The selected element needs the order of elements.
+  bool reduces_planes() const {
+    bool found = shape.channels == 1 && !(is_dx && has_x) && !has_tangent;
     for (int i = 0; i < kPoolAxes; ++i)
-      found = found && shape.strides[i] == shape.window[i] && shape.dilation[i] == 1 &&
-              shape.y[i] * shape.strides[i] - shape.padding[i] >= shape.x[i];
+      found = found && shape.y[i] == 1 && shape.dilation[i] == 1 && shape.window[i] - shape.padding[i] >= shape.x[i];
     return found;
   }
 
@@ -84,7 +97,7 @@ struct PoolParts {
   }
 
   // The box of all parts in copies. A part is `part * x_shift()` elements and `part * y_shift()` windows after it.
-  PoolBox copied_box() const { return unlimited({0, rows}); }
+  PoolBox copied_box() const { return count == 1 ? box(0) : unlimited({0, rows}); }
   int64_t x_shift() const { return is_dx ? rows : rows * shape.strides[axis]; }
   int64_t y_shift() const { return is_dx ? rows / shape.strides[axis] : rows; }
 
@@ -98,9 +111,7 @@ struct PoolParts {
  private:
   void divide() {
     // Twice as many elements as needed are read at most.
-    const int64_t overlap = !has_x  ? 1
-                            : is_dx ? reach(shape, axis) + 1
-                                    : ceil_div(reach(shape, axis) + 1, shape.strides[axis]);
+    const int64_t overlap = is_dx ? reach(shape, axis) + 1 : ceil_div(reach(shape, axis) + 1, shape.strides[axis]);
     const int64_t least = max_of(overlap, copies ? 1 : kMinRows * unit),
                   tasks = copies ? kMinTasks / 2 * kPlanes : kMinTasks;
     const auto divide_by = [&](int64_t parts) {

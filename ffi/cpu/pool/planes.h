@@ -18,7 +18,10 @@ struct Planes {
     for (int first = 0; first < kPlanes; first += kL) {
       Range common{0, n};
       for (int i = 0; i < kL; ++i) common = intersection(common, present[first + i]);
-      for (int64_t p = 0; p < n; p += kL) body(first, p, p >= common.begin && p + kL <= common.end);
+      for (int64_t begin = 0; begin < n; begin += kL) {
+        const int64_t p = max_of(0, min_of(begin, n - kL));  // the last square overlaps the one before
+        body(first, p, p >= common.begin && p + kL <= common.end);
+      }
     }
   }
 };

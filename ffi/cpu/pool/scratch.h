@@ -35,7 +35,7 @@ struct PoolScratch {
     const auto copy = [&](bool is_copied, const Range(&ranges)[kPoolAxes]) {
       return parts.copies && is_copied ? arena.take<T>(positions(ranges) * channels) : nullptr;
     };
-    if (parts.has_x) taps = arena.take<TapRow>(s.window[0] * s.window[1]);
+    taps = arena.take<TapRow>(s.window[0] * s.window[1]);
     if (parts.is_dx) {
       windows = arena.take<WindowOfElement>(max_windows(s, box));
       phases = arena.take<AxisWindows>(min_of(s.strides[2], box.dx[2].size()));

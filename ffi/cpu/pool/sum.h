@@ -27,6 +27,24 @@ struct SumOfWindow {
   }
 };
 
+// The input gradient where each element is in one window. The layouts of x and dx are equal.
+struct SumGradientOfTile {
+  template <int n, class A, class Lanes>
+  static JAXGRAD_INLINE void run(const Taps& taps, const PoolArrays<A>& arrays, int64_t x, int64_t x_step, int64_t y,
+                                 int64_t y_step, Lanes lanes) {
+    using T = Compute<A>;
+    Vector<T> gradients[n];
+#pragma GCC unroll 4
+    for (int v = 0; v < n; ++v) gradients[v] = divided(Vector<T>{} + load(arrays.y + y + v * y_step, lanes), arrays);
+    taps.for_each(
+        [&](int64_t offset, int64_t) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+          for (int v = 0; v < n; ++v) store(arrays.dx + x + v * x_step + offset, gradients[v], lanes);
+        },
+        [] {});
+  }
+};
+
 // The sum of the gradients of the windows that an element is in.
 struct SumGradient {
   template <int n, class A, class Lanes>
