@@ -46,8 +46,10 @@ Vector<Compute<S>> reduce_plane(const S* x, int64_t n) {
     const Vector<T> value = load(x + at + j, lanes), start = splat(Step::template start<T>());
     found[0] = Step::template run<T>(found[0], lane < static_cast<int>(lanes) ? value : start);
   });
-  Vector<T> all =
-      Step::template run<T>(Step::template run<T>(found[0], found[1]), Step::template run<T>(found[2], found[3]));
+  Vector<T> all = found[0];
+  if (at > 0)
+#pragma GCC unroll 3
+    for (int v = 1; v < 4; ++v) all = Step::template run<T>(all, found[v]);
 #pragma GCC unroll 4
   for (int half = kL / 2; half > 0; half /= 2)
     all = Step::template run<T>(all, __builtin_shuffle(all, (lane + half) & (kL - 1)));
