@@ -36,7 +36,8 @@ class PoolRun {
 
  private:
   void run_reductions(Parallel& parallel) const {
-    const int64_t n = s_.x[0] * s_.x[1] * s_.x[2], each = ceil_div(kTypicalPositions * 4, max_of(n, 1));
+    const int64_t positions = s_.x[0] * s_.x[1] * s_.x[2], n = positions * s_.channels;
+    const int64_t each = ceil_div(kTypicalPositions * 4, max_of(n, 1));
     const T divisor = static_cast<T>(call_.divisor);
     parallel_for(parallel, ceil_div(s_.outer, each), [&](int64_t task) {
       for (int64_t i = task * each; i < min_of(s_.outer, (task + 1) * each); ++i) {
@@ -44,7 +45,8 @@ class PoolRun {
         if (call_.pass == PoolPass::kSum)
           store(call_.result + i, reduce_plane<SumStep>(call_.x + i * n, n) / divisor, 1);
         if (call_.pass == PoolPass::kSumInputGradient)
-          fill_plane(call_.result + i * n, n, splat((0 + load(call_.second + i, 1)[0]) / divisor));
+          fill_plane(call_.second + i * s_.channels, static_cast<int>(s_.channels), positions, divisor,
+                     call_.result + i * n);
       }
     });
   }

@@ -42,7 +42,7 @@ constexpr int64_t kMinRun = 64;
 constexpr int64_t kMinTasks = 32;            // of a call, if it is large enough
 constexpr int64_t kMinRows = 16;             // of a part that is not copied; windows across its border are in two
 constexpr int64_t kTypicalPositions = 8192;  // of a copied part; half a megabyte in float32 stays in a core's cache
-constexpr int64_t kMaxPositions = int64_t{1} << 18;  // of a copied part
+constexpr int64_t kMaxPositions = 65536;     // of a copied part
 
 // With few channels, a vector has elements of several parts. They are copied, transposed, for kPlanes parts at a time:
 // x and y are then [positions, channels, kPlanes]. Copies have the padding of the split axis, so that all parts have
@@ -60,7 +60,7 @@ struct PoolParts {
     const int64_t vector = s.channels * (s.strides[2] == 1 ? s.y[2] : 1);
     copies = s.channels < kMinChannels && vector < kMinRun;
     divide();
-    if (!copies || (s.outer * count >= kPlanes / 4 && copied_positions() <= kMaxPositions)) return;
+    if (!copies || (s.outer * count >= kPlanes / 2 && copied_positions() <= kMaxPositions)) return;
     copies = false;
     divide();
   }
@@ -78,9 +78,9 @@ struct PoolParts {
     return found;
   }
 
-  // Whether a plane is contiguous, and all of it is in one window. The selected element needs the order of elements.
+  // Whether a plane is in one window, and is contiguous or dx of a sum. Selected elements need the order of elements.
   bool reduces_planes() const {
-    bool found = shape.channels == 1 && !(is_dx && has_x) && !has_tangent;
+    bool found = has_x ? shape.channels == 1 && !is_dx && !has_tangent : shape.channels < kMinChannels;
     for (int i = 0; i < kPoolAxes; ++i)
       found = found && shape.y[i] == 1 && shape.dilation[i] == 1 && shape.window[i] - shape.padding[i] >= shape.x[i];
     return found;

@@ -56,9 +56,16 @@ Vector<Compute<S>> reduce_plane(const S* x, int64_t n) {
   return all;
 }
 
+// dx [positions, channels] has the elements of dy, divided, at each position.
 template <class S>
-void fill_plane(S* dx, int64_t n, Vector<Compute<S>> value) {
-  for_vectors<Compute<S>>(n, [&](int64_t j, auto lanes) { store(dx + j, value, lanes); });
+void fill_plane(const S* dy, int channels, int64_t positions, Compute<S> divisor, S* dx) {
+  using T = Compute<S>;
+  T repeated[kMinChannels * kLanes<T>];
+  const int64_t period = kMinChannels / channels * channels * kLanes<T>, size = positions * channels;
+  for (int64_t i = 0; i < period; ++i) repeated[i] = (0 + load(dy + i % channels, 1)[0]) / divisor;
+  for (int64_t at = 0; at < size; at += period)
+    for_vectors<T>(min_of(period, size - at),
+                   [&](int64_t j, auto lanes) { store(dx + at + j, load(repeated + j), lanes); });
 }
 
 }  // namespace jaxgrad::JAXGRAD_ISA
