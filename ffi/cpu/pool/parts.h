@@ -38,9 +38,9 @@ inline int64_t positions(const Range (&box)[kPoolAxes]) { return box[0].size() *
 
 constexpr int64_t kPlanes = 16;      // parts that are copied together: lanes of the widest vector
 constexpr int64_t kMinChannels = 8;  // with fewer channels, vectors have elements of kPlanes parts
-constexpr int64_t kMinRun = 64;
-constexpr int64_t kMinTasks = 32;            // of a call, if it is large enough
-constexpr int64_t kMinRows = 16;             // of a part that is not copied; windows across its border are in two
+constexpr int64_t kMinRun = 64;      // elements of contiguous windows; with fewer, and few channels, parts are copied
+constexpr int64_t kMinTasks = 32;    // of a call, if it is large enough
+constexpr int64_t kMinRows = 16;     // of a part that is not copied; windows across its border are in two
 constexpr int64_t kTypicalPositions = 8192;  // of a copied part; half a megabyte in float32 stays in a core's cache
 constexpr int64_t kMaxPositions = 65536;     // of a copied part
 
