@@ -99,6 +99,13 @@ CASES = [
     PoolCase(
         batch=(40,), spatial=(70, 9), window=(7, 6), strides=(3, 2), padding=((6, 5), (5, 0)), channels_last=False
     ),
+    # Few channels: parts of one array in the lanes of vectors, contiguous windows, and windows of all elements.
+    PoolCase(batch=(), spatial=(3001,), window=(3,), strides=(2,), padding=((2, 1),), dilation=(1,), channels=1),
+    PoolCase(batch=(3,), spatial=(64, 50), window=(2, 2), strides=(2, 2), padding=((0, 0), (0, 0))),
+    PoolCase(batch=(2,), spatial=(9, 80), window=(2, 3), strides=(2, 1), padding=((0, 1), (1, 1)), channels=1),
+    PoolCase(
+        batch=(2, 5), spatial=(9, 8), window=(9, 9), strides=(1, 1), padding=((0, 0), (1, 0)), channels_last=False
+    ),
     PoolCase(spatial=(6, 5), window=(1, 1), strides=(3, 2), padding=((0, 0), (0, 0))),
     PoolCase(spatial=(9, 8), window=(1, 2), strides=(1, 2), padding=((0, 0), (0, 0)), channels=33, channels_last=False),
     PoolCase(spatial=(6, 5), window=(2, 2), strides=(4, 3), padding=((5, 6), (7, 0))),  # windows of padding alone

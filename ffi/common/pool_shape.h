@@ -26,8 +26,9 @@ struct PoolShape {
 // later one is larger, or one of the two is NaN. Padding takes part as -infinity, and what it is selected for is
 // dropped.
 //
-// Sums of 16-bit elements are float32. A sum is divided, if the call has a divisor, and then rounded once. They are in row-major order: of the elements of a window, and
-// of the windows that an element is in.
+// Sums of 16-bit elements are float32. A sum is divided, if the call has a divisor, and then rounded once. Sums are in
+// row-major order: of the elements of a window, and of the windows that an element is in. On a CPU, the sum of a window
+// that has all elements of a plane has another order, if the plane is contiguous.
 enum class PoolPass : int64_t {
   kMax,               // x -> y
   kMaxInputGradient,  // x, dy -> dx; adds in the order of the windows, and rounds each sum to the element type

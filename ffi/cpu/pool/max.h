@@ -1,8 +1,8 @@
-// The maximum of a window, the element that was selected, and its derivatives, for vectors of channels.
+// The maximum of a window, the element that was selected, and its derivatives: kernels of vectors.
 #pragma once
 
+#include "cpu/pool/elements.h"
 #include "cpu/pool/windows.h"
-#include "cpu/runtime/simd.h"
 
 namespace jaxgrad::JAXGRAD_ISA {
 
@@ -14,114 +14,144 @@ JAXGRAD_INLINE Vector<T> maximum(Vector<T> so_far, Vector<T> value) {
   return replaces ? value : larger;
 }
 
-template <class S, int kVectors>
 struct MaxOfWindow {
-  using T = Compute<S>;
-
-  template <class Lanes>
-  static JAXGRAD_INLINE void run(const TapList& list, const S* x, S* y, Lanes lanes) {
-    Vector<T> found[kVectors];
+  template <int n, class A, class Lanes>
+  static JAXGRAD_INLINE void run(const Taps& taps, const PoolArrays<A>& arrays, int64_t x, int64_t x_step, int64_t y,
+                                 int64_t y_step, Lanes lanes) {
+    using T = Compute<A>;
+    Vector<T> found[n];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) found[v] = splat(static_cast<T>(-__builtin_inff()));
-    for (int64_t j = 0; j < list.count; ++j)
+    for (int v = 0; v < n; ++v) found[v] = splat(static_cast<T>(-__builtin_inff()));
+    taps.for_each(
+        [&](int64_t offset, int64_t) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v)
-        found[v] = maximum<T>(found[v], load(x + list.taps[j].offset + v * kLanes<T>, lanes));
+          for (int v = 0; v < n; ++v) found[v] = maximum<T>(found[v], load(arrays.x + x + v * x_step + offset, lanes));
+        },
+        [] {});
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) store(y + v * kLanes<T>, found[v], lanes);
+    for (int v = 0; v < n; ++v) store(arrays.y + y + v * y_step, found[v], lanes);
   }
 };
 
-// For each lane the position in the list of taps that is selected. The first tap is, because NaN is in front of it.
-template <class S, int kVectors>
+// Calls take(v, keeps, offset, number) for each element and each vector. The number of padding is -1. The first tap is
+// selected, because NaN is in front of it.
+template <int n, class A, class Lanes, class Take>
+JAXGRAD_INLINE void select(const Taps& taps, const A* x, int64_t x_step, Lanes lanes, Take take) {
+  using T = Compute<A>;
+  Vector<T> found[n];
+#pragma GCC unroll 4
+  for (int v = 0; v < n; ++v) found[v] = splat(static_cast<T>(__builtin_nanf("")));
+  const auto compare = [&](int v, Vector<T> value, int64_t offset, int64_t number) __attribute__((always_inline)) {
+    const Bits<T> keeps = found[v] >= value;
+    found[v] = keeps ? found[v] : value;
+    take(v, keeps, offset, number);
+  };
+  taps.for_each(
+      [&](int64_t offset, int64_t number) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+        for (int v = 0; v < n; ++v) compare(v, load(x + v * x_step + offset, lanes), offset, number);
+      },
+      [&]() __attribute__((always_inline)) {
+#pragma GCC unroll 4
+        for (int v = 0; v < n; ++v) compare(v, splat(static_cast<T>(-__builtin_inff())), 0, -1);
+      });
+}
+
+// The numbers of the selected taps.
+template <int n, class A, class Lanes>
+JAXGRAD_INLINE void select(const Taps& taps, const A* x, int64_t x_step, Lanes lanes, Bits<Compute<A>> (&selected)[n]) {
+  using Index = typename MaskOf<Compute<A>>::type;
+#pragma GCC unroll 4
+  for (int v = 0; v < n; ++v) selected[v] = splat(Index{-1});
+  select<n>(taps, x, x_step, lanes,
+            [&](int v, Bits<Compute<A>> keeps, int64_t, int64_t number) __attribute__((always_inline)) {
+              selected[v] = keeps ? selected[v] : splat(static_cast<Index>(number));
+            });
+}
+
 struct SelectedOfWindow {
-  using T = Compute<S>;
-  using Index = typename MaskOf<T>::type;
-
-  // Calls take(v, keeps, j) after each comparison.
-  template <class Lanes, class Take>
-  static JAXGRAD_INLINE void run(const TapList& list, const S* x, Lanes lanes, Take take) {
-    Vector<T> found[kVectors];
+  template <int n, class A, class Lanes>
+  static JAXGRAD_INLINE void run(const Taps& taps, const PoolArrays<A>& arrays, int64_t x, int64_t x_step, int64_t y,
+                                 int64_t y_step, Lanes lanes) {
+    Bits<Compute<A>> selected[n];
+    select<n>(taps, arrays.x + x, x_step, lanes, selected);
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) found[v] = splat(static_cast<T>(__builtin_nanf("")));
-    for (int64_t j = 0; j < list.count; ++j) {
-      const Tap& tap = list.taps[j];
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        Vector<T> value = splat(static_cast<T>(-__builtin_inff()));
-        if (tap.kind != Tap::kPadding) value = load(x + tap.offset + v * kLanes<T>, lanes);
-        const Bits<T> keeps = found[v] >= value;
-        found[v] = keeps ? found[v] : value;
-        take(v, keeps, j);
-      }
-    }
+    for (int v = 0; v < n; ++v) store(arrays.selected + y + v * y_step, (Vector<Compute<A>>)selected[v], lanes);
   }
 };
 
-constexpr int64_t kMaxMaskedTaps = 32;  // of larger windows, each lane adds to its own element
-
-template <class S, int kVectors>
-struct ScatterOfWindow {
-  using T = Compute<S>;
-  using Index = typename MaskOf<T>::type;
-
-  template <class Lanes>
-  static JAXGRAD_INLINE void run(const TapList& list, const S* x, const S* dy, S* dx, Lanes lanes) {
-    Bits<T> selected[kVectors];
-    SelectedOfWindow<S, kVectors>::run(list, x, lanes,
-                                       [&](int v, Bits<T> keeps, int64_t j) __attribute__((always_inline)) {
-                                         selected[v] = keeps ? selected[v] : splat(static_cast<Index>(j));
-                                       });
-    Vector<T> gradient[kVectors];
+// The input gradient where each element is in one window. The layouts of x and dx are equal.
+struct MaxGradientOfTile {
+  template <int n, class A, class Lanes>
+  static JAXGRAD_INLINE void run(const Taps& taps, const PoolArrays<A>& arrays, int64_t x, int64_t x_step, int64_t y,
+                                 int64_t y_step, Lanes lanes) {
+    using T = Compute<A>;
+    using Index = typename MaskOf<T>::type;
+    Bits<T> selected[n];
+    select<n>(taps, arrays.x + x, x_step, lanes, selected);
+    Vector<T> gradients[n];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) gradient[v] = load(dy + v * kLanes<T>, lanes);
-    if (list.count > kMaxMaskedTaps) {
+    for (int v = 0; v < n; ++v) gradients[v] = Vector<T>{} + load(arrays.y + y + v * y_step, lanes);  // -0 becomes 0
+    taps.for_each(
+        [&](int64_t offset, int64_t number) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) add_by_lane(list, selected[v], gradient[v], dx + v * kLanes<T>, lanes);
-      return;
-    }
-    for (int64_t j = 0; j < list.count; ++j) {
-      const Tap& tap = list.taps[j];
-      if (tap.kind != Tap::kOwnElement) continue;
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        S* const to = dx + tap.offset + v * kLanes<T>;
-        const Vector<T> term = selected[v] == splat(static_cast<Index>(j)) ? gradient[v] : Vector<T>{};
-        store(to, load(to, lanes) + term, lanes);
-      }
-    }
-  }
-
- private:
-  // `lanes` is all of them or the rest.
-  static void add_by_lane(const TapList& list, Bits<T> selected, Vector<T> gradient, S* dx, int lanes) {
-    for (int lane = 0; lane < lanes; ++lane) {
-      const Tap& tap = list.taps[selected[lane]];
-      if (tap.kind != Tap::kOwnElement) continue;
-      S* const to = dx + tap.offset + lane;
-      const Vector<T> sum = load(to, 1) + gradient[lane];
-      store(to, sum, 1);
-    }
+          for (int v = 0; v < n; ++v)
+            store(arrays.dx + x + v * x_step + offset,
+                  selected[v] == splat(static_cast<Index>(number)) ? gradients[v] : Vector<T>{}, lanes);
+        },
+        [] {});
   }
 };
 
-template <class S, int kVectors>
 struct TangentOfWindow {
-  using T = Compute<S>;
-
-  template <class Lanes>
-  static JAXGRAD_INLINE void run(const TapList& list, const S* x, const S* tangent, S* y, Lanes lanes) {
-    Vector<T> found[kVectors];
-    SelectedOfWindow<S, kVectors>::run(list, x, lanes,
-                                       [&](int v, Bits<T> keeps, int64_t j) __attribute__((always_inline)) {
-                                         const Tap& tap = list.taps[j];
-                                         Vector<T> value{};
-                                         if (tap.kind != Tap::kPadding)
-                                           value = load(tangent + tap.offset + v * kLanes<T>, lanes);
-                                         found[v] = keeps ? found[v] : value;
-                                       });
+  template <int n, class A, class Lanes>
+  static JAXGRAD_INLINE void run(const Taps& taps, const PoolArrays<A>& arrays, int64_t x, int64_t x_step, int64_t y,
+                                 int64_t y_step, Lanes lanes) {
+    using T = Compute<A>;
+    Vector<T> found[n] = {};
+    select<n>(taps, arrays.x + x, x_step, lanes,
+              [&](int v, Bits<T> keeps, int64_t offset, int64_t number) __attribute__((always_inline)) {
+                Vector<T> value{};
+                if (number >= 0) value = load(arrays.tangent + x + v * x_step + offset, lanes);
+                found[v] = keeps ? found[v] : value;
+              });
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) store(y + v * kLanes<T>, found[v], lanes);
+    for (int v = 0; v < n; ++v) store(arrays.y + y + v * y_step, found[v], lanes);
+  }
+};
+
+// Rounds to the values that S has.
+template <class S>
+JAXGRAD_INLINE Vector<Compute<S>> rounded(Vector<Compute<S>> v) {
+  S buffer[kLanes<Compute<S>>];
+  store(buffer, v);
+  return load(buffer);
+}
+
+// The sum of the gradients of the windows that select an element, each rounded to S. The last one is rounded where it
+// is stored, or copied from A to S.
+template <class S>
+struct MaxGradient {
+  template <int n, class A, class Lanes>
+  static JAXGRAD_INLINE void run(const Windows& windows, const PoolArrays<A>& arrays, int64_t x, int64_t x_step,
+                                 int64_t y, int64_t y_step, Lanes lanes) {
+    using T = Compute<A>;
+    using Index = typename MaskOf<T>::type;
+    Vector<T> sums[n] = {};
+    for (int64_t w = 0; w < windows.count; ++w) {
+      const WindowOfElement& window = windows.windows[w];
+      if (sizeof(S) < sizeof(T) && w >= 2)  // the first term needs no rounding
+#pragma GCC unroll 4
+        for (int v = 0; v < n; ++v) sums[v] = rounded<S>(sums[v]);
+#pragma GCC unroll 4
+      for (int v = 0; v < n; ++v) {
+        const Bits<T> taps = (Bits<T>)load(arrays.selected + window.selected + y + v * y_step, lanes);
+        const Vector<T> gradient = load(arrays.y + window.dy + y + v * y_step, lanes);
+        sums[v] += taps == splat(static_cast<Index>(window.tap)) ? gradient : Vector<T>{};
+      }
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < n; ++v) store(arrays.dx + x + v * x_step, sums[v], lanes);
   }
 };
 

@@ -1,39 +1,81 @@
-// Copies between planes, [lanes, positions], and vectors of one element of each plane, [positions, kLanes].
+// Copies between planes, the runs of elements of kPlanes parts, and vectors with one element of each: [n, kPlanes].
 #pragma once
 
+#include "cpu/pool/parts.h"
 #include "cpu/runtime/transpose.h"
 
 namespace jaxgrad::JAXGRAD_ISA {
 
-// Reads `lanes` planes, `step` elements apart; other lanes are zero.
+struct Planes {
+  int64_t offsets[kPlanes];  // of the first elements of the planes
+  Range present[kPlanes];    // the elements of each plane that exist
+  int64_t n;
+
+  // Calls body(first plane, first element, whether all of the square exists) for squares of kLanes elements.
+  template <class T, class Body>
+  JAXGRAD_INLINE void for_squares(Body body) const {
+    constexpr int kL = kLanes<T>;
+    for (int first = 0; first < kPlanes; first += kL) {
+      Range common{0, n};
+      for (int i = 0; i < kL; ++i) common = intersection(common, present[first + i]);
+      for (int64_t begin = 0; begin < n; begin += kL) {
+        const int64_t p = max_of(0, min_of(begin, n - kL));  // the last square overlaps the one before
+        body(first, p, p >= common.begin && p + kL <= common.end);
+      }
+    }
+  }
+};
+
+// Elements that do not exist are `other`.
 template <class S>
-void read_planes(const S* from, int64_t step, int64_t positions, int lanes, S* to) {
+void read_planes(const Planes& planes, const S* from, Compute<S> other, Compute<S>* to) {
   using T = Compute<S>;
-  constexpr int n = kLanes<T>;
-  for_vectors<T>(positions, [&](int64_t p, auto present) {
-    Vector<T> square[n];
+  constexpr int kL = kLanes<T>;
+  planes.for_squares<T>([&](int first, int64_t p, bool is_whole) {
+    Vector<T> square[kL];
+    if (is_whole) {
 #pragma GCC unroll 16
-    for (int i = 0; i < n; ++i) square[i] = i < lanes ? load(from + i * step + p, present) : Vector<T>{};
+      for (int i = 0; i < kL; ++i) square[i] = load(from + planes.offsets[first + i] + p);
+    } else {
+      for (int i = 0; i < kL; ++i) {
+        const Range present = planes.present[first + i], inside = intersection({p, p + kL}, present);
+        const S* const plane = from + planes.offsets[first + i];
+        square[i] = splat(other);
+        if (inside.size() == kL)
+          square[i] = load(plane + p);
+        else
+          for (int64_t e = inside.begin; e < inside.end; ++e) square[i][e - p] = load(plane + e, 1)[0];
+      }
+    }
     transpose<T>(square);
 #pragma GCC unroll 16
-    for (int i = 0; i < n; ++i)
-      if (i < present) store(to + (p + i) * n, square[i]);
+    for (int i = 0; i < kL; ++i)
+      if (p + i < planes.n) store(to + (p + i) * kPlanes + first, square[i]);
   });
 }
 
-// The inverse of read_planes().
 template <class S>
-void write_planes(const S* from, int64_t step, int64_t positions, int lanes, S* to) {
+void write_planes(const Planes& planes, const Compute<S>* from, S* to) {
   using T = Compute<S>;
-  constexpr int n = kLanes<T>;
-  for_vectors<T>(positions, [&](int64_t p, auto present) {
-    Vector<T> square[n];
+  constexpr int kL = kLanes<T>;
+  planes.for_squares<T>([&](int first, int64_t p, bool is_whole) {
+    Vector<T> square[kL];
 #pragma GCC unroll 16
-    for (int i = 0; i < n; ++i) square[i] = i < present ? load(from + (p + i) * n) : Vector<T>{};
+    for (int i = 0; i < kL; ++i) square[i] = p + i < planes.n ? load(from + (p + i) * kPlanes + first) : Vector<T>{};
     transpose<T>(square);
+    if (is_whole) {
 #pragma GCC unroll 16
-    for (int i = 0; i < n; ++i)
-      if (i < lanes) store(to + i * step + p, square[i], present);
+      for (int i = 0; i < kL; ++i) store(to + planes.offsets[first + i] + p, square[i]);
+      return;
+    }
+    for (int i = 0; i < kL; ++i) {
+      S elements[kL];
+      store(elements, square[i]);
+      const Range inside = intersection({p, p + kL}, planes.present[first + i]);
+      if (inside.size() > 0)
+        __builtin_memcpy(to + planes.offsets[first + i] + inside.begin, elements + (inside.begin - p),
+                         inside.size() * sizeof(S));
+    }
   });
 }
 

@@ -1,45 +1,63 @@
-// Sums over windows, divided by a number, and their input gradient, for vectors of channels.
+// The sum over a window, divided by a number, and its input gradient: kernels of vectors.
 #pragma once
 
+#include "cpu/pool/elements.h"
 #include "cpu/pool/windows.h"
-#include "cpu/runtime/simd.h"
 
 namespace jaxgrad::JAXGRAD_ISA {
 
-template <class S, int kVectors>
-struct SumOfWindow {
-  using T = Compute<S>;
+template <class A>
+JAXGRAD_INLINE Vector<Compute<A>> divided(Vector<Compute<A>> sum, const PoolArrays<A>& arrays) {
+  return arrays.scale != 0 ? sum * arrays.scale : sum / arrays.divisor;
+}
 
-  template <class Lanes>
-  static JAXGRAD_INLINE void run(const TapList& list, const S* x, S* y, T divisor, Lanes lanes) {
-    Vector<T> sums[kVectors] = {};
-    for (int64_t j = 0; j < list.count; ++j)
+struct SumOfWindow {
+  template <int n, class A, class Lanes>
+  static JAXGRAD_INLINE void run(const Taps& taps, const PoolArrays<A>& arrays, int64_t x, int64_t x_step, int64_t y,
+                                 int64_t y_step, Lanes lanes) {
+    Vector<Compute<A>> sums[n] = {};
+    taps.for_each(
+        [&](int64_t offset, int64_t) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sums[v] += load(x + list.taps[j].offset + v * kLanes<T>, lanes);
+          for (int v = 0; v < n; ++v) sums[v] += load(arrays.x + x + v * x_step + offset, lanes);
+        },
+        [] {});
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) store(y + v * kLanes<T>, sums[v] / divisor, lanes);
+    for (int v = 0; v < n; ++v) store(arrays.y + y + v * y_step, divided(sums[v], arrays), lanes);
   }
 };
 
-// The sum of the gradients of the windows that an element is in. dy: the gradient of the first one; steps: between
-// windows along each axis.
-template <class S, int kVectors>
-struct SumOfGradients {
-  using T = Compute<S>;
+// The input gradient where each element is in one window. The layouts of x and dx are equal.
+struct SumGradientOfTile {
+  template <int n, class A, class Lanes>
+  static JAXGRAD_INLINE void run(const Taps& taps, const PoolArrays<A>& arrays, int64_t x, int64_t x_step, int64_t y,
+                                 int64_t y_step, Lanes lanes) {
+    using T = Compute<A>;
+    Vector<T> gradients[n];
+#pragma GCC unroll 4
+    for (int v = 0; v < n; ++v) gradients[v] = divided(Vector<T>{} + load(arrays.y + y + v * y_step, lanes), arrays);
+    taps.for_each(
+        [&](int64_t offset, int64_t) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+          for (int v = 0; v < n; ++v) store(arrays.dx + x + v * x_step + offset, gradients[v], lanes);
+        },
+        [] {});
+  }
+};
 
-  template <class Lanes>
-  static JAXGRAD_INLINE void run(const int64_t (&counts)[kPoolAxes], const int64_t (&steps)[kPoolAxes], const S* dy,
-                                 S* dx, T divisor, Lanes lanes) {
-    Vector<T> sums[kVectors] = {};
-    for (int64_t i = 0; i < counts[0]; ++i)
-      for (int64_t j = 0; j < counts[1]; ++j) {
-        const S* from = dy + i * steps[0] + j * steps[1];
-        for (int64_t k = 0; k < counts[2]; ++k, from += steps[2])
+// The sum of the gradients of the windows that an element is in.
+struct SumGradient {
+  template <int n, class A, class Lanes>
+  static JAXGRAD_INLINE void run(const Windows& windows, const PoolArrays<A>& arrays, int64_t x, int64_t x_step,
+                                 int64_t y, int64_t y_step, Lanes lanes) {
+    Vector<Compute<A>> sums[n] = {};
+    for (int64_t w = 0; w < windows.count; ++w) {
+      const int64_t dy = windows.windows[w].dy;
 #pragma GCC unroll 4
-          for (int v = 0; v < kVectors; ++v) sums[v] += load(from + v * kLanes<T>, lanes);
-      }
+      for (int v = 0; v < n; ++v) sums[v] += load(arrays.y + dy + y + v * y_step, lanes);
+    }
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) store(dx + v * kLanes<T>, sums[v] / divisor, lanes);
+    for (int v = 0; v < n; ++v) store(arrays.dx + x + v * x_step, divided(sums[v], arrays), lanes);
   }
 };
 
