@@ -51,7 +51,8 @@ def test_padding():
     _raises(ValueError, "padding must be one of 'SAME', 'VALID', 'SAME_LOWER', got 'full'", padding="full")
     for value in (((1, 1),), ((1, 1), (1, 1), (1, 1)), ((1, 1), (1,))):
         _raises(ValueError, "padding must be", "2 pairs of ints, got", padding=value)
-    _raises(ValueError, "padding must not be negative, got ((1, 0), (0, -1))", padding=((1, 0), (0, -1)))
+    one_axis = "padding must be 'SAME', 'VALID', 'SAME_LOWER' or a pair of ints in a sequence, got int"
+    _raises(TypeError, one_axis, padding=1, window_shape=(2,))
 
 
 def test_sizes_that_do_not_fit():

@@ -42,8 +42,8 @@ def check_a_batch():
 def check_average():
     """The gradient of an average needs no x."""
 
-    def loss(x):
-        y = jaxgrad.avg_pool(x, (3, 2), (2, 1), "SAME", False, implementation=XLA_ON_GPU)
+    def loss(x, implementation=XLA_ON_GPU):
+        y = jaxgrad.avg_pool(x, (3, 2), (2, 1), "SAME", False, implementation=implementation)
         return jnp.sum(jnp.sin(y))
 
     for explicit in (False, True):
@@ -52,7 +52,8 @@ def check_average():
             dx, found = over(devices, jax.grad(loss), (_x(16, 6, 5, 8),), (spec,))
             assert not found, found
             assert dx.sharding.is_equivalent_to(NamedSharding(devices, spec), dx.ndim)
-    check_shard_map(loss, (_x(16, 6, 5, 3),), (P("d"),), (0,))
+    for implementation in (XLA_ON_GPU, "xla"):
+        check_shard_map(partial(loss, implementation=implementation), (_x(16, 6, 5, 3),), (P("d"),), (0,))
 
 
 def check_a_split_image():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from backends import CPU_KERNEL, CUDA
+from jax import lax
 from pool_cases import (
     CASES,
     PoolCase,
@@ -88,6 +91,40 @@ def test_padding_by_name(padding, expected):
     x = np.random.default_rng(0).normal(size=(2, 7, 6, 3)).astype(np.float32)
     named = jaxgrad.max_pool(x, (3, 3), (2, 2), padding)
     assert_same_bits(named, PoolCase(window=(3, 3), strides=(2, 2), padding=expected).lax(x))
+
+
+@pytest.mark.parametrize("op", ["max_pool", "avg_pool"])
+@pytest.mark.parametrize(
+    "padding", [((-1, 2), (0, -2)), ((-8, 9), (3, -4)), ((-9, 4), (0, 0)), ((-3, -4), (1, 1)), ((12, -9), (-6, 8))]
+)
+def test_negative_padding_removes_elements(op, padding):
+    """As it does in `jax.lax.reduce_window`, and more of them than there are."""
+    case = PoolCase(padding=padding)
+    x, dy = make_inputs(case, "float32", special=False)
+    start = -np.inf if op == "max_pool" else 0.0
+    config = [(low, high, 0) for low, high in case.in_order(padding, (0, 0), ((0, 0),))]
+    unpadded = case.replace(padding=((0, 0), (0, 0)))
+    pooled = unpadded.lax if op == "max_pool" else partial(unpadded.lax_mean, count_include_pad=True)
+    expected = value_and_gradient(lambda x: pooled(lax.pad(x, np.float32(start), config)), x, dy)
+    keywords = {**case.op().keywords, "implementation": "cpu" if x.size else None}
+    found = value_and_gradient(partial(getattr(jaxgrad, op), **keywords), x, dy)
+    for actual, desired in zip(found, expected, strict=True):
+        np.testing.assert_allclose(actual, desired, rtol=1e-6, atol=1e-6)
+
+
+def test_special_values_of_the_gradient(backend):
+    """NaN and infinities reach the selected elements alone, and -0 adds nothing to 0."""
+    case = PoolCase(batch=(3,), channels=20)
+    x, dy = make_inputs(case, "float32", special=False)
+    rng = np.random.default_rng(0)
+    for value in (np.nan, np.inf, -0.0):
+        dy[rng.random(dy.shape) < 0.1] = value
+    call = jax.jit(value_and_gradient, static_argnums=0)
+    _, found = call(
+        case.op(implementation=backend.implementation), *backend.put((x, np.where(dy > 1e9, dy, np.round(dy))))
+    )
+    _, expected = call(case.lax, *CPU_KERNEL.put((x, np.where(dy > 1e9, dy, np.round(dy)))))
+    assert_same_bits(found, expected)
 
 
 def test_arguments_of_flax():

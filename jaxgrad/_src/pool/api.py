@@ -229,6 +229,8 @@ def _window(
 def _cropped(x: jax.Array, window: Window) -> tuple[jax.Array, Window]:
     """Removes the elements that negative padding stands for. What it removes beyond those is padding of the other
     side."""
+    if not any(isinstance(size, int) and size < 0 for pair in window.padding for size in pair):
+        return x, window
     starts, sizes, pads = [], [], []
     for size, (low, high) in zip(window.spatial(x.shape), window.padding, strict=True):
         is_static = isinstance(size, int)
@@ -238,8 +240,6 @@ def _cropped(x: jax.Array, window: Window) -> tuple[jax.Array, Window]:
         starts.append(first)
         sizes.append(size - first - last)
         pads.append((max(0, low + min(0, high)), max(0, high + min(0, low))))
-    if all(low >= 0 and high >= 0 for low, high in window.padding):
-        return x, window
     begin = window.of_all_axes(tuple(starts), 0, x.ndim)
     cropped = window.with_spatial(x.shape, tuple(sizes))
     end = [start + size for start, size in zip(begin, cropped, strict=True)]

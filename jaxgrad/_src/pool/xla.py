@@ -7,6 +7,7 @@ padding may be selected where all elements are -infinity, or one is NaN; it then
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
@@ -59,15 +60,29 @@ def max_tangent(params: PoolParams, x: jax.Array, dx: jax.Array) -> jax.Array:
 
 
 def sum_forward(params: PoolParams, x: jax.Array) -> jax.Array:
-    """Returns the sum of each window, divided. Sums of 16-bit elements are float32."""
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return (_reduce_window(params.window, wide, wide.dtype.type(0), lax.add) / params.divisor).astype(x.dtype)
+    """Returns the sum of each window, divided."""
+    return _sum(params.window, x, params.divisor)
 
 
 def sum_input_gradient(params: PoolParams, dy: jax.Array) -> jax.Array:
-    """Returns the sums of dy over the windows that each element is in, divided."""
-    x = jax.ShapeDtypeStruct(params.window.with_spatial(dy.shape, params.spatial), dy.dtype)
-    return jax.linear_transpose(partial(sum_forward, params), x)(dy)[0]
+    """Returns the sums of dy over the windows that each element is in, divided.
+
+    They are sums of dilated dy with the distance 1 between windows.
+    """
+    window, config = params.window, []
+    axes = zip(params.spatial, window.spatial(dy.shape), window.shape, window.dilation, strict=True)
+    for (x_size, y_size, size, gap), stride, (low, _) in zip(axes, window.strides, window.padding, strict=True):
+        reach, dilated = (size - 1) * gap, jax.core.max_dim(0, (y_size - 1) * stride + 1)
+        config.append((reach - low, x_size + low - dilated, stride - 1))
+    padded = lax.pad(dy, dy.dtype.type(0), window.of_all_axes(tuple(config), (0, 0, 0), dy.ndim))
+    no_padding, ones = ((0, 0),) * window.ndim, (1,) * window.ndim
+    return _sum(dataclasses.replace(window, padding=no_padding, strides=ones), padded, params.divisor)
+
+
+def _sum(window: Window, x: jax.Array, divisor: int) -> jax.Array:
+    """Sums of 16-bit elements are float32."""
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return (_reduce_window(window, wide, wide.dtype.type(0), lax.add) / divisor).astype(x.dtype)
 
 
 def _reduce_window(window: Window, x: jax.Array, start: Any, operation: Callable[..., jax.Array]) -> jax.Array:
