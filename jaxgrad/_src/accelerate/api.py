@@ -1,4 +1,4 @@
-"""`jaxgrad.accelerate`: runs the convolutions of any JAX function on jaxgrad's passes."""
+"""`jaxgrad.accelerate`: runs the convolutions and poolings of any JAX function on jaxgrad's passes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def accelerate(function: None = None, /, *, implementation: str | None = None) -
 
 
 def accelerate(function: Any = None, /, *, implementation: str | None = None) -> Any:
-    """Runs the convolutions of a JAX function on jaxgrad's kernels; the function stays as it is.
+    """Runs the convolutions and poolings of a JAX function on jaxgrad's kernels; the function stays as it is.
 
     A decorator and a context manager. Every convolution that is traced inside, by `jax.lax`, flax, equinox, Haiku,
     Keras or any other library, is computed by the fastest implementation known, and so are the convolutions that
-    differentiation and `vmap` make of it, wherever they are applied. XLA runs some of them in another form than JAX
-    writes. Convolutions without a faster implementation, and all other operations, are compiled as without
-    `accelerate`. The input of a convolution that XLA miscompiles is padded in a separate operation.
+    differentiation and `vmap` make of it, wherever they are applied. The same holds for `jax.lax.reduce_window` with a
+    maximum or a sum, and the gradient of the maximum. XLA runs some convolutions in another form than JAX writes. What
+    has no faster implementation, and all other operations, are compiled as without `accelerate`. The input of a convolution that XLA miscompiles is padded in a separate operation.
 
     The derivatives are those of JAX, so forward mode, Hessians and the policies of `jax.checkpoint` work as they do
     without `accelerate`. `accelerate` may be applied before or after `jax.jit` and `jax.grad`. Functions under
@@ -37,8 +37,8 @@ def accelerate(function: Any = None, /, *, implementation: str | None = None) ->
       function: the function, which may be one of `jax.jit`. Without it, the result is a context manager, which is a
         decorator too.
       implementation: None for the fastest implementation. "onednn", "cudnn", "cpu" or "cuda" allows only this one, and
-        uses it wherever it supports a convolution, whether or not it is the fastest. "cpu" and "cuda" are jaxgrad's own
-        kernels, for depthwise convolutions. "xla" switches acceleration off. The innermost `accelerate` around a
+        uses it wherever it supports a convolution or pooling, whether or not it is the fastest. "cpu" and "cuda" are
+        jaxgrad's own kernels, for depthwise convolutions and poolings. "xla" switches acceleration off. The innermost `accelerate` around a
         convolution applies to it.
 
     Returns:
@@ -53,7 +53,7 @@ def accelerate(function: Any = None, /, *, implementation: str | None = None) ->
     Warns:
       RuntimeWarning: this release of JAX is not supported. Functions then run as without `accelerate`.
 
-    `jaxgrad.report` lists the convolutions of a function, what each runs on, and why. `jax.export` of an accelerated
+    `jaxgrad.report` lists the convolutions and poolings of a function, what each runs on, and why. `jax.export` of an accelerated
     function requires `disabled_checks=jaxgrad.export_disabled_checks()`. A program for an abstract mesh with
     automatic axes must be lowered without acceleration.
 

@@ -18,7 +18,9 @@ from jaxgrad._src.run.function_of_arrays import function_of_arrays
 
 
 def report(function: Callable[..., Any], *args: Any, platform: str | None = None, **kwargs: Any) -> Report:
-    """Returns the convolutions, batch normalizations and GRUs of a function, what each runs on, and why. Runs nothing.
+    """Returns the convolutions, poolings, batch normalizations and GRUs of a function, and what each runs on and why.
+
+    Runs nothing.
 
     Args:
       function: the function, accelerated or not, which may be one of `jax.jit`, `nnx.jit` or `equinox.filter_jit`.
@@ -28,8 +30,8 @@ def report(function: Callable[..., Any], *args: Any, platform: str | None = None
       **kwargs: the keyword arguments of the call.
 
     Returns:
-      A `Report`. It has the convolutions of `jax.lax` and of jaxgrad, and the batch normalizations and GRUs of jaxgrad,
-      also those that differentiation and `vmap` have made. Shapes are those of whole arrays, and inside `shard_map`
+      A `Report`. It has the convolutions and poolings of `jax.lax` and of jaxgrad, and the batch normalizations and GRUs
+      of jaxgrad, also those that differentiation and `vmap` have made. Shapes are those of whole arrays, and inside `shard_map`
       those of shards. `print` shows a row for each layer, and whether a gain is to be expected.
 
     Raises:

@@ -16,8 +16,9 @@ class Report:
 
     Attributes:
       platform: "cpu" or "gpu".
-      calls: the passes of convolutions, batch normalizations and GRUs, in the order of the program. Convolutions
-        are listed whether `jax.lax` or jaxgrad computes them; batch normalizations and GRUs only as ops of jaxgrad.
+      calls: the passes of convolutions, poolings, batch normalizations and GRUs, in the order of the program.
+        Convolutions and poolings are listed whether `jax.lax` or jaxgrad computes them; batch normalizations and GRUs
+        only as ops of jaxgrad.
       product_flops: the operations of the program's other matrix products. None for symbolic shapes.
       convolutions: the convolutions among `calls`.
     """

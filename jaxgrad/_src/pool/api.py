@@ -54,8 +54,8 @@ def max_pool(
       window_dilation: the distance between the elements of a window along each spatial axis; None for 1.
       feature_axis: the axis of the channels: the last one, or the one before the spatial axes. Negative values count
         from the end.
-      implementation: "cpu" for the C++ kernels, "cuda" for jaxgrad's CUDA kernels, "xla" for XLA, None for the CPU
-        kernels on a CPU and XLA elsewhere. An implementation that is given runs or raises. `jaxgrad.explain` reports
+      implementation: "cpu" for the C++ kernels, "cuda" for jaxgrad's CUDA kernels, "xla" for XLA, None for the fastest
+        one in measurements. An implementation that is given runs or raises. `jaxgrad.explain` reports
         what None selects.
 
     Returns:
@@ -121,8 +121,8 @@ def avg_pool(
       window_dilation: the distance between the elements of a window along each spatial axis; None for 1.
       feature_axis: the axis of the channels: the last one, or the one before the spatial axes. Negative values count
         from the end.
-      implementation: "cpu" for the C++ kernels, "cuda" for jaxgrad's CUDA kernels, "xla" for XLA, None for the CPU
-        kernels on a CPU and XLA elsewhere. An implementation that is given runs or raises. `jaxgrad.explain` reports
+      implementation: "cpu" for the C++ kernels, "cuda" for jaxgrad's CUDA kernels, "xla" for XLA, None for the fastest
+        one in measurements. An implementation that is given runs or raises. `jaxgrad.explain` reports
         what None selects.
 
     Returns:
