@@ -93,9 +93,7 @@ def _share(*others: str) -> float:
 def _counting_rule(rule: jax_internals.Function) -> jax_internals.Function:
     """Counts the equations that `rule` does not plan. Those that a pass itself consists of are exempt."""
 
-    def count(
-        primitive: Any, original: Any, platform: str, context: Any, *operands: Any, **parameters: Any
-    ) -> Any:
+    def count(primitive: Any, original: Any, platform: str, context: Any, *operands: Any, **parameters: Any) -> Any:
         mark = marks.mark_in(jax_internals.metadata(context))
         if mark is None:
             unsupported = _unsupported(primitive, parameters, (*context.avals_in, *context.avals_out), platform)

@@ -87,9 +87,11 @@ def test_a_reader_sees_what_older_rows_lack():
     on = {
         platform: {"environment": {"platform": platform}, "left_out": {}, "rows": rows} for platform in ("cpu", "gpu")
     }
-    flags, dilated = report.lacking(on["cpu"])
+    flags, dilated, pooled = report.lacking(on["cpu"])
+    assert pooled.startswith("In 1 row, max pooling was the maximum of slices in all of JAX")
     assert "was not measured in 1 of 3 rows" in flags
     assert "was not measured in 2 rows" in dilated
     assert "may be many times as fast" in dilated
-    (of_gpu,) = report.lacking(on["gpu"])
+    of_gpu, of_pooling = report.lacking(on["gpu"])
+    assert of_pooling == pooled
     assert of_gpu == "`jax.lax after lax.pad` was not measured in 2 rows with transposed convolutions."

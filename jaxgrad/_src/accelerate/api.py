@@ -27,7 +27,8 @@ def accelerate(function: Any = None, /, *, implementation: str | None = None) ->
     Keras or any other library, is computed by the fastest implementation known, and so are the convolutions that
     differentiation and `vmap` make of it, wherever they are applied. The same holds for `jax.lax.reduce_window` with a
     maximum or a sum, and the gradient of the maximum. XLA runs some convolutions in another form than JAX writes. What
-    has no faster implementation, and all other operations, are compiled as without `accelerate`. The input of a convolution that XLA miscompiles is padded in a separate operation.
+    has no faster implementation, and all other operations, are compiled as without `accelerate`. The input of a
+    convolution that XLA miscompiles is padded in a separate operation.
 
     The derivatives are those of JAX, so forward mode, Hessians and the policies of `jax.checkpoint` work as they do
     without `accelerate`. `accelerate` may be applied before or after `jax.jit` and `jax.grad`. Functions under
@@ -38,8 +39,8 @@ def accelerate(function: Any = None, /, *, implementation: str | None = None) ->
         decorator too.
       implementation: None for the fastest implementation. "onednn", "cudnn", "cpu" or "cuda" allows only this one, and
         uses it wherever it supports a convolution or pooling, whether or not it is the fastest. "cpu" and "cuda" are
-        jaxgrad's own kernels, for depthwise convolutions and poolings. "xla" switches acceleration off. The innermost `accelerate` around a
-        convolution applies to it.
+        jaxgrad's own kernels, for depthwise convolutions and poolings. "xla" switches acceleration off. The innermost
+        `accelerate` around a convolution applies to it.
 
     Returns:
       The accelerated function, or the context manager. Of an object that can be called, such as a model, the methods
@@ -53,9 +54,9 @@ def accelerate(function: Any = None, /, *, implementation: str | None = None) ->
     Warns:
       RuntimeWarning: this release of JAX is not supported. Functions then run as without `accelerate`.
 
-    `jaxgrad.report` lists the convolutions and poolings of a function, what each runs on, and why. `jax.export` of an accelerated
-    function requires `disabled_checks=jaxgrad.export_disabled_checks()`. A program for an abstract mesh with
-    automatic axes must be lowered without acceleration.
+    `jaxgrad.report` lists the convolutions and poolings of a function, what each runs on, and why. `jax.export` of an
+    accelerated function requires `disabled_checks=jaxgrad.export_disabled_checks()`. A program for an abstract mesh
+    with automatic axes must be lowered without acceleration.
 
     Examples:
       >>> @jaxgrad.accelerate

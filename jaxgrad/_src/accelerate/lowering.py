@@ -13,11 +13,11 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from jaxgrad._src.choice.equation_plan import EquationPlan
 from jaxgrad._src.conv import equation as conv_equation
 from jaxgrad._src.core import jax_internals, marks
 from jaxgrad._src.core.warn import warn_caller
 from jaxgrad._src.pool import equation as pool_equation
+from jaxgrad._src.run.equation_plan import EquationPlan
 
 _PLANNERS: dict[Primitive, Callable[..., EquationPlan]] = {
     lax.conv_general_dilated_p: conv_equation.plan_equation,

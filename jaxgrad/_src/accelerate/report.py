@@ -30,9 +30,9 @@ def report(function: Callable[..., Any], *args: Any, platform: str | None = None
       **kwargs: the keyword arguments of the call.
 
     Returns:
-      A `Report`. It has the convolutions and poolings of `jax.lax` and of jaxgrad, and the batch normalizations and GRUs
-      of jaxgrad, also those that differentiation and `vmap` have made. Shapes are those of whole arrays, and inside `shard_map`
-      those of shards. `print` shows a row for each layer, and whether a gain is to be expected.
+      A `Report`. It has the convolutions and poolings of `jax.lax` and of jaxgrad, and the batch normalizations and
+      GRUs of jaxgrad, also those that differentiation and `vmap` have made. Shapes are those of whole arrays, and
+      inside `shard_map` those of shards. `print` shows a row for each layer, and whether a gain is to be expected.
 
     Raises:
       TypeError: function is not callable.

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 
-from jaxgrad._src.choice.equation_plan import EquationPlan, unless_refused
 from jaxgrad._src.choice.explain import explain_pass
 from jaxgrad._src.choice.measured_choices import RecordedCall, Recorder
 from jaxgrad._src.choice.old_names import current_name, warn_of_old_name
@@ -28,6 +27,7 @@ from jaxgrad._src.conv.on_xla.forms import form_on_xla
 from jaxgrad._src.conv.read.convolution import CROPPED, LaxArguments, LaxConvolution
 from jaxgrad._src.conv.read.readings import Reading, fastest_first, measurable, written_first
 from jaxgrad._src.core.precision import precision_flags
+from jaxgrad._src.run.equation_plan import EquationPlan, unless_refused
 from jaxgrad._src.run.mesh_axes import explicit_sharding_of
 
 _AS_STRIDED = "jaxgrad writes it for XLA as the weight gradient of a strided convolution"

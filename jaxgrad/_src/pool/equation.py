@@ -17,7 +17,6 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from jaxgrad._src.choice.candidates import Candidates
-from jaxgrad._src.choice.equation_plan import EquationPlan, unless_refused
 from jaxgrad._src.choice.explain import explain_pass
 from jaxgrad._src.choice.selection import select, supporting
 from jaxgrad._src.core.checks import FLOATING
@@ -25,6 +24,7 @@ from jaxgrad._src.pool import passes
 from jaxgrad._src.pool.api import AVG_POOL, MAX_POOL
 from jaxgrad._src.pool.backends import BACKENDS
 from jaxgrad._src.pool.params import PoolParams, PoolProblem, Window
+from jaxgrad._src.run.equation_plan import EquationPlan, unless_refused
 
 # The op and the pass of each primitive.
 PRIMITIVES: dict[Primitive, tuple[Any, str]] = {
