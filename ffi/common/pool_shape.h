@@ -23,12 +23,13 @@ struct PoolShape {
 // The maximum of an empty window is -infinity. A maximum is NaN if an element is, and +0 is larger than -0.
 //
 // The derivatives read the element that XLA's select_and_scatter selects: the first one in row-major order, unless a
-// later one is larger, or one of the two is NaN. Padding takes part as -infinity, and what it is selected for is
-// dropped.
+// later one is larger, or one of the two is NaN. Padding takes part as -infinity; the gradients of windows that select
+// it are dropped.
 //
 // Sums of 16-bit elements are float32. A sum is divided, if the call has a divisor, and then rounded once. Sums are in
 // row-major order: of the elements of a window, and of the windows that an element is in. On a CPU, the sum of a window
-// that has all elements of a plane has another order, if the plane is contiguous.
+// that has all elements of a plane has another order, if the plane is contiguous, and sums of more than 256 terms are
+// sums of the sums of 256.
 enum class PoolPass : int64_t {
   kMax,               // x -> y
   kMaxInputGradient,  // x, dy -> dx; adds in the order of the windows, and rounds each sum to the element type

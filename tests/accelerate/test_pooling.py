@@ -158,6 +158,27 @@ def test_ops_are_not_accelerated_again():
     assert _passes(jax.jit(accelerated).lower(X)) == {"xla"}
 
 
+CUMULATIVE = {
+    "cumsum": lambda x: jnp.cumsum(x, 1),
+    "cummax": lambda x: lax.cummax(x, 2, reverse=True),
+    "gradient": jax.grad(lambda x: jnp.sum(jnp.sin(jnp.cumsum(x, 2)))),
+    "vmap": jax.vmap(jnp.cumsum),
+    "scan": lambda x: lax.scan(lambda carry, x: (carry + jnp.cumsum(x, 0), None), x[0] * 0, x)[0],
+    "choice": lambda x: jax.random.choice(jax.random.key(0), 8, (3,), p=jnp.abs(x[0, 0, :, 0])),
+    "after a pooling": lambda x: jnp.cumsum(_window(x), 1),
+}
+
+
+@pytest.mark.parametrize("implementation", [None, "cpu"])
+@pytest.mark.parametrize("name", CUMULATIVE)
+def test_cumulative_operations(name, implementation):
+    """JAX lowers them to `reduce_window`, whose form on XLA takes less time than windows as long as the axis."""
+    accelerated = jaxgrad.accelerate(CUMULATIVE[name], implementation=implementation)
+    np.testing.assert_allclose(jax.jit(accelerated)(X), CUMULATIVE[name](X), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(accelerated(X), CUMULATIVE[name](X), rtol=1e-5, atol=1e-6)
+    assert _passes(jax.jit(accelerated).lower(X)) <= {MAX, "xla"}
+
+
 def test_symbolic_shapes():
     shape = jax.export.symbolic_shape("n, 9, 8, 5")
     checks = jaxgrad.export_disabled_checks()

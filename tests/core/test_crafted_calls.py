@@ -78,8 +78,8 @@ if "_cu" in TARGET:
         "jaxgrad_cuda_max_pool_forward": ((pool_x,), (pool_y,), pool),
         "jaxgrad_cuda_max_pool_input_gradient": ((pool_x, pool_y), (pool_x,), pool),
         "jaxgrad_cuda_max_pool_tangent": ((pool_x, pool_x), (pool_y,), pool),
-        "jaxgrad_cuda_sum_pool_forward": ((pool_x,), (pool_y,), pool),
-        "jaxgrad_cuda_sum_pool_input_gradient": ((pool_y,), (pool_x,), pool),
+        "jaxgrad_cuda_sum_pool_forward": ((pool_x,), (pool_y,), {**pool, "divisor": 5}),
+        "jaxgrad_cuda_sum_pool_input_gradient": ((pool_y,), (pool_x,), {**pool, "divisor": 5}),
     }
     assert CALLS.keys() == set(jaxgrad._src.native.cuda.targets()), "a handler is not tested"
 else:

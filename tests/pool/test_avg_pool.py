@@ -129,6 +129,29 @@ def test_sums_beyond_float16(implementation, count_include_pad):
     np.testing.assert_array_equal(dx, np.full_like(x, 1 / 4096))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [3, 5, 7])
+def test_means_of_ones(dtype, size):
+    """Each mean of elements that are not padding is 1."""
+    x = np.ones((1, 20, 19, 3), input_dtype(dtype))
+    means = np.asarray(jaxgrad.avg_pool(x, (size, size), None, "SAME", False), np.float64)
+    np.testing.assert_allclose(means, 1, rtol=3e-16)  # XLA multiplies by reciprocals
+
+
+@pytest.mark.parametrize("channels", [1, 3, 8])
+@pytest.mark.parametrize("shape", [(512, 512), (100003,)])
+def test_long_sums(channels, shape):
+    """Sums of many terms have errors of a few digits of the last place."""
+    x = np.random.default_rng(0).random((1, *shape, channels), np.float32)
+    y, dx = value_and_gradient(
+        lambda x: jaxgrad.avg_pool(x, shape, implementation="cpu"),
+        x,
+        np.ones((1,) * (len(shape) + 1) + (channels,), np.float32),
+    )
+    np.testing.assert_allclose(np.ravel(y), np.float64(x).mean(tuple(range(len(shape) + 1))), rtol=3e-6)
+    np.testing.assert_allclose(dx, np.full_like(x, 1 / np.prod(shape)), rtol=1e-6)
+
+
 def test_counts_without_64_bits():
     """Window positions beyond 2^31 - 1."""
     x = np.ones((1, 3, 2), np.float32)

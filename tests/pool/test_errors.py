@@ -65,6 +65,19 @@ def test_sizes_that_do_not_fit():
         _raises(ValueError, "", "must fit into 62 bits", **changes)
 
 
+@pytest.mark.parametrize("name", ["max_pool_forward", "sum_pool_forward", "sum_pool_input_gradient"])
+def test_calls_without_channels(name):
+    """XLA runs them, but a program may call the handler."""
+    shapes = [jax.ShapeDtypeStruct((3, size, 0), "float32") for size in (4, 1)]
+    operand, result = reversed(shapes) if name.endswith("gradient") else shapes
+    sizes = {"window": (4,), "strides": (1,), "padding": (0, 0), "dilation": (1,)}
+    attributes = {key: np.array(value, np.int64) for key, value in sizes.items()}
+    attributes |= {"divisor": np.int64(4)} if name.startswith("sum") else {}
+    jaxgrad.max_pool(X, (2, 2), implementation="cpu")  # registers the handlers
+    call = jax.ffi.ffi_call(f"jaxgrad_cpu_{name}", [result, jax.ShapeDtypeStruct((1 << 16,), "uint8")])
+    assert call(np.zeros(operand.shape, operand.dtype), **attributes)[0].shape == result.shape
+
+
 def test_feature_axis():
     _raises(ValueError, "feature_axis must be the last axis, 3 or -1, or", "1 or -3, got 2", feature_axis=2)
     _raises(TypeError, "feature_axis must be an int, got float", feature_axis=1.0)

@@ -76,6 +76,15 @@ def check_inside_shard_map():
     check_shard_map(_loss, (_x(16, 6, 5, 3),), (P("d"),), (0,), op_by_op=True)
 
 
+def check_dilated_windows():
+    """JAX has no gradient of them."""
+    for implementation in (None, "xla"):
+        loss = partial(_loss, window_dilation=(1, 2), implementation=implementation)
+        check_shard_map(loss, (_x(16, 6, 5, 3),), (P("d"),), (0,))
+        for explicit in (False, True):
+            over(mesh(explicit=explicit), jax.grad(loss), (_x(16, 6, 5, 8),), (P("d"),))
+
+
 def check_forward_mode():
     x = _x(16, 6, 5, 3)
 
@@ -88,7 +97,7 @@ def check_forward_mode():
 
 @on_devices(
     [check_a_batch, check_a_split_image, check_two_axes, check_a_reshaped_batch],
-    [check_inside_shard_map, check_forward_mode, check_average],
+    [check_inside_shard_map, check_forward_mode, check_average, check_dilated_windows],
 )
 def test_over_a_mesh(run_python, platform, checks):
     run_checks(run_python, platform, __file__, checks)

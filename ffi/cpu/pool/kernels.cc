@@ -17,6 +17,7 @@ class PoolRun {
   explicit PoolRun(const PoolCall<S>& call) : call_(call), s_(call.shape), parts_(call.pass, call.shape) {}
 
   void run(Parallel& parallel) {
+    if (s_.channels == 0) return;
     if (parts_.reduces_planes()) return run_reductions(parallel);
     const int64_t tasks = parts_.tasks(), bytes = scratch_bytes<T>(parts_);
     const int64_t workers = max_of(1, min_of(min_of(parallel.threads(), tasks), call_.workspace_bytes / bytes));

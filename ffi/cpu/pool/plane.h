@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/pool/max.h"
+#include "cpu/pool/sum.h"
 
 namespace jaxgrad::JAXGRAD_ISA {
 
@@ -36,9 +37,17 @@ Vector<Compute<S>> reduce_plane(const S* x, int64_t n) {
 #pragma GCC unroll 4
   for (Vector<T>& each : found) each = splat(Step::template start<T>());
   int64_t at = 0;
-  for (; at + 4 * kL <= n; at += 4 * kL)
+  while (at + 4 * kL <= n) {
+    Vector<T> some[4];
 #pragma GCC unroll 4
-    for (int v = 0; v < 4; ++v) found[v] = Step::template run<T>(found[v], load(x + at + v * kL));
+    for (int v = 0; v < 4; ++v) some[v] = load(x + at + v * kL);
+    const int64_t end = min_of(n, at + kMaxTerms * 4 * kL);
+    for (at += 4 * kL; at + 4 * kL <= end; at += 4 * kL)
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; ++v) some[v] = Step::template run<T>(some[v], load(x + at + v * kL));
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) found[v] = Step::template run<T>(found[v], some[v]);
+  }
   Bits<T> lane;
 #pragma GCC unroll 16
   for (int i = 0; i < kL; ++i) lane[i] = i;

@@ -1,7 +1,6 @@
-// Pooling on the GPU, by the kernels of max.cu and sum.cu. No XLA types.
+// Pooling on the GPU, by the kernels of this folder. No XLA types.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>

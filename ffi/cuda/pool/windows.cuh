@@ -50,7 +50,7 @@ __device__ inline Pack<Element> narrowed(const Wide (&values)[VECTOR]) {
 
 __device__ inline unsigned thread_index() { return blockIdx.x * kPoolThreads + threadIdx.x; }
 
-// What a thread computes.
+// The block of windows or elements that a thread computes.
 struct Place {
   unsigned block[3], channel, outer;
 };
@@ -71,7 +71,7 @@ __device__ inline Place place_of(const PoolArguments& a) {
   return place;
 }
 
-// Of a vector in an array with these spatial sizes.
+// The index of a vector in an array with these spatial sizes.
 __device__ inline unsigned index_of(const PoolArguments& a, const unsigned (&sizes)[3], const Place& place, unsigned i,
                                     unsigned j, unsigned k) {
   return (((place.outer * sizes[0] + i) * sizes[1] + j) * sizes[2] + k) * a.channels.value + place.channel;

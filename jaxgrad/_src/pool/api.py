@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -133,8 +134,9 @@ def avg_pool(
       TypeError, ValueError, RuntimeError: as `jaxgrad.max_pool`, and TypeError if count_include_pad is not a bool.
 
     Notes:
-      For 16-bit dtypes, sums are float32: a mean is rounded once, and a sum beyond the largest float16 is no infinity,
-      as it is in flax. jaxgrad's kernels add in row-major order.
+      For 16-bit dtypes, sums are float32: a mean is rounded once, and is finite where the sum is beyond the largest
+      float16. Without `count_include_pad`, x is converted to float32 first, which takes memory. flax returns float32
+      there. jaxgrad's kernels add in row-major order, but for windows of whole planes and of more than 256 elements.
 
       Reverse mode works to any order. Forward mode requires `jaxgrad.forward_mode`. A mesh may split the batch and the
       channels.
@@ -148,17 +150,17 @@ def avg_pool(
     x = _check_inputs(_AVG_POOL, inputs)
     x, window = _window(_AVG_POOL, x, window_shape, strides, padding, window_dilation, feature_axis)
     count_include_pad = checks.check_flag(_AVG_POOL, "count_include_pad", count_include_pad)
-    total = _call(AVG_POOL, autodiff.sum_pool, autodiff.SUM_RULES, x, window, implementation)
+    pool = partial(_call, AVG_POOL, autodiff.sum_pool, autodiff.SUM_RULES)
     if count_include_pad:
-        return total
-    wide = jnp.promote_types(total.dtype, jnp.float32)
-    return (total.astype(wide) * _size_by_count(window, x.shape).astype(wide)).astype(total.dtype)
+        return pool(x, window, implementation, divisor=math.prod(window.shape))
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    total = pool(x.astype(wide), window, implementation)
+    return (total / jnp.asarray(_counts(window, x.shape), wide)).astype(x.dtype)
 
 
-def _size_by_count(window: Window, x_shape: tuple[Any, ...]) -> Any:
-    """Returns the size of the windows by the number of elements in each that are not padding, in a shape that
-    broadcasts with y."""
-    y_shape, found = window.y_shape(x_shape), np.ones(())
+def _counts(window: Window, x_shape: tuple[Any, ...]) -> Any:
+    """Returns the number of elements of each window that are not padding, in a shape that broadcasts with y."""
+    y_shape, counts = window.y_shape(x_shape), np.ones((), int)
     axes = range(window.ndim)
     for axis, size, number in zip(axes, window.spatial(x_shape), window.spatial(y_shape), strict=True):
         xp = np if isinstance(number, int) else jnp  # symbolic
@@ -167,9 +169,8 @@ def _size_by_count(window: Window, x_shape: tuple[Any, ...]) -> Any:
         first = xp.maximum(0, -(start // dilation))  # the least tap at or after the first element
         end = xp.minimum(window.shape[axis], -((start - size) // dilation))
         shape = window.of_all_axes(tuple(number if other == axis else 1 for other in axes), 1, len(x_shape))
-        with np.errstate(divide="ignore"):
-            found = found * (window.shape[axis] / xp.maximum(0, end - first).reshape(shape))
-    return found
+        counts = counts * xp.maximum(0, end - first).reshape(shape)
+    return counts
 
 
 def _check_inputs(op: str, inputs: Any) -> jax.Array:
@@ -186,11 +187,11 @@ def _call(
     x: jax.Array,
     window: Window,
     implementation: str | None,
+    divisor: int = 1,
 ) -> jax.Array:
     """Calls the `jax.custom_vjp` function of an op, for an array with an axis of the batch."""
     has_batch = x.ndim > window.ndim + 1
     batched = x if has_batch else lax.expand_dims(x, (0,))
-    divisor = math.prod(window.shape) if op is AVG_POOL else 1
     params = PoolParams(op.name, window, window.spatial(x.shape), (), divisor)
     candidates = select(op, implementation, params.problem(batched), reject_symbolic_shapes(x)).candidates
     params = dataclasses.replace(params, candidates=tuple(candidates.items()))
@@ -227,8 +228,7 @@ def _window(
 
 
 def _cropped(x: jax.Array, window: Window) -> tuple[jax.Array, Window]:
-    """Removes the elements that negative padding stands for. What it removes beyond those is padding of the other
-    side."""
+    """Removes as many elements as negative padding says; where there are too few, padding of the other side too."""
     if not any(isinstance(size, int) and size < 0 for pair in window.padding for size in pair):
         return x, window
     starts, sizes, pads = [], [], []

@@ -76,12 +76,22 @@ def read_equation(primitive: Primitive, parameters: Mapping[str, Any], avals: Se
     pooled = [axis for axis, given in enumerate(axes) if given != (1, 1, (0, 0))]
     if not pooled:
         return "every window is one element"
+    if len(pooled) == 1 and axes[pooled[0]] in _cumulative(x.shape[pooled[0]]):
+        return "XLA has a faster form of cumulative sums and maxima"
     channels_last = pooled[-1] < x.ndim - 1
     spatial = slice(pooled[0], x.ndim - channels_last)
     window = Window(sizes[spatial], strides[spatial], tuple(padding[spatial]), tuple(dilation)[spatial], channels_last)
     shape = (1,) * (window.ndim + 2 - x.ndim) + x.shape
     op, _ = PRIMITIVES[primitive]
     return PoolEquation(PoolProblem(op.name, shape, np.dtype(x.dtype), window), (1, 0) if is_gradient else (0,))
+
+
+def _cumulative(size: int) -> tuple[Any, Any]:
+    """The windows as which JAX lowers cumulative operations along an axis.
+
+    JAX does so after it has decided whether the program needs known devices, which the kernels do.
+    """
+    return (size, 1, (size - 1, 0)), (size, 1, (0, size - 1))
 
 
 def plan_equation(

@@ -19,6 +19,7 @@ import numpy as np
 from jax import lax
 
 from jaxgrad._src.pool.params import PoolParams, Window
+from jaxgrad._src.run.mesh_axes import pvary_to_match
 
 
 def max_forward(params: PoolParams, x: jax.Array) -> jax.Array:
@@ -36,7 +37,8 @@ def max_input_gradient(params: PoolParams, x: jax.Array, dy: jax.Array) -> jax.A
 def max_tangent(params: PoolParams, x: jax.Array, dx: jax.Array) -> jax.Array:
     """Returns the element of dx that each window selects.
 
-    JAX's derivative takes another one of equal elements than its gradient. This is the transpose of the gradient.
+    Of equal elements, JAX's tangent is that of another one than its gradient goes to. This is the transpose of the
+    gradient.
     """
     window = params.window
     every = partial(window.of_all_axes, ndim=x.ndim)
@@ -127,6 +129,7 @@ def _gradient_by_tap(window: Window, x: jax.Array, dy: jax.Array) -> jax.Array:
 
     if 0 in dy.shape:
         return jnp.zeros_like(x)
-    _, selected = lax.fori_loop(0, taps, select, (jnp.zeros_like(dy), jnp.zeros(dy.shape, jnp.int32)))
-    dx = lax.fori_loop(0, taps, add, jnp.zeros_like(padded))
+    none, zeros, _, _ = pvary_to_match(jnp.zeros_like(dy, jnp.int32), jnp.zeros_like(padded), padded, dy)
+    _, selected = lax.fori_loop(0, taps, select, (pvary_to_match(jnp.zeros_like(dy), dy)[0], none))
+    dx = lax.fori_loop(0, taps, add, zeros)
     return lax.slice(dx, [low for low, _, _ in pads], [low + n for (low, _, _), n in zip(pads, x.shape, strict=True)])

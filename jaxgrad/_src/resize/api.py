@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -75,6 +75,9 @@ def resize(
     method = _check_method(method)
     if checks.is_key(x) and method != ResizeMethod.NEAREST:
         raise TypeError(f"{_OP}: image must be an array of numbers for {method}, got {x.dtype.name}")
+    if not isinstance(precision, Hashable):
+        expected = "None, a string, a jax.lax.Precision or a pair of them"
+        raise TypeError(f"{_OP}: precision must be {expected}, got {type(precision).__name__}")
     return _resize(x, sizes, method, checks.check_flag(_OP, "antialias", antialias), precision)
 
 
