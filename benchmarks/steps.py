@@ -60,8 +60,8 @@ NOTES = (
     "jax.lax after lax.pad dilates and pads the input of transposed convolutions with lax.pad first.",
     "best flags are those of lax_variants.py, on a CPU.",
     "torch, compiled is torch.compile of the loss and its gradients in its default mode, with the eager optimizer.",
-    "Max pooling in jax.lax is lax.reduce_window; jax.lax, maximum of slices has the maximum of slices in its place. So "
-    "do times of jaxgrad convolutions and of jax.lax after lax.pad that are of another run.",
+    "Max pooling in jax.lax is lax.reduce_window; jax.lax, maximum of slices has the maximum of slices in its place. "
+    "So do times of jaxgrad convolutions and of jax.lax after lax.pad that are of another run.",
 )
 # Limits of ||a - b|| / ||b||, by precision and by quantity. An activation that rounds to the other side of zero changes
 # a gradient by more than the rounding: if a share s of them does, by about sqrt(s) in each layer. The gradients of two
