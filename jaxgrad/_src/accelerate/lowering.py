@@ -23,8 +23,6 @@ _PLANNERS: dict[Primitive, Callable[..., EquationPlan]] = {
     lax.conv_general_dilated_p: conv_equation.plan_equation,
     **{primitive: partial(pool_equation.plan_equation, primitive) for primitive in pool_equation.PRIMITIVES},
 }
-
-
 PRIMITIVES = frozenset(_PLANNERS)
 
 
@@ -73,10 +71,11 @@ def plan_equation(
     implementation: str | None,
     partitioned: bool = False,
 ) -> EquationPlan:
-    """Plans an equation of a primitive that `is_accelerated` names.
+    """Plans an equation.
 
     Args:
-      primitive, parameters: of the equation.
+      primitive: one of `PRIMITIVES`.
+      parameters: of the equation.
       avals: shapes and dtypes of its operands and its result.
       platform: the platform that the program is lowered for.
       implementation: the only one to take, whether or not it is the fastest; None for the fastest.

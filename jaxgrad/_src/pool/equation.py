@@ -102,14 +102,7 @@ def plan_equation(
     implementation: str | None,
     partitioned: bool = False,
 ) -> EquationPlan:
-    """Plans an equation.
-
-    Args:
-      primitive, parameters, avals: as in `read_equation`.
-      platform: the platform that the program is lowered for.
-      implementation: the only one to take, whether or not it is the fastest; None for the fastest.
-      partitioned: whether XLA partitions the program over several devices, which changes nothing here.
-    """
+    """Plans an equation, as `plan_equation` of `accelerate/lowering.py` says. `partitioned` changes nothing here."""
     op, pass_name = PRIMITIVES[primitive]
     equation = read_equation(primitive, parameters, avals)
     if isinstance(equation, str):
