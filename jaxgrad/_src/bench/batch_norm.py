@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxgrad._src.batch_norm.api import batch_norm_training
 from jaxgrad._src.bench.call import Pass, shaped, value, value_and_gradients
 from jaxgrad._src.choice.explain import Explanation, explain
+from jaxgrad._src.norm.batch_norm import batch_norm_training
 
 EPSILON = 1e-5
 

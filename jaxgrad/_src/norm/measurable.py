@@ -7,15 +7,15 @@ from typing import Any
 
 import jax
 
-from jaxgrad._src.batch_norm.api import INFERENCE, TRAINING, batch_norm_inference, batch_norm_training
-from jaxgrad._src.batch_norm.backend import compute_dtype
-from jaxgrad._src.batch_norm.cudnn import CudnnBackend, loses_digits
-from jaxgrad._src.batch_norm.params import BatchNormProblem
 from jaxgrad._src.choice.measured_choices import Measurable
 from jaxgrad._src.choice.selection import measurable_implementations
+from jaxgrad._src.norm.backend import compute_dtype
+from jaxgrad._src.norm.batch_norm import INFERENCE, TRAINING, batch_norm_inference, batch_norm_training
+from jaxgrad._src.norm.cudnn import CudnnBackend, loses_digits
+from jaxgrad._src.norm.params import NormProblem
 
 
-def measurable(call: BatchNormProblem, platform: str) -> Measurable:
+def measurable(call: NormProblem, platform: str) -> Measurable:
     """The op and the gradients of x, scale, bias and the residual, on every implementation that supports it.
 
     Without cuDNN where it is less accurate than XLA: a tuning changes only times.
@@ -30,14 +30,13 @@ def measurable(call: BatchNormProblem, platform: str) -> Measurable:
                 return batch_norm_inference(
                     x, scale, bias, bias, scale * scale, feature_axis=1, implementation=implementation
                 )
-            activation = "relu" if p.relu else None
             return batch_norm_training(
                 x,
                 scale,
                 bias,
                 feature_axis=1,
                 residual=residual,
-                activation=activation,
+                activation=p.activation,
                 implementation=implementation,
             )[0]
 
@@ -46,10 +45,12 @@ def measurable(call: BatchNormProblem, platform: str) -> Measurable:
             y, pullback = jax.vjp(value, *primals)
             return y, pullback(dy)
 
-        return value_and_gradients
+        return value_and_gradients if p.calls == 1 else jax.vmap(value_and_gradients)
 
     names = measurable_implementations(INFERENCE if p.frozen else TRAINING, call, platform)
     if loses_digits(call):
         names = [name for name in names if name != CudnnBackend.implementation]
-    residual = [x] if p.residual else []
-    return Measurable({name: step(name) for name in names}, [x, channels, channels, *residual, x])
+    operands = [x, channels, channels, *([x] if p.residual else []), x]
+    if p.calls != 1:
+        operands = [jax.ShapeDtypeStruct((p.calls, *each.shape), each.dtype) for each in operands]
+    return Measurable({name: step(name) for name in names}, operands)
