@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from jaxgrad._src.gru.api import gru as gru
     from jaxgrad._src.norm.batch_norm import batch_norm_inference as batch_norm_inference
     from jaxgrad._src.norm.batch_norm import batch_norm_training as batch_norm_training
+    from jaxgrad._src.norm.group_norm import group_norm as group_norm
+    from jaxgrad._src.norm.layer_norm import layer_norm as layer_norm
+    from jaxgrad._src.norm.layer_norm import rms_norm as rms_norm
     from jaxgrad._src.pool.api import avg_pool as avg_pool
     from jaxgrad._src.pool.api import max_pool as max_pool
     from jaxgrad._src.resize.api import resize as resize
@@ -66,13 +69,16 @@ __all__ = [
     "explain",
     "export_disabled_checks",
     "forward_mode",
+    "group_norm",
     "gru",
     "jvp",
+    "layer_norm",
     "max_pool",
     "nn",
     "plan_cache_info",
     "report",
     "resize",
+    "rms_norm",
     "tune",
 ]
 
@@ -96,15 +102,18 @@ _MODULES = {
     "explain": "choice.explain",
     "export_disabled_checks": "run.export",
     "forward_mode": "run.forward_mode",
+    "group_norm": "norm.group_norm",
     "gru": "gru.api",
     "jvp": "run.forward_mode",
+    "layer_norm": "norm.layer_norm",
     "max_pool": "pool.api",
     "plan_cache_info": "choice.op",
     "report": "accelerate.report",
     "resize": "resize.api",
+    "rms_norm": "norm.layer_norm",
     "tune": "tuning.api",
 }
-_OPS = "conv_general_dilated", "conv_transpose", "batch_norm_training", "gru", "max_pool"
+_OPS = "conv_general_dilated", "conv_transpose", "batch_norm_training", "group_norm", "layer_norm", "gru", "max_pool"
 
 
 def __getattr__(name: str) -> _Any:

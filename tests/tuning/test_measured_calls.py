@@ -169,7 +169,7 @@ def test_the_words_of_a_precision(dtype, precision, words):
 def test_a_tuning_keeps_the_digits_of_batch_normalization(monkeypatch, shape, dtype, names):
     """With float32 x, the mean of cuDNN's fast kernels has half the digits of XLA's."""
     monkeypatch.setattr(batch_norm_measurable, "measurable_implementations", lambda *_: ["cudnn", "xla"])
-    call = NormProblem(*shape, jnp.dtype(dtype))
+    call = NormProblem(1, 1, *shape, None, jnp.dtype(dtype))
     assert list(batch_norm_measurable.measurable(call, "cuda").functions) == names
 
 

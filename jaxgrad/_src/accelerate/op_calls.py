@@ -1,4 +1,4 @@
-"""The batch normalizations, poolings and GRUs of a program, for `jaxgrad.report`."""
+"""The normalizations, poolings and GRUs of a program, for `jaxgrad.report`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from jaxgrad._src.accelerate.outcomes import SELECTED_BY_OP, outcome_of, selecte
 from jaxgrad._src.accelerate.places import Place
 from jaxgrad._src.choice.candidates import Candidates
 from jaxgrad._src.choice.explain import explain_pass
-from jaxgrad._src.choice.op import Op, lowering_platform
+from jaxgrad._src.choice.op import OPS, Op, lowering_platform
 from jaxgrad._src.choice.selection import recording, select
 from jaxgrad._src.gru import api as gru
 from jaxgrad._src.gru.flops import count_flops
 from jaxgrad._src.gru.params import GruParams
 from jaxgrad._src.gru.passes import candidates_of as gru_candidates
 from jaxgrad._src.native.ffi import short_dtype
-from jaxgrad._src.norm import batch_norm
 from jaxgrad._src.norm.params import NormParams
-from jaxgrad._src.norm.passes import candidates_of as batch_norm_candidates
+from jaxgrad._src.norm.passes import candidates_of as norm_candidates
 from jaxgrad._src.pool import api as pool
 from jaxgrad._src.pool.equation import PRIMITIVES, read_equation
 from jaxgrad._src.pool.params import PoolParams
@@ -78,10 +77,10 @@ def of_op(
         call = params.problem(x)
         candidates = pool_candidates(params, pass_name, call)
     else:
-        short, op = "batch_norm", batch_norm.INFERENCE if params.frozen else batch_norm.TRAINING
+        short, op = params.name, OPS[params.op]
         call, flops = params.problem(x), 0
         in_steps = name.endswith("_normalize") or params.mesh_axes is not None
-        candidates = batch_norm_candidates(params, pass_name, call, flags[0] if flags else None, in_steps=in_steps)
+        candidates = norm_candidates(params, pass_name, call, flags[0] if flags else None, in_steps=in_steps)
     here = lowering_platform(platform)
     implementation, moved, reason = selected(candidates, platform)
     return Call(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxgrad._src.core import checks
@@ -63,3 +65,17 @@ def check_dtype(op: str, name: str, dtype: Any, x: jax.Array) -> None:
         raise TypeError(
             f"{op}: {name} must have the dtype {' or '.join(allowed)}, as x has {x.dtype.name}, got {dtype.name}"
         )
+
+
+def check_parameters(
+    op: str, scale: Any, bias: Any, dims: Sequence[str], sizes: tuple[Any, ...], x: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns scale and bias. None stands for ones and for zeros."""
+    given = {"scale": scale, "bias": bias}
+    arrays = {name: checks.as_array(op, name, value) for name, value in given.items() if value is not None}
+    for name, array in arrays.items():
+        checks.check_shape(op, name, array, dims, sizes)
+    if arrays:
+        check_pair(op, arrays, x)
+    dtype = next((array.dtype for array in arrays.values()), compute_dtype(x))
+    return arrays.get("scale", jnp.ones(sizes, dtype)), arrays.get("bias", jnp.zeros(sizes, dtype))

@@ -18,10 +18,9 @@ from jaxgrad._src.run.symbolic_zeros import none_if_zero, values_and_needs_grad
 
 def _forward(params, x, scale, bias, residual):
     """Returns `((y, mean, var), statistics)`; mean and var are None for ops that do not return them."""
-    dtype, returned = compute_dtype(x), params.statistics_dtype
+    dtype = compute_dtype(x)
     y, mean, mean_low, var, rstd = passes.forward(params)(x, scale.astype(dtype), bias.astype(dtype), residual)
-    mean_and_var = (None, None) if returned is None else (mean.astype(returned), var.astype(returned))
-    return (y, *mean_and_var), Statistics(mean, mean_low, rstd)
+    return params.results(y, mean, var), Statistics(mean, mean_low, rstd)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

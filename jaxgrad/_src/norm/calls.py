@@ -23,7 +23,7 @@ def by_own_statistics(
     bias: jax.Array,
     residual: jax.Array | None,
     **settings: Any,
-) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
+) -> tuple[jax.Array, Any, Any]:
     """Returns `(y, mean, var)` of a call with the statistics of x. `settings` are fields of `NormParams`."""
     params = _params(op, implementation, x, residual=residual is not None, **settings)
     arrays = pvary_to_match(x, scale, bias, residual)

@@ -8,6 +8,7 @@ The kernels merge blocks whose size and order are fixed, so that results do not 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 
@@ -51,7 +52,8 @@ class CpuBackend(TwoStepBackend):
     def normalize(self, params, x, scale, bias, statistics, residual):
         axis = params.feature_axis
         calls, x, residual = x.shape[0], fold(x, axis), None if residual is None else fold(residual, axis)
-        scale, bias, mean, mean_low, rstd = (None if a is None else fold(a, 0) for a in (scale, bias, *statistics))
+        arrays: list[Any] = [None if a is None else fold(a, 0) for a in (scale, bias, *statistics)]
+        scale, bias, mean, mean_low, rstd = arrays
         (y,) = ffi_call(
             "jaxgrad_cpu_batch_norm_normalize",
             (jax.ShapeDtypeStruct(x.shape, x.dtype),),
@@ -66,9 +68,8 @@ class CpuBackend(TwoStepBackend):
     def backward(self, params, x, scale, bias, statistics, y, residual, dy, dmean, dvar, *, needs_grad):
         axis = params.feature_axis
         calls, (x, y, dy) = x.shape[0], (None if a is None else fold(a, axis) for a in (x, y, dy))
-        scale, bias, mean, mean_low, rstd, dmean, dvar = (
-            None if a is None else fold(a, 0) for a in (scale, bias, *statistics, dmean, dvar)
-        )
+        arrays: list[Any] = [None if a is None else fold(a, 0) for a in (scale, bias, *statistics, dmean, dvar)]
+        scale, bias, mean, mean_low, rstd, dmean, dvar = arrays
         like_x, channels = jax.ShapeDtypeStruct(x.shape, x.dtype), _channels(params, x)
         found = ffi_call(
             "jaxgrad_cpu_batch_norm_backward",

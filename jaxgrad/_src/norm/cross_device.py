@@ -108,6 +108,6 @@ def _backward(
     *rest: Any,
 ) -> Gradients:
     """The backward pass of one call, from the sums of all devices, the last operand."""
-    *rest, sums = rest
-    statistics, shared = Statistics(mean, mean_low, rstd), {"needs_grad": needs_grad, "num_devices": num_devices}
-    return xla.backward(params, x, scale, bias, statistics, *rest, sums=sums, **shared)
+    *others, sums = rest
+    run = partial(xla.backward, needs_grad=needs_grad, sums=sums, num_devices=num_devices)
+    return run(params, x, scale, bias, Statistics(mean, mean_low, rstd), *others)

@@ -52,8 +52,7 @@ def _training(params, primals, tangents):
     if params.activation is not None:
         y = y if params.activation == "relu" and residual is not None else None  # as in the backward pass
         dy = xla.through_activation(params, x, scale, bias, statistics, y, residual, dy).astype(x.dtype)
-    returned = params.statistics_dtype
-    return (dy, None, None) if returned is None else (dy, dmean.astype(returned), dvar.astype(returned))
+    return params.results(dy, dmean, dvar)
 
 
 def _inference(params, primals, tangents):
@@ -105,8 +104,7 @@ def training_formula(params, x, scale, bias, residual):
     """Returns `(y, mean, var)` in plain JAX."""
     z, mean, var = xla.formula(params, x, scale, bias)
     z = z if residual is None else z + residual.astype(z.dtype)
-    y, returned = xla.activate(params, z).astype(x.dtype), params.statistics_dtype
-    return (y, None, None) if returned is None else (y, mean.astype(returned), var.astype(returned))
+    return params.results(xla.activate(params, z).astype(x.dtype), mean, var)
 
 
 def _inference_formula(params, x, scale, bias, mean, var):

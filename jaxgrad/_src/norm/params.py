@@ -110,6 +110,11 @@ class NormParams:
             centered=self.centered,
         )
 
+    def results(self, y: Any, mean: Any, var: Any) -> tuple[Any, Any, Any]:
+        """Returns the results of the op, or tangents of them. Statistics that the op does not return are None."""
+        returned = self.statistics_dtype
+        return (y, None, None) if returned is None else (y, mean.astype(returned), var.astype(returned))
+
     def pmean(self, arrays: Any) -> Any:
         """Returns the averages of a tree of arrays over the devices of `mesh_axes`."""
         return arrays if self.mesh_axes is None else self.mesh_axes.pmean(arrays)

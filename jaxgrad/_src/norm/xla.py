@@ -118,13 +118,14 @@ def _sample(params: NormParams, x: jax.Array) -> jax.Array:
     axes = list(_element_axes(params, x))
     if params.num_groups is not None:  # the channels of a group become an axis after that of the groups
         at = params.feature_axis
-        size = x.shape[at] // params.num_groups
-        x = x.reshape(*x.shape[:at], params.num_groups, size, *x.shape[at + 1 :])
+        group_size = x.shape[at] // params.num_groups
+        x = x.reshape(*x.shape[:at], params.num_groups, group_size, *x.shape[at + 1 :])
         axes = [*(axis + (axis > at) for axis in axes), at + 1]
     along_each = max(1, round(_SAMPLE_SIZE ** (1 / max(len(axes), 1))))
     starts, stops, strides = [0] * x.ndim, list(x.shape), [1] * x.ndim
+    size: Any
     for axis in axes:
-        size: Any = x.shape[axis]
+        size = x.shape[axis]
         if isinstance(size, int):
             strides[axis] = max(1, -(-size // along_each))
             starts[axis] = (strides[axis] - 1) // 2
@@ -322,7 +323,7 @@ def formula(
     scale: jax.Array,
     bias: jax.Array,
     given: tuple[jax.Array, jax.Array] | None = None,
-) -> tuple[jax.Array, jax.Array | None, jax.Array]:
+) -> tuple[jax.Array, Any, jax.Array]:
     """Returns `(z, mean, var)` in the compute dtype by the textbook formula, without residual and activation.
 
     JAX can differentiate every step to any order.
