@@ -125,7 +125,7 @@ def test_debug_nans(backend):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
 
 
-@pytest.mark.parametrize("op", (*OPS, "group_norm"))
+@pytest.mark.parametrize("op", [*OPS, "group_norm"])
 def test_enable_x64_both_ways(op):
     """One jitted function of float64 NumPy arrays, called with 64-bit types off, on, and off again."""
     case = op_case(op)
