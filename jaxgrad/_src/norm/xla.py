@@ -89,16 +89,21 @@ def _argument(
     residual: jax.Array | None,
 ) -> jax.Array:
     """Returns the argument of the activation, in the compute dtype."""
-    z = _times_slope(params, _deviation(params, x, statistics), scale, statistics) + expand(params, bias, x)
+    z = _times_slope(params, _deviation(params, x, statistics), scale, statistics.rstd) + expand(params, bias, x)
     return z if residual is None else z + residual.astype(z.dtype)
 
 
-def _times_slope(params: NormParams, array: jax.Array, scale: jax.Array, statistics: Statistics) -> jax.Array:
+def _times_slope(params: NormParams, array: jax.Array, scale: jax.Array, rstd: jax.Array) -> jax.Array:
     """Returns array * rstd * scale."""
-    rstd = _per_channel(params, statistics.rstd, array)
     if _element_axes(params, array):
-        return array * expand(params, scale * rstd, array)
-    return array * expand(params, rstd, array) * expand(params, scale, array)  # scale * rstd is as large as the array
+        return array * expand(params, _slope(params, array, scale, rstd), array)
+    normalized = array * expand(params, _per_channel(params, rstd, array), array)
+    return normalized * expand(params, scale, array)  # the slope of rows is as large as the array
+
+
+def _slope(params: NormParams, x: jax.Array, scale: jax.Array, rstd: jax.Array) -> jax.Array:
+    """Returns scale * rstd, [*samples, C]."""
+    return lax.expand_dims(scale, range(params.sample_axes)) * _per_channel(params, rstd, x)
 
 
 def activate(params: NormParams, z: jax.Array) -> jax.Array:
@@ -307,7 +312,7 @@ def backward(
     if dy is not None:
         g = through_activation(params, x, scale, bias, statistics, y, residual, dy)
     sums = sums or channel_sums(params, x, statistics, g)
-    dx = _times_slope(params, g, scale, statistics)
+    dx = _times_slope(params, g, scale, statistics.rstd)
     if not params.frozen:
         a_rstd, b_rstd2 = _scaled_group_sums(params, x, scale, statistics, g, sums)
         dvar = (0 if dvar is None else dvar) - b_rstd2 / 2
@@ -331,8 +336,10 @@ def _scaled_group_sums(
     """Returns a rstd and b rstd^2 of `backward`, from the `channel_sums`."""
     rstd = statistics.rstd
     if _element_axes(params, x):
-        slope, rstd = scale * _per_channel(params, rstd, x), _per_channel(params, rstd, x)
-        return _group_sums(params, slope * sums[0]), _group_sums(params, slope * rstd * sums[1])
+        slope = _slope(params, x, scale, rstd)
+        return _group_sums(params, slope * sums[0]), _group_sums(
+            params, slope * _per_channel(params, rstd, x) * sums[1]
+        )
     # The sums of channels are as large as x. Without them, XLA has no reason to write them to memory.
     weighted = g * expand(params, scale, x)
     xhat = _deviation(params, x, statistics) * expand(params, _per_channel(params, rstd, x), x)
@@ -366,8 +373,7 @@ def formula(
             mean = params.pmean(_group_means(params, x))
             deviation = x - expand(params, _per_channel(params, mean, x), x)
         var = params.pmean(_group_means(params, lax.square(deviation)))
-    slope = scale.astype(x.dtype) * _per_channel(params, lax.rsqrt(var + params.epsilon), x)
-    z = deviation * expand(params, slope, x)
+    z = _times_slope(params, deviation, scale.astype(x.dtype), lax.rsqrt(var + params.epsilon))
     return z + expand(params, bias.astype(x.dtype), x), mean, var
 
 
