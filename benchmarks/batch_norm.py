@@ -20,7 +20,7 @@ from benchmarks.contender_names import NUMPY_FUSED, NUMPY_VAR, OURS, OURS_ON_XLA
 from benchmarks.measuring import measured
 from benchmarks.options import Options
 from benchmarks.timing import Call, jax_contenders, torch_contender
-from jaxgrad._src.bench.batch_norm import BatchNormCall
+from jaxgrad._src.bench.norm import NormCall
 
 CONTENDERS = (OURS, OURS_ON_XLA, NUMPY_FUSED, NUMPY_VAR, TORCH_EAGER)
 NOTES = (
@@ -187,7 +187,7 @@ def _rows(case: Case, left_out: set[str], options: Options) -> list[dict[str, An
         ),
     }
     if options.wants(TORCH_EAGER) and TORCH_EAGER not in left_out:
-        call = BatchNormCall(case.label, case.dtype, case.shape, case.feature_axis, relu=case.activation is not None)
+        call = NormCall(case.label, case.dtype, case.shape, case.feature_axis, case.activation)
         for which, (function, outputs) in torch_peers.passes(call, (*inputs, dy)).items():
             contenders[which].append(torch_contender(TORCH_EAGER, function, outputs(function)))
     return [compare(work_of(case, which), those, options.effort) for which, those in contenders.items()]

@@ -24,7 +24,6 @@ import jax
 
 import jaxgrad
 from benchmarks.preference_calls import ON_XLA, all_calls, forms_to_measure, with_plan
-from jaxgrad._src.batch_norm.cudnn import BatchNormFeatures, has_fast_kernels
 from jaxgrad._src.choice.environment import Environment, current_environment
 from jaxgrad._src.choice.measured_choices import Choice, RecordedCall
 from jaxgrad._src.choice.op import lowering_platform, public_platform
@@ -35,6 +34,7 @@ from jaxgrad._src.conv.on_xla import forms as xla_forms
 from jaxgrad._src.core.files import replace_file
 from jaxgrad._src.gru.features import GruFeatures
 from jaxgrad._src.gru.params import GruProblem
+from jaxgrad._src.norm.cudnn import BatchNormFeatures, has_fast_kernels
 from jaxgrad._src.tuning.choices import fastest, measured_choice
 from jaxgrad._src.tuning.tuning import from_json
 

@@ -17,10 +17,10 @@ from benchmarks.contender_names import TORCH_COMPILED
 from benchmarks.options import Options
 from benchmarks.timing import Contender
 from benchmarks.wording import brief
-from jaxgrad._src.bench.batch_norm import BatchNormCall
 from jaxgrad._src.bench.call import Call
 from jaxgrad._src.bench.conv import ConvCall
 from jaxgrad._src.bench.gru import GruCall
+from jaxgrad._src.bench.norm import NormCall
 
 # The measures of the passes of `python -m jaxgrad bench`.
 MEASURES = {"input gradient": "dX", "weight gradient": "dW", "forward + backward": "forward+backward"}
@@ -121,7 +121,7 @@ def _in_layout_of_jaxgrad(call: Call, name: str, found: list[np.ndarray]) -> Ite
         if call.channels_last:
             array = np.moveaxis(array, (0, 1), (-1, -2)) if name == "weight gradient" else np.moveaxis(array, 1, -1)
         yield array
-    elif isinstance(call, BatchNormCall):
+    elif isinstance(call, NormCall):
         yield from (np.moveaxis(array, 1, call.feature_axis) if array.ndim > 1 else array for array in found)
     elif isinstance(call, GruCall):
         D = 1 + call.bidirectional

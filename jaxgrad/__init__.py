@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from jaxgrad._src.accelerate.calls import Layer as Layer
     from jaxgrad._src.accelerate.report import report as report
     from jaxgrad._src.accelerate.results import Report as Report
-    from jaxgrad._src.batch_norm.api import batch_norm_inference as batch_norm_inference
-    from jaxgrad._src.batch_norm.api import batch_norm_training as batch_norm_training
     from jaxgrad._src.choice.explain import Explanation as Explanation
     from jaxgrad._src.choice.explain import PassExplanation as PassExplanation
     from jaxgrad._src.choice.explain import explain as explain
@@ -36,6 +34,11 @@ if TYPE_CHECKING:
     from jaxgrad._src.conv.api import conv_general_dilated as conv_general_dilated
     from jaxgrad._src.conv.transpose import conv_transpose as conv_transpose
     from jaxgrad._src.gru.api import gru as gru
+    from jaxgrad._src.norm.batch_norm import batch_norm_inference as batch_norm_inference
+    from jaxgrad._src.norm.batch_norm import batch_norm_training as batch_norm_training
+    from jaxgrad._src.norm.group_norm import group_norm as group_norm
+    from jaxgrad._src.norm.layer_norm import layer_norm as layer_norm
+    from jaxgrad._src.norm.layer_norm import rms_norm as rms_norm
     from jaxgrad._src.pool.api import avg_pool as avg_pool
     from jaxgrad._src.pool.api import max_pool as max_pool
     from jaxgrad._src.resize.api import resize as resize
@@ -66,13 +69,16 @@ __all__ = [
     "explain",
     "export_disabled_checks",
     "forward_mode",
+    "group_norm",
     "gru",
     "jvp",
+    "layer_norm",
     "max_pool",
     "nn",
     "plan_cache_info",
     "report",
     "resize",
+    "rms_norm",
     "tune",
 ]
 
@@ -89,22 +95,25 @@ _MODULES = {
     "__version__": "version",
     "accelerate": "accelerate.api",
     "avg_pool": "pool.api",
-    "batch_norm_inference": "batch_norm.api",
-    "batch_norm_training": "batch_norm.api",
+    "batch_norm_inference": "norm.batch_norm",
+    "batch_norm_training": "norm.batch_norm",
     "conv_general_dilated": "conv.api",
     "conv_transpose": "conv.transpose",
     "explain": "choice.explain",
     "export_disabled_checks": "run.export",
     "forward_mode": "run.forward_mode",
+    "group_norm": "norm.group_norm",
     "gru": "gru.api",
     "jvp": "run.forward_mode",
+    "layer_norm": "norm.layer_norm",
     "max_pool": "pool.api",
     "plan_cache_info": "choice.op",
     "report": "accelerate.report",
     "resize": "resize.api",
+    "rms_norm": "norm.layer_norm",
     "tune": "tuning.api",
 }
-_OPS = "conv_general_dilated", "conv_transpose", "batch_norm_training", "gru", "max_pool"
+_OPS = "conv_general_dilated", "conv_transpose", "batch_norm_training", "group_norm", "layer_norm", "gru", "max_pool"
 
 
 def __getattr__(name: str) -> _Any:

@@ -71,11 +71,11 @@ GRU = (*EVERY_OP, CUDA)
 # Test modules, relative to tests/, whose tests of XLA on a CPU are marked `thorough`: XLA takes seconds to compile each
 # scan of the GRU, and an XLA convolution is nearly the same program as `jax.lax`.
 THOROUGH_ON_XLA = (
-    "batch_norm/test_derivatives",
-    "batch_norm/test_named_vmap",
-    "batch_norm/test_runtime",
-    "batch_norm/test_transforms",
-    "batch_norm/test_vmap",
+    "norm/test_derivatives",
+    "norm/test_named_vmap",
+    "norm/test_runtime",
+    "norm/test_transforms",
+    "norm/test_vmap",
     "conv/test_conv_transpose_torch",
     "conv/test_derivatives",
     "conv/test_dtypes",

@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 
-from jaxgrad._src.batch_norm.cudnn import CudnnBackend as BatchNormBackend
 from jaxgrad._src.conv.kernels.cudnn import CudnnBackend
 from jaxgrad._src.conv.kernels.depthwise_cuda import DepthwiseCudaBackend
 from jaxgrad._src.gru.cuda import CudaBackend as GruBackend
 from jaxgrad._src.native import cuda
+from jaxgrad._src.norm.cudnn import CudnnBackend as BatchNormBackend
 from jaxgrad._src.pool.cuda import CudaBackend as PoolBackend
 
 

@@ -46,7 +46,12 @@ def test_a_transposed_convolution(options, size):
 def test_other_ops():
     call = shapes.batch_norm("4x6x5,feature_axis=1,activation=relu,dtype=f16")
     assert _shapes(call) == [(4, 6, 5), (6,), (6,), (4, 6, 5)]
-    assert (call.feature_axis, call.relu, call.dtype) == (1, True, "float16")
+    assert (call.feature_axis, call.activation, call.dtype) == (1, "relu", "float16")
+    call = shapes.group_norm("4x7x6,groups=3,activation=silu,dtype=f32")
+    assert _shapes(call) == [(4, 7, 6), (6,), (6,), (4, 7, 6)]
+    assert (call.groups, call.activation) == (3, "silu")
+    assert _shapes(shapes.layer_norm("4x7,dtype=f32")) == [(4, 7), (7,), (7,), (4, 7)]
+    assert _shapes(shapes.rms_norm("4x7,dtype=f32")) == [(4, 7), (7,), (4, 7)]
     call = shapes.gru("7,4,3,5,direction=bidirectional,linear_before_reset=false,dtype=f32")
     assert _shapes(call)[:3] == [(7, 4, 3), (2, 15, 3), (2, 15, 5)]
     assert not call.linear_before_reset

@@ -14,7 +14,6 @@ import pytest
 
 import jaxgrad
 from benchmarks import preference_calls, preferences, report
-from jaxgrad._src.batch_norm.cudnn import BatchNormFeatures
 from jaxgrad._src.choice import table
 from jaxgrad._src.choice.environment import Environment
 from jaxgrad._src.choice.measured_choices import Choice, Recorder
@@ -22,6 +21,7 @@ from jaxgrad._src.conv.call.features import ConvFeatures
 from jaxgrad._src.conv.kernels.cudnn import CudnnBackend
 from jaxgrad._src.gru.features import GruFeatures
 from jaxgrad._src.native import cpu, cuda
+from jaxgrad._src.norm.cudnn import BatchNormFeatures
 
 _BOTH = ("forward", "backward")
 _OF_CONV = ("forward", "input_gradient", "weight_gradient")

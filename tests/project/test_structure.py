@@ -17,7 +17,7 @@ LAYERS = {
     "choice": 3,
     "run": 4,
     "conv": 5,
-    "batch_norm": 5,
+    "norm": 5,
     "gru": 5,
     "pool": 5,
     "resize": 5,

@@ -15,11 +15,11 @@ from recorded_calls import random_array, recorded_calls
 from tolerances import assert_close
 
 import jaxgrad
-from jaxgrad._src.batch_norm import measurable as batch_norm_measurable
-from jaxgrad._src.batch_norm.params import BatchNormProblem
 from jaxgrad._src.choice.environment import current_environment
 from jaxgrad._src.core.precision import precision_flags
 from jaxgrad._src.gru import measurable as gru_measurable
+from jaxgrad._src.norm import measurable as batch_norm_measurable
+from jaxgrad._src.norm.params import NormProblem
 from jaxgrad._src.tuning import timing
 
 pytestmark = pytest.mark.jax_version
@@ -169,7 +169,7 @@ def test_the_words_of_a_precision(dtype, precision, words):
 def test_a_tuning_keeps_the_digits_of_batch_normalization(monkeypatch, shape, dtype, names):
     """With float32 x, the mean of cuDNN's fast kernels has half the digits of XLA's."""
     monkeypatch.setattr(batch_norm_measurable, "measurable_implementations", lambda *_: ["cudnn", "xla"])
-    call = BatchNormProblem(*shape, jnp.dtype(dtype))
+    call = NormProblem(1, 1, *shape, None, jnp.dtype(dtype))
     assert list(batch_norm_measurable.measurable(call, "cuda").functions) == names
 
 

@@ -24,8 +24,6 @@ from tolerances import assert_close
 
 import jaxgrad
 from jaxgrad import Tuning
-from jaxgrad._src.batch_norm import cpu as batch_norm_cpu
-from jaxgrad._src.batch_norm import cudnn as batch_norm_cudnn
 from jaxgrad._src.choice import environment
 from jaxgrad._src.choice.environment import current_environment
 from jaxgrad._src.choice.measured_choices import Choice, Recorder
@@ -33,6 +31,8 @@ from jaxgrad._src.choice.selection import select
 from jaxgrad._src.gru import api
 from jaxgrad._src.gru import cpu as gru_cpu
 from jaxgrad._src.gru import cuda as gru_cuda
+from jaxgrad._src.norm import cpu as batch_norm_cpu
+from jaxgrad._src.norm import cudnn as batch_norm_cudnn
 
 pytestmark = pytest.mark.jax_version
 

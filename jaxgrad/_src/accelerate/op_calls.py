@@ -1,4 +1,4 @@
-"""The batch normalizations, poolings and GRUs of a program, for `jaxgrad.report`."""
+"""The normalizations, poolings and GRUs of a program, for `jaxgrad.report`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from jax.extend.core import JaxprEqn
 from jaxgrad._src.accelerate.calls import Call
 from jaxgrad._src.accelerate.outcomes import SELECTED_BY_OP, outcome_of, selected
 from jaxgrad._src.accelerate.places import Place
-from jaxgrad._src.batch_norm import api as batch_norm
-from jaxgrad._src.batch_norm.params import BatchNormParams
-from jaxgrad._src.batch_norm.passes import candidates_of as batch_norm_candidates
 from jaxgrad._src.choice.candidates import Candidates
 from jaxgrad._src.choice.explain import explain_pass
-from jaxgrad._src.choice.op import Op, lowering_platform
+from jaxgrad._src.choice.op import OPS, Op, lowering_platform
 from jaxgrad._src.choice.selection import recording, select
 from jaxgrad._src.gru import api as gru
 from jaxgrad._src.gru.flops import count_flops
 from jaxgrad._src.gru.params import GruParams
 from jaxgrad._src.gru.passes import candidates_of as gru_candidates
 from jaxgrad._src.native.ffi import short_dtype
+from jaxgrad._src.norm.params import NormParams
+from jaxgrad._src.norm.passes import candidates_of as norm_candidates
 from jaxgrad._src.pool import api as pool
 from jaxgrad._src.pool.equation import PRIMITIVES, read_equation
 from jaxgrad._src.pool.params import PoolParams
@@ -45,7 +44,7 @@ def of_lax_pooling(equation: JaxprEqn, place: Place, platform: str, problem: str
 def of_op(
     equation: JaxprEqn,
     name: str,
-    params: BatchNormParams | GruParams | PoolParams,
+    params: NormParams | GruParams | PoolParams,
     flags: Sequence[Any],
     place: Place,
     platform: str,
@@ -78,10 +77,10 @@ def of_op(
         call = params.problem(x)
         candidates = pool_candidates(params, pass_name, call)
     else:
-        short, op = "batch_norm", batch_norm.INFERENCE if params.frozen else batch_norm.TRAINING
+        short, op = params.name, OPS[params.op]
         call, flops = params.problem(x), 0
-        in_steps = name == "batch_norm_normalize" or params.mesh_axes is not None
-        candidates = batch_norm_candidates(params, pass_name, call, flags[0] if flags else None, in_steps=in_steps)
+        in_steps = name.endswith("_normalize") or params.mesh_axes is not None
+        candidates = norm_candidates(params, pass_name, call, flags[0] if flags else None, in_steps=in_steps)
     here = lowering_platform(platform)
     implementation, moved, reason = selected(candidates, platform)
     return Call(

@@ -25,12 +25,18 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "conv": (shapes.conv, shapes.CONV),
     "conv-transpose": (shapes.conv_transpose, shapes.CONV),
     "batch-norm": (shapes.batch_norm, shapes.BATCH_NORM),
+    "group-norm": (shapes.group_norm, shapes.BATCH_NORM),
+    "layer-norm": (shapes.layer_norm, shapes.ROWS),
+    "rms-norm": (shapes.rms_norm, shapes.ROWS),
     "gru": (shapes.gru, shapes.GRU),
 }
 _OPTIONS = {
     "conv": "stride, padding (SAME, VALID, causal or sizes), dilation, groups, layout, dtype",
     "conv-transpose": "the same options, without causal padding",
-    "batch-norm": "feature_axis, activation (relu), dtype",
+    "batch-norm": "feature_axis, activation (relu, silu, gelu), dtype",
+    "group-norm": "groups, feature_axis, activation, dtype",
+    "layer-norm": "activation, dtype",
+    "rms-norm": "activation, dtype",
     "gru": "direction (forward, bidirectional), linear_before_reset (true, false), dtype",
 }
 _DESCRIPTION = (

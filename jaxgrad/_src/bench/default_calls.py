@@ -15,6 +15,9 @@ _CPU = (
     ("conv", "2x16x16x16x32,3x3x3,64"),
     ("conv-transpose", "8x16x16x64,4x4,32,stride=2"),
     ("batch-norm", "8x56x56x64"),
+    ("group-norm", "8x28x28x128,groups=32,activation=silu"),
+    ("layer-norm", "4096x768"),
+    ("rms-norm", "4096x768"),
     ("gru", "100,16,64,128"),
 )
 # A GPU in bfloat16.
@@ -31,6 +34,9 @@ _GPU = (
     ("conv-transpose", "16x64x64x256,2x2,128,stride=2"),
     ("conv-transpose", "128x8x8x512,4x4,256,stride=2,padding=1"),
     ("batch-norm", "128x56x56x64"),
+    ("group-norm", "64x64x64x128,groups=32,activation=silu"),
+    ("layer-norm", "65536x1024"),
+    ("rms-norm", "65536x1024"),
     ("gru", "200,64,128,128"),
 )
 

@@ -6,13 +6,14 @@ import argparse
 import re
 from collections.abc import Sequence
 
-from jaxgrad._src.bench.batch_norm import BatchNormCall
 from jaxgrad._src.bench.conv import ConvCall
 from jaxgrad._src.bench.gru import GruCall
+from jaxgrad._src.bench.norm import NormCall
 
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 CONV = "8x56x56x64,3x3,128 (batch x sizes x features, window, output features)"
 BATCH_NORM = "8x56x56x64 (batch x sizes x features)"
+ROWS = "4096x768 (rows x features)"
 GRU = "100,32,64,128 (steps, batch, input size, hidden size)"
 _CONV_OPTIONS = ("stride", "padding", "dilation", "groups", "layout", "dtype")
 _Error = argparse.ArgumentTypeError
@@ -60,15 +61,34 @@ def _conv(text: str, transposed: bool) -> ConvCall:
     return call
 
 
-def batch_norm(text: str) -> BatchNormCall:
-    (data,), options = _split(text, BATCH_NORM, 1, ("feature_axis", "activation", "dtype"))
+def batch_norm(text: str) -> NormCall:
+    return _norm("batch-norm", text, ("feature_axis", "activation", "dtype"))
+
+
+def group_norm(text: str) -> NormCall:
+    return _norm("group-norm", text, ("groups", "feature_axis", "activation", "dtype"))
+
+
+def layer_norm(text: str) -> NormCall:
+    return _norm("layer-norm", text, ("activation", "dtype"))
+
+
+def rms_norm(text: str) -> NormCall:
+    return _norm("rms-norm", text, ("activation", "dtype"))
+
+
+def _norm(kind: str, text: str, names: Sequence[str]) -> NormCall:
+    (data,), options = _split(text, BATCH_NORM if "feature_axis" in names else ROWS, 1, names)
     shape = _sizes("the first value", data, "2 sizes or more", range(2, 9))
-    axis = options.get("feature_axis", "-1")
-    if not re.fullmatch(r"-?\d", axis) or not -len(shape) <= int(axis) < len(shape):
-        raise _Error(f"feature_axis must be an axis of {data}, 0 to {len(shape) - 1}, got {axis!r}")
-    if (activation := options.get("activation")) not in (None, "relu"):
-        raise _Error(f"activation must be relu, got {activation!r}")
-    return BatchNormCall(f"batch-norm {text}", _dtype(options), shape, int(axis) % len(shape), activation == "relu")
+    axis, first = options.get("feature_axis", "-1"), int(kind == "group-norm")
+    if not re.fullmatch(r"-?\d", axis) or not -len(shape) <= int(axis) < len(shape) or int(axis) % len(shape) < first:
+        raise _Error(f"feature_axis must be an axis of {data}, {first} to {len(shape) - 1}, got {axis!r}")
+    if (activation := options.get("activation")) is not None:
+        _one_of("activation", activation, ("relu", "silu", "gelu"))
+    features, groups = shape[int(axis)], _number("groups", options.get("groups", "1"))
+    if features % groups:
+        raise _Error(f"groups must divide the features, {features}, got {groups}")
+    return NormCall(f"{kind} {text}", _dtype(options), shape, int(axis) % len(shape), activation, kind, groups)
 
 
 def gru(text: str) -> GruCall:

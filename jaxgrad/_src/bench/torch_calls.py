@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxgrad._src.bench.batch_norm import EPSILON, BatchNormCall
 from jaxgrad._src.bench.call import Call
 from jaxgrad._src.bench.conv import ConvCall
 from jaxgrad._src.bench.gru import GruCall
+from jaxgrad._src.bench.norm import EPSILON, NormCall
 from jaxgrad._src.tuning.timing import Program
 
 torch: Any = importlib.import_module("torch")
@@ -55,8 +55,8 @@ def functions(call: Call, operands: Sequence[jax.Array], *, allow_tf32: bool = T
     tensors = [tensor(array, of_jax) for array in operands]
     if isinstance(call, ConvCall):
         return _conv(call, *tensors)
-    if isinstance(call, BatchNormCall):
-        return _batch_norm(call, *tensors)
+    if isinstance(call, NormCall):
+        return _norm(call, *tensors)
     assert isinstance(call, GruCall)
     return _gru(call, *tensors)
 
@@ -173,15 +173,28 @@ def _backward(dy: Any, x: Any, w: Any, settings: tuple[Any, ...], which: int) ->
     return torch.ops.aten.convolution_backward(dy, x, w, None, *settings, wanted)[which]
 
 
-def _batch_norm(call: BatchNormCall, x: Any, scale: Any, bias: Any, *others: Any) -> _Passes:
-    """`others` are a residual, which the benchmarks of the checkout have, and dy."""
-    x, *residual, dy = (tensor.movedim(call.feature_axis, 1) for tensor in (x, *others))
-    inputs = [tensor.requires_grad_() for tensor in (x, scale, bias, *residual)]
+def _norm(call: NormCall, x: Any, scale: Any, *others: Any) -> _Passes:
+    """`others` are the bias, which RMS norm does not have, a residual, which the benchmarks of the checkout have, and dy."""
+    bias, others = (None, others) if call.kind == "rms-norm" else (others[0], others[1:])
+    if call.kind in ("batch-norm", "group-norm"):
+        x, *others = (tensor.movedim(call.feature_axis, 1) for tensor in (x, *others))
+    *residual, dy = others
+    inputs = [tensor.requires_grad_() for tensor in (x, scale, bias, *residual) if tensor is not None]
+    of_torch = torch.nn.functional
 
     def forward() -> Any:
-        y = torch.nn.functional.batch_norm(x, None, None, scale, bias, training=True, eps=EPSILON)
+        if call.kind == "batch-norm":
+            y = of_torch.batch_norm(x, None, None, scale, bias, training=True, eps=EPSILON)
+        elif call.kind == "group-norm":
+            y = of_torch.group_norm(x, call.groups, scale, bias, eps=EPSILON)
+        elif call.kind == "layer-norm":
+            y = of_torch.layer_norm(x, scale.shape, scale, bias, eps=EPSILON)
+        else:
+            y = of_torch.rms_norm(x, scale.shape, scale, eps=EPSILON)
         y = y + residual[0] if residual else y
-        return torch.relu(y) if call.relu else y
+        if call.activation == "gelu":
+            return of_torch.gelu(y, approximate="tanh")
+        return getattr(of_torch, call.activation)(y) if call.activation else y
 
     return _with_gradients(forward, inputs, dy)
 

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxgrad._src.batch_norm.api import batch_norm_inference, batch_norm_training
 from jaxgrad._src.core import checks
 from jaxgrad._src.core.activations import Activation
+from jaxgrad._src.norm.batch_norm import batch_norm_inference, batch_norm_training
 
 _MOST_STEPS = 1 << 24  # float32 counts to it exactly
 

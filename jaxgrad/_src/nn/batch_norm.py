@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrad._src.batch_norm.api import batch_norm_inference, batch_norm_training
 from jaxgrad._src.core import checks
+from jaxgrad._src.norm.batch_norm import batch_norm_inference, batch_norm_training
 
 
 def as_batch(layer: str, name: str, x: Any) -> jax.Array:

@@ -39,7 +39,7 @@ def fold_or_loop(
         if axis_size == 0:
             return empty_vmap(mapped, is_mapped, args)
         if foldable and not _weights_mapped(is_mapped, in_axes):
-            return _folded(mapped, in_axes, out_axes, axis_size, is_mapped, args)
+            return folded(mapped, in_axes, out_axes, axis_size, is_mapped, args)
         return loop(axis_size, is_mapped, args)
 
     return mapped
@@ -71,7 +71,7 @@ def fold_or_group(
         if _weights_mapped(is_mapped, in_axes):
             return _all_mapped(grouped(*_broadcast_all(axis_size, is_mapped, args)))
         if shared is None:
-            return _folded(mapped, in_axes, out_axes, axis_size, is_mapped, args)
+            return folded(mapped, in_axes, out_axes, axis_size, is_mapped, args)
         as_examples = [axis is None or here for here, axis in zip(is_mapped, in_axes, strict=True)]
         return _all_mapped(shared(*_broadcast_all(axis_size, as_examples, args)))
 
@@ -85,7 +85,7 @@ def fold_or_group(
         ins, outs = behind_groups(in_axes), behind_groups(out_axes)
         if shared is not None or _weights_mapped(is_mapped, ins):
             ins, outs = (0,) * len(ins), (0,) * len(outs)
-        return _folded(grouped, ins, outs, axis_size, is_mapped, args)
+        return folded(grouped, ins, outs, axis_size, is_mapped, args)
 
     return mapped
 
@@ -108,7 +108,7 @@ def _sharing_weights(
         if _weights_mapped(is_mapped, in_axes):
             mapped_axes = tuple(0 if here else None for here in is_mapped)
             return _all_mapped(jax.vmap(examples_as_groups, mapped_axes)(*args))
-        return _folded(shared, axes, (0,) * num_results, axis_size, is_mapped, args)
+        return folded(shared, axes, (0,) * num_results, axis_size, is_mapped, args)
 
     return shared
 
@@ -127,7 +127,7 @@ def _weights_mapped(is_mapped: Sequence[bool | None], in_axes: tuple[BatchAxis, 
     return any(here for here, axis in zip(is_mapped, in_axes, strict=True) if axis is None)
 
 
-def _folded(
+def folded(
     call: Callable[..., Any],
     in_axes: tuple[BatchAxis, ...],
     out_axes: tuple[BatchAxis, ...],

@@ -31,13 +31,17 @@ class MeshAxes:
         return jax.tree.map(lambda total: total / self.size, self.psum(arrays))
 
     def all_gather_by_psum(self, arrays: Any) -> Any:
-        """Gathers [C] arrays into [size, C], by a sum: JAX then knows that the result is the same on all devices."""
+        """Gathers arrays along a new first axis by a sum: JAX then knows that the result is the same on all devices."""
         index = lax.axis_index(self.axes)
         if self.groups is not None:
             indices = {device: i for group in self.groups for i, device in enumerate(group)}
             index = jnp.asarray([indices[device] for device in range(len(indices))])[index]
-        own_row = jnp.arange(self.size)[:, None] == index
-        return self.psum(jax.tree.map(lambda array: jnp.where(own_row, array, 0), arrays))
+        is_own = jnp.arange(self.size) == index
+
+        def in_own_row(array: jax.Array) -> jax.Array:
+            return jnp.where(lax.expand_dims(is_own, range(1, 1 + array.ndim)), array[None], 0)
+
+        return self.psum(jax.tree.map(in_own_row, arrays))
 
     def psum_cotangent(self, cotangent: Any, operand: jax.Array) -> Any:
         """Sums the cotangent of a result that is the same on all devices, unless JAX has done so.

@@ -50,6 +50,7 @@ class PartitioningRule:
         that is None.
       results: likewise.
       summed: names of dimensions over which a result without them is a sum.
+      exchanged: those of the summed dimensions whose shards depend on each other; None for all of them.
 
     If one mesh axis splits two dimensions, it keeps splitting only the one that is named first.
     """
@@ -57,6 +58,7 @@ class PartitioningRule:
     operands: tuple[Dims | None, ...]
     results: tuple[Dims | None, ...]
     summed: tuple[str, ...] = ()
+    exchanged: tuple[str, ...] | None = None
 
     def for_operands(self, operands: Sequence[Any]) -> PartitioningRule:
         """The rule of a call, some of whose operands may be None."""
@@ -154,8 +156,8 @@ def partitioned(
       candidates: the candidates for operands of given sizes, which may be those of a shard.
       kernels: by implementation, the kernel call.
       xla: the same function on XLA.
-      cross_device: for the mesh axes that split summed dimensions, what each device computes of its shards. By default
-        the pass itself, whose results are then summed.
+      cross_device: for the mesh axes that split the rule's exchanged dimensions, what each device computes of its
+        shards. By default the pass itself, whose results are then summed.
       xla_is_worse: whether, for operands of given sizes, XLA's partitioner would gather what the rule splits, or
         communicate more often than `cross_device`.
     """
@@ -211,15 +213,18 @@ def _on_shards(
 ) -> Callable[..., Any]:
     """The computation of each device on its shards, where the mesh splits the pass as in `split`."""
 
+    exchanged = rule.summed if rule.exchanged is None else rule.exchanged
+    exchanged_axes = tuple(axis for name in exchanged for axis in split.get(name, ()))
+    run, rest = local, rule.summed
+    if exchanged_axes and cross_device is not None:
+        run, rest = cross_device(MeshAxes(exchanged_axes)), tuple(n for n in rule.summed if n not in exchanged)
+
     def summed(result: jax.Array, names: Dims) -> jax.Array:
-        axes = tuple(axis for name in rule.summed if name not in names for axis in split.get(name, ()))
+        axes = tuple(axis for name in rest if name not in names for axis in split.get(name, ()))
         return lax.psum(result, axes) if axes else result
 
     def call(*arrays: Any) -> Any:
-        axes = tuple(axis for name in rule.summed for axis in split.get(name, ()))
-        if axes and cross_device is not None:
-            return cross_device(MeshAxes(axes))(*arrays)
-        leaves, tree = jax.tree.flatten(local(*arrays))
+        leaves, tree = jax.tree.flatten(run(*arrays))
         present = [names for names in rule.results if names is not None]
         return jax.tree.unflatten(tree, [summed(*pair) for pair in zip(leaves, present, strict=True)])
 

@@ -7,8 +7,6 @@ import datetime
 
 import jax
 
-from jaxgrad._src.batch_norm import measurable as batch_norm_measurable
-from jaxgrad._src.batch_norm.params import BatchNormProblem
 from jaxgrad._src.choice.measured_choices import Choice, Measurable, RecordedCall
 from jaxgrad._src.choice.op import platform_of
 from jaxgrad._src.conv import measurable as conv_measurable
@@ -16,6 +14,8 @@ from jaxgrad._src.conv.call.params import ConvCall
 from jaxgrad._src.conv.equation import Equation
 from jaxgrad._src.gru import measurable as gru_measurable
 from jaxgrad._src.gru.params import GruProblem
+from jaxgrad._src.norm import measurable as batch_norm_measurable
+from jaxgrad._src.norm.params import NormProblem
 from jaxgrad._src.pool import measurable as pool_measurable
 from jaxgrad._src.pool.params import PoolProblem
 from jaxgrad._src.tuning.timing import Program, compile_all, lower_with_sets, medians, random_operands, repeated_on_gpu
@@ -64,7 +64,7 @@ def _measurable(recorded: RecordedCall, platform: str) -> Measurable:
         return conv_measurable.measurable_equation(call, platform)
     if isinstance(call, ConvCall):
         return conv_measurable.measurable_pass(recorded.pass_name, call, platform)
-    if isinstance(call, BatchNormProblem):
+    if isinstance(call, NormProblem):
         return batch_norm_measurable.measurable(call, platform)
     if isinstance(call, PoolProblem):
         return pool_measurable.measurable(call, platform)

@@ -20,7 +20,7 @@ from batch_norm_references import (
     values_and_gradients,
 )
 
-from jaxgrad._src.batch_norm import xla as batch_norm_xla
+from jaxgrad._src.norm import sums
 
 BACKENDS = BATCH_NORM
 LAYOUTS = [((25, 30, 40, 6), -1), ((20, 6, 30, 50), 1), ((2000, 130), -1), ((2, 5, 20000), 1)]
@@ -210,7 +210,7 @@ def test_one_element_per_channel(backend):
 )
 def test_two_sums_match_the_gpu_reduction(shape, axes, parts):
     first, second = np.random.default_rng(0).standard_normal((2, *shape)).astype(np.float32)
-    assert batch_norm_xla._parts(shape, axes) == parts
-    found = jax.jit(partial(batch_norm_xla.two_sums_together, axes=axes))(first, second)
+    assert sums._parts(shape, axes) == parts
+    found = jax.jit(partial(sums.two_sums_together, axes=axes))(first, second)
     for actual, array in zip(found, (first, second), strict=True):
         np.testing.assert_allclose(actual, array.sum(axes, dtype=np.float64), rtol=0, atol=1e-3)

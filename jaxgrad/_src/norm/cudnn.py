@@ -2,24 +2,28 @@
 
 cuDNN computes y and all statistics in one call, and the gradients of x, scale and bias in another. It adds relu, and a
 residual before relu, where the channels are the last dimension; XLA computes the rest. cuDNN's mean has no `mean_low`.
+The channels of all calls are the channels of one call of cuDNN.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrad._src.batch_norm import xla
-from jaxgrad._src.batch_norm.backend import BatchNormBackend, Gradients, compute_dtype
-from jaxgrad._src.batch_norm.params import BatchNormParams, BatchNormProblem
 from jaxgrad._src.choice.op import Rejection
 from jaxgrad._src.choice.table import Row, preference
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.native import cuda
 from jaxgrad._src.native.ffi import empty_if_none, ffi_call
+from jaxgrad._src.norm import xla
+from jaxgrad._src.norm.backend import Gradients, NormBackend, compute_dtype
+from jaxgrad._src.norm.params import NormParams, NormProblem
+from jaxgrad._src.run.batching import fold, unfold
 
 
 class BatchNormFeatures(NamedTuple):
@@ -30,7 +34,7 @@ class BatchNormFeatures(NamedTuple):
     fast_kernels: bool
 
 
-class CudnnBackend(BatchNormBackend):
+class CudnnBackend(NormBackend):
     implementation = "cudnn"
     platform = "cuda"
     title = "cuDNN kernels"
@@ -40,33 +44,35 @@ class CudnnBackend(BatchNormBackend):
     def unavailable(self) -> str:
         return cuda.unavailable()
 
-    def reject(self, pass_name: str, call: BatchNormProblem, *, forced: bool) -> Rejection | None:
+    def reject(self, pass_name: str, call: NormProblem, *, forced: bool) -> Rejection | None:
         # Without elements there is no kernel call.
         return super().reject(pass_name, call, forced=forced) if call.size else self.missing()
 
-    def supports(self, pass_name: str, call: BatchNormProblem) -> Rejection | None:
+    def supports(self, pass_name: str, call: NormProblem) -> Rejection | None:
+        if call.num_groups is not None or call.activation not in (None, "relu"):
+            return Rejection("cuDNN supports batch normalization without an activation or with relu")
         if call.size < 2**31:  # cuDNN counts elements in 32 bits
             return None
         return Rejection(f"cuDNN supports fewer than 2^31 elements, x has {call.size}")
 
-    def why_slower(self, pass_name: str, call: BatchNormProblem) -> str:
+    def why_slower(self, pass_name: str, call: NormProblem) -> str:
         if loses_digits(call):
             return "XLA keeps twice the digits of the mean in this dtype, and is about as fast"
         return super().why_slower(pass_name, call)
 
-    def row(self, pass_name: str, call: BatchNormProblem, *, resized: bool = False) -> Row | None:
+    def row(self, pass_name: str, call: NormProblem, *, resized: bool = False) -> Row | None:
         if resized or loses_digits(call) or not call.size:
             return None
         features = BatchNormFeatures(call.outer * call.inner, call.channels, has_fast_kernels(call))
         return preference("batch_norm", pass_name, self.platform, features, (self.implementation, "xla"))
 
-    def find_plan(self, pass_name: str, call: BatchNormProblem) -> Rejection | None:
+    def find_plan(self, pass_name: str, call: NormProblem) -> Rejection | None:
         """Both passes run on cuDNN, or neither does.
 
         Raises RuntimeError where cuDNN failed in a multi-process program: other processes, in which cuDNN works, would
         lower another program.
         """
-        fuses = call.relu and _can_fuse(call)
+        fuses = call.activation is not None and _can_fuse(call)
         try:
             for is_backward in (False, True):
                 residual = fuses and call.residual
@@ -83,48 +89,59 @@ class CudnnBackend(BatchNormBackend):
         return Rejection("XLA is as fast for most arrays, and fuses the neighboring operations", slower=True)
 
     def forward(self, params, x, scale, bias, residual):
-        problem = BatchNormProblem.of(x, params.feature_axis, relu=params.relu, residual=residual is not None)
-        fuses = params.relu and _can_fuse(problem)
+        axis, relu = params.feature_axis, params.activation is not None
+        problem = dataclasses.replace(params.problem(x), residual=residual is not None)
+        calls, x, residual = x.shape[0], fold(x, axis), None if residual is None else fold(residual, axis)
+        fuses = relu and _can_fuse(problem)
+        scale, bias = fold(scale, 0), fold(bias, 0)
         y, mean, rstd, unbiased_var = _forward_call(params, problem, x, scale, bias, residual if fuses else None, fuses)
         if not fuses:
             if residual is not None:
                 y = (y.astype(mean.dtype) + residual.astype(mean.dtype)).astype(y.dtype)
-            y = jax.nn.relu(y) if params.relu else y
+            y = jax.nn.relu(y) if relu else y
         n = problem.outer * problem.inner
         var = unbiased_var * ((n - 1) / n) if n > 1 else jnp.where(jnp.isfinite(mean), 0, jnp.nan)
-        return y, mean, jnp.zeros_like(mean), var.astype(mean.dtype), rstd
+        statistics = mean, jnp.zeros_like(mean), var.astype(mean.dtype), rstd
+        return unfold(y, axis, calls), *(unfold(each, 0, calls) for each in statistics)
 
-    def backward(self, params, x, scale, bias, statistics, y, dy, dmean, dvar, *, needs_grad):
-        problem = BatchNormProblem.of(x, params.feature_axis)
-        fuses = params.relu and y is None and has_fast_kernels(problem)
+    def backward(self, params, x, scale, bias, statistics, y, residual, dy, dmean, dvar, *, needs_grad):
+        axis, calls, problem = params.feature_axis, x.shape[0], params.problem(x)
+        fuses = params.activation is not None and y is None and has_fast_kernels(problem)
         g = dy
-        if params.relu and not fuses:
-            g = jnp.where(xla.relu_mask(params, x, scale, bias, statistics, y), dy, 0)
-        bias = bias if fuses else None
-        dx, dscale, dbias = _backward_call(params, problem, x, g, scale, bias, statistics.mean, statistics.rstd, fuses)
+        if params.activation is not None and not fuses:
+            mask = xla.over_calls(partial(xla.relu_mask, params))(x, scale, bias, statistics, y)
+            g = jnp.where(mask, dy, 0)
+        arrays = fold(scale, 0), fold(bias, 0) if fuses else None, fold(statistics.mean, 0), fold(statistics.rstd, 0)
+        dx, *channels = _backward_call(params, problem, fold(x, axis), fold(g, axis), *arrays, fuses)
+        dx, (dscale, dbias) = unfold(dx, axis, calls), (unfold(each, 0, calls) for each in channels)
         if dmean is not None or dvar is not None:
-            through = xla.gradient_through_statistics(params, x, statistics, dmean, dvar)
+            through = xla.over_calls(partial(xla.gradient_through_statistics, params))(x, statistics, dmean, dvar)
             dx = (dx.astype(through.dtype) + through).astype(x.dtype)
         found = Gradients(dx, dscale, dbias, g)
         return Gradients(*(gradient if needed else None for gradient, needed in zip(found, needs_grad, strict=True)))
 
 
-def has_fast_kernels(problem: BatchNormProblem) -> bool:
+def has_fast_kernels(problem: NormProblem) -> bool:
     """Whether cuDNN has its fast kernels, which also apply relu: for channels in the last dimension."""
     return problem.inner == 1 and problem.dtype != np.float64
 
 
-def loses_digits(problem: BatchNormProblem) -> bool:
+def loses_digits(problem: NormProblem) -> bool:
     """Whether cuDNN's mean has fewer correct digits than XLA's."""
     return has_fast_kernels(problem) and problem.dtype.itemsize > 2
 
 
-def _can_fuse(problem: BatchNormProblem) -> bool:
+def _can_fuse(problem: NormProblem) -> bool:
     """Whether cuDNN has a kernel with relu and, if the problem has one, the residual before it."""
-    return has_fast_kernels(problem) and (not problem.residual or problem.channels % 4 == 0)
+    return has_fast_kernels(problem) and (not problem.residual or _channels(problem) % 4 == 0)
 
 
-def _workspace(problem: BatchNormProblem, *, is_backward: bool, relu: bool, residual: bool) -> int | None:
+def _channels(problem: NormProblem) -> int:
+    """The channels of all calls, which are those of one call of cuDNN."""
+    return problem.calls * problem.channels
+
+
+def _workspace(problem: NormProblem, *, is_backward: bool, relu: bool, residual: bool) -> int | None:
     """Returns bytes, or None where cuDNN does not support the call on the GPU of this machine.
 
     Without a GPU on this machine the result is an estimate. Where the program runs, the handler allocates memory for
@@ -133,11 +150,11 @@ def _workspace(problem: BatchNormProblem, *, is_backward: bool, relu: bool, resi
     Raises:
       RuntimeError: cuDNN failed, for instance because the GPU's memory is full. It is not remembered.
     """
-    sizes = (problem.outer, problem.channels, problem.inner)
+    sizes = (problem.outer, _channels(problem), problem.inner)
     return _cached_workspace(is_backward, cuda.float_type(problem.dtype), *sizes, relu, residual)
 
 
-def _workspace_of_call(problem: BatchNormProblem, *, is_backward: bool, relu: bool, residual: bool) -> int:
+def _workspace_of_call(problem: NormProblem, *, is_backward: bool, relu: bool, residual: bool) -> int:
     workspace = _workspace(problem, is_backward=is_backward, relu=relu, residual=residual)
     if workspace is None:  # only a forced call that vmap has changed: the selection asked for the call itself
         raise NotImplementedError(f"cuDNN does not support {problem} under vmap; implementation='xla' runs it")
@@ -157,8 +174,8 @@ def _cached_workspace(
 
 
 def _forward_call(
-    params: BatchNormParams,
-    problem: BatchNormProblem,
+    params: NormParams,
+    problem: NormProblem,
     x: jax.Array,
     scale: jax.Array,
     bias: jax.Array,
@@ -166,8 +183,8 @@ def _forward_call(
     relu: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Returns `(y, mean, rstd, unbiased_var)`."""
-    channels = jax.ShapeDtypeStruct((problem.channels,), compute_dtype(x))
-    running = jax.ShapeDtypeStruct((2, problem.channels), channels.dtype)  # the mean and the unbiased variance
+    channels = jax.ShapeDtypeStruct((_channels(problem),), compute_dtype(x))
+    running = jax.ShapeDtypeStruct((2, _channels(problem)), channels.dtype)  # the mean and the unbiased variance
     y, mean, rstd, statistics = ffi_call(
         "jaxgrad_cudnn_batch_norm_forward",
         (jax.ShapeDtypeStruct(x.shape, x.dtype), channels, channels, running),
@@ -180,8 +197,8 @@ def _forward_call(
 
 
 def _backward_call(
-    params: BatchNormParams,
-    problem: BatchNormProblem,
+    params: NormParams,
+    problem: NormProblem,
     x: jax.Array,
     dy: jax.Array,
     scale: jax.Array,
@@ -191,7 +208,7 @@ def _backward_call(
     relu: bool,
 ) -> list[jax.Array]:
     """Returns `[dx, dscale, dbias]`. The bias is read where `relu`."""
-    channels = jax.ShapeDtypeStruct((problem.channels,), compute_dtype(x))
+    channels = jax.ShapeDtypeStruct((_channels(problem),), compute_dtype(x))
     return ffi_call(
         "jaxgrad_cudnn_batch_norm_backward",
         (jax.ShapeDtypeStruct(x.shape, x.dtype), channels, channels),
@@ -202,5 +219,5 @@ def _backward_call(
     )
 
 
-def _attributes(params: BatchNormParams, relu: bool) -> dict[str, Any]:
+def _attributes(params: NormParams, relu: bool) -> dict[str, Any]:
     return {"feature_axis": params.feature_axis, "epsilon": params.epsilon, "relu": relu}

@@ -21,9 +21,8 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
-from jaxgrad._src.batch_norm import jvp
-from jaxgrad._src.batch_norm.params import BatchNormParams, TrainingOptions
-from jaxgrad._src.choice.candidates import XLA
+from jaxgrad._src.norm import jvp
+from jaxgrad._src.norm.params import NormParams, TrainingOptions
 from jaxgrad._src.run.batching import broadcast, fold, unfold
 
 Train = Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
@@ -49,7 +48,7 @@ def training(train: Train, options: TrainingOptions, *arrays: jax.Array | None) 
 
 
 @dataclasses.dataclass(frozen=True)
-class _FormulaParams(BatchNormParams):
+class _FormulaParams(NormParams):
     vmap_axes: tuple[str, ...] = ()
 
     def pmean(self, arrays: Any) -> Any:
@@ -60,10 +59,9 @@ def _formula(
     options: TrainingOptions, x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None = None
 ) -> Any:
     """Returns `(y, mean, var)` in plain JAX, with collectives over all axes."""
-    settings = options.feature_axis, options.epsilon, options.relu
-    params = _FormulaParams(
-        *settings, False, XLA, XLA, options.statistics_dtype, options.mesh_axes, vmap_axes=options.vmap_axes
-    )
+    names = ("feature_axis", "epsilon", "activation", "statistics_dtype", "mesh_axes", "vmap_axes")
+    settings = {name: getattr(options, name) for name in names}
+    params = _FormulaParams("batch_norm_training", **settings)
     return jvp.training_formula(params, x, scale, bias, residual)
 
 

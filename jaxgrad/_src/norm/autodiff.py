@@ -1,4 +1,4 @@
-"""Reverse mode of batch normalization: the `jax.custom_vjp` functions around the passes."""
+"""Reverse mode of normalization: the `jax.custom_vjp` functions around the passes."""
 
 from __future__ import annotations
 
@@ -9,23 +9,18 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxgrad._src.batch_norm import passes, xla
-from jaxgrad._src.batch_norm.backend import Gradients, Statistics, compute_dtype
+from jaxgrad._src.norm import passes, xla
+from jaxgrad._src.norm.backend import Gradients, Statistics, compute_dtype
 from jaxgrad._src.run.symbolic_zeros import none_if_zero, values_and_needs_grad
 
-# Names of the residuals for policies of `jax.checkpoint`.
-_TRAINING_NAME, _INFERENCE_NAME = "jaxgrad.batch_norm_training", "jaxgrad.batch_norm_inference"
-
-
-# Batch statistics.
+# Statistics of the operand itself. Names of the residuals for policies of `jax.checkpoint`: those of the op.
 
 
 def _forward(params, x, scale, bias, residual):
-    """Returns `((y, mean, var), statistics)`."""
+    """Returns `((y, mean, var), statistics)`; mean and var are None for ops that do not return them."""
     dtype = compute_dtype(x)
     y, mean, mean_low, var, rstd = passes.forward(params)(x, scale.astype(dtype), bias.astype(dtype), residual)
-    results = (y, mean.astype(params.statistics_dtype), var.astype(params.statistics_dtype))
-    return results, Statistics(mean, mean_low, rstd)
+    return params.results(y, mean, var), Statistics(mean, mean_low, rstd)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -42,12 +37,15 @@ def _training_with_residuals(params, x, scale, bias, residual):
 
 def _with_residuals_fwd(params, x, scale, bias, residual):
     (x, scale, bias, residual), needs_grad = values_and_needs_grad(x, scale, bias, residual)
-    results, statistics = checkpoint_name(_training_with_residuals(params, x, scale, bias, residual), _TRAINING_NAME)
-    # The backward pass computes the argument of relu again, which reads the bias, or reads its sign from y, which holds
-    # the residual too.
-    saved_y = results[0] if params.relu and residual is not None else None
-    saved_bias = bias if params.relu and residual is None else None
-    return (results, statistics), (x, scale, saved_bias, statistics, saved_y, needs_grad)
+    found = _training_with_residuals(params, x, scale, bias, residual)
+    results, statistics = checkpoint_name(found, f"jaxgrad.{params.op}")
+    # The backward pass computes the argument of the activation again, which reads the bias, or reads the sign of the
+    # argument of relu from y, which holds the residual too.
+    reads_y = params.activation == "relu" and residual is not None
+    saved_y = results[0] if reads_y else None
+    saved_bias = bias if params.activation is not None and not reads_y else None
+    saved_residual = residual if params.has_smooth_activation else None
+    return (results, statistics), (x, scale, saved_bias, statistics, saved_y, saved_residual, needs_grad)
 
 
 def _training_fwd(params, *primals):
@@ -56,16 +54,19 @@ def _training_fwd(params, *primals):
 
 
 def _training_bwd(params, residuals, cotangents):
-    x, scale, bias, statistics, y, needs_grad = residuals
+    x, scale, bias, statistics, y, residual, needs_grad = residuals
     dtype = compute_dtype(x)
     dy, dmean, dvar = map(none_if_zero, cotangents)
     dmean, dvar = (None if c is None else c.astype(dtype) for c in (dmean, dvar))
     # Without an activation the gradient of the residual is dy itself.
-    flags = (*needs_grad.flags[:3], needs_grad.flags[3] and params.relu)
+    is_linear = params.activation is None
+    flags = (*needs_grad.flags[:3], needs_grad.flags[3] and not is_linear)
     wide_bias = None if bias is None else bias.astype(dtype)
-    found = _training_backward(params, flags, x, scale.astype(dtype), wide_bias, statistics, y, dy, dmean, dvar)
+    found = _training_backward(
+        params, flags, x, scale.astype(dtype), wide_bias, statistics, y, residual, dy, dmean, dvar
+    )
     dscale, dbias = (None if g is None else g.astype(scale.dtype) for g in (found.scale, found.bias))
-    return found.x, dscale, dbias, (found.residual if params.relu else dy) if needs_grad.flags[3] else None
+    return found.x, dscale, dbias, (dy if is_linear else found.residual) if needs_grad.flags[3] else None
 
 
 def _with_residuals_bwd(params, residuals, cotangents):
@@ -77,9 +78,9 @@ _training_with_residuals.defvjp(_with_residuals_fwd, _with_residuals_bwd, symbol
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _training_backward(params, needs_grad, x, scale, bias, statistics, y, dy, dmean, dvar):
+def _training_backward(params, needs_grad, x, scale, bias, statistics, y, residual, dy, dmean, dvar):
     """[C] arrays and their gradients have the compute dtype."""
-    return Gradients(*passes.backward(params, needs_grad)(x, scale, bias, *statistics, y, dy, dmean, dvar))
+    return Gradients(*passes.backward(params, needs_grad)(x, scale, bias, *statistics, y, residual, dy, dmean, dvar))
 
 
 def _training_backward_fwd(params, needs_grad, *args):
@@ -89,25 +90,32 @@ def _training_backward_fwd(params, needs_grad, *args):
 def _training_backward_bwd(params, needs_grad, args, cotangents):
     """Second derivatives: differentiates the reverse mode of the textbook formula.
 
-    The mask of relu is constant almost everywhere, and the gradients do not depend on the bias otherwise. The
+    The mask of relu is constant almost everywhere, and the gradients do not depend on bias and residual otherwise. The
     statistics and y get no gradient: they are functions of the inputs, and the formula computes them again.
     """
-    x, scale, bias, statistics, y, dy, dmean, dvar = args
-    mask = xla.relu_mask(params, x, scale, bias, statistics, y) if params.relu else None
+    x, scale, bias, statistics, y, residual, dy, dmean, dvar = args
+    mask = xla.relu_mask(params, x, scale, bias, statistics, y) if params.activation == "relu" else None
 
-    def gradients(x, scale, dy, dmean, dvar):
-        results, pullback = jax.vjp(partial(xla.formula, params), x, scale, jnp.zeros_like(scale))
-        g, dmean, dvar = (
-            jnp.zeros_like(r) if c is None else c.astype(r.dtype)
-            for r, c in zip(results, (dy, dmean, dvar), strict=True)
+    def gradients(x, scale, bias, residual, dy, dmean, dvar):
+        def results(x, scale, bias, residual):
+            z, mean, var = xla.formula(params, x, scale, bias)
+            z = z + residual.astype(z.dtype)
+            return z if mask is not None else xla.activate(params, z), mean, var
+
+        addend = jnp.zeros_like(x) if residual is None else residual
+        found, pullback = jax.vjp(results, x, scale, jnp.zeros_like(scale) if bias is None else bias, addend)
+        given = (dy if mask is None or dy is None else jnp.where(mask, dy, 0)), dmean, dvar
+        found = pullback(
+            tuple(
+                None if r is None else jnp.zeros_like(r) if c is None else c.astype(r.dtype)
+                for r, c in zip(found, given, strict=True)
+            )
         )
-        g = g if mask is None else jnp.where(mask, g, 0)
-        found = (*pullback((g, dmean, dvar)), g.astype(x.dtype))
         return Gradients(*(gradient if needed else None for gradient, needed in zip(found, needs_grad, strict=True)))
 
-    _, pullback = jax.vjp(gradients, x, scale, dy, dmean, dvar)
-    x, scale, dy, dmean, dvar = pullback(cotangents)
-    return x, scale, None, None, None, dy, dmean, dvar
+    _, pullback = jax.vjp(gradients, x, scale, bias, residual, dy, dmean, dvar)
+    x, scale, bias, residual, dy, dmean, dvar = pullback(cotangents)
+    return x, scale, bias, None, None, residual, dy, dmean, dvar
 
 
 _training_backward.defvjp(_training_backward_fwd, _training_backward_bwd)
@@ -127,7 +135,7 @@ def inference(params, x, scale, bias, mean, var):
 
 def _inference_fwd(params, *primals):
     (x, scale, bias, mean, var), needs_grad = values_and_needs_grad(*primals)
-    y = checkpoint_name(inference(params, x, scale, bias, mean, var), _INFERENCE_NAME)
+    y = checkpoint_name(inference(params, x, scale, bias, mean, var), f"jaxgrad.{params.op}")
     return y, (x, scale, mean, var, needs_grad)
 
 
@@ -152,7 +160,7 @@ def _inference_backward(params, needs_grad, x, scale, mean, var, dy):
     wide_scale, wide_mean, wide_var = (a.astype(dtype) for a in (scale, mean, var))
     rstd = lax.rsqrt(wide_var + params.epsilon)
     backward = passes.backward(params, (needs_dx, needs_dscale or needs_dvar, needs_dbias or needs_dmean, False))
-    dx, dscale, dbias, _ = backward(x, wide_scale, None, wide_mean, None, rstd, None, dy, None, None)
+    dx, dscale, dbias, _ = backward(x, wide_scale, None, wide_mean, None, rstd, None, None, dy, None, None)
     return (
         dx,
         dscale.astype(scale.dtype) if needs_dscale else None,

@@ -11,16 +11,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxgrad._src.batch_norm import autodiff, jvp, named_vmap
-from jaxgrad._src.batch_norm.backend import PASSES, compute_dtype
-from jaxgrad._src.batch_norm.backends import BACKENDS, TWO_STEP_BACKENDS
-from jaxgrad._src.batch_norm.params import BatchNormParams, BatchNormProblem, TrainingOptions
 from jaxgrad._src.choice.op import Op
-from jaxgrad._src.choice.selection import reject_symbolic_shapes, select
 from jaxgrad._src.core import checks
 from jaxgrad._src.core.activations import Activation, activation_name
-from jaxgrad._src.run import forward_mode
-from jaxgrad._src.run.mesh_axes import MeshAxes, pvary_to_match
+from jaxgrad._src.norm import calls, named_vmap
+from jaxgrad._src.norm.arguments import (
+    ACTIVATIONS,
+    check_axis,
+    check_dtype,
+    check_epsilon,
+    check_pair,
+    check_residual,
+    check_x,
+)
+from jaxgrad._src.norm.backend import PASSES, compute_dtype
+from jaxgrad._src.norm.backends import BACKENDS, TWO_STEP_BACKENDS
+from jaxgrad._src.norm.params import TrainingOptions
+from jaxgrad._src.run.mesh_axes import MeshAxes
 
 TRAINING = Op("batch_norm_training", PASSES, BACKENDS)
 INFERENCE = Op("batch_norm_inference", PASSES, TWO_STEP_BACKENDS)
@@ -59,8 +66,8 @@ def batch_norm_training(
       feature_axis: the axis of the channels. Negative values count from the end.
       epsilon: a non-negative Python number that is added to the variance.
       residual: an array of the shape and dtype of x that is added before the activation; None for no residual.
-      activation: "relu" or `jax.nn.relu`, or None for no activation. The gradient of relu at zero is zero, as in
-        `jax.nn.relu`.
+      activation: "relu", "silu" or "gelu", or the function of `jax.nn` of that name; None for no activation. The
+        gradient of relu at zero is zero, and gelu is the approximation by tanh, as in `jax.nn`.
       statistics_dtype: the dtype of the returned mean and variance: the dtype of x, or float32 if x is 16-bit. None for
         float32, or float64 if x is float64. The dtype does not affect the computation.
       axis_name: inside `vmap`, `shard_map` or `pmap`, the name or names of the axes over which the batch is split: the
@@ -99,8 +106,9 @@ def batch_norm_training(
       Reproducibility. Results of the CPU kernels do not depend on the number of threads.
 
       Differentiation. Reverse mode works to any order and through all three results: the first derivative uses the
-      kernels, higher derivatives run on XLA. The residuals are x, scale, mean and inverse standard deviation, and with
-      an activation also bias, or y if there is a residual. Forward mode requires `jaxgrad.forward_mode`.
+      kernels, higher derivatives run on XLA. The residuals are x, scale, mean and inverse standard deviation, with an
+      activation also bias, and with silu or gelu also `residual`. With relu and `residual`, y replaces both. Forward
+      mode requires `jaxgrad.forward_mode`.
 
       Several devices. If the batch is split over devices, their statistics are merged by sums of [C] arrays. cuDNN
       cannot merge them, so XLA replaces cuDNN there.
@@ -119,23 +127,19 @@ def batch_norm_training(
       ((8, 32, 32, 16), (16,), (16,))
       >>> running_mean = 0.9 * jnp.zeros(16) + 0.1 * mean
     """
-    relu = activation_name(_TRAINING, activation, (None, "relu")) == "relu"
+    activation = activation_name(_TRAINING, activation, ACTIVATIONS)
     TRAINING.check_implementation(implementation)
-    epsilon = _check_epsilon(_TRAINING, epsilon)
+    epsilon = check_epsilon(_TRAINING, epsilon)
     mesh_axes, vmap_axes = _check_axis_name(axis_name, axis_index_groups)
     channels = {"scale": scale, "bias": bias}
     x, feature_axis, (scale, bias) = _check_arrays(
         _TRAINING, x, feature_axis, channels, smallest_rank=1 if vmap_axes else 2
     )
-    if residual is not None:
-        residual = checks.as_array(_TRAINING, "residual", residual)
-        if residual.shape != x.shape:
-            raise ValueError(f"{_TRAINING}: residual must have the shape of x, {x.shape}, got {residual.shape}")
-        checks.check_same_dtype(_TRAINING, "residual", residual, "x", x)
+    residual = check_residual(_TRAINING, residual, x)
     dtype = _check_statistics_dtype(statistics_dtype, x)
     if mesh_axes is not None:
         x = mesh_axes.pvary(x)
-    options = TrainingOptions(feature_axis, epsilon, relu, dtype, implementation, mesh_axes, vmap_axes)
+    options = TrainingOptions(feature_axis, epsilon, activation, dtype, implementation, mesh_axes, vmap_axes)
     y, mean, var = named_vmap.training(_train, options, x, scale, bias, residual)
     return y, mean, var
 
@@ -144,23 +148,9 @@ def _train(
     options: TrainingOptions, x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """A call whose statistics are those of x, or of the shards of x along the mesh axes."""
-    feature_axis, relu = options.feature_axis, options.relu
-    problem = BatchNormProblem.of(x, feature_axis, relu=relu, residual=residual is not None)
-    candidates = select(TRAINING, options.implementation, problem, reject_symbolic_shapes(x)).candidates
-    params = BatchNormParams(
-        feature_axis=feature_axis,
-        epsilon=options.epsilon,
-        relu=relu,
-        frozen=False,
-        forward_candidates=candidates["forward"],
-        backward_candidates=candidates["backward"],
-        statistics_dtype=options.statistics_dtype,
-        mesh_axes=options.mesh_axes,
-        residual=residual is not None,
-    )
-    arrays = pvary_to_match(x, scale, bias, residual)
-    y, mean, var = forward_mode.call(autodiff.training, jvp.TRAINING_RULES, params, *arrays)
-    return y, mean, var
+    names = ("feature_axis", "epsilon", "activation", "statistics_dtype", "mesh_axes")
+    settings = {name: getattr(options, name) for name in names}
+    return calls.by_own_statistics(TRAINING, options.implementation, x, scale, bias, residual, **settings)
 
 
 @INFERENCE.public
@@ -214,20 +204,10 @@ def batch_norm_inference(
       (8, 32, 32, 16)
     """
     INFERENCE.check_implementation(implementation)
-    epsilon = _check_epsilon(_INFERENCE, epsilon)
+    epsilon = check_epsilon(_INFERENCE, epsilon)
     channels = {"scale": scale, "bias": bias, "mean": mean, "var": var}
     x, feature_axis, arrays = _check_arrays(_INFERENCE, x, feature_axis, channels)
-    problem = BatchNormProblem.of(x, feature_axis, frozen=True)
-    candidates = select(INFERENCE, implementation, problem, reject_symbolic_shapes(x)).candidates
-    params = BatchNormParams(
-        feature_axis=feature_axis,
-        epsilon=epsilon,
-        relu=False,
-        frozen=True,
-        forward_candidates=candidates["forward"],
-        backward_candidates=candidates["backward"],
-    )
-    return forward_mode.call(autodiff.inference, jvp.INFERENCE_RULES, params, *pvary_to_match(x, *arrays))
+    return calls.by_given_statistics(INFERENCE, implementation, x, *arrays, feature_axis=feature_axis, epsilon=epsilon)
 
 
 def _check_axis_name(axis_name: Any, axis_index_groups: Any) -> tuple[MeshAxes | None, tuple[str, ...]]:
@@ -276,45 +256,19 @@ def _is_bound(axis_name: str) -> bool:
     return True
 
 
-def _check_epsilon(op: str, epsilon: Any) -> float:
-    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float, np.integer, np.floating)):
-        raise TypeError(f"{op}: epsilon must be a Python number, got {type(epsilon).__name__}")
-    if not 0 <= epsilon < math.inf:
-        raise ValueError(f"{op}: epsilon must be finite and not negative, got {epsilon}")
-    return float(epsilon)
-
-
 def _check_arrays(
     op: str, x: Any, feature_axis: Any, channels: dict[str, Any], smallest_rank: int = 2
 ) -> tuple[jax.Array, int, tuple[jax.Array, ...]]:
     """Returns x, the non-negative feature axis, and the [C] arrays, which are checked in pairs of one dtype."""
-    x = checks.as_array(op, "x", x)
-    checks.check_floating(op, "x", x)
-    if x.ndim < smallest_rank:
-        raise ValueError(f"{op}: x must have rank {smallest_rank} or more, got rank {x.ndim}, {x.shape}")
-    if isinstance(feature_axis, bool) or not isinstance(feature_axis, (int, np.integer)):
-        raise TypeError(f"{op}: feature_axis must be an int, got {type(feature_axis).__name__}")
-    if not -x.ndim <= feature_axis < x.ndim:
-        raise ValueError(
-            f"{op}: feature_axis must lie in [{-x.ndim}, {x.ndim}), as x has rank {x.ndim}, got {feature_axis}"
-        )
-    feature_axis = int(feature_axis) % x.ndim
+    x = check_x(op, x, smallest_rank)
+    feature_axis = check_axis(op, "feature_axis", feature_axis, x)
     arrays = {name: checks.as_array(op, name, value) for name, value in channels.items()}
     for name, array in arrays.items():
         checks.check_shape(op, name, array, ("C",), (x.shape[feature_axis],))
-    names = list(arrays)
-    for first, second in zip(names[::2], names[1::2], strict=True):
-        _check_channel_dtype(op, first, arrays[first].dtype, x)
-        checks.check_same_dtype(op, second, arrays[second], first, arrays[first])
+    pairs = list(arrays.items())
+    for first in range(0, len(pairs), 2):
+        check_pair(op, dict(pairs[first : first + 2]), x)
     return x, feature_axis, tuple(arrays.values())
-
-
-def _check_channel_dtype(op: str, name: str, dtype: Any, x: jax.Array) -> None:
-    allowed = list(dict.fromkeys([x.dtype.name, compute_dtype(x).name]))
-    if dtype.name not in allowed:
-        raise TypeError(
-            f"{op}: {name} must have the dtype {' or '.join(allowed)}, as x has {x.dtype.name}, got {dtype.name}"
-        )
 
 
 def _check_statistics_dtype(dtype: Any, x: jax.Array) -> np.dtype:
@@ -325,5 +279,5 @@ def _check_statistics_dtype(dtype: Any, x: jax.Array) -> np.dtype:
         dtype = jnp.dtype(dtype)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{_TRAINING}: statistics_dtype must be a dtype or None, got {dtype!r}") from error
-    _check_channel_dtype(_TRAINING, "statistics_dtype", dtype, x)
+    check_dtype(_TRAINING, "statistics_dtype", dtype, x)
     return dtype

@@ -99,8 +99,8 @@ def test_residual():
 
 
 def test_unknown_options():
-    for activation in ("gelu", "", 0, jax.nn.tanh):
-        expected = f"activation must be one of None, 'relu', got {activation!r}"
+    for activation in ("tanh", "", 0, jax.nn.tanh):
+        expected = f"activation must be one of None, 'relu', 'silu', 'gelu', got {activation!r}"
         _raises("training", ValueError, expected, activation=activation)
     for op in OPS:
         _raises(

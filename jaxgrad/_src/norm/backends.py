@@ -1,0 +1,12 @@
+"""The backends of normalization. A new backend is registered here, and nowhere else."""
+
+from __future__ import annotations
+
+from jaxgrad._src.norm.backend import NormBackend, TwoStepBackend
+from jaxgrad._src.norm.cpu import CpuBackend
+from jaxgrad._src.norm.cudnn import CudnnBackend
+
+BACKENDS: tuple[NormBackend, ...] = (CpuBackend(), CudnnBackend())
+
+# Those of `batch_norm_inference`, of samples, of statistics of several devices and of forward mode.
+TWO_STEP_BACKENDS: tuple[TwoStepBackend, ...] = tuple(b for b in BACKENDS if isinstance(b, TwoStepBackend))
