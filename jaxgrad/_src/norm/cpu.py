@@ -1,23 +1,21 @@
-"""The CPU backend of normalization: jaxgrad's C++ kernels in ffi/cpu/batch_norm.
-
-The channels of all calls are the channels of one kernel call.
+"""The CPU backend of normalization: jaxgrad's C++ kernels in ffi/cpu/norm, which support every call.
 
 The kernels merge blocks whose size and order are fixed, so that results do not depend on the number of threads.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from jaxgrad._src.choice.op import Rejection
 from jaxgrad._src.native import cpu
 from jaxgrad._src.native.ffi import empty_if_none, empty_like, ffi_call
 from jaxgrad._src.norm.backend import Gradients, TwoStepBackend, compute_dtype
-from jaxgrad._src.norm.params import NormParams, NormProblem
-from jaxgrad._src.run.batching import fold, unfold
+from jaxgrad._src.norm.params import NormParams
+
+_ACTIVATIONS = (None, "relu", "silu", "gelu")  # by the number that the handlers take, see ffi/common/norm_shape.h
 
 
 class CpuBackend(TwoStepBackend):
@@ -29,80 +27,86 @@ class CpuBackend(TwoStepBackend):
     def unavailable(self) -> str:
         return cpu.unavailable()
 
-    def supports(self, pass_name: str, call: NormProblem) -> Rejection | None:
-        if call.num_groups is not None or call.activation not in (None, "relu"):
-            return Rejection("the CPU kernels support batch normalization without an activation or with relu")
-        return None
-
     def statistics(self, params, x):
-        calls, x, axis = x.shape[0], fold(x, params.feature_axis), params.feature_axis
-        channels = _channels(params, x)
-        found = ffi_call(
-            "jaxgrad_cpu_batch_norm_statistics",
-            [channels] * 4,
-            (x,),
-            _workspace(params, x),
-            named={"x": x, "mean": channels},
-            feature_axis=axis,
-            epsilon=params.epsilon,
-        )
-        mean, mean_low, var, rstd = (unfold(each, 0, calls) for each in found)
-        return mean, mean_low, var, rstd
+        call = _Call(params, x)
+        found = call.run("statistics", call.statistics(), (call.x,), epsilon=params.epsilon, centered=params.centered)
+        return call.unfolded(found)
 
     def normalize(self, params, x, scale, bias, statistics, residual):
-        axis = params.feature_axis
-        calls, x, residual = x.shape[0], fold(x, axis), None if residual is None else fold(residual, axis)
-        arrays: list[Any] = [None if a is None else fold(a, 0) for a in (scale, bias, *statistics)]
-        scale, bias, mean, mean_low, rstd = arrays
-        (y,) = ffi_call(
-            "jaxgrad_cpu_batch_norm_normalize",
-            (jax.ShapeDtypeStruct(x.shape, x.dtype),),
-            (x, scale, bias, mean, empty_if_none(mean_low, mean.dtype), rstd, empty_if_none(residual, x.dtype)),
-            _workspace(params, x),
-            named={"x": x, "mean": mean},
-            feature_axis=axis,
-            relu=params.activation == "relu",
+        call = _Call(params, x)
+        operands = (call.x, scale, bias, *call.folded(statistics), call.like_x_or_empty(residual))
+        (y,) = call.run("normalize", (call.x_shape,), operands, activation=call.activation)
+        return y.reshape(x.shape)
+
+    def forward(self, params, x, scale, bias, residual):
+        call = _Call(params, x)
+        y, *found = call.run(
+            "forward",
+            (call.x_shape, *call.statistics()),
+            (call.x, scale, bias, call.like_x_or_empty(residual)),
+            epsilon=params.epsilon,
+            activation=call.activation,
+            centered=params.centered,
         )
-        return unfold(y, axis, calls)
+        return y.reshape(x.shape), *call.unfolded(found)
 
     def backward(self, params, x, scale, bias, statistics, y, residual, dy, dmean, dvar, *, needs_grad):
-        axis = params.feature_axis
-        calls, (x, y, dy) = x.shape[0], (None if a is None else fold(a, axis) for a in (x, y, dy))
-        arrays: list[Any] = [None if a is None else fold(a, 0) for a in (scale, bias, *statistics, dmean, dvar)]
-        scale, bias, mean, mean_low, rstd, dmean, dvar = arrays
-        like_x, channels = jax.ShapeDtypeStruct(x.shape, x.dtype), _channels(params, x)
-        found = ffi_call(
-            "jaxgrad_cpu_batch_norm_backward",
-            [
-                shape if needed else empty_like(shape)
-                for shape, needed in zip((like_x, channels, channels, like_x), needs_grad, strict=True)
-            ],
+        call = _Call(params, x)
+        channels = jax.ShapeDtypeStruct(scale.shape, call.dtype)
+        results = (call.x_shape, channels, channels, call.x_shape)
+        found = call.run(
+            "backward",
+            [shape if needed else empty_like(shape) for shape, needed in zip(results, needs_grad, strict=True)],
             (
-                x,
+                call.x,
                 scale,
-                empty_if_none(bias, channels.dtype),
-                mean,
-                empty_if_none(mean_low, channels.dtype),
-                rstd,
-                empty_if_none(y, x.dtype),
-                dy,
-                empty_if_none(dmean, channels.dtype),
-                empty_if_none(dvar, channels.dtype),
+                empty_if_none(bias, call.dtype),
+                *call.folded(statistics),
+                *map(call.like_x_or_empty, (y, residual, dy)),
+                *call.folded((dmean, dvar)),
             ),
-            _workspace(params, x),
-            named={"x": x, "mean": mean},
-            feature_axis=axis,
             frozen=params.frozen,
-            relu=params.activation == "relu",
+            centered=params.centered,
+            activation=call.activation,
         )
-        each = zip(found, (axis, 0, 0, axis), needs_grad, strict=True)
-        return Gradients(*(unfold(gradient, at, calls) if needed else None for gradient, at, needed in each))
+        shapes = (x.shape, scale.shape, scale.shape, x.shape)
+        each = zip(found, shapes, needs_grad, strict=True)
+        return Gradients(*(gradient.reshape(shape) if needed else None for gradient, shape, needed in each))
 
 
-def _channels(params: NormParams, x: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((x.shape[params.feature_axis],), compute_dtype(x))
+class _Call:
+    """The arrays of a call, as the handlers take them: x as [S, O, C, I], and statistics as [S, G]."""
 
+    def __init__(self, params: NormParams, x: jax.Array) -> None:
+        problem = params.problem(x)
+        groups = problem.num_groups or problem.channels
+        sizes = (problem.calls * problem.samples, problem.outer, problem.channels, problem.inner)
+        self.dtype = compute_dtype(x)
+        self.x = x.reshape(sizes)
+        self.x_shape = jax.ShapeDtypeStruct(sizes, x.dtype)
+        self.activation = _ACTIVATIONS.index(params.activation)
+        self._centered = params.centered
+        self._statistic = jax.ShapeDtypeStruct((sizes[0], groups), self.dtype)
+        self._unfolded = (*x.shape[: 1 + params.sample_axes], groups)
+        self._workspace = cpu.module.norm_workspace(*sizes, groups, problem.calls, x.dtype.itemsize)
 
-def _workspace(params: NormParams, x: jax.Array) -> int:
-    outer, inner = math.prod(x.shape[: params.feature_axis]), math.prod(x.shape[params.feature_axis + 1 :])
-    return cpu.module.batch_norm_workspace(outer, x.shape[params.feature_axis], inner, x.dtype.itemsize)
+    def run(self, name: str, results: Sequence[Any], operands: Sequence[Any], **attributes: Any) -> list[jax.Array]:
+        named = {"x": self.x, "rstd": self._statistic}
+        return ffi_call(f"jaxgrad_cpu_norm_{name}", results, operands, self._workspace, named=named, **attributes)
+
+    def like_x_or_empty(self, array: jax.Array | None) -> jax.Array:
+        return empty_if_none(None if array is None else array.reshape(self.x.shape), self.x.dtype)
+
+    def statistics(self) -> list[jax.ShapeDtypeStruct]:
+        """The results mean, mean_low, var and rstd."""
+        mean = self._statistic if self._centered else empty_like(self._statistic)
+        return [mean, mean, self._statistic, self._statistic]
+
+    def folded(self, statistics: Sequence[jax.Array | None]) -> list[jax.Array]:
+        shape = self._statistic.shape
+        return [empty_if_none(None if a is None else a.reshape(shape), self.dtype) for a in statistics]
+
+    def unfolded(self, statistics: Sequence[jax.Array]) -> tuple[Any, ...]:
+        """Returns (mean, mean_low, var, rstd)."""
+        found = [a.reshape(self._unfolded) if a.size else None for a in statistics]
+        return tuple(found)
