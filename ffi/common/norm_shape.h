@@ -1,21 +1,24 @@
-// The shape of a normalization problem.
+// The shape of a problem of the norm family.
 #pragma once
 
 #include <cstdint>
 
 namespace jaxgrad {
 
-// x as [samples, outer, channels, inner], dense and row-major. Each sample has its own statistics, one for each group
-// of neighboring channels, over outer, the channels of the group, and inner. `calls` divides `samples`: as many rows of
-// scale and bias, [calls, channels], each for samples / calls samples.
+// x as [S, O, C, I], dense and row-major: S samples of C channels. G groups of C / G neighboring channels share their
+// statistics, which are taken over the O * (C / G) * I elements of a group in one sample. K calls of S / K samples each
+// have a scale and a bias of their own.
 struct NormShape {
-  int64_t samples = 0, outer = 0, channels = 0, inner = 0;
-  int64_t groups = 0, calls = 0;
+  int64_t S = 0, O = 0, C = 0, I = 0, G = 0, K = 1;
 
-  int64_t elements() const { return samples * outer * channels * inner; }
+  int64_t elements() const { return S * sample_elements(); }
+  int64_t sample_elements() const { return O * C * I; }
+  int64_t group_channels() const { return C / G; }
+  int64_t group_elements() const { return O * group_channels() * I; }
+  int64_t call_samples() const { return S / K; }
 };
 
-// As handlers get it in the attribute `activation`.
-enum class NormActivation : int64_t { kNone = 0, kRelu = 1, kSilu = 2, kGelu = 3 };
+// The values are those of the attribute `activation` of the handlers. kGelu is the approximation by tanh.
+enum class Activation : int64_t { kNone, kRelu, kSilu, kGelu };
 
 }  // namespace jaxgrad

@@ -25,7 +25,7 @@ NormKey key_of(int64_t norm_pass, int64_t type, const std::vector<int64_t>& shap
   key.pass = static_cast<NormPass>(norm_pass);
   key.shape = {shape[0], shape[1], shape[2], shape[3], shape[4], shape[5]};
   key.type = static_cast<FloatType>(type);
-  key.activation = static_cast<NormActivation>(activation);
+  key.activation = static_cast<Activation>(activation);
   key.centered = centered;
   key.frozen = frozen;
   key.residual = residual;

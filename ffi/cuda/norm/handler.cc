@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "common/handler.h"
+#include "common/norm_checks.h"
 #include "cuda/norm/op.h"
 #include "cuda/runtime/handler_support.h"
 #include "cuda/runtime/retained.h"
@@ -11,58 +12,67 @@ namespace jaxgrad {
 namespace ffi = xla::ffi;
 namespace {
 
-// One call: its checks, its problem and its launch. x is [S, O, C, I], statistics [S, G], and scale [K, C].
-class NormCall : public Checks {
+class CudaNormChecks : public NormChecks {
  public:
-  NormCall(const char* target, NormPass pass, const Arg& x, const Arg& rstd, int64_t calls) : Checks(target), x_(x) {
-    const auto sizes = x.dimensions(), groups = rstd.dimensions();
-    require(sizes.size() == 4, "x must have 4 dimensions");
-    require(groups.size() == 2, "rstd must have 2 dimensions");
-    if (failed()) return;
+  CudaNormChecks(const char* target, NormPass pass, const Arg& x, const Arg& rstd, const Arg* scale)
+      : NormChecks(target, x, rstd, scale) {
     key.pass = pass;
-    key.shape = {sizes[0], sizes[1], sizes[2], sizes[3], groups[1], calls};
+    key.shape = shape;
     key.type = float_type(x.element_type(), *this);
-    require(x.element_count() > 0, "x must have elements");
-    require(calls > 0 && sizes[0] % calls == 0, "scale must have a row for equally many samples");
-    require(groups[1] > 0 && sizes[2] % groups[1] == 0, "the groups must have equally many channels");
     statistics("rstd", rstd);
   }
 
-  void like_x(const char* name, const Arg& array) {
-    if (failed()) return;
-    const NormShape& s = key.shape;
-    this->array(name, array, x_.element_type(), {s.samples, s.outer, s.channels, s.inner});
-    aligned(array);
+  // The data of optional arrays; null where they are absent.
+  void* like_x_or_null(const char* name, const Arg& buffer) {
+    like_x_or_absent(name, buffer);
+    return aligned(data_or_null<void>(buffer));
   }
-  const void* like_x_or_null(const char* name, const Arg& array) {
-    if (array.element_count() == 0) return nullptr;
-    like_x(name, array);
-    return array.untyped_data();
+  float* statistics_or_null(const char* name, const Arg& buffer) {
+    statistics_or_absent(name, buffer);
+    return data_or_null<float>(buffer);
   }
-  void statistics(const char* name, const Arg& array) {
-    if (!failed()) this->array(name, array, ffi::F32, {key.shape.samples, key.shape.groups});
-  }
-  float* statistics_or_null(const char* name, const Arg& array) {
-    if (array.element_count() == 0) return nullptr;
-    statistics(name, array);
-    return static_cast<float*>(array.untyped_data());
-  }
-  void per_channel(const char* name, const Arg& array) {
-    if (!failed()) this->array(name, array, ffi::F32, {key.shape.calls, key.shape.channels});
-  }
-  float* per_channel_or_null(const char* name, const Arg& array) {
-    if (array.element_count() == 0) return nullptr;
-    per_channel(name, array);
-    return static_cast<float*>(array.untyped_data());
-  }
-  void activation(int64_t value) {
-    require(value >= 0 && value <= static_cast<int64_t>(NormActivation::kGelu), "activation is unknown");
-    key.activation = static_cast<NormActivation>(value);
+  float* per_channel_or_null(const char* name, const Arg& buffer) {
+    per_channel_or_absent(name, buffer);
+    return data_or_null<float>(buffer);
   }
 
-  ffi::Error run(CUstream stream, const NormArrays& arrays, double epsilon, Bytes& workspace) {
+  // The statistics that a pass writes.
+  void results(NormArrays& arrays, const Arg& mean, const Arg& mean_low, const Arg& var, const Arg& rstd,
+               bool centered) {
+    statistics("var", var);
+    arrays.mean = statistics_or_null("mean", mean);
+    arrays.mean_low = statistics_or_null("mean_low", mean_low);
+    arrays.var = data_or_null<float>(var);
+    arrays.rstd = data_or_null<float>(rstd);
+    require(!centered || (arrays.mean != nullptr && arrays.mean_low != nullptr),
+            "mean and mean_low must be given if centered is true");
+    key.centered = centered;
+  }
+  // The statistics that a pass reads.
+  void given(NormArrays& arrays, const Arg& mean, const Arg& mean_low, const Arg& rstd) {
+    arrays.given_mean = statistics_or_null("mean", mean);
+    arrays.given_mean_low = statistics_or_null("mean_low", mean_low);
+    arrays.given_rstd = data_or_null<float>(rstd);
+    require(arrays.given_mean != nullptr || arrays.given_mean_low == nullptr, "mean_low requires mean");
+    key.centered = arrays.given_mean != nullptr;
+  }
+  // The operands of a normalization, other than the statistics, and its result.
+  void operands(NormArrays& arrays, const Arg& scale, const Arg& bias, const Arg& residual, const Arg& y,
+                int64_t activation) {
+    per_channel("scale", scale);
+    per_channel("bias", bias);
+    like_x("y", y);
+    arrays.scale = data_or_null<float>(scale);
+    arrays.bias = data_or_null<float>(bias);
+    arrays.residual = like_x_or_null("residual", residual);
+    arrays.result = aligned(y.untyped_data());
+    key.residual = arrays.residual != nullptr;
+    key.activation = this->activation(activation);
+  }
+
+  ffi::Error run(CUstream stream, NormArrays& arrays, double epsilon, Bytes& workspace) {
     require(epsilon >= 0, "epsilon must not be negative");
-    if (!failed()) aligned(x_);
+    arrays.x = aligned(x_.untyped_data());
     if (failed()) return error();
     return driver::on_device(stream, [&](int device) {
       const NormProgram program = norm_program(key, norm_gpu(device));
@@ -75,117 +85,73 @@ class NormCall : public Checks {
     });
   }
 
-  NormKey key{};
-
- private:
-  void aligned(const Arg& array) {
-    require(reinterpret_cast<uintptr_t>(array.untyped_data()) % 16 == 0, "the arrays must be aligned to 16 bytes");
+  void* aligned(void* data) {
+    require(reinterpret_cast<uintptr_t>(data) % 16 == 0, "the arrays must be aligned to 16 bytes");
+    return data;
   }
 
-  const Arg& x_;
+  NormKey key{};
 };
-
-const float* floats(const Arg& array) { return static_cast<const float*>(array.untyped_data()); }
-float* floats(Ret& array) { return static_cast<float*>(array->untyped_data()); }
-
-int64_t rows_of(const Arg& array) { return array.dimensions().size() == 0 ? 0 : array.dimensions()[0]; }
 
 ffi::Error forward(CUstream stream, Arg x, Arg scale, Arg bias, Arg residual, Ret y, Ret mean, Ret mean_low, Ret var,
                    Ret rstd, Bytes workspace, double epsilon, int64_t activation, bool centered) {
-  NormCall call("jaxgrad_cuda_norm_forward", NormPass::kForward, x, *rstd, rows_of(scale));
-  call.per_channel("scale", scale);
-  call.per_channel("bias", bias);
-  call.like_x("y", *y);
-  call.statistics("var", *var);
-  call.activation(activation);
+  CudaNormChecks checks("jaxgrad_cuda_norm_forward", NormPass::kForward, x, *rstd, &scale);
   NormArrays arrays{};
-  arrays.x = x.untyped_data();
-  arrays.residual = call.like_x_or_null("residual", residual);
-  arrays.result = y->untyped_data();
-  arrays.scale = floats(scale);
-  arrays.bias = floats(bias);
-  arrays.mean = call.statistics_or_null("mean", *mean);
-  arrays.mean_low = call.statistics_or_null("mean_low", *mean_low);
-  arrays.var = floats(var);
-  arrays.rstd = floats(rstd);
-  call.require(!centered || (arrays.mean != nullptr && arrays.mean_low != nullptr), "mean and mean_low must be given");
-  call.key.centered = centered;
-  call.key.residual = arrays.residual != nullptr;
-  return call.run(stream, arrays, epsilon, workspace);
+  checks.operands(arrays, scale, bias, residual, *y, activation);
+  checks.results(arrays, *mean, *mean_low, *var, *rstd, centered);
+  return checks.run(stream, arrays, epsilon, workspace);
 }
 
 ffi::Error statistics(CUstream stream, Arg x, Ret mean, Ret mean_low, Ret var, Ret rstd, Bytes workspace,
                       double epsilon, bool centered) {
-  NormCall call("jaxgrad_cuda_norm_statistics", NormPass::kStatistics, x, *rstd, 1);
-  call.statistics("var", *var);
+  CudaNormChecks checks("jaxgrad_cuda_norm_statistics", NormPass::kStatistics, x, *rstd, nullptr);
   NormArrays arrays{};
-  arrays.x = x.untyped_data();
-  arrays.mean = call.statistics_or_null("mean", *mean);
-  arrays.mean_low = call.statistics_or_null("mean_low", *mean_low);
-  arrays.var = floats(var);
-  arrays.rstd = floats(rstd);
-  call.require(!centered || (arrays.mean != nullptr && arrays.mean_low != nullptr), "mean and mean_low must be given");
-  call.key.centered = centered;
-  return call.run(stream, arrays, epsilon, workspace);
+  checks.results(arrays, *mean, *mean_low, *var, *rstd, centered);
+  return checks.run(stream, arrays, epsilon, workspace);
 }
 
 ffi::Error normalize(CUstream stream, Arg x, Arg scale, Arg bias, Arg mean, Arg mean_low, Arg rstd, Arg residual, Ret y,
                      Bytes workspace, int64_t activation) {
-  NormCall call("jaxgrad_cuda_norm_normalize", NormPass::kNormalize, x, rstd, rows_of(scale));
-  call.per_channel("scale", scale);
-  call.per_channel("bias", bias);
-  call.like_x("y", *y);
-  call.activation(activation);
+  CudaNormChecks checks("jaxgrad_cuda_norm_normalize", NormPass::kNormalize, x, rstd, &scale);
   NormArrays arrays{};
-  arrays.x = x.untyped_data();
-  arrays.residual = call.like_x_or_null("residual", residual);
-  arrays.result = y->untyped_data();
-  arrays.scale = floats(scale);
-  arrays.bias = floats(bias);
-  arrays.given_mean = call.statistics_or_null("mean", mean);
-  arrays.given_mean_low = call.statistics_or_null("mean_low", mean_low);
-  arrays.given_rstd = floats(rstd);
-  call.key.centered = arrays.given_mean != nullptr;
-  call.key.residual = arrays.residual != nullptr;
-  return call.run(stream, arrays, 0, workspace);
+  checks.given(arrays, mean, mean_low, rstd);
+  checks.operands(arrays, scale, bias, residual, *y, activation);
+  return checks.run(stream, arrays, 0, workspace);
 }
 
 ffi::Error backward(CUstream stream, Arg x, Arg scale, Arg bias, Arg mean, Arg mean_low, Arg rstd, Arg y, Arg residual,
                     Arg dy, Arg dmean, Arg dvar, Ret dx, Ret dscale, Ret dbias, Ret dresidual, Bytes workspace,
-                    int64_t activation, bool frozen) {
-  NormCall call("jaxgrad_cuda_norm_backward", NormPass::kBackward, x, rstd, rows_of(scale));
-  call.per_channel("scale", scale);
-  call.like_x("dy", dy);
-  call.activation(activation);
+                    bool frozen, bool centered, int64_t activation) {
+  CudaNormChecks checks("jaxgrad_cuda_norm_backward", NormPass::kBackward, x, rstd, &scale);
   NormArrays arrays{};
-  arrays.x = x.untyped_data();
-  arrays.residual = call.like_x_or_null("residual", residual);
-  arrays.y = call.like_x_or_null("y", y);
-  arrays.dy = dy.untyped_data();
-  arrays.result = const_cast<void*>(call.like_x_or_null("dx", *dx));
-  arrays.dresidual = const_cast<void*>(call.like_x_or_null("dresidual", *dresidual));
-  arrays.scale = floats(scale);
-  arrays.bias = call.per_channel_or_null("bias", bias);
-  arrays.given_mean = call.statistics_or_null("mean", mean);
-  arrays.given_mean_low = call.statistics_or_null("mean_low", mean_low);
-  arrays.given_rstd = floats(rstd);
-  arrays.dmean = call.statistics_or_null("dmean", dmean);
-  arrays.dvar = call.statistics_or_null("dvar", dvar);
-  arrays.dscale = call.per_channel_or_null("dscale", *dscale);
-  arrays.dbias = call.per_channel_or_null("dbias", *dbias);
-  NormKey& key = call.key;
-  key.centered = arrays.given_mean != nullptr;
+  checks.given(arrays, mean, mean_low, rstd);
+  checks.require(centered == checks.key.centered, "mean must be given if and only if centered is true");
+  checks.per_channel("scale", scale);
+  checks.like_x("dy", dy);
+  arrays.scale = data_or_null<float>(scale);
+  arrays.dy = checks.aligned(dy.untyped_data());
+  arrays.bias = checks.per_channel_or_null("bias", bias);
+  arrays.y = checks.like_x_or_null("y", y);
+  arrays.residual = checks.like_x_or_null("residual", residual);
+  arrays.dmean = checks.statistics_or_null("dmean", dmean);
+  arrays.dvar = checks.statistics_or_null("dvar", dvar);
+  arrays.result = checks.like_x_or_null("dx", *dx);
+  arrays.dresidual = checks.like_x_or_null("dresidual", *dresidual);
+  arrays.dscale = checks.per_channel_or_null("dscale", *dscale);
+  arrays.dbias = checks.per_channel_or_null("dbias", *dbias);
+  NormKey& key = checks.key;
   key.frozen = frozen;
   key.residual = arrays.dresidual != nullptr;
   key.needs_dx = arrays.result != nullptr;
   key.needs_sums = arrays.dscale != nullptr || arrays.dbias != nullptr;
-  if (key.activation != NormActivation::kNone) {
-    call.require(arrays.y == nullptr || key.activation == NormActivation::kRelu, "y is for relu alone");
+  key.activation = checks.activation(activation);
+  if (key.activation != Activation::kNone) {
     if (arrays.residual != nullptr) key.third = NormThird::kResidual;
     if (arrays.y != nullptr) key.third = NormThird::kY;
-    call.require(arrays.y != nullptr || arrays.bias != nullptr, "bias or y must be given, with an activation");
+    checks.require(arrays.bias != nullptr || (arrays.y != nullptr && key.activation == Activation::kRelu),
+                   "activation requires bias, or relu y");
   }
-  return call.run(stream, arrays, 0, workspace);
+  return checks.run(stream, arrays, 0, workspace);
 }
 
 }  // namespace
@@ -257,8 +223,9 @@ JAXGRAD_DEFINE_HANDLER(jaxgrad_cuda_norm_backward, backward,
                            .Ret<ffi::AnyBuffer>()        // dbias     [K, C], or absent
                            .Ret<ffi::AnyBuffer>()        // dresidual like x, or absent
                            .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-                           .Attr<int64_t>("activation")
-                           .Attr<bool>("frozen"),
+                           .Attr<bool>("frozen")
+                           .Attr<bool>("centered")
+                           .Attr<int64_t>("activation"),
                        {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace jaxgrad

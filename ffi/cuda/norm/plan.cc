@@ -72,11 +72,11 @@ struct ColumnPlan {
   ColumnPlan(const NormKey& key, const NormGpu& gpu) : key(key), gpu(gpu) {
     const NormShape& s = key.shape;
     bytes = bytes_of(key.type);
-    channels_last = s.inner == 1;
+    channels_last = s.I == 1;
     vector = kItemBytes / bytes;
-    while ((channels_last ? s.channels : s.inner) % vector != 0) vector /= 2;
-    group = s.channels / s.groups;
-    rows = channels_last ? s.outer : s.outer * (s.inner / vector);
+    while ((channels_last ? s.C : s.I) % vector != 0) vector /= 2;
+    group = s.group_channels();
+    rows = channels_last ? s.O : s.O * (s.I / vector);
     held = is_backward(key) ? kHeldBackward : kHeldForward;
     items_of_row = is_backward(key) ? 2 : 1;
   }
@@ -89,8 +89,8 @@ struct ColumnPlan {
 
   int64_t columns(int64_t width) const { return channels_last ? width / vector : width; }
   int64_t lanes(int64_t width) const { return kColumnThreads / columns(width); }
-  int64_t chunks(int64_t width) const { return divide_up(key.shape.channels, width); }
-  int64_t problems(int64_t width) const { return key.shape.samples * chunks(width); }
+  int64_t chunks(int64_t width) const { return divide_up(key.shape.C, width); }
+  int64_t problems(int64_t width) const { return key.shape.S * chunks(width); }
   int64_t items(const Tiling& t) const { return divide_up(divide_up(rows, t.blocks), lanes(t.width)); }
 
   // Floats of shared memory for pairs of sums: of the warps or threads that share a channel (see sum_over_block), or of
@@ -118,7 +118,7 @@ struct ColumnPlan {
     constexpr double kRound = 3.5, kExchange = 2.0, kOfBlock = 0.022;
     const int64_t reads = arrays_read(key), writes = arrays_written(key);
     const double row_bytes =
-        static_cast<double>(std::min(t.width, key.shape.channels) * (channels_last ? 1 : vector) * bytes);
+        static_cast<double>(std::min(t.width, key.shape.C) * (channels_last ? 1 : vector) * bytes);
     const double share = static_cast<double>(divide_up(rows, t.blocks));
     double passes = static_cast<double>(reads + writes);
     if (keeps_items()) {
@@ -140,7 +140,7 @@ struct ColumnPlan {
 
   Tiling best() const {
     const int64_t unit = channels_last ? std::lcm(vector, group) : group;
-    const int64_t most = divide_up(key.shape.channels, unit);
+    const int64_t most = divide_up(key.shape.C, unit);
     Tiling found{};
     double least = std::numeric_limits<double>::infinity();
     for (int64_t n = 1; n <= most; ++n) {
@@ -165,7 +165,7 @@ struct ColumnPlan {
   Tiling elementwise() const {
     Tiling found{};
     const int64_t unit = channels_last ? std::lcm(vector, group) : group;
-    for (int64_t n = 1; n <= divide_up(key.shape.channels, unit) && fits(n * unit); ++n) {
+    for (int64_t n = 1; n <= divide_up(key.shape.C, unit) && fits(n * unit); ++n) {
       found.width = n * unit;
       if (columns(found.width) >= 32) break;
     }
@@ -191,25 +191,25 @@ struct ColumnPlan {
     NormColumns& a = p.columns;
     const auto set = [](unsigned& member, int64_t value) { member = static_cast<unsigned>(value); };
     set(a.rows, rows);
-    set(a.channels, s.channels);
-    set(a.groups, s.groups);
+    set(a.channels, s.C);
+    set(a.groups, s.G);
     set(a.group, group);
     set(a.width, t.width);
     set(a.chunks, chunks(t.width));
     set(a.problems, problems(t.width));
     set(a.teams, t.teams);
     set(a.blocks, t.blocks);
-    set(a.samples, s.samples / s.calls);
+    set(a.samples, s.call_samples());
     set(a.stored, stored(t));
     set(a.floats_of_sums, floats_of_sums(t.width));
-    set(a.stride, s.channels);
-    a.inner = divisor(static_cast<unsigned>(channels_last ? 1 : s.inner / vector));
-    a.count = static_cast<float>(s.outer * s.inner);
+    set(a.stride, s.C);
+    a.inner = divisor(static_cast<unsigned>(channels_last ? 1 : s.I / vector));
+    a.count = static_cast<float>(s.O * s.I);
     if (!exchanges()) return p;
     const bool over_samples = is_backward(key) && a.samples > 1;
     p.cooperative = t.blocks > 1 || over_samples;
     p.sums = t.blocks > 1 ? aligned(8 * problems(t.width) * t.blocks * t.width) : 0;
-    p.flags = p.sums + (over_samples ? aligned(8 * s.samples * s.channels) : 0);
+    p.flags = p.sums + (over_samples ? aligned(8 * s.S * s.C) : 0);
     p.workspace_bytes = p.flags + 8 * (t.teams * (t.blocks + 1) + (over_samples ? problems(t.width) : 0));
     return p;
   }
@@ -227,7 +227,7 @@ struct RowPlan {
   int64_t vector, lanes = 1, items = 1;
 
   RowPlan(const NormKey& key, const NormGpu& gpu) : key(key), gpu(gpu) {
-    const int64_t width = key.shape.channels, bytes = bytes_of(key.type);
+    const int64_t width = key.shape.C, bytes = bytes_of(key.type);
     const int64_t most = is_backward(key) ? kMaxElementsBackward : kMaxElementsForward;
     // Narrow items halve the sums of a thread of the backward pass.
     vector = (is_backward(key) ? 8 : kItemBytes) / bytes;
@@ -259,25 +259,25 @@ struct RowPlan {
                     "\n#define VECTORS " + std::to_string(items) + "\n";
     p.source = is_backward(key) ? kNormRowsBackwardSource : kNormRowsForwardSource;
     p.kernel = is_backward(key) ? "norm_rows_backward" : "norm_rows_forward";
-    const int64_t rows_of_block = p.threads / lanes, rows = s.samples / s.calls;
+    const int64_t rows_of_block = p.threads / lanes, rows = s.call_samples();
     NormRows& a = p.rows;
-    a.calls = static_cast<unsigned>(s.calls);
+    a.calls = static_cast<unsigned>(s.K);
     a.rows = static_cast<unsigned>(rows);
-    a.width = static_cast<unsigned>(s.channels);
+    a.width = static_cast<unsigned>(s.C);
     if (!is_backward(key)) {
-      p.blocks = divide_up(s.samples, rows_of_block);
+      p.blocks = divide_up(s.S, rows_of_block);
       return p;
     }
-    const int64_t at_once = std::max<int64_t>(1, resident * gpu.multiprocessors / s.calls);
+    const int64_t at_once = std::max<int64_t>(1, resident * gpu.multiprocessors / s.K);
     const int64_t blocks = std::min(divide_up(rows, rows_of_block), at_once);
     a.blocks = static_cast<unsigned>(blocks);
-    p.blocks = s.calls * blocks;
+    p.blocks = s.K * blocks;
     p.cooperative = blocks > 1 && key.needs_sums;
     const int64_t left = lanes < 32 ? p.threads / 32 : rows_of_block;  // see sum_over_rows
-    p.shared_bytes = left == 1 ? 0 : 8 * left * s.channels;
+    p.shared_bytes = left == 1 ? 0 : 8 * left * s.C;
     if (!key.needs_sums) return p;
-    p.sums = p.flags = aligned(8 * p.blocks * s.channels);
-    p.workspace_bytes = p.flags + 8 * s.calls * (blocks + 1);
+    p.sums = p.flags = aligned(8 * p.blocks * s.C);
+    p.workspace_bytes = p.flags + 8 * s.K * (blocks + 1);
     return p;
   }
 };
@@ -288,7 +288,7 @@ NormProgram norm_program(const NormKey& key, const NormGpu& gpu) {
   const NormShape& s = key.shape;
   if (key.type == FloatType::kFloat64) throw NoPlan("the normalization kernels do not compute float64");
   if (s.elements() > kMaxElements) throw NoPlan("the normalization kernels take arrays of fewer than 2^31 elements");
-  const bool has_rows = s.outer == 1 && s.inner == 1 && s.groups == 1 && !key.frozen;
+  const bool has_rows = s.O == 1 && s.I == 1 && s.G == 1 && !key.frozen;
   const bool whole = key.pass == NormPass::kForward || is_backward(key);
   return has_rows && whole ? RowPlan(key, gpu).program() : ColumnPlan(key, gpu).program();
 }

@@ -19,7 +19,7 @@ struct NormKey {
   NormPass pass;
   NormShape shape;
   FloatType type;
-  NormActivation activation = NormActivation::kNone;
+  Activation activation = Activation::kNone;
   bool centered = true, frozen = false;
   bool residual = false;  // is added, or its gradient is written
   NormThird third = NormThird::kNone;
