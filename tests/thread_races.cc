@@ -24,10 +24,10 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/batch_norm/op.h"
 #include "cpu/conv/op.h"
 #include "cpu/depthwise/problem.h"
 #include "cpu/gru/op.h"
+#include "cpu/norm/op.h"
 #include "cpu/pool/op.h"
 #include "cpu/runtime/isa.h"
 #include "cpu/runtime/onednn.h"
@@ -213,32 +213,50 @@ Values gru(Parallel& parallel) {
   return arrays.results;
 }
 
-// Statistics, normalization with relu and a residual, and gradients, with trained and with frozen statistics.
-template <class S>
-Values batch_norm(const BatchNormShape& s, Parallel& parallel) {
-  using T = Compute<S>;
+// Statistics and normalization with an activation and a residual, together and one after the other, and gradients, with
+// the statistics of x and with frozen ones.
+template <class Q>
+Values norm(const NormShape& s, Activation activation, Parallel& parallel) {
+  using T = Compute<Q>;
   Arrays arrays;
-  const auto x = arrays.random<S>(s.elements(), -2, 3), residual = arrays.random<S>(s.elements(), -1, 1),
-             dy = arrays.random<S>(s.elements(), -1, 1);
-  const auto scale = arrays.random<T>(s.C, 0.5f, 1.5f), bias = arrays.random<T>(s.C, -1, 1);
-  std::vector<T> mean(s.C), mean_low(s.C), var(s.C), rstd(s.C), dscale(s.C), dbias(s.C);
-  std::vector<S> y(x.size()), dx(x.size()), dresidual(x.size());
-  std::vector<std::byte> workspace(batch_norm_workspace(s, sizeof(S)));
-  batch_norm_statistics(BatchNormStatistics<S>{s, 1e-3, x.data(), mean.data(), mean_low.data(), var.data(), rstd.data(),
-                                               workspace.data()},
-                        parallel);
-  batch_norm_normalize(BatchNormNormalize<S>{s, true, x.data(), scale.data(), bias.data(), mean.data(), mean_low.data(),
-                                             rstd.data(), residual.data(), y.data(), workspace.data()},
-                       parallel);
+  const auto x = arrays.random<Q>(s.elements(), -2, 3), residual = arrays.random<Q>(s.elements(), -1, 1),
+             dy = arrays.random<Q>(s.elements(), -1, 1);
+  const auto scale = arrays.random<T>(s.K * s.C, 0.5f, 1.5f), bias = arrays.random<T>(s.K * s.C, -1, 1);
+  const int64_t groups = s.S * s.G;
+  std::vector<T> mean(groups), mean_low(groups), var(groups), rstd(groups), dscale(s.K * s.C), dbias(s.K * s.C);
+  std::vector<Q> y(x.size()), dx(x.size()), dresidual(x.size());
+  std::vector<std::byte> workspace(norm_workspace(s, sizeof(Q)));
+  const NormStatistics<Q> statistics{1e-3, x.data(), mean.data(), mean_low.data(), var.data(), rstd.data()};
+  const NormNormalize<Q> normalize{activation,      x.data(),    scale.data(),    bias.data(), mean.data(),
+                                   mean_low.data(), rstd.data(), residual.data(), y.data()};
+  const auto forward = [&](const NormStatistics<Q>* first, const NormNormalize<Q>* second) {
+    norm_forward(s, first, second, workspace.data(), parallel);
+  };
+  forward(&statistics, &normalize);
+  arrays.add(y);
+  forward(&statistics, nullptr);
+  forward(nullptr, &normalize);
   for (const auto* result : {&mean, &var, &rstd}) arrays.add(*result);
   arrays.add(y);
   for (const bool frozen : {false, true}) {
-    batch_norm_backward(
-        BatchNormBackward<S>{s, frozen, !frozen, x.data(), scale.data(), nullptr, mean.data(),
-                             frozen ? nullptr : mean_low.data(), rstd.data(), frozen ? nullptr : y.data(), dy.data(),
-                             nullptr, nullptr, dx.data(), dscale.data(), dbias.data(),
-                             frozen ? nullptr : dresidual.data(), workspace.data()},
-        parallel);
+    const NormBackward<Q> backward{frozen ? Activation::kNone : activation,
+                                   frozen,
+                                   x.data(),
+                                   scale.data(),
+                                   bias.data(),
+                                   mean.data(),
+                                   frozen ? nullptr : mean_low.data(),
+                                   rstd.data(),
+                                   !frozen && activation == Activation::kRelu ? y.data() : nullptr,
+                                   frozen ? nullptr : residual.data(),
+                                   dy.data(),
+                                   nullptr,
+                                   nullptr,
+                                   dx.data(),
+                                   dscale.data(),
+                                   dbias.data(),
+                                   frozen ? nullptr : dresidual.data()};
+    norm_backward(s, backward, workspace.data(), parallel);
     for (const auto* result : {&dx, &dresidual}) arrays.add(*result);
     for (const auto* result : {&dscale, &dbias}) arrays.add(*result);
   }
@@ -450,18 +468,28 @@ int run(const std::string& argument) {
     std::printf("oneDNN %s with teams of %d threads, ", onednn::version().c_str(), onednn::team_size());
   }
   std::printf("%s\n", isa_name());
-  const BatchNormShape columns{700, 130, 1}, runs{5, 23, 900};
+  const NormShape batch_columns{1, 700, 130, 1, 130, 1}, batch_runs{1, 5, 23, 900, 23, 1};
+  const NormShape sample_columns{3, 700, 48, 1, 12, 1}, samples_of_calls{24, 20, 48, 4, 12, 3};
+  const NormShape rows{300, 1, 500, 1, 1, 2}, rows_of_runs{6, 1, 24, 600, 12, 3};
   std::vector<Op> ops = {
       {"gru, float32", Threads::kPool, gru<float, false>},
       {"gru, float32, linear_before_reset", Threads::kPool, gru<float, true>},
       {"gru, float32, batch-major", Threads::kPool, gru<float, true, true>},
       {"gru, float64", Threads::kPool, gru<double, false>},
       {"gru, bfloat16", Threads::kPool, gru<BFloat16, true>},
-      {"batch_norm, float32, channels last", Threads::kPool,
-       [=](Parallel& p) { return batch_norm<float>(columns, p); }},
-      {"batch_norm, float64, channels first", Threads::kPool, [=](Parallel& p) { return batch_norm<double>(runs, p); }},
-      {"batch_norm, bfloat16, channels first", Threads::kPool,
-       [=](Parallel& p) { return batch_norm<BFloat16>(runs, p); }},
+      {"norm, float32, a batch, channels last", Threads::kPool,
+       [=](Parallel& p) { return norm<float>(batch_columns, Activation::kRelu, p); }},
+      {"norm, float64, a batch, channels first", Threads::kPool,
+       [=](Parallel& p) { return norm<double>(batch_runs, Activation::kRelu, p); }},
+      {"norm, bfloat16, a batch, channels first", Threads::kPool,
+       [=](Parallel& p) { return norm<BFloat16>(batch_runs, Activation::kSilu, p); }},
+      {"norm, float32, few samples", Threads::kPool,
+       [=](Parallel& p) { return norm<float>(sample_columns, Activation::kGelu, p); }},
+      {"norm, bfloat16, samples of several calls", Threads::kPool,
+       [=](Parallel& p) { return norm<BFloat16>(samples_of_calls, Activation::kRelu, p); }},
+      {"norm, float32, rows", Threads::kPool, [=](Parallel& p) { return norm<float>(rows, Activation::kSilu, p); }},
+      {"norm, bfloat16, rows of runs", Threads::kPool,
+       [=](Parallel& p) { return norm<BFloat16>(rows_of_runs, Activation::kNone, p); }},
       {"depthwise, float32, channels last", Threads::kPool, [](Parallel& p) { return depthwise<float>(true, p); }},
       {"depthwise, bfloat16, channels first", Threads::kPool,
        [](Parallel& p) { return depthwise<BFloat16>(false, p); }},

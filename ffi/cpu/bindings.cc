@@ -13,14 +13,14 @@
 #include "common/conv_bindings.h"
 #include "common/module_bindings.h"
 #include "common/pool_problem.h"
-#include "cpu/batch_norm/handler.h"
-#include "cpu/batch_norm/op.h"
 #include "cpu/conv/handler.h"
 #include "cpu/conv/op.h"
 #include "cpu/depthwise/handler.h"
 #include "cpu/depthwise/problem.h"
 #include "cpu/gru/handler.h"
 #include "cpu/gru/op.h"
+#include "cpu/norm/handler.h"
+#include "cpu/norm/op.h"
 #include "cpu/pool/handler.h"
 #include "cpu/pool/op.h"
 #include "cpu/runtime/isa.h"
@@ -35,9 +35,6 @@ nb::dict registrations() {
   nb::dict targets;
   targets["jaxgrad_cpu_gru_forward"] = handler_capsule(jaxgrad_cpu_gru_forward);
   targets["jaxgrad_cpu_gru_backward"] = handler_capsule(jaxgrad_cpu_gru_backward);
-  targets["jaxgrad_cpu_batch_norm_statistics"] = handler_capsule(jaxgrad_cpu_batch_norm_statistics);
-  targets["jaxgrad_cpu_batch_norm_normalize"] = handler_capsule(jaxgrad_cpu_batch_norm_normalize);
-  targets["jaxgrad_cpu_batch_norm_backward"] = handler_capsule(jaxgrad_cpu_batch_norm_backward);
   targets["jaxgrad_cpu_depthwise_forward"] = handler_capsule(jaxgrad_cpu_depthwise_forward);
   targets["jaxgrad_cpu_depthwise_input_gradient"] = handler_capsule(jaxgrad_cpu_depthwise_input_gradient);
   targets["jaxgrad_cpu_depthwise_weight_gradient"] = handler_capsule(jaxgrad_cpu_depthwise_weight_gradient);
@@ -46,6 +43,10 @@ nb::dict registrations() {
   targets["jaxgrad_cpu_max_pool_tangent"] = handler_capsule(jaxgrad_cpu_max_pool_tangent);
   targets["jaxgrad_cpu_sum_pool_forward"] = handler_capsule(jaxgrad_cpu_sum_pool_forward);
   targets["jaxgrad_cpu_sum_pool_input_gradient"] = handler_capsule(jaxgrad_cpu_sum_pool_input_gradient);
+  targets["jaxgrad_cpu_norm_statistics"] = handler_capsule(jaxgrad_cpu_norm_statistics);
+  targets["jaxgrad_cpu_norm_normalize"] = handler_capsule(jaxgrad_cpu_norm_normalize);
+  targets["jaxgrad_cpu_norm_forward"] = handler_capsule(jaxgrad_cpu_norm_forward);
+  targets["jaxgrad_cpu_norm_backward"] = handler_capsule(jaxgrad_cpu_norm_backward);
   targets["jaxgrad_onednn_conv_forward"] = handler_capsule(jaxgrad_onednn_conv_forward);
   targets["jaxgrad_onednn_conv_input_gradient"] = handler_capsule(jaxgrad_onednn_conv_input_gradient);
   targets["jaxgrad_onednn_conv_weight_gradient"] = handler_capsule(jaxgrad_onednn_conv_weight_gradient);
@@ -80,11 +81,13 @@ int64_t gru_workspace(int64_t groups, int64_t T, int64_t B, int64_t I, int64_t H
   return kWorkspace(shape, storage_bytes);
 }
 
-int64_t batch_norm_workspace_bytes(int64_t outer, int64_t C, int64_t inner, int64_t storage_bytes) {
+int64_t norm_workspace_bytes(int64_t S, int64_t O, int64_t C, int64_t I, int64_t G, int64_t K, int64_t storage_bytes) {
   constexpr int64_t kPadding = 1 << 10;  // no axis of the workspace is padded by more
-  if ((((CheckedInt(outer) + kPadding) * (CheckedInt(C) + kPadding)) * (CheckedInt(inner) + kPadding) * 8).overflowed())
-    throw nb::value_error("the arrays must have fewer than 2^63 bytes");
-  return batch_norm_workspace(BatchNormShape{outer, C, inner}, storage_bytes);
+  const CheckedInt sample = (CheckedInt(O) + kPadding) * (CheckedInt(C) + kPadding) * (CheckedInt(I) + kPadding);
+  if ((CheckedInt(S) * sample * 64).overflowed()) throw nb::value_error("the arrays must have fewer than 2^57 bytes");
+  if (S < 1 || O < 1 || C < 1 || I < 1 || G < 1 || K < 1 || C % G != 0 || S % K != 0)
+    throw nb::value_error("the sizes must be positive, C a multiple of G, and S one of K");
+  return norm_workspace(NormShape{S, O, C, I, G, K}, storage_bytes);
 }
 
 // Builds the plan that the call will run. Returns (bytes of workspace, name of the kernel), or None if oneDNN
@@ -156,7 +159,9 @@ NB_MODULE(_cpu, module) {
   module.def("pool_workspace", &pool_workspace_bytes, nb::arg("pool_pass"), nb::arg("x"), nb::arg("y"),
              nb::arg("window"), nb::arg("strides"), nb::arg("padding"), nb::arg("dilation"), nb::arg("storage_bytes"),
              "Bytes of workspace of a pooling pass with the threads of this machine.");
-  module.def("batch_norm_workspace", &batch_norm_workspace_bytes, "Bytes of workspace of any batch_norm call.");
+  module.def("norm_workspace", &norm_workspace_bytes, nb::arg("S"), nb::arg("O"), nb::arg("C"), nb::arg("I"),
+             nb::arg("G"), nb::arg("K"), nb::arg("storage_bytes"),
+             "Bytes of workspace of any call of the norm family.");
 }
 
 }  // namespace jaxgrad

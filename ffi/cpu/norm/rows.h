@@ -1,0 +1,280 @@
+// The kernels over rows: groups whose elements are contiguous in memory (O = 1). All steps of a row run while it is in
+// the cache.
+#pragma once
+
+#include "cpu/norm/layout.h"
+#include "cpu/norm/merge.h"
+#include "cpu/norm/operations.h"
+#include "cpu/norm/scale_sums.h"
+
+namespace jaxgrad::JAXGRAD_ISA {
+
+// A group of a sample: the first channel, and the index of the group among those of all samples.
+struct Row {
+  int64_t sample, channel, group;
+};
+
+// Divides the rows into tasks: `block` samples of a call times `range` groups. Their sizes depend only on the shape of
+// x. Short runs of elements of one channel are read as columns, as in layout.h.
+struct RowLayout {
+  static constexpr int64_t kMaxElements = 1 << 17;  // of a row of runs
+  static constexpr int64_t kMinBlock = 8, kMaxBlock = 1024;
+
+  // A single sample with statistics for each channel is left to blocks: a batch.
+  static bool suits(const NormShape& s) {
+    return s.O == 1 && (s.I < kMinRun || s.group_elements() <= kMaxElements) && (s.S > 1 || s.G < s.C);
+  }
+
+  explicit RowLayout(const NormShape& shape) : s(shape), span(shape.I < kMinRun ? shape.I : 1) {
+    const int64_t samples = s.call_samples(), elements = s.sample_elements();
+    block = clamped(kTaskElements / elements, min_of(kMinBlock, ceil_div(samples, kMinBlock)), kMaxBlock);
+    blocks = ceil_div(samples, block);
+    range = clamped(kTaskElements / (block * s.group_elements()), 1, s.G);
+    ranges = ceil_div(s.G, range);
+  }
+
+  bool in_columns() const { return s.I < kMinRun; }
+  int64_t width() const { return s.C * span; }
+  int64_t tasks() const { return s.K * blocks * ranges; }
+
+  // The elements of a row.
+  Tile tile(const Row& row) const {
+    const int64_t first = row.sample * s.sample_elements();
+    return {in_columns(),
+            first,
+            1,
+            0,
+            row.channel * span,
+            (row.channel + s.group_channels()) * span,
+            in_columns() ? 1 : s.I,
+            in_columns() ? 1 : s.I};
+  }
+
+  // The call, and the part of the gradients of scale and bias that a task computes: the channels [begin, end).
+  struct Task {
+    int64_t call, part, begin, end;
+  };
+  Task task(int64_t index) const {
+    const int64_t part = index / ranges, group = index % ranges * range;
+    return {part / blocks, part, group * s.group_channels(), min_of(group + range, s.G) * s.group_channels()};
+  }
+
+  template <class Body>
+  void for_rows(const Task& task, Body body) const {
+    const int64_t begin = task.call * s.call_samples() + task.part % blocks * block;
+    const int64_t end = min_of(begin + block, (task.call + 1) * s.call_samples());
+    for (int64_t sample = begin; sample < end; ++sample)
+      for (int64_t c = task.begin; c < task.end; c += s.group_channels())
+        body(Row{sample, c, sample * s.G + c / s.group_channels()});
+  }
+
+  NormShape s;
+  int64_t span;           // columns of a channel
+  int64_t block, blocks;  // samples of a task, and such blocks of a call
+  int64_t range, ranges;  // groups of a task
+};
+
+template <class T>
+JAXGRAD_INLINE T sum_of_lanes(Vector<T> v) {
+  constexpr int kL = kLanes<T>;
+  Bits<T> lane;
+#pragma GCC unroll 16
+  for (int i = 0; i < kL; ++i) lane[i] = i;
+#pragma GCC unroll 4
+  for (int half = kL / 2; half > 0; half /= 2) v += __builtin_shuffle(v, (lane + half) & (kL - 1));
+  return v[0];
+}
+
+// Adds the elements [first, first + length) to totals.
+template <class T, class Op, class ParamsAt>
+JAXGRAD_INLINE void reduce_run(const Op& op, int64_t first, int64_t length, ParamsAt params_at,
+                               double (&totals)[Op::kSums]) {
+  constexpr int64_t kPart = 1 << 14;  // more terms would make the sums of float inaccurate
+  for (int64_t begin = 0; begin < length; begin += kPart) {
+    Vector<T> sums[kRunSums][Op::kSums] = {};
+    add_run<T>(
+        op, first + begin, min_of(kPart, length - begin),
+        [&](int64_t j, auto lanes) { return params_at(begin + j, lanes); }, sums);
+#pragma GCC unroll 2
+    for (int s = 0; s < Op::kSums; ++s)
+      totals[s] += static_cast<double>(sum_of_lanes<T>((sums[0][s] + sums[1][s]) + (sums[2][s] + sums[3][s])));
+  }
+}
+
+template <class Q>
+class NormRows {
+ public:
+  using T = Compute<Q>;
+
+  NormRows(const NormShape& shape, std::byte* workspace, Parallel& parallel)
+      : layout_(shape),
+        n_(static_cast<double>(shape.group_elements())),
+        arena_(workspace),
+        memory_(layout_, arena_),
+        parallel_(parallel) {}
+
+  static int64_t workspace(const NormShape& shape) {
+    Arena arena(nullptr);
+    Memory(RowLayout(shape), arena);
+    return arena.bytes();
+  }
+
+  template <class Act>
+  void forward(const NormStatistics<Q>* statistics, const NormNormalize<Q>* normalize, Act) {
+    if (normalize == nullptr)
+      return for_rows([&](const Task&, const Row& row) { compute_statistics(*statistics, row); });
+    const Columns columns = expand(*normalize);
+    const Normalize<Q, Act> op{normalize->x, normalize->residual, normalize->y};
+    for_rows([&](const Task& task, const Row& row) {
+      if (statistics != nullptr) compute_statistics(*statistics, row);
+      apply<T>(op, parameters(*normalize, columns, task, row), layout_.tile(row));
+    });
+  }
+
+  template <bool kFrozen, class Act>
+  void backward(const NormBackward<Q>& call, Act) {
+    const Columns columns = expand(call);
+    const ArgumentGradient<Q, Act> gradient{call.y, call.residual, call.dy};
+    const InputGradient<Q, Act, kFrozen> dx{call.x, gradient, call.dx, call.dresidual};
+    const bool needs_scale_sums = call.dscale != nullptr || call.dbias != nullptr;
+    parallel_for(parallel_, layout_.tasks(), [&](int64_t index) {
+      const Task task = layout_.task(index);
+      T *const dscale = memory_.sums.dscale(task.part), *const dbias = memory_.sums.dbias(task.part);
+      for (int64_t j = task.begin * layout_.span; j < task.end * layout_.span; ++j) dscale[j] = dbias[j] = 0;
+      layout_.for_rows(task, [&](const Row& row) {
+        RowParameters<T> row_parameters = parameters(call, columns, task, row);
+        if (needs_scale_sums) row_parameters.dscale = dscale, row_parameters.dbias = dbias;
+        Sums sums;
+        if (!kFrozen || needs_scale_sums) sums = add_gradients(call, gradient, row_parameters, row);
+        if (call.dx == nullptr && call.dresidual == nullptr) return;
+        if (!kFrozen) set_input_gradient(call, row, sums, row_parameters);
+        apply<T>(dx, row_parameters, layout_.tile(row));
+      });
+    });
+    if (needs_scale_sums) memory_.sums.finish(call.dscale, call.dbias, parallel_);
+  }
+
+ private:
+  using Task = RowLayout::Task;
+
+  // Scale and bias, one element per column: [K, C * span]
+  struct Columns {
+    const T *scale, *bias;
+  };
+  struct Memory {
+    Memory(const RowLayout& layout, Arena& arena)
+        : expanded(arena.take<T>(layout.span == 1 ? 0 : 2 * layout.s.K * layout.width())),
+          sums(layout.s.K, layout.blocks, layout.s.C, layout.span, arena) {}
+
+    T* expanded;
+    ScaleSums<T> sums;
+  };
+
+  template <class Body>
+  void for_rows(Body body) const {
+    parallel_for(parallel_, layout_.tasks(), [&](int64_t index) {
+      const Task task = layout_.task(index);
+      layout_.for_rows(task, [&](const Row& row) { body(task, row); });
+    });
+  }
+
+  template <class Call>
+  Columns expand(const Call& call) const {
+    if (layout_.span == 1) return {call.scale, call.bias};
+    const int64_t channels = layout_.s.K * layout_.s.C;
+    T *const scale = memory_.expanded, *const bias = scale + channels * layout_.span;
+    for (int64_t c = 0; c < channels; ++c)
+      for (int64_t j = c * layout_.span; j < (c + 1) * layout_.span; ++j) {
+        scale[j] = call.scale[c];
+        if (call.bias != nullptr) bias[j] = call.bias[c];
+      }
+    return {scale, call.bias == nullptr ? nullptr : bias};
+  }
+
+  void compute_statistics(const NormStatistics<Q>& call, const Row& row) const {
+    const int64_t first = first_element(row), length = layout_.s.group_elements();
+    const auto no_parameters = [](int64_t, auto) { return NoParameters::Params(); };
+    if (call.mean == nullptr) {
+      double squares[1] = {};
+      reduce_run<T>(Squares<Q>{call.x}, first, length, no_parameters, squares);
+      return write_statistics(call, row.group, n_, T(0), T(0), squares[0]);
+    }
+    double sum[1] = {}, rest[2] = {};
+    reduce_run<T>(Sum<Q>{call.x}, first, length, no_parameters, sum);
+    const T mean = static_cast<T>(sum[0] / n_);
+    const RowMean<T> row_mean{splat(mean)};
+    reduce_run<T>(Deviations<Q>{call.x}, first, length, [&](int64_t, auto) { return row_mean; }, rest);
+    const double low = rest[0] / n_;
+    write_statistics(call, row.group, n_, mean, static_cast<T>(low - low == 0 ? low : 0), rest[1] - rest[0] * low);
+  }
+
+  template <class Call>
+  RowParameters<T> parameters(const Call& call, const Columns& columns, const Task& task, const Row& row) const {
+    const T rstd = call.rstd[row.group];
+    RowParameters<T> found{};
+    found.mean = call.mean == nullptr ? T(0) : call.mean[row.group];
+    found.rstd = rstd;
+    found.offset = call.mean_low == nullptr ? T(0) : -call.mean_low[row.group] * rstd;
+    found.scale = columns.scale + task.call * layout_.width();
+    if (columns.bias != nullptr) found.bias = columns.bias + task.call * layout_.width();
+    return found;
+  }
+
+  // The sums of g scale and g scale xhat over a row, with xhat = (x - mean) rstd.
+  struct Sums {
+    double a = 0, b = 0;
+  };
+
+  // Adds to the gradients of scale and bias, too, if row_parameters has them.
+  template <class Act>
+  Sums add_gradients(const NormBackward<Q>& call, const ArgumentGradient<Q, Act>& gradient,
+                     const RowParameters<T>& row_parameters, const Row& row) const {
+    if (layout_.in_columns()) {
+      double sums[2] = {};
+      const int64_t column = row.channel * layout_.span;
+      reduce_run<T>(
+          RowGradientSums<Q, Act>{call.x, gradient}, first_element(row), layout_.s.group_elements(),
+          [&](int64_t j, auto lanes) { return row_parameters.at(column + j, lanes); }, sums);
+      return {sums[0], sums[1]};
+    }
+    Sums found;
+    for (int64_t c = row.channel; c < row.channel + layout_.s.group_channels(); ++c) {
+      double sums[2] = {};  // of g and g (x - mean)
+      const auto parameters = row_parameters.of(c);
+      reduce_run<T>(
+          GradientSums<Q, Act>{call.x, gradient}, row.sample * layout_.s.sample_elements() + c * layout_.s.I,
+          layout_.s.I, [&](int64_t, auto) { return parameters; }, sums);
+      const double product = row_parameters.rstd * sums[1] + row_parameters.offset * sums[0];
+      found.a += static_cast<double>(row_parameters.scale[c]) * sums[0];
+      found.b += static_cast<double>(row_parameters.scale[c]) * product;
+      if (row_parameters.dscale == nullptr) continue;
+      row_parameters.dscale[c] += static_cast<T>(product);
+      row_parameters.dbias[c] += static_cast<T>(sums[0]);
+    }
+    return found;
+  }
+
+  // As in SampleParameters::fill_input_gradient(). offset = -mean_low rstd.
+  void set_input_gradient(const NormBackward<Q>& call, const Row& row, const Sums& sums,
+                          RowParameters<T>& row_parameters) const {
+    const double rstd = static_cast<double>(row_parameters.rstd);
+    const double dmean = call.dmean == nullptr ? 0 : static_cast<double>(call.dmean[row.group]);
+    const double dvar = call.dvar == nullptr ? 0 : static_cast<double>(call.dvar[row.group]);
+    const double low = call.mean_low == nullptr ? 0 : static_cast<double>(call.mean_low[row.group]);
+    const double tilt = (2 * dvar - rstd * rstd * sums.b) / n_;
+    row_parameters.tilt = static_cast<T>(tilt);
+    if (call.mean != nullptr) row_parameters.level = static_cast<T>((dmean - rstd * sums.a) / n_ - low * tilt);
+  }
+
+  int64_t first_element(const Row& row) const {
+    return row.sample * layout_.s.sample_elements() + row.channel * layout_.s.I;
+  }
+
+  const RowLayout layout_;
+  const double n_;  // elements of a row
+  Arena arena_;
+  const Memory memory_;
+  Parallel& parallel_;
+};
+
+}  // namespace jaxgrad::JAXGRAD_ISA
