@@ -123,40 +123,39 @@ def test_statistics_dtype():
     )
 
 
+X, C, G = (2, 4, 6, 5), (1, 6), (2, 3)  # [S, O, C, I], [K, C] and [S, G]
+STATISTICS = {"epsilon": 0.0, "centered": True}
+FORWARD = {"epsilon": 0.0, "activation": 0, "centered": True}
+BACKWARD = {"frozen": False, "centered": True, "activation": 0}
+NONE = (0,)
+
+
 @pytest.mark.parametrize(
     ("handler", "operands", "results", "attributes", "message"),
     [
-        ("statistics", [(3,)], [(3,)] * 4, {"feature_axis": 0, "epsilon": 0.0}, "x must have rank 2 or more"),
-        ("statistics", [(4, 3)], [(3,)] * 4, {"feature_axis": 2, "epsilon": 0.0}, "feature_axis must lie in"),
-        ("statistics", [(4, 3)], [(3,), (3,), (4,), (3,)], {"feature_axis": 1, "epsilon": 0.0}, "var must have"),
-        ("statistics", [(4, 3)], [(3,)] * 4, {"feature_axis": 1, "epsilon": -1.0}, "epsilon must not be negative"),
-        ("statistics", [(0, 3)], [(3,)] * 4, {"feature_axis": 1, "epsilon": 0.0}, "x must have elements"),
+        ("statistics", [(4, 3)], [G] * 4, STATISTICS, "x must have the shape [S, O, C, I]"),
+        ("statistics", [X], [G, G, (2, 6), G], STATISTICS, "var must have"),
+        ("statistics", [X], [G] * 4, {**STATISTICS, "epsilon": -1.0}, "epsilon must not be negative"),
+        ("statistics", [X], [G] * 4, {**STATISTICS, "centered": False}, "mean and mean_low must be empty"),
+        ("statistics", [(2, 0, 6, 5)], [G] * 4, STATISTICS, "x must have elements"),
+        ("statistics", [X], [(2, 4)] * 4, STATISTICS, "C must be a multiple of G"),
+        ("normalize", [X, C, (1, 5), G, G, G, NONE], [X], {"activation": 0}, "bias must have the shape [1, 6]"),
+        ("normalize", [X, C, C, G, G, G, X[:3]], [X], {"activation": 0}, "residual must have the shape and dtype of x"),
+        ("normalize", [X, C, C, NONE, G, G, NONE], [X], {"activation": 0}, "mean_low requires mean"),
+        ("forward", [X, (3, 6), (3, 6), NONE], [X, G, G, G, G], FORWARD, "S must be a multiple of K"),
+        ("forward", [X, C, C, NONE], [X, G, G, G, G], {**FORWARD, "activation": 4}, "activation must be 0, 1, 2 or 3"),
         (
-            "normalize",
-            [(4, 3), (3,), (2,), (3,), (3,), (3,), (0,)],
-            [(4, 3)],
-            {"feature_axis": 1, "relu": False},
-            "bias must have the shape [3], got [2]",
-        ),
-        (
-            "normalize",
-            [(4, 3), (3,), (3,), (3,), (3,), (3,), (3, 4)],
-            [(4, 3)],
-            {"feature_axis": 1, "relu": False},
-            "residual must have the shape and dtype of x",
+            "backward",
+            [X, C, NONE, G, G, G, NONE, NONE, X, G, G],
+            [X, C, C, NONE],
+            {**BACKWARD, "activation": 1},
+            "activation requires bias, or relu y",
         ),
         (
             "backward",
-            [(4, 3), (3,), (0,), (3,), (3,), (3,), (0,), (4, 3), (3,), (3,)],
-            [(4, 3), (3,), (3,), (0,)],
-            {"feature_axis": 1, "frozen": False, "relu": True},
-            "relu requires y or bias",
-        ),
-        (
-            "backward",
-            [(4, 3), (3,), (0,), (3,), (3,), (3,), (0,), (4, 3), (3,), (3,)],
-            [(4, 3), (3,), (3,), (0,)],
-            {"feature_axis": 1, "frozen": True, "relu": False},
+            [X, C, NONE, G, G, G, NONE, NONE, X, G, G],
+            [X, C, C, NONE],
+            {**BACKWARD, "frozen": True},
             "frozen statistics exclude",
         ),
     ],
@@ -164,7 +163,7 @@ def test_statistics_dtype():
 def test_handlers_check_their_operands(handler, operands, results, attributes, message):
     types = {int: np.int64, float: np.float64, bool: np.bool_}
     call = jax.ffi.ffi_call(
-        f"jaxgrad_cpu_batch_norm_{handler}",
+        f"jaxgrad_cpu_norm_{handler}",
         (*(jax.ShapeDtypeStruct(s, np.float32) for s in results), jax.ShapeDtypeStruct((100000,), np.uint8)),
     )
     with jax.default_device(jax.devices("cpu")[0]):
@@ -174,13 +173,13 @@ def test_handlers_check_their_operands(handler, operands, results, attributes, m
 
 
 def test_too_small_workspace():
-    shapes = (*[jax.ShapeDtypeStruct((3,), np.float32)] * 4, jax.ShapeDtypeStruct((64,), np.uint8))
-    call = jax.ffi.ffi_call("jaxgrad_cpu_batch_norm_statistics", shapes)
+    shapes = (*[jax.ShapeDtypeStruct(G, np.float32)] * 4, jax.ShapeDtypeStruct((64,), np.uint8))
+    call = jax.ffi.ffi_call("jaxgrad_cpu_norm_statistics", shapes)
     with (
         jax.default_device(jax.devices("cpu")[0]),
         pytest.raises(jax.errors.JaxRuntimeError, match="workspace is too small"),
     ):
-        jax.block_until_ready(call(jnp.ones((4, 3), np.float32), feature_axis=np.int64(1), epsilon=np.float64(0)))
+        jax.block_until_ready(call(jnp.ones(X, np.float32), centered=np.True_, epsilon=np.float64(0)))
 
 
 @pytest.mark.parametrize(
