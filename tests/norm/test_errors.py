@@ -123,7 +123,7 @@ def test_statistics_dtype():
     )
 
 
-X, C, G = (2, 4, 6, 5), (1, 6), (2, 3)  # [S, O, C, I], [K, C] and [S, G]
+ROWS, KC, SG = (2, 4, 6, 5), (1, 6), (2, 3)  # [S, O, C, I], [K, C] and [S, G]
 STATISTICS = {"epsilon": 0.0, "centered": True}
 FORWARD = {"epsilon": 0.0, "activation": 0, "centered": True}
 BACKWARD = {"frozen": False, "centered": True, "activation": 0}
@@ -133,28 +133,46 @@ NONE = (0,)
 @pytest.mark.parametrize(
     ("handler", "operands", "results", "attributes", "message"),
     [
-        ("statistics", [(4, 3)], [G] * 4, STATISTICS, "x must have the shape [S, O, C, I]"),
-        ("statistics", [X], [G, G, (2, 6), G], STATISTICS, "var must have"),
-        ("statistics", [X], [G] * 4, {**STATISTICS, "epsilon": -1.0}, "epsilon must not be negative"),
-        ("statistics", [X], [G] * 4, {**STATISTICS, "centered": False}, "mean and mean_low must be empty"),
-        ("statistics", [(2, 0, 6, 5)], [G] * 4, STATISTICS, "x must have elements"),
-        ("statistics", [X], [(2, 4)] * 4, STATISTICS, "C must be a multiple of G"),
-        ("normalize", [X, C, (1, 5), G, G, G, NONE], [X], {"activation": 0}, "bias must have the shape [1, 6]"),
-        ("normalize", [X, C, C, G, G, G, X[:3]], [X], {"activation": 0}, "residual must have the shape and dtype of x"),
-        ("normalize", [X, C, C, NONE, G, G, NONE], [X], {"activation": 0}, "mean_low requires mean"),
-        ("forward", [X, (3, 6), (3, 6), NONE], [X, G, G, G, G], FORWARD, "S must be a multiple of K"),
-        ("forward", [X, C, C, NONE], [X, G, G, G, G], {**FORWARD, "activation": 4}, "activation must be 0, 1, 2 or 3"),
+        ("statistics", [(4, 3)], [SG] * 4, STATISTICS, "x must have the shape [S, O, C, I]"),
+        ("statistics", [ROWS], [SG, SG, (2, 6), SG], STATISTICS, "var must have"),
+        ("statistics", [ROWS], [SG] * 4, {**STATISTICS, "epsilon": -1.0}, "epsilon must not be negative"),
+        ("statistics", [ROWS], [SG] * 4, {**STATISTICS, "centered": False}, "mean and mean_low must be empty"),
+        ("statistics", [(2, 0, 6, 5)], [SG] * 4, STATISTICS, "x must have elements"),
+        ("statistics", [ROWS], [(2, 4)] * 4, STATISTICS, "C must be a multiple of G"),
+        (
+            "normalize",
+            [ROWS, KC, (1, 5), SG, SG, SG, NONE],
+            [ROWS],
+            {"activation": 0},
+            "bias must have the shape [1, 6]",
+        ),
+        (
+            "normalize",
+            [ROWS, KC, KC, SG, SG, SG, ROWS[:3]],
+            [ROWS],
+            {"activation": 0},
+            "residual must have the shape [2, 4, 6, 5]",
+        ),
+        ("normalize", [ROWS, KC, KC, NONE, SG, SG, NONE], [ROWS], {"activation": 0}, "mean_low requires mean"),
+        ("forward", [ROWS, (3, 6), (3, 6), NONE], [ROWS, SG, SG, SG, SG], FORWARD, "S must be a multiple of K"),
+        (
+            "forward",
+            [ROWS, KC, KC, NONE],
+            [ROWS, SG, SG, SG, SG],
+            {**FORWARD, "activation": 4},
+            "activation must be 0, 1, 2 or 3",
+        ),
         (
             "backward",
-            [X, C, NONE, G, G, G, NONE, NONE, X, G, G],
-            [X, C, C, NONE],
+            [ROWS, KC, NONE, SG, SG, SG, NONE, NONE, ROWS, SG, SG],
+            [ROWS, KC, KC, NONE],
             {**BACKWARD, "activation": 1},
             "activation requires bias, or relu y",
         ),
         (
             "backward",
-            [X, C, NONE, G, G, G, NONE, NONE, X, G, G],
-            [X, C, C, NONE],
+            [ROWS, KC, NONE, SG, SG, SG, NONE, NONE, ROWS, SG, SG],
+            [ROWS, KC, KC, NONE],
             {**BACKWARD, "frozen": True},
             "frozen statistics exclude",
         ),
@@ -173,13 +191,13 @@ def test_handlers_check_their_operands(handler, operands, results, attributes, m
 
 
 def test_too_small_workspace():
-    shapes = (*[jax.ShapeDtypeStruct(G, np.float32)] * 4, jax.ShapeDtypeStruct((64,), np.uint8))
+    shapes = (*[jax.ShapeDtypeStruct(SG, np.float32)] * 4, jax.ShapeDtypeStruct((64,), np.uint8))
     call = jax.ffi.ffi_call("jaxgrad_cpu_norm_statistics", shapes)
     with (
         jax.default_device(jax.devices("cpu")[0]),
         pytest.raises(jax.errors.JaxRuntimeError, match="workspace is too small"),
     ):
-        jax.block_until_ready(call(jnp.ones(X, np.float32), centered=np.True_, epsilon=np.float64(0)))
+        jax.block_until_ready(call(jnp.ones(ROWS, np.float32), centered=np.True_, epsilon=np.float64(0)))
 
 
 @pytest.mark.parametrize(
