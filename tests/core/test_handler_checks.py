@@ -18,6 +18,8 @@ from op_cases import OPS, op_case, values_and_gradients
 
 import jaxgrad
 from jaxgrad._src.native import cpu, ffi
+from jaxgrad._src.norm.cpu import CpuBackend
+from jaxgrad._src.norm.params import NormParams
 
 CALLS_OF_EACH_HANDLER = 25
 
@@ -66,6 +68,9 @@ def calls() -> dict[str, HandlerCall]:
             partial(values_and_gradients, _depthwise),
             *(jnp.ones(shape, "float32") for shape in ((2, 5, 6), (3, 1, 6), (6,))),
         )
+        # Statistics alone are a step of calls over a mesh.
+        params = NormParams("group_norm", 2, 1e-5, None, sample_axes=1, num_groups=2)
+        jax.eval_shape(partial(CpuBackend().statistics, params), jnp.ones((1, 4, 5, 6), "float32"))
         with jaxgrad.forward_mode():
             case = op_case("max_pool")
             jax.eval_shape(lambda x: jax.jvp(case.call("cpu"), (x,), (x,)), *case.arrays)
