@@ -16,6 +16,8 @@ from conv_cases import FIELDS, ConvCase, make_conv_inputs
 from conv_references import lax_conv
 from conv_transpose_cases import TransposeCase, lax_conv_transpose, make_transpose_inputs
 from gru_cases import Case, make_inputs
+from norm_cases import NormCase
+from norm_cases import make_inputs as make_norm_inputs
 from pool_cases import PoolCase
 from pool_cases import make_inputs as make_pool_inputs
 
@@ -72,7 +74,7 @@ def _batch_norm_training(size: int) -> OpCase:
 
     inputs, _ = batch_norm_references.make_inputs(case)
     op = jaxgrad.batch_norm_training
-    return OpCase(op, inputs._fields, case.settings, plain, tuple(inputs), "jaxgrad_cpu_batch_norm_normalize")
+    return OpCase(op, inputs._fields, case.settings, plain, tuple(inputs), "jaxgrad_cpu_norm_forward")
 
 
 def _batch_norm_inference(size: int) -> OpCase:
@@ -81,7 +83,15 @@ def _batch_norm_inference(size: int) -> OpCase:
     settings = {"feature_axis": case.feature_axis, "epsilon": batch_norm_references.EPSILON}
     arrays = (x, scale, bias, np.float32(0.2) + bias, np.float32(0.3) + scale**2)
     names, plain = ("x", "scale", "bias", "mean", "var"), partial(plain_inference, **settings)
-    return OpCase(jaxgrad.batch_norm_inference, names, settings, plain, arrays, "jaxgrad_cpu_batch_norm_normalize")
+    return OpCase(jaxgrad.batch_norm_inference, names, settings, plain, arrays, "jaxgrad_cpu_norm_normalize")
+
+
+def _norm(name: str, size: int) -> OpCase:
+    case = NormCase(name, (4, 2 + size, 6), activation="silu", given=("scale", "bias", "residual"))
+    inputs, _ = make_norm_inputs(case)
+    return OpCase(
+        getattr(jaxgrad, name), inputs._fields, case.settings, case.plain, tuple(inputs), "jaxgrad_cpu_norm_forward"
+    )
 
 
 def _gru(size: int) -> OpCase:
@@ -113,7 +123,8 @@ def _avg_pool(size: int) -> OpCase:
     return OpCase(jaxgrad.avg_pool, ("inputs",), settings, plain, (x,), "jaxgrad_cpu_sum_pool_forward")
 
 
-_MAKERS = {
+NORMS = ("group_norm", "layer_norm", "rms_norm")
+_MAKERS: dict[str, Callable[[int], OpCase]] = {
     "conv_general_dilated": _conv,
     "conv_transpose": _conv_transpose,
     "batch_norm_training": _batch_norm_training,
@@ -121,6 +132,7 @@ _MAKERS = {
     "gru": _gru,
     "max_pool": _max_pool,
     "avg_pool": _avg_pool,
+    **{name: partial(_norm, name) for name in NORMS},
 }
 OPS = tuple(_MAKERS)
 

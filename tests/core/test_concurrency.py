@@ -58,7 +58,7 @@ def test_sixteen_threads(run_python):
     assert int(run_python(_SIXTEEN_THREADS, JAX_PLATFORMS="cpu").stdout) == 16 * 16 * 5
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", OPS[:-2])  # group norm stands for its family
 def test_calls_return_before_completion(op):
     """The program holds other work too: XLA's CPU client runs a lone custom call on the calling thread."""
     case = op_case(op, size=200_000)

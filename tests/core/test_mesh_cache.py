@@ -21,6 +21,7 @@ _CHANGES = {
     "gru": {"linear_before_reset": False},
     "max_pool": {"padding": ((0, 1), (1, 0))},
     "avg_pool": {"padding": ((0, 1), (1, 0))},
+    **{name: {"epsilon": 0.5} for name in ("group_norm", "layer_norm", "rms_norm")},
 }
 
 _SCRIPT = """

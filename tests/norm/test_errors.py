@@ -123,40 +123,57 @@ def test_statistics_dtype():
     )
 
 
+ROWS, KC, SG = (2, 4, 6, 5), (1, 6), (2, 3)  # [S, O, C, I], [K, C] and [S, G]
+STATISTICS = {"epsilon": 0.0, "centered": True}
+FORWARD = {"epsilon": 0.0, "activation": 0, "centered": True}
+BACKWARD = {"frozen": False, "centered": True, "activation": 0}
+NONE = (0,)
+
+
 @pytest.mark.parametrize(
     ("handler", "operands", "results", "attributes", "message"),
     [
-        ("statistics", [(3,)], [(3,)] * 4, {"feature_axis": 0, "epsilon": 0.0}, "x must have rank 2 or more"),
-        ("statistics", [(4, 3)], [(3,)] * 4, {"feature_axis": 2, "epsilon": 0.0}, "feature_axis must lie in"),
-        ("statistics", [(4, 3)], [(3,), (3,), (4,), (3,)], {"feature_axis": 1, "epsilon": 0.0}, "var must have"),
-        ("statistics", [(4, 3)], [(3,)] * 4, {"feature_axis": 1, "epsilon": -1.0}, "epsilon must not be negative"),
-        ("statistics", [(0, 3)], [(3,)] * 4, {"feature_axis": 1, "epsilon": 0.0}, "x must have elements"),
+        ("statistics", [(4, 3)], [SG] * 4, STATISTICS, "x must have the shape [S, O, C, I]"),
+        ("statistics", [ROWS], [SG, SG, (2, 6), SG], STATISTICS, "var must have"),
+        ("statistics", [ROWS], [SG] * 4, {**STATISTICS, "epsilon": -1.0}, "epsilon must not be negative"),
+        ("statistics", [ROWS], [SG] * 4, {**STATISTICS, "centered": False}, "mean and mean_low must be empty"),
+        ("statistics", [(2, 0, 6, 5)], [SG] * 4, STATISTICS, "x must have elements"),
+        ("statistics", [ROWS], [(2, 4)] * 4, STATISTICS, "C must be a multiple of G"),
         (
             "normalize",
-            [(4, 3), (3,), (2,), (3,), (3,), (3,), (0,)],
-            [(4, 3)],
-            {"feature_axis": 1, "relu": False},
-            "bias must have the shape [3], got [2]",
+            [ROWS, KC, (1, 5), SG, SG, SG, NONE],
+            [ROWS],
+            {"activation": 0},
+            "bias must have the shape [1, 6]",
         ),
         (
             "normalize",
-            [(4, 3), (3,), (3,), (3,), (3,), (3,), (3, 4)],
-            [(4, 3)],
-            {"feature_axis": 1, "relu": False},
-            "residual must have the shape and dtype of x",
+            [ROWS, KC, KC, SG, SG, SG, ROWS[:3]],
+            [ROWS],
+            {"activation": 0},
+            "residual must have the shape [2, 4, 6, 5]",
+        ),
+        ("normalize", [ROWS, KC, KC, NONE, SG, SG, NONE], [ROWS], {"activation": 0}, "mean_low requires mean"),
+        ("forward", [ROWS, (3, 6), (3, 6), NONE], [ROWS, SG, SG, SG, SG], FORWARD, "S must be a multiple of K"),
+        (
+            "forward",
+            [ROWS, KC, KC, NONE],
+            [ROWS, SG, SG, SG, SG],
+            {**FORWARD, "activation": 4},
+            "activation must be 0, 1, 2 or 3",
         ),
         (
             "backward",
-            [(4, 3), (3,), (0,), (3,), (3,), (3,), (0,), (4, 3), (3,), (3,)],
-            [(4, 3), (3,), (3,), (0,)],
-            {"feature_axis": 1, "frozen": False, "relu": True},
-            "relu requires y or bias",
+            [ROWS, KC, NONE, SG, SG, SG, NONE, NONE, ROWS, SG, SG],
+            [ROWS, KC, KC, NONE],
+            {**BACKWARD, "activation": 1},
+            "activation requires bias, or relu y",
         ),
         (
             "backward",
-            [(4, 3), (3,), (0,), (3,), (3,), (3,), (0,), (4, 3), (3,), (3,)],
-            [(4, 3), (3,), (3,), (0,)],
-            {"feature_axis": 1, "frozen": True, "relu": False},
+            [ROWS, KC, NONE, SG, SG, SG, NONE, NONE, ROWS, SG, SG],
+            [ROWS, KC, KC, NONE],
+            {**BACKWARD, "frozen": True},
             "frozen statistics exclude",
         ),
     ],
@@ -164,7 +181,7 @@ def test_statistics_dtype():
 def test_handlers_check_their_operands(handler, operands, results, attributes, message):
     types = {int: np.int64, float: np.float64, bool: np.bool_}
     call = jax.ffi.ffi_call(
-        f"jaxgrad_cpu_batch_norm_{handler}",
+        f"jaxgrad_cpu_norm_{handler}",
         (*(jax.ShapeDtypeStruct(s, np.float32) for s in results), jax.ShapeDtypeStruct((100000,), np.uint8)),
     )
     with jax.default_device(jax.devices("cpu")[0]):
@@ -174,13 +191,13 @@ def test_handlers_check_their_operands(handler, operands, results, attributes, m
 
 
 def test_too_small_workspace():
-    shapes = (*[jax.ShapeDtypeStruct((3,), np.float32)] * 4, jax.ShapeDtypeStruct((64,), np.uint8))
-    call = jax.ffi.ffi_call("jaxgrad_cpu_batch_norm_statistics", shapes)
+    shapes = (*[jax.ShapeDtypeStruct(SG, np.float32)] * 4, jax.ShapeDtypeStruct((64,), np.uint8))
+    call = jax.ffi.ffi_call("jaxgrad_cpu_norm_statistics", shapes)
     with (
         jax.default_device(jax.devices("cpu")[0]),
         pytest.raises(jax.errors.JaxRuntimeError, match="workspace is too small"),
     ):
-        jax.block_until_ready(call(jnp.ones((4, 3), np.float32), feature_axis=np.int64(1), epsilon=np.float64(0)))
+        jax.block_until_ready(call(jnp.ones(ROWS, np.float32), centered=np.True_, epsilon=np.float64(0)))
 
 
 @pytest.mark.parametrize(
