@@ -121,6 +121,8 @@ def _in_layout_of_jaxgrad(call: Call, name: str, found: list[np.ndarray]) -> Ite
         if call.channels_last:
             array = np.moveaxis(array, (0, 1), (-1, -2)) if name == "weight gradient" else np.moveaxis(array, 1, -1)
         yield array
+    elif isinstance(call, NormCall) and call.kind in ("layer-norm", "rms-norm"):
+        yield from found
     elif isinstance(call, NormCall):
         yield from (np.moveaxis(array, 1, call.feature_axis) if array.ndim > 1 else array for array in found)
     elif isinstance(call, GruCall):

@@ -16,6 +16,8 @@ from conv_cases import FIELDS, ConvCase, make_conv_inputs
 from conv_references import lax_conv
 from conv_transpose_cases import TransposeCase, lax_conv_transpose, make_transpose_inputs
 from gru_cases import Case, make_inputs
+from norm_cases import NormCase
+from norm_cases import make_inputs as make_norm_inputs
 from pool_cases import PoolCase
 from pool_cases import make_inputs as make_pool_inputs
 
@@ -30,12 +32,12 @@ class OpCase(NamedTuple):
     settings: dict[str, Any]
     plain: Callable[..., Any]  # reference in plain JAX
     arrays: tuple[np.ndarray, ...]  # float32
-    kernel: str  # the CPU handler of the forward pass
+    kernel: str  # the CPU handler of the forward pass; empty if XLA computes the op
 
     def call(self, implementation: str | None) -> Callable[..., Any]:
         """The call on an implementation; "cpu" stands for that of the CPU handler, which for convolutions is oneDNN."""
-        if implementation == "cpu" and "onednn" in self.kernel:
-            implementation = "onednn"
+        if implementation == "cpu" and "cpu" not in self.kernel:
+            implementation = "onednn" if "onednn" in self.kernel else "xla"
 
         def function(*arrays):
             named = dict(zip(self.names, arrays, strict=True))
@@ -84,6 +86,12 @@ def _batch_norm_inference(size: int) -> OpCase:
     return OpCase(jaxgrad.batch_norm_inference, names, settings, plain, arrays, "jaxgrad_cpu_batch_norm_normalize")
 
 
+def _norm(name: str, size: int) -> OpCase:
+    case = NormCase(name, (4, 2 + size, 6), activation="silu", given=("scale", "bias", "residual"))
+    inputs, _ = make_norm_inputs(case)
+    return OpCase(getattr(jaxgrad, name), inputs._fields, case.settings, case.plain, tuple(inputs), "")
+
+
 def _gru(size: int) -> OpCase:
     case = Case(T=2 + size, B=2, I=3, H=4, direction="bidirectional", linear_before_reset=True)
     inputs, _ = make_inputs(case, "float32")
@@ -113,7 +121,8 @@ def _avg_pool(size: int) -> OpCase:
     return OpCase(jaxgrad.avg_pool, ("inputs",), settings, plain, (x,), "jaxgrad_cpu_sum_pool_forward")
 
 
-_MAKERS = {
+NORMS = ("group_norm", "layer_norm", "rms_norm")
+_MAKERS: dict[str, Callable[[int], OpCase]] = {
     "conv_general_dilated": _conv,
     "conv_transpose": _conv_transpose,
     "batch_norm_training": _batch_norm_training,
@@ -121,8 +130,10 @@ _MAKERS = {
     "gru": _gru,
     "max_pool": _max_pool,
     "avg_pool": _avg_pool,
+    **{name: partial(_norm, name) for name in NORMS},
 }
-OPS = tuple(_MAKERS)
+OPS = tuple(name for name in _MAKERS if name not in NORMS)  # those with CPU handlers
+ALL_OPS = tuple(_MAKERS)
 
 
 def op_case(name: str, size: int = 3) -> OpCase:

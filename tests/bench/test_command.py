@@ -270,6 +270,9 @@ _CALLS = [
     *(shapes.conv_transpose(f"{text},dtype=f32") for text in _TRANSPOSED),
     shapes.batch_norm("3x4x5x6,activation=relu,dtype=f32"),
     shapes.batch_norm("3x4x5,feature_axis=1,dtype=f32"),
+    shapes.group_norm("3x6x5,groups=2,feature_axis=1,activation=silu,dtype=f32"),
+    shapes.layer_norm("3x4x5,activation=gelu,dtype=f32"),
+    shapes.rms_norm("3x4x5,dtype=f32"),
     shapes.gru("4,3,2,5,direction=bidirectional,dtype=f32"),
     shapes.gru("4,3,2,5,linear_before_reset=false,dtype=f32"),
 ]

@@ -106,7 +106,9 @@ def test_the_default_calls(platform):
         ("--conv-transpose 8x2x6,3,8,padding=3", "must leave an output, got one of the sizes -2"),
         ("--batch-norm 64", "--batch-norm: the first value must be 2 sizes or more, joined by x, got '64'"),
         ("--batch-norm 8x9,feature_axis=2", "feature_axis must be an axis of 8x9, 0 to 1, got '2'"),
-        ("--batch-norm 8x9,activation=silu", "activation must be relu, got 'silu'"),
+        ("--batch-norm 8x9,activation=tanh", "activation must be relu or silu or gelu, got 'tanh'"),
+        ("--group-norm 8x9,groups=2", "groups must divide the features, 9, got 2"),
+        ("--group-norm 8x9,feature_axis=0", "feature_axis must be an axis of 8x9, 1 to 1, got '0'"),
         (
             "--gru 100,32,64",
             "--gru: must be like 100,32,64,128 (steps, batch, input size, hidden size), got '100,32,64'",

@@ -14,11 +14,11 @@ import faulthandler, threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 import jax, numpy as np
-from op_cases import OPS, op_case, values_and_gradients
+from op_cases import ALL_OPS, op_case, values_and_gradients
 
 THREADS = 16
 faulthandler.dump_traceback_later(200, exit=True)  # a deadlock
-cases = [op_case(OPS[i % len(OPS)], size=2 + i) for i in range(THREADS)]
+cases = [op_case(ALL_OPS[i % len(ALL_OPS)], size=2 + i) for i in range(THREADS)]
 begin = threading.Barrier(THREADS)
 
 

@@ -15,6 +15,7 @@ from batch_norm_references import (
     inference,
     make_inputs,
     plain_training,
+    skip_without_kernels,
     training,
 )
 from jax.test_util import check_grads
@@ -27,9 +28,11 @@ def _call(backend, case):
 
 
 @pytest.mark.parametrize("axis", [-1, 1])
-@pytest.mark.parametrize(("activation", "residual"), [(None, False), ("relu", False), ("relu", True)])
+@pytest.mark.parametrize(("activation", "residual"), [(None, False), ("relu", False), ("relu", True), ("silu", True)])
 def test_second_derivatives(backend, axis, activation, residual):
     case = Case((5, 3, 4), axis, residual, activation, dtypes=("float64",) * 3)
+    if activation == "silu":
+        skip_without_kernels(backend, activation)
     given = [a for a in make_inputs(case)[0] if a is not None]
 
     @jax.jit

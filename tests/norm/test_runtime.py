@@ -53,6 +53,7 @@ def test_results_do_not_depend_on_the_number_of_threads(run_python):
 _STRICT = """
 import jax, jax.numpy as jnp, numpy as np
 from batch_norm_references import Case, make_inputs, training, inference, values_and_gradients
+from norm_cases import NormCase, make_inputs as make_norm_inputs
 from backends import CPU_KERNEL, XLA
 assert not jax.config.jax_enable_x64
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -68,6 +69,10 @@ for backend in (CPU_KERNEL, XLA):
             _, gradients = values_and_gradients(call, inputs, cotangents)
             assert [g.dtype for g in gradients if g is not None] == [i.dtype for i in inputs if i is not None]
             x, scale, bias, _ = inputs
+            norm = NormCase("rms_norm", (5, 4, 3), activation="gelu", dtypes=dtypes[:2], given=("scale", "residual"))
+            for norm in (norm, norm.replace(op="group_norm", num_groups=3), norm.replace(op="layer_norm")):
+                arrays, dy = make_norm_inputs(norm)
+                values_and_gradients(lambda *a: (norm.call("xla")(*a),), arrays, (dy,))
             call = lambda *a: inference(backend)(*a, feature_axis=1)
             values_and_gradients(call, (x, scale, bias, bias, scale * scale), cotangents[:1])
             jax.grad(lambda x: jax.grad(lambda x: training(backend)(x, scale, bias, feature_axis=1).y.sum().astype(

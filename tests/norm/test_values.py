@@ -19,6 +19,7 @@ from batch_norm_references import (
     plain_inference,
     plain_training,
     reference,
+    skip_without_kernels,
     training,
     values_and_gradients,
 )
@@ -68,6 +69,13 @@ def test_every_shape(backend, shape, axis):
 @pytest.mark.parametrize(("activation", "residual"), SETTINGS)
 @pytest.mark.parametrize(("shape", "axis"), [((9, 37, 8), -1), ((3, 5, 50), 1), ((4, 67, 7), 1)], ids=str)
 def test_every_setting(backend, shape, axis, activation, residual):
+    check_training(backend, Case(shape, axis, residual, activation, dtypes=("float64",) * 3))
+
+
+@pytest.mark.parametrize(("activation", "residual"), [("silu", True), ("gelu", False)])
+@pytest.mark.parametrize(("shape", "axis"), [((9, 37, 8), -1), ((3, 5, 50), 1)], ids=str)
+def test_smooth_activations(backend, shape, axis, activation, residual):
+    skip_without_kernels(backend, activation)
     check_training(backend, Case(shape, axis, residual, activation, dtypes=("float64",) * 3))
 
 

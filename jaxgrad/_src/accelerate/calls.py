@@ -11,10 +11,10 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
-    """Calls of a pass that are alike: of a convolution, a batch normalization, a pooling or a GRU.
+    """Calls of a pass that are alike: of a convolution, a normalization, a pooling or a GRU.
 
     Attributes:
-      op: "conv", "batch_norm", "max_pool", "avg_pool" or "gru".
+      op: "conv", "batch_norm", "group_norm", "layer_norm", "rms_norm", "max_pool", "avg_pool" or "gru".
       source: the line that calls them: file, line and function.
       scope: the named scopes around them, such as modules of flax linen, Haiku and equinox; empty if there are none.
       shapes: dtype and shape of the arrays.

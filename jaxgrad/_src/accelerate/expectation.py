@@ -36,6 +36,6 @@ def expectation(calls: Sequence[Call], share: float | None) -> str:
         return "a gain is to be expected: in measurements, such calls were faster than on XLA; time the step to see it"
     if any(call.op == "gru" or (isinstance(call, Convolution) and call.groups > 1) for call in moved):
         return "a gain is possible: XLA can take far longer for GRUs, and for groups, than the arithmetic suggests"
-    if any(call.op in ("batch_norm", "max_pool", "avg_pool") for call in moved):
-        return "a small gain is possible: batch normalization and pooling have no arithmetic to count, but take time"
+    if any(call.op.endswith(("_norm", "_pool")) for call in moved):
+        return "a small gain is possible: normalization and pooling have no arithmetic to count, but take time"
     return "no gain is to be expected: the share is too small"

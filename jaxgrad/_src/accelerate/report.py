@@ -18,7 +18,7 @@ from jaxgrad._src.run.function_of_arrays import function_of_arrays
 
 
 def report(function: Callable[..., Any], *args: Any, platform: str | None = None, **kwargs: Any) -> Report:
-    """Returns the convolutions, poolings, batch normalizations and GRUs of a function, and what each runs on and why.
+    """Returns the convolutions, poolings, normalizations and GRUs of a function, and what each runs on and why.
 
     Runs nothing.
 
@@ -30,7 +30,7 @@ def report(function: Callable[..., Any], *args: Any, platform: str | None = None
       **kwargs: the keyword arguments of the call.
 
     Returns:
-      A `Report`. It has the convolutions and poolings of `jax.lax` and of jaxgrad, and the batch normalizations and
+      A `Report`. It has the convolutions and poolings of `jax.lax` and of jaxgrad, and the normalizations and
       GRUs of jaxgrad, also those that differentiation and `vmap` have made. Shapes are those of whole arrays, and
       inside `shard_map` those of shards. `print` shows a row for each layer, and whether a gain is to be expected.
 

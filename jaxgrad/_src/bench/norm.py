@@ -18,7 +18,12 @@ from jaxgrad._src.norm.group_norm import group_norm
 from jaxgrad._src.norm.layer_norm import layer_norm, rms_norm
 
 EPSILON = 1e-5
-_OPS = {"batch-norm": batch_norm_training, "group-norm": group_norm, "layer-norm": layer_norm, "rms-norm": rms_norm}
+_OPS: dict[str, Callable[..., Any]] = {
+    "batch-norm": batch_norm_training,
+    "group-norm": group_norm,
+    "layer-norm": layer_norm,
+    "rms-norm": rms_norm,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +87,8 @@ class NormCall:
             mean, var = wide.mean(others, keepdims=True), wide.var(others, keepdims=True)
             y = (wide - mean) * (scale * lax.rsqrt(var + EPSILON))
         else:
-            grouped, axes = wide, (-1,)
+            grouped = wide
+            axes: tuple[int, ...] = (-1,)
             if self.kind == "group-norm":
                 grouped = wide.reshape(*x.shape[:at], self.groups, -1, *x.shape[at + 1 :])
                 axes = tuple(axis for axis in range(1, grouped.ndim) if axis != at)

@@ -174,11 +174,12 @@ def _backward(dy: Any, x: Any, w: Any, settings: tuple[Any, ...], which: int) ->
 
 
 def _norm(call: NormCall, x: Any, scale: Any, *others: Any) -> _Passes:
-    """`others` are the bias, which RMS norm does not have, a residual, which the benchmarks of the checkout have, and dy."""
-    bias, others = (None, others) if call.kind == "rms-norm" else (others[0], others[1:])
+    """`others` are the bias, which RMS norm does not have, and dy, with a residual before it in the benchmarks of the
+    checkout."""
+    bias, *like_x = (None, *others) if call.kind == "rms-norm" else others
     if call.kind in ("batch-norm", "group-norm"):
-        x, *others = (tensor.movedim(call.feature_axis, 1) for tensor in (x, *others))
-    *residual, dy = others
+        x, *like_x = (tensor.movedim(call.feature_axis, 1) for tensor in (x, *like_x))
+    *residual, dy = like_x
     inputs = [tensor.requires_grad_() for tensor in (x, scale, bias, *residual) if tensor is not None]
     of_torch = torch.nn.functional
 

@@ -41,6 +41,7 @@ def measurable(call: NormProblem, platform: str) -> Measurable:
             if op is TRAINING:
                 return batch_norm_training(x, scale, bias, feature_axis=1, **settings)[0]
             if op is GROUP_NORM:
+                assert p.num_groups is not None
                 return group_norm(x, scale, bias, num_groups=p.num_groups, feature_axis=2, **settings)
             return (layer_norm if op is LAYER_NORM else rms_norm)(x, scale, bias, **settings)
 

@@ -89,9 +89,21 @@ def _argument(
     residual: jax.Array | None,
 ) -> jax.Array:
     """Returns the argument of the activation, in the compute dtype."""
-    slope = scale * _per_channel(params, statistics.rstd, x)
-    z = _deviation(params, x, statistics) * expand(params, slope, x) + expand(params, bias, x)
+    z = _times_slope(params, _deviation(params, x, statistics), scale, statistics.rstd) + expand(params, bias, x)
     return z if residual is None else z + residual.astype(z.dtype)
+
+
+def _times_slope(params: NormParams, array: jax.Array, scale: jax.Array, rstd: jax.Array) -> jax.Array:
+    """Returns array * rstd * scale."""
+    if _element_axes(params, array):
+        return array * expand(params, _slope(params, array, scale, rstd), array)
+    normalized = array * expand(params, _per_channel(params, rstd, array), array)
+    return normalized * expand(params, scale, array)  # the slope of rows is as large as the array
+
+
+def _slope(params: NormParams, x: jax.Array, scale: jax.Array, rstd: jax.Array) -> jax.Array:
+    """Returns scale * rstd, [*samples, C]."""
+    return lax.expand_dims(scale, range(params.sample_axes)) * _per_channel(params, rstd, x)
 
 
 def activate(params: NormParams, z: jax.Array) -> jax.Array:
@@ -116,6 +128,8 @@ def _sample(params: NormParams, x: jax.Array) -> jax.Array:
     is taken.
     """
     axes = list(_element_axes(params, x))
+    if not axes:  # rows: a slice of them takes as long as the sum
+        return _group_sums(params, x.astype(compute_dtype(x))) / _group_elements(params, x)
     if params.num_groups is not None:  # the channels of a group become an axis after that of the groups
         at = params.feature_axis
         group_size = x.shape[at] // params.num_groups
@@ -297,24 +311,39 @@ def backward(
     g = jnp.zeros(x.shape, dtype)
     if dy is not None:
         g = through_activation(params, x, scale, bias, statistics, y, residual, dy)
-    sum_g, sum_g_xhat = sums or channel_sums(params, x, statistics, g)
-    rstd = _per_channel(params, statistics.rstd, x)
-    slope = scale * rstd
-    dx = g * expand(params, slope, x)
+    sums = sums or channel_sums(params, x, statistics, g)
+    dx = _times_slope(params, g, scale, statistics.rstd)
     if not params.frozen:
-        dvar = (0 if dvar is None else dvar) - _group_sums(params, slope * rstd * sum_g_xhat) / 2
+        a_rstd, b_rstd2 = _scaled_group_sums(params, x, scale, statistics, g, sums)
+        dvar = (0 if dvar is None else dvar) - b_rstd2 / 2
         if params.centered:
-            dmean = (0 if dmean is None else dmean) - _group_sums(params, slope * sum_g)
+            dmean = (0 if dmean is None else dmean) - a_rstd
         dx = dx + gradient_through_statistics(params, x, statistics, dmean, dvar, num_devices=num_devices)
-    dbias, dscale = over_samples(params, (sum_g, sum_g_xhat))
+    axes = tuple(range(params.sample_axes))
+    dbias, dscale = (each.sum(axes) if axes else each for each in sums)
     found = Gradients(dx.astype(x.dtype), dscale, dbias, g.astype(x.dtype))
     return Gradients(*(gradient if needed else None for gradient, needed in zip(found, needs_grad, strict=True)))
 
 
-def over_samples(params: NormParams, arrays: Any) -> Any:
-    """Returns the sums over the samples of a tree of [*samples, C] arrays."""
-    axes = tuple(range(params.sample_axes))
-    return jax.tree.map(lambda array: array.sum(axes) if axes else array, arrays)
+def _scaled_group_sums(
+    params: NormParams,
+    x: jax.Array,
+    scale: jax.Array,
+    statistics: Statistics,
+    g: jax.Array,
+    sums: tuple[jax.Array, jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    """Returns a rstd and b rstd^2 of `backward`, from the `channel_sums`."""
+    rstd = statistics.rstd
+    if _element_axes(params, x):
+        slope = _slope(params, x, scale, rstd)
+        return _group_sums(params, slope * sums[0]), _group_sums(
+            params, slope * _per_channel(params, rstd, x) * sums[1]
+        )
+    # The sums of channels are as large as x. Without them, XLA has no reason to write them to memory.
+    weighted = g * expand(params, scale, x)
+    xhat = _deviation(params, x, statistics) * expand(params, _per_channel(params, rstd, x), x)
+    return _group_sums(params, weighted) * rstd, _group_sums(params, weighted * xhat) * rstd * rstd
 
 
 def formula(
@@ -344,8 +373,7 @@ def formula(
             mean = params.pmean(_group_means(params, x))
             deviation = x - expand(params, _per_channel(params, mean, x), x)
         var = params.pmean(_group_means(params, lax.square(deviation)))
-    slope = scale.astype(x.dtype) * _per_channel(params, lax.rsqrt(var + params.epsilon), x)
-    z = deviation * expand(params, slope, x)
+    z = _times_slope(params, deviation, scale.astype(x.dtype), lax.rsqrt(var + params.epsilon))
     return z + expand(params, bias.astype(x.dtype), x), mean, var
 
 
