@@ -74,7 +74,7 @@ def _batch_norm_training(size: int) -> OpCase:
 
     inputs, _ = batch_norm_references.make_inputs(case)
     op = jaxgrad.batch_norm_training
-    return OpCase(op, inputs._fields, case.settings, plain, tuple(inputs), "jaxgrad_cpu_batch_norm_normalize")
+    return OpCase(op, inputs._fields, case.settings, plain, tuple(inputs), "jaxgrad_cpu_norm_normalize")
 
 
 def _batch_norm_inference(size: int) -> OpCase:
@@ -83,7 +83,7 @@ def _batch_norm_inference(size: int) -> OpCase:
     settings = {"feature_axis": case.feature_axis, "epsilon": batch_norm_references.EPSILON}
     arrays = (x, scale, bias, np.float32(0.2) + bias, np.float32(0.3) + scale**2)
     names, plain = ("x", "scale", "bias", "mean", "var"), partial(plain_inference, **settings)
-    return OpCase(jaxgrad.batch_norm_inference, names, settings, plain, arrays, "jaxgrad_cpu_batch_norm_normalize")
+    return OpCase(jaxgrad.batch_norm_inference, names, settings, plain, arrays, "jaxgrad_cpu_norm_normalize")
 
 
 def _norm(name: str, size: int) -> OpCase:

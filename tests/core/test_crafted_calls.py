@@ -27,7 +27,7 @@ lens, reset = (G, B), (G, T, B)
 OWN_DTYPES = {lens: "int32", reset: "bool"}  # other arrays have the dtype of the call
 gru_x, gru_w, gru_r, gru_b = (G, T, B, I), (G, D, 3 * H, I), (G, D, 3 * H, H), (G, D, 6 * H)
 h, states, gates = (G, D, B, H), (G, T, D, B, H), (G, T, D, B, 3 * H)
-bn, c = (3, 4, 5), (4,)
+c, norm, channels, groups = (4,), (4, 3, 6, 5), (2, 6), (4, 3)
 pool = dict(window=(3, 2), strides=(1, 1), padding=(1, 0, 0, 2), dilation=(1, 2))
 pool_x, pool_y = (2, 6, 5, 4), (2, 5, 5, 4)
 cudnn = {**last, "feature_group_count": 2, "rhs_spec": (0, 3, 1, 2), "allow_tf32": False, "deterministic": False,
@@ -50,10 +50,14 @@ CALLS = {
     "jaxgrad_cpu_gru_forward": ((gru_x, gru_w, gru_r, gru_b, lens, h, reset, h), (states, h, gates), gru),
     "jaxgrad_cpu_gru_backward": (
         (gru_x, gru_w, gru_r, lens, h, reset, h, states, gates, states, h), (gru_x, gru_w, gru_r, gru_b, h, h), gru),
-    "jaxgrad_cpu_batch_norm_statistics": ((bn,), (c,) * 4, dict(feature_axis=1, epsilon=1e-5)),
-    "jaxgrad_cpu_batch_norm_normalize": ((bn, c, c, c, c, c, bn), (bn,), dict(feature_axis=1, relu=False)),
-    "jaxgrad_cpu_batch_norm_backward": (
-        (bn, c, c, c, c, c, (0,), bn, c, c), (bn, c, c, bn), dict(feature_axis=1, frozen=False, relu=False)),
+    "jaxgrad_cpu_norm_statistics": ((norm,), (groups,) * 4, dict(epsilon=1e-5, centered=True)),
+    "jaxgrad_cpu_norm_normalize": (
+        (norm, channels, channels, groups, groups, groups, norm), (norm,), dict(activation=0)),
+    "jaxgrad_cpu_norm_forward": (
+        (norm, channels, channels, norm), (norm, *(groups,) * 4), dict(epsilon=1e-5, activation=3, centered=True)),
+    "jaxgrad_cpu_norm_backward": (
+        (norm, channels, channels, groups, groups, groups, (0,), norm, norm, groups, groups),
+        (norm, channels, channels, norm), dict(frozen=False, centered=True, activation=2)),
     "jaxgrad_cpu_max_pool_forward": ((pool_x,), (pool_y,), pool),
     "jaxgrad_cpu_max_pool_input_gradient": ((pool_x, pool_y), (pool_x,), pool),
     "jaxgrad_cpu_max_pool_tangent": ((pool_x, pool_x), (pool_y,), pool),
@@ -140,7 +144,7 @@ if BATCH_MAJOR:
     assert is_error(TARGET, *CALLS[TARGET][:2], attributes)
 call(TARGET, operands, results, attributes)
 for name, value in attributes.items():
-    for bad in bad_attributes(value) if name != "divisor" else (-1, 0, -HUGE):
+    for bad in {"divisor": (-1, 0, -HUGE), "activation": (-1, 4, HUGE)}.get(name) or bad_attributes(value):
         print(name, bad, flush=True)
         assert is_error(TARGET, operands, results, {**attributes, name: bad}), (name, bad)
 for dtype in ("int8", "uint16", "complex128", "bool", "int64"):
@@ -205,7 +209,7 @@ _TARGETS = [
     *(f"jaxgrad_onednn_conv_{name}" for name in ("forward", "input_gradient", "weight_gradient")),
     *(f"jaxgrad_cpu_depthwise_{name}" for name in ("forward", "input_gradient", "weight_gradient")),
     *(f"jaxgrad_cpu_gru_{name}" for name in ("forward", "backward")),
-    *(f"jaxgrad_cpu_batch_norm_{name}" for name in ("statistics", "normalize", "backward")),
+    *(f"jaxgrad_cpu_norm_{name}" for name in ("statistics", "normalize", "forward", "backward")),
     *(f"jaxgrad_cpu_max_pool_{name}" for name in ("forward", "input_gradient", "tangent")),
     *(f"jaxgrad_cpu_sum_pool_{name}" for name in ("forward", "input_gradient")),
 ]

@@ -123,48 +123,77 @@ def test_statistics_dtype():
     )
 
 
+# Attributes of a handler, and the shapes of the operands and results of another.
+STATISTICS = {"epsilon": 0.0, "centered": True}
+BACKWARD = (
+    [(1, 4, 3, 1), (1, 3), (0,), (1, 3), (1, 3), (1, 3), (0,), (0,), (1, 4, 3, 1), (1, 3), (1, 3)],
+    [(1, 4, 3, 1), (1, 3), (1, 3), (0,)],
+)
+
+
 @pytest.mark.parametrize(
     ("handler", "operands", "results", "attributes", "message"),
     [
-        ("statistics", [(3,)], [(3,)] * 4, {"feature_axis": 0, "epsilon": 0.0}, "x must have rank 2 or more"),
-        ("statistics", [(4, 3)], [(3,)] * 4, {"feature_axis": 2, "epsilon": 0.0}, "feature_axis must lie in"),
-        ("statistics", [(4, 3)], [(3,), (3,), (4,), (3,)], {"feature_axis": 1, "epsilon": 0.0}, "var must have"),
-        ("statistics", [(4, 3)], [(3,)] * 4, {"feature_axis": 1, "epsilon": -1.0}, "epsilon must not be negative"),
-        ("statistics", [(0, 3)], [(3,)] * 4, {"feature_axis": 1, "epsilon": 0.0}, "x must have elements"),
+        ("statistics", [(4, 3)], [(1, 3)] * 4, STATISTICS, "x must have the shape [S, O, C, I]"),
+        ("statistics", [(0, 4, 3, 1)], [(0, 3)] * 4, STATISTICS, "x must have elements"),
+        ("statistics", [(1, 4, 3, 1)], [(3,)] * 4, STATISTICS, "rstd must have the shape [S, G]"),
+        ("statistics", [(1, 4, 3, 1)], [(1, 2)] * 4, STATISTICS, "C must be a multiple of G"),
+        ("statistics", [(1, 4, 3, 1)], [(1, 3), (1, 3), (1, 4), (1, 3)], STATISTICS, "var must have"),
+        ("statistics", [(1, 4, 3, 1)], [(1, 3)] * 4, {**STATISTICS, "epsilon": -1.0}, "epsilon must not be negative"),
         (
-            "normalize",
-            [(4, 3), (3,), (2,), (3,), (3,), (3,), (0,)],
-            [(4, 3)],
-            {"feature_axis": 1, "relu": False},
-            "bias must have the shape [3], got [2]",
+            "statistics",
+            [(1, 4, 3, 1)],
+            [(1, 3)] * 4,
+            {**STATISTICS, "centered": False},
+            "mean and mean_low must be empty",
         ),
         (
             "normalize",
-            [(4, 3), (3,), (3,), (3,), (3,), (3,), (3, 4)],
-            [(4, 3)],
-            {"feature_axis": 1, "relu": False},
-            "residual must have the shape and dtype of x",
+            [(1, 4, 3, 1), (1, 3), (1, 2), (1, 3), (1, 3), (1, 3), (0,)],
+            [(1, 4, 3, 1)],
+            {"activation": 0},
+            "bias must have the shape [1, 3], got [1, 2]",
+        ),
+        (
+            "normalize",
+            [(4, 1, 3, 1), (3, 3), (3, 3), (4, 1), (4, 1), (4, 1), (0,)],
+            [(4, 1, 3, 1)],
+            {"activation": 0},
+            "S must be a multiple of K",
+        ),
+        (
+            "normalize",
+            [(1, 4, 3, 1), (1, 3), (1, 3), (1, 3), (1, 3), (1, 3), (1, 3, 4, 1)],
+            [(1, 4, 3, 1)],
+            {"activation": 0},
+            "residual must have the shape [1, 4, 3, 1], got [1, 3, 4, 1]",
+        ),
+        (
+            "forward",
+            [(1, 4, 3, 1), (1, 3), (1, 3), (0,)],
+            [(1, 4, 3, 1), (1, 3), (1, 3), (1, 3), (1, 3)],
+            {**STATISTICS, "activation": 4},
+            "activation must be 0, 1, 2 or 3",
         ),
         (
             "backward",
-            [(4, 3), (3,), (0,), (3,), (3,), (3,), (0,), (4, 3), (3,), (3,)],
-            [(4, 3), (3,), (3,), (0,)],
-            {"feature_axis": 1, "frozen": False, "relu": True},
-            "relu requires y or bias",
+            *BACKWARD,
+            {"frozen": False, "centered": True, "activation": 1},
+            "activation requires bias, or relu y",
         ),
+        ("backward", *BACKWARD, {"frozen": True, "centered": True, "activation": 0}, "frozen statistics exclude"),
         (
             "backward",
-            [(4, 3), (3,), (0,), (3,), (3,), (3,), (0,), (4, 3), (3,), (3,)],
-            [(4, 3), (3,), (3,), (0,)],
-            {"feature_axis": 1, "frozen": True, "relu": False},
-            "frozen statistics exclude",
+            *BACKWARD,
+            {"frozen": False, "centered": False, "activation": 0},
+            "mean must be given if and only if",
         ),
     ],
 )
 def test_handlers_check_their_operands(handler, operands, results, attributes, message):
     types = {int: np.int64, float: np.float64, bool: np.bool_}
     call = jax.ffi.ffi_call(
-        f"jaxgrad_cpu_batch_norm_{handler}",
+        f"jaxgrad_cpu_norm_{handler}",
         (*(jax.ShapeDtypeStruct(s, np.float32) for s in results), jax.ShapeDtypeStruct((100000,), np.uint8)),
     )
     with jax.default_device(jax.devices("cpu")[0]):
@@ -174,13 +203,13 @@ def test_handlers_check_their_operands(handler, operands, results, attributes, m
 
 
 def test_too_small_workspace():
-    shapes = (*[jax.ShapeDtypeStruct((3,), np.float32)] * 4, jax.ShapeDtypeStruct((64,), np.uint8))
-    call = jax.ffi.ffi_call("jaxgrad_cpu_batch_norm_statistics", shapes)
+    shapes = (*[jax.ShapeDtypeStruct((1, 3), np.float32)] * 4, jax.ShapeDtypeStruct((64,), np.uint8))
+    call = jax.ffi.ffi_call("jaxgrad_cpu_norm_statistics", shapes)
     with (
         jax.default_device(jax.devices("cpu")[0]),
         pytest.raises(jax.errors.JaxRuntimeError, match="workspace is too small"),
     ):
-        jax.block_until_ready(call(jnp.ones((4, 3), np.float32), feature_axis=np.int64(1), epsilon=np.float64(0)))
+        jax.block_until_ready(call(jnp.ones((1, 4, 3, 1), np.float32), epsilon=np.float64(0), centered=np.bool_(True)))
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ OWN = "onednn" if jax.default_backend() == "cpu" else "cudnn"
 if OWN == "onednn":
     BATCH_NORM_KERNELS = (
         batch_norm_cpu.CpuBackend,
-        {f"jaxgrad_cpu_batch_norm_{name}" for name in ("statistics", "normalize", "backward")},
+        {f"jaxgrad_cpu_norm_{name}" for name in ("statistics", "normalize", "backward")},
     )
     GRU_KERNELS = gru_cpu.CpuBackend, {"jaxgrad_cpu_gru_forward", "jaxgrad_cpu_gru_backward"}
 else:
