@@ -72,6 +72,7 @@ GRU = (*EVERY_OP, CUDA)
 # scan of the GRU, and an XLA convolution is nearly the same program as `jax.lax`.
 THOROUGH_ON_XLA = (
     "norm/test_derivatives",
+    "norm/test_group_and_layer_norm_transforms",
     "norm/test_named_vmap",
     "norm/test_runtime",
     "norm/test_transforms",

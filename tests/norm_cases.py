@@ -125,7 +125,8 @@ def check(backend: Any, case: NormCase) -> None:
     call = case.call(backend.implementation)
     y, gradients = values_and_gradients(lambda *a: (call(*a),), *backend.put((inputs, (dy,))))
     expected, expected_gradients = reference(lambda *a: (case.plain(*a),), inputs, (dy,))
-    terms = math.prod(case.shape)
+    # The reference has the errors of float64 too, and the derivative of `jax.nn.gelu` cancels far from zero.
+    terms = math.prod(case.shape) * (256 if case.dtypes[0] == "float64" or case.activation == "gelu" else 1)
     names = ("y", *(f"the gradient of {name}" for name in Inputs._fields))
     dtypes = (case.dtypes[0], case.dtypes[0], case.dtypes[1], case.dtypes[1], case.dtypes[0])
     for name, dtype, found, desired in zip(
@@ -136,7 +137,7 @@ def check(backend: Any, case: NormCase) -> None:
 
 
 def random_case(seed: int) -> NormCase:
-    """A small call whose sizes fit nothing."""
+    """A small call whose sizes fit nothing. A group has several elements: dx of one element is a rounding error."""
     rng = np.random.default_rng(seed)
     op = ("group_norm", "layer_norm", "rms_norm")[seed % 3]
     rank = int(rng.integers(2 if op == "group_norm" else 1, 5))
@@ -147,7 +148,8 @@ def random_case(seed: int) -> NormCase:
     if op == "group_norm":
         axis = int(rng.choice([1, rank - 1, rng.integers(1, rank)]))
         num_groups = int(rng.choice([1, 2, 3, 4, 8]))
-        shape[axis] = num_groups * int(rng.choice([1, 1, 2, 3, 4, 8, 9, 17]))
+        alone = math.prod(shape[1:]) == shape[axis]
+        shape[axis] = num_groups * int(rng.choice([1, 1, 2, 3, 4, 8, 9, 17][3 * alone :]))
     else:
         first = int(rng.integers(0, rank))
         axis = tuple(range(first, rank))

@@ -32,12 +32,12 @@ class OpCase(NamedTuple):
     settings: dict[str, Any]
     plain: Callable[..., Any]  # reference in plain JAX
     arrays: tuple[np.ndarray, ...]  # float32
-    kernel: str  # the CPU handler of the forward pass; empty if XLA computes the op
+    kernel: str  # the CPU handler of the forward pass
 
     def call(self, implementation: str | None) -> Callable[..., Any]:
         """The call on an implementation; "cpu" stands for that of the CPU handler, which for convolutions is oneDNN."""
-        if implementation == "cpu" and "cpu" not in self.kernel:
-            implementation = "onednn" if "onednn" in self.kernel else "xla"
+        if implementation == "cpu" and "onednn" in self.kernel:
+            implementation = "onednn"
 
         def function(*arrays):
             named = dict(zip(self.names, arrays, strict=True))
@@ -74,7 +74,7 @@ def _batch_norm_training(size: int) -> OpCase:
 
     inputs, _ = batch_norm_references.make_inputs(case)
     op = jaxgrad.batch_norm_training
-    return OpCase(op, inputs._fields, case.settings, plain, tuple(inputs), "jaxgrad_cpu_norm_normalize")
+    return OpCase(op, inputs._fields, case.settings, plain, tuple(inputs), "jaxgrad_cpu_norm_forward")
 
 
 def _batch_norm_inference(size: int) -> OpCase:
@@ -89,7 +89,9 @@ def _batch_norm_inference(size: int) -> OpCase:
 def _norm(name: str, size: int) -> OpCase:
     case = NormCase(name, (4, 2 + size, 6), activation="silu", given=("scale", "bias", "residual"))
     inputs, _ = make_norm_inputs(case)
-    return OpCase(getattr(jaxgrad, name), inputs._fields, case.settings, case.plain, tuple(inputs), "")
+    return OpCase(
+        getattr(jaxgrad, name), inputs._fields, case.settings, case.plain, tuple(inputs), "jaxgrad_cpu_norm_forward"
+    )
 
 
 def _gru(size: int) -> OpCase:
@@ -132,8 +134,7 @@ _MAKERS: dict[str, Callable[[int], OpCase]] = {
     "avg_pool": _avg_pool,
     **{name: partial(_norm, name) for name in NORMS},
 }
-OPS = tuple(name for name in _MAKERS if name not in NORMS)  # those with CPU handlers
-ALL_OPS = tuple(_MAKERS)
+OPS = tuple(_MAKERS)
 
 
 def op_case(name: str, size: int = 3) -> OpCase:

@@ -24,6 +24,8 @@
 #include "cuda/depthwise/handler.h"
 #include "cuda/gru/bindings.h"
 #include "cuda/gru/handler.h"
+#include "cuda/norm/bindings.h"
+#include "cuda/norm/handler.h"
 #include "cuda/pool/bindings.h"
 #include "cuda/pool/handler.h"
 #include "cuda/runtime/cudnn.h"
@@ -51,6 +53,10 @@ nb::dict registrations() {
   targets["jaxgrad_cuda_depthwise_weight_gradient"] = handler_capsule(jaxgrad_cuda_depthwise_weight_gradient);
   targets["jaxgrad_cuda_gru_forward"] = handler_capsule(jaxgrad_cuda_gru_forward);
   targets["jaxgrad_cuda_gru_backward"] = handler_capsule(jaxgrad_cuda_gru_backward);
+  targets["jaxgrad_cuda_norm_forward"] = handler_capsule(jaxgrad_cuda_norm_forward);
+  targets["jaxgrad_cuda_norm_statistics"] = handler_capsule(jaxgrad_cuda_norm_statistics);
+  targets["jaxgrad_cuda_norm_normalize"] = handler_capsule(jaxgrad_cuda_norm_normalize);
+  targets["jaxgrad_cuda_norm_backward"] = handler_capsule(jaxgrad_cuda_norm_backward);
   targets["jaxgrad_cuda_max_pool_forward"] = handler_capsule(jaxgrad_cuda_max_pool_forward);
   targets["jaxgrad_cuda_max_pool_input_gradient"] = handler_capsule(jaxgrad_cuda_max_pool_input_gradient);
   targets["jaxgrad_cuda_max_pool_tangent"] = handler_capsule(jaxgrad_cuda_max_pool_tangent);
@@ -241,6 +247,7 @@ NB_MODULE(_cuda, module) {
              nb::arg("layout"), "The source, argument and samples of the reference kernels.");
   bind_depthwise(module);
   bind_gru(module);
+  bind_norm(module);
   bind_pool(module);
   module.def("transpose_supported", &transpose_supported, nb::arg("sizes"), nb::arg("from_spec"), nb::arg("to_spec"),
              nb::arg("reversed_axes"), "Whether a call should transpose an array by jaxgrad's kernels and not by XLA.");

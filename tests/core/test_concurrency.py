@@ -14,11 +14,11 @@ import faulthandler, threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 import jax, numpy as np
-from op_cases import ALL_OPS, op_case, values_and_gradients
+from op_cases import OPS, op_case, values_and_gradients
 
 THREADS = 16
 faulthandler.dump_traceback_later(200, exit=True)  # a deadlock
-cases = [op_case(ALL_OPS[i % len(ALL_OPS)], size=2 + i) for i in range(THREADS)]
+cases = [op_case(OPS[i % len(OPS)], size=2 + i) for i in range(THREADS)]
 begin = threading.Barrier(THREADS)
 
 
@@ -58,7 +58,7 @@ def test_sixteen_threads(run_python):
     assert int(run_python(_SIXTEEN_THREADS, JAX_PLATFORMS="cpu").stdout) == 16 * 16 * 5
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", OPS[:-2])  # group norm stands for its family
 def test_calls_return_before_completion(op):
     """The program holds other work too: XLA's CPU client runs a lone custom call on the calling thread."""
     case = op_case(op, size=200_000)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from mesh_running import close, import_test_module
-from op_cases import ALL_OPS, OpCase, op_case, values_and_gradients
+from op_cases import OPS, OpCase, op_case, values_and_gradients
 
 pytestmark = pytest.mark.jax_version
 
@@ -35,10 +35,10 @@ print(events["cache_hits"], events["cache_misses"])
 
 
 def _cases(changed: bool) -> list[OpCase]:
-    cases = [op_case(op) for op in ALL_OPS]
+    cases = [op_case(op) for op in OPS]
     if not changed:
         return cases
-    return [case._replace(settings={**case.settings, **_CHANGES[op]}) for op, case in zip(ALL_OPS, cases, strict=True)]
+    return [case._replace(settings={**case.settings, **_CHANGES[op]}) for op, case in zip(OPS, cases, strict=True)]
 
 
 def _run(case: OpCase):
@@ -71,10 +71,10 @@ def test_persistent_cache_over_a_mesh(run_python, tmp_path):
 
     hits, misses = counts(changed=False)
     assert hits == 0
-    assert misses >= len(ALL_OPS)
+    assert misses >= len(OPS)
     assert counts(changed=False) == [misses, 0]
     _, missed = counts(changed=True)
-    assert missed >= len(ALL_OPS)
+    assert missed >= len(OPS)
     expected = {changed: [_run(case)(*case.arrays) for case in _cases(changed)] for changed in (False, True)}
     for changed, results in expected.items():
         with np.load(tmp_path / f"{changed}.npz") as found:

@@ -42,8 +42,7 @@ NAMES = {
     },
     "batch_norm_training": {
         "jaxgrad_cpu_norm_backward-f32-x_1x20x3x1-rstd_1x3",
-        "jaxgrad_cpu_norm_normalize-f32-x_1x20x3x1-rstd_1x3",
-        "jaxgrad_cpu_norm_statistics-f32-x_1x20x3x1-rstd_1x3",
+        "jaxgrad_cpu_norm_forward-f32-x_1x20x3x1-rstd_1x3",
     },
     "batch_norm_inference": {
         "jaxgrad_cpu_norm_backward-f32-x_1x20x3x1-rstd_1x3",
@@ -60,6 +59,17 @@ NAMES = {
     "avg_pool": {
         "jaxgrad_cpu_sum_pool_forward-f32-x_6x6x4x1-y_6x3x4x1",
         "jaxgrad_cpu_sum_pool_input_gradient-f32-x_6x6x4x1-y_6x3x4x1",
+    },
+    "group_norm": {
+        "jaxgrad_cpu_norm_backward-f32-x_4x5x6x1-rstd_4x2",
+        "jaxgrad_cpu_norm_forward-f32-x_4x5x6x1-rstd_4x2",
+    },
+    **{
+        name: {
+            "jaxgrad_cpu_norm_backward-f32-x_20x1x6x1-rstd_20x1",
+            "jaxgrad_cpu_norm_forward-f32-x_20x1x6x1-rstd_20x1",
+        }
+        for name in ("layer_norm", "rms_norm")
     },
 }
 
@@ -226,16 +236,16 @@ def test_inside_a_lowering_rule():
     """A primitive whose lowering rule traces a kernel call, twice in one program: JAX caches the lowering."""
 
     def statistics(x):
-        channels = _struct(5, dtype="float32")
-        named = {"x": x, "mean": channels}
-        target, attributes = "jaxgrad_cpu_norm_statistics", {"epsilon": 1e-5, "centered": True}
-        return ffi_call(target, [channels] * 4, (x,), 0, named=named, **attributes)[0]
+        statistic = _struct(8, 3, dtype="float32")
+        named = {"x": x, "rstd": statistic}
+        target, attributes = "jaxgrad_cpu_norm_statistics", {"centered": True, "epsilon": 1e-5}
+        return ffi_call(target, [statistic] * 4, (x,), 0, named=named, **attributes)[0]
 
     primitive = Primitive("test_names_outer")
-    primitive.def_abstract_eval(lambda x: jax.core.ShapedArray((5,), x.dtype))
+    primitive.def_abstract_eval(lambda x: jax.core.ShapedArray((8, 3), x.dtype))
     mlir.register_lowering(primitive, mlir.lower_fun(lambda x: jax.jit(statistics)(2 * x), multiple_results=False))
     hlo = _compiled(lambda x: primitive.bind(x) + primitive.bind(x + 1), X)
-    assert _names(hlo) == _op_names(hlo) == {"jaxgrad_cpu_norm_statistics-f32-x_8x4x6x5-mean_5"}
+    assert _names(hlo) == _op_names(hlo) == {"jaxgrad_cpu_norm_statistics-f32-x_8x4x6x5-rstd_8x3"}
 
 
 def test_exported_program():

@@ -123,70 +123,58 @@ def test_statistics_dtype():
     )
 
 
-# Attributes of a handler, and the shapes of the operands and results of another.
+ROWS, KC, SG = (2, 4, 6, 5), (1, 6), (2, 3)  # [S, O, C, I], [K, C] and [S, G]
 STATISTICS = {"epsilon": 0.0, "centered": True}
-BACKWARD = (
-    [(1, 4, 3, 1), (1, 3), (0,), (1, 3), (1, 3), (1, 3), (0,), (0,), (1, 4, 3, 1), (1, 3), (1, 3)],
-    [(1, 4, 3, 1), (1, 3), (1, 3), (0,)],
-)
+FORWARD = {"epsilon": 0.0, "activation": 0, "centered": True}
+BACKWARD = {"frozen": False, "centered": True, "activation": 0}
+NONE = (0,)
 
 
 @pytest.mark.parametrize(
     ("handler", "operands", "results", "attributes", "message"),
     [
-        ("statistics", [(4, 3)], [(1, 3)] * 4, STATISTICS, "x must have the shape [S, O, C, I]"),
-        ("statistics", [(0, 4, 3, 1)], [(0, 3)] * 4, STATISTICS, "x must have elements"),
-        ("statistics", [(1, 4, 3, 1)], [(3,)] * 4, STATISTICS, "rstd must have the shape [S, G]"),
-        ("statistics", [(1, 4, 3, 1)], [(1, 2)] * 4, STATISTICS, "C must be a multiple of G"),
-        ("statistics", [(1, 4, 3, 1)], [(1, 3), (1, 3), (1, 4), (1, 3)], STATISTICS, "var must have"),
-        ("statistics", [(1, 4, 3, 1)], [(1, 3)] * 4, {**STATISTICS, "epsilon": -1.0}, "epsilon must not be negative"),
+        ("statistics", [(4, 3)], [SG] * 4, STATISTICS, "x must have the shape [S, O, C, I]"),
+        ("statistics", [ROWS], [SG, SG, (2, 6), SG], STATISTICS, "var must have"),
+        ("statistics", [ROWS], [SG] * 4, {**STATISTICS, "epsilon": -1.0}, "epsilon must not be negative"),
+        ("statistics", [ROWS], [SG] * 4, {**STATISTICS, "centered": False}, "mean and mean_low must be empty"),
+        ("statistics", [(2, 0, 6, 5)], [SG] * 4, STATISTICS, "x must have elements"),
+        ("statistics", [ROWS], [(2, 4)] * 4, STATISTICS, "C must be a multiple of G"),
         (
-            "statistics",
-            [(1, 4, 3, 1)],
-            [(1, 3)] * 4,
-            {**STATISTICS, "centered": False},
-            "mean and mean_low must be empty",
+            "normalize",
+            [ROWS, KC, (1, 5), SG, SG, SG, NONE],
+            [ROWS],
+            {"activation": 0},
+            "bias must have the shape [1, 6]",
         ),
         (
             "normalize",
-            [(1, 4, 3, 1), (1, 3), (1, 2), (1, 3), (1, 3), (1, 3), (0,)],
-            [(1, 4, 3, 1)],
+            [ROWS, KC, KC, SG, SG, SG, ROWS[:3]],
+            [ROWS],
             {"activation": 0},
-            "bias must have the shape [1, 3], got [1, 2]",
+            "residual must have the shape [2, 4, 6, 5]",
         ),
-        (
-            "normalize",
-            [(4, 1, 3, 1), (3, 3), (3, 3), (4, 1), (4, 1), (4, 1), (0,)],
-            [(4, 1, 3, 1)],
-            {"activation": 0},
-            "S must be a multiple of K",
-        ),
-        (
-            "normalize",
-            [(1, 4, 3, 1), (1, 3), (1, 3), (1, 3), (1, 3), (1, 3), (1, 3, 4, 1)],
-            [(1, 4, 3, 1)],
-            {"activation": 0},
-            "residual must have the shape [1, 4, 3, 1], got [1, 3, 4, 1]",
-        ),
+        ("normalize", [ROWS, KC, KC, NONE, SG, SG, NONE], [ROWS], {"activation": 0}, "mean_low requires mean"),
+        ("forward", [ROWS, (3, 6), (3, 6), NONE], [ROWS, SG, SG, SG, SG], FORWARD, "S must be a multiple of K"),
         (
             "forward",
-            [(1, 4, 3, 1), (1, 3), (1, 3), (0,)],
-            [(1, 4, 3, 1), (1, 3), (1, 3), (1, 3), (1, 3)],
-            {**STATISTICS, "activation": 4},
+            [ROWS, KC, KC, NONE],
+            [ROWS, SG, SG, SG, SG],
+            {**FORWARD, "activation": 4},
             "activation must be 0, 1, 2 or 3",
         ),
         (
             "backward",
-            *BACKWARD,
-            {"frozen": False, "centered": True, "activation": 1},
+            [ROWS, KC, NONE, SG, SG, SG, NONE, NONE, ROWS, SG, SG],
+            [ROWS, KC, KC, NONE],
+            {**BACKWARD, "activation": 1},
             "activation requires bias, or relu y",
         ),
-        ("backward", *BACKWARD, {"frozen": True, "centered": True, "activation": 0}, "frozen statistics exclude"),
         (
             "backward",
-            *BACKWARD,
-            {"frozen": False, "centered": False, "activation": 0},
-            "mean must be given if and only if",
+            [ROWS, KC, NONE, SG, SG, SG, NONE, NONE, ROWS, SG, SG],
+            [ROWS, KC, KC, NONE],
+            {**BACKWARD, "frozen": True},
+            "frozen statistics exclude",
         ),
     ],
 )
@@ -203,13 +191,13 @@ def test_handlers_check_their_operands(handler, operands, results, attributes, m
 
 
 def test_too_small_workspace():
-    shapes = (*[jax.ShapeDtypeStruct((1, 3), np.float32)] * 4, jax.ShapeDtypeStruct((64,), np.uint8))
+    shapes = (*[jax.ShapeDtypeStruct(SG, np.float32)] * 4, jax.ShapeDtypeStruct((64,), np.uint8))
     call = jax.ffi.ffi_call("jaxgrad_cpu_norm_statistics", shapes)
     with (
         jax.default_device(jax.devices("cpu")[0]),
         pytest.raises(jax.errors.JaxRuntimeError, match="workspace is too small"),
     ):
-        jax.block_until_ready(call(jnp.ones((1, 4, 3, 1), np.float32), epsilon=np.float64(0), centered=np.bool_(True)))
+        jax.block_until_ready(call(jnp.ones(ROWS, np.float32), centered=np.True_, epsilon=np.float64(0)))
 
 
 @pytest.mark.parametrize(

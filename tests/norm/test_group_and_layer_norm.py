@@ -41,11 +41,13 @@ def test_matches_float64(backend, case):
     check(backend, case)
 
 
+@pytest.mark.thorough_on_xla
 @pytest.mark.parametrize("seed", thorough_after(3, range(300)))
 def test_random_cases(backend, seed):
     check(backend, random_case(seed))
 
 
+@pytest.mark.thorough_on_xla
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("given", ["x", "scale", "bias", "residual"])
 def test_only_the_requested_gradient(backend, op, given):
@@ -114,6 +116,7 @@ def test_zero_variance(backend, op):
             np.testing.assert_allclose(dscale, 0, atol=1e-4)
 
 
+@pytest.mark.thorough_on_xla
 @pytest.mark.parametrize("op", OPS)
 def test_epsilon_zero(backend, op):
     check(backend, NormCase(op, (4, 5, 6), epsilon=0.0, activation="gelu", dtypes=WIDE))
@@ -140,6 +143,7 @@ def test_empty_arrays(backend, case):
         assert array is None or (gradient.shape == array.shape and not np.any(gradient))
 
 
+@pytest.mark.thorough_on_xla
 def test_instance_norm_is_group_norm_with_one_channel_a_group(backend):
     case = NormCase(shape=(2, 3, 4, 5), axis=1, num_groups=3)
     (x, scale, bias, _), _ = make_inputs(case)

@@ -66,38 +66,38 @@ import jax, jax.numpy as jnp, numpy as np
 import jaxgrad._src
 
 jaxgrad._src.__path__.append({folder!r})
-from jaxgrad._src.rms_norm.api import rms_norm
+from jaxgrad._src.row_norm.api import row_norm
 
 def formula(x, scale):
     return x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * scale
 
 x, scale = jax.random.normal(jax.random.key(0), (3, 5, 7)), jnp.arange(1.0, 8.0)
-for of_rms_norm, of_formula in (
-    (jax.vmap(rms_norm, (0, None))(x, scale), formula(x, scale)),
+for of_row_norm, of_formula in (
+    (jax.vmap(row_norm, (0, None))(x, scale), formula(x, scale)),
     *(zip(*(jax.jit(jax.grad(lambda *args, f=f: jnp.sum(jnp.sin(f(*args))), (0, 1)))(x[0], scale)
-            for f in (rms_norm, formula)), strict=True)),
+            for f in (row_norm, formula)), strict=True)),
 ):
-    np.testing.assert_allclose(of_rms_norm, of_formula, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(of_row_norm, of_formula, rtol=2e-5, atol=2e-5)
 try:
-    rms_norm(x, scale)
+    row_norm(x, scale)
 except ValueError as error:
     print(error)
-print(jaxgrad.explain(rms_norm))
+print(jaxgrad.explain(row_norm))
 """
 
 
 @pytest.mark.parametrize("with_kernel", [False, True])
 def test_the_op_of_the_guide(with_kernel, run_python, tmp_path):
     """The files that docs/contributing.md has one write for a new op, without and with its kernel, are an op."""
-    files = re.findall(r"^```python\n# jaxgrad/_src/(rms_norm/\w+\.py)\n(.*?)^```$", _GUIDE.read_text(), re.M | re.S)
-    (tmp_path / "rms_norm").mkdir()
+    files = re.findall(r"^```python\n# jaxgrad/_src/(row_norm/\w+\.py)\n(.*?)^```$", _GUIDE.read_text(), re.M | re.S)
+    (tmp_path / "row_norm").mkdir()
     for name, code in files if with_kernel else reversed(files):  # of a file that is shown twice, the last remains
         (tmp_path / name).write_text(code)
     # The kernel supports float32 alone, and its handler is not compiled.
     text = run_python(_OP.format(folder=str(tmp_path)), JAX_PLATFORMS="cpu", JAX_ENABLE_X64=str(with_kernel)).stdout
-    assert "jaxgrad.rms_norm: x must have rank 2" in text
+    assert "jaxgrad.row_norm: x must have rank 2" in text
     assert (
-        "rms_norm on cpu: forward: 'cpu' (jaxgrad's C++ kernel)" if with_kernel else "rms_norm on cpu: 'xla'"
+        "row_norm on cpu: forward: 'cpu' (jaxgrad's C++ kernel)" if with_kernel else "row_norm on cpu: 'xla'"
     ) in text
 
 

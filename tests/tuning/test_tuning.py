@@ -31,8 +31,8 @@ from jaxgrad._src.choice.selection import select
 from jaxgrad._src.gru import api
 from jaxgrad._src.gru import cpu as gru_cpu
 from jaxgrad._src.gru import cuda as gru_cuda
-from jaxgrad._src.norm import cpu as batch_norm_cpu
-from jaxgrad._src.norm import cudnn as batch_norm_cudnn
+from jaxgrad._src.norm import cpu as norm_cpu
+from jaxgrad._src.norm import cudnn as norm_cudnn
 
 pytestmark = pytest.mark.jax_version
 
@@ -40,13 +40,13 @@ OWN = "onednn" if jax.default_backend() == "cpu" else "cudnn"
 # The backend of the platform for an op, and the targets of the custom calls in its forward and backward pass.
 if OWN == "onednn":
     BATCH_NORM_KERNELS = (
-        batch_norm_cpu.CpuBackend,
-        {f"jaxgrad_cpu_norm_{name}" for name in ("statistics", "normalize", "backward")},
+        norm_cpu.CpuBackend,
+        {f"jaxgrad_cpu_norm_{name}" for name in ("forward", "backward")},
     )
     GRU_KERNELS = gru_cpu.CpuBackend, {"jaxgrad_cpu_gru_forward", "jaxgrad_cpu_gru_backward"}
 else:
     BATCH_NORM_KERNELS = (
-        batch_norm_cudnn.CudnnBackend,
+        norm_cudnn.CudnnBackend,
         {"jaxgrad_cudnn_batch_norm_forward", "jaxgrad_cudnn_batch_norm_backward"},
     )
     GRU_KERNELS = gru_cuda.CudaBackend, {"jaxgrad_cuda_gru_forward", "jaxgrad_cuda_gru_backward"}

@@ -29,14 +29,6 @@ int blocks_of(const GruVariant& variant) {  // of a holder
   return variant.holder == GruHolder::kBlock ? 1 : variant.padded / variant.units;
 }
 
-int attribute_of(int device, CUdevice_attribute which) {
-  CUdevice found = 0;
-  int value = 0;
-  JAXGRAD_DRIVER(driver::api().cuDeviceGet(&found, device));
-  JAXGRAD_DRIVER(driver::api().cuDeviceGetAttribute(&value, which, found));
-  return value;
-}
-
 bool fills_registers(const GruVariant& variant) {
   return variant.holder == GruHolder::kBlock && gru_block_fills_registers(variant.padded);
 }
@@ -96,7 +88,7 @@ class GruKernel {
       blocks_at_once_ = int64_t{clusters} * (is_cluster ? blocks_of(variant) : variant.pair);
     } else {
       const int64_t resident = driver::resident_blocks(function_, gru_threads(variant), variant.shared_bytes);
-      blocks_at_once_ = resident * attribute_of(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+      blocks_at_once_ = resident * driver::attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     }
   }
 
@@ -319,8 +311,8 @@ GruVariant gru_variant(const GruKey& key) {
   const int architecture = driver::architecture(key.device);
   if (architecture < kMinArchitecture)
     throw NoPlan("jaxgrad's GRU kernels require a GPU of compute capability 8.0 or later");
-  const int multiprocessors = attribute_of(key.device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-  const int shared_bytes = attribute_of(key.device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+  const int multiprocessors = driver::attribute(key.device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+  const int shared_bytes = driver::attribute(key.device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
   if (has_tensor_block(key, multiprocessors)) {
     const GruVariant variant = choose_tensor_block(key, multiprocessors, shared_bytes);
     if (variant.shared_bytes <= shared_bytes) return variant;

@@ -1,12 +1,11 @@
 // The argument of the pooling kernels. Both the host compiler and NVRTC compile this file.
 #pragma once
 
-namespace jaxgrad {
+#ifndef __CUDACC_RTC__
+#include "cuda/runtime/divisor.h"
+#endif
 
-// Divides numbers below 2^31: n / value == (high 32 bits of n * magic + n) >> shift.
-struct Divisor {
-  unsigned value, magic, shift;
-};
+namespace jaxgrad {
 
 // Arrays are [outer, sizes, channels], with the channels in vectors.
 struct PoolArguments {

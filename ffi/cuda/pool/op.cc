@@ -108,19 +108,12 @@ std::string definitions_of(const PoolKey& key, const Tiling& tiling) {
   return text;
 }
 
-Divisor divisor(int64_t value) {
-  unsigned shift = 0;
-  while (int64_t{1} << shift < value) ++shift;
-  const uint64_t rest = (uint64_t{1} << shift) - static_cast<uint64_t>(value);
-  return {static_cast<unsigned>(value), static_cast<unsigned>((rest << 32) / static_cast<uint64_t>(value) + 1), shift};
-}
-
 // The launch of a kernel whose threads compute blocks of windows, or of elements of x.
 PoolProgram::Launch launch_of(const PoolKey& key, const Tiling& tiling, const char* kernel, bool of_elements) {
   const PoolShape& s = key.shape;
   PoolArguments arguments{};
   const int64_t channels = s.channels / tiling.vector;
-  arguments.channels = divisor(std::max<int64_t>(1, channels));
+  arguments.channels = divisor(static_cast<unsigned>(std::max<int64_t>(1, channels)));
   int64_t threads = s.outer * channels;
   for (int axis = 0; axis < kPoolAxes; ++axis) {
     arguments.x[axis] = static_cast<unsigned>(s.x[axis]);
@@ -129,7 +122,7 @@ PoolProgram::Launch launch_of(const PoolKey& key, const Tiling& tiling, const ch
     const int64_t own = tiling.own[axis], rows = axis == 1 ? tiling.rows : 1;
     int64_t blocks = (s.y[axis] + rows - 1) / rows;
     if (of_elements) blocks = own == s.strides[axis] ? (s.x[axis] + s.padding[axis] + own - 1) / own : s.x[axis];
-    arguments.blocks[axis] = divisor(std::max<int64_t>(1, blocks));
+    arguments.blocks[axis] = divisor(static_cast<unsigned>(std::max<int64_t>(1, blocks)));
     if (blocks > 0 && threads > kMaxElements / blocks) throw NoPlan("the pooling kernels take less padding");
     threads *= blocks;
   }

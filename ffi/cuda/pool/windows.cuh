@@ -56,9 +56,9 @@ struct Place {
 };
 
 __device__ inline unsigned divide(unsigned& number, const Divisor& by) {  // keeps the quotient, returns the remainder
-  const unsigned quotient = (__umulhi(number, by.magic) + number) >> by.shift;
-  const unsigned rest = number - quotient * by.value;
-  number = quotient;
+  const unsigned found = quotient(number, by);
+  const unsigned rest = number - found * by.value;
+  number = found;
   return rest;
 }
 

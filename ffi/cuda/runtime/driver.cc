@@ -79,12 +79,15 @@ int64_t total_memory(int device) {
   return static_cast<int64_t>(bytes);
 }
 
+int attribute(int device, CUdevice_attribute which) {
+  int value = 0;
+  JAXGRAD_DRIVER(api().cuDeviceGetAttribute(&value, which, find_device(device)));
+  return value;
+}
+
 int architecture(int device) {
-  const CUdevice found = find_device(device);
-  int major = 0, minor = 0;
-  JAXGRAD_DRIVER(api().cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, found));
-  JAXGRAD_DRIVER(api().cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, found));
-  return 10 * major + minor;
+  return 10 * attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
+         attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
 }
 
 bool is_full() {

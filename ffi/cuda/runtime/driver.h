@@ -85,6 +85,8 @@ int64_t total_memory(int device);  // bytes
 
 int architecture(int device);  // 10 * major + minor compute capability
 
+int attribute(int device, CUdevice_attribute which);
+
 // Whether the current device has almost no free memory.
 bool is_full();
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from jaxgrad._src.norm.backend import NormBackend, TwoStepBackend
 from jaxgrad._src.norm.cpu import CpuBackend
+from jaxgrad._src.norm.cuda import CudaBackend
 from jaxgrad._src.norm.cudnn import CudnnBackend
 
-BACKENDS: tuple[NormBackend, ...] = (CpuBackend(), CudnnBackend())
+BACKENDS: tuple[NormBackend, ...] = (CpuBackend(), CudaBackend(), CudnnBackend())
 
 # Those of `batch_norm_inference`, of samples, of statistics of several devices and of forward mode.
 TWO_STEP_BACKENDS: tuple[TwoStepBackend, ...] = tuple(b for b in BACKENDS if isinstance(b, TwoStepBackend))

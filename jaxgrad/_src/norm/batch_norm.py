@@ -75,8 +75,9 @@ def batch_norm_training(
         alone. Not needed under `jit` over a mesh, where x is the whole array.
       axis_index_groups: groups of devices along `axis_name` that share statistics, all of the same size, as in
         `jax.lax.psum`. None for one group. `shard_map` accepts groups only with `check_vma=False`, and `vmap` none.
-      implementation: "cpu" for the C++ kernels, "cudnn" for cuDNN, "xla" for XLA, None for the fastest available. An
-        implementation that is given runs or raises. `jaxgrad.explain` reports what None selects.
+      implementation: "cpu" for the C++ kernels, "cuda" for jaxgrad's CUDA kernels, "cudnn" for cuDNN, "xla" for XLA,
+        None for the fastest available. An implementation that is given runs or raises. `jaxgrad.explain` reports what
+        None selects.
 
     Returns:
       A triple `(y, mean, var)`:
@@ -178,8 +179,8 @@ def batch_norm_inference(
       var: [C], of the dtype of mean.
       feature_axis: the axis of the channels. Negative values count from the end.
       epsilon: a non-negative Python number that is added to the variance.
-      implementation: "cpu" for the C++ kernels, "xla" for XLA, None for the fastest available. An implementation that
-        is given runs or raises. `jaxgrad.explain` reports what None selects.
+      implementation: "cpu" for the C++ kernels, "cuda" for jaxgrad's CUDA kernels, "xla" for XLA, None for the fastest
+        available. An implementation that is given runs or raises. `jaxgrad.explain` reports what None selects.
 
     Returns:
       y, of the shape and dtype of x.
@@ -187,9 +188,9 @@ def batch_norm_inference(
     Raises:
       TypeError: an array has an unsupported dtype, or feature_axis or epsilon has the wrong type.
       ValueError: the shape of an array does not fit, feature_axis is out of range, epsilon is negative or not finite,
-        or implementation is unknown; or `implementation="cpu"` is lowered for another platform
+        or implementation is unknown; or a forced implementation is lowered for another platform
         or has symbolic shapes.
-      RuntimeError: `implementation="cpu"` is given and the compiled module cannot be loaded.
+      RuntimeError: a forced implementation cannot be loaded.
 
     Notes:
       Reverse mode works to any order and for all five arrays. The mean and the variance do not depend on x, as in

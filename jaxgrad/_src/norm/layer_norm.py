@@ -58,8 +58,8 @@ def layer_norm(
       residual: an array of the shape and dtype of x that is added before the activation; None for no residual.
       activation: "relu", "silu" or "gelu", or the function of `jax.nn` of that name; None for no activation. The
         gradient of relu at zero is zero, and gelu is the approximation by tanh, as in `jax.nn`.
-      implementation: "cpu" for the C++ kernels, "xla" for XLA, None for the fastest available. An implementation that
-        is given runs or raises. `jaxgrad.explain` reports what None selects.
+      implementation: "cpu" for the C++ kernels, "cuda" for jaxgrad's CUDA kernels, "xla" for XLA, None for the fastest
+        available. An implementation that is given runs or raises. `jaxgrad.explain` reports what None selects.
 
     Returns:
       y, of the shape and dtype of x.
@@ -120,7 +120,7 @@ def rms_norm(
         ONNX 1e-5, and PyTorch the eps of the dtype.
       residual: an array that is added before the activation; None for no residual.
       activation: "relu", "silu" or "gelu"; None for no activation.
-      implementation: "cpu", "xla" or None.
+      implementation: "cpu", "cuda", "xla" or None.
 
     Returns:
       y, of the shape and dtype of x.

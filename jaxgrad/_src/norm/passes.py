@@ -195,16 +195,15 @@ def _batched(
     result sums over the samples: examples that share scale and bias then become samples.
     """
     mapped = custom_vmap(call)
+    of_samples = None if params.num_groups is None else of_samples
 
     @mapped.def_vmap
     def rule(axis_size: int, is_mapped: Sequence[bool | None], *args: Any) -> Any:
         if axis_size == 0:
             return empty_vmap(mapped, is_mapped, args)
-        has_samples = params.num_groups is not None and of_samples is not None
-        if not has_samples or is_mapped[1] or is_mapped[2] or args[1].shape[0] != 1:
+        if of_samples is None or is_mapped[1] or is_mapped[2] or args[1].shape[0] != 1:
             axes = (0,) * len(args)
             return folded(mapped, axes, (0,) * num_results, axis_size, is_mapped, args)
-        assert of_samples is not None
         more = dataclasses.replace(params, sample_axes=params.sample_axes + 1, feature_axis=params.feature_axis + 1)
         one_call = [
             None

@@ -1,0 +1,278 @@
+// The backward pass over columns. With z the argument of the activation, g = dy act'(z) and xhat = (x - mean) rstd:
+// dbias and dscale are the sums of g and g xhat, and, over the n elements of a group,
+//   dx = rstd (g scale - sum(g scale) / n - xhat sum(g scale xhat) / n) + dmean / n + 2 dvar (x - mean) / n
+// FROZEN: the statistics do not depend on x, dx = rstd g scale. RESULT: writes dx. THIRD: the array by which z is
+// known, where x is not enough: 1 for y, 2 for the residual. RESIDUAL: writes dresidual = g.
+
+enum ChannelValue { kGradient, kTimesDeviation, kRstd, kLow, kScaled, kScaledTimes, kFree };
+
+constexpr bool kComputesArgument = ACTIVATION != 0 && THIRD != 1;
+
+// The elements of a thread: g from x, dy and the third array, and its sums.
+struct Gradient {
+  float mean[kSums], slope[kSums], offset[kSums];
+  float first[kSums], second[kSums];
+
+  __device__ Item of(const Item& x, const Item& dy, const Item& third, bool adds) {
+    float values[kVector], gradients[kVector], thirds[kVector];
+    unpack(x, values);
+    unpack(dy, gradients);
+#if THIRD
+    unpack(third, thirds);
+#endif
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      const int c = j % kSums;
+      const float deviation = CENTERED ? values[j] - mean[c] : values[j];
+      float z = 0.f;
+      if (kComputesArgument) z = fmaf(deviation, slope[c], offset[c]);
+      if (THIRD == 1) z = thirds[j];
+      if (THIRD == 2) z += thirds[j];
+      const float g = through_activation(z, gradients[j]);
+      if (adds) {
+        first[c] += g;
+        second[c] = fmaf(g, deviation, second[c]);
+      }
+      gradients[j] = g;
+    }
+    return packed(gradients);
+  }
+};
+
+struct InputGradient {
+  float of_gradient[kSums], of_deviation[kSums], constant[kSums];
+
+  __device__ Item of(const Item& x, const Item& g, const float (&mean)[kSums]) const {
+    float values[kVector], gradients[kVector];
+    unpack(x, values);
+    unpack(g, gradients);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      const int c = j % kSums;
+      const float deviation = CENTERED ? values[j] - mean[c] : values[j];
+      gradients[j] = FROZEN ? of_gradient[c] * gradients[j]
+                            : fmaf(of_gradient[c], gradients[j], fmaf(of_deviation[c], deviation, constant[c]));
+    }
+    return packed(gradients);
+  }
+};
+
+// Adds the sums of the samples of a row of scale, after the last sample of it.
+__device__ inline void sum_over_samples(const NormColumns& a, const Place& place, unsigned problem,
+                                        const Scratch& scratch) {
+  uint64* const flags = a.flags + a.teams * (a.blocks + 1);  // of problems
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    fence_of_gpu();
+    set_flag(flags + problem, a.nonce);
+  }
+  if (place.sample % a.samples != a.samples - 1) return;
+  const unsigned first = problem - (a.samples - 1) * a.chunks, call = place.sample / a.samples;
+  for (unsigned i = threadIdx.x; i < a.samples; i += kThreads) {
+    uint64* const flag = flags + first + i * a.chunks;
+    wait_for_flag(flag, a.nonce, 1);
+    *flag = 0;
+  }
+  __syncthreads();
+  const float2* const sums =
+      reinterpret_cast<const float2*>(a.sums) + static_cast<size_t>(call) * a.samples * a.channels + place.channel;
+  const unsigned width = min(a.width, a.channels - place.channel);
+  sum_rows(sums, a.samples, a.channels, width, scratch, [&](unsigned c, float gradient, float product) {
+    const unsigned index = call * a.channels + place.channel + c;
+    if (a.arrays.dbias != nullptr) a.arrays.dbias[index] = gradient;
+    if (a.arrays.dscale != nullptr) a.arrays.dscale[index] = product;
+  });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_backward(const NormColumns a) {
+  constexpr int kUnroll = 4;
+  const Part part(a, blockIdx.x % a.blocks);
+  const Scratch scratch(a, 2);
+  const unsigned first_problem = blockIdx.x / a.blocks;
+  const Element* const x = static_cast<const Element*>(a.arrays.x);
+  const Element* const dy = static_cast<const Element*>(a.arrays.dy);
+  const Element* const third = static_cast<const Element*>(THIRD == 1 ? a.arrays.y : a.arrays.residual);
+  Element* const dx = static_cast<Element*>(a.arrays.result);
+  Element* const dresidual = static_cast<Element*>(a.arrays.dresidual);
+  Item* const stored = reinterpret_cast<Item*>(shared_memory()) + threadIdx.x;
+  const uint64 once = read_once(), again = read_again();
+  const bool keeps = RESULT && !FROZEN;
+  const unsigned reread = keeps ? kHeld + a.stored : 0;  // the first item that is not kept
+  Exchange exchange(a, first_problem);
+
+  for (unsigned problem = first_problem; problem < a.problems; problem += a.teams) {
+    const Place place(a, part, problem);
+    const unsigned row = place.sample / a.samples * a.channels;
+    const unsigned first_group = place.sample * a.groups + place.channel / a.group;
+    Gradient gradient;
+    InputGradient input;
+#pragma unroll
+    for (int j = 0; j < kSums; ++j) {
+      gradient.first[j] = gradient.second[j] = gradient.mean[j] = gradient.slope[j] = gradient.offset[j] = 0.f;
+      input.of_gradient[j] = 0.f;
+      if (!place.exists) continue;
+      const unsigned own = place.own + j, c = row + place.channel + own, index = first_group + own / a.group;
+      if (CENTERED) gradient.mean[j] = a.arrays.given_mean[index];
+      if (kComputesArgument || FROZEN)
+        gradient.slope[j] = input.of_gradient[j] = __fmul_rn(a.arrays.scale[c], a.arrays.given_rstd[index]);
+      if (kComputesArgument) {
+        const float* const low = a.arrays.given_mean_low;
+        const float correction = low == nullptr ? 0.f : low[index] * gradient.slope[j];
+        gradient.offset[j] = a.arrays.bias[c] - (is_finite(correction) ? correction : 0.f);
+      }
+    }
+    const Item none = zero_item();
+    const auto load_third = [&](unsigned i, uint64 policy) {
+      return THIRD ? load_item(third + place.item(a, i), policy) : none;
+    };
+    // Reads g of an item for the sums, and writes what is known by then.
+    const auto read = [&](unsigned i, const Item& values, const Item& gradients, const Item& thirds) {
+      const Item g = gradient.of(values, gradients, thirds, true);
+      if (RESIDUAL) store_item(dresidual + place.item(a, i), g);
+      if (FROZEN && RESULT) store_item(dx + place.item(a, i), input.of(values, g, gradient.mean));
+      return g;
+    };
+    const unsigned kept = min(place.items, reread);
+    unsigned i = kHeld;
+    for (; i + kUnroll <= kept; i += kUnroll) {
+      Item values[kUnroll], gradients[kUnroll], thirds[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        values[u] = load_item(x + place.item(a, i + u), once);
+        gradients[u] = load_item(dy + place.item(a, i + u), once);
+        thirds[u] = load_third(i + u, once);
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        stored[(i + u - kHeld) * 2 * kThreads] = values[u];
+        stored[((i + u - kHeld) * 2 + 1) * kThreads] = read(i + u, values[u], gradients[u], thirds[u]);
+      }
+    }
+    for (; i < kept; ++i) {
+      const Item values = load_item(x + place.item(a, i), once);
+      stored[(i - kHeld) * 2 * kThreads] = values;
+      stored[((i - kHeld) * 2 + 1) * kThreads] =
+          read(i, values, load_item(dy + place.item(a, i), once), load_third(i, once));
+    }
+    i = reread;
+    const uint64 policy = keeps ? again : once;
+    for (; i + kUnroll <= place.items; i += kUnroll) {
+      Item values[kUnroll], gradients[kUnroll], thirds[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        values[u] = load_item(x + place.item(a, i + u), policy);
+        gradients[u] = load_item(dy + place.item(a, i + u), policy);
+        thirds[u] = load_third(i + u, policy);
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) read(i + u, values[u], gradients[u], thirds[u]);
+    }
+    for (; i < place.items; ++i)
+      read(i, load_item(x + place.item(a, i), policy), load_item(dy + place.item(a, i), policy), load_third(i, policy));
+#if RESULT && !FROZEN
+    Item held_x[kHeld], held_g[kHeld], held_third[kHeld];
+#pragma unroll
+    for (int u = 0; u < kHeld; ++u) {
+      held_x[u] = held_g[u] = held_third[u] = none;
+      if (u < place.items) {
+        held_x[u] = load_item(x + place.item(a, u), once);
+        held_g[u] = load_item(dy + place.item(a, u), once);
+        held_third[u] = load_third(u, once);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kHeld; ++u)
+      if (u < place.items) held_g[u] = read(u, held_x[u], held_g[u], held_third[u]);
+#endif
+
+    exchange.sum(problem, part, place, gradient.first, gradient.second, scratch, kGradient, kTimesDeviation, [&] {
+      if (!keeps || problem + a.teams >= a.problems) return;
+      const Place next(a, part, problem + a.teams);
+      const unsigned from = next.items > kHeld ? kHeld : 0, to = next.items > kHeld ? min(kept, kHeld + 9) : kHeld;
+      prefetch(a, part, next, x, from, to);
+      prefetch(a, part, next, dy, from, to);
+    });
+    float *const total = scratch.of(a, kGradient), *const product = scratch.of(a, kTimesDeviation);
+    float *const rstds = scratch.of(a, kRstd), *const lows = scratch.of(a, kLow);
+    float *const scaled = scratch.of(a, kScaled), *const scaled_times = scratch.of(a, kScaledTimes);
+    for (unsigned c = threadIdx.x; c < a.width; c += kThreads) {
+      const bool exists = place.channel + c < a.channels;
+      const unsigned index = first_group + c / a.group, channel = row + place.channel + c;
+      const float rstd = exists ? a.arrays.given_rstd[index] : 0.f, scale = exists ? a.arrays.scale[channel] : 0.f;
+      const float low = exists && a.arrays.given_mean_low != nullptr ? a.arrays.given_mean_low[index] : 0.f;
+      const float gradients = total[c], products = exists ? rstd * (product[c] - low * gradients) : 0.f;
+      scaled[c] = scale * gradients;
+      scaled_times[c] = scale * products;
+      rstds[c] = rstd;
+      lows[c] = low;
+      if (!exists || exchange.team.rank > 0) continue;
+      if (a.samples == 1) {
+        if (a.arrays.dbias != nullptr) a.arrays.dbias[channel] = gradients;
+        if (a.arrays.dscale != nullptr) a.arrays.dscale[channel] = products;
+      } else {
+        const size_t at = static_cast<size_t>(place.sample) * a.channels + place.channel + c;
+        __stcg(reinterpret_cast<float2*>(a.sums) + at, make_float2(gradients, products));
+      }
+    }
+    __syncthreads();
+
+#if RESULT && !FROZEN
+    if (a.group > 1) {
+      sum_over_groups(a, [&](unsigned c) { return scaled[c]; }, [&](unsigned group, float sum) { total[group] = sum; });
+      sum_over_groups(
+          a, [&](unsigned c) { return scaled_times[c]; }, [&](unsigned group, float sum) { product[group] = sum; });
+      __syncthreads();
+    }
+    const float* const sums = a.group > 1 ? total : scaled;
+    const float* const sums_times = a.group > 1 ? product : scaled_times;
+    const float n = a.count * static_cast<float>(a.group);
+#pragma unroll
+    for (int j = 0; j < kSums; ++j) {
+      input.of_deviation[j] = input.constant[j] = 0.f;
+      if (!place.exists) continue;
+      const unsigned own = place.own + j, group = own / a.group, index = first_group + group;
+      const float rstd = rstds[own];
+      float tilt = -rstd * rstd * sums_times[group] / n;
+      if (a.arrays.dvar != nullptr) tilt += 2.f * a.arrays.dvar[index] / n;
+      float level = CENTERED ? -rstd * sums[group] / n - lows[own] * tilt : 0.f;
+      if (CENTERED && a.arrays.dmean != nullptr) level += a.arrays.dmean[index] / n;
+      input.of_gradient[j] = __fmul_rn(a.arrays.scale[row + place.channel + own], rstd);
+      input.of_deviation[j] = tilt;
+      input.constant[j] = level;
+    }
+#pragma unroll
+    for (int u = 0; u < kHeld; ++u)
+      if (u < place.items) store_item(dx + place.item(a, u), input.of(held_x[u], held_g[u], gradient.mean));
+    unsigned r = place.items;
+    for (; r >= reread + kUnroll; r -= kUnroll) {
+      Item values[kUnroll], gradients[kUnroll], thirds[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const unsigned at = place.item(a, r - 1 - u);
+        values[u] = load_item(x + at, once);
+        gradients[u] = load_item(RESIDUAL ? dresidual + at : dy + at, once);
+        thirds[u] = RESIDUAL ? none : load_third(r - 1 - u, once);
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const Item g = RESIDUAL ? gradients[u] : gradient.of(values[u], gradients[u], thirds[u], false);
+        store_item(dx + place.item(a, r - 1 - u), input.of(values[u], g, gradient.mean));
+      }
+    }
+    for (; r > reread; --r) {
+      const unsigned at = place.item(a, r - 1);
+      const Item values = load_item(x + at, once);
+      const Item gradients = load_item(RESIDUAL ? dresidual + at : dy + at, once);
+      const Item g = RESIDUAL ? gradients : gradient.of(values, gradients, load_third(r - 1, once), false);
+      store_item(dx + at, input.of(values, g, gradient.mean));
+    }
+#pragma unroll 2
+    for (unsigned s = kHeld; s < kept; ++s)
+      store_item(dx + place.item(a, s),
+                 input.of(stored[(s - kHeld) * 2 * kThreads], stored[((s - kHeld) * 2 + 1) * kThreads], gradient.mean));
+#endif
+    if (a.samples > 1 && exchange.team.rank == 0) sum_over_samples(a, place, problem, scratch);
+    __syncthreads();
+  }
+  exchange.end();
+}

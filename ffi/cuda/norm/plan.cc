@@ -1,0 +1,296 @@
+#include "cuda/norm/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <string>
+
+#include "cuda/norm/columns_backward_source.h"
+#include "cuda/norm/columns_forward_source.h"
+#include "cuda/norm/rows_backward_source.h"
+#include "cuda/norm/rows_forward_source.h"
+#include "cuda/runtime/no_plan.h"
+
+namespace jaxgrad {
+namespace {
+
+constexpr int64_t kMaxElements = std::numeric_limits<int32_t>::max();  // the kernels use 32-bit indices
+constexpr int64_t kItemBytes = 16;
+constexpr int64_t kColumnThreads = 512, kRowThreads = 256;
+constexpr int64_t kHeldForward = 16, kHeldBackward = 6;  // items in the registers of a thread
+constexpr int64_t kItemsAtOnce = 8;                      // of a thread that keeps none
+
+int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
+int64_t aligned(int64_t bytes) { return divide_up(bytes, 256) * 256; }
+
+bool is_backward(const NormKey& key) { return key.pass == NormPass::kBackward; }
+
+bool writes_result(const NormKey& key) { return is_backward(key) ? key.needs_dx : key.pass != NormPass::kStatistics; }
+
+// The arrays of the size of x that a pass reads, and those that it writes.
+int64_t arrays_read(const NormKey& key) {
+  if (is_backward(key)) return 2 + (key.third != NormThird::kNone);
+  return 1 + key.residual;
+}
+int64_t arrays_written(const NormKey& key) { return writes_result(key) + (is_backward(key) && key.residual); }
+
+std::string definitions_of(const NormKey& key, int64_t vector, int64_t threads, int64_t blocks) {
+  std::string text;
+  const auto define = [&](const char* name, const std::string& value) {
+    text += std::string("#define ") + name + " " + value + "\n";
+  };
+  const auto number = [&](const char* name, int64_t value) { define(name, std::to_string(value)); };
+  number("ELEMENT_IS_BFLOAT16", key.type == FloatType::kBFloat16);
+  define("ELEMENT", key.type == FloatType::kFloat32 ? "float" : "Half");
+  number("VECTOR", vector);
+  number("THREADS", threads);
+  number("BLOCKS", blocks);
+  number("ACTIVATION", static_cast<int64_t>(key.activation));
+  number("CENTERED", key.centered);
+  number("FROZEN", key.frozen);
+  number("RESIDUAL", key.residual);
+  number("THIRD", static_cast<int64_t>(key.third));
+  number("SUMS", is_backward(key) ? key.needs_sums : key.pass != NormPass::kNormalize);
+  number("RESULT", writes_result(key));
+  return text;
+}
+
+// Statistics over columns.
+
+// How a problem is divided; see columns.cuh.
+struct Tiling {
+  int64_t width, blocks, teams;
+};
+
+struct ColumnPlan {
+  const NormKey& key;
+  const NormGpu& gpu;
+  bool channels_last;
+  int64_t vector, bytes, group, rows, held, items_of_row;
+
+  ColumnPlan(const NormKey& key, const NormGpu& gpu) : key(key), gpu(gpu) {
+    const NormShape& s = key.shape;
+    bytes = bytes_of(key.type);
+    channels_last = s.I == 1;
+    vector = kItemBytes / bytes;
+    while ((channels_last ? s.C : s.I) % vector != 0) vector /= 2;
+    group = s.group_channels();
+    rows = channels_last ? s.O : s.O * (s.I / vector);
+    held = is_backward(key) ? kHeldBackward : kHeldForward;
+    items_of_row = is_backward(key) ? 2 : 1;
+  }
+
+  bool keeps_items() const {
+    if (key.pass == NormPass::kForward) return true;
+    return is_backward(key) && key.needs_dx && !key.frozen;
+  }
+  bool exchanges() const { return key.pass != NormPass::kNormalize; }
+
+  int64_t columns(int64_t width) const { return channels_last ? width / vector : width; }
+  int64_t lanes(int64_t width) const { return kColumnThreads / columns(width); }
+  int64_t chunks(int64_t width) const { return divide_up(key.shape.C, width); }
+  int64_t problems(int64_t width) const { return key.shape.S * chunks(width); }
+  int64_t items(const Tiling& t) const { return divide_up(divide_up(rows, t.blocks), lanes(t.width)); }
+
+  // Floats of shared memory for pairs of sums: of the warps or threads that share a channel (see sum_over_block), or of
+  // the blocks (see sum_rows).
+  int64_t floats_of_sums(int64_t width) const {
+    const int64_t rows_of_sums = channels_last && 32 % columns(width) == 0 ? kColumnThreads / 32 : lanes(width);
+    return 2 * std::max({rows_of_sums * width, kColumnThreads, width});
+  }
+  // Shared memory without stored items.
+  int64_t scratch_bytes(int64_t width) const { return 4 * (floats_of_sums(width) + kNormChannelValues * width); }
+  int64_t stored_bytes() const { return kColumnThreads * std::max<int64_t>(4, vector * bytes) * items_of_row; }
+  int64_t stored(const Tiling& t) const {
+    if (!keeps_items()) return 0;
+    const int64_t room = (gpu.shared_bytes - scratch_bytes(t.width)) / stored_bytes();
+    return std::clamp<int64_t>(items(t) - held, 0, std::max<int64_t>(0, room));
+  }
+
+  bool fits(int64_t width) const {
+    return columns(width) <= kColumnThreads && scratch_bytes(width) <= gpu.shared_bytes;
+  }
+
+  // Estimated microseconds. The numbers were measured on an H200.
+  double cost(const Tiling& t) const {
+    constexpr double kBytesOfBlock = 29e3, kBytesOfGpu = 3.5e6;  // in a microsecond
+    constexpr double kRound = 3.5, kExchange = 2.0, kOfBlock = 0.022;
+    const int64_t reads = arrays_read(key), writes = arrays_written(key);
+    const double row_bytes =
+        static_cast<double>(std::min(t.width, key.shape.C) * (channels_last ? 1 : vector) * bytes);
+    const double share = static_cast<double>(divide_up(rows, t.blocks));
+    double passes = static_cast<double>(reads + writes);
+    if (keeps_items()) {
+      const double all = static_cast<double>(items(t));
+      const double again = std::max(0.0, 1 - static_cast<double>(held + stored(t)) / all);
+      passes += 0.75 * again * static_cast<double>(is_backward(key) ? 2 + (key.third != NormThird::kNone) : 1);
+    }
+    const double run =
+        static_cast<double>(channels_last ? t.width : lanes(t.width) * vector) * static_cast<double>(bytes);
+    const double efficiency = run >= 128 ? 1 : run >= 64 ? 0.75 : run >= 32 ? 0.45 : 0.25;
+    const double used = static_cast<double>(columns(t.width) * lanes(t.width)) / kColumnThreads;
+    const double busy = static_cast<double>(t.teams * t.blocks);
+    const double rate =
+        std::min(kBytesOfBlock * std::min(1.0, 0.4 + 0.6 * used) * efficiency, kBytesOfGpu * efficiency / busy);
+    const double rounds = static_cast<double>(divide_up(problems(t.width), t.teams));
+    const double exchange = t.blocks == 1 ? 0 : kExchange + kOfBlock * static_cast<double>(t.blocks);
+    return rounds * (share * row_bytes * passes / rate + kRound + exchange);
+  }
+
+  Tiling best() const {
+    const int64_t unit = channels_last ? std::lcm(vector, group) : group;
+    const int64_t most = divide_up(key.shape.C, unit);
+    Tiling found{};
+    double least = std::numeric_limits<double>::infinity();
+    for (int64_t n = 1; n <= most; ++n) {
+      const int64_t width = n * unit;
+      if (!fits(width)) break;
+      if (n > 1 && chunks(width) == chunks(width - unit)) continue;  // as many problems as before, of more channels
+      for (int64_t blocks = 1; blocks <= std::min(gpu.multiprocessors, rows); ++blocks) {
+        const Tiling tiling{width, blocks, std::min(problems(width), gpu.multiprocessors / blocks)};
+        const double time = cost(tiling);
+        if (time < least) {
+          least = time;
+          found = tiling;
+        }
+      }
+    }
+    if (found.width == 0)
+      throw NoPlan("the normalization kernels take groups of fewer channels than " + std::to_string(group));
+    return found;
+  }
+
+  // Without an exchange each block computes a part of a problem, a few items of each thread.
+  Tiling elementwise() const {
+    Tiling found{};
+    const int64_t unit = channels_last ? std::lcm(vector, group) : group;
+    for (int64_t n = 1; n <= divide_up(key.shape.C, unit) && fits(n * unit); ++n) {
+      found.width = n * unit;
+      if (columns(found.width) >= 32) break;
+    }
+    if (found.width == 0)
+      throw NoPlan("the normalization kernels take groups of fewer channels than " + std::to_string(group));
+    found.blocks = std::max<int64_t>(1, divide_up(rows, lanes(found.width) * kItemsAtOnce));
+    found.teams = problems(found.width);
+    return found;
+  }
+
+  NormProgram program() const {
+    const NormShape& s = key.shape;
+    const Tiling t = exchanges() ? best() : elementwise();
+    NormProgram p;
+    p.has_columns = true;
+    p.definitions = definitions_of(key, vector, kColumnThreads, 1) + "#define CHANNELS_LAST " +
+                    std::to_string(channels_last) + "\n#define HELD " + std::to_string(held) + "\n";
+    p.source = is_backward(key) ? kNormColumnsBackwardSource : kNormColumnsForwardSource;
+    p.kernel = is_backward(key) ? "norm_columns_backward" : "norm_columns_forward";
+    p.threads = kColumnThreads;
+    p.blocks = t.teams * t.blocks;
+    p.shared_bytes = scratch_bytes(t.width) + stored(t) * stored_bytes();
+    NormColumns& a = p.columns;
+    const auto set = [](unsigned& member, int64_t value) { member = static_cast<unsigned>(value); };
+    set(a.rows, rows);
+    set(a.channels, s.C);
+    set(a.groups, s.G);
+    set(a.group, group);
+    set(a.width, t.width);
+    set(a.chunks, chunks(t.width));
+    set(a.problems, problems(t.width));
+    set(a.teams, t.teams);
+    set(a.blocks, t.blocks);
+    set(a.samples, s.call_samples());
+    set(a.stored, stored(t));
+    set(a.floats_of_sums, floats_of_sums(t.width));
+    set(a.stride, s.C);
+    a.inner = divisor(static_cast<unsigned>(channels_last ? 1 : s.I / vector));
+    a.count = static_cast<float>(s.O * s.I);
+    if (!exchanges()) return p;
+    const bool over_samples = is_backward(key) && a.samples > 1;
+    p.cooperative = t.blocks > 1 || over_samples;
+    p.sums = t.blocks > 1 ? aligned(8 * problems(t.width) * t.blocks * t.width) : 0;
+    p.flags = p.sums + (over_samples ? aligned(8 * s.S * s.C) : 0);
+    p.workspace_bytes = p.flags + 8 * (t.teams * (t.blocks + 1) + (over_samples ? problems(t.width) : 0));
+    return p;
+  }
+};
+
+// Statistics over rows.
+
+struct RowPlan {
+  static constexpr int64_t kMaxElementsForward = 64,
+                           kMaxElementsBackward = 16;  // of a row in the registers of a thread
+  static constexpr int64_t kMaxLanes = 1024;
+
+  const NormKey& key;
+  const NormGpu& gpu;
+  int64_t vector, lanes = 1, items = 1;
+
+  RowPlan(const NormKey& key, const NormGpu& gpu) : key(key), gpu(gpu) {
+    const int64_t width = key.shape.C, bytes = bytes_of(key.type);
+    const int64_t most = is_backward(key) ? kMaxElementsBackward : kMaxElementsForward;
+    // Narrow items halve the sums of a thread of the backward pass.
+    vector = (is_backward(key) ? 8 : kItemBytes) / bytes;
+    while (width % vector != 0) vector /= 2;
+    // The fewest idle lanes, then the most lanes up to half a warp or as many as are needed.
+    double best = -1;
+    for (int64_t tried = 1; tried <= kMaxLanes; tried *= 2) {
+      const int64_t each = divide_up(width / vector, tried);
+      if (each * vector > most) continue;
+      const double used = static_cast<double>(width / vector) / static_cast<double>(tried * each);
+      const double score = used - (tried < 4 ? 0.1 : 0) - (each * vector < 8 ? 0.05 : 0) - 0.01 * std::log2(tried);
+      if (score > best) {
+        best = score;
+        lanes = tried;
+        items = each;
+      }
+    }
+    if (best < 0)
+      throw NoPlan("the normalization kernels take rows of at most " + std::to_string(most * kMaxLanes) + " elements");
+  }
+
+  NormProgram program() const {
+    const NormShape& s = key.shape;
+    NormProgram p;
+    p.has_columns = false;
+    p.threads = std::max(kRowThreads, lanes);
+    const int64_t resident = std::max<int64_t>(1, (is_backward(key) ? 512 : 1024) / p.threads);
+    p.definitions = definitions_of(key, vector, p.threads, resident) + "#define LANES " + std::to_string(lanes) +
+                    "\n#define VECTORS " + std::to_string(items) + "\n";
+    p.source = is_backward(key) ? kNormRowsBackwardSource : kNormRowsForwardSource;
+    p.kernel = is_backward(key) ? "norm_rows_backward" : "norm_rows_forward";
+    const int64_t rows_of_block = p.threads / lanes, rows = s.call_samples();
+    NormRows& a = p.rows;
+    a.calls = static_cast<unsigned>(s.K);
+    a.rows = static_cast<unsigned>(rows);
+    a.width = static_cast<unsigned>(s.C);
+    if (!is_backward(key)) {
+      p.blocks = divide_up(s.S, rows_of_block);
+      return p;
+    }
+    const int64_t at_once = std::max<int64_t>(1, resident * gpu.multiprocessors / s.K);
+    const int64_t blocks = std::min(divide_up(rows, rows_of_block), at_once);
+    a.blocks = static_cast<unsigned>(blocks);
+    p.blocks = s.K * blocks;
+    p.cooperative = blocks > 1 && key.needs_sums;
+    const int64_t left = lanes < 32 ? p.threads / 32 : rows_of_block;  // see sum_over_rows
+    p.shared_bytes = left == 1 ? 0 : 8 * left * s.C;
+    if (!key.needs_sums) return p;
+    p.sums = p.flags = aligned(8 * p.blocks * s.C);
+    p.workspace_bytes = p.flags + 8 * s.K * (blocks + 1);
+    return p;
+  }
+};
+
+}  // namespace
+
+NormProgram norm_program(const NormKey& key, const NormGpu& gpu) {
+  const NormShape& s = key.shape;
+  if (key.type == FloatType::kFloat64) throw NoPlan("the normalization kernels do not compute float64");
+  if (s.elements() > kMaxElements) throw NoPlan("the normalization kernels take arrays of fewer than 2^31 elements");
+  const bool has_rows = s.O == 1 && s.I == 1 && s.G == 1 && !key.frozen;
+  const bool whole = key.pass == NormPass::kForward || is_backward(key);
+  return has_rows && whole ? RowPlan(key, gpu).program() : ColumnPlan(key, gpu).program();
+}
+
+}  // namespace jaxgrad

@@ -1,0 +1,105 @@
+"""The CUDA backend of normalization: jaxgrad's kernels in ffi/cuda/norm.
+
+A pass is one launch. The blocks of the GPU keep their part of x in registers and shared memory, exchange their sums, and
+compute the result from what they have kept; what does not fit is read again. NVRTC, which comes with JAX's CUDA
+packages, compiles a kernel while a program that needs it is lowered. Sums are float32, in a fixed order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+from jaxgrad._src.choice.op import Preference, Rejection
+from jaxgrad._src.core.jax_internals import cleared_lru_cache
+from jaxgrad._src.native import cuda
+from jaxgrad._src.norm.handlers import HandlerBackend, Kernel, kernels_of
+from jaxgrad._src.norm.params import NormProblem
+from jaxgrad._src.run.plan_directory import plan_directory
+
+_NO_GPU = "jaxgrad's own kernel is compiled for the GPU of the machine that lowers the program, which has none"
+_NAMES = ("forward", "statistics", "normalize", "backward")  # by the number of the pass, see ffi/cuda/norm/plan.h
+
+
+@dataclasses.dataclass(frozen=True)
+class _Measured:
+    """The preference of a call, from measurements on an H200."""
+
+    prefer: str
+    why: str
+
+    def __str__(self) -> str:
+        return ""  # explanations name rows of tables
+
+
+_OURS = _Measured("cuda", "jaxgrad's kernels are faster")
+
+
+class CudaBackend(HandlerBackend):
+    implementation = "cuda"
+    platform = "cuda"
+    title = "CUDA kernels of jaxgrad"
+    description = "jaxgrad's own kernel"
+    target = "jaxgrad_cuda_norm"
+
+    def unavailable(self) -> str:
+        return cuda.module_unavailable()
+
+    def supports(self, pass_name: str, call: NormProblem) -> Rejection | None:
+        if not call.size:
+            return self.missing()
+        if self.unavailable():
+            return None
+        reasons = (_rejection(kernel) for kernel in kernels_of(call, pass_name))
+        reason = next(filter(None, reasons), "")
+        return Rejection(reason) if reason else None
+
+    def row(self, pass_name: str, call: NormProblem, *, resized: bool = False) -> Preference:
+        return _OURS
+
+    def find_plan(self, pass_name: str, call: NormProblem) -> Rejection | None:
+        """Raises RuntimeError for a failure of CUDA in a multi-process program: other processes, in which CUDA works,
+        would lower another program."""
+        if cuda.gpu_ordinal() is None:
+            return Rejection(_NO_GPU)
+        try:
+            reason = cuda.nvrtc_unavailable()
+        except RuntimeError as error:
+            if jax.process_count() > 1:
+                raise
+            reason = str(error)
+        return self.missing(reason) if reason else None
+
+    def typical_rejection(self, op_name: str, pass_name: str) -> Rejection | None:
+        return Rejection(_NO_GPU) if cuda.gpu_ordinal() is None else None
+
+    def workspace(self, kernel: Kernel) -> int:
+        return _load(kernel)
+
+
+def _arguments(kernel: Kernel) -> tuple[object, ...]:
+    return (
+        _NAMES.index(kernel.name),
+        cuda.float_type(kernel.dtype),
+        list(kernel.sizes),
+        kernel.activation,
+        kernel.centered,
+        kernel.frozen,
+        kernel.residual,
+        kernel.third,
+        kernel.needs_dx,
+        kernel.needs_sums,
+    )
+
+
+@cleared_lru_cache(4096)
+def _rejection(kernel: Kernel) -> str:
+    return str(cuda.module.norm_rejection(*_arguments(kernel)))
+
+
+@cleared_lru_cache(4096)
+@plan_directory()
+def _load(kernel: Kernel) -> int:
+    """Compiles a kernel for the first GPU that JAX uses, and returns the bytes of workspace."""
+    return int(cuda.module.load_norm_kernel(cuda.gpu_ordinal(), *_arguments(kernel)))
