@@ -14,10 +14,21 @@ struct Row {
   int64_t sample, channel, group;
 };
 
+// Consecutive rows. Each step of a call runs on all of them before the next step: the steps of a single short row would
+// wait for each other.
+struct Rows {
+  static constexpr int64_t kMax = 16;
+  const Row& operator[](int64_t i) const { return rows[i]; }
+
+  Row rows[kMax];
+  int64_t count = 0;
+};
+
 // Divides the rows into tasks: `block` samples of a call times `range` groups. Their sizes depend only on the shape of
 // x. Short runs of elements of one channel are read as columns, as in layout.h.
 struct RowLayout {
-  static constexpr int64_t kMaxElements = 1 << 17;  // of a row of runs
+  static constexpr int64_t kMaxElements = 1 << 17;    // of a row of runs
+  static constexpr int64_t kCacheElements = 1 << 12;  // of the rows that a step runs on
   static constexpr int64_t kMinBlock = 8, kMaxBlock = 1024;
 
   // A single sample with statistics for each channel is left to blocks: a batch.
@@ -59,13 +70,21 @@ struct RowLayout {
     return {part / blocks, part, group * s.group_channels(), min_of(group + range, s.G) * s.group_channels()};
   }
 
+  // Calls body(rows) for the rows of a task.
   template <class Body>
   void for_rows(const Task& task, Body body) const {
     const int64_t begin = task.call * s.call_samples() + task.part % blocks * block;
     const int64_t end = min_of(begin + block, (task.call + 1) * s.call_samples());
+    const int64_t at_once = clamped(kCacheElements / s.group_elements(), 1, Rows::kMax);
+    Rows rows;
     for (int64_t sample = begin; sample < end; ++sample)
-      for (int64_t c = task.begin; c < task.end; c += s.group_channels())
-        body(Row{sample, c, sample * s.G + c / s.group_channels()});
+      for (int64_t c = task.begin; c < task.end; c += s.group_channels()) {
+        rows.rows[rows.count++] = {sample, c, sample * s.G + c / s.group_channels()};
+        if (rows.count < at_once) continue;
+        body(rows);
+        rows.count = 0;
+      }
+    if (rows.count > 0) body(rows);
   }
 
   NormShape s;
@@ -122,12 +141,13 @@ class NormRows {
   template <class Act>
   void forward(const NormStatistics<Q>* statistics, const NormNormalize<Q>* normalize, Act) {
     if (normalize == nullptr)
-      return for_rows([&](const Task&, const Row& row) { compute_statistics(*statistics, row); });
+      return for_rows([&](const Task&, const Rows& rows) { compute_statistics(*statistics, rows); });
     const Columns columns = expand(*normalize);
     const Normalize<Q, Act> op{normalize->x, normalize->residual, normalize->y};
-    for_rows([&](const Task& task, const Row& row) {
-      if (statistics != nullptr) compute_statistics(*statistics, row);
-      apply<T>(op, parameters(*normalize, columns, task, row), layout_.tile(row));
+    for_rows([&](const Task& task, const Rows& rows) {
+      if (statistics != nullptr) compute_statistics(*statistics, rows);
+      for (int64_t i = 0; i < rows.count; ++i)
+        apply<T>(op, parameters(*normalize, columns, task, rows[i]), layout_.tile(rows[i]));
     });
   }
 
@@ -137,18 +157,21 @@ class NormRows {
     const ArgumentGradient<Q, Act> gradient{call.y, call.residual, call.dy};
     const InputGradient<Q, Act, kFrozen> dx{call.x, gradient, call.dx, call.dresidual};
     const bool needs_scale_sums = call.dscale != nullptr || call.dbias != nullptr;
+    const bool needs_dx = call.dx != nullptr || call.dresidual != nullptr;
     parallel_for(parallel_, layout_.tasks(), [&](int64_t index) {
       const Task task = layout_.task(index);
       T *const dscale = memory_.sums.dscale(task.part), *const dbias = memory_.sums.dbias(task.part);
       for (int64_t j = task.begin * layout_.span; j < task.end * layout_.span; ++j) dscale[j] = dbias[j] = 0;
-      layout_.for_rows(task, [&](const Row& row) {
-        RowParameters<T> row_parameters = parameters(call, columns, task, row);
-        if (needs_scale_sums) row_parameters.dscale = dscale, row_parameters.dbias = dbias;
-        Sums sums;
-        if (!kFrozen || needs_scale_sums) sums = add_gradients(call, gradient, row_parameters, row);
-        if (call.dx == nullptr && call.dresidual == nullptr) return;
-        if (!kFrozen) set_input_gradient(call, row, sums, row_parameters);
-        apply<T>(dx, row_parameters, layout_.tile(row));
+      layout_.for_rows(task, [&](const Rows& rows) {
+        RowParameters<T> row_parameters[Rows::kMax];
+        for (int64_t i = 0; i < rows.count; ++i) {
+          row_parameters[i] = parameters(call, columns, task, rows[i]);
+          if (needs_scale_sums) row_parameters[i].dscale = dscale, row_parameters[i].dbias = dbias;
+          if (kFrozen && !needs_scale_sums) continue;
+          const Sums sums = add_gradients(call, gradient, row_parameters[i], rows[i]);
+          if (!kFrozen) set_input_gradient(call, rows[i], sums, row_parameters[i]);
+        }
+        for (int64_t i = 0; needs_dx && i < rows.count; ++i) apply<T>(dx, row_parameters[i], layout_.tile(rows[i]));
       });
     });
     if (needs_scale_sums) memory_.sums.finish(call.dscale, call.dbias, parallel_);
@@ -174,7 +197,7 @@ class NormRows {
   void for_rows(Body body) const {
     parallel_for(parallel_, layout_.tasks(), [&](int64_t index) {
       const Task task = layout_.task(index);
-      layout_.for_rows(task, [&](const Row& row) { body(task, row); });
+      layout_.for_rows(task, [&](const Rows& rows) { body(task, rows); });
     });
   }
 
@@ -191,21 +214,32 @@ class NormRows {
     return {scale, call.bias == nullptr ? nullptr : bias};
   }
 
-  void compute_statistics(const NormStatistics<Q>& call, const Row& row) const {
-    const int64_t first = first_element(row), length = layout_.s.group_elements();
+  void compute_statistics(const NormStatistics<Q>& call, const Rows& rows) const {
+    const int64_t length = layout_.s.group_elements();
     const auto no_parameters = [](int64_t, auto) { return NoParameters::Params(); };
-    if (call.mean == nullptr) {
-      double squares[1] = {};
-      reduce_run<T>(Squares<Q>{call.x}, first, length, no_parameters, squares);
-      return write_statistics(call, row.group, n_, T(0), T(0), squares[0]);
+    double sums[Rows::kMax][1] = {}, rests[Rows::kMax][2] = {};
+    T means[Rows::kMax];
+    for (int64_t i = 0; i < rows.count; ++i) {
+      if (call.mean == nullptr)
+        reduce_run<T>(Squares<Q>{call.x}, first_element(rows[i]), length, no_parameters, sums[i]);
+      else
+        reduce_run<T>(Sum<Q>{call.x}, first_element(rows[i]), length, no_parameters, sums[i]);
     }
-    double sum[1] = {}, rest[2] = {};
-    reduce_run<T>(Sum<Q>{call.x}, first, length, no_parameters, sum);
-    const T mean = static_cast<T>(sum[0] / n_);
-    const RowMean<T> row_mean{splat(mean)};
-    reduce_run<T>(Deviations<Q>{call.x}, first, length, [&](int64_t, auto) { return row_mean; }, rest);
-    const double low = rest[0] / n_;
-    write_statistics(call, row.group, n_, mean, static_cast<T>(low - low == 0 ? low : 0), rest[1] - rest[0] * low);
+    if (call.mean == nullptr) {
+      for (int64_t i = 0; i < rows.count; ++i) write_statistics(call, rows[i].group, n_, T(0), T(0), sums[i][0]);
+      return;
+    }
+    for (int64_t i = 0; i < rows.count; ++i) {
+      means[i] = static_cast<T>(sums[i][0] / n_);
+      const RowMean<T> mean{splat(means[i])};
+      reduce_run<T>(
+          Deviations<Q>{call.x}, first_element(rows[i]), length, [&](int64_t, auto) { return mean; }, rests[i]);
+    }
+    for (int64_t i = 0; i < rows.count; ++i) {
+      const double low = rests[i][0] / n_;
+      write_statistics(call, rows[i].group, n_, means[i], static_cast<T>(low - low == 0 ? low : 0),
+                       rests[i][1] - rests[i][0] * low);
+    }
   }
 
   template <class Call>

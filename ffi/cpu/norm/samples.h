@@ -64,7 +64,7 @@ class Samples {
   // tasks of each step instead.
   template <class... Steps>
   void run(Steps... steps) const {
-    const int64_t samples = layout_.shape.S, workers = min_of(parallel_.threads(), slots(layout_));
+    const int64_t samples = layout_.shape.S, workers = min_of(parallel_.threads(), kMaxSlots);
     if (samples <= slots(layout_) && samples % workers != 0 && samples < 4 * workers) {
       (run_step(steps), ...);
       return;

@@ -34,8 +34,7 @@ struct Part {
 struct Place {
   unsigned sample, channel;  // the first of the problem
   unsigned own;              // the first channel of this thread, of the problem
-  unsigned base;             // of its first row
-  unsigned items, first, lanes;
+  unsigned items;
   bool exists;  // the problem may have fewer channels than `width`
 
   __device__ Place(const NormColumns& a, const Part& part, unsigned problem) {
@@ -44,19 +43,28 @@ struct Place {
     own = part.column * kSums;
     exists = part.items > 0 && channel + own < a.channels;
     items = exists ? part.items : 0;
-    first = part.first + part.lane;
-    lanes = part.lanes;
-    base = sample * a.rows * a.stride + channel + own;
-    if (!CHANNELS_LAST) base = sample * a.rows * a.channels * kVector + (channel + own) * a.inner.value * kVector;
+    base_ = CHANNELS_LAST ? sample * a.rows * a.stride + channel + own
+                          : (sample * a.rows * a.channels + (channel + own) * a.inner.value) * kVector;
+    row_ = part.first + part.lane;
+    lanes_ = part.lanes;
+    if (CHANNELS_LAST) {
+      begin_ = base_ + row_ * a.stride;
+      step_ = lanes_ * a.stride;
+    }
   }
 
-  // The offset of a row.
+  // The offset of a row of the sample, and of an item of the thread.
   __device__ unsigned row(const NormColumns& a, unsigned index) const {
-    if (CHANNELS_LAST) return base + index * a.stride;
+    if (CHANNELS_LAST) return base_ + index * a.stride;
     const unsigned run = quotient(index, a.inner);
-    return base + (run * a.channels * a.inner.value + (index - run * a.inner.value)) * kVector;
+    return base_ + (run * a.channels * a.inner.value + (index - run * a.inner.value)) * kVector;
   }
-  __device__ unsigned item(const NormColumns& a, unsigned index) const { return row(a, first + index * lanes); }
+  __device__ unsigned item(const NormColumns& a, unsigned index) const {
+    return CHANNELS_LAST ? begin_ + index * step_ : row(a, row_ + index * lanes_);
+  }
+
+ private:
+  unsigned base_, row_, lanes_, begin_, step_;
 };
 
 // Starts moving items [from, to) into the L2 cache.
@@ -78,6 +86,13 @@ struct Scratch {
     channel = sums + a.floats_of_sums;
   }
   __device__ float* of(const NormColumns& a, int value) const { return channel + value * a.width; }
+
+  // The values of the channels of a thread.
+  __device__ void load(const NormColumns& a, int value, const Place& place, float (&values)[kSums]) const {
+    const float* const from = of(a, value) + place.own;
+#pragma unroll
+    for (int j = 0; j < kSums; ++j) values[j] = from[j];
+  }
 };
 
 // Stores the sums over the block of both values of each channel: `total(channel, first, second)` gets them, of the
@@ -128,7 +143,6 @@ __device__ inline void sum_rows(const float2* pairs, unsigned rows, unsigned row
   float2* const sums = reinterpret_cast<float2*>(scratch.sums);
   const unsigned across = min(width, static_cast<unsigned>(kThreads)), parts = kThreads / across;
   const unsigned part = threadIdx.x / across;
-  __syncthreads();  // the sums before were read
   if (part < parts)
     for (unsigned c = threadIdx.x % across; c < width; c += across) {
       float2 sum = make_float2(0.f, 0.f);
@@ -151,7 +165,7 @@ __device__ inline void sum_rows(const float2* pairs, unsigned rows, unsigned row
   }
 }
 
-// The sums over the team, in shared memory of every block: `exchange(problem)` follows the sums over the block.
+// The exchange of a team.
 struct Exchange {
   const NormColumns& a;
   Team team;
@@ -164,32 +178,23 @@ struct Exchange {
     if (a.blocks > 1) team.begin();
   }
 
-  __device__ float2* partials(unsigned problem) const {
-    return reinterpret_cast<float2*>(a.partials) + static_cast<size_t>(problem) * a.blocks * a.width;
-  }
-
-  // Sums both values of each channel over the team. `between` runs while the blocks wait for each other.
-  template <class Between>
+  // Sums both values of each channel over the team: `total(channel, first, second)` gets them in every block, from one
+  // thread each, before all threads go on. `between` runs while the blocks wait for each other.
+  template <class Between, class Total>
   __device__ void sum(unsigned problem, const Part& part, const Place& place, float (&first)[kSums],
-                      float (&second)[kSums], const Scratch& scratch, int to_first, int to_second, Between between) {
-    float *const firsts = scratch.of(a, to_first), *const seconds = scratch.of(a, to_second);
-    float2* const own = partials(problem) + team.rank * a.width;
-    sum_over_block(a, part, place, first, second, scratch, [&](unsigned c, float one, float other) {
-      if (a.blocks == 1) {
-        firsts[c] = one;
-        seconds[c] = other;
-      } else {
-        __stcg(own + c, make_float2(one, other));
-      }
-    });
-    if (a.blocks > 1) {
+                      float (&second)[kSums], const Scratch& scratch, Between between, Total total) {
+    float2* const partials = reinterpret_cast<float2*>(a.partials) + static_cast<size_t>(problem) * a.blocks * a.width;
+    if (a.blocks == 1) {
+      between();
+      sum_over_block(a, part, place, first, second, scratch, total);
+    } else {
+      sum_over_block(a, part, place, first, second, scratch, [&](unsigned c, float one, float other) {
+        __stcg(partials + team.rank * a.width + c, make_float2(one, other));
+      });
       team.announce(round);
       between();
       team.wait(round);
-      sum_rows(partials(problem), a.blocks, a.width, a.width, scratch, [&](unsigned c, float one, float other) {
-        firsts[c] = one;
-        seconds[c] = other;
-      });
+      sum_rows(partials, a.blocks, a.width, a.width, scratch, total);
     }
     ++round;
     __syncthreads();
@@ -200,14 +205,22 @@ struct Exchange {
   }
 };
 
-// Sums value(c) over the channels of each group of the problem: `total(group, sum)` gets them from one thread each.
+// Sums the pairs value(c) over the channels of each group of the problem: `total(group, sums)` gets them from one
+// thread each.
 template <class Value, class Total>
 __device__ inline void sum_over_groups(const NormColumns& a, Value value, Total total) {
-  const unsigned groups = a.width / a.group;
+  const unsigned groups = quotient(a.width, a.group);
   for (unsigned group = threadIdx.x / 32; group < groups; group += kWarps) {
-    float sum = 0.f;
-    for (unsigned c = threadIdx.x % 32; c < a.group; c += 32) sum += value(group * a.group + c);
-    for (unsigned distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+    float2 sum = make_float2(0.f, 0.f);
+    for (unsigned c = threadIdx.x % 32; c < a.group.value; c += 32) {
+      const float2 other = value(group * a.group.value + c);
+      sum.x += other.x;
+      sum.y += other.y;
+    }
+    for (unsigned distance = 16; distance > 0; distance /= 2) {
+      sum.x += __shfl_xor_sync(~0u, sum.x, distance);
+      sum.y += __shfl_xor_sync(~0u, sum.y, distance);
+    }
     if (threadIdx.x % 32 == 0) total(group, sum);
   }
 }

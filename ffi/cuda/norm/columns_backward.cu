@@ -4,7 +4,7 @@
 // FROZEN: the statistics do not depend on x, dx = rstd g scale. RESULT: writes dx. THIRD: the array by which z is
 // known, where x is not enough: 1 for y, 2 for the residual. RESIDUAL: writes dresidual = g.
 
-enum ChannelValue { kGradient, kTimesDeviation, kRstd, kLow, kScaled, kScaledTimes, kFree };
+enum ChannelValue { kScaled, kScaledTimes, kRstd, kLow, kScale, kMean, kSlope, kOffset };
 
 constexpr bool kComputesArgument = ACTIVATION != 0 && THIRD != 1;
 
@@ -62,10 +62,7 @@ __device__ inline void sum_over_samples(const NormColumns& a, const Place& place
                                         const Scratch& scratch) {
   uint64* const flags = a.flags + a.teams * (a.blocks + 1);  // of problems
   __syncthreads();
-  if (threadIdx.x == 0) {
-    fence_of_gpu();
-    set_flag(flags + problem, a.nonce);
-  }
+  if (threadIdx.x == 0) set_flag(flags + problem, a.nonce);
   if (place.sample % a.samples != a.samples - 1) return;
   const unsigned first = problem - (a.samples - 1) * a.chunks, call = place.sample / a.samples;
   for (unsigned i = threadIdx.x; i < a.samples; i += kThreads) {
@@ -102,34 +99,54 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_backw
 
   for (unsigned problem = first_problem; problem < a.problems; problem += a.teams) {
     const Place place(a, part, problem);
-    const unsigned row = place.sample / a.samples * a.channels;
-    const unsigned first_group = place.sample * a.groups + place.channel / a.group;
+    if (problem == first_problem) {
+      const unsigned from = keeps && place.items <= kHeld ? 0 : kHeld;
+      prefetch(a, part, place, x, from, from + 8);
+      prefetch(a, part, place, dy, from, from + 8);
+    }
+    const unsigned row = place.sample / a.samples * a.channels + place.channel;
+    const unsigned first_group = place.sample * a.groups + quotient(place.channel, a.group);
+    for (unsigned c = threadIdx.x; c < a.width; c += kThreads) {
+      if (place.channel + c >= a.channels) continue;
+      const unsigned index = first_group + quotient(c, a.group);
+      const float rstd = a.arrays.given_rstd[index], scale = a.arrays.scale[row + c];
+      const float low = a.arrays.given_mean_low == nullptr ? 0.f : a.arrays.given_mean_low[index];
+      scratch.of(a, kRstd)[c] = rstd;
+      scratch.of(a, kLow)[c] = low;
+      scratch.of(a, kScale)[c] = scale;
+      scratch.of(a, kMean)[c] = CENTERED ? a.arrays.given_mean[index] : 0.f;
+      if (!kComputesArgument && !FROZEN) continue;
+      const float slope = __fmul_rn(scale, rstd), correction = low * slope;
+      scratch.of(a, kSlope)[c] = slope;
+      if (kComputesArgument)
+        scratch.of(a, kOffset)[c] = a.arrays.bias[row + c] - (is_finite(correction) ? correction : 0.f);
+    }
+    __syncthreads();
     Gradient gradient;
     InputGradient input;
 #pragma unroll
     for (int j = 0; j < kSums; ++j) {
       gradient.first[j] = gradient.second[j] = gradient.mean[j] = gradient.slope[j] = gradient.offset[j] = 0.f;
       input.of_gradient[j] = 0.f;
-      if (!place.exists) continue;
-      const unsigned own = place.own + j, c = row + place.channel + own, index = first_group + own / a.group;
-      if (CENTERED) gradient.mean[j] = a.arrays.given_mean[index];
-      if (kComputesArgument || FROZEN)
-        gradient.slope[j] = input.of_gradient[j] = __fmul_rn(a.arrays.scale[c], a.arrays.given_rstd[index]);
+    }
+    if (place.exists) {
+      scratch.load(a, kMean, place, gradient.mean);
       if (kComputesArgument) {
-        const float* const low = a.arrays.given_mean_low;
-        const float correction = low == nullptr ? 0.f : low[index] * gradient.slope[j];
-        gradient.offset[j] = a.arrays.bias[c] - (is_finite(correction) ? correction : 0.f);
+        scratch.load(a, kSlope, place, gradient.slope);
+        scratch.load(a, kOffset, place, gradient.offset);
       }
+      if (FROZEN) scratch.load(a, kSlope, place, input.of_gradient);
     }
     const Item none = zero_item();
     const auto load_third = [&](unsigned i, uint64 policy) {
       return THIRD ? load_item(third + place.item(a, i), policy) : none;
     };
+    const uint64 writes = keeps && place.items > reread ? once : again;  // the policy of stores that are not read again
     // Reads g of an item for the sums, and writes what is known by then.
     const auto read = [&](unsigned i, const Item& values, const Item& gradients, const Item& thirds) {
       const Item g = gradient.of(values, gradients, thirds, true);
-      if (RESIDUAL) store_item(dresidual + place.item(a, i), g);
-      if (FROZEN && RESULT) store_item(dx + place.item(a, i), input.of(values, g, gradient.mean));
+      if (RESIDUAL) store_item(dresidual + place.item(a, i), g, i < reread ? writes : again);
+      if (FROZEN && RESULT) store_item(dx + place.item(a, i), input.of(values, g, gradient.mean), writes);
       return g;
     };
     const unsigned kept = min(place.items, reread);
@@ -185,64 +202,72 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_backw
       if (u < place.items) held_g[u] = read(u, held_x[u], held_g[u], held_third[u]);
 #endif
 
-    exchange.sum(problem, part, place, gradient.first, gradient.second, scratch, kGradient, kTimesDeviation, [&] {
+    const float *const rstds = scratch.of(a, kRstd), *const lows = scratch.of(a, kLow),
+                       *const scales = scratch.of(a, kScale);
+    // Sets the coefficients of dx, in place of those of z, from the sums of a group.
+    const float n = a.count * static_cast<float>(a.group.value);
+    const auto finish = [&](unsigned c, float sum, float sum_of_products) {
+      const unsigned index = first_group + quotient(c, a.group);
+      const float rstd = rstds[c];
+      float tilt = -rstd * rstd * sum_of_products / n;
+      if (a.arrays.dvar != nullptr) tilt += 2.f * a.arrays.dvar[index] / n;
+      float level = CENTERED ? -rstd * sum / n - lows[c] * tilt : 0.f;
+      if (CENTERED && a.arrays.dmean != nullptr) level += a.arrays.dmean[index] / n;
+      scratch.of(a, kOffset)[c] = level;
+      scratch.of(a, kSlope)[c] = tilt;
+    };
+    const auto between = [&] {
       if (!keeps || problem + a.teams >= a.problems) return;
       const Place next(a, part, problem + a.teams);
       const unsigned from = next.items > kHeld ? kHeld : 0, to = next.items > kHeld ? min(kept, kHeld + 9) : kHeld;
       prefetch(a, part, next, x, from, to);
       prefetch(a, part, next, dy, from, to);
-    });
-    float *const total = scratch.of(a, kGradient), *const product = scratch.of(a, kTimesDeviation);
-    float *const rstds = scratch.of(a, kRstd), *const lows = scratch.of(a, kLow);
-    float *const scaled = scratch.of(a, kScaled), *const scaled_times = scratch.of(a, kScaledTimes);
-    for (unsigned c = threadIdx.x; c < a.width; c += kThreads) {
+    };
+    const auto total = [&](unsigned c, float gradients, float times_deviation) {
       const bool exists = place.channel + c < a.channels;
-      const unsigned index = first_group + c / a.group, channel = row + place.channel + c;
-      const float rstd = exists ? a.arrays.given_rstd[index] : 0.f, scale = exists ? a.arrays.scale[channel] : 0.f;
-      const float low = exists && a.arrays.given_mean_low != nullptr ? a.arrays.given_mean_low[index] : 0.f;
-      const float gradients = total[c], products = exists ? rstd * (product[c] - low * gradients) : 0.f;
-      scaled[c] = scale * gradients;
-      scaled_times[c] = scale * products;
-      rstds[c] = rstd;
-      lows[c] = low;
-      if (!exists || exchange.team.rank > 0) continue;
-      if (a.samples == 1) {
-        if (a.arrays.dbias != nullptr) a.arrays.dbias[channel] = gradients;
-        if (a.arrays.dscale != nullptr) a.arrays.dscale[channel] = products;
-      } else {
-        const size_t at = static_cast<size_t>(place.sample) * a.channels + place.channel + c;
-        __stcg(reinterpret_cast<float2*>(a.sums) + at, make_float2(gradients, products));
+      const float products = exists ? rstds[c] * (times_deviation - lows[c] * gradients) : 0.f;
+      if (exists && exchange.team.rank == 0) {
+        if (a.samples == 1) {
+          if (a.arrays.dbias != nullptr) a.arrays.dbias[row + c] = gradients;
+          if (a.arrays.dscale != nullptr) a.arrays.dscale[row + c] = products;
+        } else {
+          const size_t at = static_cast<size_t>(place.sample) * a.channels + place.channel + c;
+          __stcg(reinterpret_cast<float2*>(a.sums) + at, make_float2(gradients, products));
+        }
       }
-    }
-    __syncthreads();
+      if (!RESULT || FROZEN) return;
+      const float scaled = exists ? scales[c] * gradients : 0.f, scaled_times = exists ? scales[c] * products : 0.f;
+      if (a.group.value > 1) {
+        scratch.of(a, kScaled)[c] = scaled;
+        scratch.of(a, kScaledTimes)[c] = scaled_times;
+      } else if (exists) {
+        finish(c, scaled, scaled_times);
+      }
+    };
+    exchange.sum(problem, part, place, gradient.first, gradient.second, scratch, between, total);
 
 #if RESULT && !FROZEN
-    if (a.group > 1) {
-      sum_over_groups(a, [&](unsigned c) { return scaled[c]; }, [&](unsigned group, float sum) { total[group] = sum; });
+    if (a.group.value > 1) {
+      float2* const sums = reinterpret_cast<float2*>(scratch.sums);
       sum_over_groups(
-          a, [&](unsigned c) { return scaled_times[c]; }, [&](unsigned group, float sum) { product[group] = sum; });
+          a, [&](unsigned c) { return make_float2(scratch.of(a, kScaled)[c], scratch.of(a, kScaledTimes)[c]); },
+          [&](unsigned group, float2 sum) { sums[group] = sum; });
+      __syncthreads();
+      for (unsigned c = threadIdx.x; c < a.width; c += kThreads) {
+        const float2 own = sums[quotient(c, a.group)];
+        if (place.channel + c < a.channels) finish(c, own.x, own.y);
+      }
       __syncthreads();
     }
-    const float* const sums = a.group > 1 ? total : scaled;
-    const float* const sums_times = a.group > 1 ? product : scaled_times;
-    const float n = a.count * static_cast<float>(a.group);
+    if (place.exists) {
+      scratch.load(a, kSlope, place, input.of_deviation);
+      scratch.load(a, kOffset, place, input.constant);
 #pragma unroll
-    for (int j = 0; j < kSums; ++j) {
-      input.of_deviation[j] = input.constant[j] = 0.f;
-      if (!place.exists) continue;
-      const unsigned own = place.own + j, group = own / a.group, index = first_group + group;
-      const float rstd = rstds[own];
-      float tilt = -rstd * rstd * sums_times[group] / n;
-      if (a.arrays.dvar != nullptr) tilt += 2.f * a.arrays.dvar[index] / n;
-      float level = CENTERED ? -rstd * sums[group] / n - lows[own] * tilt : 0.f;
-      if (CENTERED && a.arrays.dmean != nullptr) level += a.arrays.dmean[index] / n;
-      input.of_gradient[j] = __fmul_rn(a.arrays.scale[row + place.channel + own], rstd);
-      input.of_deviation[j] = tilt;
-      input.constant[j] = level;
+      for (int j = 0; j < kSums; ++j) input.of_gradient[j] = __fmul_rn(scales[place.own + j], rstds[place.own + j]);
     }
 #pragma unroll
     for (int u = 0; u < kHeld; ++u)
-      if (u < place.items) store_item(dx + place.item(a, u), input.of(held_x[u], held_g[u], gradient.mean));
+      if (u < place.items) store_item(dx + place.item(a, u), input.of(held_x[u], held_g[u], gradient.mean), writes);
     unsigned r = place.items;
     for (; r >= reread + kUnroll; r -= kUnroll) {
       Item values[kUnroll], gradients[kUnroll], thirds[kUnroll];
@@ -256,7 +281,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_backw
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const Item g = RESIDUAL ? gradients[u] : gradient.of(values[u], gradients[u], thirds[u], false);
-        store_item(dx + place.item(a, r - 1 - u), input.of(values[u], g, gradient.mean));
+        store_item(dx + place.item(a, r - 1 - u), input.of(values[u], g, gradient.mean), writes);
       }
     }
     for (; r > reread; --r) {
@@ -264,12 +289,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_backw
       const Item values = load_item(x + at, once);
       const Item gradients = load_item(RESIDUAL ? dresidual + at : dy + at, once);
       const Item g = RESIDUAL ? gradients : gradient.of(values, gradients, load_third(r - 1, once), false);
-      store_item(dx + at, input.of(values, g, gradient.mean));
+      store_item(dx + at, input.of(values, g, gradient.mean), writes);
     }
 #pragma unroll 2
     for (unsigned s = kHeld; s < kept; ++s)
       store_item(dx + place.item(a, s),
-                 input.of(stored[(s - kHeld) * 2 * kThreads], stored[((s - kHeld) * 2 + 1) * kThreads], gradient.mean));
+                 input.of(stored[(s - kHeld) * 2 * kThreads], stored[((s - kHeld) * 2 + 1) * kThreads], gradient.mean),
+                 writes);
 #endif
     if (a.samples > 1 && exchange.team.rank == 0) sum_over_samples(a, place, problem, scratch);
     __syncthreads();

@@ -1,7 +1,16 @@
 // The forward pass over columns. SUMS: computes the statistics; otherwise they are given. RESULT: writes
 // y = act((x - mean) rstd scale + bias + residual).
 
-enum ChannelValue { kTotal, kTotalOfSquares, kShifted, kDeviation, kMean, kSlope, kOffset };
+enum ChannelValue { kShift, kDeviation, kSquare, kScale, kBias, kMean, kSlope, kOffset };
+
+// y = (x - mean) slope + offset, from the statistics of a channel and its scale and bias.
+__device__ inline void set_affine(const NormColumns& a, const Scratch& scratch, unsigned c, float mean, float rest,
+                                  float rstd, float scale, float bias) {
+  const float slope = __fmul_rn(scale, rstd), correction = rest * slope;
+  scratch.of(a, kMean)[c] = mean;
+  scratch.of(a, kSlope)[c] = slope;
+  scratch.of(a, kOffset)[c] = bias - (is_finite(correction) ? correction : 0.f);
+}
 
 #if SUMS
 __device__ inline float variance(float mean_of_squares, float mean) {
@@ -25,50 +34,59 @@ __device__ inline void find_shift(const NormColumns& a, const Place& place, cons
   for (int j = 0; j < kSums; ++j) shift[j] = is_finite(values[j]) ? values[j] : 0.f;
 }
 
-// From the sums of each channel: the mean, of twice the digits, and 1 / standard deviation of its group.
-__device__ inline void finish(const NormColumns& a, const Place& place, const Scratch& scratch, bool writes) {
-  float *const total = scratch.of(a, kTotal), *const squares = scratch.of(a, kTotalOfSquares);
-  float *const shift = scratch.of(a, kShifted), *const deviation = scratch.of(a, kDeviation);
-  float *const of_group = scratch.of(a, kMean), *const rstd_of_group = scratch.of(a, kSlope);
-  for (unsigned c = threadIdx.x; c < a.width; c += kThreads) {
-    const float mean = CENTERED ? total[c] / a.count : 0.f;
-    squares[c] = CENTERED ? variance(squares[c] / a.count, mean) : squares[c] / a.count;
-    deviation[c] = (shift[c] - shift[c - c % a.group]) + mean;
-  }
-  __syncthreads();
-  if (CENTERED && a.group > 1) {
-    sum_over_groups(
-        a, [&](unsigned c) { return deviation[c]; },
-        [&](unsigned group, float sum) { of_group[group] = sum / a.group; });
-    __syncthreads();
-    for (unsigned c = threadIdx.x; c < a.width; c += kThreads) {
-      const float between = deviation[c] - of_group[c / a.group];
-      squares[c] += between * between;
+struct GroupStatistics {
+  float mean, rest, rstd;  // mean + rest has twice the digits
+};
+
+// The statistics of a group of the problem: its mean is shift + mean.
+__device__ inline GroupStatistics finish_group(const NormColumns& a, const Place& place, unsigned group, float shift,
+                                               float mean, float var, bool writes) {
+  const float sum = __fadd_rn(shift, mean), rest = is_finite(sum) ? mean - (sum - shift) : 0.f;
+  const GroupStatistics found{sum, rest, rsqrtf(var + a.epsilon)};
+  const unsigned index = place.sample * a.groups + quotient(place.channel, a.group) + group;
+  if (writes && place.channel + group * a.group.value < a.channels) {
+    if (CENTERED) {
+      a.arrays.mean[index] = found.mean;
+      a.arrays.mean_low[index] = found.rest;
     }
-    __syncthreads();
+    a.arrays.var[index] = var;
+    a.arrays.rstd[index] = found.rstd;
   }
-  const auto finish_group = [&](unsigned group, float mean, float var) {
-    const float rstd = rsqrtf(var + a.epsilon), first = shift[group * a.group];
-    const float sum = __fadd_rn(first, mean), rest = is_finite(sum) ? mean - (sum - first) : 0.f;
-    const unsigned index = place.sample * a.groups + place.channel / a.group + group;
-    if (writes && place.channel + group * a.group < a.channels) {
-      if (CENTERED) {
-        a.arrays.mean[index] = sum;
-        a.arrays.mean_low[index] = rest;
-      }
-      a.arrays.var[index] = var;
-      a.arrays.rstd[index] = rstd;
-    }
-    total[group] = sum;
-    deviation[group] = rest;
-    rstd_of_group[group] = rstd;
-  };
-  if (a.group == 1) {
-    for (unsigned c = threadIdx.x; c < a.width; c += kThreads) finish_group(c, deviation[c], squares[c]);
+  return found;
+}
+
+// From the sums of a channel: what set_affine() sets, or, where groups have several channels, what finish_groups()
+// needs.
+__device__ inline void finish_channel(const NormColumns& a, const Place& place, const Scratch& scratch, unsigned c,
+                                      float total, float total_of_squares, bool writes) {
+  const float* const shift = scratch.of(a, kShift);
+  const float mean = CENTERED ? total / a.count : 0.f, square = total_of_squares / a.count;
+  const float var = CENTERED ? variance(square, mean) : square;
+  if (a.group.value == 1) {
+    const GroupStatistics found = finish_group(a, place, c, shift[c], mean, var, writes);
+    set_affine(a, scratch, c, found.mean, found.rest, found.rstd, scratch.of(a, kScale)[c], scratch.of(a, kBias)[c]);
   } else {
-    sum_over_groups(
-        a, [&](unsigned c) { return squares[c]; },
-        [&](unsigned group, float sum) { finish_group(group, CENTERED ? of_group[group] : 0.f, sum / a.group); });
+    const float deviation = (shift[c] - shift[quotient(c, a.group) * a.group.value]) + mean;
+    scratch.of(a, kDeviation)[c] = deviation;
+    scratch.of(a, kSquare)[c] = var + deviation * deviation;
+  }
+}
+
+__device__ inline void finish_groups(const NormColumns& a, const Place& place, const Scratch& scratch, bool writes) {
+  const float *const deviation = scratch.of(a, kDeviation), *const square = scratch.of(a, kSquare);
+  const float* const shift = scratch.of(a, kShift);
+  const float channels = static_cast<float>(a.group.value);
+  GroupStatistics* const found = reinterpret_cast<GroupStatistics*>(scratch.sums);
+  sum_over_groups(
+      a, [&](unsigned c) { return make_float2(deviation[c], square[c]); },
+      [&](unsigned group, float2 sums) {
+        const float mean = sums.x / channels, var = variance(sums.y / channels, mean);
+        found[group] = finish_group(a, place, group, shift[group * a.group.value], mean, var, writes);
+      });
+  __syncthreads();
+  for (unsigned c = threadIdx.x; c < a.width; c += kThreads) {
+    const GroupStatistics own = found[quotient(c, a.group)];
+    set_affine(a, scratch, c, own.mean, own.rest, own.rstd, scratch.of(a, kScale)[c], scratch.of(a, kBias)[c]);
   }
   __syncthreads();
 }
@@ -133,12 +151,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_forwa
     const Place place(a, part, problem);
     const unsigned kept = min(place.items, kHeld + a.stored);
     Item held[kHeld];
+    const unsigned row_of_scale = place.sample / a.samples * a.channels + place.channel;
 #if SUMS
+    if (problem == first_problem) prefetch(a, part, place, x, kHeld < kept ? kHeld : 0, kHeld < kept ? kHeld + 8 : 8);
     float shift[kSums];
     find_shift(a, place, x, shift);
     if (part.lane == 0 && part.column < part.columns)
 #pragma unroll
-      for (int j = 0; j < kSums; ++j) scratch.of(a, kShifted)[place.own + j] = shift[j];
+      for (int j = 0; j < kSums; ++j) scratch.of(a, kShift)[place.own + j] = shift[j];
     Moments moments;
     unsigned i = kHeld;
     for (; i + kUnroll <= kept; i += kUnroll) {
@@ -174,7 +194,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_forwa
     for (int u = 0; u < kHeld; ++u)
       if (u < place.items) moments.add(held[u], shift);
 
-    exchange.sum(problem, part, place, moments.first, moments.second, scratch, kTotal, kTotalOfSquares, [&] {
+    const bool writes = exchange.team.rank == 0;
+    const auto between = [&] {
+      for (unsigned c = threadIdx.x; c < a.width; c += kThreads) {
+        const bool exists = RESULT && place.channel + c < a.channels;
+        scratch.of(a, kScale)[c] = exists ? a.arrays.scale[row_of_scale + c] : 0.f;
+        scratch.of(a, kBias)[c] = exists ? a.arrays.bias[row_of_scale + c] : 0.f;
+      }
 #if RESULT && RESIDUAL
       prefetch(a, part, place, residual, 0, kHeld);
 #else
@@ -182,37 +208,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_forwa
       const Place next(a, part, problem + a.teams);
       prefetch(a, part, next, x, next.items > kHeld ? kHeld : 0, next.items > kHeld ? min(kept, kHeld + 18) : kHeld);
 #endif
-    });
-    finish(a, place, scratch, exchange.team.rank == 0);
+    };
+    exchange.sum(problem, part, place, moments.first, moments.second, scratch, between,
+                 [&](unsigned c, float total, float total_of_squares) {
+                   finish_channel(a, place, scratch, c, total, total_of_squares, writes);
+                 });
+    if (a.group.value > 1) finish_groups(a, place, scratch, writes);
+#else
+    for (unsigned c = threadIdx.x; c < a.width; c += kThreads) {
+      if (place.channel + c >= a.channels) continue;
+      const unsigned index = place.sample * a.groups + quotient(place.channel + c, a.group);
+      const float mean = CENTERED ? a.arrays.given_mean[index] : 0.f;
+      const float rest = a.arrays.given_mean_low == nullptr ? 0.f : a.arrays.given_mean_low[index];
+      set_affine(a, scratch, c, mean, rest, a.arrays.given_rstd[index], a.arrays.scale[row_of_scale + c],
+                 a.arrays.bias[row_of_scale + c]);
+    }
+    __syncthreads();
 #endif
 
 #if RESULT
     Affine affine;
-    {
-      const float *const mean = scratch.of(a, kTotal), *const rest = scratch.of(a, kDeviation);
-      const float* const rstd = scratch.of(a, kSlope);
-      const unsigned row = place.sample / a.samples * a.channels;
-#pragma unroll
-      for (int j = 0; j < kSums; ++j) {
-        affine.mean[j] = affine.slope[j] = affine.offset[j] = 0.f;
-        if (!place.exists) continue;
-        const unsigned own = place.own + j, c = place.channel + own, group = own / a.group;
-#if SUMS
-        affine.mean[j] = mean[group];
-        affine.slope[j] = __fmul_rn(a.arrays.scale[row + c], rstd[group]);
-        const float correction = CENTERED ? rest[group] * affine.slope[j] : 0.f;
-#else
-        const unsigned index = place.sample * a.groups + place.channel / a.group + group;
-        if (CENTERED) affine.mean[j] = a.arrays.given_mean[index];
-        affine.slope[j] = __fmul_rn(a.arrays.scale[row + c], a.arrays.given_rstd[index]);
-        const float* const low = a.arrays.given_mean_low;
-        const float correction = low == nullptr ? 0.f : low[index] * affine.slope[j];
-#endif
-        affine.offset[j] = a.arrays.bias[row + c] - (is_finite(correction) ? correction : 0.f);
-      }
+    if (place.exists) {
+      scratch.load(a, kMean, place, affine.mean);
+      scratch.load(a, kSlope, place, affine.slope);
+      scratch.load(a, kOffset, place, affine.offset);
     }
     const Item none = zero_item();
     constexpr int kPart = 4;
+    const uint64 policy = SUMS && place.items > kHeld + a.stored ? once : again;  // of stores
 #if SUMS
 #pragma unroll
     for (int u = 0; u < kHeld; u += kPart) {
@@ -226,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_forwa
 #pragma unroll
       for (int v = 0; v < kPart; ++v)
         if (u + v < kHeld && u + v < place.items)
-          store_item(y + place.item(a, u + v), affine.of(held[u + v < kHeld ? u + v : 0], added[v]));
+          store_item(y + place.item(a, u + v), affine.of(held[u + v < kHeld ? u + v : 0], added[v]), policy);
     }
     const unsigned reread = kHeld + a.stored;
 #else
@@ -241,12 +264,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_forwa
         added[u] = RESIDUAL ? load_item(residual + place.item(a, r - 1 - u), once) : none;
       }
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) store_item(y + place.item(a, r - 1 - u), affine.of(batch[u], added[u]));
+      for (int u = 0; u < kUnroll; ++u) store_item(y + place.item(a, r - 1 - u), affine.of(batch[u], added[u]), policy);
     }
     for (; r > reread; --r)
       store_item(y + place.item(a, r - 1),
                  affine.of(load_item(x + place.item(a, r - 1), once),
-                           RESIDUAL ? load_item(residual + place.item(a, r - 1), once) : none));
+                           RESIDUAL ? load_item(residual + place.item(a, r - 1), once) : none),
+                 policy);
 #if SUMS
     unsigned s = kHeld;
 #if RESIDUAL
@@ -256,13 +280,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_forwa
       for (int u = 0; u < kUnroll; ++u) added[u] = load_item(residual + place.item(a, s + u), once);
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u)
-        store_item(y + place.item(a, s + u), affine.of(stored[(s + u - kHeld) * kThreads], added[u]));
+        store_item(y + place.item(a, s + u), affine.of(stored[(s + u - kHeld) * kThreads], added[u]), policy);
     }
 #endif
 #pragma unroll 4
     for (; s < kept; ++s)
-      store_item(y + place.item(a, s), affine.of(stored[(s - kHeld) * kThreads],
-                                                 RESIDUAL ? load_item(residual + place.item(a, s), once) : none));
+      store_item(
+          y + place.item(a, s),
+          affine.of(stored[(s - kHeld) * kThreads], RESIDUAL ? load_item(residual + place.item(a, s), once) : none),
+          policy);
 #endif
 #endif
     __syncthreads();

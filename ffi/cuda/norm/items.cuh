@@ -49,10 +49,13 @@ __device__ inline Item load_item(const Element* from, uint64 policy) {
   return item;
 }
 
-__device__ inline void store_item(Element* to, const Item& item) {
+// Stores that leave the L2 cache to what is read again have the policy read_once().
+__device__ inline void store_item(Element* to, const Item& item, uint64 policy) {
   if constexpr (kItemBytes == 16) {
-    *reinterpret_cast<uint4*>(to) = make_uint4(item.words[0], item.words[kWords > 1 ? 1 : 0],
-                                               item.words[kWords > 2 ? 2 : 0], item.words[kWords > 3 ? 3 : 0]);
+    asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "r"(item.words[0]),
+                 "r"(item.words[kWords > 1 ? 1 : 0]), "r"(item.words[kWords > 2 ? 2 : 0]),
+                 "r"(item.words[kWords > 3 ? 3 : 0]), "l"(policy)
+                 : "memory");
   } else if constexpr (kItemBytes == 8) {
     *reinterpret_cast<uint2*>(to) = make_uint2(item.words[0], item.words[kWords > 1 ? 1 : 0]);
   } else if constexpr (kItemBytes == 4) {

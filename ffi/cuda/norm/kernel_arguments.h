@@ -28,7 +28,7 @@ struct NormColumns {
   unsigned long long nonce;
   unsigned rows;              // of a sample
   unsigned channels, groups;  // C
-  unsigned group;             // channels of a group
+  Divisor group;              // channels of a group
   unsigned width;             // channels of a problem
   unsigned chunks;            // problems of a sample
   unsigned problems;
@@ -55,6 +55,6 @@ struct NormRows {
   float epsilon;
 };
 
-enum { kNormChannelValues = 7 };  // floats of each channel of a problem in shared memory
+enum { kNormChannelValues = 8 };  // floats of each channel of a problem in shared memory
 
 }  // namespace jaxgrad

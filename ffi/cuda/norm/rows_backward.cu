@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_rows_backward
       }
       if (RESIDUAL && exists && lane.exists[k])
         store_item(static_cast<Element*>(a.arrays.dresidual) + static_cast<size_t>(row) * a.width + lane.column(k),
-                   packed(g[k]));
+                   packed(g[k]), read_again());
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
         g[k][j] *= scale[k][j];
@@ -126,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_rows_backward
 #pragma unroll
       for (int j = 0; j < kVector; ++j) g[k][j] = own.rstd * (g[k][j] - level - xhat[k][j] * tilt);
       store_item(static_cast<Element*>(a.arrays.result) + static_cast<size_t>(row) * a.width + lane.column(k),
-                 packed(g[k]));
+                 packed(g[k]), read_again());
     }
 #endif
   }

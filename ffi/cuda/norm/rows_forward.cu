@@ -63,6 +63,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_rows_forward(const No
       if (RESIDUAL) z += residual[j];
       values[k][j] = activated(z);
     }
-    store_item(static_cast<Element*>(a.arrays.result) + offset + lane.column(k), packed(values[k]));
+    store_item(static_cast<Element*>(a.arrays.result) + offset + lane.column(k), packed(values[k]), read_again());
   }
 }

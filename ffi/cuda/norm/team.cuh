@@ -10,7 +10,7 @@ __device__ inline void set_flag(uint64* flag, uint64 value) {
 }
 __device__ inline uint64 get_flag(const uint64* flag) {
   uint64 value;
-  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
   return value;
 }
 __device__ inline void fence_of_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
@@ -18,10 +18,11 @@ __device__ inline void fence_of_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "m
 // Bounds a wait, so that a fault ends in an error instead of a hang. A load takes about a microsecond.
 constexpr unsigned kMaxLoads = 1u << 25;
 
-// Waits until *flag is one of the `values` numbers from `value` on.
+// Waits until *flag is one of the `values` numbers from `value` on. A barrier of the block has to follow.
 __device__ inline void wait_for_flag(const uint64* flag, uint64 value, uint64 values) {
   for (unsigned loads = 0; get_flag(flag) - value >= values;)
     if (++loads == kMaxLoads) asm volatile("trap;");
+  fence_of_gpu();
 }
 
 struct Team {
@@ -37,10 +38,7 @@ struct Team {
   // What the block wrote is seen by the blocks that wait for the round.
   __device__ void announce(unsigned round) const {
     __syncthreads();
-    if (threadIdx.x == 0) {
-      fence_of_gpu();
-      set_flag(flags + rank, nonce + round);
-    }
+    if (threadIdx.x == 0) set_flag(flags + rank, nonce + round);
   }
   __device__ void wait(unsigned round) const {
     for (unsigned i = threadIdx.x; i < blocks; i += THREADS) wait_for_flag(flags + i, nonce + round, rounds - round);
