@@ -20,7 +20,7 @@ _STAGES = [
 
 
 def _activated(ops: Ops, x: Any, features: int, size: int, **settings: Any) -> Any:
-    return ops.silu(normalized(ops, x, features, size, relu=False, **settings))
+    return normalized(ops, x, features, size, activation="silu", **settings)
 
 
 def _squeezed(ops: Ops, x: Any, features: int, inner: int) -> Any:
@@ -39,6 +39,6 @@ def efficientnet_b0(ops: Ops, x: Any, classes: int) -> Any:
             y = _activated(ops, y, inner, size, stride=stride, groups=inner)
             y = _squeezed(ops, y, inner, inputs // 4)
             shortcut = x if stride == 1 and inputs == features else None
-            x = ops.batch_norm(ops.conv(y, features, 1, bias=False), residual=shortcut, relu=False)
+            x = ops.batch_norm(ops.conv(y, features, 1, bias=False), residual=shortcut, activation=None)
             inputs = features
     return ops.dense(ops.mean(_activated(ops, x, 1280, 1)), classes)

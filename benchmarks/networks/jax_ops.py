@@ -37,7 +37,7 @@ class LaxOps(Ops):
         strides = (stride,) * (x.ndim - 2)
         return lax.conv_transpose(x, layer.w, strides, "VALID", dimension_numbers=_layouts(x)) + layer.bias
 
-    def _batch_norm(self, x: jax.Array, layer: Norm, residual: jax.Array | None, relu: bool) -> jax.Array:
+    def _batch_norm(self, x: jax.Array, layer: Norm, residual: jax.Array | None, activation: str | None) -> jax.Array:
         """As in Flax: in float32, and both moments in one pass."""
         axes, wide = tuple(range(x.ndim - 1)), x.astype(jnp.float32)
         mean = wide.mean(axes)
@@ -45,7 +45,7 @@ class LaxOps(Ops):
         self.statistics.append((mean, var))
         y = (wide - mean) * (layer.scale * lax.rsqrt(var + BATCH_NORM_EPSILON)) + layer.bias
         y = y.astype(x.dtype) if residual is None else (y + residual).astype(x.dtype)
-        return jax.nn.relu(y) if relu else y
+        return y if activation is None else getattr(jax.nn, activation)(y)
 
     def _layer_norm(self, x: jax.Array, layer: Norm) -> jax.Array:
         wide = x.astype(jnp.float32)
@@ -139,13 +139,15 @@ class JaxgradConvolutionOps(LaxOps):
 class JaxgradOps(JaxgradConvolutionOps):
     """jaxgrad's ops where it has them, else jax.lax and jax.numpy."""
 
-    def _batch_norm(self, x: jax.Array, layer: Norm, residual: jax.Array | None, relu: bool) -> jax.Array:
-        activation = "relu" if relu else None
+    def _batch_norm(self, x: jax.Array, layer: Norm, residual: jax.Array | None, activation: str | None) -> jax.Array:
         y, *statistics = jaxgrad.batch_norm_training(
             x, layer.scale, layer.bias, epsilon=BATCH_NORM_EPSILON, residual=residual, activation=activation
         )
         self.statistics.append(tuple(statistics))
         return y
+
+    def _layer_norm(self, x: jax.Array, layer: Norm) -> jax.Array:
+        return jaxgrad.layer_norm(x, layer.scale, layer.bias, epsilon=LAYER_NORM_EPSILON)
 
     def max_pool(self, x: jax.Array, size: int, stride: int, padding: int = 0) -> jax.Array:
         n = x.ndim - 2

@@ -112,9 +112,10 @@ class Ops(abc.ABC):
 
         return self._conv_transpose(x, self._layer(initial), stride)
 
-    def batch_norm(self, x: Any, *, residual: Any = None, relu: bool = True, scale: float = 1) -> Any:
-        """Normalizes with the batch's statistics, which it appends to `statistics`; adds `residual`; applies relu."""
-        return self._batch_norm(x, self._layer(lambda rng: _norm(x, np.float32, scale)), residual, relu)
+    def batch_norm(self, x: Any, *, residual: Any = None, activation: str | None = "relu", scale: float = 1) -> Any:
+        """Normalizes with the batch's statistics, which it appends to `statistics`; adds `residual`; applies "relu",
+        "silu" or nothing."""
+        return self._batch_norm(x, self._layer(lambda rng: _norm(x, np.float32, scale)), residual, activation)
 
     def layer_norm(self, x: Any) -> Any:
         """Over the features."""
@@ -150,7 +151,7 @@ class Ops(abc.ABC):
     def _conv_transpose(self, x: Any, layer: ConvTranspose, stride: int) -> Any: ...
 
     @abc.abstractmethod
-    def _batch_norm(self, x: Any, layer: Norm, residual: Any, relu: bool) -> Any: ...
+    def _batch_norm(self, x: Any, layer: Norm, residual: Any, activation: str | None) -> Any: ...
 
     @abc.abstractmethod
     def _layer_norm(self, x: Any, layer: Norm) -> Any: ...

@@ -16,8 +16,8 @@ _BRANCH_SCALE = 0.1
 _Stages = Sequence[tuple[int, int, int]]  # features, blocks, stride of the first block
 
 
-def normalized(ops: Ops, x: Any, features: int, size: int, *, relu: bool = True, **settings: Any) -> Any:
-    return ops.batch_norm(ops.conv(x, features, size, bias=False, **settings), relu=relu)
+def normalized(ops: Ops, x: Any, features: int, size: int, *, activation: str | None = "relu", **settings: Any) -> Any:
+    return ops.batch_norm(ops.conv(x, features, size, bias=False, **settings), activation=activation)
 
 
 def imagenet_stem(ops: Ops, x: Any) -> Any:
@@ -53,7 +53,7 @@ def residual(ops: Ops, x: Any, classes: int, stem: _Stem, branch: _Branch, stage
         for i in range(count):
             stride = first if i == 0 else 1
             same = stride == 1 and inputs == features
-            shortcut = x if same else normalized(ops, x, features, 1, stride=stride, relu=False)
+            shortcut = x if same else normalized(ops, x, features, 1, stride=stride, activation=None)
             x, inputs = (
                 ops.batch_norm(branch(ops, x, features, stride), residual=shortcut, scale=_BRANCH_SCALE),
                 features,
@@ -73,13 +73,13 @@ def mobilenet(ops: Ops, x: Any, classes: int, stages: _Stages, first: int | None
     x, inputs = normalized(ops, x, 32, 3, stride=2), 32
     if first is not None:
         y = normalized(ops, x, inputs, 3, groups=inputs)
-        x, inputs = normalized(ops, y, first, 1, relu=False), first
+        x, inputs = normalized(ops, y, first, 1, activation=None), first
     for features, count, first_stride in stages:
         for i in range(count):
             stride, inner = first_stride if i == 0 else 1, 6 * inputs
             y = normalized(ops, normalized(ops, x, inner, 1), inner, 3, stride=stride, groups=inner)
             shortcut = x if stride == 1 and inputs == features else None
-            x = ops.batch_norm(ops.conv(y, features, 1, bias=False), residual=shortcut, relu=False)
+            x = ops.batch_norm(ops.conv(y, features, 1, bias=False), residual=shortcut, activation=None)
             inputs = features
     return ops.dense(ops.mean(normalized(ops, x, 1280, 1)), classes)
 

@@ -56,12 +56,16 @@ class TorchOps(Ops):
         n = x.ndim - 2
         return torch.convolution(x, layer.w, layer.bias, [stride] * n, [0] * n, [1] * n, True, [0] * n, 1)
 
-    def _batch_norm(self, x: torch.Tensor, layer: Norm, residual: torch.Tensor | None, relu: bool) -> torch.Tensor:
+    def _batch_norm(
+        self, x: torch.Tensor, layer: Norm, residual: torch.Tensor | None, activation: str | None
+    ) -> torch.Tensor:
         mean, var = next(self._running)
         self.statistics.append(x.numel() // x.shape[1])
         y = functional.batch_norm(x, mean, var, layer.scale, layer.bias, True, 1 - self._momentum, BATCH_NORM_EPSILON)
         y = y if residual is None else y.add_(residual)
-        return y.relu_() if relu else y
+        if activation == "relu":
+            return y.relu_()
+        return y if activation is None else self.silu(y)
 
     def _layer_norm(self, x: torch.Tensor, layer: Norm) -> torch.Tensor:
         y = functional.layer_norm(x.movedim(1, -1), layer.scale.shape, layer.scale, layer.bias, LAYER_NORM_EPSILON)

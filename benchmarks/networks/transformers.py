@@ -24,6 +24,6 @@ def conformer(ops: Ops, x: Any, features: int, heads: int, count: int) -> Any:
         x = x + ops.attention(ops.layer_norm(x), features, heads)
         y, gate = ops.halves(ops.conv(ops.layer_norm(x), 2 * features, 1, gain=1))
         y = ops.conv(y * ops.sigmoid(gate), features, 31, gain=1, groups=features, bias=False)
-        x = x + ops.conv(ops.silu(ops.batch_norm(y, relu=False)), features, 1)
+        x = x + ops.conv(ops.batch_norm(y, activation="silu"), features, 1)
         x = ops.layer_norm(feed_forward(x))
     return x

@@ -46,12 +46,16 @@ std::string rejection(Key... key) {
 }
 
 template <class... Key>
-int64_t load(int64_t device, Key... key) {
+int64_t workspace(int64_t device, Key... key) {
+  return norm_program(key_of(key...), norm_gpu(static_cast<int>(device))).workspace_bytes;
+}
+
+template <class... Key>
+void load(int64_t device, Key... key) {
+  const NormKey found = key_of(key...);
   const nb::gil_scoped_release release;
   const driver::CurrentDevice current(static_cast<int>(device));
-  const NormProgram program = norm_program(key_of(key...), norm_gpu(current.device()));
-  load_norm_kernel(program, current.device());
-  return program.workspace_bytes;
+  load_norm_kernel(norm_program(found, norm_gpu(current.device())), current.device());
 }
 
 template <class... Key>
@@ -86,7 +90,9 @@ void bind_norm(nb::module_& module) {
              JAXGRAD_NORM_KEY, "Why the kernels do not take a normalization pass; empty if they do.");
   module.def("load_norm_kernel", &load<int64_t, int64_t, Shape, int64_t, bool, bool, bool, int64_t, bool, bool>,
              nb::arg("device"), JAXGRAD_NORM_KEY,
-             "Compiles and loads the kernel of a normalization pass; returns the bytes of workspace.");
+             "Compiles and loads the kernel of a normalization pass.");
+  module.def("norm_workspace", &workspace<int64_t, int64_t, Shape, int64_t, bool, bool, bool, int64_t, bool, bool>,
+             nb::arg("device"), JAXGRAD_NORM_KEY, "The bytes of workspace of a normalization pass.");
   module.def("norm_program", &described<int64_t, int64_t, Shape, int64_t, bool, bool, bool, int64_t, bool, bool>,
              JAXGRAD_NORM_KEY, "The source and the launch of a normalization pass. No GPU needs to exist.");
 #undef JAXGRAD_NORM_KEY

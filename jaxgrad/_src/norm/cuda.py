@@ -1,13 +1,15 @@
 """The CUDA backend of normalization: jaxgrad's kernels in ffi/cuda/norm.
 
-A pass is one launch. The blocks of the GPU keep their part of x in registers and shared memory, exchange their sums, and
-compute the result from what they have kept; what does not fit is read again. NVRTC, which comes with JAX's CUDA
-packages, compiles a kernel while a program that needs it is lowered. Sums are float32, in a fixed order.
+A pass is one launch. The blocks of the GPU keep their part of x in registers and shared memory, exchange their sums,
+and compute the result from what they have kept; what does not fit is read again. NVRTC, which comes with JAX's CUDA
+packages, compiles the kernels. Sums are float32, in a fixed order.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import jax
 
@@ -71,11 +73,14 @@ class CudaBackend(HandlerBackend):
             reason = str(error)
         return self.missing(reason) if reason else None
 
+    def supports_resized(self, pass_name: str, call: NormProblem) -> bool:
+        return super().supports_resized(pass_name, call) and self.find_plan(pass_name, call) is None
+
     def typical_rejection(self, op_name: str, pass_name: str) -> Rejection | None:
         return Rejection(_NO_GPU) if cuda.gpu_ordinal() is None else None
 
     def workspace(self, kernel: Kernel) -> int:
-        return _load(kernel)
+        return _workspace(kernel)
 
 
 def _arguments(kernel: Kernel) -> tuple[object, ...]:
@@ -99,7 +104,22 @@ def _rejection(kernel: Kernel) -> str:
 
 
 @cleared_lru_cache(4096)
+def _workspace(kernel: Kernel) -> int:
+    """Returns the bytes of workspace of a kernel on the first GPU that JAX uses, and starts compiling it.
+
+    NVRTC takes seconds. It runs while XLA compiles the program: the first call waits for the kernel, and raises what
+    kept it from being compiled.
+    """
+    device, arguments = cuda.gpu_ordinal(), _arguments(kernel)
+    _compiling().submit(_load, device, arguments)
+    return int(cuda.module.norm_workspace(device, *arguments))
+
+
 @plan_directory()
-def _load(kernel: Kernel) -> int:
-    """Compiles a kernel for the first GPU that JAX uses, and returns the bytes of workspace."""
-    return int(cuda.module.load_norm_kernel(cuda.gpu_ordinal(), *_arguments(kernel)))
+def _load(device: int, arguments: tuple[object, ...]) -> None:
+    cuda.module.load_norm_kernel(device, *arguments)
+
+
+@cache
+def _compiling() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="jaxgrad_nvrtc")

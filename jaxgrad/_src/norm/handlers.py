@@ -149,7 +149,9 @@ class _Call:
         settings = {"activation": self.activation, "centered": self._centered} | settings
         return Kernel(name, self._sizes, np.dtype(self.x.dtype), **settings)
 
-    def run(self, kernel: Kernel, results: Sequence[Any], operands: Sequence[Any], **attributes: Any) -> list[jax.Array]:
+    def run(
+        self, kernel: Kernel, results: Sequence[Any], operands: Sequence[Any], **attributes: Any
+    ) -> list[jax.Array]:
         target, workspace = f"{self._backend.target}_{kernel.name}", self._backend.workspace(kernel)
         named = {"x": self.x, "rstd": self._statistic}
         return ffi_call(target, results, operands, workspace, named=named, **attributes)
