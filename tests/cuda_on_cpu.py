@@ -11,6 +11,7 @@ from jaxgrad._src.conv.kernels.cudnn import CudnnBackend
 from jaxgrad._src.conv.kernels.depthwise_cuda import DepthwiseCudaBackend
 from jaxgrad._src.gru.cuda import CudaBackend as GruBackend
 from jaxgrad._src.native import cuda
+from jaxgrad._src.norm.cuda import CudaBackend as NormBackend
 from jaxgrad._src.norm.cudnn import CudnnBackend as BatchNormBackend
 from jaxgrad._src.pool.cuda import CudaBackend as PoolBackend
 
@@ -25,6 +26,6 @@ def register(library: Any) -> None:
     for name, handler in cuda.module.registrations().items():
         wrapped = capsule(through_call(pointer(handler, None)), None, None)
         jax.ffi.register_ffi_target(name, wrapped, platform="cpu")
-    for backend in (CudnnBackend, BatchNormBackend, DepthwiseCudaBackend, GruBackend, PoolBackend):
+    for backend in (CudnnBackend, BatchNormBackend, DepthwiseCudaBackend, GruBackend, NormBackend, PoolBackend):
         backend.platform = "cpu"
     cuda.gpu_ordinal = lambda: 0
