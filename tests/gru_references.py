@@ -7,7 +7,9 @@ tests/gru/test_references.py compares the two, and the gradients with finite dif
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -136,7 +138,13 @@ def forward(*arrays, direction="forward", linear_before_reset=False, clip=None):
     return jnp.stack([y for y, _ in results], 1), jnp.stack([y_h for _, y_h in results])
 
 
-@partial(jax.jit, static_argnames="linear_before_reset")
+@cache  # the compiled programs outlive `jax.clear_caches`, which runs after each test module
+def _compiled_vjp(shapes: Any, linear_before_reset: bool) -> Callable[..., Any]:
+    """`_one_direction_vjp` for arguments of these shapes and dtypes."""
+    one_direction = jax.jit(partial(_one_direction_vjp, linear_before_reset=linear_before_reset))
+    return one_direction.lower(*shapes).compile()
+
+
 def _one_direction_vjp(inputs, order, cotangents, clip, *, linear_before_reset):
     rows = _rows(linear_before_reset=linear_before_reset, clip=clip)
 
@@ -198,7 +206,9 @@ def values_and_gradients(
             )
             back = _embed(dy[:, d], (T2, B2, H2)), _embed(dy_h[d], (B2, H2))
             order = _order(T2, jnp.asarray(one.sequence_lens), is_reversed)
-            values, gradients = _one_direction_vjp(one, order, back, bound, linear_before_reset=linear_before_reset)
+            arguments = one, order, back, bound
+            shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arguments)
+            values, gradients = _compiled_vjp(shapes, linear_before_reset)(*arguments)
             results.append(jax.tree.map(np.asarray, (*values, *gradients)))
 
     y, y_h, dx, dw, dr, db, dh0, dreset_h = (np.stack(parts) for parts in zip(*results, strict=True))
