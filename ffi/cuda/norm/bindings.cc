@@ -89,8 +89,7 @@ void bind_norm(nb::module_& module) {
   module.def("norm_rejection", &rejection<int64_t, int64_t, Shape, int64_t, bool, bool, bool, int64_t, bool, bool>,
              JAXGRAD_NORM_KEY, "Why the kernels do not take a normalization pass; empty if they do.");
   module.def("load_norm_kernel", &load<int64_t, int64_t, Shape, int64_t, bool, bool, bool, int64_t, bool, bool>,
-             nb::arg("device"), JAXGRAD_NORM_KEY,
-             "Compiles and loads the kernel of a normalization pass.");
+             nb::arg("device"), JAXGRAD_NORM_KEY, "Compiles and loads the kernel of a normalization pass.");
   module.def("norm_workspace", &workspace<int64_t, int64_t, Shape, int64_t, bool, bool, bool, int64_t, bool, bool>,
              nb::arg("device"), JAXGRAD_NORM_KEY, "The bytes of workspace of a normalization pass.");
   module.def("norm_program", &described<int64_t, int64_t, Shape, int64_t, bool, bool, bool, int64_t, bool, bool>,

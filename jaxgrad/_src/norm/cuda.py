@@ -111,6 +111,7 @@ def _workspace(kernel: Kernel) -> int:
     kept it from being compiled.
     """
     device, arguments = cuda.gpu_ordinal(), _arguments(kernel)
+    assert device is not None  # find_plan
     _compiling().submit(_load, device, arguments)
     return int(cuda.module.norm_workspace(device, *arguments))
 
