@@ -15,8 +15,8 @@ namespace nb = nanobind;
 namespace jaxgrad {
 namespace {
 
-// An H200, where the GPU is not known.
-constexpr NormGpu kTypicalGpu{132, 232448};
+// The GPU of a device; an H200 if the device is negative.
+NormGpu gpu_of(int64_t device) { return device < 0 ? NormGpu{132, 232448} : norm_gpu(static_cast<int>(device)); }
 
 NormKey key_of(int64_t norm_pass, int64_t type, const std::vector<int64_t>& shape, int64_t activation, bool centered,
                bool frozen, bool residual, int64_t third, bool needs_dx, bool needs_sums) {
@@ -36,9 +36,9 @@ NormKey key_of(int64_t norm_pass, int64_t type, const std::vector<int64_t>& shap
 }
 
 template <class... Key>
-std::string rejection(Key... key) {
+std::string rejection(int64_t device, Key... key) {
   try {
-    norm_program(key_of(key...), kTypicalGpu);
+    norm_program(key_of(key...), gpu_of(device));
   } catch (const NoPlan& error) {
     return error.what();
   }
@@ -47,7 +47,7 @@ std::string rejection(Key... key) {
 
 template <class... Key>
 int64_t workspace(int64_t device, Key... key) {
-  return norm_program(key_of(key...), norm_gpu(static_cast<int>(device))).workspace_bytes;
+  return norm_program(key_of(key...), gpu_of(device)).workspace_bytes;
 }
 
 template <class... Key>
@@ -55,12 +55,12 @@ void load(int64_t device, Key... key) {
   const NormKey found = key_of(key...);
   const nb::gil_scoped_release release;
   const driver::CurrentDevice current(static_cast<int>(device));
-  load_norm_kernel(norm_program(found, norm_gpu(current.device())), current.device());
+  norm_plan(found, current.device());
 }
 
 template <class... Key>
 nb::dict described(Key... key) {
-  const NormProgram found = norm_program(key_of(key...), kTypicalGpu);
+  const NormProgram found = norm_program(key_of(key...), gpu_of(-1));
   nb::dict result;
   result["definitions"] = found.definitions;
   result["source"] = found.source;
@@ -87,7 +87,8 @@ void bind_norm(nb::module_& module) {
   nb::arg("norm_pass"), nb::arg("type"), nb::arg("shape"), nb::arg("activation"), nb::arg("centered"), \
       nb::arg("frozen"), nb::arg("residual"), nb::arg("third"), nb::arg("needs_dx"), nb::arg("needs_sums")
   module.def("norm_rejection", &rejection<int64_t, int64_t, Shape, int64_t, bool, bool, bool, int64_t, bool, bool>,
-             JAXGRAD_NORM_KEY, "Why the kernels do not take a normalization pass; empty if they do.");
+             nb::arg("device"), JAXGRAD_NORM_KEY,
+             "Why the kernels do not take a normalization pass; empty if they do. A negative device is an H200.");
   module.def("load_norm_kernel", &load<int64_t, int64_t, Shape, int64_t, bool, bool, bool, int64_t, bool, bool>,
              nb::arg("device"), JAXGRAD_NORM_KEY, "Compiles and loads the kernel of a normalization pass.");
   module.def("norm_workspace", &workspace<int64_t, int64_t, Shape, int64_t, bool, bool, bool, int64_t, bool, bool>,

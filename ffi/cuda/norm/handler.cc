@@ -75,12 +75,11 @@ class CudaNormChecks : public NormChecks {
     arrays.x = aligned(x_.untyped_data());
     if (failed()) return error();
     return driver::on_device(stream, [&](int device) {
-      const NormProgram program = norm_program(key, norm_gpu(device));
-      check_workspace(workspace, program.workspace_bytes, *this);
+      const auto plan = norm_plan(key, device);
+      check_workspace(workspace, plan->program.workspace_bytes, *this);
       if (failed()) return error();
-      const auto kernel = load_norm_kernel(program, device);
-      norm(stream, program, *kernel, arrays, epsilon, workspace->untyped_data());
-      if (driver::is_capturing(stream)) retain_for_cuda_graph(kernel);
+      norm(stream, *plan, arrays, epsilon, workspace->untyped_data());
+      if (driver::is_capturing(stream)) retain_for_cuda_graph(plan);
       return ffi::Error::Success();
     });
   }

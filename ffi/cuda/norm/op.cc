@@ -4,6 +4,7 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "cuda/runtime/device_caches.h"
 #include "cuda/runtime/device_source.h"
@@ -14,8 +15,8 @@
 namespace jaxgrad {
 namespace {
 
-constexpr size_t kKernelCapacity = 128;  // of a device
-constexpr int kMinArchitecture = 80;     // hints of caching
+constexpr size_t kPlanCapacity = 1024, kKernelCapacity = 128;  // of a device
+constexpr int kMinArchitecture = 80;                           // hints of caching
 
 // A number for the flags of one call; see team.cuh. Each is far from those of other calls.
 uint64_t draw_nonce() {
@@ -35,6 +36,14 @@ void place(Arguments& arguments, const NormProgram& program, const NormArrays& a
   arguments.flags = reinterpret_cast<unsigned long long*>(workspace + program.flags);
   arguments.nonce = draw_nonce();
 }
+
+struct KeyHash {
+  size_t operator()(const NormKey::Values& values) const {
+    uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a of the numbers
+    for (const int64_t value : values) hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001b3u;
+    return static_cast<size_t>(hash);
+  }
+};
 
 }  // namespace
 
@@ -63,22 +72,24 @@ NormGpu norm_gpu(int device) {
           driver::attribute(device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)};
 }
 
-std::shared_ptr<const NormKernel> load_norm_kernel(const NormProgram& program, int device) {
-  static auto& loaded = *new DeviceCaches<std::string, NormKernel, std::hash<std::string>>(kKernelCapacity);
-  const std::string key = program.definitions + program.kernel + std::to_string(program.shared_bytes);
-  const auto kernel = loaded.of(device).get(key, [&] {
+std::shared_ptr<const NormPlan> norm_plan(const NormKey& key, int device) {
+  static auto& kernels = *new DeviceCaches<std::string, NormKernel, std::hash<std::string>>(kKernelCapacity);
+  static auto& plans = *new DeviceCaches<NormKey::Values, NormPlan, KeyHash>(kPlanCapacity);
+  return plans.of(device).get(key.values(), [&] {
     const driver::RelaxedCapture relaxed;
-    return std::make_shared<const NormKernel>(program, device);
+    const NormProgram program = norm_program(key, norm_gpu(device));
+    const std::string name = program.definitions + program.kernel + std::to_string(program.shared_bytes);
+    auto kernel = kernels.of(device).get(name, [&] { return std::make_shared<const NormKernel>(program, device); });
+    if (program.cooperative && kernel->blocks_at_once() < program.blocks)
+      throw NoPlan("the GPU runs " + std::to_string(kernel->blocks_at_once()) +
+                   " blocks of a normalization kernel at once, and " + std::to_string(program.blocks) +
+                   " exchange their sums");
+    return std::make_shared<const NormPlan>(NormPlan{program, std::move(kernel)});
   });
-  if (program.cooperative && kernel->blocks_at_once() < program.blocks)
-    throw NoPlan("the GPU runs " + std::to_string(kernel->blocks_at_once()) +
-                 " blocks of a normalization kernel at once, and " + std::to_string(program.blocks) +
-                 " exchange their sums");
-  return kernel;
 }
 
-void norm(CUstream stream, const NormProgram& program, const NormKernel& kernel, const NormArrays& arrays,
-          double epsilon, void* workspace) {
+void norm(CUstream stream, const NormPlan& plan, const NormArrays& arrays, double epsilon, void* workspace) {
+  const NormProgram& program = plan.program;
   if (program.blocks == 0) return;
   NormColumns columns = program.columns;
   NormRows rows = program.rows;
@@ -101,7 +112,7 @@ void norm(CUstream stream, const NormProgram& program, const NormKernel& kernel,
   config.attrs = &cooperative;
   config.numAttrs = program.cooperative ? 1 : 0;
   void* parameters[] = {program.has_columns ? static_cast<void*>(&columns) : &rows};
-  JAXGRAD_DRIVER(driver::api().cuLaunchKernelEx(&config, kernel.function(), parameters, nullptr));
+  JAXGRAD_DRIVER(driver::api().cuLaunchKernelEx(&config, plan.kernel->function(), parameters, nullptr));
 }
 
 }  // namespace jaxgrad

@@ -157,16 +157,12 @@ struct ColumnPlan {
     return found;
   }
 
-  // Without an exchange each block computes a part of a problem, a few items of each thread.
+  // Without an exchange each block computes a part of a problem, a few items of each thread. A problem may have parts
+  // of groups.
   Tiling elementwise() const {
+    const int64_t unit = channels_last ? vector : 1, most = channels_last ? 32 * vector : kColumnThreads / 32;
     Tiling found{};
-    const int64_t unit = channels_last ? std::lcm(vector, group) : group;
-    for (int64_t n = 1; n <= divide_up(key.shape.C, unit) && fits(n * unit); ++n) {
-      found.width = n * unit;
-      if (columns(found.width) >= 32) break;
-    }
-    if (found.width == 0)
-      throw NoPlan("the normalization kernels take groups of fewer channels than " + std::to_string(group));
+    found.width = std::min(divide_up(key.shape.C, unit) * unit, most);
     found.blocks = std::max<int64_t>(1, divide_up(rows, lanes(found.width) * kItemsAtOnce));
     found.teams = problems(found.width);
     return found;

@@ -1,6 +1,7 @@
 // How the normalization kernels divide a call over a GPU. No CUDA calls.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -24,6 +25,25 @@ struct NormKey {
   bool residual = false;  // is added, or its gradient is written
   NormThird third = NormThird::kNone;
   bool needs_dx = true, needs_sums = true;  // of the backward pass; sums: dscale or dbias
+
+  using Values = std::array<int64_t, 15>;
+  Values values() const {
+    return {static_cast<int64_t>(pass),
+            shape.S,
+            shape.O,
+            shape.C,
+            shape.I,
+            shape.G,
+            shape.K,
+            static_cast<int64_t>(type),
+            static_cast<int64_t>(activation),
+            centered,
+            frozen,
+            residual,
+            static_cast<int64_t>(third),
+            needs_dx,
+            needs_sums};
+  }
 };
 
 struct NormGpu {

@@ -16,7 +16,7 @@ import jax
 from jaxgrad._src.choice.op import Preference, Rejection
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.native import cuda
-from jaxgrad._src.norm.handlers import HandlerBackend, Kernel, kernels_of
+from jaxgrad._src.norm.handlers import HandlerBackend, Kernel, kernel_of
 from jaxgrad._src.norm.params import NormProblem
 from jaxgrad._src.run.plan_directory import plan_directory
 
@@ -53,8 +53,8 @@ class CudaBackend(HandlerBackend):
             return self.missing()
         if self.unavailable():
             return None
-        reasons = (_rejection(kernel) for kernel in kernels_of(call, pass_name))
-        reason = next(filter(None, reasons), "")
+        device = cuda.gpu_ordinal()
+        reason = _rejection(-1 if device is None else device, kernel_of(call, pass_name))
         return Rejection(reason) if reason else None
 
     def row(self, pass_name: str, call: NormProblem, *, resized: bool = False) -> Preference:
@@ -99,16 +99,16 @@ def _arguments(kernel: Kernel) -> tuple[object, ...]:
 
 
 @cleared_lru_cache(4096)
-def _rejection(kernel: Kernel) -> str:
-    return str(cuda.module.norm_rejection(*_arguments(kernel)))
+def _rejection(device: int, kernel: Kernel) -> str:
+    return str(cuda.module.norm_rejection(device, *_arguments(kernel)))
 
 
 @cleared_lru_cache(4096)
 def _workspace(kernel: Kernel) -> int:
     """Returns the bytes of workspace of a kernel on the first GPU that JAX uses, and starts compiling it.
 
-    NVRTC takes seconds. It runs while XLA compiles the program: the first call waits for the kernel, and raises what
-    kept it from being compiled.
+    NVRTC takes seconds. It runs while XLA compiles the program. The first call compiles a kernel that is not ready yet,
+    and raises what kept it from being compiled.
     """
     device, arguments = cuda.gpu_ordinal(), _arguments(kernel)
     assert device is not None  # find_plan

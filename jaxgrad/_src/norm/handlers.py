@@ -48,16 +48,17 @@ class Kernel:
     needs_sums: bool = True
 
 
-def kernels_of(call: NormProblem, pass_name: str) -> list[Kernel]:
-    """The kernels of a pass of a call."""
+def kernel_of(call: NormProblem, pass_name: str) -> Kernel:
+    """The kernel of a pass of a call."""
     groups = call.num_groups or call.channels
     sizes = (call.calls * call.samples, call.outer, call.channels, call.inner, groups, call.calls)
     activation = _ACTIVATIONS.index(call.activation)
-    third = 0 if not (activation and call.residual) else 1 if call.activation == "relu" else 2
-    whole = Kernel("forward", sizes, np.dtype(call.dtype), activation, call.centered, call.frozen, call.residual)
+    name, third = "normalize" if call.frozen else "forward", 0
     if pass_name == "backward":
-        return [dataclasses.replace(whole, name="backward", third=third)]
-    return [dataclasses.replace(whole, name=name) for name in (["normalize"] if call.frozen else ["forward"])]
+        name = pass_name
+        third = (1 if call.activation == "relu" else 2) if activation and call.residual else 0
+    settings = (activation, call.centered, call.frozen, call.residual, third)
+    return Kernel(name, sizes, np.dtype(call.dtype), *settings)
 
 
 class HandlerBackend(TwoStepBackend):
