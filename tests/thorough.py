@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 
-def thorough_after(count: int, values: Sequence[Any]) -> list[Any]:
-    """The values of one parameter; those after the first `count` are marked `thorough`."""
-    return [*values[:count], *(pytest.param(value, marks=pytest.mark.thorough) for value in values[count:])]
+def thorough_after(count: int, values: Sequence[Any], *, several: bool = False) -> list[Any]:
+    """The values of one parameter, or tuples of `several`; those after the first `count` are marked `thorough`."""
+    later = (value if several else (value,) for value in values[count:])
+    return [*values[:count], *(pytest.param(*value, marks=pytest.mark.thorough) for value in later)]
 
 
 def one_in(count: int, values: Iterable[Any], *, several: bool = False) -> list[Any]:

@@ -70,6 +70,7 @@ def test_matches_float64(backend, name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("seed", thorough_after(12, range(500)))
 def test_bits_of_xla_for_random_calls(backend, seed):
     """Of maxima and their gradients; `random_case` has up to two axes of the batch, or none."""

@@ -7,7 +7,7 @@ import json
 import pytest
 from cuda_module import NEEDS_CUDA_MODULE
 
-pytestmark = NEEDS_CUDA_MODULE
+pytestmark = [NEEDS_CUDA_MODULE, pytest.mark.thorough]
 
 _SCRIPT = """
 import ctypes, gc, json, random
@@ -86,7 +86,6 @@ print(json.dumps(dict(compilations=compilations, memory=memory, modules=driver.f
     assert (end - middle) / 1000 < 4
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("platform", ["fake", pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_memory_does_not_grow_with_the_shapes(platform, on_fake_cuda, run_python, tmp_path):
     """Each round of the same calls evicts the kernels of the round before. Later rounds load them from the disk."""

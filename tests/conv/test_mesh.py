@@ -259,12 +259,7 @@ def _products(z, w_up, w_down):
 
 def _check_products(loss, shapes):
     """Matrix products of split images and weights: only weight gradients are summed, and those of examples are not."""
-    keys = jax.random.split(jax.random.key(1), len(shapes))
-    args = tuple(jax.random.normal(key, shape) / 3 for key, shape in zip(keys, shapes, strict=True))
-    (dx, *dws), found = over(mesh(), jax.grad(loss, BY), args, BATCH)
-    assert found == {"all-reduce": 1}, found
-    assert dx.sharding.spec[0] == "d"
-    assert all(g.sharding.is_fully_replicated for g in dws)
+    args = _check_batch_of_products(loss, shapes)
     _, found = over(mesh(explicit=True), jax.grad(loss, BY), args, BATCH)
     assert found == {"all-reduce": 1}, found
     of_one = jax.grad(lambda x, *ws: loss(x[None], *ws), BY)
@@ -272,6 +267,17 @@ def _check_products(loss, shapes):
     assert not found, found
     assert all(g.sharding.spec[0] == "d" for g in gradients)
     check_shard_map(loss, args, BATCH, BY)
+
+
+def _check_batch_of_products(loss, shapes):
+    """Returns the arguments of the loss."""
+    keys = jax.random.split(jax.random.key(1), len(shapes))
+    args = tuple(jax.random.normal(key, shape) / 3 for key, shape in zip(keys, shapes, strict=True))
+    (dx, *dws), found = over(mesh(), jax.grad(loss, BY), args, BATCH)
+    assert found == {"all-reduce": 1}, found
+    assert dx.sharding.spec[0] == "d"
+    assert all(g.sharding.is_fully_replicated for g in dws)
+    return args
 
 
 def check_matrix_products():
@@ -288,7 +294,7 @@ def _patches(x, w_down, w_up):
 def check_windows_that_do_not_overlap():
     """With groups of few features, and with as many as a tensor core takes."""
     _check_products(_patches, ((16, 6, 8, 3), (3, 4, 1, 6), (2, 3, 6, 5)))
-    _check_products(_patches, ((16, 6, 8, 24), (3, 4, 8, 9), (2, 3, 9, 8)))
+    _check_batch_of_products(_patches, ((16, 6, 8, 24), (3, 4, 8, 9), (2, 3, 9, 8)))
 
 
 def check_inside_shard_map():

@@ -58,6 +58,7 @@ def kernels(monkeypatch):
     return found
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_values(case, dtype, kernels):

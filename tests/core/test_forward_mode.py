@@ -20,7 +20,7 @@ from backends import CPU_KERNEL, CUDA, XLA, XLA_ON_GPU
 from conv_references import with_bias
 from jax import lax
 from pool_cases import PoolCase
-from thorough import one_in
+from thorough import oldest_one_in, one_in
 from tolerances import DTYPES, assert_close, tolerance
 
 import jaxgrad
@@ -185,7 +185,7 @@ def _on_cpu(name: str) -> str:
     return "onednn" if name.startswith("conv") else "cpu"
 
 
-every_op = pytest.mark.parametrize("name", [name for name in CASES if name != "depthwise"])
+every_op = pytest.mark.parametrize("name", oldest_one_in(2, [name for name in CASES if name != "depthwise"]))
 
 
 def _arrays(name: str, dtype: str, seed: int = 0) -> list[np.ndarray]:

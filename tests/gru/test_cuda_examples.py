@@ -61,6 +61,7 @@ def emulated(monkeypatch):
     return install
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("many_units", [0, 1 << 13])  # the kernel writes recurrent_dgates, or not
 @pytest.mark.parametrize(
     "case",

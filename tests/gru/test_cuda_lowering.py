@@ -352,14 +352,15 @@ settings = itertools.product(("forward", "reverse", "bidirectional"), (False, Tr
 for i, (direction, linear_before_reset, dtype) in enumerate(settings):
     H = (5, 140, 300)[i // 3 % 3]
     case = Case(T=4, B=3, I=2, H=H, direction=direction, linear_before_reset=linear_before_reset)
-    for case in (case, case.bare(), case.replace(**{OPTIONAL[i % 5]: False}, clip=0.5)):
+    fewer = case.bare() if i % 2 else case.replace(**{OPTIONAL[i % 5]: False}, clip=0.5)
+    for case in (case, fewer):
         inputs, cotangents = make_inputs(case, dtype)
         y, y_h, gradients = values_and_gradients(backend, inputs, cotangents, case.settings)
         assert y.shape == cotangents.y.shape and y_h.shape == cotangents.y_h.shape
         count += 1
 report(count=count)
 """)
-    assert found["count"] == 54
+    assert found["count"] == 36
 
 
 def test_a_program_that_runs_on_another_gpu(run):

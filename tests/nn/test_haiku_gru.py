@@ -40,6 +40,7 @@ def _compare(args=(X, INIT, RESET), tolerance=1e-11, **options):
     assert ["jaxgrad" in program_of(run, params, x, state) for run in runs] == [True, False]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("options", [{}, {"reverse": True}, {"return_all_states": True, "unroll": 2}], ids=str)
 @pytest.mark.parametrize("with_resets", [False, True])
 def test_values_and_gradients(options, with_resets):

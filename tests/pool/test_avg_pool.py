@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import jax
@@ -11,12 +12,10 @@ import pytest
 from backends import CPU_KERNEL, CUDA, XLA, XLA_ON_GPU, float64_on_cpu
 from op_cases import loss
 from pool_cases import CASES, PoolCase, random_case, value_and_gradient
-from thorough import thorough_after
+from thorough import one_in, thorough_after
 from tolerances import DTYPES, assert_close, input_dtype
 
 import jaxgrad
-
-pytestmark = pytest.mark.jax_version
 
 BACKENDS = (CPU_KERNEL, XLA, XLA_ON_GPU, CUDA)
 
@@ -48,9 +47,8 @@ def _check(case: PoolCase, dtype: str, backend, count_include_pad: bool) -> None
         np.testing.assert_allclose(found, finite, rtol=2 * eps, atol=3 * eps)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count_include_pad", [True, False])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("case", "dtype"), one_in(3, itertools.product(CASES, DTYPES), several=True), ids=str)
 def test_values_and_gradients(backend, case, dtype, count_include_pad):
     _check(case, dtype, backend, count_include_pad)
 
@@ -61,6 +59,7 @@ def test_random_calls(seed):
     _check(case, list(DTYPES)[seed % 4], CPU_KERNEL, bool(seed % 2))
 
 
+@pytest.mark.jax_version
 def test_arguments_of_flax():
     linen = pytest.importorskip("flax.linen")
     x, _ = _inputs(PoolCase(), "float32")
@@ -69,6 +68,7 @@ def test_arguments_of_flax():
         assert_close(found, expected, dtype="float32", terms=6)
 
 
+@pytest.mark.jax_version
 @pytest.mark.parametrize("case", [PoolCase(), PoolCase(channels_last=False, dilation=(2, 1))], ids=str)
 def test_derivatives_to_any_order(backend, case):
     x, _ = _inputs(case, "float64")
@@ -91,6 +91,7 @@ def test_derivatives_to_any_order(backend, case):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12), found, expected)
 
 
+@pytest.mark.jax_version
 @pytest.mark.parametrize("axes", [(0, 0), (None, 0), (0, None), (2, 1)])
 def test_vmap(backend, axes):
     case = PoolCase(channels_last=False)
@@ -152,6 +153,7 @@ def test_long_sums(channels, shape):
     np.testing.assert_allclose(dx, np.full_like(x, 1 / np.prod(shape)), rtol=1e-6)
 
 
+@pytest.mark.jax_version
 def test_counts_without_64_bits():
     """Window positions beyond 2^31 - 1."""
     x = np.ones((1, 3, 2), np.float32)
@@ -160,6 +162,7 @@ def test_counts_without_64_bits():
     np.testing.assert_array_equal(y, [[[1, 1], [np.nan, np.nan], [np.nan, np.nan]]])
 
 
+@pytest.mark.jax_version
 def test_symbolic_shapes():
     """Of the batch and the spatial axes, on XLA."""
     shape = jax.export.symbolic_shape("n, h, w, 3", constraints=["h >= 4", "w >= 4"])

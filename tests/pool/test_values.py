@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import jax
@@ -20,12 +21,10 @@ from pool_cases import (
     random_case,
     value_and_gradient,
 )
-from thorough import thorough_after
+from thorough import one_in, thorough_after
 from tolerances import DTYPES
 
 import jaxgrad
-
-pytestmark = pytest.mark.jax_version
 
 BACKENDS = (CPU_KERNEL, CUDA)
 
@@ -41,8 +40,7 @@ def _check(case: PoolCase, dtype: str, backend) -> None:
     assert_same_bits(dx, expected_dx)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("case", "dtype"), one_in(3, itertools.product(CASES, DTYPES), several=True), ids=str)
 def test_bits_of_xla(backend, case, dtype):
     _check(case, dtype, backend)
 
@@ -70,6 +68,7 @@ def test_dilated_windows_against_numpy(seed, implementation):
         )
 
 
+@pytest.mark.jax_version
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tangent_is_the_transpose_of_the_gradient(dtype):
     """Of every element of x, by NaN and padding too: one call with the tangent, one with the cotangent."""
@@ -84,6 +83,7 @@ def test_tangent_is_the_transpose_of_the_gradient(dtype):
     assert np.isclose(selected, np.vdot(np.asarray(counts, np.float64), np.asarray(dx, np.float64)))
 
 
+@pytest.mark.jax_version
 @pytest.mark.parametrize(
     ("padding", "expected"), [("SAME", ((1, 1), (0, 1))), ("SAME_LOWER", ((1, 1), (1, 0))), ("valid", ((0, 0), (0, 0)))]
 )
@@ -93,6 +93,7 @@ def test_padding_by_name(padding, expected):
     assert_same_bits(named, PoolCase(window=(3, 3), strides=(2, 2), padding=expected).lax(x))
 
 
+@pytest.mark.jax_version
 @pytest.mark.parametrize("op", ["max_pool", "avg_pool"])
 @pytest.mark.parametrize(
     "padding", [((-1, 2), (0, -2)), ((-8, 9), (3, -4)), ((-9, 4), (0, 0)), ((-3, -4), (1, 1)), ((12, -9), (-6, 8))]
@@ -112,6 +113,7 @@ def test_negative_padding_removes_elements(op, padding):
         np.testing.assert_allclose(actual, desired, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.jax_version
 def test_special_values_of_the_gradient(backend):
     """NaN and infinities reach the selected elements alone, and -0 adds nothing to 0."""
     case = PoolCase(batch=(3,), channels=20)
@@ -127,6 +129,7 @@ def test_special_values_of_the_gradient(backend):
     assert_same_bits(found, expected)
 
 
+@pytest.mark.jax_version
 def test_arguments_of_flax():
     linen = pytest.importorskip("flax.linen")
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 9, 8, 3)).astype(np.float32))
@@ -134,6 +137,7 @@ def test_arguments_of_flax():
         assert_same_bits(jaxgrad.max_pool(x, *arguments), linen.max_pool(x, *arguments))
 
 
+@pytest.mark.jax_version
 @pytest.mark.parametrize("implementation", ["cpu", "xla"])
 def test_many_spatial_axes(implementation):
     """XLA takes any number of spatial axes, the CPU kernels three."""

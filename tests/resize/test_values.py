@@ -14,8 +14,6 @@ from tolerances import EPS, assert_close, input_dtype
 
 import jaxgrad
 
-pytestmark = pytest.mark.jax_version
-
 BACKENDS = SELECTED
 
 # Shapes of an image and of its result.
@@ -63,6 +61,7 @@ def _found(backend, old, new, method: str, dtype: str):
     return call(*backend.put(_inputs(old, new, dtype)))
 
 
+@pytest.mark.jax_version
 @pytest.mark.parametrize(
     ("case", "method"),
     [*itertools.product(GROWING, METHODS[:2]), *itertools.product(SHRINKING, METHODS)],
@@ -83,6 +82,7 @@ def test_16_bits(backend, dtype, method):
         np.testing.assert_allclose(np.asarray(a, np.float64), b, rtol=EPS[dtype] / 2, atol=atol)
 
 
+@pytest.mark.jax_version
 @pytest.mark.parametrize("method", ["nearest", "linear"])
 @pytest.mark.parametrize("dtype", ["bool", "int32", "complex64"])
 def test_other_dtypes(dtype, method):
@@ -100,6 +100,7 @@ def test_equal_sizes(method):
         np.testing.assert_array_equal(found, x)
 
 
+@pytest.mark.jax_version
 def test_keys():
     keys = jax.random.split(jax.random.key(0), 6).reshape(2, 3)
     for shape in ((4, 1), (6, 27)):
@@ -127,6 +128,7 @@ def test_values_that_are_not_finite(shapes, method):
             np.testing.assert_array_equal(a, np.where(np.abs(weight) < 1e-6, 0, value))
 
 
+@pytest.mark.jax_version
 @pytest.mark.parametrize("method", jax.image.ResizeMethod)
 def test_methods(method):
     x = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
@@ -141,6 +143,7 @@ def test_synonyms_of_linear(name):
     np.testing.assert_array_equal(jaxgrad.resize(x, (12,), name), jaxgrad.resize(x, (12,), "linear"))
 
 
+@pytest.mark.jax_version
 def test_precision_reaches_jax():
     program = str(jax.make_jaxpr(lambda x: jaxgrad.resize(x, (5, 8), "linear", precision="default"))(jnp.ones((3, 4))))
     assert "DEFAULT" in program
