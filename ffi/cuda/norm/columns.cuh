@@ -3,7 +3,7 @@
 // Channels last, a row is one element of each channel, and a thread has the channels of one item. Channels first
 // (CHANNELS_LAST is 0), a row of a channel is one item of its runs, and a thread has one channel. A problem is `width`
 // channels of one sample, whole groups; the teams take the problems in turn. A block of a team has a range of the rows,
-// and a thread every so manieth row of it. A thread keeps its first kHeld items in registers, the next `stored` in
+// and each thread every `lanes`-th row of it. A thread keeps its first kHeld items in registers, the next `stored` in
 // shared memory, and reads the rest again.
 
 constexpr int kSums = CHANNELS_LAST ? kVector : 1;  // channels of a thread

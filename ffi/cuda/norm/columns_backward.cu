@@ -95,7 +95,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_backw
   const uint64 once = read_once(), again = read_again();
   const bool keeps = RESULT && !FROZEN;
   const unsigned reread = keeps ? kHeld + a.stored : 0;  // the first item that is not kept
+#if EXCHANGES
   Exchange exchange(a, first_problem);
+#endif
 
   for (unsigned problem = first_problem; problem < a.problems; problem += a.teams) {
     const Place place(a, part, problem);
@@ -142,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_backw
       return THIRD ? load_item(third + place.item(a, i), policy) : none;
     };
     const uint64 writes = keeps && place.items > reread ? once : again;  // the policy of stores that are not read again
-    // Reads g of an item for the sums, and writes what is known by then.
+    // Reads g of an item for the sums, and writes the results that do not depend on them.
     const auto read = [&](unsigned i, const Item& values, const Item& gradients, const Item& thirds) {
       const Item g = gradient.of(values, gradients, thirds, true);
       if (RESIDUAL) store_item(dresidual + place.item(a, i), g, i < reread ? writes : again);
@@ -202,6 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_backw
       if (u < place.items) held_g[u] = read(u, held_x[u], held_g[u], held_third[u]);
 #endif
 
+#if EXCHANGES
     const float *const rstds = scratch.of(a, kRstd), *const lows = scratch.of(a, kLow),
                        *const scales = scratch.of(a, kScale);
     // Sets the coefficients of dx, in place of those of z, from the sums of a group.
@@ -226,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_backw
     const auto total = [&](unsigned c, float gradients, float times_deviation) {
       const bool exists = place.channel + c < a.channels;
       const float products = exists ? rstds[c] * (times_deviation - lows[c] * gradients) : 0.f;
-      if (exists && exchange.team.rank == 0) {
+      if (SUMS && exists && exchange.team.rank == 0) {
         if (a.samples == 1) {
           if (a.arrays.dbias != nullptr) a.arrays.dbias[row + c] = gradients;
           if (a.arrays.dscale != nullptr) a.arrays.dscale[row + c] = products;
@@ -297,8 +300,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_backw
                  input.of(stored[(s - kHeld) * 2 * kThreads], stored[((s - kHeld) * 2 + 1) * kThreads], gradient.mean),
                  writes);
 #endif
+#if SUMS
     if (a.samples > 1 && exchange.team.rank == 0) sum_over_samples(a, place, problem, scratch);
+#endif
+#endif
     __syncthreads();
   }
+#if EXCHANGES
   exchange.end();
+#endif
 }

@@ -16,7 +16,7 @@ struct Item {
   unsigned words[kWords];
 };
 
-// What is read once leaves the L2 cache first.
+// Policies of the L2 cache: data that is read once leaves it first.
 __device__ inline uint64 read_once() {
   uint64 policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

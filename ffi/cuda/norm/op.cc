@@ -73,8 +73,8 @@ NormGpu norm_gpu(int device) {
 }
 
 std::shared_ptr<const NormPlan> norm_plan(const NormKey& key, int device) {
-  static auto& kernels = *new DeviceCaches<std::string, NormKernel, std::hash<std::string>>(kKernelCapacity);
   static auto& plans = *new DeviceCaches<NormKey::Values, NormPlan, KeyHash>(kPlanCapacity);
+  static auto& kernels = *new DeviceCaches<std::string, NormKernel, std::hash<std::string>>(kKernelCapacity);
   return plans.of(device).get(key.values(), [&] {
     const driver::RelaxedCapture relaxed;
     const NormProgram program = norm_program(key, norm_gpu(device));

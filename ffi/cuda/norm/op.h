@@ -24,7 +24,7 @@ struct NormPlan {
 // the stream is captured.
 std::shared_ptr<const NormPlan> norm_plan(const NormKey& key, int device);
 
-// Launches the kernel. The arrays are those of the pass.
+// Launches the kernel of a pass with its arrays.
 void norm(CUstream stream, const NormPlan& plan, const NormArrays& arrays, double epsilon, void* workspace);
 
 }  // namespace jaxgrad

@@ -85,7 +85,10 @@ struct ColumnPlan {
     if (key.pass == NormPass::kForward) return true;
     return is_backward(key) && key.needs_dx && !key.frozen;
   }
-  bool exchanges() const { return key.pass != NormPass::kNormalize; }
+  bool exchanges() const {
+    if (is_backward(key)) return key.needs_sums || keeps_items();
+    return key.pass != NormPass::kNormalize;
+  }
 
   int64_t columns(int64_t width) const { return channels_last ? width / vector : width; }
   int64_t lanes(int64_t width) const { return kColumnThreads / columns(width); }
@@ -174,7 +177,8 @@ struct ColumnPlan {
     NormProgram p;
     p.has_columns = true;
     p.definitions = definitions_of(key, vector, kColumnThreads, 1) + "#define CHANNELS_LAST " +
-                    std::to_string(channels_last) + "\n#define HELD " + std::to_string(held) + "\n";
+                    std::to_string(channels_last) + "\n#define HELD " + std::to_string(held) + "\n#define EXCHANGES " +
+                    std::to_string(exchanges()) + "\n";
     p.source = is_backward(key) ? kNormColumnsBackwardSource : kNormColumnsForwardSource;
     p.kernel = is_backward(key) ? "norm_columns_backward" : "norm_columns_forward";
     p.threads = kColumnThreads;
@@ -198,7 +202,7 @@ struct ColumnPlan {
     a.inner = divisor(static_cast<unsigned>(channels_last ? 1 : s.I / vector));
     a.count = static_cast<float>(s.O * s.I);
     if (!exchanges()) return p;
-    const bool over_samples = is_backward(key) && a.samples > 1;
+    const bool over_samples = is_backward(key) && key.needs_sums && a.samples > 1;
     p.cooperative = t.blocks > 1 || over_samples;
     p.sums = t.blocks > 1 ? aligned(8 * problems(t.width) * t.blocks * t.width) : 0;
     p.flags = p.sums + (over_samples ? aligned(8 * s.S * s.C) : 0);
@@ -280,7 +284,7 @@ NormProgram norm_program(const NormKey& key, const NormGpu& gpu) {
   const NormShape& s = key.shape;
   if (key.type == FloatType::kFloat64) throw NoPlan("the normalization kernels do not compute float64");
   if (s.elements() > kMaxElements) throw NoPlan("the normalization kernels take arrays of fewer than 2^31 elements");
-  const bool has_rows = s.O == 1 && s.I == 1 && s.G == 1 && !key.frozen;
+  const bool has_rows = s.O == 1 && s.I == 1 && s.G == 1 && s.C > 1 && !key.frozen;
   const bool whole = key.pass == NormPass::kForward || is_backward(key);
   return has_rows && whole ? RowPlan(key, gpu).program() : ColumnPlan(key, gpu).program();
 }

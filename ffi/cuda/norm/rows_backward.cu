@@ -6,7 +6,7 @@
 
 constexpr bool kComputesArgument = ACTIVATION != 0 && THIRD != 1;
 
-// What is read of a row.
+// The operands of a row.
 struct Operands {
   Item x[kItems], dy[kItems], third[kItems];
   float mean, low, rstd;
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_rows_backward
   const float n = static_cast<float>(a.width);
   const uint64 once = read_once();
   Team team{a.flags + call * (a.blocks + 1), a.nonce, block, a.blocks, 1};
-  if (a.blocks > 1) team.begin();
+  if (SUMS && a.blocks > 1) team.begin();
   float scale[kItems][kVector], bias[kItems][kVector];
   load_columns(a.arrays.scale + static_cast<size_t>(call) * a.width, lane, scale);
   if (kComputesArgument) load_columns(a.arrays.bias + static_cast<size_t>(call) * a.width, lane, bias);
@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_rows_backward
   float2* const partials = reinterpret_cast<float2*>(a.partials) + static_cast<size_t>(call) * a.blocks * a.width;
   sum_over_rows(lane, a.width, gradient, product, partials + static_cast<size_t>(block) * a.width);
 
-  // The sums over the blocks: a block has 32 columns at a time, and a warp every so manieth block.
+  // The sums over the blocks: a block has 32 columns at a time, and each warp every kWarps-th block.
   constexpr unsigned kColumns = 32;
   const unsigned parts = (a.width + kColumns - 1) / kColumns, waiting = min(parts, a.blocks);
   if (a.blocks > 1) team.announce(0);

@@ -35,7 +35,7 @@ struct Team {
     if (rank == 0 && threadIdx.x == 0) flags[blocks] = 0;
   }
 
-  // What the block wrote is seen by the blocks that wait for the round.
+  // Blocks that wait for the round see all that this block wrote before.
   __device__ void announce(unsigned round) const {
     __syncthreads();
     if (threadIdx.x == 0) set_flag(flags + rank, nonce + round);
@@ -45,7 +45,7 @@ struct Team {
     __syncthreads();
   }
 
-  // After the last round, by `waiting` blocks of the team: those that have waited for it.
+  // After the last round, by the `waiting` blocks of the team that have waited for it.
   __device__ void end(unsigned waiting) const {
     if (threadIdx.x != 0) return;
     unsigned before;

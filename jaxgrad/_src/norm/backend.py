@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from jaxgrad._src.choice.op import Backend
-from jaxgrad._src.norm.params import NormParams
+from jaxgrad._src.norm.params import NormParams, NormProblem
 
 PASSES = ("forward", "backward")
 
@@ -112,6 +112,10 @@ class TwoStepBackend(NormBackend):
     `batch_norm_inference`, statistics of several devices and forward mode need the single steps. XLA removes a step
     whose results are not used.
     """
+
+    def supports_steps(self, call: NormProblem) -> bool:
+        """Whether the kernels of the single steps support a call whose forward pass `supports` accepts."""
+        return True
 
     def statistics(
         self, params: NormParams, x: jax.Array

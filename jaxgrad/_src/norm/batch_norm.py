@@ -100,11 +100,13 @@ def batch_norm_training(
       standard deviation, unlike E[x^2] - E[x]^2. Internally the mean has twice the digits of its dtype, which keeps y
       and the gradients accurate too. cuDNN's mean has the digits of its dtype alone: the relative error of y and of
       the gradients is about eps |mean| / deviation, and that of the variance is the square of it, with eps of float32,
-      or float64 for float64 arrays. None selects cuDNN for 16-bit x only, where the rounding of x is a larger error.
+      or float64 for float64 arrays. None selects cuDNN only where the CUDA kernels are missing, for 16-bit x, whose
+      rounding is a larger error.
       If a channel contains an infinity, cuDNN's mean is NaN. If a channel has no elements, its mean and variance are
       NaN.
 
-      Reproducibility. Results of the CPU kernels do not depend on the number of threads.
+      Reproducibility. Results of the CPU kernels do not depend on the number of threads. The CUDA kernels return the
+      same bits in every run.
 
       Differentiation. Reverse mode works to any order and through all three results: the first derivative uses the
       kernels, higher derivatives run on XLA. The residuals are x, scale, mean and inverse standard deviation, with an

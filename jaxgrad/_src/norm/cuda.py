@@ -7,6 +7,7 @@ packages, compiles the kernels. Sums are float32, in a fixed order.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -21,6 +22,8 @@ from jaxgrad._src.norm.params import NormProblem
 from jaxgrad._src.run.plan_directory import plan_directory
 
 _NO_GPU = "jaxgrad's own kernel is compiled for the GPU of the machine that lowers the program, which has none"
+_TYPICAL_GPU = -1
+_COMPILING_THREADS = 4
 _NAMES = ("forward", "statistics", "normalize", "backward")  # by the number of the pass, see ffi/cuda/norm/plan.h
 
 
@@ -36,6 +39,9 @@ class _Measured:
 
 
 _OURS = _Measured("cuda", "jaxgrad's kernels are faster")
+# The blocks take samples in turn, and a turn takes some microseconds at least: an estimate.
+_MANY_SAMPLES, _SMALL_BYTES = 512, 1 << 15
+_SMALL = _Measured("xla", "XLA is faster for many small samples")
 
 
 class CudaBackend(HandlerBackend):
@@ -53,19 +59,28 @@ class CudaBackend(HandlerBackend):
             return self.missing()
         if self.unavailable():
             return None
-        device = cuda.gpu_ordinal()
-        reason = _rejection(-1 if device is None else device, kernel_of(call, pass_name))
+        reason = _rejection(_TYPICAL_GPU, kernel_of(call, pass_name))
         return Rejection(reason) if reason else None
 
+    def supports_steps(self, call: NormProblem) -> bool:
+        statistics = dataclasses.replace(kernel_of(call, "forward"), name="statistics")
+        return not _rejection(_TYPICAL_GPU, statistics)
+
     def row(self, pass_name: str, call: NormProblem, *, resized: bool = False) -> Preference:
+        sample = call.outer * call.channels * call.inner * call.dtype.itemsize
+        if not call.is_rows and call.calls * call.samples > _MANY_SAMPLES and sample < _SMALL_BYTES:
+            return _SMALL
         return _OURS
 
     def find_plan(self, pass_name: str, call: NormProblem) -> Rejection | None:
         """Raises RuntimeError for a failure of CUDA in a multi-process program: other processes, in which CUDA works,
         would lower another program."""
-        if cuda.gpu_ordinal() is None:
+        device = cuda.gpu_ordinal()
+        if device is None:
             return Rejection(_NO_GPU)
         try:
+            if reason := _rejection(device, kernel_of(call, pass_name)):
+                return Rejection(reason)
             reason = cuda.nvrtc_unavailable()
         except RuntimeError as error:
             if jax.process_count() > 1:
@@ -112,7 +127,8 @@ def _workspace(kernel: Kernel) -> int:
     """
     device, arguments = cuda.gpu_ordinal(), _arguments(kernel)
     assert device is not None  # find_plan
-    _compiling().submit(_load, device, arguments)
+    with contextlib.suppress(RuntimeError):  # the interpreter is about to exit
+        _compiling().submit(_load, device, arguments)
     return int(cuda.module.norm_workspace(device, *arguments))
 
 
@@ -123,4 +139,4 @@ def _load(device: int, arguments: tuple[object, ...]) -> None:
 
 @cache
 def _compiling() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_name_prefix="jaxgrad_nvrtc")
+    return ThreadPoolExecutor(_COMPILING_THREADS, "jaxgrad_nvrtc")

@@ -1,4 +1,4 @@
-"""Forward mode of normalization: on a CPU, tangents run on the kernels of the passes.
+"""Forward mode of normalization: tangents run on the kernels of the passes.
 
 With xhat = (x - mean) rstd, and sums over the n elements of a group, the tangents along x', scale' and bias' are
 
@@ -7,8 +7,8 @@ With xhat = (x - mean) rstd, and sums over the n elements of a group, the tangen
 
 With a scale of ones, the map from x' to y' is its own transpose: it is the backward pass with the cotangent x'. Its
 gradients of bias and scale are the two sums, where each channel has statistics of its own. The other terms of y' are a
-normalization by scale' and bias'. The derivative of the activation multiplies them all. On other platforms XLA computes
-the tangents, whatever implementation computes the value.
+normalization by scale' and bias'. The derivative of the activation multiplies them all. cuDNN has no kernels for
+the single steps: XLA computes the tangents where cuDNN computes the value.
 """
 
 from __future__ import annotations

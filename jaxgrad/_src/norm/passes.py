@@ -170,7 +170,12 @@ def candidates_of(
         for backend in BACKENDS:
             if not backend.can_skip_dx:
                 candidates = candidates.without(backend.implementation)
-    return two_step_candidates(candidates) if in_steps else candidates
+    if not in_steps:
+        return candidates
+    for each in TWO_STEP_BACKENDS:
+        if not each.supports_steps(problem):
+            candidates = candidates.without(each.implementation)
+    return two_step_candidates(candidates)
 
 
 def _one(call: Callable[..., Any]) -> Callable[..., Any]:
