@@ -23,12 +23,11 @@ static XLA_FFI_Error* call_with(XLA_FFI_Handler* handler, XLA_FFI_CallFrame* fra
 #define SLOT(n)                        \
   static XLA_FFI_Handler* handler_##n; \
   static XLA_FFI_Error* slot_##n(XLA_FFI_CallFrame* frame) { return call(handler_##n, frame); }
-#define EVERY_SLOT(X)                                                                                              \
-  X(0)                                                                                                             \
-  X(1)                                                                                                             \
-  X(2)                                                                                                             \
-  X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15) X(16) X(17) X(18) X(19) X(20) X(21) X(22) \
-      X(23)
+#define EVERY_SLOT(X) \
+  X(0)                \
+  X(1)                \
+  X(2)                \
+  X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15) X(16) X(17) X(18) X(19) X(20) X(21) X(22) X(23)
 EVERY_SLOT(SLOT)
 
 #define HANDLER_OF(n) &handler_##n,
