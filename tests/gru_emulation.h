@@ -11,22 +11,6 @@ static void prefetch(const void* address) {
   if (!inside) fail("a prefetch from outside of the arrays");
 }
 
-#define __expf(x) std::exp(float(x)) /* the name is one of glibc */
-static float __fdividef(float x, float y) { return x / y; }
-struct float2 {
-  float x, y;
-};
-
-/* The value of another lane of the warp. */
-static float __shfl_xor_sync(unsigned, float value, int bits) {
-  static std::vector<float> given(1024);
-  given[threadIdx.x] = value;
-  __syncwarp();
-  const float found = given[threadIdx.x ^ bits];
-  __syncwarp();
-  return found;
-}
-
 /* Bit i: whether `set` is true in lane i of the warp. */
 static unsigned __ballot_sync(unsigned, bool set) {
   return exchanged({set}, [] {

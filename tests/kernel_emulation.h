@@ -197,3 +197,19 @@ static void launch(unsigned grid_x, unsigned grid_y, unsigned block, size_t byte
         if (shared_bytes[i] != 0xff) fail("a store past the shared memory");
     }
 }
+
+#define __expf(x) std::exp(float(x)) /* the name is one of glibc */
+static float __fdividef(float x, float y) { return x / y; }
+struct float2 {
+  float x, y;
+};
+
+/* The value of another lane of the warp. */
+static float __shfl_xor_sync(unsigned, float value, int bits) {
+  static std::vector<float> given(1024);
+  given[threadIdx.x] = value;
+  __syncwarp();
+  const float found = given[threadIdx.x ^ bits];
+  __syncwarp();
+  return found;
+}

@@ -59,8 +59,10 @@ void load(int64_t device, Key... key) {
 }
 
 template <class... Key>
-nb::dict described(Key... key) {
-  const NormProgram found = norm_program(key_of(key...), gpu_of(-1));
+nb::dict described(int64_t multiprocessors, Key... key) {
+  NormGpu gpu = gpu_of(-1);
+  gpu.multiprocessors = multiprocessors;
+  const NormProgram found = norm_program(key_of(key...), gpu);
   nb::dict result;
   result["definitions"] = found.definitions;
   result["source"] = found.source;
@@ -70,12 +72,9 @@ nb::dict described(Key... key) {
   result["shared_bytes"] = found.shared_bytes;
   result["cooperative"] = found.cooperative;
   result["workspace_bytes"] = found.workspace_bytes;
-  if (found.has_columns) {
-    result["width"] = found.columns.width;
-    result["teams"] = found.columns.teams;
-    result["team"] = found.columns.blocks;
-    result["stored"] = found.columns.stored;
-  }
+  result["offsets"] = nb::make_tuple(found.partials, found.sums, found.flags);
+  const void* const arguments = found.has_columns ? static_cast<const void*>(&found.columns) : &found.rows;
+  result["arguments"] = nb::bytes(arguments, found.has_columns ? sizeof found.columns : sizeof found.rows);
   return result;
 }
 
@@ -93,8 +92,11 @@ void bind_norm(nb::module_& module) {
              nb::arg("device"), JAXGRAD_NORM_KEY, "Compiles and loads the kernel of a normalization pass.");
   module.def("norm_workspace", &workspace<int64_t, int64_t, Shape, int64_t, bool, bool, bool, int64_t, bool, bool>,
              nb::arg("device"), JAXGRAD_NORM_KEY, "The bytes of workspace of a normalization pass.");
-  module.def("norm_program", &described<int64_t, int64_t, Shape, int64_t, bool, bool, bool, int64_t, bool, bool>,
-             JAXGRAD_NORM_KEY, "The source and the launch of a normalization pass. No GPU needs to exist.");
+  module.def(
+      "norm_program", &described<int64_t, int64_t, Shape, int64_t, bool, bool, bool, int64_t, bool, bool>,
+      nb::arg("multiprocessors"), JAXGRAD_NORM_KEY,
+      "The source and the launch of a normalization pass, on a GPU with so many multiprocessors and otherwise as "
+      "an H200. No GPU needs to exist.");
 #undef JAXGRAD_NORM_KEY
 }
 

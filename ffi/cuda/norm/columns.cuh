@@ -71,8 +71,7 @@ struct Place {
 __device__ inline void prefetch(const NormColumns& a, const Part& part, const Place& place, const Element* x,
                                 unsigned from, unsigned to) {
   if ((CHANNELS_LAST ? part.column : part.lane) % (128 / kItemBytes) != 0) return;  // a line has 128 bytes
-  for (unsigned i = from; i < min(to, place.items); ++i)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(x + place.item(a, i)));
+  for (unsigned i = from; i < min(to, place.items); ++i) prefetch_line(x + place.item(a, i));
 }
 
 // The shared memory of a block, behind the stored items: floats.

@@ -6,7 +6,6 @@
 using namespace jaxgrad;
 
 typedef ELEMENT Element;
-typedef unsigned long long uint64;
 
 constexpr int kVector = VECTOR;
 constexpr int kItemBytes = kVector * static_cast<int>(sizeof(Element));
@@ -16,53 +15,14 @@ struct Item {
   unsigned words[kWords];
 };
 
-// Policies of the L2 cache: data that is read once leaves it first.
-__device__ inline uint64 read_once() {
-  uint64 policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-__device__ inline uint64 read_again() {
-  uint64 policy;
-  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
 __device__ inline Item load_item(const Element* from, uint64 policy) {
   Item item;
-  if constexpr (kItemBytes == 16) {
-    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-                 : "=r"(item.words[0]), "=r"(item.words[kWords > 1 ? 1 : 0]), "=r"(item.words[kWords > 2 ? 2 : 0]),
-                   "=r"(item.words[kWords > 3 ? 3 : 0])
-                 : "l"(from), "l"(policy));
-  } else if constexpr (kItemBytes == 8) {
-    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-                 : "=r"(item.words[0]), "=r"(item.words[kWords > 1 ? 1 : 0])
-                 : "l"(from), "l"(policy));
-  } else if constexpr (kItemBytes == 4) {
-    asm volatile("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(item.words[0]) : "l"(from), "l"(policy));
-  } else {
-    unsigned short half;
-    asm volatile("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(from), "l"(policy));
-    item.words[0] = half;
-  }
+  load_words<kItemBytes>(from, policy, item.words);
   return item;
 }
 
-// Stores that leave the L2 cache to what is read again have the policy read_once().
 __device__ inline void store_item(Element* to, const Item& item, uint64 policy) {
-  if constexpr (kItemBytes == 16) {
-    asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "r"(item.words[0]),
-                 "r"(item.words[kWords > 1 ? 1 : 0]), "r"(item.words[kWords > 2 ? 2 : 0]),
-                 "r"(item.words[kWords > 3 ? 3 : 0]), "l"(policy)
-                 : "memory");
-  } else if constexpr (kItemBytes == 8) {
-    *reinterpret_cast<uint2*>(to) = make_uint2(item.words[0], item.words[kWords > 1 ? 1 : 0]);
-  } else if constexpr (kItemBytes == 4) {
-    *reinterpret_cast<unsigned*>(to) = item.words[0];
-  } else {
-    *reinterpret_cast<unsigned short*>(to) = static_cast<unsigned short>(item.words[0]);
-  }
+  store_words<kItemBytes>(to, policy, item.words);
 }
 
 __device__ inline Item zero_item() {
@@ -97,11 +57,7 @@ __device__ inline Item packed(const float (&values)[kVector]) {
     } else {
       constexpr bool is_pair = kVector > 1;
       const float low = values[2 * w % kVector], high = is_pair ? values[(2 * w + 1) % kVector] : 0.f;
-#if ELEMENT_IS_BFLOAT16
-      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(item.words[w]) : "f"(high), "f"(low));
-#else
-      asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(item.words[w]) : "f"(high), "f"(low));
-#endif
+      item.words[w] = narrow_pair(low, high);
     }
   }
   return item;

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "cuda/norm/instructions_source.h"
 #include "cuda/runtime/device_caches.h"
 #include "cuda/runtime/device_source.h"
 #include "cuda/runtime/module.h"
@@ -50,7 +51,8 @@ struct KeyHash {
 class NormKernel {
  public:
   NormKernel(const NormProgram& program, int device)
-      : module_(nvrtc::compile(program.definitions + kDeviceSource + program.source, driver::architecture(device))),
+      : module_(nvrtc::compile(program.definitions + kDeviceSource + kNormInstructionsSource + program.source,
+                               driver::architecture(device))),
         function_(module_.function(program.kernel, program.shared_bytes)) {
     const int64_t resident = driver::resident_blocks(function_, program.threads, program.shared_bytes);
     blocks_at_once_ = resident * driver::attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);

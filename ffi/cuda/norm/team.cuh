@@ -5,23 +5,13 @@
 // holds: the nonce of the call, which the host draws, plus the round. A CUDA graph launches the same nonce again and
 // again: at the end of a launch, the last block of the team that has read the flags clears them.
 
-__device__ inline void set_flag(uint64* flag, uint64 value) {
-  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
-}
-__device__ inline uint64 get_flag(const uint64* flag) {
-  uint64 value;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
-  return value;
-}
-__device__ inline void fence_of_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
-
 // Bounds a wait, so that a fault ends in an error instead of a hang. A load takes about a microsecond.
 constexpr unsigned kMaxLoads = 1u << 25;
 
 // Waits until *flag is one of the `values` numbers from `value` on. A barrier of the block has to follow.
 __device__ inline void wait_for_flag(const uint64* flag, uint64 value, uint64 values) {
   for (unsigned loads = 0; get_flag(flag) - value >= values;)
-    if (++loads == kMaxLoads) asm volatile("trap;");
+    if (++loads == kMaxLoads) stop();
   fence_of_gpu();
 }
 
@@ -48,9 +38,7 @@ struct Team {
   // After the last round, by the `waiting` blocks of the team that have waited for it.
   __device__ void end(unsigned waiting) const {
     if (threadIdx.x != 0) return;
-    unsigned before;
-    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(flags + blocks) : "memory");
-    if (before + 1 < waiting) return;
+    if (count(flags + blocks) + 1 < waiting) return;
     for (unsigned i = 0; i < blocks; ++i) flags[i] = 0;
   }
 };
