@@ -130,8 +130,8 @@ CASES = {
         _training_reference,
         ((3, 4, 2), (4,), (4,), (3, 4, 2)),
         1,
-        {"cpu_batch_norm_statistics": 1, "cpu_batch_norm_normalize": 2, "cpu_batch_norm_backward": 1},
-        {"cpu_batch_norm_statistics": 1, "cpu_batch_norm_normalize": 1, "cpu_batch_norm_backward": 1},
+        {"cpu_norm_forward": 1, "cpu_norm_normalize": 1, "cpu_norm_backward": 1},
+        {"cpu_norm_forward": 1, "cpu_norm_backward": 1},
     ),
     "batch_norm_inference": OpCase(
         lambda x, scale, bias, mean, root, **kwargs: jaxgrad.batch_norm_inference(
@@ -142,8 +142,8 @@ CASES = {
         ),
         ((3, 2, 4), (4,), (4,), (4,), (4,)),
         4,
-        {"cpu_batch_norm_normalize": 2, "cpu_batch_norm_backward": 1},
-        {"cpu_batch_norm_normalize": 1, "cpu_batch_norm_backward": 1},
+        {"cpu_norm_normalize": 2, "cpu_norm_backward": 1},
+        {"cpu_norm_normalize": 1, "cpu_norm_backward": 1},
     ),
     "gru": OpCase(
         _gru,

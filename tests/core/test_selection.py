@@ -146,8 +146,8 @@ def test_explain_takes_a_partial_op():
     ("name", "on_a_gpu"),
     [
         ("conv_general_dilated", "'cuda', 'cudnn', 'xla'"),
-        ("batch_norm_training", "'cudnn', 'xla'"),
-        ("batch_norm_inference", "'xla'"),
+        ("batch_norm_training", "'cuda', 'cudnn', 'xla'"),
+        ("batch_norm_inference", "'cuda', 'xla'"),
         ("gru", "'cuda', 'xla'"),
     ],
 )

@@ -6,7 +6,6 @@ The kernels merge blocks whose size and order are fixed, so that results do not 
 from __future__ import annotations
 
 from jaxgrad._src.native import cpu
-from jaxgrad._src.norm.backend import TwoStepBackend
 from jaxgrad._src.norm.handlers import HandlerBackend, Kernel
 
 
@@ -19,11 +18,6 @@ class CpuBackend(HandlerBackend):
 
     def unavailable(self) -> str:
         return cpu.unavailable()
-
-    def forward(self, params, x, scale, bias, residual):
-        if params.num_groups is None:  # in two steps, of which XLA removes what is not used
-            return TwoStepBackend.forward(self, params, x, scale, bias, residual)
-        return super().forward(params, x, scale, bias, residual)
 
     def workspace(self, kernel: Kernel) -> int:
         return int(cpu.module.norm_workspace(*kernel.sizes, kernel.dtype.itemsize))
