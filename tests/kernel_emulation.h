@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#define __CUDACC_RTC__ /* the sources are those of a GPU */
 #define __global__
 #define __grid_constant__
 #define __device__

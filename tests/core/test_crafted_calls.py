@@ -40,6 +40,17 @@ cuda_gru = dict(reversed=0, linear_before_reset=True, clip=np.inf, allow_tf32=Tr
 inputs, linear_gates = (G, T, B, D, 3, H), (G, T, D, B, 4 * H)
 
 # By target: the shapes of the operands, the shapes of the results without the workspace, and the attributes.
+def norm_calls(prefix):
+    return {
+        f"{prefix}_statistics": ((norm_x,), (g,) * 4, dict(epsilon=1e-5, centered=True)),
+        f"{prefix}_normalize": ((norm_x, kc, kc, g, g, g, norm_x), (norm_x,), dict(activation=2)),
+        f"{prefix}_forward": (
+            (norm_x, kc, kc, norm_x), (norm_x, g, g, g, g), dict(epsilon=1e-5, activation=1, centered=True)),
+        f"{prefix}_backward": (
+            (norm_x, kc, kc, g, g, g, norm_x, norm_x, norm_x, g, g), (norm_x, kc, kc, norm_x),
+            dict(frozen=False, centered=True, activation=2)),
+    }
+
 CALLS = {
     "jaxgrad_onednn_conv_forward": ((x, w, bias), (y,), conv),
     "jaxgrad_onednn_conv_input_gradient": ((y, w), (x,), conv),
@@ -50,13 +61,7 @@ CALLS = {
     "jaxgrad_cpu_gru_forward": ((gru_x, gru_w, gru_r, gru_b, lens, h, reset, h), (states, h, gates), gru),
     "jaxgrad_cpu_gru_backward": (
         (gru_x, gru_w, gru_r, lens, h, reset, h, states, gates, states, h), (gru_x, gru_w, gru_r, gru_b, h, h), gru),
-    "jaxgrad_cpu_norm_statistics": ((norm_x,), (g,) * 4, dict(epsilon=1e-5, centered=True)),
-    "jaxgrad_cpu_norm_normalize": ((norm_x, kc, kc, g, g, g, norm_x), (norm_x,), dict(activation=2)),
-    "jaxgrad_cpu_norm_forward": (
-        (norm_x, kc, kc, norm_x), (norm_x, g, g, g, g), dict(epsilon=1e-5, activation=1, centered=True)),
-    "jaxgrad_cpu_norm_backward": (
-        (norm_x, kc, kc, g, g, g, norm_x, norm_x, norm_x, g, g), (norm_x, kc, kc, norm_x),
-        dict(frozen=False, centered=True, activation=2)),
+    **norm_calls("jaxgrad_cpu_norm"),
     "jaxgrad_cpu_max_pool_forward": ((pool_x,), (pool_y,), pool),
     "jaxgrad_cpu_max_pool_input_gradient": ((pool_x, pool_y), (pool_x,), pool),
     "jaxgrad_cpu_max_pool_tangent": ((pool_x, pool_x), (pool_y,), pool),
@@ -78,6 +83,7 @@ if "_cu" in TARGET:
         "jaxgrad_cudnn_conv_weight_gradient": ((last_x, last_y), (cudnn_w, untransposed), {**cudnn, **cudnn_dw}),
         "jaxgrad_cudnn_batch_norm_forward": ((bn_last, c, c, bn_last), (bn_last, c, c, (2, *c)), cudnn_bn),
         "jaxgrad_cudnn_batch_norm_backward": ((bn_last, bn_last, c, c, c, c), (bn_last, c, c), cudnn_bn),
+        **norm_calls("jaxgrad_cuda_norm"),
         "jaxgrad_cuda_max_pool_forward": ((pool_x,), (pool_y,), pool),
         "jaxgrad_cuda_max_pool_input_gradient": ((pool_x, pool_y), (pool_x,), pool),
         "jaxgrad_cuda_max_pool_tangent": ((pool_x, pool_x), (pool_y,), pool),
@@ -233,6 +239,7 @@ def test_bad_calls_are_errors(target, batch_major, fork_python):
             for op in ("cuda_depthwise", "cudnn_conv")
             for name in ("forward", "input_gradient", "weight_gradient")
         ),
+        *(f"cuda_norm_{name}" for name in ("forward", "statistics", "normalize", "backward")),
         *(f"cuda_max_pool_{name}" for name in ("forward", "input_gradient", "tangent")),
         *(f"cuda_sum_pool_{name}" for name in ("forward", "input_gradient")),
     ],

@@ -122,7 +122,7 @@ class _Norm:
             has_columns = "columns" in kernel
             source = self.folder / f"kernel{len(self.libraries)}.cc"
             source.write_text(
-                f'#define __CUDACC_RTC__\n{program["definitions"]}#include "{self.emulation}"\n'
+                f'{program["definitions"]}#include "{self.emulation}"\n'
                 f'#include "{self.emulation.with_name("norm_emulation.h")}"\n{program["source"]}\n'
                 f"#define KERNEL {kernel}\n#define HAS_COLUMNS {int(has_columns)}\n"
                 f"#define ARGUMENTS {'NormColumns' if has_columns else 'NormRows'}\n{_MAIN}"
