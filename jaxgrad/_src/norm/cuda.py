@@ -63,6 +63,8 @@ class CudaBackend(HandlerBackend):
         return Rejection(reason) if reason else None
 
     def supports_steps(self, call: NormProblem) -> bool:
+        if self.unavailable():
+            return True
         statistics = dataclasses.replace(kernel_of(call, "forward"), name="statistics")
         return not _rejection(_TYPICAL_GPU, statistics)
 
