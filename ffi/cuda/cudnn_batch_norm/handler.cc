@@ -1,7 +1,7 @@
 #include "cuda/cudnn_batch_norm/handler.h"
 
-#include "common/batch_norm_checks.h"
 #include "common/handler.h"
+#include "cuda/cudnn_batch_norm/checks.h"
 #include "cuda/cudnn_batch_norm/op.h"
 #include "cuda/runtime/driver.h"
 #include "cuda/runtime/handler_support.h"

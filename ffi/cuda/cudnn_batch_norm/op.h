@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "common/batch_norm_shape.h"
+#include "cuda/cudnn_batch_norm/shape.h"
 #include "cuda/runtime/cudnn.h"
 #include "cuda/runtime/float_type.h"
 

@@ -25,6 +25,7 @@ from jaxgrad._src.gru.products import products_after_the_scan, states_before
 from jaxgrad._src.native import cuda
 from jaxgrad._src.native.ffi import empty_if_none, ffi_call, without_groups
 from jaxgrad._src.run.batching import fold, unfold
+from jaxgrad._src.run.cuda_kernels import NO_GPU, CudaKernelBackend
 from jaxgrad._src.run.plan_directory import plan_directory
 
 # With linear_before_reset, the kernel writes the gradients that the recurrent weights need from this many hidden units
@@ -38,15 +39,7 @@ _JOINED_BYTES = 512
 _REVERSED = {"forward": 0b00, "reverse": 0b01, "bidirectional": 0b10}  # bit d: direction d runs from the last step
 
 
-class CudaBackend(GruBackend):
-    implementation = "cuda"
-    platform = "cuda"
-    title = "CUDA kernels of jaxgrad"
-    description = "jaxgrad's own kernel"
-
-    def unavailable(self) -> str:
-        return cuda.module_unavailable()
-
+class CudaBackend(CudaKernelBackend, GruBackend):
     def find_plan(self, pass_name: str, call: GruProblem) -> Rejection | None:
         """Both passes run on the kernels, or neither does.
 
@@ -195,7 +188,7 @@ def _missing(reason: str) -> Rejection:
 def _kernel_rejection(call: GruProblem) -> str:
     """Returns why the kernels cannot compute a call on the first GPU that JAX uses; empty if they can."""
     if cuda.gpu_ordinal() is None:
-        return "jaxgrad's own kernel is compiled for the GPU of the machine that lowers the program, which has none"
+        return NO_GPU
     return str(cuda.module.gru_rejection(*_key(call)))
 
 

@@ -12,47 +12,27 @@ import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
-import jax
-
 from jaxgrad._src.choice.op import Preference, Rejection
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.native import cuda
 from jaxgrad._src.norm.handlers import HandlerBackend, Kernel, kernel_of
 from jaxgrad._src.norm.params import NormProblem
+from jaxgrad._src.run.cuda_kernels import CudaKernelBackend, Measured
 from jaxgrad._src.run.plan_directory import plan_directory
 
-_NO_GPU = "jaxgrad's own kernel is compiled for the GPU of the machine that lowers the program, which has none"
 _TYPICAL_GPU = -1
 _COMPILING_THREADS = 4
 _NAMES = ("forward", "statistics", "normalize", "backward")  # by the number of the pass, see ffi/cuda/norm/plan.h
 
 
-@dataclasses.dataclass(frozen=True)
-class _Measured:
-    """The preference of a call, from measurements on an H200."""
-
-    prefer: str
-    why: str
-
-    def __str__(self) -> str:
-        return ""  # explanations name rows of tables
-
-
-_OURS = _Measured("cuda", "jaxgrad's kernels are faster")
+_OURS = Measured("cuda", "jaxgrad's kernels are faster")
 # The blocks take samples in turn, and a turn takes some microseconds at least: an estimate.
 _MANY_SAMPLES, _SMALL_BYTES = 512, 1 << 15
-_SMALL = _Measured("xla", "XLA is faster for many small samples")
+_SMALL = Measured("xla", "XLA is faster for many small samples")
 
 
-class CudaBackend(HandlerBackend):
-    implementation = "cuda"
-    platform = "cuda"
-    title = "CUDA kernels of jaxgrad"
-    description = "jaxgrad's own kernel"
+class CudaBackend(CudaKernelBackend, HandlerBackend):
     target = "jaxgrad_cuda_norm"
-
-    def unavailable(self) -> str:
-        return cuda.module_unavailable()
 
     def supports(self, pass_name: str, call: NormProblem) -> Rejection | None:
         if not call.size:
@@ -74,27 +54,11 @@ class CudaBackend(HandlerBackend):
             return _SMALL
         return _OURS
 
-    def find_plan(self, pass_name: str, call: NormProblem) -> Rejection | None:
-        """Raises RuntimeError for a failure of CUDA in a multi-process program: other processes, in which CUDA works,
-        would lower another program."""
-        device = cuda.gpu_ordinal()
-        if device is None:
-            return Rejection(_NO_GPU)
-        try:
-            if reason := _rejection(device, kernel_of(call, pass_name)):
-                return Rejection(reason)
-            reason = cuda.nvrtc_unavailable()
-        except RuntimeError as error:
-            if jax.process_count() > 1:
-                raise
-            reason = str(error)
-        return self.missing(reason) if reason else None
+    def rejection_on_gpu(self, pass_name: str, call: NormProblem) -> str:
+        return _rejection(cuda.gpu_ordinal(), kernel_of(call, pass_name))
 
     def supports_resized(self, pass_name: str, call: NormProblem) -> bool:
         return super().supports_resized(pass_name, call) and self.find_plan(pass_name, call) is None
-
-    def typical_rejection(self, op_name: str, pass_name: str) -> Rejection | None:
-        return Rejection(_NO_GPU) if cuda.gpu_ordinal() is None else None
 
     def workspace(self, kernel: Kernel) -> int:
         return _workspace(kernel)
@@ -116,7 +80,7 @@ def _arguments(kernel: Kernel) -> tuple[object, ...]:
 
 
 @cleared_lru_cache(4096)
-def _rejection(device: int, kernel: Kernel) -> str:
+def _rejection(device: int | None, kernel: Kernel) -> str:
     return str(cuda.module.norm_rejection(device, *_arguments(kernel)))
 
 

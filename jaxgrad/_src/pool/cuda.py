@@ -6,20 +6,15 @@ atomic operations: sums are in the order of the windows, in float32 for 16-bit d
 
 from __future__ import annotations
 
-import dataclasses
 import math
-
-import jax
 
 from jaxgrad._src.choice.op import Preference, Rejection
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.native import cuda
 from jaxgrad._src.pool.handlers import HandlerBackend, attributes, shapes
 from jaxgrad._src.pool.params import PoolProblem
+from jaxgrad._src.run.cuda_kernels import CudaKernelBackend, Measured
 from jaxgrad._src.run.plan_directory import plan_directory
-
-_NO_GPU = "jaxgrad's own kernel is compiled for the GPU of the machine that lowers the program, which has none"
-
 
 _MAX_ELEMENTS = 32  # of windows; of larger ones, XLA splits the sums and maxima over more threads
 # Where a forward pass reads each element of x so often, XLA is slower. Elsewhere it is as fast, and may fuse the pass.
@@ -27,32 +22,14 @@ _MIN_READS, _MIN_READS_OF_16_BITS = 9, 2
 _MIN_BYTES = 8  # of neighboring channels, which a thread of a forward pass loads at a time
 
 
-@dataclasses.dataclass(frozen=True)
-class _Measured:
-    """The preference of a call, from measurements on an H200 of windows of up to 25 elements."""
-
-    prefer: str
-    why: str
-
-    def __str__(self) -> str:
-        return ""  # explanations name rows of tables
+# From measurements on an H200 of windows of up to 25 elements.
+_OURS = Measured("cuda", "jaxgrad's kernels are faster")
+_LARGE_WINDOWS = Measured("xla", f"XLA is faster for windows of more than {_MAX_ELEMENTS} elements")
+_AS_FAST = Measured("xla", "XLA is as fast in forward passes of pooling whose windows share few elements")
+_APART = Measured("xla", "XLA is as fast in gradients of sums, channels first, of windows that do not overlap")
 
 
-_OURS = _Measured("cuda", "jaxgrad's kernels are faster")
-_LARGE_WINDOWS = _Measured("xla", f"XLA is faster for windows of more than {_MAX_ELEMENTS} elements")
-_AS_FAST = _Measured("xla", "XLA is as fast in forward passes of pooling whose windows share few elements")
-_APART = _Measured("xla", "XLA is as fast in gradients of sums, channels first, of windows that do not overlap")
-
-
-class CudaBackend(HandlerBackend):
-    implementation = "cuda"
-    platform = "cuda"
-    title = "CUDA kernels of jaxgrad"
-    description = "jaxgrad's own kernel"
-
-    def unavailable(self) -> str:
-        return cuda.module_unavailable()
-
+class CudaBackend(CudaKernelBackend, HandlerBackend):
     def supports_sizes(self, number: int, problem: PoolProblem) -> Rejection | None:
         if self.unavailable():
             return None
@@ -75,23 +52,9 @@ class CudaBackend(HandlerBackend):
             return _APART
         return _OURS
 
-    def find_plan(self, pass_name: str, call: PoolProblem) -> Rejection | None:
-        """Raises RuntimeError for a failure of CUDA in a multi-process program: other processes, in which CUDA works,
-        would lower another program."""
-        if cuda.gpu_ordinal() is None:
-            return Rejection(_NO_GPU)
-        try:
-            reason = cuda.nvrtc_unavailable()
-        except RuntimeError as error:
-            if jax.process_count() > 1:
-                raise
-            reason = str(error)
-        return self.missing(reason) if reason else None
-
     def typical_rejection(self, op_name: str, pass_name: str) -> Rejection | None:
-        if cuda.gpu_ordinal() is None:
-            return Rejection(_NO_GPU)
-        return Rejection(_AS_FAST.why, slower=True) if pass_name == "forward" else None
+        as_fast = Rejection(_AS_FAST.why, slower=True) if pass_name == "forward" else None
+        return super().typical_rejection(op_name, pass_name) or as_fast
 
     def workspace(self, number: int, problem: PoolProblem) -> int:
         return _load(number, problem)

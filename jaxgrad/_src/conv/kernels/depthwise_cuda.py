@@ -26,37 +26,22 @@ from jaxgrad._src.conv.on_xla.xla import bias_gradient
 from jaxgrad._src.core.jax_internals import cleared_lru_cache
 from jaxgrad._src.native import cuda
 from jaxgrad._src.native.ffi import empty_if_none, ffi_call
+from jaxgrad._src.run.cuda_kernels import NO_GPU, CudaKernelBackend
 from jaxgrad._src.run.plan_directory import plan_directory
 
 _NOT_DEPTHWISE = Rejection("jaxgrad's own kernel is for depthwise convolutions with a channel multiplier of 1")
 
 
-class DepthwiseCudaBackend(ConvBackend):
+class DepthwiseCudaBackend(CudaKernelBackend, ConvBackend):
     """jaxgrad's CUDA kernels for depthwise convolutions."""
 
-    implementation = "cuda"
-    platform = "cuda"
-    title = "CUDA kernels of jaxgrad"
-    description = "jaxgrad's own kernel"
     instead = "cuDNN or XLA"
-
-    def unavailable(self) -> str:
-        return cuda.module_unavailable()
 
     def supports(self, pass_name: str, call: ConvCall) -> Rejection | None:
         return None if call.problem.is_depthwise else _NOT_DEPTHWISE
 
-    def find_plan(self, pass_name: str, call: ConvCall) -> Rejection | None:
-        """Raises RuntimeError for a failure of CUDA in a multi-process program, as the backend of cuDNN does."""
-        try:
-            if reason := kernel_rejection(pass_name, call.problem):
-                return Rejection(reason)
-            reason = cuda.nvrtc_unavailable()
-        except RuntimeError as error:
-            if jax.process_count() > 1:
-                raise
-            reason = str(error)
-        return self.missing(reason) if reason else None
+    def rejection_on_gpu(self, pass_name: str, call: ConvCall) -> str:
+        return kernel_rejection(pass_name, call.problem)
 
     def remark(self, pass_name: str, call: ConvCall) -> str:
         if call.transposed:
@@ -92,7 +77,7 @@ def kernel_rejection(pass_name: str, problem: ConvProblem) -> str:
     """Returns why the kernel cannot compute a pass; empty if it can."""
     device = cuda.gpu_ordinal()
     if device is None:
-        return "jaxgrad's own kernel is compiled for the GPU of the machine that lowers the program, which has none"
+        return NO_GPU
     taken = _kernel_layout(problem)
     if pass_name == "weight_gradient":
         return str(cuda.module.depthwise_weight_gradient_rejection(*_arguments(device, taken)))

@@ -1,4 +1,4 @@
-#include "common/batch_norm_checks.h"
+#include "cuda/cudnn_batch_norm/checks.h"
 
 #include <algorithm>
 

@@ -1,10 +1,10 @@
-// Checks that the batch normalization handlers of both modules share.
+// Checks that the batch normalization handlers share.
 #pragma once
 
 #include <string>
 
-#include "common/batch_norm_shape.h"
 #include "common/checks.h"
+#include "cuda/cudnn_batch_norm/shape.h"
 
 namespace jaxgrad {
 
