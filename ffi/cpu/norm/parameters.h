@@ -1,4 +1,4 @@
-// What the operations know about the columns they read:
+// The parameters of the columns that an operation reads:
 //
 //   mean()                 x - mean() is the deviation
 //   affine(deviation)      scale (x - mean) rstd + bias. Both passes use this function and get identical results.

@@ -28,7 +28,7 @@ bool is_backward(const NormKey& key) { return key.pass == NormPass::kBackward; }
 
 bool writes_result(const NormKey& key) { return is_backward(key) ? key.needs_dx : key.pass != NormPass::kStatistics; }
 
-// The arrays of the size of x that a pass reads, and those that it writes.
+// How many arrays of the size of x a pass reads, and how many it writes.
 int64_t arrays_read(const NormKey& key) {
   if (is_backward(key)) return 2 + (key.third != NormThird::kNone);
   return 1 + key.residual;

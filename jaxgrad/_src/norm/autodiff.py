@@ -13,7 +13,7 @@ from jaxgrad._src.norm import passes, xla
 from jaxgrad._src.norm.backend import Gradients, Statistics, compute_dtype
 from jaxgrad._src.run.symbolic_zeros import none_if_zero, values_and_needs_grad
 
-# Statistics of the operand itself. Names of the residuals for policies of `jax.checkpoint`: those of the op.
+# Statistics of the operand itself. For policies of `jax.checkpoint`, the residuals have the name of the op.
 
 
 def _forward(params, x, scale, bias, residual):

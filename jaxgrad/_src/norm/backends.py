@@ -9,5 +9,5 @@ from jaxgrad._src.norm.cudnn import CudnnBackend
 
 BACKENDS: tuple[NormBackend, ...] = (CpuBackend(), CudaBackend(), CudnnBackend())
 
-# Those of `batch_norm_inference`, of samples, of statistics of several devices and of forward mode.
+# For `batch_norm_inference`, samples, statistics of several devices and forward mode.
 TWO_STEP_BACKENDS: tuple[TwoStepBackend, ...] = tuple(b for b in BACKENDS if isinstance(b, TwoStepBackend))

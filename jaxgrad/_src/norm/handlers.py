@@ -21,7 +21,7 @@ _ACTIVATIONS = (None, "relu", "silu", "gelu")  # by the number that the handlers
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """What a kernel of a pass computes.
+    """A kernel of a pass.
 
     Attributes:
       name: "forward", "statistics", "normalize" or "backward".
