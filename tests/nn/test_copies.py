@@ -80,6 +80,9 @@ LAYERS = {
     "haiku.dynamic_unroll": lambda: _of_haiku(_unroll),
     "haiku.BatchNorm": lambda: _of_haiku(lambda x: haiku.BatchNorm(True, True, 0.9)(x, is_training=True)),
     "keras.GRU": _of_keras,
+    "linen.GroupNorm": lambda: _of_linen(linen.GroupNorm(1)),
+    "nnx.InstanceNorm": lambda: (nnx.InstanceNorm(I, rngs=flax.nnx.Rngs(0)), lambda norm: norm(X)),
+    "equinox.LayerNorm": lambda: (equinox.LayerNorm((T, I)), lambda norm: jax.vmap(norm)(X)),
     "nn.GRU": lambda: (nn.GRU(I, H, 2, batch_first=True, key=KEY), lambda gru: gru(X)[0]),
 }
 

@@ -74,6 +74,14 @@ LAYERS = {
     "jaxgrad.nn.nnx.BatchNorm": (lambda: _of_nnx(nnx.BatchNorm(3, rngs=flax.nnx.Rngs(0))), "batch_norm"),
     "jaxgrad.nn.equinox.BatchNorm": (_norm_of_equinox, "batch_norm"),
     "batch_norm": (lambda: _of_haiku(lambda x: haiku.BatchNorm(True, True, 0.9)(x, True)), "batch_norm"),
+    "InstanceNorm": (lambda: _of_linen(linen.InstanceNorm()), "group_norm"),
+    "jaxgrad.nn.nnx.RMSNorm": (lambda: _of_nnx(nnx.RMSNorm(3, rngs=flax.nnx.Rngs(0))), "rms_norm"),
+    "jaxgrad.nn.equinox.LayerNorm": (
+        lambda: (lambda norm, x: jax.vmap(norm)(x), equinox.LayerNorm((5, 3))),
+        "layer_norm",
+    ),
+    "layer_norm": (lambda: _of_haiku(lambda x: haiku.LayerNorm(-1, True, True)(x)), "layer_norm"),
+    "jaxgrad.nn.keras.GroupNormalization": (lambda: _of_keras(keras.GroupNormalization(3)), "group_norm"),
 }
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxgrad._src.core import checks
+from jaxgrad._src.norm.backend import compute_dtype
 from jaxgrad._src.norm.batch_norm import batch_norm_inference, batch_norm_training
 
 
@@ -81,11 +81,15 @@ def _prepared(
     x: jax.Array, scale: jax.Array | None, bias: jax.Array | None, dtype: Any, feature_axis: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """x in the wider dtype of x and the result, and [C] arrays in the dtype of the arithmetic."""
+    x, scale, bias = widen(x, scale, bias, dtype)
+    shape, wide = (x.shape[feature_axis],), compute_dtype(x)
+    return x, jnp.ones(shape, wide) if scale is None else scale, jnp.zeros(shape, wide) if bias is None else bias
+
+
+def widen(
+    x: jax.Array, scale: jax.Array | None, bias: jax.Array | None, dtype: Any
+) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
+    """x in the wider dtype of x and the result, scale and bias in the dtype of the arithmetic."""
     x = jnp.asarray(x).astype(jnp.promote_types(jnp.result_type(x), dtype))
-    wide = np.float64 if x.dtype == np.float64 else np.float32
-    shape = (x.shape[feature_axis],)
-    return (
-        x,
-        jnp.ones(shape, wide) if scale is None else scale.astype(wide),
-        jnp.zeros(shape, wide) if bias is None else bias.astype(wide),
-    )
+    scale, bias = (None if array is None else array.astype(compute_dtype(x)) for array in (scale, bias))
+    return x, scale, bias

@@ -1,14 +1,15 @@
-"""A GRU whose rows `vmap` adds to: the weight gradients of `grad` of a `vmap` are then sums over all rows.
+"""Ops whose rows `vmap` adds to: the weight gradients of `grad` of a `vmap` are then sums over all rows.
 
-`jaxgrad.gru` alone, a `jax.custom_vjp` function, computes the weight gradient of each mapped example there, because JAX
-maps its backward pass and sums the results. So the call is a primitive until `vmap` has gone by, and becomes the op
-where it is differentiated or lowered.
+An op alone, a `jax.custom_vjp` function, computes the weight gradients of each mapped example there, because JAX maps
+its backward pass and sums the results. So the call is a primitive until `vmap` has gone by, and becomes the op where it
+is differentiated or lowered.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,21 +20,47 @@ from jax.interpreters import ad, batching, mlir
 from jaxgrad._src.convert.gru_weights import GRUWeights
 from jaxgrad._src.gru.api import gru
 
-# The axis of the rows in xs [T, B, I], init [B, H] and reset [T, B], and in the results: last [B, H], states [T, B, H].
-_IN_AXES, _OUT_AXES = (1, 0, 1), (0, 1)
-
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """The function of the leaves of the weights, xs, init and perhaps reset. `structure` is that of the weights."""
+    """`function(weights, *arrays)` as a function of the leaves of the weights and of the arrays, which have rows.
 
+    Attributes:
+      function: returns a list of arrays with rows; hashed and compared by value.
+      structure: that of the weights.
+      in_axes, out_axes: the axis of the rows in each array and in each result.
+    """
+
+    function: Callable[..., list[jax.Array]]
     structure: Any
-    reverse: bool
+    in_axes: tuple[int, ...]
+    out_axes: tuple[int, ...]
 
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
         count = self.structure.num_leaves
-        weights: GRUWeights = jax.tree.unflatten(self.structure, arrays[:count])
-        xs, init, *reset = arrays[count:]
+        return self.function(jax.tree.unflatten(self.structure, arrays[:count]), *arrays[count:])
+
+
+def call_with_rows(
+    function: Callable[..., list[jax.Array]],
+    weights: Any,
+    *arrays: jax.Array,
+    in_axes: tuple[int, ...],
+    out_axes: tuple[int, ...],
+) -> list[jax.Array]:
+    """`function(weights, *arrays)`, to whose rows `vmap` adds where it does not map the weights.
+
+    The arguments are those of `_Call`; in_axes may have more axes than there are arrays.
+    """
+    leaves, structure = jax.tree.flatten(weights)
+    return _bind(_Call(function, structure, in_axes, out_axes), *leaves, *arrays)
+
+
+@dataclasses.dataclass(frozen=True)
+class _GRU:
+    reverse: bool
+
+    def __call__(self, weights: GRUWeights, xs: jax.Array, init: jax.Array, *reset: jax.Array) -> list[jax.Array]:
         states, last = gru(
             xs,
             weights.w,
@@ -55,16 +82,16 @@ def run_rows(
     One direction, computed in `dtype`.
     """
     (T, *batch, I), H = xs.shape, init.shape[-1]  # noqa: E741
-    leaves, structure = jax.tree.flatten(weights)
     B = math.prod(batch)
     rows = [xs.astype(dtype).reshape(T, B, I), init.astype(dtype).reshape(B, H)]
     if reset is not None:
         rows.append(reset.reshape(T, B))
-    last, states = _bind(_Call(structure, reverse), *(leaf.astype(dtype) for leaf in leaves), *rows)
+    weights = jax.tree.map(lambda leaf: leaf.astype(dtype), weights)
+    last, states = call_with_rows(_GRU(reverse), weights, *rows, in_axes=(1, 0, 1), out_axes=(0, 1))
     return last.reshape(*batch, H), states.reshape(T, *batch, H)
 
 
-_rows_p = Primitive("jaxgrad_gru_rows")
+_rows_p = Primitive("jaxgrad_rows")
 _rows_p.multiple_results = True
 _run = jax.jit(lambda call, *arrays: call(*arrays), static_argnums=0)
 
@@ -98,18 +125,21 @@ def _jvp_rule(primals, tangents, *, call, jaxpr):
 def _batch_rule(arrays, axes, *, call, jaxpr):
     count = call.structure.num_leaves
     if any(axis is not None for axis in axes[:count]):  # several weights: the op has kernels for groups
-        return jax.vmap(call, axes)(*arrays), [0, 0]
+        return jax.vmap(call, axes)(*arrays), [0] * len(call.out_axes)
     size = next(a.shape[axis] for a, axis in zip(arrays, axes, strict=True) if axis is not None)
     folded = list(arrays[:count])
-    for array, axis, rows in zip(arrays[count:], axes[count:], _IN_AXES, strict=False):
+    for array, axis, rows in zip(arrays[count:], axes[count:], call.in_axes, strict=False):
         if axis is None:
             array, axis = jnp.broadcast_to(array, (size, *array.shape)), 0
         array = jnp.moveaxis(array, axis, rows)
         B = array.shape[rows + 1]
         folded.append(array.reshape(*array.shape[:rows], size * B, *array.shape[rows + 2 :]))
     results = _bind(call, *folded)
-    split = [a.reshape(*a.shape[:rows], size, B, a.shape[-1]) for a, rows in zip(results, _OUT_AXES, strict=True)]
-    return split, _OUT_AXES
+    split = [
+        a.reshape(*a.shape[:rows], size, B, *a.shape[rows + 1 :])
+        for a, rows in zip(results, call.out_axes, strict=True)
+    ]
+    return split, call.out_axes
 
 
 ad.primitive_jvps[_rows_p] = _jvp_rule
