@@ -32,7 +32,7 @@ static void check(int status, const char* what) {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static void *context, *stream;
 static long calls;
-static XLA_FFI_Handler* called[16];
+static XLA_FFI_Handler* called[24]; /* as many as handler_slots.h has */
 static int num_called;
 
 /* What is freed at the end of the call. XLA may free memory before the work of the stream that uses it has run. */

@@ -92,6 +92,45 @@ def _batch_norms() -> Iterator[Case]:
             yield f"batch norm, axis {axis}, {activation} {dtype}", partial(function, axis, activation), arrays
 
 
+def _norms() -> Iterator[Case]:
+    def group(axis: int, implementation: str, *arrays: jax.Array) -> Any:
+        x, scale, bias, residual = arrays
+        settings = {"feature_axis": axis, "activation": "silu", "residual": residual}
+        return jaxgrad.group_norm(x, scale, bias, num_groups=4, implementation=implementation, **settings)
+
+    def rows(norm: Callable[..., Any], implementation: str, *arrays: jax.Array) -> Any:
+        x, scale, bias, residual = arrays
+        return norm(x, scale, bias, activation="relu", residual=residual, implementation=implementation)
+
+    for dtype in ("float32", "bfloat16", "float16"):
+        for name, function, shape, axis in (
+            ("group norm", partial(group, -1), (3, 5, 7, 24), -1),
+            ("group norm, channels first", partial(group, 1), (3, 24, 5, 7), 1),
+            ("layer norm", partial(rows, jaxgrad.layer_norm), (40, 9, 100), -1),
+            ("RMS norm", partial(rows, jaxgrad.rms_norm), (40, 9, 31), -1),
+        ):
+            channels = shape[axis]
+            vectors = (_array("float32", channels) + 2, _array("float32", channels))
+            yield f"{name} {dtype}", function, (_array(dtype, *shape), *vectors, _array(dtype, *shape))
+
+
+def _batch_norms_in_steps() -> Iterator[Case]:
+    mesh = jax.make_mesh((1,), ("batch",))
+
+    def function(axis: int, implementation: str, *arrays: jax.Array) -> Any:
+        settings = {"feature_axis": axis, "axis_name": "batch", "implementation": implementation}
+        norm = partial(jaxgrad.batch_norm_training, **settings)
+        shard = jax.sharding.PartitionSpec("batch")
+        whole = jax.sharding.PartitionSpec()
+        return jax.shard_map(norm, mesh=mesh, in_specs=(shard, whole, whole), out_specs=(shard, whole, whole))(*arrays)
+
+    for dtype in ("float32", "bfloat16"):
+        for axis in (-1, 1):
+            shape = (6, 5, 7, 24) if axis == -1 else (6, 24, 5, 7)
+            arrays = (_array(dtype, *shape), _array("float32", 24) + 2, _array("float32", 24))
+            yield f"batch norm over a mesh, axis {axis} {dtype}", partial(function, axis), arrays
+
+
 def _grus() -> Iterator[Case]:
     def function(settings: dict[str, Any], implementation: str, *arrays: jax.Array) -> Any:
         x, w, r, b, h = arrays
@@ -141,6 +180,9 @@ _KINDS = (
     (_convolutions, "cudnn", 3, _ALLOWED),
     (_depthwise, "cuda", 3, _ALLOWED),
     (_batch_norms, "cudnn", 2, {**_ALLOWED, "float32": 1e-3}),  # cuDNN's mean in float32 may have half the digits
+    (_batch_norms, "cuda", 2, _ALLOWED),
+    (_batch_norms_in_steps, "cuda", 3, _ALLOWED),
+    (_norms, "cuda", 2, _ALLOWED),
     (_grus, "cuda", 2, _ALLOWED),
     (_pools, "cuda", 2, _ALLOWED),
     (_pool_tangents, "cuda", 2, _ALLOWED),

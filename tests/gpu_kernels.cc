@@ -1,9 +1,9 @@
 // Runs jaxgrad's own CUDA kernels without JAX, so that compute-sanitizer can watch them. .ci/gpu runs it.
 //
 //   gpu_kernels [PATH_OF_NVRTC [PART...]]         exits with 1 if a result is wrong. A PART is depthwise, gru,
-//                                                 gru-streams, gru-blocks or transpose
-//   gpu_kernels PATH_OF_NVRTC gru-missing-block   exits with 1 if a team of the GRU that waits in vain ends without an
-//                                                 error; not under compute-sanitizer
+//                                                 gru-streams, gru-blocks, norm, norm-streams or transpose
+//   gpu_kernels PATH_OF_NVRTC PART                with gru-missing-block or norm-missing-block, exits with 1 if a team
+//                                                 that waits in vain ends without an error; not under compute-sanitizer
 //
 // All arrays have exactly the sizes of the call.
 #include <algorithm>
@@ -23,6 +23,7 @@
 #include "cuda/transpose/op.h"
 #include "gpu_kernels_conv.h"
 #include "gpu_kernels_gru.h"
+#include "gpu_kernels_norm.h"
 
 namespace jaxgrad {
 namespace {
@@ -205,8 +206,44 @@ void check_depthwise_passes(FloatType type, CUstream stream) {
   }
 }
 
-constexpr std::array<const char*, 6> kParts = {"depthwise",  "gru",       "gru-streams",
-                                               "gru-blocks", "transpose", "gru-missing-block"};
+// Batch norm, group norm and rows, of one call and of several, in blocks that exchange their sums and in such that do
+// not.
+void check_norm(FloatType type, CUstream stream) {
+  const double allowed = type == FloatType::kFloat32 ? 2e-5 : type == FloatType::kFloat16 ? 2e-3 : 1.6e-2;
+  const auto check = [&](const char* name, const NormShape& shape, Activation activation, bool residual,
+                         bool centered = true) {
+    report(std::string("norm, ") + name + ", " + std::to_string(8 * bytes_of(type)) + " bits",
+           norm_error({shape, type, activation, residual, centered}, kDevice, stream), allowed);
+  };
+  using A = Activation;
+  check("batch", {1, 3001, 48, 1, 48}, A::kRelu, true);
+  check("batch, channels first", {1, 9, 30, 104, 30}, A::kRelu, false);
+  check("batch of three calls", {3, 700, 20, 1, 20, 3}, A::kNone, false);
+  check("batch, one row", {1, 1, 40, 1, 40}, A::kNone, true);
+  check("group", {5, 300, 96, 1, 8}, A::kSilu, false);
+  check("group, channels first", {6, 1, 24, 77, 4, 2}, A::kGelu, true);
+  check("group, one sample", {1, 5000, 64, 1, 32}, A::kSilu, true);
+  for (const int64_t width : {2, 31, 96, 100, 768, 4096, 5000}) {
+    const NormShape rows = {width > 1000 ? 37 : 2011, 1, width, 1, 1};
+    check("rows", rows, A::kNone, false);
+    check("rows", rows, width % 2 == 0 ? A::kGelu : A::kRelu, true, width % 3 == 0);
+  }
+  check("rows of two calls", {502, 1, 72, 1, 1, 2}, A::kSilu, false);
+}
+
+// Teams of norms beside each other, on two streams.
+void check_norm_on_streams(FloatType type, const std::array<CUstream, 2>& streams) {
+  const NormCase batch = {{1, 20000, 64, 1, 64}, type, Activation::kRelu, true};
+  const NormCase rows = {{30000, 1, 96, 1, 1}, type}, group = {{2, 20000, 64, 1, 8}, type, Activation::kSilu};
+  const double allowed = type == FloatType::kFloat32 ? 1e-4 : type == FloatType::kFloat16 ? 2e-3 : 1.6e-2;
+  const std::string bits = ", " + std::to_string(8 * bytes_of(type)) + " bits";
+  report("batch norm beside rows" + bits, norm_error_on_streams({batch, rows}, kDevice, streams), allowed);
+  report("batch norm beside group norm" + bits, norm_error_on_streams({batch, group}, kDevice, streams), allowed);
+}
+
+constexpr std::array<const char*, 9> kParts = {
+    "depthwise", "gru",          "gru-streams",       "gru-blocks",        "norm",
+    "transpose", "norm-streams", "gru-missing-block", "norm-missing-block"};
 
 int run(int arguments, char** argument) {
   for (int i = 2; i < arguments; ++i) {
@@ -236,6 +273,10 @@ int run(int arguments, char** argument) {
   driver::Stopwatch other;
   if (runs("gru-streams"))
     for (const FloatType type : kTypes) check_gru_on_streams(type, {stream, other.stream()});
+  for (const FloatType type : kTypes) {
+    if (runs("norm")) check_norm(type, stream);
+    if (runs("norm-streams")) check_norm_on_streams(type, {stream, other.stream()});
+  }
   for (const int64_t bytes : {2, 4, 8}) {
     if (!runs("transpose")) break;
     check_transpose({65, 130}, {1, 0}, {}, bytes, stream);
@@ -247,6 +288,11 @@ int run(int arguments, char** argument) {
   if (arguments == 3 && runs("gru-missing-block")) {  // last: the context is lost
     const bool has_ended = gru_status_without_a_block(kDevice, stream) != CUDA_SUCCESS;
     report("GRU, a team without one of its blocks ends with an error", has_ended ? 0 : INFINITY, 0);
+  }
+  if (arguments == 3 && runs("norm-missing-block")) {
+    const NormCall call({{1, 20000, 64, 1, 64}, FloatType::kBFloat16}, kDevice, stream);
+    const bool has_ended = call.status_without_a_block(stream) != CUDA_SUCCESS;
+    report("norm, a team without one of its blocks ends with an error", has_ended ? 0 : INFINITY, 0);
   }
   return failures == 0 ? 0 : 1;
 }

@@ -5,7 +5,6 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <random>
 #include <string>
@@ -15,6 +14,7 @@
 #include "cuda/gru/op.h"
 #include "cuda/runtime/driver.h"
 #include "cuda/runtime/no_plan.h"
+#include "gpu_kernels_array.h"
 
 namespace jaxgrad {
 
@@ -29,65 +29,11 @@ struct GruCase {
   bool resets_to_zero = false;  // or to given states
 };
 
-// Elements of a FloatType as float32.
-inline float decoded(FloatType type, uint16_t bits) {
-  if (type == FloatType::kBFloat16) {
-    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-    float value = 0;
-    std::memcpy(&value, &wide, sizeof value);
-    return value;
-  }
-  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-  const float size = exponent == 31  ? std::numeric_limits<float>::quiet_NaN()
-                     : exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
-                                     : std::ldexp(1024.F + static_cast<float>(fraction), exponent - 25);
-  return (bits & 0x8000) != 0 ? -size : size;
-}
-// Of zeros, and of normal numbers with few digits.
-inline uint16_t encoded(FloatType type, float value) {
-  uint32_t bits = 0;
-  std::memcpy(&bits, &value, sizeof bits);
-  if (type == FloatType::kBFloat16 || value == 0) return static_cast<uint16_t>(bits >> 16);
-  return static_cast<uint16_t>((bits >> 16 & 0x8000) | (((bits >> 23 & 255) - 112) << 10) | (bits >> 13 & 1023));
-}
-
-// An array of a FloatType on the GPU, and its elements on the host.
-struct GruArray {
-  FloatType type;
-  std::vector<float> host;
-  driver::Memory memory;
-
-  GruArray(FloatType of, size_t count) : type(of), host(count), memory(static_cast<int64_t>(count) * bytes_of(of)) {}
-
-  // Random multiples of scale / 8, or in float32 any numbers, up to `scale`.
-  void draw(float scale, std::mt19937& random, CUstream stream) {
-    for (float& value : host)
-      value = type == FloatType::kFloat32 ? std::uniform_real_distribution<float>(-scale, scale)(random)
-                                          : scale / 8 * static_cast<float>(static_cast<int>(random() % 17) - 8);
-    write(stream);
-  }
-  void write(CUstream stream) {
-    std::vector<uint16_t> bits;
-    for (const float value : host) bits.push_back(encoded(type, value));
-    const bool is_wide = type == FloatType::kFloat32;
-    memory.write(is_wide ? static_cast<const void*>(host.data()) : bits.data(), host.size() * (is_wide ? 4 : 2),
-                 stream);
-    JAXGRAD_DRIVER(driver::api().cuStreamSynchronize(stream));
-  }
-  void read(CUstream stream) {
-    std::vector<uint16_t> bits(host.size());
-    const bool is_wide = type == FloatType::kFloat32;
-    memory.read(is_wide ? static_cast<void*>(host.data()) : bits.data(), host.size() * (is_wide ? 4 : 2), stream);
-    JAXGRAD_DRIVER(driver::api().cuStreamSynchronize(stream));
-    for (size_t i = 0; !is_wide && i < host.size(); ++i) host[i] = decoded(type, bits[i]);
-  }
-};
-
 // The arrays of both passes. Half of the rows are shorter, and some are reset. The second direction is reversed.
 struct GruArrays {
   GruCase c;
   size_t problems, states, steps;  // elements of [problems, B, H] and of y
-  GruArray inputs, r, bias, initial_h, reset_h, y, y_h, gates, dy, dy_h, dgates, recurrent_dgates, dh0, dreset_h;
+  GpuArray inputs, r, bias, initial_h, reset_h, y, y_h, gates, dy, dy_h, dgates, recurrent_dgates, dh0, dreset_h;
   std::vector<int> lengths;
   std::vector<unsigned char> reset;
   driver::Memory lengths_memory, reset_memory;
@@ -126,7 +72,7 @@ struct GruArrays {
     }
     r.draw(scale * std::exp2(std::round(-std::log2(static_cast<float>(c.H)) / 2)), random, stream);
     bias.draw(scale, random, stream);
-    for (GruArray* array : {&initial_h, &reset_h, &dy, &dy_h}) array->draw(1, random, stream);
+    for (GpuArray* array : {&initial_h, &reset_h, &dy, &dy_h}) array->draw(1, random, stream);
     if (c.resets_to_zero) std::fill(reset_h.host.begin(), reset_h.host.end(), 0.F);
     for (int& length : lengths)
       length = random() % 2 == 0 ? c.T : static_cast<int>(random() % static_cast<unsigned>(c.T + 1));
@@ -308,14 +254,8 @@ class GruCall {
   double error(CUstream stream) {
     const GruExpected expected(arrays_);
     double largest = 0;
-    const auto compare = [&](GruArray& found, const std::vector<double>& right) {
-      found.read(stream);
-      double size = 1;
-      for (const double value : right) size = std::max(size, std::abs(value));
-      for (size_t i = 0; i < right.size(); ++i) {
-        const double error = std::abs(found.host[i] - right[i]) / size;
-        largest = error <= largest ? largest : std::isnan(error) ? INFINITY : error;
-      }
+    const auto compare = [&](GpuArray& found, const std::vector<double>& right) {
+      largest = std::max(largest, largest_error(found, right, stream));
     };
     compare(arrays_.y, expected.y);
     compare(arrays_.y_h, expected.y_h);

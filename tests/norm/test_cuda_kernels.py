@@ -150,12 +150,13 @@ _CASES = {
     "batch, residual": ((1, 200, 16, 1, 16, 1), "float32", 1, True, True),
     "batch, channels first": ((1, 3, 5, 24, 5, 1), "bfloat16", 2, True, True),
     "group, several samples": ((4, 50, 40, 1, 4, 2), "bfloat16", 2, True, False),
-    "layer, residual": ((6, 1, 100, 1, 1, 2), "float32", 2, True, True),
+    "layer, residual, several rounds": ((142, 1, 100, 1, 1, 2), "float32", 2, True, True),
     "batch": ((1, 75, 24, 1, 24, 1), "bfloat16", 1, True, False),
     "batch, odd channels": ((2, 31, 7, 1, 7, 2), "float16", 0, True, False),
     "group, channels first": ((2, 1, 12, 40, 3, 1), "float32", 3, True, False),
     "layer": ((24, 1, 96, 1, 1, 1), "bfloat16", 0, True, False),
-    "rms": ((5, 1, 1000, 1, 1, 1), "bfloat16", 3, False, False),
+    "layer, odd width": ((600, 1, 31, 1, 1, 1), "float16", 0, True, False),
+    "rms, rows of three warps": ((7, 1, 768, 1, 1, 1), "bfloat16", 3, False, False),
 }
 
 

@@ -11,7 +11,7 @@ constexpr int kVector = VECTOR;
 constexpr int kItemBytes = kVector * static_cast<int>(sizeof(Element));
 constexpr int kWords = kItemBytes < 4 ? 1 : kItemBytes / 4;
 
-struct Item {
+struct alignas(4 * kWords) Item {
   unsigned words[kWords];
 };
 

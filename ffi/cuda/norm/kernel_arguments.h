@@ -50,7 +50,7 @@ struct NormRows {
   unsigned long long nonce;
   unsigned calls;   // rows of scale
   unsigned rows;    // of a call
-  unsigned blocks;  // of a call, in the backward pass
+  unsigned blocks;  // of a call
   unsigned width;   // elements of a row
   float epsilon;
 };

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kMaxElements = std::numeric_limits<int32_t>::max();  // the kernels use 32-bit indices
 constexpr int64_t kItemBytes = 16;
-constexpr int64_t kColumnThreads = 512, kRowThreads = 256;
+constexpr int64_t kColumnThreads = 512, kRowThreads = 512;
 constexpr int64_t kHeldForward = 16, kHeldBackward = 6;  // items in the registers of a thread
 constexpr int64_t kItemsAtOnce = 8;                      // of a thread that keeps none
 
@@ -214,65 +214,81 @@ struct ColumnPlan {
 // Statistics over rows.
 
 struct RowPlan {
-  static constexpr int64_t kMaxElementsForward = 64,
-                           kMaxElementsBackward = 16;  // of a row in the registers of a thread
+  static constexpr int64_t kStages = 2;  // more are not faster
   static constexpr int64_t kMaxLanes = 1024;
+  static constexpr int64_t kKept = 16;  // elements of a row in a thread whose scale and bias it keeps
+  static constexpr int64_t kMaxForward = 64;
 
   const NormKey& key;
   const NormGpu& gpu;
-  int64_t vector, lanes = 1, items = 1;
+  int64_t stages = kStages, vector = 0, lanes = 0, items = 0;
 
   RowPlan(const NormKey& key, const NormGpu& gpu) : key(key), gpu(gpu) {
+    for (const int64_t most : {kKept, is_backward(key) ? kKept : kMaxForward})
+      for (stages = kStages; stages > 0; --stages)
+        if (choose(most)) return;
+    throw NoPlan("the normalization kernels take rows of fewer elements than " + std::to_string(key.shape.C));
+  }
+
+  // Chooses the lanes of a row, each of which has at most `most` elements. The factors are from sweeps over widths of
+  // 32 to 4096 on an H200.
+  bool choose(int64_t most) {
     const int64_t width = key.shape.C, bytes = bytes_of(key.type);
-    const int64_t most = is_backward(key) ? kMaxElementsBackward : kMaxElementsForward;
-    // Narrow items halve the sums of a thread of the backward pass.
-    vector = (is_backward(key) ? 8 : kItemBytes) / bytes;
-    while (width % vector != 0) vector /= 2;
-    // The fewest idle lanes. Of equals, the fewest lanes that have at least eight elements each, and at least four
-    // lanes.
-    double best = -1;
-    for (int64_t tried = 1; tried <= kMaxLanes; tried *= 2) {
-      const int64_t each = divide_up(width / vector, tried);
-      if (each * vector > most) continue;
-      const double used = static_cast<double>(width / vector) / static_cast<double>(tried * each);
-      const double score = used - (tried < 4 ? 0.1 : 0) - (each * vector < 8 ? 0.05 : 0) - 0.01 * std::log2(tried);
-      if (score > best) {
-        best = score;
-        lanes = tried;
-        items = each;
+    double best = 0;
+    for (const int64_t bytes_of_item : {kItemBytes, kItemBytes / 2}) {
+      int64_t tried_vector = bytes_of_item / bytes;
+      while (width % tried_vector != 0) tried_vector /= 2;
+      const int64_t count = width / tried_vector;
+      for (int64_t tried = 1; tried <= kMaxLanes; tried += tried < 32 ? tried : 32) {
+        const int64_t each = divide_up(count, tried), elements = each * tried_vector;
+        if (elements > most || ring_bytes(tried, each, tried_vector) > gpu.shared_bytes - kStaticBytes) continue;
+        const double used = static_cast<double>(count) / static_cast<double>(tried * each);
+        const double share = static_cast<double>(std::min(elements, kKept)) / kKept;
+        const bool is_narrow = tried < count && tried * tried_vector * bytes < 64;  // runs of memory
+        const double score =
+            used * std::sqrt(std::sqrt(share)) * (bytes_of_item < kItemBytes ? 0.9 : 1) * (is_narrow ? 0.8 : 1);
+        if (score <= best) continue;
+        best = score, vector = tried_vector, lanes = tried, items = each;
       }
     }
-    if (best < 0)
-      throw NoPlan("the normalization kernels take rows of at most " + std::to_string(most * kMaxLanes) + " elements");
+    return best > 0;
+  }
+
+  static constexpr int64_t kStaticBytes = 8 << 10;  // of shared memory, at most
+
+  static int64_t threads(int64_t lanes) { return lanes * std::max<int64_t>(1, kRowThreads / lanes); }
+  int64_t ring_bytes(int64_t lanes, int64_t items, int64_t vector) const {
+    return stages * arrays_read(key) * items * threads(lanes) * std::max<int64_t>(4, vector * bytes_of(key.type));
   }
 
   NormProgram program() const {
     const NormShape& s = key.shape;
     NormProgram p;
     p.has_columns = false;
-    p.threads = std::max(kRowThreads, lanes);
-    const int64_t resident = std::max<int64_t>(1, (is_backward(key) ? 512 : 1024) / p.threads);
+    p.threads = threads(lanes);
+    const int64_t rows_of_block = p.threads / lanes, rows = s.call_samples();
+    const int64_t left = lanes < 32 ? p.threads / 32 : rows_of_block;  // see sum_over_rows
+    p.shared_bytes = ring_bytes(lanes, items, vector);
+    if (is_backward(key) && left > 1) p.shared_bytes = std::max(p.shared_bytes, 8 * left * s.C);
+    const int64_t room = gpu.shared_bytes / (p.shared_bytes + kStaticBytes);
+    const int64_t resident = std::clamp<int64_t>(std::min((is_backward(key) ? 512 : 1024) / p.threads, room), 1, 2);
+    const int64_t at_once = std::max<int64_t>(1, resident * gpu.multiprocessors / s.K);
+    const int64_t blocks = std::min(divide_up(rows, rows_of_block), at_once);
+    int64_t columns = 4;  // at a time, of the last sums
+    while (columns < 32 && columns * blocks < s.C) columns *= 2;
     p.definitions = definitions_of(key, vector, p.threads, resident) + "#define LANES " + std::to_string(lanes) +
-                    "\n#define VECTORS " + std::to_string(items) + "\n";
+                    "\n#define VECTORS " + std::to_string(items) + "\n#define STAGES " + std::to_string(stages) +
+                    "\n#define COLUMNS " + std::to_string(columns) + "\n";
     p.source = is_backward(key) ? kNormRowsBackwardSource : kNormRowsForwardSource;
     p.kernel = is_backward(key) ? "norm_rows_backward" : "norm_rows_forward";
-    const int64_t rows_of_block = p.threads / lanes, rows = s.call_samples();
+    p.blocks = s.K * blocks;
     NormRows& a = p.rows;
     a.calls = static_cast<unsigned>(s.K);
     a.rows = static_cast<unsigned>(rows);
-    a.width = static_cast<unsigned>(s.C);
-    if (!is_backward(key)) {
-      p.blocks = divide_up(s.S, rows_of_block);
-      return p;
-    }
-    const int64_t at_once = std::max<int64_t>(1, resident * gpu.multiprocessors / s.K);
-    const int64_t blocks = std::min(divide_up(rows, rows_of_block), at_once);
     a.blocks = static_cast<unsigned>(blocks);
-    p.blocks = s.K * blocks;
-    p.cooperative = blocks > 1 && key.needs_sums;
-    const int64_t left = lanes < 32 ? p.threads / 32 : rows_of_block;  // see sum_over_rows
-    p.shared_bytes = left == 1 ? 0 : 8 * left * s.C;
-    if (!key.needs_sums) return p;
+    a.width = static_cast<unsigned>(s.C);
+    if (!is_backward(key) || !key.needs_sums) return p;
+    p.cooperative = blocks > 1;
     p.sums = p.flags = aligned(8 * p.blocks * s.C);
     p.workspace_bytes = p.flags + 8 * s.K * (blocks + 1);
     return p;

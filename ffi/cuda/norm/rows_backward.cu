@@ -1,27 +1,19 @@
 // The backward pass over rows. With z the argument of the activation, g = dy act'(z) and xhat = (x - mean) rstd:
 //   dx = rstd (g scale - sum(g scale) / n - xhat sum(g scale xhat) / n)
 // and dbias and dscale are the sums of g and g xhat over the rows. A block adds them up over its rows; the last sums
-// are over the blocks of a call, in their order. THIRD: the array by which z is known, where x is not enough: 1 for y,
-// 2 for the residual. RESIDUAL: writes dresidual = g. RESULT: writes dx.
+// are over the blocks of a call, COLUMNS columns at a time. THIRD: the array by which z is known, where x is not
+// enough: 1 for y, 2 for the residual. RESIDUAL: writes dresidual = g. RESULT: writes dx.
 
 constexpr bool kComputesArgument = ACTIVATION != 0 && THIRD != 1;
 
-// The operands of a row.
-struct Operands {
-  Item x[kItems], dy[kItems], third[kItems];
-  float mean, low, rstd;
+// The statistics of a row; zeros if it does not exist. xhat = (x - mean) rstd + shift.
+struct OfRow {
+  float mean, shift, rstd;
 
-  __device__ void load(const NormRows& a, const Lane& lane, unsigned row, bool exists, uint64 policy) {
-    const size_t offset = static_cast<size_t>(row) * a.width;
-    load_row(static_cast<const Element*>(a.arrays.x) + offset, lane, exists, policy, x);
-    load_row(static_cast<const Element*>(a.arrays.dy) + offset, lane, exists, policy, dy);
-#if THIRD
-    load_row(static_cast<const Element*>(THIRD == 1 ? a.arrays.y : a.arrays.residual) + offset, lane, exists, policy,
-             third);
-#endif
-    mean = CENTERED && exists ? a.arrays.given_mean[row] : 0.f;
-    low = CENTERED && exists ? a.arrays.given_mean_low[row] : 0.f;
+  __device__ void load(const NormRows& a, unsigned row, bool exists) {
     rstd = exists ? a.arrays.given_rstd[row] : 0.f;
+    mean = CENTERED && exists ? a.arrays.given_mean[row] : 0.f;
+    shift = CENTERED && exists ? -a.arrays.given_mean_low[row] * rstd : 0.f;
   }
 };
 
@@ -29,6 +21,8 @@ struct Operands {
 __device__ inline void sum_over_rows(const Lane& lane, unsigned width, float (&gradient)[kItems][kVector],
                                      float (&product)[kItems][kVector], float2* to) {
   float2* const sums = reinterpret_cast<float2*>(shared_memory());
+  wait_for_copies<0>();
+  __syncthreads();  // the rings were read
 #pragma unroll
   for (int k = 0; k < kItems; ++k)
 #pragma unroll
@@ -69,40 +63,53 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_rows_backward
   const Lane lane(a.width);
   const unsigned call = blockIdx.x / a.blocks, block = blockIdx.x % a.blocks;
   const float n = static_cast<float>(a.width);
-  const uint64 once = read_once();
   Team team{a.flags + call * (a.blocks + 1), a.nonce, block, a.blocks, 1};
   if (SUMS && a.blocks > 1) team.begin();
+  const unsigned first = call * a.rows, end = first + a.rows, step = a.blocks * kRows;
+  constexpr int kArrays = THIRD == 0 ? 2 : 3;
+  const Element* from[kArrays] = {static_cast<const Element*>(a.arrays.x), static_cast<const Element*>(a.arrays.dy)};
+  if (THIRD) from[kArrays - 1] = static_cast<const Element*>(THIRD == 1 ? a.arrays.y : a.arrays.residual);
+  Ring<kArrays> ring;
+  unsigned ahead = first + block * kRows + lane.row;
+  OfRow next;
+  next.load(a, ahead, ahead < end);
+  const auto copy = [&] {
+    ring.copy(from, static_cast<size_t>(ahead) * a.width, lane, ahead < end);
+    ahead += step;
+  };
+  for (int stage = 1; stage < STAGES; ++stage) copy();
   float scale[kItems][kVector], bias[kItems][kVector];
   load_columns(a.arrays.scale + static_cast<size_t>(call) * a.width, lane, scale);
   if (kComputesArgument) load_columns(a.arrays.bias + static_cast<size_t>(call) * a.width, lane, bias);
   float gradient[kItems][kVector] = {}, product[kItems][kVector] = {};
 
-  const unsigned first = call * a.rows, end = first + a.rows, step = a.blocks * kRows;
-  Operands next;
-  next.load(a, lane, first + block * kRows + lane.row, block * kRows + lane.row < a.rows, once);
-  for (unsigned start = first + block * kRows; start < end; start += step) {
-    const Operands own = next;
+  unsigned turn = 0;
+  for (unsigned start = first + block * kRows; start < end; start += step, ++turn) {
+    copy();
     const unsigned row = start + lane.row;
     const bool exists = row < end;
-    if (start + step < end) next.load(a, lane, row + step, row + step < end, once);
+    const OfRow own = next;
+    next.load(a, row + step, row + step < end);
+    Item items[kArrays][kItems];
+    ring.take(items);
     float xhat[kItems][kVector], g[kItems][kVector], sums[2] = {0.f, 0.f};
+    // What does not exist has dy = 0, so that g = 0.
 #pragma unroll
     for (int k = 0; k < kItems; ++k) {
       float third[kVector];
-      unpack(own.x[k], xhat[k]);
-      unpack(own.dy[k], g[k]);
+      unpack(items[0][k], xhat[k]);
+      unpack(items[1][k], g[k]);
 #if THIRD
-      unpack(own.third[k], third);
+      unpack(items[2][k], third);
 #endif
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        xhat[k][j] = (CENTERED ? xhat[k][j] - own.mean - own.low : xhat[k][j]) * own.rstd;
+        xhat[k][j] = fmaf(xhat[k][j] - own.mean, own.rstd, own.shift);
         float z = 0.f;
         if (kComputesArgument) z = fmaf(xhat[k][j], scale[k][j], bias[k][j]);
         if (THIRD == 1) z = third[j];
         if (THIRD == 2) z += third[j];
-        g[k][j] = exists && lane.exists[k] ? through_activation(z, g[k][j]) : 0.f;
-        if (!exists || !lane.exists[k]) xhat[k][j] = 0.f;
+        g[k][j] = through_activation(z, g[k][j]);
         gradient[k][j] += g[k][j];
         product[k][j] = fmaf(g[k][j], xhat[k][j], product[k][j]);
       }
@@ -110,21 +117,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_rows_backward
         store_item(static_cast<Element*>(a.arrays.dresidual) + static_cast<size_t>(row) * a.width + lane.column(k),
                    packed(g[k]), read_again());
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        g[k][j] *= scale[k][j];
-        sums[0] += g[k][j];
-        sums[1] = fmaf(g[k][j], xhat[k][j], sums[1]);
-      }
+      for (int j = 0; j < kVector; ++j) g[k][j] *= scale[k][j];
+      sums[0] += sum_of(g[k]);
+      sums[1] += dot(g[k], xhat[k]);
     }
 #if RESULT
-    sum_over_row(sums);
-    const float level = CENTERED ? sums[0] / n : 0.f, tilt = sums[1] / n;
+    sum_over_row(sums, turn);
+    const float level = CENTERED ? -own.rstd * (sums[0] / n) : 0.f, tilt = -own.rstd * (sums[1] / n);
     if (!exists) continue;
 #pragma unroll
     for (int k = 0; k < kItems; ++k) {
       if (!lane.exists[k]) continue;
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) g[k][j] = own.rstd * (g[k][j] - level - xhat[k][j] * tilt);
+      for (int j = 0; j < kVector; ++j) g[k][j] = fmaf(xhat[k][j], tilt, fmaf(g[k][j], own.rstd, level));
       store_item(static_cast<Element*>(a.arrays.result) + static_cast<size_t>(row) * a.width + lane.column(k),
                  packed(g[k]), read_again());
     }
@@ -134,8 +139,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_rows_backward
   float2* const partials = reinterpret_cast<float2*>(a.partials) + static_cast<size_t>(call) * a.blocks * a.width;
   sum_over_rows(lane, a.width, gradient, product, partials + static_cast<size_t>(block) * a.width);
 
-  // The sums over the blocks: a block has 32 columns at a time, and each warp every kWarps-th block.
-  constexpr unsigned kColumns = 32;
+  // The sums over the blocks: a block has COLUMNS columns at a time, and each of its threads a column of some blocks.
+  constexpr unsigned kColumns = COLUMNS, kShares = kThreads / kColumns;
   const unsigned parts = (a.width + kColumns - 1) / kColumns, waiting = min(parts, a.blocks);
   if (a.blocks > 1) team.announce(0);
   if (block >= waiting) return;
@@ -148,14 +153,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_rows_backward
     float2 total = make_float2(0.f, 0.f);
     if (column < a.width)
 #pragma unroll 8
-      for (unsigned r = warp; r < a.blocks; r += kWarps) {
+      for (unsigned r = threadIdx.x / kColumns; r < a.blocks; r += kShares) {
         const float2 other = __ldcg(partials + static_cast<size_t>(r) * a.width + column);
         total.x += other.x;
         total.y += other.y;
       }
-    totals[warp][threadIdx.x % kColumns] = total;
+#pragma unroll
+    for (int distance = kColumns; distance < 32; distance *= 2) {
+      total.x += __shfl_xor_sync(~0u, total.x, distance);
+      total.y += __shfl_xor_sync(~0u, total.y, distance);
+    }
+    if (threadIdx.x % 32 < kColumns) totals[warp][threadIdx.x % 32] = total;
     __syncthreads();
-    if (warp == 0 && column < a.width) {
+    if (threadIdx.x < kColumns && column < a.width) {
       for (int w = 1; w < kWarps; ++w) {
         total.x += totals[w][threadIdx.x].x;
         total.y += totals[w][threadIdx.x].y;
