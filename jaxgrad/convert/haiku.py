@@ -8,14 +8,18 @@ from jaxgrad._src.convert.haiku_conv import write_conv as write_conv
 from jaxgrad._src.convert.haiku_conv import write_conv_transpose as write_conv_transpose
 from jaxgrad._src.convert.haiku_gru import read_gru as read_gru
 from jaxgrad._src.convert.haiku_gru import write_gru as write_gru
+from jaxgrad._src.convert.haiku_norm import read_norm as read_norm
+from jaxgrad._src.convert.haiku_norm import write_norm as write_norm
 
 __all__ = [
     "read_batch_norm",
     "read_conv",
     "read_conv_transpose",
     "read_gru",
+    "read_norm",
     "write_batch_norm",
     "write_conv",
     "write_conv_transpose",
     "write_gru",
+    "write_norm",
 ]

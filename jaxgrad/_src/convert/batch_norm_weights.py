@@ -13,15 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxgrad._src.convert.records import static_field
 from jaxgrad._src.core import checks
 from jaxgrad._src.core.activations import Activation
 from jaxgrad._src.norm.batch_norm import batch_norm_inference, batch_norm_training
 
 _MOST_STEPS = 1 << 24  # float32 counts to it exactly
-
-
-def _static(default: Any = dataclasses.MISSING) -> Any:
-    return dataclasses.field(default=default, kw_only=True, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -62,10 +59,10 @@ class BatchNormWeights:
     var: jax.Array
     steps: jax.Array | None = None
     sums: tuple[jax.Array, jax.Array] | None = None
-    epsilon: float = _static()
-    momentum: float = _static(0.99)
-    unbiased: bool = _static(False)
-    feature_axis: int = _static(-1)
+    epsilon: float = static_field()
+    momentum: float = static_field(0.99)
+    unbiased: bool = static_field(False)
+    feature_axis: int = static_field(-1)
 
     def __call__(self, x: jax.typing.ArrayLike, *, implementation: str | None = None) -> jax.Array:
         """`jaxgrad.batch_norm_inference` with the running statistics, which are not differentiated."""

@@ -13,13 +13,10 @@ import numpy as np
 from jaxgrad._src.conv.api import conv_general_dilated
 from jaxgrad._src.conv.call.geometry import dilated_size
 from jaxgrad._src.conv.transpose import conv_transpose
+from jaxgrad._src.convert.records import static_field
 from jaxgrad._src.core.activations import Activation
 
 Padding = str | tuple[tuple[int, int], ...]
-
-
-def _static(default: Any = dataclasses.MISSING) -> Any:
-    return dataclasses.field(default=default, kw_only=True, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -50,11 +47,11 @@ class ConvWeights:
 
     kernel: jax.Array
     bias: jax.Array | None
-    strides: tuple[int, ...] = _static()
-    padding: str | tuple[tuple[int, int], ...] = _static()
-    dilation: tuple[int, ...] = _static()
-    groups: int = _static()
-    channels_last: bool = _static()
+    strides: tuple[int, ...] = static_field()
+    padding: str | tuple[tuple[int, int], ...] = static_field()
+    dilation: tuple[int, ...] = static_field()
+    groups: int = static_field()
+    channels_last: bool = static_field()
 
     def __call__(
         self,
@@ -103,12 +100,12 @@ class ConvTransposeWeights:
 
     kernel: jax.Array
     bias: jax.Array | None
-    strides: tuple[int, ...] = _static()
-    padding: tuple[tuple[int, int], ...] = _static()
-    output_padding: tuple[int, ...] = _static()
-    dilation: tuple[int, ...] = _static()
-    groups: int = _static()
-    channels_last: bool = _static()
+    strides: tuple[int, ...] = static_field()
+    padding: tuple[tuple[int, int], ...] = static_field()
+    output_padding: tuple[int, ...] = static_field()
+    dilation: tuple[int, ...] = static_field()
+    groups: int = static_field()
+    channels_last: bool = static_field()
 
     def __call__(
         self,

@@ -24,22 +24,24 @@ def check_model(function: str, model: Any) -> None:
         )
 
 
-def find_nodes(function: str, model: Any, op_type: str, names: Sequence[str]) -> list[onnx.NodeProto]:
-    """The nodes of a type with these names; without names all of them, in the order of the graph."""
+def find_nodes(function: str, model: Any, op_type: str | tuple[str, ...], names: Sequence[str]) -> list[onnx.NodeProto]:
+    """The nodes of a type, or of several, with these names; without names all of them, in the order of the graph."""
     check_model(function, model)
-    nodes = [node for node in model.graph.node if _is_operator(node, op_type)]
+    types = (op_type,) if isinstance(op_type, str) else op_type
+    nodes = [node for node in model.graph.node if _is_operator(node, types)]
+    text = " or ".join(types)
     found = {node.name: node for node in nodes}
     for name in names:
         if name not in found:
-            raise ValueError(f"{function}: the graph has no {op_type} node {name!r}; it has {list(found)}")
+            raise ValueError(f"{function}: the graph has no {text} node {name!r}; it has {list(found)}")
     if not nodes:
-        raise ValueError(f"{function}: the graph has no {op_type} node")
+        raise ValueError(f"{function}: the graph has no {text} node")
     return [found[name] for name in names] if names else nodes
 
 
-def _is_operator(node: onnx.NodeProto, op_type: str) -> bool:
+def _is_operator(node: onnx.NodeProto, types: tuple[str, ...]) -> bool:
     """Whether a node is an operator of ONNX itself, and not one of the same name in another domain."""
-    return node.op_type == op_type and node.domain in ("", "ai.onnx")
+    return node.op_type in types and node.domain in ("", "ai.onnx")
 
 
 def read_constants(
@@ -88,7 +90,7 @@ def _constants(
     """The constants by the names of `positions`, each with the name of its value in the graph."""
     constants: dict[str, _Constant] = {tensor.name: tensor for tensor in model.graph.initializer}
     for other in model.graph.node:
-        if not _is_operator(other, "Constant"):
+        if not _is_operator(other, ("Constant",)):
             continue
         if len(other.attribute) != 1 or len(other.output) != 1:
             own = f"attributes {[a.name for a in other.attribute]} and outputs {list(other.output)}"
@@ -164,7 +166,7 @@ class ModelWriter:
 
 
 def pair_nodes(
-    writer: ModelWriter, weights: Any, record: type, op_type: str, names: Sequence[str]
+    writer: ModelWriter, weights: Any, record: type, op_type: str | tuple[str, ...], names: Sequence[str]
 ) -> list[tuple[Any, onnx.NodeProto]]:
     """The records, each with its node in the copy."""
     records = as_records(writer.function, weights, record)

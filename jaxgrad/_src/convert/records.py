@@ -1,9 +1,15 @@
-"""Checks of the records that are written."""
+"""The fields of the records, and checks of records that are written."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
+
+
+def static_field(default: Any = dataclasses.MISSING) -> Any:
+    """A field of a record that is no array, but part of the structure of the pytree."""
+    return dataclasses.field(default=default, kw_only=True, metadata={"static": True})
 
 
 def check_record(function: str, weights: Any, record: type) -> None:

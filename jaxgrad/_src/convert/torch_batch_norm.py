@@ -40,10 +40,7 @@ def read_batch_norm(
     if momentum is None:
         raise ValueError(f"{_READ}: momentum must be a number, got None, which stands for the average of all batches")
     mean, var = (read_parameter(_READ, state_dict, prefix, name) for name in ("running_mean", "running_var"))
-    scale, bias = (
-        read_parameter(_READ, state_dict, prefix, name) if f"{prefix}{name}" in state_dict else None
-        for name in ("weight", "bias")
-    )
+    scale, bias = (read_parameter(_READ, state_dict, prefix, name, optional=True) for name in ("weight", "bias"))
     check_vectors(_READ, weight=scale, bias=bias, running_mean=mean, running_var=var)
     steps = state_dict.get(f"{prefix}num_batches_tracked")
     return BatchNormWeights(
