@@ -1,8 +1,8 @@
 """Times jaxgrad's ops and their peers: `python -m benchmarks --help` from the root of the repository.
 
 Measuring:
-  steps.py, scaling.py, conv.py, batch_norm.py, gru.py, recurrent.py, per_example.py: the cases and contenders of one
-  command each.
+  steps.py, scaling.py, conv.py, norm.py, gru.py, recurrent.py, per_example.py: the cases and contenders of one command
+  each. flax_norm.py has the norms of flax.
   torch_*.py: the peers in PyTorch; of single calls, those of `python -m jaxgrad bench`, whose GRU on lax.scan is a
   contender too. networks/: those of steps.py and scaling.py. recurrent_models.py: those of recurrent.py. cudnn_rnn.py:
   the GRU by cuDNN's functions; cudnn_worker.py: its process.

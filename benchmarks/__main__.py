@@ -33,7 +33,7 @@ _OPS = {
     "tuned": "training steps and single calls under jaxgrad.tune, also where the table of preferences is wrong",
     "scaling": "training steps on several devices and on one",
     "conv": "convolutions and transposed convolutions",
-    "batch_norm": "batch normalization",
+    "norm": "batch, group, layer and RMS norm",
     "gru": "the GRU",
     "recurrent": "training steps of recurrent networks",
     "per_example": "per-example gradients",

@@ -58,6 +58,8 @@ def _scaling(row: Row) -> float:
 _NETWORKS = {
     "unet3d": "3D U-Net",
     "unet": "U-Net",
+    "ddpm-unet": "DDPM U-Net",
+    "ddpm-unet-small": "DDPM U-Net, small",
     "wavenet": "WaveNet",
     "wavenet-causal": "WaveNet, causal",
     "resnext-blocks": "ResNeXt blocks",
@@ -89,10 +91,11 @@ def _conv_family(row: Row) -> str:
 
 
 def _normalized(row: Row) -> str:
-    """By the size of the array, in memory, and by its dtype."""
+    """By the norm, the size of the array in memory, and its dtype."""
+    kind = row["settings"].get("kind", "batch-norm").replace("-", " ")
     megabytes = row["array_bytes"]["x"] / 1e6
     size = "over 20 MB" if megabytes > 20 else "1 to 20 MB" if megabytes > 1 else "under 1 MB"
-    return f"{size}, {_DTYPES[row['dtype']]}: {wording.pass_name(row['measure'])}"
+    return f"{kind}, {size}, {_DTYPES[row['dtype']]}: {wording.pass_name(row['measure'])}"
 
 
 def _gru(row: Row) -> str:
@@ -134,8 +137,8 @@ TOPICS = (
     ),
     Topic("conv-h200", "convolutions", ["conv-h200"], _conv_family, (_MEANS,)),
     Topic("conv-cpu", "convolutions", ["conv-cpu"], _conv_family, (_MEANS,)),
-    Topic("batch_norm-h200", "batch normalization", ["batch_norm-h200"], _normalized, (_MEANS,)),
-    Topic("batch_norm-cpu", "batch normalization", ["batch_norm-cpu"], _normalized, (_MEANS,)),
+    Topic("norm-h200", "norms", ["norm-h200"], _normalized, (_MEANS,)),
+    Topic("norm-cpu", "norms", ["norm-cpu"], _normalized, (_MEANS,)),
     Topic("gru-h200", "GRU", ["gru-h200"], _gru, _GRU_ON_GPU, {**_OVER_BOTH, "over cuDNN": _over("cuDNN")}),
     Topic("gru-cpu", "GRU", ["gru-cpu"], _gru, _GRU),
     Topic(

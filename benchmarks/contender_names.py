@@ -27,6 +27,9 @@ LAX_LOOPED = "jax.lax in lax.map"
 # With the flags of XLA in lax_variants.py; on a CPU alone.
 BEST_FLAGS = ", best flags"
 LAX_FLAGS = LAX + BEST_FLAGS
+# Norms as flax writes them (flax_norm.py).
+FLAX = "jax.numpy as in flax"
+# Batch normalization in older results: the variance in a second pass over x, and x.var.
 NUMPY_FUSED = "jax.grad of jax.numpy"
 NUMPY_VAR = "jax.grad of x.var"
 SCAN = "jax.grad of lax.scan"
@@ -57,7 +60,7 @@ PEERS = {
             for name in (LAX, LAX_PADDED, LAX_DILATED, LAX_SLICED, LAX_LOOPED)
             for flags in ("", BEST_FLAGS)
         ),
-        *(NUMPY_FUSED, NUMPY_VAR, SCAN, SCAN_CELL),
+        *(FLAX, NUMPY_FUSED, NUMPY_VAR, SCAN, SCAN_CELL),
     ),
     "PyTorch": (TORCH_EAGER, TORCH_COMPILED, TORCH_GRU, TORCH_GRU_GRAPH),
 }

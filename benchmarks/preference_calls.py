@@ -13,7 +13,7 @@ from unittest import mock
 import jax
 
 import jaxgrad
-from benchmarks import batch_norm, conv, gru, per_example
+from benchmarks import conv, gru, norm, per_example
 from benchmarks.conv_cases import Case
 from jaxgrad._src.choice.candidates import XLA
 from jaxgrad._src.choice.measured_choices import Measurable, RecordedCall, Recorder
@@ -75,6 +75,27 @@ _INDEPENDENT = {
         for dtype in ("bfloat16", "float32")
     ),
 }
+# Batch normalization, the only norm that cuDNN computes.
+_BATCH_NORMS = {
+    "cpu": (
+        *(f"8x{sizes}" for sizes in ("112x112x64", "56x56x64", "28x28x128", "14x14x256", "7x7x512")),
+        *("32x8x8x16", "1x8x8x16", "256x512"),
+        *("8x64x112x112,feature_axis=1", "8x256x14x14,feature_axis=1"),
+        *("8x112x112x64,dtype=bf16", "8x14x14x256,dtype=bf16"),
+    ),
+    "gpu": (
+        *(
+            f"{sizes},dtype={dtype}"
+            for sizes in (
+                *("128x112x112x64", "128x56x56x64", "128x56x56x256", "128x28x28x128", "128x28x28x512"),
+                *("128x14x14x256", "128x14x14x1024", "128x7x7x512", "128x7x7x2048"),
+                *("32x8x8x16", "8x14x14x256", "256x512", "128x64x56x56,feature_axis=1"),
+            )
+            for dtype in ("f32", "bf16")
+        ),
+        *(f"{sizes},activation=relu,dtype=bf16" for sizes in ("128x28x28x128", "8x14x14x256")),
+    ),
+}
 
 
 def functions(platform: str) -> Iterator[tuple[Any, list[Any]]]:
@@ -94,11 +115,10 @@ def functions(platform: str) -> Iterator[tuple[Any, list[Any]]]:
         for examples in (per_example.Case(64, 28, 8), per_example.Case(256, 32, 32)):
             arrays = jax.eval_shape(partial(per_example.arrays, examples))
             yield per_example.gradients(jaxgrad.conv_general_dilated), list(arrays)
-    for case in batch_norm.CASES[platform]:
-        x = jax.ShapeDtypeStruct(case.shape, case.dtype)
-        channels = jax.ShapeDtypeStruct((case.shape[case.feature_axis],), "float32")
-        op = partial(jaxgrad.batch_norm_training, feature_axis=case.feature_axis, activation=case.activation)
-        yield partial(_gradients, lambda *arrays, op=op: op(*arrays)[0]), [x, x, channels, channels]
+    for text in _BATCH_NORMS[platform]:
+        case = norm.parse_case(f"batch-norm:{text}")
+        *inputs, dy = case.operands()
+        yield partial(_gradients, case.layer()), [dy, *inputs]
 
     for case, linear_before_reset in itertools.product(gru.PREFERENCE_CASES[platform], (False, True)):
         inputs, (dy, dy_h) = jax.eval_shape(partial(gru.arrays, case))

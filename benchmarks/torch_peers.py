@@ -55,11 +55,11 @@ def _why_not_compiled() -> str:
     return ""
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The whole function as one graph for fixed shapes, in the default mode. An error where that is impossible."""
+def compiled(function: Callable[..., Any], *, fullgraph: bool = True) -> Callable[..., Any]:
+    """The function for fixed shapes, in the default mode. With `fullgraph` as one graph, or an error."""
     import torch
 
-    return torch.compile(function, fullgraph=True, dynamic=False)
+    return torch.compile(function, fullgraph=fullgraph, dynamic=False)
 
 
 def forget() -> None:

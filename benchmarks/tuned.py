@@ -14,7 +14,7 @@ from unittest import mock
 import jax
 
 import jaxgrad
-from benchmarks import batch_norm, conv, gru, steps
+from benchmarks import conv, gru, norm, steps
 from benchmarks.compare import Work, compare
 from benchmarks.contender_names import OURS, OURS_TUNED, OURS_WRONG, OURS_WRONG_TUNED
 from benchmarks.measuring import measured
@@ -24,17 +24,18 @@ from benchmarks.networks.jax_ops import JaxgradOps
 from benchmarks.options import Options
 from benchmarks.timing import Call, jax_contenders, jax_loop_contenders, jax_queued_contenders, raised, timed
 from benchmarks.training import arguments, training_step
+from jaxgrad._src.bench.call import value_and_gradients
 from jaxgrad._src.choice import table
 from jaxgrad._src.conv.on_xla import forms as xla_forms
 
 CONTENDERS = (OURS, OURS_TUNED, OURS_WRONG, OURS_WRONG_TUNED)
 NOTES = (
-    "Cases are those of the training steps, with all ops of jaxgrad, and of calls of convolutions, of batch "
-    "normalization and of the GRU with linear_before_reset. A call computes the result and all gradients.",
+    "Cases are those of the training steps, with all ops of jaxgrad, and of calls of convolutions, of "
+    "norms and of the GRU with linear_before_reset. A call computes the result and all gradients.",
     "jaxgrad selects by its table of preferences; jaxgrad, tuned by what jaxgrad.tune measured before.",
     "The wrong table prefers XLA where jaxgrad's prefers a kernel, and a kernel where it prefers XLA.",
 )
-_OPS = {"conv": conv, "batch_norm": batch_norm, "gru": gru}
+_OPS = {"conv": conv, "norm": norm, "gru": gru}
 _BACKWARD = "forward+backward"
 
 
@@ -65,7 +66,7 @@ QUICK_CASES: tuple[Case, ...] = (
 
 
 def parse_case(text: str) -> Case:
-    """a case of steps; or conv, batch_norm or gru, a colon, and a case of that benchmark, as in gru:100,32,64,128"""
+    """a case of steps; or conv, norm or gru, a colon, and a case of that benchmark, as in gru:100,32,64,128"""
     op, colon, case = text.partition(":")
     if not colon:
         return steps.parse_case(text)
@@ -98,19 +99,29 @@ def _function(case: CallCase) -> tuple[Callable[..., Any], tuple[Any, ...], str]
     if case.op == "conv":
         op = jaxgrad.conv_transpose if case.call.transposed else jaxgrad.conv_general_dilated
         *operands, dy = conv.make_arrays(case.call)
-        return batch_norm.gradients(partial(op, **case.call.settings())), (tuple(operands), dy), "default"
-    if case.op == "batch_norm":
-        return batch_norm.gradients(batch_norm.layer_of(case.call)), batch_norm.arrays_of(case.call), "default"
+        return _gradients(partial(op, **case.call.settings())), (tuple(operands), dy), "default"
+    if case.op == "norm":
+        *operands, dy = norm.make_arrays(case.call)
+        return _gradients(case.call.layer()), (tuple(operands), dy), "default"
     functions = gru.functions(case.call, *gru.arrays(case.call))
     return *functions[True, _BACKWARD, OURS], case.call.precision
+
+
+def _gradients(layer: Callable[..., jax.Array]) -> Callable[..., Any]:
+    """y, and the gradients of sum(y dy) with respect to the inputs."""
+
+    def run(inputs: tuple[jax.Array, ...], dy: jax.Array) -> tuple[jax.Array, ...]:
+        return value_and_gradients(layer, len(inputs))(*inputs, dy)
+
+    return run
 
 
 def _work(case: CallCase) -> Work:
     """The work of the benchmark of the op, under the name of the case here."""
     if case.op == "gru":
         work = gru.work_of(case.call, linear_before_reset=True, which=_BACKWARD)
-    elif case.op == "batch_norm":
-        work = batch_norm.work_of(case.call, _BACKWARD)
+    elif case.op == "norm":
+        work = case.call.work(_BACKWARD)
     else:
         one = conv.work_of(case.call, "forward")
         work = dataclasses.replace(one, measure=_BACKWARD, flops=3 * one.flops, bytes_moved=3 * one.bytes_moved)
