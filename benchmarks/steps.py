@@ -47,12 +47,15 @@ _JAX_LIBRARIES = {
 _LAX = (LAX, LAX_PADDED, LAX_DILATED, LAX_SLICED)
 _FLAGGED = tuple(name + BEST_FLAGS for name in _LAX)
 _TORCH = (TORCH_EAGER, TORCH_COMPILED)
-OPS = (jaxgrad.conv_general_dilated, jaxgrad.conv_transpose, jaxgrad.batch_norm_training, jaxgrad.max_pool)
+OPS = (
+    *(jaxgrad.conv_general_dilated, jaxgrad.conv_transpose, jaxgrad.batch_norm_training, jaxgrad.group_norm),
+    *(jaxgrad.layer_norm, jaxgrad.max_pool),
+)
 CONTENDERS = (*_JAX_LIBRARIES, *_FLAGGED, *_TORCH)
 NOTES = (
     "Cases are a network of benchmarks/networks, its batch and the sizes of its input.",
     "A step is the loss, all gradients, SGD with momentum and the running statistics of batch normalization, in place.",
-    "jax.lax is the same step with the convolutions and poolings of jax.lax and batch normalization in jax.numpy, "
+    "jax.lax is the same step with the convolutions and poolings of jax.lax and the norms in jax.numpy, "
     "differentiated by jax.grad.",
     "jax.lax, accelerated is the step of jax.lax under jaxgrad.accelerate; jaxgrad convolutions is that step with the "
     "convolutions of jaxgrad in place of jax.lax.",
@@ -107,6 +110,7 @@ _GPU_CASES = tuple(
         ("wavenet", 8, 16384),
         ("wavenet-causal", 8, 16384),
         ("resnext-blocks", 64, 56),
+        ("ddpm-unet", 64, 32),
         ("convnext-blocks96", 64, 56),
         ("convnext-blocks384", 64, 14),
         ("vit-stem", 64, 224),
@@ -126,10 +130,16 @@ CASES = {
         Case("mobilenet", 8, 32),
         Case("resnet18-cifar", 8, 64),
         Case("resnet18", 4, 224),
+        Case("ddpm-unet-small", 4, 32),
     ),
     "gpu": _GPU_CASES,
 }
-QUICK_CASES = (Case("resnext", 2, 8), Case("unet3d", 1, 8), Case("wavenet-causal", 1, 32, "bfloat16"))
+QUICK_CASES = (
+    Case("resnext", 2, 8),
+    Case("unet3d", 1, 8),
+    Case("wavenet-causal", 1, 32, "bfloat16"),
+    Case("ddpm-unet-small", 2, 8),
+)
 
 
 def parse_case(text: str) -> Case:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from benchmarks.networks import convnext, efficientnet, residual, transformers, unet, wavenet
+from benchmarks.networks import convnext, ddpm, efficientnet, residual, transformers, unet, wavenet
 
 CLASSES = 1000
 
@@ -45,6 +45,8 @@ NETWORKS = {
     "resnet18-cifar": _classifier(residual.residual, stem=residual.small_stem, **_BASIC),
     "unet3d": Network(partial(unet.unet, features=(32, 64, 128, 256)), 1, 3),
     "unet": Network(partial(unet.unet, features=(64, 128, 256, 512)), 3, 2),
+    "ddpm-unet": Network(partial(ddpm.ddpm_unet, features=128, multipliers=(1, 2, 2, 2)), 3, 2),
+    "ddpm-unet-small": Network(partial(ddpm.ddpm_unet, features=64, multipliers=(1, 2)), 3, 2),
     "wavenet": Network(partial(wavenet.wavenet, padding="centered"), 1, 1),
     "wavenet-causal": Network(partial(wavenet.wavenet, padding="causal"), 1, 1),
     "resnet-blocks": Network(partial(residual.bare_bottlenecks, features=256, count=6, inner=64, groups=1), 256, 2),

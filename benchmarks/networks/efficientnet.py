@@ -26,7 +26,7 @@ def _activated(ops: Ops, x: Any, features: int, size: int, **settings: Any) -> A
 def _squeezed(ops: Ops, x: Any, features: int, inner: int) -> Any:
     """x with gates for each of its features, from their means."""
     gates = ops.dense(ops.silu(ops.dense(ops.mean(x), inner)), features)
-    return ops.gated(x, ops.sigmoid(gates))
+    return x * ops.at_each_position(ops.sigmoid(gates), x)
 
 
 def efficientnet_b0(ops: Ops, x: Any, classes: int) -> Any:

@@ -12,8 +12,11 @@ import jax.numpy as jnp
 from jax import lax
 
 import jaxgrad
+from benchmarks import flax_norm
 from benchmarks.networks.ops import (
     BATCH_NORM_EPSILON,
+    GROUP_NORM_EPSILON,
+    GROUPS,
     LAYER_NORM_EPSILON,
     Conv,
     ConvTranspose,
@@ -54,6 +57,11 @@ class LaxOps(Ops):
         y = (wide - mean) * lax.rsqrt(var + LAYER_NORM_EPSILON) * layer.scale + layer.bias
         return y.astype(x.dtype)
 
+    def _group_norm(self, x: jax.Array, layer: Norm, activation: str | None) -> jax.Array:
+        settings: dict[str, Any] = {"epsilon": GROUP_NORM_EPSILON, "groups": GROUPS}
+        y = flax_norm.normalized("group-norm", x, layer.scale, layer.bias, **settings)
+        return y if activation is None else getattr(jax.nn, activation)(y)
+
     def _dense(self, x: jax.Array, layer: Dense) -> jax.Array:
         return x @ layer.w + layer.bias
 
@@ -62,7 +70,7 @@ class LaxOps(Ops):
 
     def _attention(self, queries: jax.Array, keys: jax.Array, values: jax.Array, heads: int) -> jax.Array:
         def by_head(x: jax.Array) -> jax.Array:
-            return x.reshape(*x.shape[:-1], heads, -1)
+            return x.reshape(x.shape[0], -1, heads, x.shape[-1] // heads)
 
         return jax.nn.dot_product_attention(by_head(queries), by_head(keys), by_head(values)).reshape(queries.shape)
 
@@ -88,8 +96,16 @@ class LaxOps(Ops):
         first, second = jnp.split(x, 2, -1)
         return first, second
 
-    def gated(self, x: jax.Array, gates: jax.Array) -> jax.Array:
-        return x * gates.reshape(x.shape[0], *(1,) * (x.ndim - 2), x.shape[-1])
+    def at_each_position(self, values: jax.Array, x: jax.Array) -> jax.Array:
+        return lax.expand_dims(values, range(1, x.ndim - 1))
+
+    def time_embedding(self, x: jax.Array, features: int) -> jax.Array:
+        times = 1000 / x.shape[0] * jnp.arange(x.shape[0])
+        angles = times[:, None] * 1e-4 ** jnp.linspace(0, 1, features // 2)
+        return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1).astype(x.dtype)
+
+    def upsample(self, x: jax.Array) -> jax.Array:
+        return jax.image.resize(x, _upsampled(x), "nearest")
 
     def max_pool(self, x: jax.Array, size: int, stride: int, padding: int = 0) -> jax.Array:
         n = x.ndim - 2
@@ -149,9 +165,20 @@ class JaxgradOps(JaxgradConvolutionOps):
     def _layer_norm(self, x: jax.Array, layer: Norm) -> jax.Array:
         return jaxgrad.layer_norm(x, layer.scale, layer.bias, epsilon=LAYER_NORM_EPSILON)
 
+    def _group_norm(self, x: jax.Array, layer: Norm, activation: str | None) -> jax.Array:
+        settings: dict[str, Any] = {"epsilon": GROUP_NORM_EPSILON, "num_groups": GROUPS, "activation": activation}
+        return jaxgrad.group_norm(x, layer.scale, layer.bias, **settings)
+
+    def upsample(self, x: jax.Array) -> jax.Array:
+        return jaxgrad.resize(x, _upsampled(x), "nearest")
+
     def max_pool(self, x: jax.Array, size: int, stride: int, padding: int = 0) -> jax.Array:
         n = x.ndim - 2
         return jaxgrad.max_pool(x, (size,) * n, (stride,) * n, ((padding, padding),) * n)
+
+
+def _upsampled(x: jax.Array) -> tuple[int, ...]:
+    return (x.shape[0], *(2 * size for size in x.shape[1:-1]), x.shape[-1])
 
 
 def _settings(x: jax.Array, window: Window) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-BATCH_NORM_EPSILON, LAYER_NORM_EPSILON = 1e-5, 1e-6
+BATCH_NORM_EPSILON, LAYER_NORM_EPSILON, GROUP_NORM_EPSILON = 1e-5, 1e-6, 1e-6
+GROUPS = 32
 
 
 class Conv(NamedTuple):
@@ -121,6 +122,10 @@ class Ops(abc.ABC):
         """Over the features."""
         return self._layer_norm(x, self._layer(lambda rng: _norm(x, x.dtype)))
 
+    def group_norm(self, x: Any, *, activation: str | None = "silu") -> Any:
+        """Of `GROUPS` groups of features; applies "silu" or nothing."""
+        return self._group_norm(x, self._layer(lambda rng: _norm(x, x.dtype)), activation)
+
     def dense(self, x: Any, features: int) -> Any:
         """Of [N, inputs]."""
 
@@ -131,7 +136,7 @@ class Ops(abc.ABC):
         return self._dense(x, self._layer(initial))
 
     def attention(self, x: Any, features: int, heads: int) -> Any:
-        """Self-attention of [N, T, C] with weights for queries, keys, values and the result, without positions.
+        """Self-attention over all positions, with weights for queries, keys, values and the result, unaware of order.
 
         The first three have no bias: the gradient of the keys' would be nothing but rounding errors.
         """
@@ -155,6 +160,9 @@ class Ops(abc.ABC):
 
     @abc.abstractmethod
     def _layer_norm(self, x: Any, layer: Norm) -> Any: ...
+
+    @abc.abstractmethod
+    def _group_norm(self, x: Any, layer: Norm, activation: str | None) -> Any: ...
 
     @abc.abstractmethod
     def _dense(self, x: Any, layer: Dense) -> Any: ...
@@ -190,8 +198,16 @@ class Ops(abc.ABC):
         """Of the features."""
 
     @abc.abstractmethod
-    def gated(self, x: Any, gates: Any) -> Any:
-        """x times gates, [N, C], at every position."""
+    def at_each_position(self, values: Any, x: Any) -> Any:
+        """[N, C] as an array that broadcasts over the positions of x."""
+
+    @abc.abstractmethod
+    def time_embedding(self, x: Any, features: int) -> Any:
+        """Sines and cosines of a time for each example of x, [N, features]. The times are evenly spaced below 1000."""
+
+    @abc.abstractmethod
+    def upsample(self, x: Any) -> Any:
+        """Twice the size on two spatial axes, with the nearest neighbors."""
 
     @abc.abstractmethod
     def max_pool(self, x: Any, size: int, stride: int, padding: int = 0) -> Any: ...

@@ -16,6 +16,8 @@ from torch.nn import functional
 
 from benchmarks.networks.ops import (
     BATCH_NORM_EPSILON,
+    GROUP_NORM_EPSILON,
+    GROUPS,
     LAYER_NORM_EPSILON,
     Conv,
     ConvTranspose,
@@ -71,6 +73,10 @@ class TorchOps(Ops):
         y = functional.layer_norm(x.movedim(1, -1), layer.scale.shape, layer.scale, layer.bias, LAYER_NORM_EPSILON)
         return y.movedim(-1, 1)
 
+    def _group_norm(self, x: torch.Tensor, layer: Norm, activation: str | None) -> torch.Tensor:
+        y = functional.group_norm(x, GROUPS, layer.scale, layer.bias, GROUP_NORM_EPSILON)
+        return y if activation is None else self.silu(y)
+
     def _dense(self, x: torch.Tensor, layer: Dense) -> torch.Tensor:
         return torch.addmm(layer.bias, x, layer.w)
 
@@ -79,10 +85,10 @@ class TorchOps(Ops):
 
     def _attention(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, heads: int) -> torch.Tensor:
         def by_head(x: torch.Tensor) -> torch.Tensor:
-            return x.squeeze(2).mT.unflatten(-1, (heads, -1)).transpose(1, 2)
+            return x.flatten(2).mT.unflatten(-1, (heads, -1)).transpose(1, 2)
 
         y = functional.scaled_dot_product_attention(by_head(queries), by_head(keys), by_head(values))
-        return y.transpose(1, 2).flatten(2).mT.unsqueeze(2)
+        return y.transpose(1, 2).flatten(2).mT.unflatten(2, queries.shape[2:])
 
     def relu(self, x: torch.Tensor) -> torch.Tensor:
         return x.relu_()
@@ -106,8 +112,16 @@ class TorchOps(Ops):
         first, second = x.chunk(2, 1)
         return first, second
 
-    def gated(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        return x * gates.reshape(*gates.shape, *(1,) * (x.ndim - 2))
+    def at_each_position(self, values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return values.reshape(*values.shape, *(1,) * (x.ndim - 2))
+
+    def time_embedding(self, x: torch.Tensor, features: int) -> torch.Tensor:
+        times = 1000 / x.shape[0] * torch.arange(x.shape[0], device=x.device)
+        angles = times[:, None] * 1e-4 ** torch.linspace(0, 1, features // 2, device=x.device)
+        return torch.cat([angles.sin(), angles.cos()], 1).to(x.dtype)
+
+    def upsample(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.interpolate(x, scale_factor=2, mode="nearest")
 
     def max_pool(self, x: torch.Tensor, size: int, stride: int, padding: int = 0) -> torch.Tensor:
         pool = {4: functional.max_pool2d, 5: functional.max_pool3d}[x.ndim]
