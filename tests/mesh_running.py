@@ -52,12 +52,13 @@ def needs(devices: int) -> Callable[..., Any]:
     return mark
 
 
-def on_devices(*groups: Sequence[Callable[[], None]]) -> pytest.MarkDecorator:
+def on_devices(*groups: Sequence[Callable[[], None]], oldest: int | None = None) -> pytest.MarkDecorator:
     """Parametrizes a test of (platform, checks). The checks of a group share one interpreter; on GPUs, those that need
-    the same number of GPUs do."""
+    the same number of GPUs do. With the oldest JAX, CI runs the first `oldest` groups: by default all."""
     params = []
     for i, group in enumerate(groups):
-        params.append(pytest.param("cpu", [check.__name__ for check in group], id=f"cpu-{i}"))
+        marks = [pytest.mark.newest] if oldest is not None and i >= oldest else []
+        params.append(pytest.param("cpu", [check.__name__ for check in group], marks=marks, id=f"cpu-{i}"))
         for count in sorted({getattr(check, "devices", _FEWEST) for check in group}):
             names = [check.__name__ for check in group if getattr(check, "devices", _FEWEST) == count]
             params.append(pytest.param("gpu", names, marks=pytest.mark.gpu(count=count), id=f"{count}-gpus-{i}"))

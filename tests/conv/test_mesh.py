@@ -346,29 +346,30 @@ def check_pmap():
 @on_devices(
     [
         check_a_batch,
-        check_depthwise_kernels,
         check_arrays_on_no_mesh,
         check_explicit_axes,
         check_vmap_over_explicit_axes,
-        check_output_features,
         check_two_axes,
         check_sharding_that_needs_all_gather,
-        check_input_features,
         check_per_example_gradients,
+        check_inside_shard_map,
+        check_pmap,
     ],
     [
+        check_depthwise_kernels,
+        check_output_features,
+        check_input_features,
         check_a_reshaped_batch,
         check_halves_of_a_batch,
         check_a_batch_that_does_not_divide,
         check_transformations,
-        check_inside_shard_map,
         check_xla_inside_shard_map,
         check_groups_on_xla,
         check_independent_problems_on_xla,
         check_matrix_products,
         check_windows_that_do_not_overlap,
-        check_pmap,
     ],
+    oldest=1,
 )
 def test_over_a_mesh(run_python, platform, checks):
     run_checks(run_python, platform, __file__, checks)

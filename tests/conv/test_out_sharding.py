@@ -234,9 +234,10 @@ def check_axes_that_are_not_explicit():
 
 @on_devices(
     [check_shardings_of_the_operands],
+    [check_transformations, check_errors, check_axes_that_are_not_explicit],
     [check_shardings_of_the_result, check_without_a_mesh_context],
     [check_kinds_of_calls],
-    [check_transformations, check_errors, check_axes_that_are_not_explicit],
+    oldest=2,
 )
 def test_out_sharding(run_python, platform, checks):
     run_checks(run_python, platform, __file__, checks)

@@ -140,17 +140,20 @@ def check_inside_shard_map():
 @on_devices(
     [
         check_a_batch,
-        check_a_batch_before_the_steps,
-        check_a_reshaped_batch,
         check_plain_xla,
         check_sharded_features,
         check_transformations,
         check_groups_of_weights,
+        check_inside_shard_map,
+    ],
+    [
+        check_a_batch_before_the_steps,
+        check_a_reshaped_batch,
         check_groups_of_weights_beside_rows,
         check_per_example_gradients,
         check_remat_every,
-        check_inside_shard_map,
-    ]
+    ],
+    oldest=1,
 )
 def test_over_a_mesh(run_python, platform, checks):
     run_checks(run_python, platform, __file__, checks)

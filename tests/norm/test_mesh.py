@@ -211,18 +211,21 @@ def check_groups():
 @on_devices(
     [
         check_a_batch,
-        check_a_reshaped_batch,
         check_on_xla,
         check_two_axes,
-        check_digits,
-        check_a_variance_larger_than_float32,
-        check_frozen_statistics,
         check_vmap_over_explicit_axes,
         check_inside_shard_map,
         check_a_named_axis,
-        check_a_named_vmap_inside_shard_map,
         check_groups,
-    ]
+    ],
+    [
+        check_a_reshaped_batch,
+        check_digits,
+        check_a_variance_larger_than_float32,
+        check_frozen_statistics,
+        check_a_named_vmap_inside_shard_map,
+    ],
+    oldest=1,
 )
 def test_over_a_mesh(run_python, platform, checks):
     run_checks(run_python, platform, __file__, checks)

@@ -96,8 +96,9 @@ def check_forward_mode():
 
 
 @on_devices(
-    [check_a_batch, check_a_split_image, check_two_axes, check_a_reshaped_batch],
-    [check_inside_shard_map, check_forward_mode, check_average, check_dilated_windows],
+    [check_a_batch, check_two_axes, check_inside_shard_map, check_forward_mode],
+    [check_a_split_image, check_a_reshaped_batch, check_average, check_dilated_windows],
+    oldest=1,
 )
 def test_over_a_mesh(run_python, platform, checks):
     run_checks(run_python, platform, __file__, checks)
