@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -113,6 +114,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             )
         if item.get_closest_marker("cuda_module") and not cuda.targets():
             item.add_marker(pytest.mark.skip(reason=NO_CUDA_MODULE))
+
+
+def pytest_collection_finish() -> None:
+    """Leaves 700,000 objects, of the tests and what they import, out of all later garbage collections."""
+    gc.collect()
+    gc.freeze()
 
 
 def _leave_pairs(items: list[pytest.Item]) -> None:
