@@ -232,6 +232,11 @@ def test_equinox_under_vmap(monkeypatch):
     jax.eval_shape(jax.grad(of_batch), layer, x)
     assert shapes[-1] == x.shape
 
+    (row,) = jaxgrad.report(jax.grad(of_batch), layer, x).layers
+    assert row.scope.endswith("jaxgrad.nn.equinox.GroupNorm")
+    mesh, spec = jax.make_mesh((1,), ("devices",)), jax.sharding.PartitionSpec()
+    jax.shard_map(jax.grad(of_batch), mesh=mesh, in_specs=spec, out_specs=spec)(layer, x)  # outside jit
+
     @partial(jax.jit, static_argnums=0)
     def several(norm, x):
         layer = norm(2, C)

@@ -163,7 +163,12 @@ def scopes(equation: JaxprEqn) -> tuple[str, ...]:
     Empty where this release of JAX does not say.
     """
     stack = getattr(equation.source_info.name_stack, "stack", ())
-    return tuple(entry.name for entry in stack if type(entry).__name__ == "Scope")
+    names = tuple(entry.name if type(entry).__name__ == "Scope" else None for entry in stack)
+    for i, name in enumerate(names):
+        first, second = (tuple(filter(None, part)) for part in (names[:i], names[i:]))
+        if name is None and first == second:  # JAX repeats the scopes of some calls: transpose(jvp(a))/jvp(a)
+            return first
+    return tuple(filter(None, names))
 
 
 def needs_rule_of_jax(context: Any) -> bool:

@@ -117,7 +117,7 @@ def _jvp_rule(primals, tangents, *, call, jaxpr):
         arrays = list(primals)
         for i, value in zip(needed, values, strict=True):
             arrays[i] = value
-        return jaxpr_as_fun(jaxpr)(*arrays)
+        return _run(call, *arrays)  # jitted, as `shard_map` outside `jit` requires
 
     return jax.jvp(of_needed, [primals[i] for i in needed], [tangents[i] for i in needed])
 
