@@ -1,5 +1,9 @@
 # Sourced by the scripts of this folder.
-export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1 PIP_NO_COMPILE=1
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
+# Of what pip installs, most modules are never imported: only those that are get bytecode, once. PIP_NO_COMPILE=1 would
+# turn compilation on.
+export PIP_COMPILE=0
+unset PYTHONDONTWRITEBYTECODE # without bytecode, each fresh interpreter of the tests compiles the sources of JAX: 2 s
 
 # A headline with the minutes that have gone by.
 headline() { echo "=== $((SECONDS / 60)):$(printf %02d $((SECONDS % 60))) $1"; }
