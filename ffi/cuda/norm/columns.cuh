@@ -4,7 +4,8 @@
 // (CHANNELS_LAST is 0), a row of a channel is one item of its runs, and a thread has one channel. A problem is `width`
 // channels of one sample, whole groups; the teams take the problems in turn. A block of a team has a range of the rows,
 // and each thread every `lanes`-th row of it. A thread keeps its first kHeld items in registers, the next `stored` in
-// shared memory, and reads the rest again.
+// shared memory, and reads the rest again. STORES and REREADS: whether there are such items. In a training step the
+// first launch of a kernel after others waits for its instructions, so that small problems have short kernels.
 
 constexpr int kSums = CHANNELS_LAST ? kVector : 1;  // channels of a thread
 constexpr int kHeld = HELD;

@@ -101,11 +101,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_backw
 
   for (unsigned problem = first_problem; problem < a.problems; problem += a.teams) {
     const Place place(a, part, problem);
+    const Item none = zero_item();
+    const auto load_third = [&](unsigned i, uint64 policy) {
+      return THIRD ? load_item(third + place.item(a, i), policy) : none;
+    };
+#if RESULT && !FROZEN
+    Item held_x[kHeld], held_g[kHeld], held_third[kHeld];
+    const auto load_held = [&] {
+#pragma unroll
+      for (int u = 0; u < kHeld; ++u) {
+        held_x[u] = held_g[u] = held_third[u] = none;
+        if (u < place.items) {
+          held_x[u] = load_item(x + place.item(a, u), once);
+          held_g[u] = load_item(dy + place.item(a, u), once);
+          held_third[u] = load_third(u, once);
+        }
+      }
+    };
+#endif
+#if STORES || REREADS
     if (problem == first_problem) {
       const unsigned from = keeps && place.items <= kHeld ? 0 : kHeld;
       prefetch(a, part, place, x, from, from + 8);
       prefetch(a, part, place, dy, from, from + 8);
     }
+#else
+    load_held();
+#endif
     const unsigned row = place.sample / a.samples * a.channels + place.channel;
     const unsigned first_group = place.sample * a.groups + quotient(place.channel, a.group);
     for (unsigned c = threadIdx.x; c < a.width; c += kThreads) {
@@ -139,10 +161,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_backw
       }
       if (FROZEN) scratch.load(a, kSlope, place, input.of_gradient);
     }
-    const Item none = zero_item();
-    const auto load_third = [&](unsigned i, uint64 policy) {
-      return THIRD ? load_item(third + place.item(a, i), policy) : none;
-    };
     const uint64 writes = keeps && place.items > reread ? once : again;  // the policy of stores that are not read again
     // Reads g of an item for the sums, and writes the results that do not depend on them.
     const auto read = [&](unsigned i, const Item& values, const Item& gradients, const Item& thirds) {
@@ -152,53 +170,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_backw
       return g;
     };
     const unsigned kept = min(place.items, reread);
-    unsigned i = kHeld;
-    for (; i + kUnroll <= kept; i += kUnroll) {
-      Item values[kUnroll], gradients[kUnroll], thirds[kUnroll];
+    const auto read_items = [&](unsigned from, unsigned to, uint64 policy, bool stores) {
+      for (unsigned i = from; i < to; i += kUnroll) {
+        Item values[kUnroll], gradients[kUnroll], thirds[kUnroll];
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        values[u] = load_item(x + place.item(a, i + u), once);
-        gradients[u] = load_item(dy + place.item(a, i + u), once);
-        thirds[u] = load_third(i + u, once);
+        for (int u = 0; u < kUnroll; ++u) {
+          const unsigned at = min(i + u, to - 1);
+          values[u] = load_item(x + place.item(a, at), policy);
+          gradients[u] = load_item(dy + place.item(a, at), policy);
+          thirds[u] = load_third(at, policy);
+        }
+#pragma unroll
+        for (int u = 0; u < kUnroll; ++u)
+          if (i + u < to) {
+            const Item g = read(i + u, values[u], gradients[u], thirds[u]);
+            if (!stores) continue;
+            stored[(i + u - kHeld) * 2 * kThreads] = values[u];
+            stored[((i + u - kHeld) * 2 + 1) * kThreads] = g;
+          }
       }
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        stored[(i + u - kHeld) * 2 * kThreads] = values[u];
-        stored[((i + u - kHeld) * 2 + 1) * kThreads] = read(i + u, values[u], gradients[u], thirds[u]);
-      }
-    }
-    for (; i < kept; ++i) {
-      const Item values = load_item(x + place.item(a, i), once);
-      stored[(i - kHeld) * 2 * kThreads] = values;
-      stored[((i - kHeld) * 2 + 1) * kThreads] =
-          read(i, values, load_item(dy + place.item(a, i), once), load_third(i, once));
-    }
-    i = reread;
-    const uint64 policy = keeps ? again : once;
-    for (; i + kUnroll <= place.items; i += kUnroll) {
-      Item values[kUnroll], gradients[kUnroll], thirds[kUnroll];
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        values[u] = load_item(x + place.item(a, i + u), policy);
-        gradients[u] = load_item(dy + place.item(a, i + u), policy);
-        thirds[u] = load_third(i + u, policy);
-      }
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) read(i + u, values[u], gradients[u], thirds[u]);
-    }
-    for (; i < place.items; ++i)
-      read(i, load_item(x + place.item(a, i), policy), load_item(dy + place.item(a, i), policy), load_third(i, policy));
+    };
+#if STORES
+    read_items(kHeld, kept, once, true);
+#endif
+#if REREADS
+    read_items(reread, place.items, keeps ? again : once, false);
+#endif
 #if RESULT && !FROZEN
-    Item held_x[kHeld], held_g[kHeld], held_third[kHeld];
-#pragma unroll
-    for (int u = 0; u < kHeld; ++u) {
-      held_x[u] = held_g[u] = held_third[u] = none;
-      if (u < place.items) {
-        held_x[u] = load_item(x + place.item(a, u), once);
-        held_g[u] = load_item(dy + place.item(a, u), once);
-        held_third[u] = load_third(u, once);
-      }
-    }
+#if STORES || REREADS
+    load_held();
+#endif
 #pragma unroll
     for (int u = 0; u < kHeld; ++u)
       if (u < place.items) held_g[u] = read(u, held_x[u], held_g[u], held_third[u]);
@@ -271,34 +272,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_backw
 #pragma unroll
     for (int u = 0; u < kHeld; ++u)
       if (u < place.items) store_item(dx + place.item(a, u), input.of(held_x[u], held_g[u], gradient.mean), writes);
-    unsigned r = place.items;
-    for (; r >= reread + kUnroll; r -= kUnroll) {
+#if REREADS
+    for (unsigned r = place.items; r > reread; r -= min(r - reread, static_cast<unsigned>(kUnroll))) {
       Item values[kUnroll], gradients[kUnroll], thirds[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        const unsigned at = place.item(a, r - 1 - u);
+        const unsigned i = r > reread + u ? r - 1 - u : reread, at = place.item(a, i);
         values[u] = load_item(x + at, once);
         gradients[u] = load_item(RESIDUAL ? dresidual + at : dy + at, once);
-        thirds[u] = RESIDUAL ? none : load_third(r - 1 - u, once);
+        thirds[u] = RESIDUAL ? none : load_third(i, once);
       }
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const Item g = RESIDUAL ? gradients[u] : gradient.of(values[u], gradients[u], thirds[u], false);
-        store_item(dx + place.item(a, r - 1 - u), input.of(values[u], g, gradient.mean), writes);
-      }
+      for (int u = 0; u < kUnroll; ++u)
+        if (r > reread + u) {
+          const Item g = RESIDUAL ? gradients[u] : gradient.of(values[u], gradients[u], thirds[u], false);
+          store_item(dx + place.item(a, r - 1 - u), input.of(values[u], g, gradient.mean), writes);
+        }
     }
-    for (; r > reread; --r) {
-      const unsigned at = place.item(a, r - 1);
-      const Item values = load_item(x + at, once);
-      const Item gradients = load_item(RESIDUAL ? dresidual + at : dy + at, once);
-      const Item g = RESIDUAL ? gradients : gradient.of(values, gradients, load_third(r - 1, once), false);
-      store_item(dx + at, input.of(values, g, gradient.mean), writes);
-    }
+#endif
+#if STORES
 #pragma unroll 2
     for (unsigned s = kHeld; s < kept; ++s)
       store_item(dx + place.item(a, s),
                  input.of(stored[(s - kHeld) * 2 * kThreads], stored[((s - kHeld) * 2 + 1) * kThreads], gradient.mean),
                  writes);
+#endif
 #endif
 #if SUMS
     if (a.samples > 1 && exchange.team.rank == 0) sum_over_samples(a, place, problem, scratch);

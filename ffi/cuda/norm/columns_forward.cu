@@ -133,6 +133,12 @@ struct Affine {
   }
 };
 
+__device__ inline void load_held(const NormColumns& a, const Place& place, const Element* x, uint64 policy,
+                                 Item (&held)[kHeld]) {
+#pragma unroll
+  for (int u = 0; u < kHeld; ++u) held[u] = u < place.items ? load_item(x + place.item(a, u), policy) : zero_item();
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_forward(const NormColumns a) {
   constexpr int kUnroll = 8;
   const Part part(a, blockIdx.x % a.blocks);
@@ -153,43 +159,43 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_forwa
     Item held[kHeld];
     const unsigned row_of_scale = place.sample / a.samples * a.channels + place.channel;
 #if SUMS
+#if STORES || REREADS
     if (problem == first_problem) prefetch(a, part, place, x, kHeld < kept ? kHeld : 0, kHeld < kept ? kHeld + 8 : 8);
+#else
+    load_held(a, place, x, once, held);
+#endif
     float shift[kSums];
     find_shift(a, place, x, shift);
     if (part.lane == 0 && part.column < part.columns)
 #pragma unroll
       for (int j = 0; j < kSums; ++j) scratch.of(a, kShift)[place.own + j] = shift[j];
     Moments moments;
-    unsigned i = kHeld;
-    for (; i + kUnroll <= kept; i += kUnroll) {
+#if STORES
+    for (unsigned i = kHeld; i < kept; i += kUnroll) {
       Item batch[kUnroll];
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) batch[u] = load_item(x + place.item(a, i + u), once);
+      for (int u = 0; u < kUnroll; ++u) batch[u] = load_item(x + place.item(a, min(i + u, kept - 1)), once);
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        moments.add(batch[u], shift);
-        stored[(i + u - kHeld) * kThreads] = batch[u];
-      }
+      for (int u = 0; u < kUnroll; ++u)
+        if (i + u < kept) {
+          moments.add(batch[u], shift);
+          stored[(i + u - kHeld) * kThreads] = batch[u];
+        }
     }
-    for (; i < kept; ++i) {
-      const Item item = load_item(x + place.item(a, i), once);
-      moments.add(item, shift);
-      stored[(i - kHeld) * kThreads] = item;
-    }
-    i = kHeld + a.stored;
-    for (; i + kUnroll <= place.items; i += kUnroll) {
+#endif
+#if REREADS
+    for (unsigned i = kHeld + a.stored; i < place.items; i += kUnroll) {
       Item batch[kUnroll];
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) batch[u] = load_item(x + place.item(a, i + u), again);
+      for (int u = 0; u < kUnroll; ++u) batch[u] = load_item(x + place.item(a, min(i + u, place.items - 1)), again);
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) moments.add(batch[u], shift);
+      for (int u = 0; u < kUnroll; ++u)
+        if (i + u < place.items) moments.add(batch[u], shift);
     }
-    for (; i < place.items; ++i) moments.add(load_item(x + place.item(a, i), again), shift);
-#pragma unroll
-    for (int u = 0; u < kHeld; ++u) {
-      held[u] = zero_item();
-      if (u < place.items) held[u] = load_item(x + place.item(a, u), once);
-    }
+#endif
+#if STORES || REREADS
+    load_held(a, place, x, once, held);
+#endif
 #pragma unroll
     for (int u = 0; u < kHeld; ++u)
       if (u < place.items) moments.add(held[u], shift);
@@ -255,40 +261,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_columns_forwa
 #else
     const unsigned reread = 0;
 #endif
-    unsigned r = place.items;
-    for (; r >= reread + kUnroll; r -= kUnroll) {
+#if REREADS
+    for (unsigned r = place.items; r > reread; r -= min(r - reread, static_cast<unsigned>(kUnroll))) {
       Item batch[kUnroll], added[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        batch[u] = load_item(x + place.item(a, r - 1 - u), once);
-        added[u] = RESIDUAL ? load_item(residual + place.item(a, r - 1 - u), once) : none;
+        const unsigned at = place.item(a, r > reread + u ? r - 1 - u : reread);
+        batch[u] = load_item(x + at, once);
+        added[u] = RESIDUAL ? load_item(residual + at, once) : none;
       }
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) store_item(y + place.item(a, r - 1 - u), affine.of(batch[u], added[u]), policy);
-    }
-    for (; r > reread; --r)
-      store_item(y + place.item(a, r - 1),
-                 affine.of(load_item(x + place.item(a, r - 1), once),
-                           RESIDUAL ? load_item(residual + place.item(a, r - 1), once) : none),
-                 policy);
-#if SUMS
-    unsigned s = kHeld;
-#if RESIDUAL
-    for (; s + kUnroll <= kept; s += kUnroll) {
-      Item added[kUnroll];
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) added[u] = load_item(residual + place.item(a, s + u), once);
-#pragma unroll
       for (int u = 0; u < kUnroll; ++u)
-        store_item(y + place.item(a, s + u), affine.of(stored[(s + u - kHeld) * kThreads], added[u]), policy);
+        if (r > reread + u) store_item(y + place.item(a, r - 1 - u), affine.of(batch[u], added[u]), policy);
     }
 #endif
-#pragma unroll 4
-    for (; s < kept; ++s)
-      store_item(
-          y + place.item(a, s),
-          affine.of(stored[(s - kHeld) * kThreads], RESIDUAL ? load_item(residual + place.item(a, s), once) : none),
-          policy);
+#if SUMS && STORES
+    for (unsigned i = kHeld; i < kept; i += kPart) {
+      Item added[kPart];
+#pragma unroll
+      for (int u = 0; u < kPart; ++u)
+        added[u] = RESIDUAL ? load_item(residual + place.item(a, min(i + u, kept - 1)), once) : none;
+#pragma unroll
+      for (int u = 0; u < kPart; ++u)
+        if (i + u < kept)
+          store_item(y + place.item(a, i + u), affine.of(stored[(i + u - kHeld) * kThreads], added[u]), policy);
+    }
 #endif
 #endif
     __syncthreads();

@@ -19,6 +19,7 @@ constexpr int64_t kMaxElements = std::numeric_limits<int32_t>::max();  // the ke
 constexpr int64_t kItemBytes = 16;
 constexpr int64_t kColumnThreads = 512, kRowThreads = 512;
 constexpr int64_t kHeldForward = 16, kHeldBackward = 6;  // items in the registers of a thread
+constexpr int64_t kFewItems = 8;                         // that stay there
 constexpr int64_t kItemsAtOnce = 8;                      // of a thread that keeps none
 
 int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
@@ -105,10 +106,12 @@ struct ColumnPlan {
   // Shared memory without stored items.
   int64_t scratch_bytes(int64_t width) const { return 4 * (floats_of_sums(width) + kNormChannelValues * width); }
   int64_t stored_bytes() const { return kColumnThreads * std::max<int64_t>(4, vector * bytes) * items_of_row; }
+  // Items of a thread for which shared memory has room.
+  int64_t room(int64_t width) const {
+    return std::max<int64_t>(0, (gpu.shared_bytes - scratch_bytes(width)) / stored_bytes());
+  }
   int64_t stored(const Tiling& t) const {
-    if (!keeps_items()) return 0;
-    const int64_t room = (gpu.shared_bytes - scratch_bytes(t.width)) / stored_bytes();
-    return std::clamp<int64_t>(items(t) - held, 0, std::max<int64_t>(0, room));
+    return keeps_items() ? std::clamp<int64_t>(items(t) - held, 0, room(t.width)) : 0;
   }
 
   bool fits(int64_t width) const {
@@ -174,16 +177,25 @@ struct ColumnPlan {
   NormProgram program() const {
     const NormShape& s = key.shape;
     const Tiling t = exchanges() ? best() : elementwise();
+    // Few items stay in registers. Of more, as many as it has room for are in shared memory: the kernel is shorter.
+    int64_t kept = stored(t), in_registers = held;
+    const bool rereads = !keeps_items() || items(t) > held + kept;
+    if (!rereads) {
+      const int64_t least = items(t) <= std::min(held, kFewItems) ? items(t) : items(t) - room(t.width);
+      while (in_registers > 1 && in_registers / 2 >= least) in_registers /= 2;
+      kept = std::max<int64_t>(0, items(t) - in_registers);
+    }
     NormProgram p;
     p.has_columns = true;
     p.definitions = definitions_of(key, vector, kColumnThreads, 1) + "#define CHANNELS_LAST " +
-                    std::to_string(channels_last) + "\n#define HELD " + std::to_string(held) + "\n#define EXCHANGES " +
-                    std::to_string(exchanges()) + "\n";
+                    std::to_string(channels_last) + "\n#define HELD " + std::to_string(in_registers) +
+                    "\n#define STORES " + std::to_string(kept > 0) + "\n#define REREADS " + std::to_string(rereads) +
+                    "\n#define EXCHANGES " + std::to_string(exchanges()) + "\n";
     p.source = is_backward(key) ? kNormColumnsBackwardSource : kNormColumnsForwardSource;
     p.kernel = is_backward(key) ? "norm_columns_backward" : "norm_columns_forward";
     p.threads = kColumnThreads;
     p.blocks = t.teams * t.blocks;
-    p.shared_bytes = scratch_bytes(t.width) + stored(t) * stored_bytes();
+    p.shared_bytes = scratch_bytes(t.width) + kept * stored_bytes();
     NormColumns& a = p.columns;
     const auto set = [](unsigned& member, int64_t value) { member = static_cast<unsigned>(value); };
     set(a.rows, rows);
@@ -196,7 +208,7 @@ struct ColumnPlan {
     set(a.teams, t.teams);
     set(a.blocks, t.blocks);
     set(a.samples, s.call_samples());
-    set(a.stored, stored(t));
+    set(a.stored, kept);
     set(a.floats_of_sums, floats_of_sums(t.width));
     set(a.stride, s.C);
     a.inner = divisor(static_cast<unsigned>(channels_last ? 1 : s.I / vector));
