@@ -59,10 +59,8 @@ void load(int64_t device, Key... key) {
 }
 
 template <class... Key>
-nb::dict described(int64_t multiprocessors, Key... key) {
-  NormGpu gpu = gpu_of(-1);
-  gpu.multiprocessors = multiprocessors;
-  const NormProgram found = norm_program(key_of(key...), gpu);
+nb::dict described(int64_t multiprocessors, int64_t shared_bytes, Key... key) {
+  const NormProgram found = norm_program(key_of(key...), {multiprocessors, shared_bytes});
   nb::dict result;
   result["definitions"] = found.definitions;
   result["source"] = found.source;
@@ -94,9 +92,9 @@ void bind_norm(nb::module_& module) {
              nb::arg("device"), JAXGRAD_NORM_KEY, "The bytes of workspace of a normalization pass.");
   module.def(
       "norm_program", &described<int64_t, int64_t, Shape, int64_t, bool, bool, bool, int64_t, bool, bool>,
-      nb::arg("multiprocessors"), JAXGRAD_NORM_KEY,
-      "The source and the launch of a normalization pass, on a GPU with so many multiprocessors and otherwise as "
-      "an H200. No GPU needs to exist.");
+      nb::arg("multiprocessors"), nb::arg("shared_bytes"), JAXGRAD_NORM_KEY,
+      "The source and the launch of a normalization pass, on a GPU with so many multiprocessors and so much shared "
+      "memory for a block. No GPU needs to exist.");
 #undef JAXGRAD_NORM_KEY
 }
 
