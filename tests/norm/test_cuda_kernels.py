@@ -182,7 +182,9 @@ def test_values_and_gradients(tmp_path, kernel_emulation, case):
     samples, channels = shape[0], shape[2]
     has_rows, has_batch = shape[1] == shape[3] == groups == 1, groups == channels
     shapes = dict.fromkeys(("result", "dresidual"), shape) | dict.fromkeys(("dscale", "dbias"), (calls, channels))
-    norm = _Norm(tmp_path, kernel_emulation, *(shared_bytes or [_SHARED_BYTES]), sizes, dtype, activation, centered=centered)
+    norm = _Norm(
+        tmp_path, kernel_emulation, *(shared_bytes or [_SHARED_BYTES]), sizes, dtype, activation, centered=centered
+    )
     rng = np.random.default_rng(3)
 
     def draw(size=shape, dtype=norm.dtype):
