@@ -33,7 +33,7 @@ class CudaNormChecks : public NormChecks {
   }
   float* per_channel_or_null(const char* name, const Arg& buffer) {
     per_channel_or_absent(name, buffer);
-    return data_or_null<float>(buffer);
+    return static_cast<float*>(aligned(data_or_null<void>(buffer)));
   }
 
   // The statistics that a pass writes.
@@ -62,8 +62,8 @@ class CudaNormChecks : public NormChecks {
     per_channel("scale", scale);
     per_channel("bias", bias);
     like_x("y", y);
-    arrays.scale = data_or_null<float>(scale);
-    arrays.bias = data_or_null<float>(bias);
+    arrays.scale = per_channel_or_null("scale", scale);
+    arrays.bias = per_channel_or_null("bias", bias);
     arrays.residual = like_x_or_null("residual", residual);
     arrays.result = aligned(y.untyped_data());
     key.residual = arrays.residual != nullptr;
@@ -127,7 +127,7 @@ ffi::Error backward(CUstream stream, Arg x, Arg scale, Arg bias, Arg mean, Arg m
   checks.require(centered == checks.key.centered, "mean must be given if and only if centered is true");
   checks.per_channel("scale", scale);
   checks.like_x("dy", dy);
-  arrays.scale = data_or_null<float>(scale);
+  arrays.scale = checks.per_channel_or_null("scale", scale);
   arrays.dy = checks.aligned(dy.untyped_data());
   arrays.bias = checks.per_channel_or_null("bias", bias);
   arrays.y = checks.like_x_or_null("y", y);

@@ -236,10 +236,11 @@ struct RowPlan {
   int64_t stages = kStages, vector = 0, lanes = 0, items = 0;
 
   RowPlan(const NormKey& key, const NormGpu& gpu) : key(key), gpu(gpu) {
-    for (const int64_t most : {kKept, is_backward(key) ? kKept : kMaxForward})
+    for (int64_t most = kKept; most <= (is_backward(key) ? kKept : kMaxForward); most *= 4)
       for (stages = kStages; stages > 0; --stages)
         if (choose(most)) return;
-    throw NoPlan("the normalization kernels take rows of fewer elements than " + std::to_string(key.shape.C));
+    throw NoPlan("rows of " + std::to_string(key.shape.C) +
+                 " elements do not fit the shared memory that the normalization kernels need");
   }
 
   // Chooses the lanes of a row, each of which has at most `most` elements. The factors are from sweeps over widths of
@@ -266,7 +267,7 @@ struct RowPlan {
     return best > 0;
   }
 
-  static constexpr int64_t kStaticBytes = 8 << 10;  // of shared memory, at most
+  static constexpr int64_t kStaticBytes = 9 << 10;  // of shared memory: at most 272 for each warp
 
   static int64_t threads(int64_t lanes) { return lanes * std::max<int64_t>(1, kRowThreads / lanes); }
   int64_t ring_bytes(int64_t lanes, int64_t items, int64_t vector) const {

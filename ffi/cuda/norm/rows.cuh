@@ -84,7 +84,7 @@ struct Ring {
     filled = filled + 1 == STAGES ? 0 : filled + 1;
   }
 
-  // The items of the oldest row. The next copy but one overwrites them.
+  // The items of the oldest row. The next copy overwrites them.
   __device__ void take(Item (&items)[ARRAYS][kItems]) {
     wait_for_copies<STAGES - 1>();
 #pragma unroll

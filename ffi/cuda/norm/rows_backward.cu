@@ -96,6 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_rows_backward
     // What does not exist has dy = 0, so that g = 0.
 #pragma unroll
     for (int k = 0; k < kItems; ++k) {
+      const float mean = lane.exists[k] ? own.mean : 0.f;
       float third[kVector];
       unpack(items[0][k], xhat[k]);
       unpack(items[1][k], g[k]);
@@ -104,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_rows_backward
 #endif
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        xhat[k][j] = fmaf(xhat[k][j] - own.mean, own.rstd, own.shift);
+        xhat[k][j] = fmaf(xhat[k][j] - mean, own.rstd, own.shift);
         float z = 0.f;
         if (kComputesArgument) z = fmaf(xhat[k][j], scale[k][j], bias[k][j]);
         if (THIRD == 1) z = third[j];

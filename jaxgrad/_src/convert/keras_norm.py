@@ -18,7 +18,7 @@ def read_norm(layer: Any) -> NormWeights:
 
     Raises:
       TypeError: layer is not one of these.
-      ValueError: layer is not built, has `rms_scaling`, or has axes that are not in ascending order.
+      ValueError: layer is not built, has `rms_scaling`, or has axes of both signs.
     """
     kind = kind_of(_READ, layer, "keras")
     names = ("scale",) if kind == "rms" else ("gamma", "beta")

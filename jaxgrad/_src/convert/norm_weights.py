@@ -114,6 +114,8 @@ def norm_weights(
     for array in arrays:
         if array.ndim != rank:
             raise ValueError(f"{function}: scale and bias must have rank {rank}, got the shape {array.shape}")
+    if kind != "group" and num_groups is not None:
+        raise ValueError(f'{function}: the number of groups must be None for kind "{kind}", got {num_groups}')
     if kind == "group":
         num_groups = checks.as_int(function, "the number of groups", num_groups)
         if num_groups < 1 or any(a.size % num_groups for a in arrays):

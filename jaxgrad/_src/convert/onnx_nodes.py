@@ -113,6 +113,15 @@ def _constants(
     return found
 
 
+def rank_of(model: onnx.ModelProto, name: str) -> int | None:
+    """The rank of an array of a graph; None if the model does not say it."""
+    graph = model.graph
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        if value.name == name and value.type.tensor_type.HasField("shape"):
+            return len(value.type.tensor_type.shape.dim)
+    return None
+
+
 def check_attributes(function: str, node: onnx.NodeProto, own: Any, other: Any, names: Sequence[str]) -> None:
     """Checks that a record has the attributes of `other`, the record of the node. ONNX's floats are float32."""
     for name in names:

@@ -13,6 +13,7 @@ from jaxgrad._src.convert.onnx_nodes import (
     check_attributes,
     find_nodes,
     pair_nodes,
+    rank_of,
     read_constants,
 )
 
@@ -28,7 +29,8 @@ def read_norm(model: onnx.ModelProto, *names: str) -> tuple[NormWeights, ...]:
       model: the model, as `onnx.load` returns it.
       *names: the names of the nodes; none for all GroupNormalization, LayerNormalization, InstanceNormalization and
         RMSNormalization nodes of the graph, in its order. Before opset 21, a group normalization has a scale and a bias
-        for each group, and so has its record.
+        for each group, and so has its record. The scale of a layer or RMS normalization must have all normalized axes;
+        this is checked where `axis` is negative or the model says the rank of x.
 
     Returns:
       One `NormWeights` for each node.
@@ -50,8 +52,9 @@ def _read_node(function: str, model: onnx.ModelProto, node: onnx.NodeProto) -> N
     axis: int | None = 1
     if kind in ("layer", "rms"):
         axis = None
-        own = attributes.integer("axis", -1)
-        if own < 0 and own != -scale.ndim:  # the record has as many axes as the scale
+        own, rank = attributes.integer("axis", -1), rank_of(model, node.input[0])
+        from_the_end = own if own < 0 or rank is None else own - rank
+        if from_the_end < 0 and from_the_end != -scale.ndim:  # the record has as many axes as the scale
             raise attributes.error("axis", f"{-scale.ndim}, as scale has the shape {scale.shape}", own)
     return norm_weights(
         attributes.label,

@@ -50,14 +50,15 @@ class BatchNorm(hk.BatchNorm):
             scale = hk.get_parameter("scale", shape, dtype, self.scale_init).reshape(-1)
         if self.create_offset:
             offset = hk.get_parameter("offset", shape, dtype, self.offset_init).reshape(-1)
+        result = jnp.result_type(dtype, *(a for a in (scale, offset) if a is not None))
         if not (is_training or test_local_stats):
             mean, var = (ema.average.astype(dtype).reshape(-1) for ema in (self.mean_ema, self.var_ema))
-            return by_statistics(inputs, scale, offset, mean, var, dtype=dtype, feature_axis=axis, epsilon=self.eps)
+            return by_statistics(inputs, scale, offset, mean, var, dtype=result, feature_axis=axis, epsilon=self.eps)
         y, mean, var = by_batch(
             inputs,
             scale,
             offset,
-            dtype=dtype,
+            dtype=result,
             feature_axis=axis,
             epsilon=self.eps,
             axis_name=self.cross_replica_axis or None,

@@ -7,6 +7,7 @@ from typing import Any
 
 import haiku as hk
 import jax
+import jax.numpy as jnp
 
 from jaxgrad._src.nn.batch_norm import as_batch
 from jaxgrad._src.nn.norms import Norm, find_norm
@@ -133,4 +134,5 @@ def _run(
         scale = hk.get_parameter("scale", shape, x.dtype, module.scale_init)
     if getattr(module, "create_offset", False):  # RMSNorm has none
         offset = hk.get_parameter("offset", shape, x.dtype, module.offset_init)
-    return norm(x, scale, offset, dtype=x.dtype, epsilon=module.eps)
+    dtype = jnp.result_type(x, *(a for a in (scale, offset) if a is not None))
+    return norm(x, scale, offset, dtype=dtype, epsilon=module.eps)

@@ -72,7 +72,9 @@ class GroupNormalization(keras.layers.GroupNormalization):
         """Normalizes the inputs, as `keras.layers.GroupNormalization`."""
         x = as_batch("jaxgrad.nn.keras.GroupNormalization", "inputs", inputs)
         norm = find_norm(x, slice(1, None), self.axis, num_groups=self.groups) if self.axis % x.ndim else None
-        return super().call(inputs) if norm is None else _run(self, x, norm, self.gamma, self.beta)
+        if norm is None:
+            return super().call(inputs)
+        return _run(self, x, norm, self.gamma, self.beta).astype(self.compute_dtype)
 
 
 @_register
@@ -95,7 +97,9 @@ class LayerNormalization(keras.layers.LayerNormalization):
         """Normalizes the inputs, as `keras.layers.LayerNormalization`."""
         x = as_batch("jaxgrad.nn.keras.LayerNormalization", "inputs", inputs)
         norm = None if self.rms_scaling else _find_rows(x, self.axis)
-        return super().call(inputs) if norm is None else _run(self, x, norm, self.gamma, self.beta)
+        if norm is None:
+            return super().call(inputs)
+        return _run(self, x, norm, self.gamma, self.beta).astype(self.compute_dtype)
 
 
 __all__ = ["BatchNormalization", "GroupNormalization", "LayerNormalization"]
@@ -140,5 +144,4 @@ def _values(*variables: Any) -> tuple[Any, ...]:
 def _run(layer: Any, x: jax.Array, norm: Norm, *parameters: Any) -> jax.Array:
     scale, bias = _values(*parameters)
     with jax.named_scope(f"jaxgrad.nn.keras.{type(layer).__name__}"):
-        y = norm(x, scale, bias, dtype=x.dtype, epsilon=layer.epsilon)
-    return y.astype(layer.compute_dtype)
+        return norm(x, scale, bias, dtype=x.dtype, epsilon=layer.epsilon)

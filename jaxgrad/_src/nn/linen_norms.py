@@ -10,7 +10,7 @@ import jax
 from flax.linen.dtypes import canonicalize_dtype
 
 from jaxgrad._src.nn.batch_norm import as_batch
-from jaxgrad._src.nn.norms import Norm, find_instance_norm, find_norm
+from jaxgrad._src.nn.norms import Norm, computes_in, find_instance_norm, find_norm
 
 
 class GroupNorm(nn.GroupNorm):
@@ -118,7 +118,8 @@ class RMSNorm(nn.RMSNorm):
 
 def _run(layer: Any, own: Callable[..., Any], x: jax.Array, mask: Any, norm: Norm | None) -> Any:
     """The result of a layer. `own` is flax's code."""
-    if mask is not None or layer.axis_name is not None or not layer.force_float32_reductions or norm is None:
+    is_usual = mask is None and layer.axis_name is None and layer.force_float32_reductions
+    if norm is None or not is_usual or not computes_in(layer.dtype, layer.param_dtype):
         return own(x, mask=mask)
     shape = [x.shape[axis] for axis in norm.feature_axes]
     scale = layer.param("scale", layer.scale_init, shape, layer.param_dtype) if layer.use_scale else None

@@ -10,7 +10,7 @@ from flax import nnx
 from flax.nnx.nn.dtypes import canonicalize_dtype
 
 from jaxgrad._src.nn.batch_norm import as_batch
-from jaxgrad._src.nn.norms import Norm, find_instance_norm, find_norm
+from jaxgrad._src.nn.norms import Norm, computes_in, find_instance_norm, find_norm
 
 
 class GroupNorm(nnx.GroupNorm):
@@ -36,8 +36,9 @@ class GroupNorm(nnx.GroupNorm):
         x = as_batch("jaxgrad.nn.nnx.GroupNorm", "x", x)
         axes = slice(1, None) if self.reduction_axes is None else self.reduction_axes
         norm = find_norm(x, axes, -1, num_groups=self.num_groups)
-        is_usual = norm is not None and norm.axes == tuple(range(1 - x.ndim, 0)) != ()
-        return _run(self, super().__call__, x, mask, norm if is_usual else None)
+        if x.ndim < 2 or (norm is not None and len(norm.axes) != x.ndim - 1):
+            norm = None
+        return _run(self, super().__call__, x, mask, norm)
 
 
 class LayerNorm(nnx.LayerNorm):
@@ -115,7 +116,8 @@ class RMSNorm(nnx.RMSNorm):
 
 def _run(layer: Any, own: Callable[..., Any], x: jax.Array, mask: Any, norm: Norm | None) -> Any:
     """The result of a layer. `own` is flax's code."""
-    if mask is not None or layer.axis_name is not None or norm is None:
+    is_usual = mask is None and layer.axis_name is None
+    if norm is None or not is_usual or not computes_in(layer.dtype, layer.param_dtype):
         return own(x, mask=mask)
     has_bias = hasattr(layer, "bias")  # RMSNorm has none
     parameters = [None if p is None else p[...] for p in (layer.scale, *([layer.bias] if has_bias else []))]

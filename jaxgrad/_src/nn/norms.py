@@ -86,6 +86,11 @@ def find_norm(
     return Norm(axes, feature_axes, groups, centered)
 
 
+def computes_in(*dtypes: Any) -> bool:
+    """Whether the ops have these dtypes of parameters or results; None is that of x."""
+    return all(dtype is None or jnp.dtype(dtype).name in _DTYPES for dtype in dtypes)
+
+
 def find_instance_norm(x: jax.Array, feature_axes: Any) -> Norm | None:
     """As `find_norm`, for the statistics over all axes but the first one and those of the features, as in flax."""
     features = _from_the_end(feature_axes, x.ndim)
