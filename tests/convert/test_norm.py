@@ -170,6 +170,7 @@ def test_haiku_errors():
     for settings, message in (
         ({"kind": "batch"}, "kind must be"),
         ({"kind": "group", "groups": 3}, r"the number of groups must divide the sizes \[\(8,\)\], got 3"),
+        ({"kind": "instance", "groups": 2}, 'the number of groups must be None for kind "instance", got 2'),
         ({"kind": "layer", "axis": (1, 2)}, r"scale and bias must have rank 2, got the shape \(8,\)"),
         ({"kind": "layer", "eps": -1.0}, "eps must be a finite number of at least 0, got -1.0"),
     ):
@@ -256,6 +257,11 @@ def test_onnx_errors():
         convert.write_norm(NormWeights(record.scale, None, kind="rms", epsilon=1e-5), model)
     model.graph.node[0].attribute[0].i = -1
     with pytest.raises(ValueError, match=r"the node 'own' must have axis -2, as scale has the shape \(5, 4\), got -1"):
+        convert.read_norm(model)
+    model.graph.node[0].attribute[0].i = 1
+    for size in (2, 3, 5, 4):  # of x
+        model.graph.input[0].type.tensor_type.shape.dim.add().dim_value = size
+    with pytest.raises(ValueError, match=r"the node 'own' must have axis -2, as scale has the shape \(5, 4\), got 1"):
         convert.read_norm(model)
     model.graph.node[0].op_type = "BatchNormalization"
     with pytest.raises(ValueError, match="the graph has no GroupNormalization or LayerNormalization or"):

@@ -156,6 +156,7 @@ OF_FLAX = [
     *((name, X, {"axis_name": "batch"}) for name in FLAX),
     ("LayerNorm", INTS, {}),
     ("GroupNorm", COMPLEX, {}),
+    ("LayerNorm", X, {"dtype": jnp.complex64}),
     ("LayerNorm", X, {"reduction_axes": 1, "feature_axes": 1, "num_features": 4}),
     ("RMSNorm", X, {"reduction_axes": 2}),
 ]
@@ -196,6 +197,16 @@ def test_calls_of_the_framework(case):
     (variables, theirs), (own, ours) = _both(*case)
     assert_same_bits(own, variables)
     assert _program(ours, variables, case[2]) == _program(theirs, variables, case[2])
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
+def test_haiku_promotes(name):
+    """Parameters in float32 make the result of x in bfloat16 float32."""
+    settings = {"axis": -1, "create_scale": True} | ({} if name == "RMSNorm" else {"create_offset": True})
+    (variables, theirs), (_, ours) = _both(haiku, name, X.astype("float32"), settings, {})
+    x = X.astype("bfloat16")
+    expected, found = theirs(variables, x), ours(variables, x)
+    assert jax.tree.map(lambda a: a.dtype, found) == jax.tree.map(lambda a: a.dtype, expected)
 
 
 @pytest.mark.parametrize("name", FLAX)
