@@ -130,7 +130,7 @@ void check_gru(bool of_blocks, FloatType type, bool allow_tf32, bool linear, CUs
                           rows_of_backward_block,
                           clip,
                           /*resets_to_zero=*/checked++ % 2 == 1};
-    report_gru(name, call, [&] { return gru_error(call, kDevice, stream); });
+    report_gru(name, call, [&] { return error_of<GruCall>(call, kDevice, stream); });
   };
   if (of_blocks) {
     check("block", 7, 5, 64, 2, 2, GruHolder::kBlock, 1);  // hidden units that fill the block
@@ -159,7 +159,7 @@ void check_gru(bool of_blocks, FloatType type, bool allow_tf32, bool linear, CUs
 // must wait until they do: started in part, it could keep the other from ending.
 void check_gru_on_streams(FloatType type, const std::array<CUstream, 2>& streams) {
   const auto check = [&](const char* name, const std::array<GruCase, 2>& calls) {
-    report_gru(name, calls[0], [&] { return gru_error_on_streams(calls, kDevice, streams); });
+    report_gru(name, calls[0], [&] { return error_on_streams<GruCall, GruCase>(calls, kDevice, streams, 20); });
   };
   const auto call = [&](int B, int H, int D, GruHolder holder) {
     return GruCase{type, /*allow_tf32=*/false, /*linear=*/true, /*T=*/11, B, H, D, /*groups=*/1, holder};
@@ -213,7 +213,7 @@ void check_norm(FloatType type, CUstream stream) {
   const auto check = [&](const char* name, const NormShape& shape, Activation activation, bool residual,
                          bool centered = true) {
     report(std::string("norm, ") + name + ", " + std::to_string(8 * bytes_of(type)) + " bits",
-           norm_error({shape, type, activation, residual, centered}, kDevice, stream), allowed);
+           error_of<NormCall>(NormCase{shape, type, activation, residual, centered}, kDevice, stream), allowed);
   };
   using A = Activation;
   check("batch", {1, 3001, 48, 1, 48}, A::kRelu, true);
@@ -237,8 +237,10 @@ void check_norm_on_streams(FloatType type, const std::array<CUstream, 2>& stream
   const NormCase rows = {{30000, 1, 96, 1, 1}, type}, group = {{2, 20000, 64, 1, 8}, type, Activation::kSilu};
   const double allowed = type == FloatType::kFloat32 ? 1e-4 : type == FloatType::kFloat16 ? 2e-3 : 1.6e-2;
   const std::string bits = ", " + std::to_string(8 * bytes_of(type)) + " bits";
-  report("batch norm beside rows" + bits, norm_error_on_streams({batch, rows}, kDevice, streams), allowed);
-  report("batch norm beside group norm" + bits, norm_error_on_streams({batch, group}, kDevice, streams), allowed);
+  report("batch norm beside rows" + bits, error_on_streams<NormCall, NormCase>({batch, rows}, kDevice, streams, 200),
+         allowed);
+  report("batch norm beside group norm" + bits,
+         error_on_streams<NormCall, NormCase>({batch, group}, kDevice, streams, 200), allowed);
 }
 
 constexpr std::array<const char*, 9> kParts = {

@@ -1,6 +1,8 @@
-// Arrays of the kernels that gpu_kernels.cc checks.
+// What the checks of gpu_kernels.cc share: arrays on the GPU, and both passes of a call.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -77,6 +79,24 @@ inline double largest_error(GpuArray& found, const std::vector<double>& right, C
     largest = error <= largest ? largest : std::isnan(error) ? INFINITY : error;
   }
   return largest;
+}
+
+// The error of a call, which has run(is_backward, stream) and error(stream).
+template <class Call, class Case>
+double error_of(const Case& of, int device, CUstream stream) {
+  Call call(of, device, stream);
+  for (const bool is_backward : {false, true}) call.run(is_backward, stream);
+  return call.error(stream);
+}
+
+// Of two calls, each on a stream of its own. Their launches compete for the multiprocessors.
+template <class Call, class Case>
+double error_on_streams(const std::array<Case, 2>& of, int device, const std::array<CUstream, 2>& streams, int rounds) {
+  std::array<Call, 2> calls = {Call(of[0], device, streams[0]), Call(of[1], device, streams[1])};
+  for (int round = 0; round < rounds; ++round)
+    for (const bool is_backward : {false, true})
+      for (size_t i = 0; i < calls.size(); ++i) calls[i].run(is_backward, streams[i]);
+  return std::max(calls[0].error(streams[0]), calls[1].error(streams[1]));
 }
 
 }  // namespace jaxgrad

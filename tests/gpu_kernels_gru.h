@@ -272,23 +272,6 @@ class GruCall {
   std::array<driver::Memory, 2> workspaces_;
 };
 
-inline double gru_error(const GruCase& of, int device, CUstream stream) {
-  GruCall call(of, device, stream);
-  for (const bool is_backward : {false, true}) call.run(is_backward, stream);
-  return call.error(stream);
-}
-
-// Of two calls, each on a stream of its own. Their launches compete for the multiprocessors.
-inline double gru_error_on_streams(const std::array<GruCase, 2>& of, int device,
-                                   const std::array<CUstream, 2>& streams) {
-  constexpr int kRounds = 20;
-  std::array<GruCall, 2> calls = {GruCall(of[0], device, streams[0]), GruCall(of[1], device, streams[1])};
-  for (int round = 0; round < kRounds; ++round)
-    for (const bool is_backward : {false, true})
-      for (size_t i = 0; i < calls.size(); ++i) calls[i].run(is_backward, streams[i]);
-  return std::max(calls[0].error(streams[0]), calls[1].error(streams[1]));
-}
-
 // How a launch of a team without its last block ends, for whose words the others wait. An error loses the context.
 inline CUresult gru_status_without_a_block(int device, CUstream stream) {
   const GruArrays arrays({FloatType::kBFloat16, false, true, 3, 5, 300, 1, 1, GruHolder::kTeam}, stream);

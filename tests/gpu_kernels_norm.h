@@ -164,21 +164,4 @@ class NormCall {
   }
 };
 
-inline double norm_error(const NormCase& of, int device, CUstream stream) {
-  NormCall call(of, device, stream);
-  for (const bool is_backward : {false, true}) call.run(is_backward, stream);
-  return call.error(stream);
-}
-
-// Of two calls, each on a stream of its own. Their launches compete for the multiprocessors.
-inline double norm_error_on_streams(const std::array<NormCase, 2>& of, int device,
-                                    const std::array<CUstream, 2>& streams) {
-  constexpr int kRounds = 200;
-  std::array<NormCall, 2> calls = {NormCall(of[0], device, streams[0]), NormCall(of[1], device, streams[1])};
-  for (int round = 0; round < kRounds; ++round)
-    for (const bool is_backward : {false, true})
-      for (size_t i = 0; i < calls.size(); ++i) calls[i].run(is_backward, streams[i]);
-  return std::max(calls[0].error(streams[0]), calls[1].error(streams[1]));
-}
-
 }  // namespace jaxgrad

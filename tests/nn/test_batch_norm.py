@@ -103,6 +103,20 @@ def test_the_batch_is_not_rounded_to_the_dtype_of_the_result():
     np.testing.assert_allclose(var, wide.var(axes), rtol=1e-3)
 
 
+@pytest.mark.parametrize("settings", [{"dtype": jnp.complex64}, {"param_dtype": jnp.complex64}])
+def test_complex_results_run_code_of_flax(settings):
+    programs = []
+    for linen, of_nnx in (
+        (flax.linen.BatchNorm, nnx.BatchNorm),
+        (jaxgrad.nn.linen.BatchNorm, jaxgrad.nn.nnx.BatchNorm),
+    ):
+        layer, own = linen(**settings), of_nnx(C, **settings, rngs=nnx.Rngs(0))
+        variables = layer.init(jax.random.key(0), X, use_running_average=False)
+        programs.append([str(jax.make_jaxpr(partial(_linen, layer, train=True))(variables, X)), own(X)])
+    assert programs[0][0] == programs[1][0]
+    assert_same_bits(programs[1][1], programs[0][1])
+
+
 def test_linen_over_vmap():
     theirs, ours = (norm(axis_name="batch", **WIDE) for norm in (flax.linen.BatchNorm, jaxgrad.nn.linen.BatchNorm))
     variables = random_like(theirs.init(jax.random.key(0), X, use_running_average=False))
@@ -205,6 +219,18 @@ def test_haiku(data_format, train):
         return module.apply(*variables, x, train)
 
     _compare(run, theirs, ours, variables, x)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_haiku_promotes(train):
+    """Parameters in float32 make the result of x in bfloat16 float32."""
+
+    def run(norm):
+        module = hk.without_apply_rng(hk.transform_with_state(lambda x, train: norm(True, True, 0.9)(x, train)))
+        return module.apply(*module.init(jax.random.key(0), X.astype("f4"), True), X.astype(jnp.bfloat16), train)
+
+    expected, found = run(hk.BatchNorm), run(jaxgrad.nn.haiku.BatchNorm)
+    assert jax.tree.map(lambda a: a.dtype, found) == jax.tree.map(lambda a: a.dtype, expected)
 
 
 def test_haiku_over_vmap_in_bfloat16():

@@ -162,7 +162,7 @@ _CASES = {
     "batch, residual, items that are read again": ((1, 3000, 16, 1, 16, 1), "float32", 1, True, True, 24 << 10),
     "batch, channels first": ((1, 3, 5, 24, 5, 1), "bfloat16", 2, True, True),
     "group, several samples": ((4, 50, 40, 1, 4, 2), "bfloat16", 2, True, False),
-    "layer, residual, several rounds": ((142, 1, 100, 1, 1, 2), "float32", 2, True, True),
+    "layer, residual, several rounds": ((300, 1, 100, 1, 1, 2), "float32", 2, True, True),
     "batch": ((1, 75, 24, 1, 24, 1), "bfloat16", 1, True, False),
     "group, items that are read again": ((1, 2700, 16, 1, 4, 1), "float32", 3, True, False, 24 << 10),
     "batch, items in shared memory": ((1, 1500, 16, 1, 16, 1), "float32", 0, True, False),
@@ -170,6 +170,7 @@ _CASES = {
     "group, channels first": ((2, 1, 12, 40, 3, 1), "float32", 3, True, False),
     "layer": ((24, 1, 96, 1, 1, 1), "bfloat16", 0, True, False),
     "layer, odd width": ((600, 1, 31, 1, 1, 1), "float16", 0, True, False),
+    "layer, little shared memory": ((70, 1, 640, 1, 1, 1), "float32", 2, True, True, 25 << 10),
     "rms, rows of three warps": ((7, 1, 768, 1, 1, 1), "bfloat16", 3, False, False),
 }
 
@@ -236,3 +237,50 @@ def test_values_and_gradients(tmp_path, kernel_emulation, case):
         gradients = norm.run("backward", given, results, frozen=True)
         close(gradients["result"], dy * (found["rstd"] * np.repeat(scale, samples // calls, 0))[:, None, :, None], 2)
         close(gradients["dbias"], expected["dbias"], 2)
+
+
+@pytest.mark.parametrize("shared_bytes", [99 << 10, 163 << 10, _SHARED_BYTES])
+def test_programs_fit_shared_memory(shared_bytes):
+    """Of rows, beside the variables of the kernels: 272 bytes for each warp."""
+    fitting = 0
+    for width in [*range(2, 1100, 7), *range(1100, 20000, 61), *range(9850, 9925)]:
+        for dtype in ("float32", "bfloat16"):
+            for name, third in (("forward", 0), ("backward", 0), ("backward", 1)):
+                key = (1, True, False, bool(third), third, True, True)
+                arguments = (_PASSES.index(name), cuda.float_type(np.dtype(jnp.dtype(dtype))), [64, 1, width, 1, 1, 1])
+                try:
+                    program = cuda.module.norm_program(132, shared_bytes, *arguments, *key)
+                except RuntimeError as error:
+                    assert "do not fit the shared memory" in str(error)  # noqa: PT017
+                    continue
+                fitting += 1
+                assert program["shared_bytes"] + program["threads"] // 32 * 272 <= shared_bytes
+    assert fitting > 2000
+
+
+def test_rows_whose_scale_is_read_again(tmp_path, kernel_emulation):
+    """The forward pass over rows that are too wide to keep scale and bias in registers."""
+    sizes = (3, 1, 17000, 1, 1, 1)
+    norm = _Norm(tmp_path, kernel_emulation, _SHARED_BYTES, sizes, "float32", 0)
+    rng = np.random.default_rng(5)
+    x = (rng.standard_normal(sizes[:4]) + 3).astype(np.float32)
+    scale, bias = rng.standard_normal((2, 1, 17000)).astype(np.float32)
+    statistics = dict.fromkeys(["mean", "mean_low", "var", "rstd"], (3, 1))
+    found = norm.run("forward", {"x": x, "scale": scale, "bias": bias}, {"result": sizes[:4], **statistics})
+    y, _, var = _reference(sizes, 0, True, *(a.astype(np.float64) for a in (x, scale, bias, np.zeros(sizes[:4]))))
+    np.testing.assert_allclose(found["result"], y, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(found["var"], var, rtol=1e-5)
+
+
+def test_constant_rows_of_large_numbers(tmp_path, kernel_emulation):
+    """Gradients are finite where mean / sqrt(var + epsilon) is not."""
+    sizes, shape = (2, 1, 100, 1, 1, 1), (2, 1, 100, 1)
+    norm = _Norm(tmp_path, kernel_emulation, _SHARED_BYTES, sizes, "float32", 0)
+    dy = np.random.default_rng(7).standard_normal(shape).astype(np.float32)
+    ones, zeros, rstd = np.ones((1, 100), np.float32), np.zeros((2, 1), np.float32), np.full((2, 1), 1e-5**-0.5, "f4")
+    mean = np.full((2, 1), 1e37, np.float32)
+    given = {"x": np.full(shape, 1e37, np.float32), "dy": dy, "scale": ones, "bias": ones}
+    given |= {"given_mean": mean, "given_mean_low": zeros, "given_rstd": rstd}
+    found = norm.run("backward", given, {"result": shape, "dscale": (1, 100), "dbias": (1, 100)})
+    np.testing.assert_allclose(found["result"], (dy - dy.mean(2, keepdims=True)) * 1e-5**-0.5, rtol=0, atol=1e-3)
+    np.testing.assert_array_equal(found["dscale"], 0)

@@ -53,8 +53,8 @@ def _read_node(function: str, model: onnx.ModelProto, node: onnx.NodeProto) -> N
     if kind in ("layer", "rms"):
         axis = None
         own, rank = attributes.integer("axis", -1), rank_of(model, node.input[0])
-        from_the_end = own if own < 0 or rank is None else own - rank
-        if from_the_end < 0 and from_the_end != -scale.ndim:  # the record has as many axes as the scale
+        from_the_end = own if own < 0 else None if rank is None else own - rank
+        if from_the_end not in (None, -scale.ndim):  # the record has as many axes as the scale
             raise attributes.error("axis", f"{-scale.ndim}, as scale has the shape {scale.shape}", own)
     return norm_weights(
         attributes.label,
@@ -71,18 +71,8 @@ def _read_node(function: str, model: onnx.ModelProto, node: onnx.NodeProto) -> N
 def write_norm(weights: NormWeights | Sequence[NormWeights], model: onnx.ModelProto, *names: str) -> onnx.ModelProto:
     """Returns a copy of an ONNX model in which the nodes that `read_norm` reads have the arrays of the records.
 
-    Args:
-      weights: one record for each node.
-      model: the model, from which the records may have been read.
-      *names: the names of the nodes; none for all of the graph, in its order.
-
-    Returns:
-      The new model. Only the constants with the weights change.
-
-    Raises:
-      TypeError: weights are not `NormWeights`, or model is not an `onnx.ModelProto`.
-      ValueError: the numbers of records and nodes differ, or a node has another type, shape, dtype, epsilon or number
-        of groups than its record.
+    The arguments, the result and the errors are those of `write_batch_norm`. The kind and the number of groups of a
+    record must be those of its node, too.
     """
     writer = ModelWriter(_WRITE, model)
     for own, node in pair_nodes(writer, weights, NormWeights, _TYPES, names):

@@ -12,6 +12,13 @@ from jaxgrad._src.core import checks
 from jaxgrad._src.norm.backend import compute_dtype
 from jaxgrad._src.norm.batch_norm import batch_norm_inference, batch_norm_training
 
+_DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+
+def computes_in(*dtypes: Any) -> bool:
+    """Whether the ops take these dtypes of x, of parameters and of results; None is that of x."""
+    return all(dtype is None or jnp.dtype(dtype).name in _DTYPES for dtype in dtypes)
+
 
 def as_batch(layer: str, name: str, x: Any) -> jax.Array:
     """The batch as an array: not a scalar, and not of random keys, which no framework normalizes."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax.linen.dtypes import canonicalize_dtype
 
-from jaxgrad._src.nn.batch_norm import as_batch, by_batch, by_statistics
+from jaxgrad._src.nn.batch_norm import as_batch, by_batch, by_statistics, computes_in
 
 
 class BatchNorm(nn.BatchNorm):
@@ -37,7 +37,7 @@ class BatchNorm(nn.BatchNorm):
         x = as_batch("jaxgrad.nn.linen.BatchNorm", "x", x)
         axes = (self.axis,) if isinstance(self.axis, int) else tuple(self.axis)
         axis_name = None if self.is_initializing() else self.axis_name
-        is_floating = jnp.issubdtype(jnp.result_type(x), jnp.floating)
+        is_floating = computes_in(x.dtype, self.dtype, self.param_dtype)
         alone = jnp.ndim(x) < 2 and axis_name is None
         if mask is not None or len(axes) != 1 or not self.force_float32_reductions or not is_floating or alone:
             return super().__call__(x, use_running_average, mask=mask)

@@ -9,8 +9,8 @@ import flax.linen as nn
 import jax
 from flax.linen.dtypes import canonicalize_dtype
 
-from jaxgrad._src.nn.batch_norm import as_batch
-from jaxgrad._src.nn.norms import Norm, computes_in, find_instance_norm, find_norm
+from jaxgrad._src.nn.batch_norm import as_batch, computes_in
+from jaxgrad._src.nn.norms import Norm, find_instance_norm, find_norm
 
 
 class GroupNorm(nn.GroupNorm):

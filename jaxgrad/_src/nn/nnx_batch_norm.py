@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import canonicalize_dtype
 
-from jaxgrad._src.nn.batch_norm import as_batch, by_batch, by_statistics
+from jaxgrad._src.nn.batch_norm import as_batch, by_batch, by_statistics, computes_in
 
 
 class BatchNorm(nnx.BatchNorm):
@@ -36,7 +36,7 @@ class BatchNorm(nnx.BatchNorm):
         x = as_batch("jaxgrad.nn.nnx.BatchNorm", "x", x)
         axes = (self.axis,) if isinstance(self.axis, int) else tuple(self.axis)
         running = self.use_running_average if use_running_average is None else use_running_average
-        is_floating = jnp.issubdtype(jnp.result_type(x), jnp.floating)
+        is_floating = computes_in(x.dtype, self.dtype, self.param_dtype)
         alone = jnp.ndim(x) < 2 and self.axis_name is None
         if mask is not None or len(axes) != 1 or running is None or not is_floating or alone:
             return super().__call__(x, use_running_average, mask=mask)

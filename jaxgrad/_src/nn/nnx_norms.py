@@ -9,8 +9,8 @@ import jax
 from flax import nnx
 from flax.nnx.nn.dtypes import canonicalize_dtype
 
-from jaxgrad._src.nn.batch_norm import as_batch
-from jaxgrad._src.nn.norms import Norm, computes_in, find_instance_norm, find_norm
+from jaxgrad._src.nn.batch_norm import as_batch, computes_in
+from jaxgrad._src.nn.norms import Norm, find_instance_norm, find_norm
 
 
 class GroupNorm(nnx.GroupNorm):

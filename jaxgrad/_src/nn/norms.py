@@ -10,11 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxgrad._src.nn.batch_norm import widen
+from jaxgrad._src.nn.batch_norm import computes_in, widen
 from jaxgrad._src.norm.group_norm import group_norm
 from jaxgrad._src.norm.layer_norm import layer_norm, rms_norm
-
-_DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +69,7 @@ def find_norm(
       centered: whether the mean is subtracted.
     """
     axes, feature_axes = _from_the_end(axes, x.ndim), _from_the_end(feature_axes, x.ndim)
-    if axes is None or not feature_axes or x.dtype.name not in _DTYPES:
+    if axes is None or not feature_axes or not computes_in(x.dtype):
         return None
     reduced, both = set(feature_axes) <= set(axes), sorted({*axes, *feature_axes})
     is_one_axis = feature_axes[-1] - feature_axes[0] == len(feature_axes) - 1
@@ -84,11 +82,6 @@ def find_norm(
     if not centered or not is_one_axis or groups < 1 or channels % groups:
         return None
     return Norm(axes, feature_axes, groups, centered)
-
-
-def computes_in(*dtypes: Any) -> bool:
-    """Whether the ops have these dtypes of parameters or results; None is that of x."""
-    return all(dtype is None or jnp.dtype(dtype).name in _DTYPES for dtype in dtypes)
 
 
 def find_instance_norm(x: jax.Array, feature_axes: Any) -> Norm | None:
