@@ -30,7 +30,7 @@ class Backend:
 
     @property
     def widest(self) -> str:
-        """The widest dtype that the implementation has for the GRU."""
+        """The widest dtype that the implementation has for the GRU and for norms."""
         return "float32" if self.implementation == "cuda" else "float64"
 
     def atol(self, of_float64: float) -> float:

@@ -52,6 +52,11 @@ class NormCase:
     def replace(self, **changes: Any) -> NormCase:
         return dataclasses.replace(self, **changes)
 
+    def on(self, backend: Any) -> NormCase:
+        """The case with the widest dtype of the backend in place of float64."""
+        x, scale = (backend.widest if dtype == "float64" else dtype for dtype in self.dtypes)
+        return self.replace(dtypes=(x, scale))
+
     @property
     def settings(self) -> dict[str, Any]:
         groups = {"num_groups": self.num_groups, "feature_axis": self.axis}
@@ -121,6 +126,7 @@ def make_inputs(case: NormCase) -> tuple[Inputs, Any]:
 
 def check(backend: Any, case: NormCase) -> None:
     """The value and all gradients of a case against the reference."""
+    case = case.on(backend)
     inputs, dy = make_inputs(case)
     call = case.call(backend.implementation)
     y, gradients = values_and_gradients(lambda *a: (call(*a),), *backend.put((inputs, (dy,))))

@@ -258,6 +258,36 @@ def test_programs_fit_shared_memory(shared_bytes):
     assert fitting > 2000
 
 
+@pytest.mark.parametrize("sizes", [(0, 1, 8, 1, 1, 1), (2, 0, 8, 3, 4, 1), (2, 3, 8, 0, 8, 1), (2, 1, 0, 1, 1, 1)])
+@pytest.mark.parametrize("name", _PASSES)
+def test_empty_arrays_are_rejected(sizes, name):
+    """XLA runs them, see passes.py."""
+    key = (1, True, False, False, 0, True, True)
+    arguments = (_PASSES.index(name), cuda.float_type(np.dtype("float32")), list(sizes), *key)
+    assert "no empty arrays" in cuda.module.norm_rejection(-1, *arguments)
+    with pytest.raises(RuntimeError, match="no empty arrays"):
+        cuda.module.norm_workspace(-1, *arguments)
+
+
+def test_a_forced_call_of_empty_arrays_runs_on_xla(on_fake_cuda):
+    """Where there is a GPU, all of whose kernels reject them."""
+    found = on_fake_cuda("""
+from fake_gpu import *
+shapes = []
+for shape in ((0, 3, 6), (2, 0, 6), (2, 3, 0)):
+    x = jnp.zeros(shape, jnp.float32)
+    def norms(x):
+        each = jnp.ones(shape[-1], jnp.float32)
+        settings = {"residual": x, "activation": "relu", "implementation": "cuda"}
+        rows = jaxgrad.layer_norm(x, each, each, **settings)
+        y = jaxgrad.group_norm(rows, each, each, num_groups=2, **settings)
+        return jaxgrad.batch_norm_training(y, each, each, **settings)[0].sum()
+    shapes.append(jax.grad(norms)(x).shape)
+report(shapes=shapes)
+""")
+    assert found["shapes"] == [[0, 3, 6], [2, 0, 6], [2, 3, 0]]
+
+
 def test_rows_whose_scale_is_read_again(tmp_path, kernel_emulation):
     """The forward pass over rows that are too wide to keep scale and bias in registers."""
     sizes = (3, 1, 17000, 1, 1, 1)

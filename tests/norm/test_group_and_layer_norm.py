@@ -51,12 +51,12 @@ def test_random_cases(backend, seed):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("given", ["x", "scale", "bias", "residual"])
 def test_only_the_requested_gradient(backend, op, given):
-    case = NormCase(op, (4, 3, 6), activation="relu", given=ALL, dtypes=WIDE)
+    case = NormCase(op, (4, 3, 6), activation="relu", given=ALL, dtypes=WIDE).on(backend)
     inputs, dy = make_inputs(case)
     call, at = case.call(backend.implementation), inputs._fields.index(given)
     _, gradients = values_and_gradients(lambda *a: (call(*a),), *backend.put((inputs, (dy,))), [at])
     _, expected = reference(lambda *a: (case.plain(*a),), inputs, (dy,))
-    np.testing.assert_allclose(gradients[at], expected[at], rtol=1e-11, atol=1e-11)
+    np.testing.assert_allclose(gradients[at], expected[at], rtol=1e-11, atol=backend.atol(1e-11))
     assert [i for i, gradient in enumerate(gradients) if gradient is not None] == [at]
 
 
@@ -81,7 +81,7 @@ def test_variance_keeps_its_digits_with_a_large_mean(backend, op, axis, mean, de
     ("where", "activation"), [("x", "silu"), ("scale", None), ("dy", "relu"), ("residual", "gelu")]
 )
 def test_nonfinite_values_stay_in_their_group(backend, op, value, where, activation):
-    case = NormCase(op, (4, 3, 6), given=ALL, activation=activation, dtypes=WIDE)
+    case = NormCase(op, (4, 3, 6), given=ALL, activation=activation, dtypes=WIDE).on(backend)
     inputs, dy = make_inputs(case)
     arrays = {**inputs._asdict(), "dy": dy}
     arrays[where].flat[-1] = value
@@ -92,9 +92,9 @@ def test_nonfinite_values_stay_in_their_group(backend, op, value, where, activat
     def compare(a, b):
         """Infinities of gradients may be NaN: that depends on the order of sums."""
         a, b = (np.where(np.isfinite(array), array, np.nan) for array in (a, b))
-        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=backend.atol(1e-9))
 
-    np.testing.assert_allclose(found[0][0], expected[0][0], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found[0][0], expected[0][0], rtol=1e-9, atol=backend.atol(1e-9))
     jax.tree.map(compare, tuple(found[1]), tuple(expected[1]))
 
 

@@ -161,9 +161,7 @@ def test_batch_norm_and_gru():
 
     sequences = make_inputs(Case(T=3, B=2, I=4, H=5), "float32")[0]
     tuning = _tune(jax.grad(network, (0, 1)), random_array(6, 16, 5), tuple(map(jnp.asarray, sequences[:3])))
-    # On a GPU, batch_norm_inference has XLA alone.
-    expected = {"batch_norm_training", "gru"} | ({"batch_norm_inference"} if OWN == "onednn" else set())
-    assert {call.split()[0] for call in tuning.choices} == expected
+    assert {call.split()[0] for call in tuning.choices} == {"batch_norm_training", "batch_norm_inference", "gru"}
 
 
 def test_accelerated_convolutions():

@@ -32,7 +32,7 @@ from jaxgrad._src.gru import api
 from jaxgrad._src.gru import cpu as gru_cpu
 from jaxgrad._src.gru import cuda as gru_cuda
 from jaxgrad._src.norm import cpu as norm_cpu
-from jaxgrad._src.norm import cudnn as norm_cudnn
+from jaxgrad._src.norm import cuda as norm_cuda
 
 pytestmark = pytest.mark.jax_version
 
@@ -46,8 +46,8 @@ if OWN == "onednn":
     GRU_KERNELS = gru_cpu.CpuBackend, {"jaxgrad_cpu_gru_forward", "jaxgrad_cpu_gru_backward"}
 else:
     BATCH_NORM_KERNELS = (
-        norm_cudnn.CudnnBackend,
-        {"jaxgrad_cudnn_batch_norm_forward", "jaxgrad_cudnn_batch_norm_backward"},
+        norm_cuda.CudaBackend,
+        {f"jaxgrad_cuda_norm_{name}" for name in ("forward", "backward")},
     )
     GRU_KERNELS = gru_cuda.CudaBackend, {"jaxgrad_cuda_gru_forward", "jaxgrad_cuda_gru_backward"}
 _X, _W = random_array(2, 6, 9, 7), random_array(4, 3, 3, 2)

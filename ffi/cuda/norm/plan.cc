@@ -313,6 +313,7 @@ struct RowPlan {
 NormProgram norm_program(const NormKey& key, const NormGpu& gpu) {
   const NormShape& s = key.shape;
   if (key.type == FloatType::kFloat64) throw NoPlan("the normalization kernels do not compute float64");
+  if (s.elements() == 0) throw NoPlan("the normalization kernels take no empty arrays");
   if (s.elements() > kMaxElements) throw NoPlan("the normalization kernels take arrays of fewer than 2^31 elements");
   const bool has_rows = s.O == 1 && s.I == 1 && s.G == 1 && s.C > 1 && !key.frozen;
   const bool whole = key.pass == NormPass::kForward || is_backward(key);

@@ -55,7 +55,7 @@ class CudaBackend(CudaKernelBackend, HandlerBackend):
         return _OURS
 
     def rejection_on_gpu(self, pass_name: str, call: NormProblem) -> str:
-        return _rejection(cuda.gpu_ordinal(), kernel_of(call, pass_name))
+        return _rejection(cuda.gpu_ordinal(), kernel_of(call, pass_name)) if call.size else ""
 
     def supports_resized(self, pass_name: str, call: NormProblem) -> bool:
         return super().supports_resized(pass_name, call) and self.find_plan(pass_name, call) is None
