@@ -91,9 +91,10 @@ JAXGRAD_INLINE void add_run(const Op& op, int64_t first, int64_t length, ParamsA
   }
 }
 
-// Fills sums[s][column] for the columns of the tile.
+// Fills sums[s][column] for the columns of the tile. Operations and parameters are copies: what is written could
+// otherwise change them, and each element would read them again.
 template <class T, class Op, class Source>
-void reduce(const Op& op, const Source& source, const Tile& tile, T* const* sums, int64_t at) {
+void reduce(Op op, Source source, const Tile& tile, T* const* sums, int64_t at) {
   if (tile.in_columns) {
     for_chunks<T, Op::kMaxVectors>(tile.begin, tile.end, [&](int64_t j, auto vectors, auto lanes) {
       reduce_chunk<T, decltype(vectors)::kCount>(
@@ -118,7 +119,7 @@ void reduce(const Op& op, const Source& source, const Tile& tile, T* const* sums
 }
 
 template <class T, class Op, class Source>
-void apply(const Op& op, const Source& source, const Tile& tile) {
+void apply(Op op, Source source, const Tile& tile) {
   for (int64_t row = 0; row < tile.rows; ++row) {
     const int64_t first = tile.first + row * tile.row_step;
     if (tile.in_columns) {
