@@ -83,6 +83,7 @@ LAYERS = {
     "linen.GroupNorm": lambda: _of_linen(linen.GroupNorm(1)),
     "nnx.InstanceNorm": lambda: (nnx.InstanceNorm(I, rngs=flax.nnx.Rngs(0)), lambda norm: norm(X)),
     "equinox.LayerNorm": lambda: (equinox.LayerNorm((T, I)), lambda norm: jax.vmap(norm)(X)),
+    "nn.LayerNorm": lambda: (nn.LayerNorm(I), lambda norm: norm(X)),
     "nn.GRU": lambda: (nn.GRU(I, H, 2, batch_first=True, key=KEY), lambda gru: gru(X)[0]),
 }
 

@@ -62,6 +62,7 @@ LAYERS = {
         lambda: (lambda layer, x: layer(x), nn.GRU(3, 6, 2, key=KEY)),
         "gru",
     ),
+    "jaxgrad.nn.LayerNorm": (lambda: (lambda norm, x: norm(x), nn.LayerNorm(3)), "layer_norm"),
     "RNN": (lambda: _of_linen(linen.RNN(flax.linen.GRUCell(6))), "gru"),
     "jaxgrad.nn.nnx.RNN": (lambda: _of_nnx(nnx.RNN(flax.nnx.GRUCell(3, 6, rngs=flax.nnx.Rngs(0)))), "gru"),
     "jaxgrad.nn.equinox.scan_gru": (

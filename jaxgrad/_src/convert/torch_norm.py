@@ -30,7 +30,7 @@ def read_norm(
       prefix: the path of the layer within the module with a final dot, such as "encoder.norm1.".
       kind: "group", "layer", "instance" or "rms". The other arguments are those of the layer.
       num_groups: for "group" the number of groups.
-      eps: None for the default of PyTorch, 1e-5, or for "rms" the eps of the dtype.
+      eps: None for the default of PyTorch, 1e-5, or for "rms" the machine epsilon of the dtype in which it computes.
 
     Raises:
       TypeError: state_dict is not a mapping, a value is not a floating-point array, or a number has the wrong type.
@@ -43,9 +43,14 @@ def read_norm(
     if f"{prefix}running_mean" in state_dict:
         raise ValueError(f"{_READ}: the layer must have track_running_stats=False, got {prefix}running_mean")
     if eps is None:
-        eps = float(jnp.finfo(scale.dtype).eps) if kind == "rms" else 1e-5
+        eps = default_rms_epsilon(scale.dtype) if kind == "rms" else 1e-5
     axis = 1 if kind in ("group", "instance") else None
     return norm_weights(_READ, kind, scale, bias, epsilon=eps, num_groups=num_groups, axis=axis)
+
+
+def default_rms_epsilon(dtype: Any) -> float:
+    """PyTorch's: the machine epsilon of the dtype of the arithmetic, which is float32 for 16-bit dtypes."""
+    return float(jnp.finfo(jnp.promote_types(dtype, jnp.float32)).eps)
 
 
 def write_norm(weights: NormWeights, prefix: str = "") -> dict[str, jax.Array]:

@@ -98,6 +98,14 @@ def as_int(op: str, name: str, value: Any, expected: str = "an int") -> int:
     return int(value)
 
 
+def as_size(op: str, name: str, value: Any) -> int:
+    """A positive int."""
+    size = as_int(op, name, value)
+    if size < 1:
+        raise ValueError(f"{op}: {name} must be positive, got {size}")
+    return size
+
+
 def as_ints(op: str, name: str, values: Any) -> tuple[int, ...]:
     """Returns a sequence of ints of Python, NumPy or JAX, each of 64 bits, as ints of Python."""
     if (

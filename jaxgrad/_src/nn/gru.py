@@ -76,7 +76,7 @@ class GRU:
         key: jax.Array,
     ) -> None:
         sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
-        I, H, L = (_check_size(name, size) for name, size in sizes.items())  # noqa: E741
+        I, H, L = (checks.as_size(_NAME, name, size) for name, size in sizes.items())  # noqa: E741
         bias = checks.check_flag(_NAME, "bias", bias)
         D = 1 + checks.check_flag(_NAME, "bidirectional", bidirectional)
         layers = []
@@ -197,13 +197,6 @@ class GRU:
         hx = checks.as_array(_NAME, "hx", hx)
         checks.check_shape(_NAME, "hx", hx, ("L * D", "B", "H"), (L * D, B, H))
         return list(hx.reshape(L, D, B, H))
-
-
-def _check_size(name: str, size: Any) -> int:
-    size = checks.as_int(_NAME, name, size)
-    if size < 1:
-        raise ValueError(f"{_NAME}: {name} must be positive, got {size}")
-    return size
 
 
 def _drop(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:

@@ -101,6 +101,9 @@ def layers() -> None:
     output, h_n = gru(jnp.ones((5, 2, 3)), key=key)
     assert_type(output, jax.Array)
     assert_type(h_n, jax.Array)
+    for each in (nn.GroupNorm(2, 4), nn.InstanceNorm(4), nn.LayerNorm((4, 5)), nn.RMSNorm(5)):
+        assert_type(each(jnp.ones((2, 4, 5)), activation="silu"), jax.Array)
+    assert_type(nn.RMSNorm.from_weights(nn.RMSNorm(5).weights), nn.RMSNorm)
     cell = eqx.nn.GRUCell(3, 4, key=key)
     last, _ = jaxgrad.nn.equinox.scan_gru(cell, jnp.zeros(4), jnp.ones((5, 3)))
     assert_type(last, jax.Array)

@@ -1,0 +1,265 @@
+"""`GroupNorm`, `InstanceNorm`, `LayerNorm` and `RMSNorm` as in `torch.nn`, for programs without a framework."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+
+from jaxgrad._src.convert.batch_norm_weights import as_epsilon
+from jaxgrad._src.convert.norm_weights import Kind, NormWeights
+from jaxgrad._src.convert.records import check_record
+from jaxgrad._src.convert.torch_norm import default_rms_epsilon
+from jaxgrad._src.core import checks
+from jaxgrad._src.core.activations import Activation
+
+
+class _Norm:
+    """A layer as a pytree of the arrays of its record."""
+
+    kind: ClassVar[Kind]
+    weights: NormWeights
+    normalized_shape: tuple[int, ...] | None = None  # of layer and RMS normalization
+
+    def __init_subclass__(cls) -> None:
+        if hasattr(cls, "kind"):
+            jax.tree_util.register_pytree_with_keys_class(cls)
+
+    def _set(
+        self, shape: tuple[int, ...], has_scale: bool, has_bias: bool, dtype: Any, eps: float, **settings: Any
+    ) -> None:
+        """The arrays of PyTorch's initialization: ones and zeros."""
+        scale = jnp.ones(shape, dtype) if has_scale else None
+        bias = jnp.zeros(shape, dtype) if has_bias else None
+        eps = as_epsilon(self._name(), "eps", eps)
+        self.weights = NormWeights(scale, bias, kind=self.kind, epsilon=eps, **settings)
+
+    @classmethod
+    def _name(cls) -> str:
+        return f"jaxgrad.nn.{cls.__name__}"
+
+    @classmethod
+    def from_weights(cls, weights: NormWeights) -> Self:
+        """The layer with given weights, such as `jaxgrad.convert.torch.read_norm` returns.
+
+        Raises:
+          TypeError: weights are not `NormWeights`.
+          ValueError: they are those of another kind of layer, or the axes are not PyTorch's.
+        """
+        check_record(cls._name(), weights, NormWeights)
+        if weights.kind != cls.kind:
+            raise ValueError(f'{cls._name()}: weights must be of the kind "{cls.kind}", got "{weights.kind}"')
+        axis = weights.axis
+        if axis != 1 if isinstance(axis, int) else axis != tuple(range(-len(axis), 0)):
+            raise ValueError(
+                f"{cls._name()}: the axis of weights must be 1, for layer and RMS norm the last axes, got {axis}"
+            )
+        norm = object.__new__(cls)
+        norm.weights = weights
+        if not isinstance(axis, int):
+            norm.normalized_shape = next((a.shape for a in (weights.scale, weights.bias) if a is not None), None)
+        return norm
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+        return ((jax.tree_util.GetAttrKey("weights"), self.weights),), self.normalized_shape
+
+    @classmethod
+    def tree_unflatten(cls, normalized_shape: tuple[int, ...] | None, children: tuple[Any]) -> Self:
+        norm = object.__new__(cls)
+        (norm.weights,), norm.normalized_shape = children, normalized_shape
+        return norm
+
+    def __call__(
+        self,
+        x: jax.typing.ArrayLike,
+        *,
+        residual: jax.typing.ArrayLike | None = None,
+        activation: Activation = None,
+        implementation: str | None = None,
+    ) -> jax.Array:
+        """Normalizes x. The other arguments, which PyTorch does not have, and the errors are those of the op.
+
+        Scale and bias are cast to the dtype of x, of a 16-bit x to float32.
+        """
+        x = checks.as_array(self._name(), "x", x)
+        checks.check_floating(self._name(), "x", x)
+        shape = self.normalized_shape
+        if shape is not None and x.shape[-len(shape) :] != shape:
+            raise ValueError(f"{self._name()}: the last axes of x must be normalized_shape, {shape}, got {x.shape}")
+        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        scale, bias = (None if a is None else a.astype(dtype) for a in (self.weights.scale, self.weights.bias))
+        weights = dataclasses.replace(self.weights, scale=scale, bias=bias)
+        with jax.named_scope(self._name()):
+            return weights(x, residual=residual, activation=activation, implementation=implementation)
+
+
+class GroupNorm(_Norm):
+    """`torch.nn.GroupNorm` on `jaxgrad.group_norm`.
+
+    The arguments have PyTorch's names and meanings, and with the same weights the results are PyTorch's. The layer is a
+    pytree of arrays, so that `jax.grad`, `jax.jit` and optax take it as it is.
+
+    Args:
+      num_groups: the number of groups, which divides C.
+      num_channels: C. x has the shape [N, C, ...].
+      eps: added to the variance.
+      affine: whether there are a scale and a bias.
+      dtype: of scale and bias.
+
+    Attributes:
+      weights: a `jaxgrad.convert.NormWeights`.
+
+    Raises:
+      TypeError: an argument has the wrong type.
+      ValueError: a size is not positive, num_groups does not divide num_channels, or eps is negative or not finite.
+
+    Examples:
+      >>> from jaxgrad import nn
+      >>> norm = nn.GroupNorm(4, 16)
+      >>> norm(jnp.ones((8, 16, 32, 32)), activation="silu").shape
+      (8, 16, 32, 32)
+    """
+
+    kind = "group"
+
+    def __init__(
+        self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, *, dtype: Any = jnp.float32
+    ) -> None:
+        groups = checks.as_size(self._name(), "num_groups", num_groups)
+        channels = checks.as_size(self._name(), "num_channels", num_channels)
+        if channels % groups:
+            raise ValueError(f"{self._name()}: num_groups must divide num_channels, {channels}, got {groups}")
+        affine = checks.check_flag(self._name(), "affine", affine)
+        self._set((channels,), affine, affine, dtype, eps, num_groups=groups, axis=1)
+
+
+class InstanceNorm(_Norm):
+    """`torch.nn.InstanceNorm1d`, `InstanceNorm2d` and `InstanceNorm3d` on `jaxgrad.group_norm`.
+
+    The arguments have PyTorch's names and meanings, and with the same weights the results are PyTorch's. There are no
+    running statistics, which are off by default in PyTorch too. The layer is a pytree of arrays.
+
+    Args:
+      num_features: C. x is a batch of the shape [N, C, ...], with any number of spatial axes.
+      eps: added to the variance.
+      affine: whether there are a scale and a bias.
+      dtype: of scale and bias.
+
+    Attributes:
+      weights: a `jaxgrad.convert.NormWeights`.
+
+    Raises:
+      TypeError: an argument has the wrong type.
+      ValueError: num_features is not positive, or eps is negative or not finite.
+
+    Examples:
+      >>> from jaxgrad import nn
+      >>> nn.InstanceNorm(16)(jnp.ones((8, 16, 32, 32))).shape
+      (8, 16, 32, 32)
+    """
+
+    kind = "instance"
+
+    def __init__(self, num_features: int, eps: float = 1e-5, *, affine: bool = False, dtype: Any = jnp.float32) -> None:
+        shape = (checks.as_size(self._name(), "num_features", num_features),)
+        affine = checks.check_flag(self._name(), "affine", affine)
+        self._set(shape, affine, affine, dtype, eps, axis=1)
+
+
+class LayerNorm(_Norm):
+    """`torch.nn.LayerNorm` on `jaxgrad.layer_norm`.
+
+    The arguments have PyTorch's names and meanings, and with the same weights the results are PyTorch's. The layer is a
+    pytree of arrays.
+
+    Args:
+      normalized_shape: the sizes of the last axes of x, over which the statistics are taken; an int for one axis.
+      eps: added to the variance.
+      elementwise_affine: whether there are a scale and, with `bias`, a bias, of the shape normalized_shape.
+      bias: as above.
+      dtype: of scale and bias.
+
+    Attributes:
+      weights: a `jaxgrad.convert.NormWeights`.
+      normalized_shape: as above.
+
+    Raises:
+      TypeError: an argument has the wrong type.
+      ValueError: a size is not positive, there is none, or eps is negative or not finite.
+
+    Examples:
+      >>> from jaxgrad import nn
+      >>> nn.LayerNorm(64)(jnp.ones((8, 10, 64))).shape
+      (8, 10, 64)
+    """
+
+    kind = "layer"
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        *,
+        dtype: Any = jnp.float32,
+    ) -> None:
+        affine = checks.check_flag(self._name(), "elementwise_affine", elementwise_affine)
+        bias = checks.check_flag(self._name(), "bias", bias)
+        shape = _as_shape(self._name(), normalized_shape)
+        self.normalized_shape = shape
+        self._set(shape, affine, affine and bias, dtype, eps, axis=tuple(range(-len(shape), 0)))
+
+
+class RMSNorm(_Norm):
+    """`torch.nn.RMSNorm` on `jaxgrad.rms_norm`.
+
+    The arguments have PyTorch's names and meanings, and with the same weights the results are PyTorch's. The layer is a
+    pytree of arrays.
+
+    Args:
+      normalized_shape: the sizes of the last axes of x, over which the squares are averaged; an int for one axis.
+      eps: added to the mean of the squares; None for the machine epsilon of float64 if dtype is float64, otherwise of
+        float32, in which PyTorch computes.
+      elementwise_affine: whether there is a scale, of the shape normalized_shape.
+      dtype: of the scale.
+
+    Attributes:
+      weights: a `jaxgrad.convert.NormWeights`.
+      normalized_shape: as above.
+
+    Raises:
+      TypeError: an argument has the wrong type.
+      ValueError: a size is not positive, there is none, or eps is negative or not finite.
+
+    Examples:
+      >>> from jaxgrad import nn
+      >>> nn.RMSNorm(64)(jnp.ones((8, 10, 64))).shape
+      (8, 10, 64)
+    """
+
+    kind = "rms"
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        *,
+        dtype: Any = jnp.float32,
+    ) -> None:
+        affine = checks.check_flag(self._name(), "elementwise_affine", elementwise_affine)
+        shape = _as_shape(self._name(), normalized_shape)
+        eps = default_rms_epsilon(dtype) if eps is None else eps
+        self.normalized_shape = shape
+        self._set(shape, affine, False, dtype, eps, axis=tuple(range(-len(shape), 0)))
+
+
+def _as_shape(name: str, shape: Any) -> tuple[int, ...]:
+    sizes = (shape,) if not isinstance(shape, Sequence) else tuple(shape)
+    if not sizes:
+        raise ValueError(f"{name}: normalized_shape must have a size, got {shape}")
+    return tuple(checks.as_size(name, "normalized_shape", size) for size in sizes)
