@@ -12,6 +12,8 @@ from jaxgrad import nn
 from jaxgrad.convert import NormWeights
 from jaxgrad.convert import torch as convert
 
+pytestmark = pytest.mark.jax_version
+
 LAYERS = {
     "group": (nn.GroupNorm(3, 6), (4, 6, 5, 2)),
     "instance": (nn.InstanceNorm(6, affine=True), (4, 6, 5)),
@@ -57,9 +59,8 @@ def test_layers_are_pytrees(kind):
     ids=str,
 )
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-def test_matches_torch(of, arguments, settings, shape, dtype):
+def test_matches_torch(torch, of, arguments, settings, shape, dtype):
     """Values, and gradients of x and the weights, also where eps decides."""
-    torch = pytest.importorskip("torch")
     theirs = getattr(torch.nn, of)(*arguments, **settings, dtype=getattr(torch, dtype))
     for number, parameter in enumerate(theirs.parameters()):
         parameter.data[:] = torch.from_numpy(_normal(parameter.shape, number + 1))
