@@ -100,6 +100,32 @@ def test_from_weights(kind, settings):
     np.testing.assert_array_equal(found(x), record(x))
 
 
+def test_records_of_other_formats():
+    """An int for the axis, no arrays, and arrays with an axis of layers, over which `lax.scan` runs."""
+    x = _normal((4, 5))
+    record = NormWeights(jnp.asarray(_normal((3, 5))), None, kind="layer", epsilon=0.1, axis=-1)
+    layers = nn.LayerNorm.from_weights(record)
+    found, _ = jax.lax.scan(lambda x, layer: (layer(x), None), x, layers)
+    expected = x
+    for scale in record.scale:
+        expected = NormWeights(scale, None, kind="layer", epsilon=0.1)(expected)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    plain = nn.RMSNorm(5, elementwise_affine=False, dtype="float64")
+    np.testing.assert_array_equal(nn.RMSNorm.from_weights(plain.weights)(x), plain(x))
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_examples_and_empty_batches(kind):
+    layer, shape = LAYERS[kind]
+    x = _normal(shape)
+    each = jax.vmap(lambda x: layer(x[None])[0])(x)
+    np.testing.assert_allclose(each, layer(x), rtol=0, atol=1e-12)
+    assert layer(x[:0]).shape == (0, *shape[1:])
+    for dtype in ("float32", "bfloat16"):  # of the weights; x is float64
+        cast = jax.tree.map(lambda a, dtype=dtype: a.astype(dtype), layer)
+        np.testing.assert_allclose(cast(x), layer(x), rtol=0, atol=1e-12)
+
+
 def test_the_default_epsilon_of_rms_norm():
     """That of the arithmetic."""
     for dtype, expected in (
@@ -129,7 +155,9 @@ def test_16_bit_x_with_float32_weights():
         (lambda: nn.GroupNorm(3, 6, -1.0), ValueError, "eps must be"),
         (lambda: nn.InstanceNorm(1.5), TypeError, "num_features must be an int, got float"),
         (lambda: nn.LayerNorm(()), ValueError, "normalized_shape must have a size"),
-        (lambda: nn.LayerNorm("ab"), TypeError, "normalized_shape must be an int, got str"),
+        (lambda: nn.LayerNorm("ab"), TypeError, "jaxgrad.nn.LayerNorm: normalized_shape must"),
+        (lambda: nn.LayerNorm(5, dtype=int), TypeError, "dtype must have one of the dtypes .*, got int64"),
+        (lambda: nn.LayerNorm(5, dtype="wide"), TypeError, "dtype must be a dtype, got 'wide'"),
         (lambda: nn.LayerNorm((5, 0)), ValueError, "normalized_shape must be positive, got 0"),
         (
             lambda: nn.LayerNorm(7, elementwise_affine=False)(jnp.ones((2, 5))),
@@ -141,13 +169,26 @@ def test_16_bit_x_with_float32_weights():
             TypeError,
             "jaxgrad.nn.LayerNorm: x must have one of the dtypes",
         ),
-        (lambda: nn.GroupNorm(3, 6)(jnp.ones((2, 5))), ValueError, "got"),
+        (
+            lambda: nn.GroupNorm(6, 6)(jnp.ones((2, 12, 5))),
+            ValueError,
+            "x must have 6 channels in axis 1, got the shape",
+        ),
+        (lambda: nn.GroupNorm(3, 6, affine=False)(jnp.ones((2, 9))), ValueError, "x must have 6 channels in axis 1"),
+        (lambda: nn.GroupNorm(3, 6)(jnp.ones(6)), ValueError, "x must have rank 2 or more, got the shape"),
+        (lambda: nn.InstanceNorm(6)(jnp.ones((2, 6))), ValueError, "x must have rank 3 or more, got the shape"),
+        (lambda: nn.InstanceNorm(6)(jnp.ones((6, 8, 8))), ValueError, "x must have 6 channels in axis 1"),
         (lambda: nn.RMSNorm.from_weights(3), TypeError, "jaxgrad.nn.RMSNorm: weights must be"),
         (lambda: nn.RMSNorm.from_weights(nn.LayerNorm(5).weights), ValueError, 'kind "rms", got "layer"'),
         (
             lambda: nn.GroupNorm.from_weights(NormWeights(None, None, kind="group", epsilon=0.1, num_groups=1)),
             ValueError,
-            "the axis of weights must be 1",
+            "the axis of weights must be 1, got -1",
+        ),
+        (
+            lambda: nn.LayerNorm.from_weights(NormWeights(jnp.ones(5), None, kind="layer", epsilon=0.1, axis=1)),
+            ValueError,
+            "the axis of weights must be the last axes, got 1",
         ),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxgrad._src.convert.batch_norm_weights import as_epsilon
 from jaxgrad._src.convert.norm_weights import Kind, NormWeights
@@ -18,24 +19,30 @@ from jaxgrad._src.core.activations import Activation
 
 
 class _Norm:
-    """A layer as a pytree of the arrays of its record."""
+    """A layer as a pytree of the arrays of its record.
+
+    `shape` is that of scale and bias, whether there are any, or None for weights from elsewhere that have none.
+    """
 
     kind: ClassVar[Kind]
     weights: NormWeights
-    normalized_shape: tuple[int, ...] | None = None  # of layer and RMS normalization
-
-    def __init_subclass__(cls) -> None:
-        if hasattr(cls, "kind"):
-            jax.tree_util.register_pytree_with_keys_class(cls)
+    shape: tuple[int, ...] | None
 
     def _set(
-        self, shape: tuple[int, ...], has_scale: bool, has_bias: bool, dtype: Any, eps: float, **settings: Any
+        self, shape: tuple[int, ...], has_scale: bool, has_bias: bool, dtype: Any, eps: float | None, **settings: Any
     ) -> None:
         """The arrays of PyTorch's initialization: ones and zeros."""
+        try:
+            zero = jnp.zeros((), dtype)
+        except TypeError as error:
+            raise TypeError(f"{self._name()}: dtype must be a dtype, got {dtype!r}") from error
+        checks.check_floating(self._name(), "dtype", zero)
+        dtype = zero.dtype
+        epsilon = as_epsilon(self._name(), "eps", default_rms_epsilon(dtype) if eps is None else eps)
         scale = jnp.ones(shape, dtype) if has_scale else None
         bias = jnp.zeros(shape, dtype) if has_bias else None
-        eps = as_epsilon(self._name(), "eps", eps)
-        self.weights = NormWeights(scale, bias, kind=self.kind, epsilon=eps, **settings)
+        self.weights = NormWeights(scale, bias, kind=self.kind, epsilon=epsilon, **settings)
+        self.shape = shape
 
     @classmethod
     def _name(cls) -> str:
@@ -52,24 +59,24 @@ class _Norm:
         check_record(cls._name(), weights, NormWeights)
         if weights.kind != cls.kind:
             raise ValueError(f'{cls._name()}: weights must be of the kind "{cls.kind}", got "{weights.kind}"')
-        axis = weights.axis
-        if axis != 1 if isinstance(axis, int) else axis != tuple(range(-len(axis), 0)):
-            raise ValueError(
-                f"{cls._name()}: the axis of weights must be 1, for layer and RMS norm the last axes, got {axis}"
-            )
+        axes = (weights.axis,) if isinstance(weights.axis, int) else tuple(weights.axis)
+        takes_channels = cls.kind in ("group", "instance")
+        if axes != ((1,) if takes_channels else tuple(range(-len(axes), 0))):
+            expected = "1" if takes_channels else "the last axes"
+            raise ValueError(f"{cls._name()}: the axis of weights must be {expected}, got {weights.axis}")
         norm = object.__new__(cls)
-        norm.weights = weights
-        if not isinstance(axis, int):
-            norm.normalized_shape = next((a.shape for a in (weights.scale, weights.bias) if a is not None), None)
+        norm.weights = dataclasses.replace(weights, axis=1 if takes_channels else axes)
+        arrays = (a for a in (weights.scale, weights.bias) if a is not None)
+        norm.shape = next((a.shape[-len(axes) :] for a in arrays), None)
         return norm
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
-        return ((jax.tree_util.GetAttrKey("weights"), self.weights),), self.normalized_shape
+        return ((jax.tree_util.GetAttrKey("weights"), self.weights),), self.shape
 
     @classmethod
-    def tree_unflatten(cls, normalized_shape: tuple[int, ...] | None, children: tuple[Any]) -> Self:
+    def tree_unflatten(cls, shape: tuple[int, ...] | None, children: tuple[Any]) -> Self:
         norm = object.__new__(cls)
-        (norm.weights,), norm.normalized_shape = children, normalized_shape
+        (norm.weights,), norm.shape = children, shape
         return norm
 
     def __call__(
@@ -86,16 +93,27 @@ class _Norm:
         """
         x = checks.as_array(self._name(), "x", x)
         checks.check_floating(self._name(), "x", x)
-        shape = self.normalized_shape
-        if shape is not None and x.shape[-len(shape) :] != shape:
-            raise ValueError(f"{self._name()}: the last axes of x must be normalized_shape, {shape}, got {x.shape}")
+        self._check(x.shape)
         dtype = jnp.promote_types(x.dtype, jnp.float32)
         scale, bias = (None if a is None else a.astype(dtype) for a in (self.weights.scale, self.weights.bias))
         weights = dataclasses.replace(self.weights, scale=scale, bias=bias)
         with jax.named_scope(self._name()):
             return weights(x, residual=residual, activation=activation, implementation=implementation)
 
+    def _check(self, shape: tuple[int, ...]) -> None:
+        """Checks the shape of x."""
+        own, rank = self.shape, {"group": 2, "instance": 3}.get(self.kind, 1)
+        if len(shape) < rank:
+            raise ValueError(f"{self._name()}: x must have rank {rank} or more, got the shape {shape}")
+        if own is None:
+            return
+        if rank > 1 and shape[1] != own[0]:
+            raise ValueError(f"{self._name()}: x must have {own[0]} channels in axis 1, got the shape {shape}")
+        if rank == 1 and shape[-len(own) :] != own:
+            raise ValueError(f"{self._name()}: the last axes of x must be normalized_shape, {own}, got {shape}")
 
+
+@jax.tree_util.register_pytree_with_keys_class
 class GroupNorm(_Norm):
     """`torch.nn.GroupNorm` on `jaxgrad.group_norm`.
 
@@ -136,14 +154,16 @@ class GroupNorm(_Norm):
         self._set((channels,), affine, affine, dtype, eps, num_groups=groups, axis=1)
 
 
+@jax.tree_util.register_pytree_with_keys_class
 class InstanceNorm(_Norm):
     """`torch.nn.InstanceNorm1d`, `InstanceNorm2d` and `InstanceNorm3d` on `jaxgrad.group_norm`.
 
     The arguments have PyTorch's names and meanings, and with the same weights the results are PyTorch's. There are no
-    running statistics, which are off by default in PyTorch too. The layer is a pytree of arrays.
+    running statistics, which are off by default in PyTorch too, and x is a batch: map a single example with `jax.vmap`
+    or give it a first axis. The layer is a pytree of arrays.
 
     Args:
-      num_features: C. x is a batch of the shape [N, C, ...], with any number of spatial axes.
+      num_features: C. x has the shape [N, C, ...], with one spatial axis or more.
       eps: added to the variance.
       affine: whether there are a scale and a bias.
       dtype: of scale and bias.
@@ -169,6 +189,7 @@ class InstanceNorm(_Norm):
         self._set(shape, affine, affine, dtype, eps, axis=1)
 
 
+@jax.tree_util.register_pytree_with_keys_class
 class LayerNorm(_Norm):
     """`torch.nn.LayerNorm` on `jaxgrad.layer_norm`.
 
@@ -184,7 +205,6 @@ class LayerNorm(_Norm):
 
     Attributes:
       weights: a `jaxgrad.convert.NormWeights`.
-      normalized_shape: as above.
 
     Raises:
       TypeError: an argument has the wrong type.
@@ -210,10 +230,10 @@ class LayerNorm(_Norm):
         affine = checks.check_flag(self._name(), "elementwise_affine", elementwise_affine)
         bias = checks.check_flag(self._name(), "bias", bias)
         shape = _as_shape(self._name(), normalized_shape)
-        self.normalized_shape = shape
         self._set(shape, affine, affine and bias, dtype, eps, axis=tuple(range(-len(shape), 0)))
 
 
+@jax.tree_util.register_pytree_with_keys_class
 class RMSNorm(_Norm):
     """`torch.nn.RMSNorm` on `jaxgrad.rms_norm`.
 
@@ -223,13 +243,12 @@ class RMSNorm(_Norm):
     Args:
       normalized_shape: the sizes of the last axes of x, over which the squares are averaged; an int for one axis.
       eps: added to the mean of the squares; None for the machine epsilon of float64 if dtype is float64, otherwise of
-        float32, in which PyTorch computes.
+        float32. PyTorch has that of the dtype in which it computes, which is the same if x has this dtype.
       elementwise_affine: whether there is a scale, of the shape normalized_shape.
       dtype: of the scale.
 
     Attributes:
       weights: a `jaxgrad.convert.NormWeights`.
-      normalized_shape: as above.
 
     Raises:
       TypeError: an argument has the wrong type.
@@ -253,13 +272,11 @@ class RMSNorm(_Norm):
     ) -> None:
         affine = checks.check_flag(self._name(), "elementwise_affine", elementwise_affine)
         shape = _as_shape(self._name(), normalized_shape)
-        eps = default_rms_epsilon(dtype) if eps is None else eps
-        self.normalized_shape = shape
         self._set(shape, affine, False, dtype, eps, axis=tuple(range(-len(shape), 0)))
 
 
 def _as_shape(name: str, shape: Any) -> tuple[int, ...]:
-    sizes = (shape,) if not isinstance(shape, Sequence) else tuple(shape)
+    sizes = (shape,) if isinstance(shape, (int, np.integer)) else checks.as_ints(name, "normalized_shape", shape)
     if not sizes:
         raise ValueError(f"{name}: normalized_shape must have a size, got {shape}")
     return tuple(checks.as_size(name, "normalized_shape", size) for size in sizes)
