@@ -144,6 +144,8 @@ def test_16_bit_x_with_float32_weights():
     y = nn.GroupNorm(3, 6)(x)
     assert y.dtype == "bfloat16"
     np.testing.assert_allclose(np.float64(y), nn.GroupNorm(3, 6)(np.float64(x)), rtol=0, atol=2e-2)
+    layer = random_like(nn.GroupNorm(3, 6))  # its weights are not rounded to 16 bits
+    np.testing.assert_array_equal(layer(x), layer.weights(x))
 
 
 @pytest.mark.parametrize(

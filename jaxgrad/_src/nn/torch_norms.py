@@ -60,12 +60,11 @@ class _Norm:
         if weights.kind != cls.kind:
             raise ValueError(f'{cls._name()}: weights must be of the kind "{cls.kind}", got "{weights.kind}"')
         axes = (weights.axis,) if isinstance(weights.axis, int) else tuple(weights.axis)
-        takes_channels = cls.kind in ("group", "instance")
-        if axes != ((1,) if takes_channels else tuple(range(-len(axes), 0))):
-            expected = "1" if takes_channels else "the last axes"
-            raise ValueError(f"{cls._name()}: the axis of weights must be {expected}, got {weights.axis}")
+        axis, described = cls._axis(len(axes))
+        if axes != (axis if isinstance(axis, tuple) else (axis,)):
+            raise ValueError(f"{cls._name()}: the axis of weights must be {described}, got {weights.axis}")
         norm = object.__new__(cls)
-        norm.weights = dataclasses.replace(weights, axis=1 if takes_channels else axes)
+        norm.weights = dataclasses.replace(weights, axis=axis)
         arrays = (a for a in (weights.scale, weights.bias) if a is not None)
         norm.shape = next((a.shape[-len(axes) :] for a in arrays), None)
         return norm
@@ -100,21 +99,56 @@ class _Norm:
         with jax.named_scope(self._name()):
             return weights(x, residual=residual, activation=activation, implementation=implementation)
 
+    @classmethod
+    def _axis(cls, rank: int) -> tuple[int | tuple[int, ...], str]:
+        """The axis in a record whose arrays have this rank, and what it is called in an error."""
+        raise NotImplementedError
+
     def _check(self, shape: tuple[int, ...]) -> None:
         """Checks the shape of x."""
-        own, rank = self.shape, {"group": 2, "instance": 3}.get(self.kind, 1)
-        if len(shape) < rank:
-            raise ValueError(f"{self._name()}: x must have rank {rank} or more, got the shape {shape}")
-        if own is None:
-            return
-        if rank > 1 and shape[1] != own[0]:
-            raise ValueError(f"{self._name()}: x must have {own[0]} channels in axis 1, got the shape {shape}")
-        if rank == 1 and shape[-len(own) :] != own:
+        raise NotImplementedError
+
+
+class _OfChannels(_Norm):
+    """Scale and bias have an element for each channel, in axis 1."""
+
+    min_rank: ClassVar[int]
+
+    @classmethod
+    def _axis(cls, rank: int) -> tuple[int, str]:
+        return 1, "1"
+
+    def _check(self, shape: tuple[int, ...]) -> None:
+        if len(shape) < self.min_rank:
+            raise ValueError(f"{self._name()}: x must have rank {self.min_rank} or more, got the shape {shape}")
+        if self.shape is not None and (shape[1],) != self.shape:
+            raise ValueError(f"{self._name()}: x must have {self.shape[0]} channels in axis 1, got the shape {shape}")
+
+
+class _OfLastAxes(_Norm):
+    """Scale and bias have the sizes of the last axes."""
+
+    def _set_over(self, sizes: Any, has_scale: bool, has_bias: bool, dtype: Any, eps: float | None) -> None:
+        name = self._name()
+        is_one = isinstance(sizes, (int, np.integer))
+        given = (sizes,) if is_one else checks.as_ints(name, "normalized_shape", sizes)
+        if not given:
+            raise ValueError(f"{name}: normalized_shape must have a size, got {sizes}")
+        shape = tuple(checks.as_size(name, "normalized_shape", size) for size in given)
+        self._set(shape, has_scale, has_bias, dtype, eps, axis=self._axis(len(shape))[0])
+
+    @classmethod
+    def _axis(cls, rank: int) -> tuple[tuple[int, ...], str]:
+        return tuple(range(-rank, 0)), "the last axes"
+
+    def _check(self, shape: tuple[int, ...]) -> None:
+        own = self.shape
+        if own is not None and shape[-len(own) :] != own:
             raise ValueError(f"{self._name()}: the last axes of x must be normalized_shape, {own}, got {shape}")
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class GroupNorm(_Norm):
+class GroupNorm(_OfChannels):
     """`torch.nn.GroupNorm` on `jaxgrad.group_norm`.
 
     The arguments have PyTorch's names and meanings, and with the same weights the results are PyTorch's. The layer is a
@@ -129,6 +163,7 @@ class GroupNorm(_Norm):
 
     Attributes:
       weights: a `jaxgrad.convert.NormWeights`.
+      shape: that of scale and bias, also of a layer without them; None if the weights came without.
 
     Raises:
       TypeError: an argument has the wrong type.
@@ -142,6 +177,7 @@ class GroupNorm(_Norm):
     """
 
     kind = "group"
+    min_rank = 2
 
     def __init__(
         self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, *, dtype: Any = jnp.float32
@@ -155,7 +191,7 @@ class GroupNorm(_Norm):
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class InstanceNorm(_Norm):
+class InstanceNorm(_OfChannels):
     """`torch.nn.InstanceNorm1d`, `InstanceNorm2d` and `InstanceNorm3d` on `jaxgrad.group_norm`.
 
     The arguments have PyTorch's names and meanings, and with the same weights the results are PyTorch's. There are no
@@ -170,6 +206,7 @@ class InstanceNorm(_Norm):
 
     Attributes:
       weights: a `jaxgrad.convert.NormWeights`.
+      shape: that of scale and bias, also of a layer without them; None if the weights came without.
 
     Raises:
       TypeError: an argument has the wrong type.
@@ -182,6 +219,7 @@ class InstanceNorm(_Norm):
     """
 
     kind = "instance"
+    min_rank = 3
 
     def __init__(self, num_features: int, eps: float = 1e-5, *, affine: bool = False, dtype: Any = jnp.float32) -> None:
         shape = (checks.as_size(self._name(), "num_features", num_features),)
@@ -190,7 +228,7 @@ class InstanceNorm(_Norm):
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class LayerNorm(_Norm):
+class LayerNorm(_OfLastAxes):
     """`torch.nn.LayerNorm` on `jaxgrad.layer_norm`.
 
     The arguments have PyTorch's names and meanings, and with the same weights the results are PyTorch's. The layer is a
@@ -205,6 +243,7 @@ class LayerNorm(_Norm):
 
     Attributes:
       weights: a `jaxgrad.convert.NormWeights`.
+      shape: that of scale and bias, also of a layer without them; None if the weights came without.
 
     Raises:
       TypeError: an argument has the wrong type.
@@ -229,12 +268,11 @@ class LayerNorm(_Norm):
     ) -> None:
         affine = checks.check_flag(self._name(), "elementwise_affine", elementwise_affine)
         bias = checks.check_flag(self._name(), "bias", bias)
-        shape = _as_shape(self._name(), normalized_shape)
-        self._set(shape, affine, affine and bias, dtype, eps, axis=tuple(range(-len(shape), 0)))
+        self._set_over(normalized_shape, affine, affine and bias, dtype, eps)
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class RMSNorm(_Norm):
+class RMSNorm(_OfLastAxes):
     """`torch.nn.RMSNorm` on `jaxgrad.rms_norm`.
 
     The arguments have PyTorch's names and meanings, and with the same weights the results are PyTorch's. The layer is a
@@ -249,6 +287,7 @@ class RMSNorm(_Norm):
 
     Attributes:
       weights: a `jaxgrad.convert.NormWeights`.
+      shape: that of scale and bias, also of a layer without them; None if the weights came without.
 
     Raises:
       TypeError: an argument has the wrong type.
@@ -271,12 +310,4 @@ class RMSNorm(_Norm):
         dtype: Any = jnp.float32,
     ) -> None:
         affine = checks.check_flag(self._name(), "elementwise_affine", elementwise_affine)
-        shape = _as_shape(self._name(), normalized_shape)
-        self._set(shape, affine, False, dtype, eps, axis=tuple(range(-len(shape), 0)))
-
-
-def _as_shape(name: str, shape: Any) -> tuple[int, ...]:
-    sizes = (shape,) if isinstance(shape, (int, np.integer)) else checks.as_ints(name, "normalized_shape", shape)
-    if not sizes:
-        raise ValueError(f"{name}: normalized_shape must have a size, got {shape}")
-    return tuple(checks.as_size(name, "normalized_shape", size) for size in sizes)
+        self._set_over(normalized_shape, affine, False, dtype, eps)
